@@ -739,8 +739,8 @@ pub struct Stats {
     pub device_write_latency: LatencySummary,
     /// Its syncs of them.
     pub device_sync_latency: LatencySummary,
-    /// Whether writes of this process give way to reads: `local` (to reads of this process) or
-    /// `off`.
+    /// To which reads writes of this process give way: `shared` (of all processes that use the
+    /// store), `local` (of this process alone), with the reason if there is one, or `off`.
     pub pacing: String,
     /// Writes of this process that were started at a limited rate, beside reads: those of puts,
     /// copies of reclaim, prewriting.

@@ -93,6 +93,7 @@
 //! | `recovery` | from descriptors on disk to a core and an index |
 //! | `offline` | work on a store that is not in use: repair, compaction |
 //! | `runtime` | threads, locks and time: those of the system, or of a simulation |
+//! | `sealed` | memory that several processes map |
 //! | `seldom` | the limit of a log line that may recur |
 //! | `system` | the calls to the operating system that a simulation has to control |
 //! | `survey` | reading a store without opening it, for the tools |
@@ -128,6 +129,7 @@ mod hint;
 mod pages;
 pub mod policy;
 mod runtime;
+mod sealed;
 mod system;
 
 #[cfg(not(feature = "internals"))]

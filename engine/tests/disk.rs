@@ -17,7 +17,7 @@ use larder_engine::disk::probe::{Want, direct_io, open_disk};
 use larder_engine::disk::threads::Threads;
 use larder_engine::disk::uring::{Features, Uring};
 use larder_engine::disk::{
-    Action, Buffer, Disk, DiskError, DiskOptions, Done, Kind, Op, Piece, Purpose, Sink,
+    Action, Buffer, Disk, DiskError, DiskOptions, Done, Kind, Op, Pacing, Piece, Purpose, Sink,
 };
 use larder_engine::memory::AlignedBuf;
 use rand::{RngExt, SeedableRng};
@@ -43,7 +43,7 @@ fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn
                     files,
                     depth,
                     latencies: Arc::default(),
-                    pacing: Arc::default(),
+                    pacing: Arc::new(Pacing::create()),
                 },
                 "tested".to_owned(),
             )
@@ -58,7 +58,7 @@ fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn
                         files,
                         depth,
                         latencies: Arc::default(),
-                        pacing: Arc::default(),
+                        pacing: Arc::new(Pacing::create()),
                     },
                     features,
                 )

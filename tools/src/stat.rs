@@ -272,7 +272,7 @@ impl Report for StatReport {
 }
 
 /// How much the owner's writes give way to reads, for people.
-fn pacing_line(stats: &Stats) -> String {
+pub fn pacing_line(stats: &Stats) -> String {
     let Stats {
         pacing,
         paced_writes,

@@ -1,17 +1,31 @@
 //! Pacing as a store uses it: the words of its volumes, and what pacing did.
 //!
 //! Owns: the words of all volumes, and the counters of this process. [`pace`](super::pace) decides.
+//!
+//! The words are in a page of memory that the owner of a store makes and its clients map, since
+//! each process does its own I/O. A process without the page paces its own operations alone.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use larder_format::VOLUMES_MAX;
+use rustix::fs::MemfdFlags;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::pace::{Nanos, Pace, Traffic, Words};
 use super::{Op, Purpose};
 use crate::api::Stats;
 use crate::latency::Latency;
+use crate::sealed::Sealed;
+
+/// Bytes of the page with the words.
+const PAGE_BYTES: usize = 4096;
+
+type AllWords = [Words; VOLUMES_MAX];
+
+const _: () = assert!(size_of::<AllWords>() <= PAGE_BYTES && align_of::<AllWords>() <= PAGE_BYTES);
 
 /// The present moment, on the clock that all processes of a machine share.
 pub(super) fn now() -> Nanos {
@@ -23,10 +37,24 @@ pub(super) fn now() -> Nanos {
 /// See the module. By default nothing is paced.
 #[derive(Debug, Default)]
 pub struct Pacing {
-    words: Option<Box<[Words; VOLUMES_MAX]>>,
+    memory: Memory,
+    /// Another process has the page.
+    is_shared: AtomicBool,
     volumes: [Volume; VOLUMES_MAX],
     /// How long writes of puts waited for their turn.
     waits: Latency,
+}
+
+/// Where the words are.
+#[derive(Debug, Default)]
+enum Memory {
+    /// Nowhere: nothing is paced.
+    #[default]
+    Nothing,
+    /// In this process alone, and why.
+    Own(Box<AllWords>, String),
+    /// In a page for other processes.
+    Page(Sealed),
 }
 
 /// What pacing did on one volume.
@@ -39,18 +67,61 @@ struct Volume {
 }
 
 impl Pacing {
-    /// Pacing among the operations of this process.
+    /// Pacing among the operations of this process, with a page for others if there is memory.
     #[must_use]
-    pub fn local() -> Pacing {
+    pub fn create() -> Pacing {
+        match Sealed::create("larder-pacing", PAGE_BYTES, MemfdFlags::empty()) {
+            Ok(page) => Pacing::with(Memory::Page(page)),
+            Err(error) => Pacing::local(format!("no memory to share: {error}")),
+        }
+    }
+
+    /// Pacing among the operations of this process alone.
+    pub(crate) fn local(why: String) -> Pacing {
+        Pacing::with(Memory::Own(Box::default(), why))
+    }
+
+    /// Pacing among all processes that have this page.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if it is no such page; the kernel's.
+    pub(crate) fn adopt(page: OwnedFd) -> io::Result<Pacing> {
+        let page = Sealed::adopt(page, |bytes| bytes == PAGE_BYTES as u64)?;
+        Ok(Pacing {
+            is_shared: AtomicBool::new(true),
+            ..Pacing::with(Memory::Page(page))
+        })
+    }
+
+    fn with(memory: Memory) -> Pacing {
         Pacing {
-            words: Some(Box::default()),
+            memory,
             ..Pacing::default()
         }
     }
 
+    /// The page, to be passed to another process; `None` if there is none.
+    pub(crate) fn share(&self) -> Option<BorrowedFd<'_>> {
+        let Memory::Page(page) = &self.memory else {
+            return None;
+        };
+        self.is_shared.store(true, Relaxed);
+        Some(page.file())
+    }
+
     /// The words of a volume; `None` if nothing is paced.
     pub(super) fn words(&self, volume: usize) -> Option<&Words> {
-        self.words.as_ref()?.get(volume)
+        let all = match &self.memory {
+            Memory::Nothing => return None,
+            Memory::Own(words, _) => &**words,
+            Memory::Page(page) => {
+                let words = page.start()?.cast::<AllWords>();
+                // SAFETY: the mapping has the size and the alignment (asserted above), holds only
+                // atomics, which are valid with any content, and lives as long as `self`.
+                unsafe { &*words }
+            }
+        };
+        all.get(volume)
     }
 
     /// A write of a put, or an operation in the background, gets its turn after a wait.
@@ -71,7 +142,8 @@ impl Pacing {
     pub(crate) fn count_into(&self, stats: &mut Stats) {
         (stats.paced_writes, stats.paced_bytes) = (0, 0);
         (stats.paced_rate, stats.read_slowdown) = (0, 0.0);
-        let now = self.words.as_ref().map_or(0, |_| now());
+        let is_off = matches!(self.memory, Memory::Nothing);
+        let now = if is_off { 0 } else { now() };
         for (volume, counters) in self.volumes.iter().enumerate() {
             stats.paced_writes += counters.paced_writes.load(Relaxed);
             stats.paced_bytes += counters.paced_bytes.load(Relaxed);
@@ -81,9 +153,11 @@ impl Pacing {
                 stats.read_slowdown = stats.read_slowdown.max(words.slowdown());
             }
         }
-        stats.pacing = match self.words {
-            Some(_) => "local".to_owned(),
-            None => "off".to_owned(),
+        stats.pacing = match &self.memory {
+            Memory::Nothing => "off".to_owned(),
+            Memory::Own(_, why) => format!("local: {why}"),
+            Memory::Page(_) if self.is_shared.load(Relaxed) => "shared".to_owned(),
+            Memory::Page(_) => "local".to_owned(),
         };
         stats.put_wait_latency = self.waits.summary();
     }

@@ -260,7 +260,7 @@ mod tests {
     #[test]
     fn reads_of_calls_hold_writes_back_and_reads_in_the_background_do_not() {
         for (purpose, is_held) in [(Purpose::Call, true), (Purpose::Background, false)] {
-            let mut queue = Queue::new(0, Arc::new(Pacing::local()));
+            let mut queue = Queue::new(0, Arc::new(Pacing::create()));
             queue.extend(vec![op(0, purpose, read)], BEGIN);
             assert_eq!(started(&mut queue, BEGIN), [0]);
             let writes = (1..=6).map(|tag| op(tag, Purpose::Call, write));

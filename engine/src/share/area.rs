@@ -10,12 +10,10 @@
 //! Its word is the state of the page: being read into the slot, ready, or over. A waiter in any
 //! process sleeps on the word (`futex(2)`).
 //!
-//! Owns: the memory, and the meaning of the words. [`staging`](super::staging) decides which page
-//! is where.
+//! Owns: the memory ([`sealed`](crate::sealed)), and the meaning of the words.
+//! [`staging`](super::staging) decides which page is where.
 //!
 //! Invariants:
-//! - The file behind the memory is sealed: no process can truncate it under another one. A client
-//!   checks the seal before it maps the file.
 //! - There is never a reference into the memory, except to its words, which are atomics: the
 //!   device, or any process that has the area mapped, may change its bytes at any moment.
 //! - So no decision rests on the content of the area. A process that copies a page out verifies its
@@ -25,17 +23,16 @@
 //! the area may write to the volumes as well.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use memmap2::{Advice, MmapOptions, MmapRaw};
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Piece;
-use crate::fork::{Private, keep_private};
 use crate::runtime::Instant;
+use crate::sealed::Sealed;
 use crate::system::words;
 
 /// Bytes of a unit, the granularity of allocation.
@@ -91,11 +88,7 @@ pub(crate) enum Look {
 
 /// See the module.
 pub(crate) struct Area {
-    /// `None` only while it is dropped.
-    map: Option<MmapRaw>,
-    bytes: usize,
-    file: OwnedFd,
-    private: Private,
+    memory: Sealed,
 }
 
 impl Area {
@@ -108,25 +101,13 @@ impl Area {
         let bytes = bytes.min(AREA_BYTES_MAX);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
-        if bytes <= SET_ASIDE_BYTES_MAX
-            && let Ok(area) = Area::create_in(bytes, MemfdFlags::HUGETLB)
-        {
-            return Ok(area);
-        }
-        Area::create_in(bytes, MemfdFlags::empty())
-    }
-
-    fn create_in(bytes: usize, flags: MemfdFlags) -> io::Result<Area> {
-        let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("larder-staging", flags)?;
-        rustix::fs::ftruncate(&file, bytes as u64)?;
-        if flags.contains(MemfdFlags::HUGETLB) {
-            // A reservation alone is not enough: if the control group allows fewer pages, the first
-            // touch of a page would be a SIGBUS.
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
-        }
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Area::map(file, bytes)
+        let of = |flags| Sealed::create("larder-staging", bytes, flags);
+        let set_aside = (bytes <= SET_ASIDE_BYTES_MAX).then(|| of(MemfdFlags::HUGETLB));
+        let memory = match set_aside {
+            Some(Ok(memory)) => memory,
+            _ => of(MemfdFlags::empty())?,
+        };
+        Ok(Area { memory })
     }
 
     /// Maps the area behind a file that another process has made.
@@ -135,42 +116,24 @@ impl Area {
     /// [`io::ErrorKind::InvalidInput`] for a file that could be truncated or has no valid length;
     /// the kernel's.
     pub(crate) fn adopt(file: OwnedFd) -> io::Result<Area> {
-        let seals = rustix::fs::fcntl_get_seals(&file)?;
-        let bytes = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
-        let sound = seals.contains(SealFlags::SHRINK) && (1..=AREA_BYTES_MAX).contains(&bytes);
-        match usize::try_from(bytes) {
-            Ok(bytes) if sound && bytes.is_multiple_of(HUGE_BYTES) => Area::map(file, bytes),
-            _ => Err(io::ErrorKind::InvalidInput.into()),
-        }
-    }
-
-    fn map(file: OwnedFd, bytes: usize) -> io::Result<Area> {
-        let map = MmapOptions::new().len(bytes).map_raw(&file)?;
-        // Takes effect where the system gives huge pages to shared memory on request.
-        let _ = map.advise(Advice::HugePage);
-        // A forked child has no use for it.
-        let _ = map.advise(Advice::DontFork);
-        Ok(Area {
-            map: Some(map),
-            bytes,
-            private: keep_private(&file),
-            file,
-        })
+        let suits = |bytes: u64| bytes <= AREA_BYTES_MAX && bytes.is_multiple_of(HUGE_BYTES as u64);
+        let memory = Sealed::adopt(file, suits)?;
+        Ok(Area { memory })
     }
 
     /// The file, to be passed to another process.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.memory.file()
     }
 
     /// Bytes of the whole area.
     pub(crate) fn bytes(&self) -> usize {
-        self.bytes
+        self.memory.bytes()
     }
 
     /// The units available for slots.
     pub(crate) fn units(&self) -> std::ops::Range<u32> {
-        let units = self.bytes / UNIT_BYTES;
+        let units = self.bytes() / UNIT_BYTES;
         let first = (units * WORD_BYTES).div_ceil(UNIT_BYTES);
         let number = |units: usize| u32::try_from(units).unwrap_or(u32::MAX);
         number(first)..number(units)
@@ -180,8 +143,8 @@ impl Area {
     fn start(&self, unit: u32, bytes: usize) -> Option<*mut u8> {
         let offset = (unit as usize).checked_mul(UNIT_BYTES)?;
         let end = offset.checked_add(bytes)?;
-        let inside = self.units().contains(&unit) && end <= self.bytes;
-        let base = self.map.as_ref()?.as_mut_ptr();
+        let inside = self.units().contains(&unit) && end <= self.bytes();
+        let base = self.memory.start()?;
         inside.then(|| base.wrapping_add(offset))
     }
 
@@ -209,7 +172,7 @@ impl Area {
         if !self.units().contains(&unit) {
             return None;
         }
-        let base = self.map.as_ref()?.as_mut_ptr();
+        let base = self.memory.start()?;
         let at = base.wrapping_add(unit as usize * WORD_BYTES);
         #[expect(
             clippy::cast_ptr_alignment,
@@ -273,15 +236,6 @@ impl Area {
             if look != Look::Filling || is_late {
                 return look;
             }
-        }
-    }
-}
-
-impl Drop for Area {
-    fn drop(&mut self) {
-        if self.private.is_inherited() {
-            // The mapping does not exist in a forked child: its address may be in use otherwise.
-            std::mem::forget(self.map.take());
         }
     }
 }

@@ -48,8 +48,12 @@ pub const COUNTS: u64 = 1 << 0;
 /// [`Unreachable`](crate::Refusal::Unreachable), after which it does not put the page again.
 pub const POLICIES: u64 = 1 << 1;
 
+/// Feature: the owner hands out the page through which processes pace their writes
+/// ([`Request::Pacing`](super::wire::Request::Pacing)). Without it each process paces its own.
+pub const PACING: u64 = 1 << 2;
+
 /// The features of this release: messages and variants that a release before it does not have.
-const FEATURES: u64 = COUNTS | POLICIES;
+const FEATURES: u64 = COUNTS | POLICIES | PACING;
 
 /// Longest name of a release, in bytes.
 const RELEASE_BYTES_MAX: usize = 32;

@@ -32,13 +32,14 @@ use put::RemotePut;
 
 use super::area::Area;
 use super::keys::blob;
-use super::protocol::{Agreed, COUNTS, POLICIES, Protocol, is_name};
+use super::protocol::{Agreed, COUNTS, PACING, POLICIES, Protocol, is_name};
 use super::wire::{
     ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, Welcome, WireError,
 };
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
 use crate::counts::Counts;
+use crate::disk::Pacing;
 use crate::error::StoreError;
 use crate::fork::Private;
 use crate::hint::Hint;
@@ -374,6 +375,27 @@ impl Remote {
             pid: owner,
             ..report
         }
+    }
+
+    /// The pacing that this process has in common with its owner, or its own.
+    pub(super) fn pacing(&self) -> Result<Pacing, Gone> {
+        if !self.agreed.has(PACING) {
+            let release = &self.agreed.release;
+            return Ok(Pacing::local(format!("the owner is of release {release}")));
+        }
+        let asked = self.exchange(|line| line.ask_for_file(&Request::Pacing))?;
+        let page = match asked {
+            (Reply::Pacing, Some(page)) => Pacing::adopt(page),
+            _ => return Ok(Pacing::local("the owner paces nothing".to_owned())),
+        };
+        Ok(page.unwrap_or_else(|error| {
+            tracing::warn!(
+                %error,
+                "the owner's page for pacing cannot be used; writes give way to the reads of this \
+                 process alone"
+            );
+            Pacing::local(error.to_string())
+        }))
     }
 
     /// Sends this process's counters, if they have changed and the owner takes them.

@@ -11,6 +11,7 @@ use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name, sock
 use super::{guard, not_served};
 use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
+use crate::disk::Pacing;
 use crate::error::StoreError;
 use crate::fork::Private;
 use crate::planted;
@@ -255,7 +256,11 @@ impl Client {
         if planted!(DroppedMarks) {
             marks = guard::Marked::by(remote.client().0);
         }
-        let disk = volumes.open_disk(options).map_err(never)?;
+        let pacing = match options.pacing {
+            true => remote.pacing().map_err(gone)?,
+            false => Pacing::default(),
+        };
+        let disk = volumes.open_disk(options, pacing).map_err(never)?;
         let data = DataPath::new(disk, &volumes, options.hang_limit);
         let volumes = volumes.list.into_iter().flatten();
         let client = Client {

@@ -201,6 +201,10 @@ pub enum Request<'a> {
         links: Vec<(Option<PageKeyBytes>, u32)>,
         hint: Hint,
     },
+    /// The page with the words of pacing. Answered with [`Reply::Pacing`] and the page's file
+    /// attached, or with [`Reply::Done`] when there is none. For an owner with the feature
+    /// [`PACING`](super::protocol::PACING).
+    Pacing,
 }
 
 /// The end of a client's use of a slot.
@@ -263,6 +267,8 @@ pub enum Reply {
     },
     /// Namespace, pages, bytes on the device.
     Usage(#[serde(deserialize_with = "few")] Vec<(DigestBytes, u64, u64)>),
+    /// Comes with a file descriptor.
+    Pacing,
 }
 
 /// A page that may be read, and its slot where it is shared.

@@ -440,6 +440,11 @@ impl LocalStore {
         self.volumes.lock()
     }
 
+    /// The pacing of its disk.
+    pub(crate) fn pacing(&self) -> &Pacing {
+        &self.data.pacing
+    }
+
     /// Most bytes of puts in flight.
     pub(crate) fn write_bytes_max(&self) -> u64 {
         self.write_bytes_max

@@ -17,7 +17,7 @@ use crate::api::OpenOptions;
 use crate::catalog::{Catalog, SegmentMap};
 use crate::core::{Config, Core};
 use crate::disk::mailbox::{WriteAt, write_all};
-use crate::disk::{Disk, Witness};
+use crate::disk::{Disk, Pacing, Witness};
 use crate::error::StoreError;
 use crate::index::Index;
 use crate::memory::AlignedBuf;
@@ -50,7 +50,11 @@ pub(crate) fn open_volumes(
     access: Access,
 ) -> Result<(Volumes, Arc<dyn Disk>), StoreError> {
     let mut volumes = Volumes::open(path, &options.volumes, access, options.degraded)?;
-    let disk = volumes.open_disk(options)?;
+    let pacing = match options.pacing {
+        true => Pacing::create(),
+        false => Pacing::default(),
+    };
+    let disk = volumes.open_disk(options, pacing)?;
     Ok((volumes, disk))
 }
 

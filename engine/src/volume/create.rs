@@ -21,6 +21,7 @@ use rustix::io::Errno;
 use super::{Access, File, this_holder};
 use crate::api::OpenOptions;
 use crate::capacity::{segments_min, usable_blocks};
+use crate::disk::Pacing;
 use crate::disk::probe::{Want, filesystem};
 use crate::error::{StoreError, count};
 use crate::fit::default_segment_bytes;
@@ -573,11 +574,12 @@ fn prewrite(
 /// segments come after it.
 fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
     let mut volumes = super::Volumes::open(path, &options.volumes, Access::Exclusive, false)?;
-    let disk = volumes.open_disk(&OpenOptions {
+    let by_threads = OpenOptions {
         disk: Want::Threads,
         depth: 1,
         ..OpenOptions::default()
-    })?;
+    };
+    let disk = volumes.open_disk(&by_threads, Pacing::default())?;
     let superblock = volumes.superblock().clone();
     let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
     if options

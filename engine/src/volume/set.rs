@@ -192,15 +192,17 @@ impl Volumes {
         Ok(volumes)
     }
 
-    /// Opens the disk for these volumes, under the layer in the options. From here on all bytes go
-    /// through it. Reads the superblocks that count through it.
+    /// Opens the disk for these volumes, with this pacing, under the layer in the options. From
+    /// here on all bytes go through it. Reads the superblocks that count through it.
     ///
     /// # Errors
     /// When there is no such disk, or a superblock cannot be used any more.
-    pub(crate) fn open_disk(&mut self, options: &OpenOptions) -> Result<Arc<dyn Disk>, StoreError> {
-        if options.pacing {
-            self.pacing = Arc::new(Pacing::local());
-        }
+    pub(crate) fn open_disk(
+        &mut self,
+        options: &OpenOptions,
+        pacing: Pacing,
+    ) -> Result<Arc<dyn Disk>, StoreError> {
+        self.pacing = Arc::new(pacing);
         let file = |volume: &Option<Volume>| volume.as_ref().map(|volume| volume.file.clone());
         let disk_options = DiskOptions {
             files: self.list.iter().map(file).collect(),

@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::{Facts, RELEASE, remedy};
 use crate::size::ByteSize;
-use crate::stat::process;
+use crate::stat::{pacing_line, process};
 
 /// The store at a path: whole, closed, in use?
 pub(super) fn store(path: &Path, facts: &mut Facts) {
@@ -78,8 +78,21 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
         let what = format!("{owner} serves it with {}", report.settings);
         facts.add("settings", Level::Ok, what);
         facts.add("protocol", Level::Ok, protocol(&report));
+        pacing(&report, facts);
         service(&report, facts);
     }
+}
+
+/// Whether writes of the owner give way to the reads of all processes.
+fn pacing(report: &share::Report, facts: &mut Facts) {
+    let scope = report.stats.pacing.as_str();
+    let level = match scope {
+        // The owner's release has none.
+        "" => return,
+        "shared" | "local" => Level::Ok,
+        _ => Level::Warn,
+    };
+    facts.add("pacing", level, pacing_line(&report.stats));
 }
 
 /// The releases of the owner and of its clients.

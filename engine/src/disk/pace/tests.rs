@@ -1,5 +1,7 @@
 //! A model of a reader and a writer on a device that carries operations out one by one.
 
+use std::collections::VecDeque;
+
 use super::*;
 
 /// Bytes per second of the model's device.
@@ -12,22 +14,18 @@ const BEGIN: Nanos = 7 * SECOND;
 #[derive(Clone, Copy)]
 struct Load {
     bytes: u64,
-    /// Operations of a batch. A reader begins the next batch when the last one has ended, and
-    /// `gap` has passed.
+    /// Operations in flight at most; a reader begins as many at once.
     batch: u64,
-    gap: Nanos,
 }
 
 const BATCHES: Load = Load {
     bytes: 1 << 20,
     batch: 32,
-    gap: 0,
 };
 
 const WRITES: Load = Load {
     bytes: 1 << 20,
     batch: 32,
-    gap: 0,
 };
 
 /// The speed of operations of this size.
@@ -35,12 +33,26 @@ fn speed(bytes: u64) -> f64 {
     bytes as f64 / (bytes as f64 / BANDWIDTH + 20e-6)
 }
 
-/// A device that carries operations out one by one, in their order: `(is_read, bytes, end)`.
+/// The process and the direction of an operation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Reader(usize),
+    Writer(usize),
+}
+
+/// An operation with the device.
+struct Flight {
+    of: Of,
+    bytes: u64,
+    end: Nanos,
+}
+
+/// A device that carries operations out one by one, in their order, and the processes that use it.
 struct Model {
     words: Words,
-    reader: Pace,
-    writer: Pace,
-    queue: std::collections::VecDeque<(bool, u64, Nanos)>,
+    readers: Vec<Pace>,
+    writers: Vec<Pace>,
+    queue: VecDeque<Flight>,
     free_at: Nanos,
     now: Nanos,
     read: u64,
@@ -48,12 +60,13 @@ struct Model {
 }
 
 impl Model {
-    fn new() -> Model {
+    fn new(processes: usize) -> Model {
+        let paces = || (0..processes).map(|_| Pace::default()).collect();
         Model {
             words: Words::default(),
-            reader: Pace::default(),
-            writer: Pace::default(),
-            queue: std::collections::VecDeque::new(),
+            readers: paces(),
+            writers: paces(),
+            queue: VecDeque::new(),
             free_at: BEGIN,
             now: BEGIN,
             read: 0,
@@ -61,85 +74,77 @@ impl Model {
         }
     }
 
-    fn submit(&mut self, is_read: bool, bytes: u64) {
-        let took = 20_000 + (bytes as f64 / BANDWIDTH * 1e9) as Nanos;
-        self.free_at = self.free_at.max(self.now) + took;
-        self.queue.push_back((is_read, bytes, self.free_at));
-        let (pace, traffic) = match is_read {
-            true => (&mut self.reader, Traffic::Read(bytes)),
-            false => (&mut self.writer, Traffic::Paced(bytes)),
+    fn account(&mut self, of: Of, bytes: u64) -> (&mut Pace, &Words, Traffic) {
+        let (pace, traffic) = match of {
+            Of::Reader(at) => (&mut self.readers[at], Traffic::Read(bytes)),
+            Of::Writer(at) => (&mut self.writers[at], Traffic::Paced(bytes)),
         };
-        pace.begin(&self.words, traffic, self.now);
+        (pace, &self.words, traffic)
     }
 
-    fn ended(&mut self) {
-        let Some((is_read, bytes, end)) = self.queue.pop_front() else {
+    fn submit(&mut self, of: Of, bytes: u64) {
+        let now = self.now;
+        let took = 20_000 + (bytes as f64 / BANDWIDTH * 1e9) as Nanos;
+        self.free_at = self.free_at.max(now) + took;
+        let end = self.free_at;
+        self.queue.push_back(Flight { of, bytes, end });
+        let (pace, words, traffic) = self.account(of, bytes);
+        pace.begin(words, traffic, now);
+    }
+
+    fn end_first(&mut self) {
+        let Some(Flight { of, bytes, end }) = self.queue.pop_front() else {
             return;
         };
         self.now = self.now.max(end);
+        let now = self.now;
+        let (pace, words, traffic) = self.account(of, bytes);
         let mut ended = Ended::default();
-        let (pace, traffic) = match is_read {
-            true => (&mut self.reader, Traffic::Read(bytes)),
-            false => (&mut self.writer, Traffic::Paced(bytes)),
-        };
         ended.add(traffic);
-        pace.end(&self.words, ended, self.now);
-        match is_read {
-            true => self.read += bytes,
-            false => self.written += bytes,
+        pace.end(words, ended, now);
+        match of {
+            Of::Reader(_) => self.read += bytes,
+            Of::Writer(_) => self.written += bytes,
         }
     }
 
-    /// Runs both loads for a time. Returns bytes read and written per second.
+    fn in_flight(&self, of: Of) -> u64 {
+        self.queue.iter().filter(|flight| flight.of == of).count() as u64
+    }
+
+    /// Runs the loads of all readers and of all writers for a time. Returns bytes read and written
+    /// per second.
     fn run(&mut self, reads: Option<Load>, writes: Option<Load>, time: Nanos) -> (f64, f64) {
         let until = self.now + time;
         let (read, written) = (self.read, self.written);
-        let mut left = 0;
-        let mut next_batch = self.now;
         while self.now < until {
             let mut wake = until;
-            let in_flight = |queue: &std::collections::VecDeque<(bool, u64, Nanos)>, which| {
-                queue
-                    .iter()
-                    .filter(|(is_read, ..)| *is_read == which)
-                    .count() as u64
-            };
             if let Some(load) = reads {
-                if left == 0 && in_flight(&self.queue, true) == 0 {
-                    if next_batch <= self.now {
-                        left = load.batch;
-                    } else {
-                        wake = wake.min(next_batch);
+                // A reader begins a batch when the last one has ended.
+                for of in (0..self.readers.len()).map(Of::Reader) {
+                    if self.in_flight(of) == 0 {
+                        (0..load.batch).for_each(|_| self.submit(of, load.bytes));
                     }
-                }
-                while left > 0 {
-                    self.submit(true, load.bytes);
-                    left -= 1;
-                    next_batch = Nanos::MAX;
                 }
             }
             if let Some(load) = writes {
-                while in_flight(&self.queue, false) < load.batch {
-                    match self.writer.turn(&self.words, load.bytes, self.now) {
-                        Turn::Now => self.submit(false, load.bytes),
-                        Turn::At(at) => {
-                            assert!(at > self.now, "a turn in the past");
-                            wake = wake.min(at);
-                            break;
+                for at in 0..self.writers.len() {
+                    while self.in_flight(Of::Writer(at)) < load.batch {
+                        match self.writers[at].turn(&self.words, load.bytes, self.now) {
+                            Turn::Now => self.submit(Of::Writer(at), load.bytes),
+                            Turn::At(at) => {
+                                assert!(at > self.now, "a turn in the past");
+                                wake = wake.min(at);
+                                break;
+                            }
+                            Turn::AfterAnother => break,
                         }
-                        Turn::AfterAnother => break,
                     }
                 }
             }
             match self.queue.front() {
-                Some((.., end)) if *end <= wake => self.ended(),
+                Some(flight) if flight.end <= wake => self.end_first(),
                 _ => self.now = wake,
-            }
-            if let Some(load) = reads
-                && next_batch == Nanos::MAX
-                && in_flight(&self.queue, true) == 0
-            {
-                next_batch = self.now + load.gap;
             }
         }
         let per_second = |bytes: u64| bytes as f64 / (time as f64 / 1e9);
@@ -149,9 +154,9 @@ impl Model {
         )
     }
 
-    /// Lets both learn, alone, and together.
-    fn learned(reads: Load) -> (Model, f64) {
-        let mut model = Model::new();
+    /// Lets all processes learn, alone and together. Returns the speed of the readers alone.
+    fn learned(processes: usize, reads: Load) -> (Model, f64) {
+        let mut model = Model::new(processes);
         model.run(None, Some(WRITES), SECOND);
         let (alone, _) = model.run(Some(reads), None, SECOND);
         model.run(Some(reads), Some(WRITES), 2 * SECOND);
@@ -159,35 +164,33 @@ impl Model {
     }
 }
 
+/// Readers and writers, as many of each.
+fn keeps(processes: usize, reads: Load) {
+    let (mut model, alone) = Model::learned(processes, reads);
+    let (read, written) = model.run(Some(reads), Some(WRITES), 4 * SECOND);
+    // Of the device's time, in bytes of writes.
+    let left = speed(WRITES.bytes) * (1.0 - 0.8 * alone / speed(reads.bytes));
+    let (kept, part) = (read / alone, written / left);
+    let Load { bytes, batch } = reads;
+    assert!(kept >= 0.8, "{processes} x {batch} x {bytes}: {kept}");
+    assert!(part >= 0.73, "{processes} x {batch} x {bytes}: {part}");
+}
+
 #[test]
 fn a_reader_keeps_its_speed_and_the_writer_gets_the_rest() {
-    let singles = Load {
-        batch: 1,
-        ..BATCHES
-    };
-    let small = Load {
-        bytes: 72 << 10,
-        batch: 128,
-        ..BATCHES
-    };
-    let large = Load {
-        bytes: 8 << 20,
-        batch: 4,
-        ..BATCHES
-    };
-    for reads in [BATCHES, small, large, singles] {
-        let (mut model, alone) = Model::learned(reads);
-        let (read, written) = model.run(Some(reads), Some(WRITES), 4 * SECOND);
-        // Of the device's time, in bytes of writes.
-        let left = speed(WRITES.bytes) * (1.0 - 0.8 * alone / speed(reads.bytes));
-        assert!(read >= 0.8 * alone, "{} of {alone}", read / alone);
-        assert!(written >= 0.73 * left, "{} of {left}", written / left);
+    for (bytes, batch) in [(1 << 20, 32), (72 << 10, 128), (8 << 20, 4), (1 << 20, 1)] {
+        keeps(1, Load { bytes, batch });
     }
 }
 
 #[test]
+fn two_readers_and_two_writers_in_four_processes_share_the_device_like_one_of_each() {
+    keeps(2, BATCHES);
+}
+
+#[test]
 fn a_writer_alone_has_the_whole_device() {
-    let mut model = Model::new();
+    let mut model = Model::new(1);
     let (_, written) = model.run(None, Some(WRITES), SECOND);
     let alone = speed(WRITES.bytes);
     assert!(written >= 0.99 * alone, "{written} of {alone}");
@@ -195,10 +198,10 @@ fn a_writer_alone_has_the_whole_device() {
 
 #[test]
 fn a_read_after_an_idle_second_finds_a_short_queue() {
-    let mut model = Model::new();
+    let mut model = Model::new(1);
     for _ in 0..10 {
         model.run(None, Some(WRITES), SECOND);
-        let queued: u64 = model.queue.iter().map(|(_, bytes, _)| bytes).sum();
+        let queued: u64 = model.queue.iter().map(|flight| flight.bytes).sum();
         let time = queued as f64 / BANDWIDTH;
         assert!(time <= 0.017, "{queued} bytes, {time} s");
     }
@@ -206,9 +209,9 @@ fn a_read_after_an_idle_second_finds_a_short_queue() {
 
 #[test]
 fn a_reader_that_stops_slows_writes_for_the_time_of_its_claim() {
-    let (mut model, _) = Model::learned(BATCHES);
+    let (mut model, _) = Model::learned(1, BATCHES);
     // No read ends any more.
-    model.queue.retain(|(is_read, ..)| !is_read);
+    model.queue.retain(|flight| flight.of == Of::Writer(0));
     let stopped = model.now;
     while model.words.is_claimed(model.now) {
         model.run(None, Some(WRITES), MS);
@@ -220,7 +223,7 @@ fn a_reader_that_stops_slows_writes_for_the_time_of_its_claim() {
 
 #[test]
 fn forged_words_slow_writes_to_the_floor_at_worst() {
-    let mut model = Model::new();
+    let mut model = Model::new(1);
     model.run(None, Some(WRITES), SECOND);
     let begun = model.now;
     let written = model.written;

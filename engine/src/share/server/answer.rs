@@ -227,6 +227,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             | Request::Evictions { .. }
             | Request::Usage => return nonsense("no books are kept here"),
             Request::Counted { .. } => return nonsense("no counters are kept here"),
+            Request::Pacing => return nonsense("nothing is paced here"),
         })
     }
 

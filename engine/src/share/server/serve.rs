@@ -175,11 +175,12 @@ impl Shared {
                 self.named(session, NamespaceId(id));
             }
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
-            let area = matches!(reply, Reply::Area).then(|| self.reads.staging());
-            let mut along = Giving {
-                stream,
-                file: area.flatten().map(|staging| staging.area.file()),
+            let file = match reply {
+                Reply::Area => self.reads.staging().map(|staging| staging.area.file()),
+                Reply::Pacing => self.store.pacing().share(),
+                _ => None,
             };
+            let mut along = Giving { stream, file };
             send(&mut along, &mut out, &reply)?;
             if ends {
                 return Ok(Ending::Nonsense);
@@ -206,6 +207,12 @@ impl Shared {
 
     /// Hands a request to the part that answers it; `None` for requests without a reply.
     fn reply(&self, session: &Arc<Session>, request: Request<'_>) -> Option<Reply> {
+        if matches!(request, Request::Pacing) {
+            return Some(match self.store.pacing().share() {
+                Some(_) => Reply::Pacing,
+                None => Reply::Done,
+            });
+        }
         self.answer_reads(session, request)
             .or_else(|request| self.answer_books(session, request))
             .or_else(|request| self.take_counts(session, request))
