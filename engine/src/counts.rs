@@ -60,10 +60,16 @@ pub struct Counts {
     /// Pages whose write or sync failed.
     #[serde(rename = "failed_pages")]
     pub failed: u64,
+    /// Pages that the process found and did not read, because it computes them faster.
+    #[serde(rename = "slow_pages")]
+    pub slow: u64,
+    /// Pages that it found and did not read, because it did not know the time of a read yet.
+    #[serde(rename = "unmeasured_pages")]
+    pub unmeasured: u64,
 }
 
 /// Counters in [`Counts`].
-const COUNTERS: usize = 16;
+const COUNTERS: usize = 18;
 
 impl Misses {
     /// Pages missed for any reason.
@@ -93,6 +99,8 @@ impl Counts {
             duplicates,
             refused,
             failed,
+            slow,
+            unmeasured,
         } = self;
         let Misses {
             absent,
@@ -122,6 +130,8 @@ impl Counts {
             duplicates,
             refused,
             failed,
+            slow,
+            unmeasured,
         ]
     }
 

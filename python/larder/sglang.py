@@ -89,6 +89,22 @@ def _answers(fallback: Callable[..., Any]) -> Callable:
     return decorate
 
 
+def _prefetch_limit() -> Optional[tuple[float, float]]:
+    """How long this server waits for a read, if not until its end: seconds, and seconds a token requested.
+
+    By its arguments: it keeps these keys to itself. A backend that is attached later may have others.
+    """
+    from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
+    from sglang.srt.runtime_context import get_server_args
+
+    args = get_server_args()
+    if args.hicache_storage_prefetch_policy != "timeout":
+        return None
+    parse = HybridCacheController.parse_storage_backend_extra_config
+    _, _, base, per_ki_token, _ = parse(args.hicache_storage_backend_extra_config)
+    return base, per_ki_token / 1024
+
+
 def _all_false(keys: Sequence[str], *_: Any, **__: Any) -> list[bool]:
     return [False] * len(keys)
 
@@ -176,6 +192,7 @@ class LarderHiCache(HiCacheStorage):
             "pp": (storage_config.pp_rank, storage_config.pp_size),
             "cp": (storage_config.attn_cp_rank, storage_config.attn_cp_size),
             "replicated": storage_config.is_mla_model,
+            "prefetch_limit": _prefetch_limit() if "prefill_rate" in extra else None,
         }
         self._metrics = storage_config.enable_storage_metrics
         #: Rank 0 writes for all.

@@ -4,6 +4,7 @@
 //! touched; otherwise a typing error might be found weeks later, by a store in the wrong place or
 //! of the wrong size.
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +28,9 @@ const KEYS: [&str; 11] = [
     "timeout",
     "transfer",
 ];
+
+/// See [`Config::prefill_rate`].
+pub const PREFILL_RATE: &str = "prefill_rate";
 
 /// Maximum `timeout`: an engine gives its storage threads about 10 s to stop.
 const TIMEOUT_MAX: Duration = Duration::from_secs(8);
@@ -77,6 +81,9 @@ pub struct Config {
     pub timeout: Duration,
     /// How page data is transferred.
     pub transfer: Transfer,
+    /// Tokens per second that the engine computes, if pages that take longer to read are left
+    /// unread. Only engines that ask before each read have this key.
+    pub prefill_rate: Option<NonZeroU32>,
 }
 
 /// Why a configuration is refused. Contains the key.
@@ -219,6 +226,10 @@ impl Config {
         let table: Map<String, Value> = serde_json::from_str(json)
             .map_err(|error| ConfigError::NotATable(error.to_string()))?;
         let mut keys = Keys(table);
+        let prefill_rate = match engines_keys.contains(&PREFILL_RATE) {
+            true => keys.take(PREFILL_RATE)?,
+            false => None,
+        };
         for key in engines_keys {
             keys.0.remove(*key);
         }
@@ -286,6 +297,7 @@ impl Config {
                     ("bounce", Transfer::Bounce),
                 ],
             )?,
+            prefill_rate,
         })
     }
 }

@@ -137,6 +137,7 @@ fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
         lines.push((Level::Ok, "store", what));
         lines.extend(size(config, report.stats.capacity_bytes));
         lines.push(settings(config, report.settings));
+        lines.extend(unread(&report));
         lines.push(pages(&volume, &report.stats, page_bytes));
     } else if !is_device && volume.exists() {
         let bytes = fs::metadata(&volume).map_or(0, |metadata| metadata.len());
@@ -229,6 +230,24 @@ fn settings(config: &Config, owners: Settings) -> Line {
          the same"
     );
     (Level::Warn, "settings", what)
+}
+
+/// The pages that servers found and did not read.
+fn unread(report: &share::Report) -> Option<Line> {
+    let mut counts = report.departed.counts;
+    for process in &report.processes {
+        counts.add(process.counts.unwrap_or_default());
+    }
+    let (slow, unmeasured) = (counts.slow, counts.unmeasured);
+    (slow + unmeasured > 0).then(|| {
+        let what = format!(
+            "servers found {} pages and did not read them: computing {slow} of them was faster \
+             (`prefill_rate`), and for {unmeasured} the time of a read was not known yet. If that \
+             surprises, look at the disk: `larder stat` has its read latency",
+            slow + unmeasured
+        );
+        (Level::Warn, "reads", what)
+    })
 }
 
 /// Whether pages fit a store that is not in use.

@@ -25,6 +25,7 @@
 //! | [`config`] | the configuration: every key and its type |
 //! | [`place`] | from a path to an attached store, which is created if necessary |
 //! | [`weights`] | the weights tag |
+//! | [`worth`] | whether pages are read faster than computed |
 //! | [`doctor`] | checks of a configuration before a server is started |
 //! | [`sglang`] | SGLang's policy, and nothing else of SGLang |
 //! | `module` | the Python module |
@@ -44,3 +45,4 @@ pub mod sglang;
 pub mod status;
 pub mod store;
 pub mod weights;
+pub mod worth;

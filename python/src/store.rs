@@ -128,7 +128,7 @@ impl Handle {
         place::open(config, page_bytes, creates, read_only).map(Handle::new)
     }
 
-    fn new(attached: Attached) -> Handle {
+    pub(crate) fn new(attached: Attached) -> Handle {
         let Attached {
             store,
             volume,
@@ -209,6 +209,11 @@ impl Handle {
     /// Counted leases that were refused to this handle so far.
     pub fn refused_leases(&self) -> u64 {
         self.refused_leases.load(Ordering::Relaxed)
+    }
+
+    /// See [`Store::count_unread`].
+    pub fn count_unread(&self, slow: usize, unmeasured: usize) {
+        self.store.count_unread(slow as u64, unmeasured as u64);
     }
 
     /// See [`PageStore::flush`].

@@ -450,6 +450,18 @@ impl Store {
         self.inner.turns.load(Ordering::Acquire)
     }
 
+    /// Counts pages that this process found and decided not to read: because it computes them
+    /// faster, and because it did not know the time of a read yet. See [`Counts`](crate::Counts).
+    pub fn count_unread(&self, slow: u64, unmeasured: u64) {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => owner.store.count_unread(slow, unmeasured),
+            Some(Role::Client(client)) => {
+                client.counted(|_, data| data.count_unread(slow, unmeasured));
+            }
+            Some(Role::Nobody | Role::Closed) | None => {}
+        }
+    }
+
     /// The owner's report.
     ///
     /// # Errors

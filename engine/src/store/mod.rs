@@ -96,6 +96,8 @@ struct Counters {
     direct_pages: AtomicU64,
     bounced_pages: AtomicU64,
     staged_pages: AtomicU64,
+    slow: AtomicU64,
+    unmeasured: AtomicU64,
     puts: Latency,
     gets: Latency,
     lookups: Latency,
@@ -217,7 +219,17 @@ impl DataPath {
             duplicates: count(&self.counters.duplicates),
             refused: count(&self.counters.refused),
             failed: count(&self.counters.failed),
+            slow: count(&self.counters.slow),
+            unmeasured: count(&self.counters.unmeasured),
         }
+    }
+
+    /// See [`Store::count_unread`](crate::share::Store::count_unread).
+    pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
+        self.counters.slow.fetch_add(slow, Ordering::Relaxed);
+        self.counters
+            .unmeasured
+            .fetch_add(unmeasured, Ordering::Relaxed);
     }
 
     /// Adds this data path's counters.
@@ -683,6 +695,10 @@ impl LocalStore {
     /// What the calls on this handle did so far.
     pub(crate) fn counts(&self) -> Counts {
         self.data.counts()
+    }
+
+    pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
+        self.data.count_unread(slow, unmeasured);
     }
 
     /// Why calls are refused.

@@ -147,6 +147,7 @@ impl Opening {
             lease: seconds(lease)?,
             timeout: seconds(hang_limit)?,
             transfer: Transfer::Auto,
+            prefill_rate: None,
         };
         // Relative to the working directory of now.
         let _ = config.resolve();

@@ -18,6 +18,7 @@
 //! | `pools` | the pools of this server and their namespaces |
 //! | `read` | reading pages |
 //! | `retry` | later attempts to attach to a store, for a server started without one |
+//! | `worth` | found pages that are computed faster than read |
 //! | `write` | storing pages |
 //!
 //! Threads: every call may come from any thread at any time. SGLang has one thread each for
@@ -30,6 +31,7 @@ mod read;
 mod retry;
 #[cfg(test)]
 mod tests;
+mod worth;
 mod write;
 
 use std::collections::HashMap;
@@ -53,6 +55,7 @@ use crate::sglang::meters::{Count, Meters};
 use crate::sglang::space::Server;
 use crate::sglang::trial::Way;
 use crate::store::{Handle, Patience, Space};
+use crate::worth::Worth;
 
 use pools::Registered;
 pub use pools::{Memory, RegisterError};
@@ -98,6 +101,8 @@ pub struct Backend {
     pools: RwLock<HashMap<String, Arc<Registered>>>,
     arenas: [Arena; 2],
     meters: Meters,
+    /// With `prefill_rate`, on the rank that decides for all of them.
+    worth: Option<Worth>,
     debt: clear::Debt,
     /// Limits the log line about refused batches.
     refused_batches: Seldom,
@@ -235,6 +240,8 @@ impl Backend {
     }
 
     fn new(place: Place, server: Server, config: &Config) -> Backend {
+        // SGLang takes the smallest answer of all ranks, and their clocks differ.
+        let decides = [server.tp, server.pp, server.cp].map(|(rank, _)| rank) == [0; 3];
         Backend {
             place: RwLock::new(place),
             closing: AtomicBool::new(false),
@@ -248,6 +255,7 @@ impl Backend {
             pools: RwLock::default(),
             arenas: [Arena::default(), Arena::default()],
             meters: Meters::default(),
+            worth: config.prefill_rate.filter(|_| decides).map(Worth::new),
             debt: clear::Debt::default(),
             refused_batches: Seldom::default(),
             origin: Origin::here(),

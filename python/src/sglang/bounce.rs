@@ -45,6 +45,18 @@ impl Shape {
         Shape { parts, page_bytes }
     }
 
+    /// Bytes of memory for so many pages.
+    #[must_use]
+    pub fn bytes_of(&self, pages: usize) -> usize {
+        pages * self.page_bytes
+    }
+
+    /// The parts of each page in memory for whole pages.
+    pub fn pages_mut<'a>(&self, memory: &'a mut [u8]) -> Vec<Vec<IoSliceMut<'a>>> {
+        let pages = memory.chunks_exact_mut(self.page_bytes);
+        pages.map(|page| parts_mut(self, page)).collect()
+    }
+
     fn pages_at_once(&self) -> usize {
         (ARENA_BYTES / self.page_bytes.max(1)).max(1)
     }

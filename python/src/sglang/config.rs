@@ -3,10 +3,12 @@
 //! SGLang removes some of its own keys before a backend sees them and leaves others; both kinds
 //! are accepted beside Larder's.
 
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, PREFILL_RATE};
 
-/// Keys of SGLang: it reads them itself, or they select this backend.
-const KEYS: [&str; 11] = [
+/// Keys of SGLang: it reads them itself, or they select this backend. And the key that only this
+/// backend heeds.
+const KEYS: [&str; 12] = [
+    PREFILL_RATE,
     "backend_name",
     "module_path",
     "class_name",
@@ -52,7 +54,20 @@ mod tests {
         assert_eq!(config.lease, Duration::from_secs(30));
         assert_eq!(config.timeout, Duration::from_secs(5));
         assert_eq!(config.transfer, Transfer::Auto);
+        assert_eq!(config.prefill_rate, None);
         let error = Config::parse(json).unwrap_err().to_string();
         assert!(error.contains("`backend_name`"), "{error}");
+    }
+
+    #[test]
+    fn the_prefill_rate_is_a_number_of_tokens() {
+        let rate = |value: &str| parse(&format!(r#"{{"path":"p","prefill_rate":{value}}}"#));
+        assert_eq!(rate("9000").unwrap().prefill_rate.unwrap().get(), 9000);
+        for wrong in ["0", "-1", "\"fast\"", "1.5"] {
+            let error = rate(wrong).unwrap_err().to_string();
+            assert!(error.contains("`prefill_rate`"), "{error}");
+        }
+        // Other engines do not heed it.
+        assert!(Config::parse(r#"{"path":"p","prefill_rate":9000}"#).is_err());
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 
 use super::config;
+use crate::config::PREFILL_RATE;
 use crate::doctor::{self, Fact, Level};
 
 /// The facts about a configuration that SGLang is given: see [`doctor::examine`].
@@ -52,7 +53,21 @@ fn keys(table: &Map<String, Value>) -> Vec<Fact> {
             "`hicache_storage_pass_prefix_keys` must be true or false".to_owned(),
         ),
     }
-    if facts.is_empty() {
+    // A wrong value is named with the rest of the configuration.
+    let rate = table.get(PREFILL_RATE).and_then(Value::as_u64);
+    let has_fault = !facts.is_empty();
+    if let Some(rate) = rate {
+        let what = format!(
+            "stored pages are read only if that takes less time than computing {rate} tokens per \
+             second"
+        );
+        facts.push(Fact {
+            level: Level::Ok,
+            name: PREFILL_RATE,
+            what,
+        });
+    }
+    if !has_fault {
         facts.push(Fact {
             level: Level::Ok,
             name: "SGLang",
@@ -82,6 +97,8 @@ mod tests {
         let wrong_class = GOOD.replace("LarderHiCache", "Larder");
         assert_eq!(levels(&wrong_class), [Level::Fail]);
         assert_eq!(levels(&GOOD.replace("true", "1")), [Level::Fail]);
+        let rate = GOOD.replace("}", ",\"prefill_rate\":9000}");
+        assert_eq!(levels(&rate), [Level::Ok; 2]);
         assert_eq!(levels(&GOOD.replace("true", "false")), [Level::Warn]);
         let copies = GOOD.replace("\"interface_v1\":1", "\"interface_v1\":0");
         assert_eq!(levels(&copies), [Level::Warn]);

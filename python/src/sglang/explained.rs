@@ -22,6 +22,10 @@ pub enum Cause {
     Damaged,
     /// The time limit of a call expired.
     Late,
+    /// They are found, and computed faster than read.
+    Slow,
+    /// They are found, and the time of a read is not known yet.
+    Unmeasured,
 }
 
 impl Cause {
@@ -59,6 +63,16 @@ impl Cause {
                 "late",
                 "a batch took longer than `timeout`, and its rest counts as missed: the disk \
                  is too slow for it",
+            ),
+            Cause::Slow => (
+                "rank_slow_pages",
+                "stored pages are computed again instead of read: at the configured \
+                 `prefill_rate` that takes less time, or SGLang would stop waiting for them",
+            ),
+            Cause::Unmeasured => (
+                "rank_unmeasured_pages",
+                "stored pages are computed again instead of read, until the time of a read is \
+                 known: it is being measured",
             ),
         }
     }

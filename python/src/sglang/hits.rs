@@ -35,6 +35,14 @@ pub struct Hits {
     pub restorable: Vec<usize>,
 }
 
+impl Hits {
+    /// Restores no more than so many pages. What the pools hold is reported unchanged.
+    pub fn limit(&mut self, pages: usize) {
+        self.restorable.retain(|length| *length <= pages);
+        self.pages = self.restorable.last().copied().unwrap_or(0);
+    }
+}
+
 /// The result for a chain with `anchor` leading pages in the anchor. `pools` has the policy of each
 /// pool and the pages that it holds; pages beyond the end of a list are not held.
 pub fn restorable(anchor: usize, pools: &[(Policy, Vec<bool>)]) -> Hits {
@@ -135,6 +143,14 @@ mod tests {
         assert_eq!(hits.pages, 5);
         assert_eq!(hits.restorable, [2, 5]);
         assert_eq!(hits.reaches, [5]);
+    }
+
+    #[test]
+    fn a_limit_keeps_the_lengths_up_to_it_and_what_the_pools_hold() {
+        let mut hits = restorable(6, &[(Policy::Trailing(1), held(".x..x."))]);
+        hits.limit(4);
+        assert_eq!((hits.pages, hits.anchor), (2, 6));
+        assert_eq!((hits.restorable, hits.reaches), (vec![2], vec![5]));
     }
 
     #[test]

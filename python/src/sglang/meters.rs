@@ -49,11 +49,15 @@ pub enum Count {
     Direct,
     /// Pages transferred through the buffer on huge pages.
     Bounced,
+    /// Found pages that lookups did not report, because computing them is faster than reading.
+    Slow,
+    /// Found pages that lookups did not report, because the time of a read was not known yet.
+    Unmeasured,
 }
 
 impl Count {
     /// Names, by discriminant. Counters that the store also has, over all ranks, contain `rank`.
-    pub const NAMES: [&'static str; 12] = [
+    pub const NAMES: [&'static str; 14] = [
         "looked_up",
         "found",
         "read",
@@ -66,6 +70,8 @@ impl Count {
         "failed",
         "rank_direct_pages",
         "rank_bounced_pages",
+        "rank_slow_pages",
+        "rank_unmeasured_pages",
     ];
 }
 
@@ -137,8 +143,8 @@ mod tests {
     #[test]
     fn every_count_has_its_name() {
         let meters = Meters::default();
-        meters.add(Count::Bounced, 7);
-        assert_eq!(meters.counts().last(), Some(("rank_bounced_pages", 7)));
+        meters.add(Count::Unmeasured, 7);
+        assert_eq!(meters.counts().last(), Some(("rank_unmeasured_pages", 7)));
         meters.add(Count::LookedUp, 1);
         assert_eq!(meters.counts().next(), Some(("looked_up", 1)));
     }

@@ -30,6 +30,10 @@ pub struct Server {
     pub cp: (u32, u32),
     /// Whether every tensor-parallel rank holds the same KV.
     pub replicated: bool,
+    /// How long SGLang waits for a read, if not until its end: seconds, and seconds per token
+    /// requested. Not part of the namespace.
+    #[serde(default)]
+    pub prefetch_limit: Option<(f64, f64)>,
 }
 
 /// The description of a host pool.
@@ -133,6 +137,7 @@ mod tests {
             pp: (0, 1),
             cp: (0, 1),
             replicated,
+            prefetch_limit: None,
         }
     }
 

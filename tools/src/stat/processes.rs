@@ -150,7 +150,8 @@ impl Processes {
         !self.processes.is_empty()
     }
 
-    /// The table for people. A reason of misses has a column if there is such a miss.
+    /// The table for people. A reason of misses, or for which found pages are not read, has a
+    /// column if there is such a page.
     pub(super) fn lines(&self, lines: &mut Lines) {
         let total = self.total.counts.unwrap_or_default().misses;
         let reasons: Vec<usize> = (0..REASONS.len())
@@ -159,16 +160,21 @@ impl Processes {
         let mut headings = vec!["Process", "pid", "up", "hits", "misses"];
         headings.extend(reasons.iter().map(|&reason| REASONS[reason].0));
         headings.extend(["hit rate", "hits/s", "read", "read/s", "put", "put/s"]);
+        let total = self.total.counts.unwrap_or_default();
+        let unread: Vec<usize> = (0..UNREAD.len())
+            .filter(|&reason| UNREAD[reason].1(&total) > 0)
+            .collect();
+        headings.extend(unread.iter().map(|&reason| UNREAD[reason].0));
         let mut rows: Vec<Vec<String>> = Vec::new();
         for row in &self.processes {
-            rows.push(cells(row, "", &reasons));
+            rows.push(cells(row, "", &reasons, &unread));
         }
         if self.departed.clients > 0 {
             let gone = Row::new(None, Some(self.departed.counts), Counts::default(), 0.0);
             let label = format!("ended ({})", self.departed.clients);
-            rows.push(cells(&gone, &label, &reasons));
+            rows.push(cells(&gone, &label, &reasons, &unread));
         }
-        rows.push(cells(&self.total, "total", &reasons));
+        rows.push(cells(&self.total, "total", &reasons, &unread));
         table(&headings, &rows, lines);
     }
 }
@@ -189,6 +195,15 @@ const REASONS: [(&str, Counter); 9] = [
     ("closed", |misses| misses.closed),
 ];
 
+/// Reads one counter of a process.
+type ProcessCounter = fn(&Counts) -> u64;
+
+/// The reasons for which found pages are not read, with their counters.
+const UNREAD: [(&str, ProcessCounter); 2] = [
+    ("slow", |counts| counts.slow),
+    ("unmeasured", |counts| counts.unmeasured),
+];
+
 fn identity(process: &Process) -> Identity {
     Identity {
         client: process.client,
@@ -199,7 +214,7 @@ fn identity(process: &Process) -> Identity {
     }
 }
 
-fn cells(row: &Row, several: &str, reasons: &[usize]) -> Vec<String> {
+fn cells(row: &Row, several: &str, reasons: &[usize], unread: &[usize]) -> Vec<String> {
     let unknown = || "-".to_owned();
     let process = row.process.as_ref();
     let pid = process.and_then(|process| process.pid);
@@ -233,6 +248,9 @@ fn cells(row: &Row, several: &str, reasons: &[usize]) -> Vec<String> {
     cells.push(size_rate(|rates| rates.read_bytes_per_second));
     cells.push(bytes(&|counts| counts.bytes_put));
     cells.push(size_rate(|rates| rates.put_bytes_per_second));
+    for &reason in unread {
+        cells.push(count(&UNREAD[reason].1));
+    }
     cells
 }
 

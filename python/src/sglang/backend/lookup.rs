@@ -1,5 +1,7 @@
 //! Lookups.
 
+use std::sync::Arc;
+
 use larder_format::PageKey;
 
 use super::{Backend, Memory, Registered};
@@ -8,8 +10,13 @@ use crate::sglang::hits::{self, Hits, Policy};
 use crate::sglang::meters::Count;
 
 impl Backend {
-    /// Number of leading `keys` that are stored in `pool`.
-    pub fn exists(&self, pool: &str, keys: &[PageKey], chain: Chain) -> usize {
+    /// Number of leading `keys` that are stored in `pool` and worth a read.
+    pub fn exists(self: &Arc<Self>, pool: &str, keys: &[PageKey], chain: Chain) -> usize {
+        let found = self.found(pool, keys, chain);
+        self.worthwhile(keys, found, &[(pool, Policy::All)])
+    }
+
+    fn found(&self, pool: &str, keys: &[PageKey], chain: Chain) -> usize {
         let Some(pool) = self.pool(pool) else {
             return 0;
         };
@@ -34,20 +41,26 @@ impl Backend {
         found
     }
 
-    /// The pages that several pools hold of a chain whose KV is in `anchor`.
+    /// The pages that several pools hold of a chain whose KV is in `anchor`, as far as they are
+    /// worth a read.
     pub fn exists_in(
-        &self,
+        self: &Arc<Self>,
         anchor: &str,
         keys: &[PageKey],
         chain: Chain,
         pools: &[(String, Policy)],
     ) -> Hits {
-        let pages = self.exists(anchor, keys, chain);
+        let pages = self.found(anchor, keys, chain);
         let held = pools
             .iter()
             .map(|(name, policy)| (*policy, self.held(name, &keys[..pages])))
             .collect::<Vec<_>>();
-        hits::restorable(pages, &held)
+        let mut hits = hits::restorable(pages, &held);
+        let read: Vec<(&str, Policy)> = std::iter::once((anchor, Policy::All))
+            .chain(pools.iter().map(|(name, policy)| (name.as_str(), *policy)))
+            .collect();
+        hits.limit(self.worthwhile(keys, hits.pages, &read));
+        hits
     }
 
     fn held(&self, pool: &str, keys: &[PageKey]) -> Vec<bool> {

@@ -51,6 +51,7 @@ pub(super) struct Registered {
     pub(super) memory: Memory,
     /// Bytes per part.
     pub(super) parts: Vec<usize>,
+    pub(super) page_tokens: usize,
     /// The namespace of its pages; `None` if it holds no bytes.
     namespace: Option<Namespace>,
     /// The namespace in the store, set once there is a store.
@@ -134,6 +135,7 @@ impl Backend {
         };
         let registered = Registered {
             parts,
+            page_tokens: facts.page_tokens as usize,
             namespace: space,
             space: OnceLock::new(),
             gets: Trial::new(self.transfer, needs_bounce, is_aligned, is_huge),

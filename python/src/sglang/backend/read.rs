@@ -66,8 +66,11 @@ impl Backend {
             statuses.extend(some);
         }
         let read = self.count_gets(&statuses);
-        self.meters
-            .got(keys.len(), pool.bytes_of(read), started.elapsed());
+        let (bytes, took) = (pool.bytes_of(read), started.elapsed());
+        self.meters.got(keys.len(), bytes, took);
+        if let Some(worth) = &self.worth {
+            worth.read(bytes, took);
+        }
         statuses.iter().map(|status| status.is_hit()).collect()
     }
 

@@ -10,6 +10,8 @@ use larder_engine::StoreError;
 use larder_engine::memory::AlignedBuf;
 use larder_format::PageKey;
 
+mod slow;
+
 use super::*;
 use crate::chain::Chain;
 use crate::sglang::pool::{Buffer, Pool};
@@ -107,6 +109,7 @@ fn server() -> Server {
         pp: (0, 1),
         cp: (0, 1),
         replicated: false,
+        prefetch_limit: None,
     }
 }
 
