@@ -663,9 +663,19 @@ pub struct Stats {
     pub segments: u64,
     /// Empty segments.
     pub free_segments: u64,
+    /// Segments that take pages or are being closed.
+    pub open_segments: u64,
+    /// Segments that hold pages and take no more.
+    pub sealed_segments: u64,
+    /// Segments that reclaim empties.
+    pub reclaiming_segments: u64,
     /// Segments whose descriptors the device could not read, or whose header it refused to write,
     /// when the store was opened. They are not used until the next open.
     pub unreadable_segments: u64,
+    /// Bytes of pages under a lease: of a lookup, or counted.
+    pub leased_bytes: u64,
+    /// Bytes of blocks that were written before their first use.
+    pub prewritten_bytes: u64,
     /// RAM of the index.
     pub index_bytes: u64,
     /// Pages stored by puts.

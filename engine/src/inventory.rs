@@ -6,7 +6,10 @@
 //! What cannot be known: the key of an evicted page whose descriptor was lost before it was read
 //! ([`Evictions::missed`]).
 
-use larder_format::{Fingerprint, PageKey};
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use larder_format::{Fingerprint, Namespace, PageKey};
 
 use crate::api::NamespaceId;
 use crate::error::StoreError;
@@ -46,6 +49,41 @@ pub trait Inventory: Send + Sync {
     /// # Errors
     /// There is no owner.
     fn usage(&self) -> Result<Vec<Usage>, StoreError>;
+
+    /// The namespaces whose records are known, with pages or without. Beyond ten thousand some may
+    /// be missing.
+    ///
+    /// # Errors
+    /// There is no owner, or it is of a release that does not tell.
+    fn records(&self) -> Result<Vec<Namespace>, StoreError>;
+}
+
+/// A namespace with pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Its pages.
+    pub usage: Usage,
+    /// Its record; `None` if it is lost.
+    pub namespace: Option<Namespace>,
+}
+
+/// The namespaces with pages, those with the most bytes first.
+///
+/// # Errors
+/// Those of [`Inventory::usage`] and [`Inventory::records`].
+pub fn spaces(books: &(impl Inventory + ?Sized)) -> Result<Vec<Space>, StoreError> {
+    let records = books.records()?;
+    let mut records: BTreeMap<Fingerprint, Namespace> = records
+        .into_iter()
+        .map(|record| (record.fingerprint(), record))
+        .collect();
+    let mut usage = books.usage()?;
+    usage.sort_by_key(|usage| (Reverse(usage.bytes), usage.namespace));
+    let space = |usage: Usage| Space {
+        usage,
+        namespace: records.remove(&usage.namespace),
+    };
+    Ok(usage.into_iter().map(space).collect())
 }
 
 /// Where a list goes on. The default begins it.

@@ -19,6 +19,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::Instant;
+use crate::totals::Buckets;
 
 /// Lookups of a thread for each measured one: a lookup takes about as long as two reads of the
 /// clock.
@@ -101,6 +102,20 @@ impl Latency {
             .then(|| self.timed())
     }
 
+    /// The records of all threads, in the buckets of [`Totals`](crate::totals::Totals).
+    pub(crate) fn buckets(&self) -> Buckets {
+        let mut buckets = Buckets::default();
+        for shard in &self.0 {
+            if let Some(some) = &*shard.0.lock() {
+                for step in some.iter_recorded() {
+                    let ns = some.median_equivalent(step.value_iterated_to());
+                    buckets.record(ns, step.count_since_last_iteration());
+                }
+            }
+        }
+        buckets
+    }
+
     /// The records of all threads.
     pub(crate) fn summary(&self) -> LatencySummary {
         let Some(mut all) = empty() else {
@@ -178,6 +193,22 @@ mod tests {
         assert!(near(summary.p99_us, 990.0), "{summary:?}");
         assert!(near(summary.p999_us, 999.0), "{summary:?}");
         assert!(near(summary.max_us, 1000.0), "{summary:?}");
+    }
+
+    #[test]
+    fn the_buckets_hold_each_record_once() {
+        let latency = Latency::default();
+        for us in [0, 3, 3, 40, 7_000_000] {
+            latency.record(Duration::from_micros(us));
+        }
+        let buckets = latency.buckets();
+        let at = |bound: u64| crate::totals::BOUNDS_NS.partition_point(|b| *b < bound);
+        for (bound, count) in [(1_000, 1), (5_000, 2), (50_000, 1), (10_000_000_000, 1)] {
+            assert_eq!(buckets.counts[at(bound)], count, "{buckets:?}");
+        }
+        assert_eq!(buckets.count(), 5);
+        assert!(near(buckets.sum_ns as f64, 7.000_046e9), "{buckets:?}");
+        assert_eq!(Latency::default().buckets(), Buckets::default());
     }
 
     #[test]

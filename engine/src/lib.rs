@@ -95,6 +95,7 @@
 //! | `runtime` | threads, locks and time: those of the system, or of a simulation |
 //! | `sealed` | memory that several processes map |
 //! | `seldom` | the limit of a log line that may recur |
+//! | `totals` | what all processes did, across owners |
 //! | `system` | the calls to the operating system that a simulation has to control |
 //! | `survey` | reading a store without opening it, for the tools |
 //! | `volume` | files and block devices: creating, locking, superblocks |
@@ -171,6 +172,8 @@ mod store;
 #[cfg(not(feature = "internals"))]
 mod survey;
 #[cfg(not(feature = "internals"))]
+mod totals;
+#[cfg(not(feature = "internals"))]
 mod volume;
 
 #[cfg(feature = "internals")]
@@ -211,6 +214,8 @@ pub mod share;
 pub mod store;
 #[cfg(feature = "internals")]
 pub mod survey;
+#[cfg(feature = "internals")]
+pub mod totals;
 #[cfg(feature = "internals")]
 pub mod volume;
 

@@ -1,6 +1,6 @@
 //! Calls for callers who keep books of their own: lists of pages, evictions, usage.
 
-use larder_format::{Body, DescriptorBlock, Fingerprint, PageKey, PageRecord, Record};
+use larder_format::{Body, DescriptorBlock, Fingerprint, Namespace, PageKey, PageRecord, Record};
 
 use super::base::Base;
 use super::puts::is_live;
@@ -119,6 +119,14 @@ impl Books<'_> {
             (state.fingerprint, pages, blocks)
         });
         usage.filter(|(_, pages, _)| *pages > 0).collect()
+    }
+
+    /// The namespaces whose records are known.
+    pub(crate) fn records(&self) -> Vec<Namespace> {
+        let states = self.base.namespaces.iter();
+        states
+            .filter_map(|(_, state)| state.record.clone())
+            .collect()
     }
 }
 

@@ -628,6 +628,13 @@ impl Core {
             taken_blocks: segments.taken_blocks(),
             segments: count(|state| state != State::Lost),
             free_segments: segments.free_segments_of_all() as u64,
+            open_segments: count(|state| {
+                matches!(state, State::Open(_) | State::Draining | State::Sealing)
+            }),
+            sealed_segments: count(|state| state == State::Sealed),
+            reclaiming_segments: count(|state| {
+                matches!(state, State::Victim | State::Emptied | State::Releasing)
+            }),
             unreadable_segments: count(|state| state == State::Unreadable),
         }
     }

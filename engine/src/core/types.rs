@@ -242,12 +242,29 @@ pub struct Counters {
     pub reclaimed: u64,
     /// Blocks of page data stored by puts.
     pub blocks_put: u64,
-    /// Blocks written in all.
-    pub blocks_written: u64,
+    /// Blocks of pages of puts written.
+    pub page_blocks_written: u64,
+    /// Blocks of copies of pages written.
+    pub copy_blocks_written: u64,
+    /// Descriptor blocks written.
+    pub descriptor_blocks_written: u64,
+    /// Header blocks written.
+    pub header_blocks_written: u64,
     /// Syncs that succeeded.
     pub syncs: u64,
     /// Syncs that failed.
     pub failed_syncs: u64,
+}
+
+impl Counters {
+    /// Blocks written in all.
+    #[must_use]
+    pub fn blocks_written(&self) -> u64 {
+        self.page_blocks_written
+            + self.copy_blocks_written
+            + self.descriptor_blocks_written
+            + self.header_blocks_written
+    }
 }
 
 /// Space as it is now, for statistics.
@@ -266,6 +283,12 @@ pub struct SpaceView {
     pub segments: u64,
     /// Free segments.
     pub free_segments: u64,
+    /// Segments that take pages or are being closed.
+    pub open_segments: u64,
+    /// Segments that hold pages and take no more.
+    pub sealed_segments: u64,
+    /// Segments that reclaim empties.
+    pub reclaiming_segments: u64,
     /// Segments whose descriptors could not all be read, or whose header not be written. Nothing is
     /// written there until the next open.
     pub unreadable_segments: u64,

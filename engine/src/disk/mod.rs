@@ -24,6 +24,7 @@
 //! | `pace` | the rate of writes while reads are in progress |
 //! | `pacing` | the pace of a whole store, and its counters |
 //! | [`mailbox`] | waits for answers |
+//! | [`health`] | the drive's own report of its wear and faults |
 //! | `witness` | records failures caused by this process, which are no evidence on volumes |
 //! | [`probe`] | chooses between the disks by trying, with a reason in plain text |
 //!
@@ -52,6 +53,7 @@
 //! The kernel is asked directly for locks, lengths and holes of the files: these calls move no
 //! bytes.
 
+pub mod health;
 mod job;
 pub mod mailbox;
 mod pace;

@@ -65,6 +65,11 @@ impl Leases {
         self.floor()
     }
 
+    /// Blocks under lease.
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
     fn lapse_oldest(&mut self) {
         if let Some(call) = self.calls.pop_front() {
             self.blocks -= call.blocks();

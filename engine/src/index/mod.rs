@@ -448,6 +448,14 @@ impl Index {
         }
     }
 
+    /// Blocks of pages under leases of any kind. A page may count for both kinds.
+    pub fn leased_blocks(&self, now_ms: u64) -> u64 {
+        let (_, counted, _) = self.counted_leases();
+        let mut leases = self.leases.lock();
+        leases.expire(now_ms);
+        leases.blocks() + counted
+    }
+
     /// Pages under counted leases, their blocks, and leases refused so far.
     pub fn counted_leases(&self) -> (u64, u64, u64) {
         self.state.read().counted_leases()

@@ -58,7 +58,9 @@ pub(super) fn restore(
         let written_once = volumes.write(disk, vec![write]);
         match written_once.and_then(|()| volumes.sync(disk)) {
             Ok(()) => written += 1,
-            Err(error) => tracing::warn!("{error}"),
+            Err(error) => {
+                tracing::warn!("a bad copy of a header could not be written again: {error}");
+            }
         }
     }
     Ok(written)

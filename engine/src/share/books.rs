@@ -1,6 +1,6 @@
 //! The books of a shared store: a client asks the owner for them.
 
-use larder_format::{Fingerprint, PageKey};
+use larder_format::{Fingerprint, Namespace, PageKey};
 
 use super::keys::blob;
 use super::remote::Remote;
@@ -77,6 +77,16 @@ impl Inventory for Remote {
             reply => Err(failure(reply.ok())),
         }
     }
+
+    fn records(&self) -> Result<Vec<Namespace>, StoreError> {
+        match self.ask(&Request::Records) {
+            Ok(Reply::Records(records)) => {
+                let decoded = records.iter().map(|record| Namespace::decode(record));
+                Ok(decoded.filter_map(Result::ok).collect())
+            }
+            reply => Err(failure(reply.ok())),
+        }
+    }
 }
 
 fn failure(reply: Option<Reply>) -> StoreError {
@@ -136,5 +146,9 @@ impl Inventory for Store {
 
     fn usage(&self) -> Result<Vec<Usage>, StoreError> {
         self.inner.with_books(|books| books.usage())
+    }
+
+    fn records(&self) -> Result<Vec<Namespace>, StoreError> {
+        self.inner.with_books(|books| books.records())
     }
 }

@@ -163,7 +163,7 @@ impl PageStore for Store {
     fn flush(&self) -> Result<(), StoreError> {
         match self.inner.role().as_deref() {
             Some(Role::Owner(owner)) => owner.store.flush(),
-            Some(Role::Client(client)) => client.remote.flush(),
+            Some(Role::Client(client)) => client.data.flush(&*client.remote),
             Some(Role::Nobody | Role::Closed) | None => Err(self.inner.unavailable()),
         }
     }
@@ -208,6 +208,7 @@ impl PageStore for Store {
         // If the role is changing, there is no connection to close.
         let flushed = match self.inner.role().as_deref() {
             Some(Role::Client(client)) if !client.remote.is_lost() => {
+                client.send_latencies();
                 let flushed = client.remote.flush();
                 client.remote.hang_up();
                 flushed

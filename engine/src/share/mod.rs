@@ -92,7 +92,9 @@ use crate::api::{
 };
 use crate::error::StoreError;
 use crate::fork::Origin;
+use crate::inventory::{self, Space};
 use crate::store::LocalStore;
+use crate::totals::Totals;
 #[cfg(not(feature = "simulated"))]
 use crate::volume::create::{CreateOptions, create};
 use crate::volume::{self, Access, HolderState};
@@ -218,7 +220,7 @@ impl Store {
         let begun = Instant::now();
         let mut has_warned = false;
         let role = loop {
-            match Role::find(path, &options, options.group) {
+            match Role::find(path, &options, options.group, &Totals::default()) {
                 Ok(role) => break role,
                 Err(NotYet::TryAgain(error)) if begun.elapsed() < patience_with(&error) => {
                     if begun.elapsed() >= WARN_AFTER && !std::mem::replace(&mut has_warned, true) {
@@ -248,6 +250,34 @@ impl Store {
     }
 }
 
+/// An owner's report, and the namespaces of its store.
+#[derive(Clone, Debug)]
+pub struct View {
+    /// Its report.
+    pub report: Report,
+    /// The namespaces with pages, those with the most bytes first. Empty if the owner's release
+    /// does not tell.
+    pub spaces: Vec<Space>,
+}
+
+/// Asks a running owner for its report and its namespaces.
+///
+/// # Errors
+/// Those of [`report`].
+pub fn view(path: &Path) -> Result<View, StoreError> {
+    let remote = reach(path)?;
+    let report = remote.report().map_err(|_| StoreError::OwnerGone);
+    let spaces = inventory::spaces(&remote);
+    remote.hang_up();
+    Ok(View {
+        report: report?,
+        spaces: match spaces {
+            Err(StoreError::OwnerOlder) => Vec::new(),
+            spaces => spaces?,
+        },
+    })
+}
+
 /// Asks a running owner for its report.
 ///
 /// # Errors
@@ -255,6 +285,14 @@ impl Store {
 /// no socket, [`StoreError::Denied`] and [`StoreError::Unanswered`] when its owner does not serve
 /// this process, [`StoreError::NotUnderstood`] when its owner is of another release.
 pub fn report(path: &Path) -> Result<Report, StoreError> {
+    let remote = reach(path)?;
+    let report = remote.report();
+    remote.hang_up();
+    report.map_err(|_| StoreError::OwnerGone)
+}
+
+/// Connects to a running owner, to ask it.
+fn reach(path: &Path) -> Result<Remote, StoreError> {
     let reach = || Remote::reach(path, &Protocol::default());
     let reached = match reach().map_err(|error| not_served(path, &error)) {
         // The owner bound its socket in between.
@@ -263,10 +301,7 @@ pub fn report(path: &Path) -> Result<Report, StoreError> {
         }) => reach().map_err(|error| not_served(path, &error)),
         reached => reached,
     };
-    let (remote, _) = reached?;
-    let report = remote.report();
-    remote.hang_up();
-    report.map_err(|_| StoreError::OwnerGone)
+    reached.map(|(remote, _)| remote)
 }
 
 /// How long to retry after this error. A process that opens the store records its name only after

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::role::{NotYet, Role};
 use super::server::may_give_to;
 use super::{Inner, TRY_AGAIN};
+use crate::totals::Totals;
 
 /// Longest pause between two tries. The pause grows by an eighth each time, and reaches this after
 /// about ten seconds.
@@ -20,8 +21,9 @@ impl Inner {
         let mut group = self.options.group;
         // The last warning about why this process could not become the owner.
         let mut last_warning = String::new();
-        // Pid of the last owner.
+        // Pid of the last owner, and the last totals that it sent.
         let mut former = None;
+        let mut totals = Totals::default();
         loop {
             let client = match &*self.role.read() {
                 Role::Client(client) => Some(client.clone()),
@@ -31,7 +33,9 @@ impl Inner {
             let had_client = client.is_some();
             if let Some(client) = client {
                 former = client.remote.owner_pid();
-                client.remote.wait_for_owner_end();
+                if let Some(last) = client.remote.wait_for_owner_end(|| client.send_latencies()) {
+                    totals = last;
+                }
                 let served = client.group.filter(|gid| may_give_to(*gid));
                 group = self.options.group.or(served);
             }
@@ -49,7 +53,7 @@ impl Inner {
                 }
                 return;
             }
-            match Role::find(&self.path, &self.options, group) {
+            match Role::find(&self.path, &self.options, group, &totals) {
                 Ok(role) => {
                     self.compare_settings(&role);
                     if matches!(role, Role::Owner(_)) {

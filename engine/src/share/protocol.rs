@@ -13,8 +13,8 @@
 //! | another counter of [`Request::Counted`] | at the end of its list |
 //! | another meaning of a message, of marks or of the staging area | a new version |
 //!
-//! - Reports travel as JSON, by name: a reader ignores unknown names, and an absent name has its
-//!   default. All other messages are positional.
+//! - Reports, totals and latencies travel as JSON, by name: a reader ignores unknown names, and an
+//!   absent name has its default. All other messages are positional.
 //! - A message that the owner does not know gets [`Failure::Unsupported`], and the connection goes
 //!   on. So a message without a reply may be sent only to an owner with its feature.
 //! - A released version is spoken for at least one more release.
@@ -52,8 +52,13 @@ pub const POLICIES: u64 = 1 << 1;
 /// ([`Request::Pacing`](super::wire::Request::Pacing)). Without it each process paces its own.
 pub const PACING: u64 = 1 << 2;
 
+/// Feature: the owner sends totals ([`Reply::Totals`](super::wire::Reply::Totals)) on the first
+/// connection of its clients, and takes their latencies
+/// ([`Request::Measured`](super::wire::Request::Measured)).
+pub const TOTALS: u64 = 1 << 3;
+
 /// The features of this release: messages and variants that a release before it does not have.
-const FEATURES: u64 = COUNTS | POLICIES | PACING;
+const FEATURES: u64 = COUNTS | POLICIES | PACING | TOTALS;
 
 /// Longest name of a release, in bytes.
 const RELEASE_BYTES_MAX: usize = 32;

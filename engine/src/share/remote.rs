@@ -18,7 +18,7 @@ mod line;
 mod put;
 
 use std::collections::HashMap;
-use std::io::{self, Read};
+use std::io::{self, BufReader};
 use std::net::Shutdown;
 use std::path::Path;
 use std::sync::Arc;
@@ -32,9 +32,10 @@ use put::RemotePut;
 
 use super::area::Area;
 use super::keys::blob;
-use super::protocol::{Agreed, COUNTS, PACING, POLICIES, Protocol, is_name};
+use super::protocol::{Agreed, COUNTS, PACING, POLICIES, Protocol, TOTALS, is_name};
 use super::wire::{
-    ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, Welcome, WireError,
+    ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, Welcome,
+    WireError, parse, receive,
 };
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting, SegmentMap};
@@ -46,6 +47,7 @@ use crate::hint::Hint;
 use crate::runtime::{Condvar, Mutex, OnceLock};
 use crate::store::staged::{Stage, Staged};
 use crate::system::sockets::{self, UnixStream};
+use crate::totals::{Latencies, Totals};
 
 /// Limit for a reply that the owner sends without waiting for anything.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
@@ -125,7 +127,8 @@ pub(super) struct Remote {
     client: ClientId,
     secret: u64,
     map: SegmentMap,
-    /// The owner takes the end of this connection as the end of the client. It has no other use.
+    /// The owner takes the end of this connection as the end of the client, and sends totals over
+    /// it.
     first: Arc<UnixStream>,
     _private: Private,
     lines: Mutex<Lines>,
@@ -140,6 +143,8 @@ pub(super) struct Remote {
     agreed: Agreed,
     /// The counters that the owner was sent last.
     sent: Mutex<Option<Counts>>,
+    /// The latencies that the owner was sent last.
+    measured: Mutex<Latencies>,
     /// The staging area, once it was asked for; `None` when there is none.
     area: OnceLock<Option<Arc<Area>>>,
 }
@@ -175,7 +180,7 @@ impl Remote {
                 welcome.protocol
             );
         }
-        // From here on this connection is only watched for its end, without a limit.
+        // From here on this connection is only read, without a limit.
         first.stream().set_read_timeout(None)?;
         let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
         let remote = Remote {
@@ -193,6 +198,7 @@ impl Remote {
             room: AtomicU64::new(0),
             agreed,
             sent: Mutex::default(),
+            measured: Mutex::default(),
             area: OnceLock::new(),
         };
         Ok((remote, welcome))
@@ -211,13 +217,21 @@ impl Remote {
         }
     }
 
-    /// Waits until the owner has gone, or this client is being closed.
-    pub(super) fn wait_for_owner_end(&self) {
-        let mut byte = [0];
-        // The owner sends nothing on this connection, so any result is its end.
-        let is_interrupted = |error: io::Error| error.kind() == io::ErrorKind::Interrupted;
-        while (&*self.first).read(&mut byte).is_err_and(is_interrupted) {}
+    /// Waits until the owner has gone, or this client is being closed. Returns the last totals that
+    /// the owner sent, and calls `told` after each message of it.
+    pub(super) fn wait_for_owner_end(&self, told: impl Fn()) -> Option<Totals> {
+        let mut reader = BufReader::new(&*self.first);
+        let mut buffer = Vec::new();
+        let mut last = None;
+        while let Ok(true) = receive(&mut reader, &mut buffer) {
+            // Other messages are those of a later release.
+            if let Ok(Reply::Totals(totals)) = parse(&buffer) {
+                last = Some(*totals);
+            }
+            told();
+        }
         self.lose();
+        last
     }
 
     /// Hangs up. The owner sees that this client has gone.
@@ -407,6 +421,21 @@ impl Remote {
             name,
             counts: counts.list(),
         });
+    }
+
+    /// Sends this process's latencies, if they have changed and the owner takes them.
+    pub(super) fn send_latencies(&self, latencies: impl FnOnce() -> Latencies) {
+        if self.is_lost() || !self.agreed.has(TOTALS) {
+            return;
+        }
+        let latencies = latencies();
+        let mut measured = self.measured.lock();
+        if *measured == latencies {
+            return;
+        }
+        measured.clone_from(&latencies);
+        drop(measured);
+        self.send(&Request::Measured(Box::new(latencies)));
     }
 
     fn counted(&self, request: &Request<'_>) -> Result<u64, StoreError> {
@@ -748,7 +777,7 @@ mod tests {
         let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
         assert_eq!(remote.first.read_timeout().unwrap(), None);
         std::thread::scope(|scope| {
-            scope.spawn(|| remote.wait_for_owner_end());
+            scope.spawn(|| remote.wait_for_owner_end(|| ()));
             home.owner.close().unwrap();
         });
         assert!(remote.is_lost());

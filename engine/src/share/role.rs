@@ -17,6 +17,7 @@ use crate::fork::Private;
 use crate::planted;
 use crate::runtime::{Instant, Mutex};
 use crate::store::{DataPath, LocalStore};
+use crate::totals::Totals;
 use crate::volume::{Access, Volumes};
 
 pub(super) enum Role {
@@ -108,11 +109,13 @@ pub(super) enum NotYet {
 }
 
 impl Role {
-    /// Becomes a client of the present owner, or the owner, which admits the members of `group`.
+    /// Becomes a client of the present owner, or the owner, which admits the members of `group`,
+    /// and begins with the totals `former`.
     pub(super) fn find(
         path: &Path,
         options: &OpenOptions,
         group: Option<u32>,
+        former: &Totals,
     ) -> Result<Role, NotYet> {
         let unreached = match Client::reach(path, options) {
             Ok(client) => return Ok(Role::Client(Arc::new(client))),
@@ -141,7 +144,8 @@ impl Role {
                 error => NotYet::Never(error),
             })?;
         let store = Arc::new(store);
-        let server = Server::start(store.clone(), path, options, group).map_err(NotYet::Never)?;
+        let server = Server::start(store.clone(), path, options, group, former.clone())
+            .map_err(NotYet::Never)?;
         Ok(Role::Owner(Box::new(Owner {
             service: Some(Service {
                 reads: server.own_reads(),
@@ -281,6 +285,11 @@ impl Client {
         let outcome = call(&self.remote, &self.data);
         self.send_counts();
         outcome
+    }
+
+    /// Sends the owner the latencies of this process, if they have changed.
+    pub(super) fn send_latencies(&self) {
+        self.remote.send_latencies(|| self.data.latencies());
     }
 
     fn send_counts(&self) {

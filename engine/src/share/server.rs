@@ -9,6 +9,7 @@
 //! | [`ledger`] | the puts and pins of one client |
 //! | `peer` | whether the process behind a connection may be a client |
 //! | `tally` | the processes that use the store, with their counters |
+//! | `totals` | the totals of all processes, and their copies in the clients |
 //! | `reads` | the owner's part in shared reads |
 //! | `session` | a client: its connections and its ledger |
 //! | `socket` | the socket file beside a store |
@@ -51,6 +52,7 @@ mod serve;
 mod session;
 mod socket;
 mod tally;
+mod totals;
 mod watch;
 
 use crate::runtime::thread::JoinHandle;
@@ -73,6 +75,7 @@ use crate::store::LocalStore;
 use crate::system::files::{self, Handle};
 use crate::system::processes;
 use crate::system::sockets;
+use crate::totals::Totals;
 use accept::Listening;
 use peer::Admission;
 pub(super) use peer::hides_own_user;
@@ -84,6 +87,7 @@ pub(super) use socket::short_name;
 pub use socket::socket_path;
 pub(super) use socket::{may_give_to, may_listen};
 pub(super) use tally::own_name;
+use totals::Adding;
 use watch::Watch;
 
 /// Interval of the checks for the mark of a client that has gone, and their limit while the store
@@ -132,6 +136,9 @@ struct Shared {
     begun: Instant,
     /// The clients that have gone. Changed under the lock of the sessions.
     departed: Mutex<Departed>,
+    adding: Adding,
+    /// In seconds since 1970.
+    started_unix_s: f64,
     stop: AtomicBool,
     stopped: Condvar,
     stopping: Mutex<()>,
@@ -148,12 +155,14 @@ struct Template {
 }
 
 impl Server {
-    /// Listens beside the store, which this process owns.
+    /// Listens beside the store, which this process owns. `former` are the totals of the owners
+    /// before it.
     pub(super) fn start(
         store: Arc<LocalStore>,
         path: &Path,
         options: &OpenOptions,
         group: Option<u32>,
+        former: Totals,
     ) -> Result<Server, StoreError> {
         let socket = socket_path(path);
         let failed = |doing| {
@@ -188,6 +197,11 @@ impl Server {
             abandoned: AtomicBool::new(false),
             begun: Instant::now(),
             departed: Mutex::default(),
+            adding: Adding {
+                former,
+                gone: Mutex::default(),
+            },
+            started_unix_s: processes::unix_seconds(),
             stop: AtomicBool::new(false),
             stopped: Condvar::new(),
             stopping: Mutex::new(()),
@@ -208,6 +222,9 @@ impl Server {
         server
             .threads
             .push(start("larder-watch", |shared| shared.watch())?);
+        server
+            .threads
+            .push(start("larder-totals", |shared| shared.tell_regularly())?);
         Ok(server)
     }
 
@@ -235,6 +252,7 @@ impl Server {
         for thread in threads {
             let _ = thread.join();
         }
+        self.shared.tell_all();
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         for session in sessions {
             session.hang_up();
@@ -418,6 +436,8 @@ impl Shared {
             puts += putting;
             adrift += session.ledger.kept().len() as u64;
         }
+        let totals = self.totals(&sessions);
+        self.tell(&sessions, &totals);
         Report {
             protocol: self.welcome.protocol.clone(),
             releases: releases.into_iter().map(ReleaseCount::of).collect(),
@@ -433,6 +453,9 @@ impl Shared {
             staging: self.reads.report(),
             processes: self.processes(&sessions),
             departed: *self.departed.lock(),
+            totals,
+            started_unix_s: self.started_unix_s,
+            format_version: larder_format::FORMAT_VERSION,
         }
     }
 }

@@ -28,6 +28,7 @@ use crate::hint::Hint;
 use crate::index::{Leased, Place, SegmentId};
 use crate::runtime::Instant;
 use crate::system::sockets::{self, Pollable};
+use crate::totals::{Latencies, Totals};
 
 /// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
@@ -205,6 +206,11 @@ pub enum Request<'a> {
     /// attached, or with [`Reply::Done`] when there is none. For an owner with the feature
     /// [`PACING`](super::protocol::PACING).
     Pacing,
+    /// The namespaces whose records are known.
+    Records,
+    /// No reply. The latencies of the client since it attached, as JSON. Sent to an owner with the
+    /// feature [`TOTALS`](super::protocol::TOTALS) alone.
+    Measured(#[serde(with = "by_name")] Box<Latencies>),
 }
 
 /// The end of a client's use of a slot.
@@ -269,6 +275,11 @@ pub enum Reply {
     Usage(#[serde(deserialize_with = "few")] Vec<(DigestBytes, u64, u64)>),
     /// Comes with a file descriptor.
     Pacing,
+    /// As JSON. The owner sends it on its own, on the first connection of a client with the feature
+    /// [`TOTALS`](super::protocol::TOTALS).
+    Totals(#[serde(with = "by_name")] Box<Totals>),
+    /// Encoded namespaces.
+    Records(#[serde(deserialize_with = "few")] Vec<serde_bytes::ByteBuf>),
 }
 
 /// A page that may be read, and its slot where it is shared.
@@ -438,6 +449,12 @@ pub struct Report {
     pub processes: Vec<Process>,
     /// The clients that have gone since the owner opened the store.
     pub departed: Departed,
+    /// What all processes did, under this owner and the owners before it.
+    pub totals: Totals,
+    /// When the owner opened the store, in seconds since 1970. 0 if its release does not tell.
+    pub started_unix_s: f64,
+    /// Version of the on-disk format. 0 if its release does not tell.
+    pub format_version: u32,
 }
 
 /// The clients of one release.
@@ -461,20 +478,22 @@ impl ReleaseCount {
     }
 }
 
-/// A report: its fields by name, in JSON.
+/// A struct: its fields by name, in JSON.
 mod by_name {
-    use serde::de::Error as _;
+    use serde::de::{DeserializeOwned, Error as _};
     use serde::ser::Error as _;
-    use serde::{Deserializer, Serializer};
+    use serde::{Deserializer, Serialize, Serializer};
 
-    use super::Report;
-
-    pub(super) fn serialize<S: Serializer>(report: &Report, to: S) -> Result<S::Ok, S::Error> {
-        let json = serde_json::to_vec(report).map_err(S::Error::custom)?;
+    pub(super) fn serialize<S: Serializer, T: Serialize>(of: &T, to: S) -> Result<S::Ok, S::Error> {
+        let json = serde_json::to_vec(of).map_err(S::Error::custom)?;
         serde_bytes::serialize(&json, to)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Box<Report>, D::Error> {
+    pub(super) fn deserialize<'de, D, T>(from: D) -> Result<Box<T>, D::Error>
+    where
+        D: Deserializer<'de>,
+        T: DeserializeOwned,
+    {
         let json: &[u8] = serde_bytes::deserialize(from)?;
         serde_json::from_slice(json).map_err(D::Error::custom)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use larder_format::{BLOCK_BYTES, PageKey};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::LocalStore;
 use super::local::{Local, slot};
@@ -174,6 +174,10 @@ impl Inventory for Local {
         let rows = self.with_core(|core| core.books().usage());
         Ok(rows.into_iter().map(usage).collect())
     }
+
+    fn records(&self) -> Result<Vec<Namespace>, StoreError> {
+        Ok(self.with_core(|core| core.books().records()))
+    }
 }
 
 /// Segment and records seen in it.
@@ -215,5 +219,10 @@ impl Inventory for LocalStore {
     fn usage(&self) -> Result<Vec<Usage>, StoreError> {
         let _gate = self.enter().ok_or_else(|| self.refusal())?;
         self.local.usage()
+    }
+
+    fn records(&self) -> Result<Vec<Namespace>, StoreError> {
+        let _gate = self.enter().ok_or_else(|| self.refusal())?;
+        self.local.records()
     }
 }

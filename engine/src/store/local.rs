@@ -28,6 +28,7 @@ use crate::planted;
 use crate::recovery::scan::Spot;
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use crate::system::processes;
+use crate::totals::{StoreCounts, Written};
 
 /// How often a waiting request ticks the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -78,6 +79,8 @@ pub(crate) struct Local {
     services: Services,
     epoch: Instant,
     next_request: AtomicU64,
+    /// Bytes of blocks that were written before their first use.
+    pub(super) prewritten: AtomicU64,
     notices: Notices,
     /// Weak reference to itself, for completions.
     this: Weak<Local>,
@@ -138,6 +141,7 @@ impl Local {
             services,
             epoch: Instant::now(),
             next_request: AtomicU64::new(0),
+            prewritten: AtomicU64::new(0),
             notices: Notices::default(),
             this: this.clone(),
         })
@@ -212,6 +216,32 @@ impl Local {
         for (id, pages) in copies {
             let outcomes = mover::copy(self.disk.as_ref(), &pages);
             self.with_core(|core| core.copied(id, &outcomes));
+        }
+    }
+
+    /// What the core and the prewriter did so far.
+    pub(super) fn store_counts(&self) -> StoreCounts {
+        let counters = self.core.lock().counters();
+        let block = BLOCK_BYTES as u64;
+        let written = Written {
+            pages_bytes: counters.page_blocks_written * block,
+            copies_bytes: counters.copy_blocks_written * block,
+            descriptors_bytes: counters.descriptor_blocks_written * block,
+            headers_bytes: counters.header_blocks_written * block,
+            prewriting_bytes: self.prewritten.load(Ordering::Relaxed),
+        };
+        StoreCounts {
+            evicted_pages: counters.evicted,
+            deleted_pages: counters.deleted,
+            damaged_pages: counters.damaged,
+            unfinished_pages: counters.unfinished,
+            pages_moved: counters.moved,
+            freed_segments: counters.reclaimed,
+            refused_read_only_puts: counters.puts_refused_read_only,
+            syncs: counters.syncs,
+            failed_syncs: counters.failed_syncs,
+            written,
+            ..StoreCounts::default()
         }
     }
 
@@ -526,7 +556,12 @@ impl Catalog for Local {
             segment_bytes: u64::from(space.segment_blocks) * block,
             segments: space.segments,
             free_segments: space.free_segments,
+            open_segments: space.open_segments,
+            sealed_segments: space.sealed_segments,
+            reclaiming_segments: space.reclaiming_segments,
             unreadable_segments: space.unreadable_segments,
+            leased_bytes: self.index.leased_blocks(self.now_ms()) * block,
+            prewritten_bytes: self.prewritten.load(Ordering::Relaxed),
             index_bytes: self.index.ram_bytes() as u64,
             pages_put: counters.pages_put,
             duplicates: counters.duplicates,
@@ -543,7 +578,7 @@ impl Catalog for Local {
             moved: counters.moved,
             reclaimed: counters.reclaimed,
             bytes_put: counters.blocks_put * block,
-            bytes_written: counters.blocks_written * block,
+            bytes_written: counters.blocks_written() * block,
             syncs: counters.syncs,
             failed_syncs: counters.failed_syncs,
             ..Stats::default()

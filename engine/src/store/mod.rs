@@ -54,6 +54,7 @@ use crate::inventory::Inventory;
 use crate::latency::{DeviceLatencies, Latency};
 use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use crate::system::files;
+use crate::totals::{Latencies, StoreCounts};
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes, length};
 pub(crate) use books::LeaseBook;
@@ -101,6 +102,7 @@ struct Counters {
     puts: Latency,
     gets: Latency,
     lookups: Latency,
+    flushes: Latency,
 }
 
 impl DataPath {
@@ -200,6 +202,25 @@ impl DataPath {
     ) -> Vec<bool> {
         let _timed = self.counters.lookups.sampled();
         catalog.contains(namespace, keys)
+    }
+
+    /// Flushes `catalog`: see [`PageStore::flush`].
+    pub(crate) fn flush<C: Catalog + ?Sized>(&self, catalog: &C) -> Result<(), StoreError> {
+        let _timed = self.counters.flushes.timed();
+        catalog.flush()
+    }
+
+    /// The times of calls and device operations of this process.
+    pub(crate) fn latencies(&self) -> Latencies {
+        Latencies {
+            lookup: self.counters.lookups.buckets(),
+            get: self.counters.gets.buckets(),
+            put: self.counters.puts.buckets(),
+            flush: self.counters.flushes.buckets(),
+            device_read: self.device.reads.buckets(),
+            device_write: self.device.writes.buckets(),
+            device_sync: self.device.syncs.buckets(),
+        }
     }
 
     /// The disk of this process.
@@ -321,7 +342,7 @@ impl LocalStore {
                 volume = damage.volume,
                 segment = damage.segment,
                 offset = damage.fault.offset,
-                "{}",
+                "damage found at the open: {}",
                 damage.fault
             );
         }
@@ -530,7 +551,10 @@ fn warn_of_holes(volumes: &Volumes) {
         let found = found.filter(|holes| !holes.is_none());
         if let Some(holes) = found {
             let path = volume.path.display();
-            tracing::warn!("{path}: {holes}: {}", holes.remedy(&volume.path));
+            tracing::warn!(
+                "{path}: {holes}; a write there needs free space: {}",
+                holes.remedy(&volume.path)
+            );
         }
     }
 }
@@ -650,7 +674,7 @@ impl PageStore for LocalStore {
 
     fn flush(&self) -> Result<(), StoreError> {
         let _gate = self.enter_to_write()?;
-        self.local.flush()
+        self.data.flush(&*self.local)
     }
 
     fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
@@ -699,6 +723,16 @@ impl LocalStore {
 
     pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
         self.data.count_unread(slow, unmeasured);
+    }
+
+    /// The times of its calls and device operations.
+    pub(crate) fn latencies(&self) -> Latencies {
+        self.data.latencies()
+    }
+
+    /// What the core and the housekeeping did so far.
+    pub(crate) fn store_counts(&self) -> StoreCounts {
+        self.local.store_counts()
     }
 
     /// Why calls are refused.

@@ -106,6 +106,10 @@ impl Notices {
         ];
         for (kind, count, what) in kinds {
             if count > 0 && self.is_first(kind) {
+                // runbook: pages were not stored: the device refused their write or sync
+                // runbook: a sync failed: the pages that it covered are read back and written again
+                // runbook: a page does not read back as it was written, and is forgotten
+                // runbook: a page whose write the last crash cut short is forgotten
                 tracing::warn!("{what}");
             }
         }

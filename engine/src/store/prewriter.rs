@@ -20,6 +20,7 @@ use crate::runtime::thread::JoinHandle;
 use crate::runtime::{Condvar, Instant, Mutex};
 use std::ops::Range;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -121,6 +122,7 @@ impl Work {
                 let begun = Instant::now();
                 self.write_zeros(lent.volume, start, bytes)?;
                 *written += bytes;
+                self.local.prewritten.fetch_add(bytes, Ordering::Relaxed);
                 if self.is_stopped_within(begun.elapsed() * REST) {
                     return None;
                 }

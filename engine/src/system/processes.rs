@@ -15,6 +15,12 @@ pub(crate) fn id() -> u32 {
     std::process::id()
 }
 
+/// Seconds since 1970.
+pub(crate) fn unix_seconds() -> f64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0.0, |since| since.as_secs_f64())
+}
+
 /// Ends this process at once: a thread of it cannot go on.
 pub(crate) fn abort() {
     std::process::abort();

@@ -226,6 +226,12 @@ pub(crate) fn send(
     Ok(sendmsg(stream, &iov, &mut control, SendFlags::NOSIGNAL)?)
 }
 
+/// Writes bytes as far as there is room for them at this moment.
+pub(crate) fn send_now(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    Ok(rustix::net::send(stream, bytes, flags)?)
+}
+
 /// Reads bytes, and takes the last open file that is attached to them. Other files are closed.
 pub(crate) fn receive(
     stream: &UnixStream,

@@ -96,6 +96,8 @@ pub struct Created {
     pub capacity_bytes: u64,
     /// Every volume.
     pub volumes: Vec<PathBuf>,
+    /// Whether an existing store was enlarged. Not if it had the size already.
+    pub is_grown: bool,
 }
 
 /// Creates a store whose first volume is at `path`.
@@ -188,8 +190,13 @@ impl Plan {
         })
     }
 
-    /// The sizes of a store after it is enlarged to `size`.
-    fn grown(superblock: &Superblock, size: u64) -> Result<Plan, StoreError> {
+    /// The sizes of a store after it is enlarged to `size`, and whether it is smaller now.
+    /// `file_bytes` is the length of its shortest volume.
+    fn grown(
+        superblock: &Superblock,
+        size: u64,
+        file_bytes: u64,
+    ) -> Result<(Plan, bool), StoreError> {
         let there = superblock.volumes.iter().filter(|entry| !entry.lost);
         let volumes = there.count();
         let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
@@ -198,7 +205,9 @@ impl Plan {
         let there = superblock.volumes.iter().filter(|entry| !entry.lost);
         let most = there.map(|entry| entry.segments).max();
         let most = most.unwrap_or(0);
-        if segments <= most {
+        let mut there = superblock.volumes.iter().filter(|entry| !entry.lost);
+        let is_there = volume_bytes <= file_bytes && there.all(|entry| entry.segments == segments);
+        if segments <= most && !is_there {
             let needed = (SEGMENTS_OFFSET + (u64::from(most) + 1) * segment_bytes) * volumes as u64;
             return Err(StoreError::TooSmall {
                 reason: format!(
@@ -211,11 +220,12 @@ impl Plan {
         }
         let geometry = Geometry::new(superblock.segment_blocks, segments)
             .map_err(|e| StoreError::Usage(e.to_string()))?;
-        Ok(Plan {
+        let plan = Plan {
             volume_bytes,
             geometry,
             volumes,
-        })
+        };
+        Ok((plan, !is_there))
     }
 
     /// Allocates the missing blocks of a volume whose first `from` bytes belong to the store. Bytes
@@ -271,6 +281,7 @@ impl Plan {
                 * BLOCK_BYTES as u64,
             capacity_bytes: self.volume_bytes * self.volumes as u64,
             volumes,
+            is_grown: false,
         }
     }
 
@@ -571,7 +582,7 @@ fn prewrite(
 }
 
 /// Enlarges every volume evenly, up to `size` in all. Existing content is not changed; the new
-/// segments come after it.
+/// segments come after it. A store that has the size already stays as it is.
 fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
     let mut volumes = super::Volumes::open(path, &options.volumes, Access::Exclusive, false)?;
     let by_threads = OpenOptions {
@@ -594,14 +605,19 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
         .present()
         .map(|(_, volume)| volume.path.clone())
         .collect();
-    let plan = Plan::grown(&superblock, size_of(&paths, options)?)?;
-    if options.dry_run {
-        return Ok(plan.created(paths));
-    }
     let targets = volumes
         .present()
         .map(|(_, volume)| Ok((Target::of(volume)?, volume.geometry()?.volume_bytes())))
         .collect::<Result<Vec<_>, StoreError>>()?;
+    let file_bytes = targets.iter().map(|(target, _)| target.file.bytes).min();
+    let size = size_of(&paths, options)?;
+    let (plan, is_grown) = Plan::grown(&superblock, size, file_bytes.unwrap_or(0))?;
+    if options.dry_run || !is_grown {
+        return Ok(Created {
+            is_grown,
+            ..plan.created(paths)
+        });
+    }
     let enlarged = targets
         .iter()
         .try_for_each(|(target, from)| plan.enlarge(target, *from, options));
@@ -618,5 +634,8 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
             entry.segments = segments;
         }
     })?;
-    Ok(plan.created(paths))
+    Ok(Created {
+        is_grown,
+        ..plan.created(paths)
+    })
 }

@@ -25,6 +25,12 @@ pub fn id() -> u32 {
     Process::current().map_or(FIRST_PID, id_of)
 }
 
+/// Seconds on the virtual clock, which begins in 1970.
+#[must_use]
+pub fn unix_seconds() -> f64 {
+    std::time::Duration::from_nanos(task::now().0).as_secs_f64()
+}
+
 /// A thread of this process cannot go on. Its panic ends the world.
 pub fn abort() {}
 

@@ -569,6 +569,14 @@ pub fn send(stream: &UnixStream, bytes: &[u8], file: Option<BorrowedFd<'_>>) -> 
     }
 }
 
+/// Writes bytes as far as there is room for them at this moment.
+///
+/// # Errors
+/// As the system's; [`io::ErrorKind::WouldBlock`] without room.
+pub fn send_now(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+    with(|kernel| kernel.give(stream.end, bytes, &mut None))?.ok_or_else(|| errno(libc::EAGAIN))
+}
+
 /// The queue of an end, and a limit for its waits.
 fn waiting(
     stream: &UnixStream,

@@ -488,7 +488,12 @@ impl Puts {
             };
             page.landed = Some(good);
             let segment = page.place.segment;
-            below.base.counters.blocks_written += u64::from(page.blocks);
+            let counters = &mut below.base.counters;
+            let written = match page.origin {
+                Origin::Copy(_) => &mut counters.copy_blocks_written,
+                Origin::Put => &mut counters.page_blocks_written,
+            };
+            *written += u64::from(page.blocks);
             below.segments.mark_dirty(segment, good);
             if !good {
                 below.segments.write_refused(below.base, segment, None);

@@ -225,8 +225,11 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             | Request::Unlease { .. }
             | Request::List { .. }
             | Request::Evictions { .. }
-            | Request::Usage => return nonsense("no books are kept here"),
-            Request::Counted { .. } => return nonsense("no counters are kept here"),
+            | Request::Usage
+            | Request::Records => return nonsense("no books are kept here"),
+            Request::Counted { .. } | Request::Measured(_) => {
+                return nonsense("no counters are kept here");
+            }
             Request::Pacing => return nonsense("nothing is paced here"),
         })
     }

@@ -11,6 +11,10 @@ use crate::inventory::{Cursor, Evictions, Listing};
 use crate::share::keys::keys_of;
 use crate::share::wire::{DigestBytes, Failure, Reply, Request};
 
+/// Most bytes of records in one reply, below the limit of a frame: of more than ten thousand
+/// namespaces.
+const RECORDS_BYTES_MAX: usize = 4 << 20;
+
 impl Shared {
     /// Answers a request about the books. Any other request is returned.
     pub(super) fn answer_books<'a>(
@@ -37,6 +41,15 @@ impl Shared {
                     (*row.namespace.as_bytes(), row.pages, row.bytes)
                 };
                 Reply::Usage(rows.into_iter().map(row).collect())
+            })),
+            Request::Records => Some(answered(books.records(), |records| {
+                let mut bytes = 0;
+                let encoded = records.iter().map(|of| of.encode().to_vec());
+                let fitting = encoded.take_while(|record| {
+                    bytes += record.len();
+                    bytes <= RECORDS_BYTES_MAX
+                });
+                Reply::Records(fitting.map(Into::into).collect())
             })),
             other => return Err(other),
         })

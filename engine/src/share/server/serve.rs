@@ -95,6 +95,9 @@ impl Shared {
             session.hang_up();
         }
         session.connections.lock().open.remove(&connection);
+        if is_first {
+            session.told.lock().end();
+        }
         drop(stream);
         if is_first && !planted!(KeptSession) {
             self.leave(&session);
@@ -127,6 +130,7 @@ impl Shared {
             Greeting::First(agreed) => {
                 let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
                 let session = Arc::new(Session::new(id, self.welcome.run, agreed, pid_of(stream)));
+                session.told.lock().begin(stream);
                 let welcome = self.welcome.for_client(&session);
                 self.sessions.lock().insert(session.id, session.clone());
                 (session, true, Reply::Welcome(welcome))
@@ -231,9 +235,13 @@ impl Shared {
             request,
             Request::Reserve { .. } | Request::ReserveHinted { .. } | Request::Pin { .. }
         );
+        let marks = matches!(request, Request::Marked);
         let answer = desk.answer(&session.ledger, request);
         if begins {
             self.watch.call();
+        }
+        if marks {
+            self.tell_all();
         }
         let reply = match answer {
             Answer::Reply(reply) => reply,

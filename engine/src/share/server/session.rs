@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::ledger::Ledger;
 use super::reads::HeldReads;
+use super::totals::Told;
 use crate::counts::Counts;
 use crate::random::random_bytes;
 use crate::runtime::{Instant, Mutex};
@@ -13,6 +14,7 @@ use crate::share::protocol::Agreed;
 use crate::share::wire::ClientId;
 use crate::store::LeaseBook;
 use crate::system::sockets::UnixStream;
+use crate::totals::Latencies;
 
 /// Most connections of one client. Each of its puts and each of its other calls uses one.
 const CONNECTIONS_MAX: usize = 64;
@@ -32,6 +34,7 @@ pub(super) struct Session {
     pub pid: Option<u32>,
     pub begun: Instant,
     pub tally: Mutex<Tally>,
+    pub told: Mutex<Told>,
 }
 
 /// A client's counters, as it sent them last.
@@ -41,6 +44,7 @@ pub(super) struct Tally {
     pub name: Option<String>,
     /// `None` before the first message.
     pub counts: Option<Counts>,
+    pub latencies: Latencies,
     /// The counters were added to those of the clients that have gone.
     pub is_folded: bool,
 }
@@ -72,6 +76,7 @@ impl Session {
             pid,
             begun: Instant::now(),
             tally: Mutex::default(),
+            told: Mutex::default(),
         }
     }
 

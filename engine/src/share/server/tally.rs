@@ -13,6 +13,7 @@ use crate::counts::{Counts, Process};
 use crate::share::wire::{ClientId, Reply, Request};
 use crate::system::processes;
 use crate::system::sockets::{self, UnixStream};
+use crate::totals::Latencies;
 
 /// Longest name of a program that is kept, in characters.
 const NAME_MAX: usize = 64;
@@ -35,8 +36,13 @@ impl Shared {
         session: &Session,
         request: Request<'a>,
     ) -> Result<Option<Reply>, Request<'a>> {
-        let Request::Counted { name, counts } = request else {
-            return Err(request);
+        let (name, counts) = match request {
+            Request::Counted { name, counts } => (name, counts),
+            Request::Measured(latencies) => {
+                self.take_latencies(session, &latencies);
+                return Ok(None);
+            }
+            other => return Err(other),
         };
         let mut tally = session.tally.lock();
         let before = tally.counts.unwrap_or_default();
@@ -53,6 +59,17 @@ impl Shared {
         Ok(None)
     }
 
+    fn take_latencies(&self, session: &Session, latencies: &Latencies) {
+        let mut tally = session.tally.lock();
+        let before = tally.latencies.clone();
+        tally.latencies.combine(latencies, u64::max);
+        if tally.is_folded {
+            let mut new = tally.latencies.clone();
+            new.combine(&before, u64::saturating_sub);
+            self.adding.gone.lock().add(&new);
+        }
+    }
+
     /// Adds the counters of a client that has gone to those of all such clients.
     pub(super) fn fold(&self, session: &Session) {
         if !session.ledger.is_marked() {
@@ -63,6 +80,7 @@ impl Shared {
         let mut departed = self.departed.lock();
         departed.clients += 1;
         departed.counts.add(tally.counts.unwrap_or_default());
+        self.adding.gone.lock().add(&tally.latencies);
     }
 
     /// The owner, then its clients in the order of their pids. A process that only asks for a
