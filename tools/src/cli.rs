@@ -6,17 +6,16 @@
 use std::env;
 use std::ffi::OsString;
 use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::signal::{SigSet, Signal};
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::log::LogFormat;
 use crate::{
-    bench, compact, create, demo, doctor, export, import, inspect, replay, serve, stat, verify,
+    bench, compact, create, delete, demo, doctor, export, exporter, import, inspect, log, manuals,
+    replay, serve, stat, verify,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -26,6 +25,15 @@ use crate::{
 #[derive(Parser)]
 #[command(name = "larder", version, max_term_width = 100)]
 struct Cli {
+    /// Form of the log on stderr; LARDER_LOG sets its levels [default: text]
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        hide_default_value = true
+    )]
+    log_format: LogFormat,
     #[command(subcommand)]
     command: Command,
 }
@@ -43,7 +51,12 @@ enum Command {
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
     Stat(stat::StatArgs),
+    Delete(delete::DeleteArgs),
+    Exporter(exporter::ExporterArgs),
     Demo(demo::DemoArgs),
+    Completions(manuals::CompletionsArgs),
+    #[command(hide = true)]
+    Man(manuals::ManArgs),
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
 }
@@ -87,7 +100,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
-    log_to_stderr();
+    log::of_command(cli.log_format);
     // A file that may not grow (`ulimit -f`) is an error to report. Without this block the signal
     // ends the process silently.
     let _ = SigSet::from_iter([Signal::SIGXFSZ]).thread_block();
@@ -103,7 +116,11 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Doctor(args) => doctor::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Delete(args) => delete::run(args),
+        Command::Exporter(args) => exporter::run(args),
         Command::Demo(args) => demo::run(args, program),
+        Command::Completions(args) => manuals::completions(args, Cli::command()),
+        Command::Man(args) => manuals::man(args, Cli::command()),
         Command::DemoWorker(args) => demo::work(args),
     };
     match ended {
@@ -119,22 +136,4 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
 /// message is lost, and the work continues.
 pub fn complain(message: &dyn fmt::Display) {
     let _ = writeln!(io::stderr(), "larder: {message}");
-}
-
-/// Sends the engine's log to stderr, at the level of `LARDER_LOG`. A process with a logger keeps
-/// it.
-pub fn log_to_stderr() {
-    let asked = env::var("LARDER_LOG")
-        .ok()
-        .and_then(|asked| asked.parse::<Targets>().ok());
-    let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
-    let lines = tracing_subscriber::fmt::layer()
-        // Otherwise a line that cannot be written would panic in the thread that logs it.
-        .log_internal_errors(false)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
-    let _ = tracing_subscriber::registry()
-        .with(filter)
-        .with(lines)
-        .try_init();
 }

@@ -69,8 +69,10 @@ struct CreateReport {
     usable_bytes: u64,
     /// Whether every block has been written once.
     prewritten: bool,
-    /// Whether an existing store was enlarged.
+    /// Whether an existing store was enlarged. Not if it had the size already.
     grown: bool,
+    #[serde(skip)]
+    grow: bool,
     /// Whether nothing was written.
     dry_run: bool,
     /// Whether the operator ended it early: nothing was made.
@@ -86,7 +88,7 @@ impl Report for CreateReport {
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
         if self.interrupted {
-            lines.text(match (self.grown, self.force) {
+            lines.text(match (self.grow, self.force) {
                 (true, _) => "Interrupted: the store is as it was.",
                 (false, true) => {
                     "Interrupted: no store was created, and the data that --force overwrites is \
@@ -96,11 +98,12 @@ impl Report for CreateReport {
             });
             return lines;
         }
-        let done = match (self.dry_run, self.grown) {
-            (true, true) => "Would enlarge",
-            (true, false) => "Would create",
-            (false, true) => "Enlarged",
-            (false, false) => "Created",
+        let done = match (self.dry_run, self.grow, self.grown) {
+            (_, true, false) => "Has this size already",
+            (true, true, true) => "Would enlarge",
+            (true, false, _) => "Would create",
+            (false, true, true) => "Enlarged",
+            (false, false, _) => "Created",
         };
         for (index, volume) in self.volumes.iter().enumerate() {
             let label = if index == 0 { done } else { "" };
@@ -129,7 +132,8 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
         capacity_bytes: created.capacity_bytes,
         usable_bytes: created.usable_bytes,
         prewritten: args.prewrite && !args.dry_run && !interrupted,
-        grown: args.grow,
+        grown: created.is_grown,
+        grow: args.grow,
         dry_run: args.dry_run,
         interrupted,
         force: args.force,

@@ -10,10 +10,12 @@
 //! | module | content |
 //! |---|---|
 //! | `store` | the store at a path, its volumes and its owner |
+//! | `device` | the device under a store: its stable name, the drive's health |
 //! | `bundle` | an archive of facts for a report of a problem |
 //! | `redact` | takes names and secrets out of the archive |
 
 mod bundle;
+mod device;
 mod redact;
 mod store;
 
@@ -247,7 +249,7 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         }
         return Ok(());
     }
-    let device = metadata.file_type().is_block_device();
+    let is_device = metadata.file_type().is_block_device();
     match rustix::fs::open(
         path,
         OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK,
@@ -261,15 +263,19 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         ),
     }
     scheduler(
-        if device {
+        if is_device {
             metadata.rdev()
         } else {
             metadata.dev()
         },
         facts,
     );
-    if !device {
+    if is_device {
+        device::name(path, metadata.rdev(), facts);
+        device::health(metadata.rdev(), facts);
+    } else {
         free_space(path, facts);
+        device::health(metadata.dev(), facts);
     }
     store(path, facts);
     Ok(())
@@ -296,7 +302,9 @@ fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
             facts.add("writable", Level::Fail, what);
         }
     }
-    scheduler(directory.metadata().map_err(failure)?.dev(), facts);
+    let under = directory.metadata().map_err(failure)?.dev();
+    scheduler(under, facts);
+    device::health(under, facts);
     free_space(path, facts);
     Ok(())
 }

@@ -8,7 +8,6 @@
 
 mod target;
 
-use std::collections::HashSet;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -17,7 +16,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use indicatif::ProgressBar;
 use larder_engine::format::{
-    ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint, PageKey,
+    ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, PageKey,
 };
 use larder_engine::random::random_bytes;
 use larder_engine::survey::{BadPage, Page, PayloadFault, RecordId, Survey, SurveyOptions};
@@ -28,6 +27,7 @@ use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs, count};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
+use crate::selection::Selection;
 use crate::size::ByteSize;
 use crate::usage;
 use target::Target;
@@ -43,9 +43,8 @@ pub struct ExportArgs {
     store: StoreArgs,
     /// The file to make; `-` for standard output
     file: PathBuf,
-    /// Namespace to export, by fingerprint, or all
-    #[arg(long, value_name = "FINGERPRINT", default_value = "all", value_parser = selection)]
-    namespace: Selection,
+    #[command(flatten)]
+    selection: Selection,
     /// Only the chain that ends in the page with this key: the page and all before it
     #[arg(long, value_name = "HEX", value_parser = page_key)]
     key: Option<PageKey>,
@@ -55,23 +54,6 @@ pub struct ExportArgs {
     /// Print one JSON document (on standard error when the archive goes to standard output)
     #[arg(long)]
     json: bool,
-}
-
-/// The chosen namespaces.
-#[derive(Clone, Copy, Debug)]
-enum Selection {
-    All,
-    One(Fingerprint),
-}
-
-fn selection(text: &str) -> Result<Selection, String> {
-    if text == "all" {
-        return Ok(Selection::All);
-    }
-    let fingerprint = text.trim().to_ascii_lowercase().parse();
-    fingerprint.map(Selection::One).map_err(|error| {
-        format!("{error}; give `all`, or a fingerprint as `larder inspect --namespaces` shows it")
-    })
 }
 
 fn page_key(text: &str) -> Result<PageKey, String> {
@@ -251,7 +233,7 @@ fn export(
     let seconds = started.elapsed().as_secs_f64();
     // An interrupted export reports nothing but the interruption.
     let (there, departed) = match file_bytes {
-        Some(_) => departed(args, bad),
+        Some(_) => args.store.departed(bad),
         None => (Vec::new(), 0),
     };
     let (unfinished, damaged): (Vec<_>, Vec<_>) = there.into_iter().partition(is_unfinished);
@@ -280,25 +262,6 @@ fn export(
     })
 }
 
-/// Splits pages with wrong bytes: pages that are lost, and the number of the others. An owner,
-/// perhaps one that came meanwhile, may have moved or dropped a page between the survey and the
-/// read. So the store is surveyed once more: a page still recorded at the place of the read is
-/// lost.
-fn departed(args: &ExportArgs, bad: Vec<BadPage>) -> (Vec<BadPage>, u64) {
-    if bad.is_empty() {
-        return (bad, 0);
-    }
-    let Ok(Look::Store(now)) = args.store.look(|options| options) else {
-        return (bad, 0);
-    };
-    let place = |page: &Page| (page.segment, page.offset, page.commit, page.birth);
-    let live: HashSet<_> = now.live().map(|page| place(&page)).collect();
-    let (there, departed): (Vec<_>, Vec<_>) = bad
-        .into_iter()
-        .partition(|bad| live.contains(&place(&bad.page)));
-    (there, departed.len() as u64)
-}
-
 /// Whether the wrong bytes of a page come from a write that a crash cut short.
 fn is_unfinished(bad: &BadPage) -> bool {
     !bad.page.proven && matches!(bad.fault, PayloadFault::Mismatch { .. })
@@ -324,17 +287,20 @@ struct Section {
 impl Choice {
     fn new(args: &ExportArgs, survey: &Survey) -> Result<Choice, Failure> {
         let chosen: Vec<usize> = (0..survey.namespaces.len())
-            .filter(|&at| match args.namespace {
-                Selection::All => true,
-                Selection::One(wanted) => survey.namespaces[at].fingerprint == wanted,
+            .filter(|&at| {
+                let facts = &survey.namespaces[at];
+                args.selection
+                    .takes(&facts.fingerprint, facts.record.as_ref())
             })
             .collect();
         let path = args.store.path.display();
-        if let (Selection::One(wanted), []) = (args.namespace, &chosen[..]) {
-            return Err(Failure::usage(format!(
-                "{path}: no namespace {wanted} in this store; `larder inspect --namespaces` lists \
-                 them"
-            )));
+        if chosen.is_empty() && !args.selection.is_open() {
+            let records = survey
+                .namespaces
+                .iter()
+                .filter_map(|facts| facts.record.as_ref());
+            let models = records.map(|record| &*record.fields().model);
+            return Err(args.selection.unmatched(models));
         }
         let Some(key) = args.key else {
             let sections = chosen

@@ -4,11 +4,11 @@
 //! Each finding names its place (volume, segment, byte offset, key) and the fault. The remedy is
 //! given once for each kind. The exit code is decided elsewhere.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use larder_engine::survey::{BadPage, Condition, Flaw, Survey, SurveyError, SurveyOptions};
+use larder_engine::survey::{BadPage, Condition, Flaw, Page, Survey, SurveyError, SurveyOptions};
 use serde::Serialize;
 
 use crate::archive::{Fault, FaultReason};
@@ -97,6 +97,42 @@ impl StoreArgs {
                 Ok(Look::Wreck(findings, message))
             }
         }
+    }
+}
+
+impl StoreArgs {
+    /// Splits pages with wrong bytes: pages that are lost, and the number of the others. An owner,
+    /// perhaps one that came meanwhile, may have moved or dropped a page between the survey and the
+    /// read. So the store is surveyed once more: a page still recorded at the place of the read is
+    /// lost.
+    pub fn departed(&self, bad: Vec<BadPage>) -> (Vec<BadPage>, u64) {
+        if bad.is_empty() {
+            return (bad, 0);
+        }
+        let Ok(Look::Store(now)) = self.look(|options| options) else {
+            return (bad, 0);
+        };
+        let place = |page: &Page| (page.segment, page.offset, page.commit, page.birth);
+        let live: HashSet<_> = now.live().map(|page| place(&page)).collect();
+        let (there, departed): (Vec<_>, Vec<_>) = bad
+            .into_iter()
+            .partition(|bad| live.contains(&place(&bad.page)));
+        (there, departed.len() as u64)
+    }
+
+    /// Findings of a store in use that a second survey has too. Others are writes that the first
+    /// one met half done.
+    pub fn lasting(&self, findings: Vec<Finding>) -> Vec<Finding> {
+        if findings.is_empty() {
+            return findings;
+        }
+        let Ok(Look::Store(now)) = self.look(|options| options) else {
+            return findings;
+        };
+        let place = |of: &Finding| (of.volume, of.segment, of.offset, of.kind);
+        let there: HashSet<_> = Finding::all_of(&now).iter().map(place).collect();
+        let lasting = findings.into_iter();
+        lasting.filter(|of| there.contains(&place(of))).collect()
     }
 }
 

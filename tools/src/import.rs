@@ -23,6 +23,7 @@ use larder_engine::format::{
     ArchiveHead, ArchiveItem, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage, Fingerprint,
     Namespace, PageShape,
 };
+use larder_engine::inventory::Inventory;
 use larder_engine::memory::AlignedBuf;
 use larder_engine::survey::{Survey, SurveyError, SurveyOptions};
 use larder_engine::{NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store};
@@ -32,7 +33,7 @@ use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, count};
 use crate::interrupt::{Input, Interrupt};
-use crate::open::OpenArgs;
+use crate::open::{self, OpenArgs};
 use crate::place;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
@@ -277,7 +278,15 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         Err(_) if interrupt.is_raised() => return Ok(Ending::Interrupted),
         Err(fault) => return headless(args, &fault),
     };
-    let report = if args.dry_run {
+    let report = if args.dry_run && larder_engine::report(&args.path).is_ok() {
+        let report = open::with_any(&args.path, args.open.options(), |store| {
+            import(args, store, head, source, &interrupt)
+        })?;
+        ImportReport {
+            condition: Some(findings::IN_USE),
+            ..report
+        }
+    } else if args.dry_run {
         let condition = condition(args)?;
         let options = args.open.options().with(|o| o.read_only = true);
         let store = Store::open(&args.path, options)?;
@@ -288,7 +297,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
             ..report?
         }
     } else {
-        args.open.with(&args.path, |store| {
+        open::with_any(&args.path, args.open.options(), |store| {
             import(args, store, head, source, &interrupt)
         })?
     };
@@ -471,7 +480,8 @@ fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<()
 fn needed_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
     let stats = store.stats();
     let known: BTreeMap<Fingerprint, Namespace> = store
-        .namespaces()
+        .records()
+        .ok()?
         .into_iter()
         .map(|namespace| (namespace.fingerprint(), namespace))
         .collect();
@@ -551,7 +561,7 @@ impl Home {
             ArchivedNamespace::Unnamed {
                 fingerprint,
                 page_blocks,
-            } => store.namespaces().into_iter().find(|held| {
+            } => store.records()?.into_iter().find(|held| {
                 held.fingerprint() == *fingerprint && held.shape().page_blocks() == *page_blocks
             }),
         };

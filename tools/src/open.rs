@@ -129,6 +129,25 @@ impl OpenArgs {
     }
 }
 
+/// Opens the store at `path`, as a client if an owner serves it. Works on it, and closes it
+/// cleanly, whether the work succeeds or not.
+///
+/// # Errors
+/// The work's, else those of opening and closing.
+pub fn with_any<T>(
+    path: &Path,
+    options: OpenOptions,
+    work: impl FnOnce(&Store) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    // A store that nobody serves is opened alone: attaching would wait for its holder.
+    let store = match larder_engine::report(path) {
+        Ok(_) => Store::attach(path, options)?,
+        Err(_) => Store::open(path, options)?,
+    };
+    let outcome = work(&store);
+    finish(&store, outcome)
+}
+
 fn finish<T>(store: &dyn PageStore, outcome: Result<T, Failure>) -> Result<T, Failure> {
     let closed = store.close();
     let value = outcome?;

@@ -95,7 +95,21 @@ pub fn print<R: Report>(report: &R, json: bool) -> Result<(), Failure> {
 /// # Errors
 /// If `out` cannot be written, unless its reader is gone.
 pub fn print_on<R: Report>(report: &R, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
-    match write(report, json, out).and_then(|()| out.flush()) {
+    written(write(report, json, out).and_then(|()| out.flush()))
+}
+
+/// Prints a text on stdout.
+///
+/// # Errors
+/// If stdout cannot be written, unless its reader is gone.
+pub fn print_text(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+}
+
+/// A reader that is gone wants no more.
+fn written(outcome: io::Result<()>) -> Result<(), Failure> {
+    match outcome {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(Failure::environment(
             format!("writing the report: {error}; it is lost"),
         )),
@@ -164,7 +178,7 @@ mod tests {
         }
     }
 
-    fn written(json: bool) -> String {
+    fn printed(json: bool) -> String {
         let mut out = Vec::new();
         write(&Sample { pages: 3 }, json, &mut out).unwrap();
         String::from_utf8(out).unwrap()
@@ -172,18 +186,18 @@ mod tests {
 
     #[test]
     fn documents_open_with_their_schema_and_command() {
-        let document: serde_json::Value = serde_json::from_str(&written(true)).unwrap();
+        let document: serde_json::Value = serde_json::from_str(&printed(true)).unwrap();
         assert_eq!(
             document,
             serde_json::json!({"schema": SCHEMA, "command": "sample", "pages": 3})
         );
-        assert!(written(true).starts_with("{\n  \"schema\": 1,"));
+        assert!(printed(true).starts_with("{\n  \"schema\": 1,"));
     }
 
     #[test]
     fn rows_line_up() {
         assert_eq!(
-            written(false),
+            printed(false),
             "A sample\npages           3\na longer label  x\n"
         );
     }

@@ -1,10 +1,13 @@
 //! `larder serve`: owns a store as long as it runs, so that other processes can attach to it.
 //!
 //! The first process to attach would do the same work. Use this command if ownership must not move
-//! when one of those processes ends. It ends on SIGINT, SIGTERM or SIGHUP, with the store closed
-//! cleanly.
+//! when one of those processes ends. If another process owns the store, it waits as a client, and
+//! competes for the ownership when that process ends. It ends on SIGINT, SIGTERM or SIGHUP, with
+//! the store closed cleanly.
+//!
+//! A service manager is notified (`sd_notify`) when it serves the store or waits for it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -12,6 +15,7 @@ use larder_engine::disk::probe::limit;
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{PageStore, Store};
 use rustix::process::{Resource, Rlimit, setrlimit};
+use sd_notify::NotifyState;
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -21,6 +25,9 @@ use crate::open::{OpenArgs, ShareArgs};
 use crate::place;
 use crate::report::{self as output, Lines, Report};
 use crate::stat::process;
+
+/// Interval at which a waiting client looks whether it is the owner.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Longest sleep between two wakeups.
 const SLEEP: Duration = Duration::from_secs(24 * 60 * 60);
@@ -38,7 +45,7 @@ pub struct ServeArgs {
     open: OpenArgs,
     #[command(flatten)]
     share: ShareArgs,
-    /// Print one JSON document once the store is served
+    /// Print one JSON document once the store is served, and before it, if it has to wait
     #[arg(long)]
     json: bool,
 }
@@ -49,6 +56,10 @@ struct ServeReport {
     path: PathBuf,
     /// The socket for clients.
     socket: PathBuf,
+    /// Whether another process owns the store. This one serves it when that ends.
+    waiting: bool,
+    /// The owner's process, if it is visible here.
+    pid: Option<u32>,
     /// Pages in the store.
     pages: u64,
     /// The disk that moves the owner's bytes, and the reason for its choice.
@@ -61,10 +72,48 @@ impl Report for ServeReport {
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
+        if self.waiting {
+            lines.row("Waiting", self.status());
+            return lines;
+        }
         lines.row("Serving on", self.socket.display().to_string());
         lines.row("Pages", self.pages.to_string());
         lines.row("Disk", self.disk.to_string());
         lines
+    }
+}
+
+impl ServeReport {
+    fn of(args: &ServeArgs, store: &Store, part: Part) -> Result<ServeReport, Failure> {
+        // A container profile may allow listening, and refuse to accept connections.
+        let running = report(&args.path);
+        if let (Part::Owner, Err(error)) = (part, &running) {
+            return Err(Failure::environment(format!(
+                "{}: this process cannot serve it: its own socket does not answer ({error}); \
+                 allow accept4 and getsockopt in the container's seccomp profile",
+                args.path.display()
+            )));
+        }
+        let stats = store.stats();
+        Ok(ServeReport {
+            path: args.path.clone(),
+            socket: socket_path(&args.path),
+            waiting: part != Part::Owner,
+            pid: running.ok().and_then(|running| running.pid),
+            pages: stats.pages,
+            disk: DiskFacts::of(&stats.disk),
+        })
+    }
+
+    /// The state in a sentence.
+    fn status(&self) -> String {
+        match self.waiting {
+            true => format!(
+                "as a client: {} owns the store; this process serves it when that ends",
+                process(self.pid)
+            ),
+            false => format!("serving {} pages", self.pages),
+        }
     }
 }
 
@@ -82,47 +131,43 @@ fn take_descriptors() {
     let _ = setrlimit(Resource::Nofile, all);
 }
 
-/// Another process serves the store.
-fn served(path: &Path, owner: Option<u32>) -> Failure {
-    Failure::environment(format!(
-        "{}: {} serves it already; see `larder stat`",
-        path.display(),
-        process(owner)
-    ))
-}
-
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    if let Ok(running) = report(&args.path) {
-        return Err(served(&args.path, running.pid));
-    }
     take_descriptors();
     let store = Store::attach(&args.path, args.share.options(&args.open, args.group))?;
-    if store.part() != Part::Owner {
-        let owner = store.report().ok().and_then(|running| running.pid);
-        store.close()?;
-        return Err(served(&args.path, owner));
-    }
-    // A container profile may allow listening, and refuse to accept connections.
-    if let Err(error) = report(&args.path) {
-        store.close()?;
-        return Err(Failure::environment(format!(
-            "{}: this process cannot serve it: its own socket does not answer ({error}); \
-             allow accept4 and getsockopt \
-             in the container's seccomp profile",
-            args.path.display()
-        )));
-    }
-    let stats = store.stats();
-    let served = ServeReport {
-        path: args.path.clone(),
-        socket: socket_path(&args.path),
-        pages: stats.pages,
-        disk: DiskFacts::of(&stats.disk),
-    };
-    output::print(&served, args.json)?;
-    while !interrupt.wait(SLEEP) {}
-    store.close()?;
+    let served = serve(args, &store, &interrupt);
+    tell(&[
+        NotifyState::Stopping,
+        NotifyState::Status("closing the store"),
+    ]);
+    let closed = store.close();
+    served?;
+    closed?;
     Ok(Ending::Done)
+}
+
+/// Serves the store, or waits until it may, until the operator ends it.
+fn serve(args: &ServeArgs, store: &Store, interrupt: &Interrupt) -> Result<(), Failure> {
+    let mut shown = None;
+    loop {
+        let part = store.part();
+        if part != Part::Nobody && shown != Some(part) {
+            let report = ServeReport::of(args, store, part)?;
+            tell(&[NotifyState::Ready, NotifyState::Status(&report.status())]);
+            output::print(&report, args.json)?;
+            shown = Some(part);
+        }
+        let pause = if part == Part::Owner { SLEEP } else { LOOK };
+        if interrupt.wait(pause) {
+            return Ok(());
+        }
+    }
+}
+
+/// Tells the service manager, if there is one (`NOTIFY_SOCKET`).
+fn tell(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!(%error, "the service manager cannot be notified; is NOTIFY_SOCKET right?");
+    }
 }

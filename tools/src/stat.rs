@@ -7,12 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::{LatencySummary, Stats, share};
+use larder_engine::totals::StoreCounts;
+use larder_engine::{Counts, LatencySummary, Stats, share};
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::metrics;
 use crate::place;
 use crate::report::{self as output, Lines, Report};
 use crate::size::ByteSize;
@@ -34,6 +36,9 @@ pub struct StatArgs {
     /// degraded, 3 if the store has no owner
     #[arg(long, conflicts_with = "watch")]
     check: bool,
+    /// Print metrics in the text format of OpenMetrics, for a textfile collector
+    #[arg(long, conflicts_with_all = ["watch", "check", "json"])]
+    openmetrics: bool,
     /// Print JSON documents
     #[arg(long)]
     json: bool,
@@ -49,6 +54,10 @@ struct StatReport {
     rss_bytes: u64,
     /// Its release and the catalog protocol that it speaks.
     protocol: share::protocol::Protocol,
+    /// Version of the on-disk format.
+    format_version: u32,
+    /// When the owner opened the store.
+    started_unix_s: f64,
     /// Clients attached, this one included.
     clients: u32,
     /// The same by release.
@@ -70,11 +79,21 @@ struct StatReport {
     prewrite: bool,
     #[serde(flatten)]
     processes: Processes,
+    totals: TotalCounts,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]
     stats: Stats,
     /// The reason for that disk.
     disk_reason: String,
+}
+
+/// What all processes did, under this owner and the owners before it.
+#[derive(Serialize)]
+struct TotalCounts {
+    counts: Counts,
+    pages_missed: u64,
+    #[serde(flatten)]
+    store: StoreCounts,
 }
 
 impl StatReport {
@@ -85,10 +104,17 @@ impl StatReport {
         told.stats.disk = disk;
         Ok(StatReport {
             processes: Processes::of(&told, before),
+            totals: TotalCounts {
+                counts: told.totals.counts,
+                pages_missed: told.totals.counts.misses.total(),
+                store: told.totals.store,
+            },
             path: path.to_owned(),
             pid: told.pid,
             rss_bytes: told.rss_bytes,
             protocol: told.protocol,
+            format_version: told.format_version,
+            started_unix_s: told.started_unix_s,
             clients: told.clients,
             releases: told.releases,
             lingering_clients: told.lingering,
@@ -115,10 +141,11 @@ impl Report for StatReport {
         lines.row(
             "Owner",
             format!(
-                "{}, {} of RAM, {}",
+                "{}, {} of RAM, {}, format {}",
                 process(self.pid),
                 size(self.rss_bytes),
-                self.protocol
+                self.protocol,
+                self.format_version
             ),
         );
         lines.row(
@@ -180,8 +207,17 @@ impl Report for StatReport {
             0 => String::new(),
             some => format!(", {some} that cannot be read or written"),
         };
-        let (segments, free) = (stats.segments, stats.free_segments);
-        lines.row("Segments", format!("{segments}, {free} free{unreadable}"));
+        lines.row(
+            "Segments",
+            format!(
+                "{}, {} free, {} open, {} sealed, {} being emptied{unreadable}",
+                stats.segments,
+                stats.free_segments,
+                stats.open_segments,
+                stats.sealed_segments,
+                stats.reclaiming_segments
+            ),
+        );
         lines.row(
             "Put",
             format!(
@@ -384,6 +420,10 @@ fn check(path: &Path, json: bool) -> Result<Ending, Failure> {
 pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     if args.check {
         return check(&args.path, args.json);
+    }
+    if args.openmetrics {
+        output::print_text(&metrics::text(&args.path)?)?;
+        return Ok(Ending::Done);
     }
     let pause = args.watch.map(pause).transpose()?;
     let interrupt = Interrupt::watch();

@@ -3,11 +3,14 @@
 //!
 //! Without `--deep` it checks structures: both copies of every superblock and header, every
 //! descriptor block, and that no two pages claim one place. With `--deep` it also checks the bytes
-//! of every live page. The store is locked against writers meanwhile.
+//! of every live page. The store is locked against writers meanwhile, except with `--online`
+//! ([`online`]).
 //!
 //! One bad copy of two loses nothing yet. It is a finding all the same: the next fault in the other
 //! copy would lose data. Writes that a crash cut short are counted and are no findings, because
 //! they were never promised.
+
+mod online;
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -27,10 +30,11 @@ use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage;
 
-/// Check a store that no process has open, and list the damage
+/// Check a store, and list the damage
 ///
-/// Exit codes: 0 sound (writes that a crash cut short are counted, not damage), or repaired, 1
-/// damage found, or left by a repair, 2 usage, 3 the store is in use, or there is none.
+/// The store must not be in use, except with --online. Exit codes: 0 sound (writes that a crash cut
+/// short are counted, not damage), or repaired, 1 damage found, or left by a repair, 2 usage, 3 the
+/// store is in use, or there is none.
 #[derive(Args, Debug)]
 pub struct VerifyArgs {
     #[command(flatten)]
@@ -43,6 +47,18 @@ pub struct VerifyArgs {
     /// damaged descriptors. Nothing good is lost
     #[arg(long)]
     repair: bool,
+    /// Check as with --deep while servers use the store: without its lock, at --rate. The owner is
+    /// told of damaged pages, and drops them
+    #[arg(long, conflicts_with = "repair")]
+    online: bool,
+    /// Most bytes a second that --online reads
+    #[arg(
+        long,
+        value_name = "SIZE",
+        requires = "online",
+        default_value = "200MiB"
+    )]
+    rate: ByteSize,
     /// Print the plan of --repair and change nothing
     #[arg(long, requires = "repair")]
     dry_run: bool,
@@ -80,7 +96,7 @@ struct VerifyReport {
 struct Checked {
     /// The store's identity.
     store_id: String,
-    /// `clean`, or `not_closed`: the next open recovers it.
+    /// `clean`, `in_use`, or `not_closed`: the next open recovers it.
     condition: &'static str,
     /// Segments, and how many of them could be read.
     segments: u64,
@@ -116,6 +132,10 @@ struct Deep {
     damaged_pages: u64,
     /// Unproven pages that a crash cut short.
     unfinished_pages: u64,
+    /// With `--online`: pages that the owner moved or dropped before they were read, and damaged
+    /// pages that it dropped now.
+    departed_pages: u64,
+    dropped_pages: u64,
     /// Duration, and speed.
     seconds: f64,
     bytes_per_second: f64,
@@ -186,10 +206,10 @@ impl VerifyReport {
 impl Checked {
     fn lines(&self, lines: &mut Lines) {
         lines.row("Store", self.store_id.as_str());
-        let state = if self.condition == findings::CLEAN {
-            "closed cleanly"
-        } else {
-            "not closed: the next open recovers it"
+        let state = match self.condition {
+            findings::CLEAN => "closed cleanly",
+            findings::IN_USE => "in use",
+            _ => "not closed: the next open recovers it",
         };
         lines.row("State", state);
         let mut segments = self.segments.to_string();
@@ -247,6 +267,15 @@ impl Deep {
                 self.good_pages, self.damaged_pages, self.unfinished_pages
             ),
         );
+        if self.departed_pages + self.dropped_pages > 0 {
+            lines.row(
+                "By the owner",
+                format!(
+                    "{} moved or dropped meanwhile, {} damaged and dropped now",
+                    self.departed_pages, self.dropped_pages
+                ),
+            );
+        }
     }
 }
 
@@ -259,7 +288,7 @@ pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
     let look = args
         .store
         .look(|options| larder_engine::survey::SurveyOptions {
-            hold: true,
+            hold: !args.online,
             ..options
         })?;
     let report = match look {
@@ -284,12 +313,23 @@ fn check(
     interrupt: &Interrupt,
 ) -> Result<VerifyReport, Failure> {
     let mut damage = Finding::all_of(&survey);
+    if args.online {
+        damage = args.store.lasting(damage);
+    }
     let mut bad = Vec::new();
-    let deep = if args.deep || args.repair {
+    let deep = if args.deep || args.repair || args.online {
         Some(deep(args, &survey, interrupt, &mut bad)?)
     } else {
         None
     };
+    let mut deep = deep;
+    if let Some(deep) = deep.as_mut().filter(|_| args.online) {
+        let (lost, departed) = args.store.departed(bad);
+        deep.damaged_pages -= departed;
+        deep.departed_pages = departed;
+        deep.dropped_pages = online::drop_pages(&args.store, &survey, &lost);
+        bad = lost;
+    }
     damage.extend(bad.iter().map(|bad| Finding::of_page(&survey, bad)));
     let segments = &survey.segments;
     let checked = Checked {
@@ -345,9 +385,10 @@ fn deep(
     let template = "verifying {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
     let bar = report::progress(Some(survey.live_bytes()), template);
     let (started, cpu) = (Instant::now(), usage::cpu_time());
+    let pace = online::Pace::new(args.online.then_some(args.rate.0));
     let progress = |bytes| {
         bar.set_position(bytes);
-        if interrupt.is_raised() {
+        if pace.wait(bytes, interrupt) {
             ControlFlow::Break(())
         } else {
             ControlFlow::Continue(())
@@ -377,6 +418,8 @@ fn deep(
         good_pages: good,
         damaged_pages: damaged,
         unfinished_pages: unfinished,
+        departed_pages: 0,
+        dropped_pages: 0,
         seconds,
         bytes_per_second: usage::per_second(checked_bytes, seconds),
         cpu_seconds: usage::cpu_time().saturating_sub(cpu).as_secs_f64(),

@@ -163,7 +163,7 @@ impl Opening {
         py: Python<'_>,
         open: impl FnOnce(&Config, Option<u64>, bool) -> Result<Handle, PlaceError> + Send,
     ) -> PyResult<Store> {
-        larder_tools::cli::log_to_stderr();
+        larder_tools::log::to_stderr();
         let opened = py.detach(|| open(&self.config, self.page_bytes, self.creates));
         let handle = Arc::new(opened.map_err(raised)?);
         Ok(Store { handle })

@@ -13,7 +13,6 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use larder_format::PageKey;
-use larder_tools::cli;
 use larder_tools::disk::DiskFacts;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -106,7 +105,7 @@ impl Backend {
     /// Attaches to the store in `config`, for the server described by `server`. Both are JSON.
     #[new]
     fn new(py: Python<'_>, config: &str, server: &str) -> PyResult<Backend> {
-        cli::log_to_stderr();
+        larder_tools::log::to_stderr();
         let mut config =
             config::parse(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let relative = config.resolve();

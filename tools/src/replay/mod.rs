@@ -3,6 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | `store_only` | the store alone: the longest stored prefix is read, the rest put |
+//! | `sizes` | the same for stores of several sizes, and what a larger store gains |
 //! | `tiers` | L1, L2 and the store in front of servers that compute, with and without each tier |
 //! | `drive` | one run of a trace through servers, in virtual time |
 //! | `server` | one of them: its cache, its queue, its prefills |
@@ -21,6 +22,7 @@ mod model;
 mod outcome;
 mod server;
 mod shared;
+mod sizes;
 mod speed;
 mod store_only;
 mod tiers;
@@ -44,16 +46,18 @@ use crate::workload;
 const BLOCK_TOKENS: u32 = 512;
 
 /// Run a request trace against a store, or with --l1 through all three tiers, and check every byte
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct ReplayArgs {
     /// Mooncake trace: one JSON object a line, with hash_ids of 512-token blocks
     trace: PathBuf,
     /// The store, or a backend's directory: created when it does not exist, continued when it does
     #[arg(long, value_parser = crate::place::parser())]
     store: PathBuf,
-    /// Size of the store (4GiB); with --l1, before it is scaled
-    #[arg(long)]
-    capacity: ByteSize,
+    /// Size of the store (4GiB); with --l1, before it is scaled. With several sizes
+    /// (1GiB,2GiB,4GiB) a store of each is made beside --store and removed, and the hit rates are
+    /// compared
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', required = true)]
+    capacity: Vec<ByteSize>,
     /// Size of a page
     #[arg(long, required_unless_present = "l1", conflicts_with = "TiersArgs")]
     page_bytes: Option<ByteSize>,
@@ -95,11 +99,24 @@ pub struct ReplayArgs {
 pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     match (args.page_bytes, args.tiers.plan()?) {
+        (_, Some(_)) if args.capacity.len() > 1 => Err(Failure::usage(
+            "--l1 takes one --capacity; several sizes are compared with --page-bytes",
+        )),
+        (Some(page_bytes), None) if args.capacity.len() > 1 => {
+            sizes::run(args, page_bytes, &interrupt)
+        }
         (_, Some(plan)) => tiers::run(args, &plan, &interrupt),
         (Some(page_bytes), None) => store_only::run(args, page_bytes, &interrupt),
         (None, None) => Err(Failure::usage(
             "give --page-bytes, or --l1 for all three tiers",
         )),
+    }
+}
+
+impl ReplayArgs {
+    /// The capacity of a run: one is required.
+    fn capacity(&self) -> u64 {
+        self.capacity.first().map_or(0, |size| size.0)
     }
 }
 
@@ -141,7 +158,7 @@ fn check_capacity(args: &ReplayArgs, store: &Store, bytes: u64) -> Result<(), Fa
     if bytes - bytes % BLOCK_BYTES as u64 == capacity_bytes {
         return Ok(());
     }
-    let scaled = if bytes == args.capacity.0 {
+    let scaled = if bytes == args.capacity() {
         String::new()
     } else {
         format!(", which is {bytes} when scaled")
@@ -150,7 +167,7 @@ fn check_capacity(args: &ReplayArgs, store: &Store, bytes: u64) -> Result<(), Fa
         "{}: its capacity is {capacity_bytes} bytes, --capacity says {}{scaled}; give the store's \
          own, or another --store",
         args.store.display(),
-        args.capacity.0
+        args.capacity()
     )))
 }
 

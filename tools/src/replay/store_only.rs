@@ -35,21 +35,21 @@ const MODEL: &str = "replay";
 
 /// The result.
 #[derive(Serialize)]
-struct ReplayReport {
+pub(super) struct ReplayReport {
     /// The store: its first volume.
     path: PathBuf,
     #[serde(flatten)]
-    counts: Counts,
+    pub(super) counts: Counts,
     /// `pages_hit / pages_requested`.
-    hit_rate: f64,
+    pub(super) hit_rate: f64,
     /// Bytes of pages read from the volumes.
     bytes_read: u64,
     /// Bytes written to the volumes in all: pages, descriptors, headers, copies.
-    bytes_written: u64,
+    pub(super) bytes_written: u64,
     /// `bytes_written` for each byte of pages put.
     write_amplification: f64,
     /// Pages dropped to make room.
-    evicted_pages: u64,
+    pub(super) evicted_pages: u64,
     /// Pages that the store forgot because their bytes failed their checksum or could not be read.
     damaged_pages: u64,
     /// Pages that the store forgot because a crash cut their write short.
@@ -57,7 +57,7 @@ struct ReplayReport {
     /// Bytes of a page.
     page_bytes: u64,
     /// Bytes of all volumes together.
-    capacity_bytes: u64,
+    pub(super) capacity_bytes: u64,
     /// Most pages that the store keeps at once.
     usable_pages: u64,
     /// From opening the store to the flush at the end.
@@ -191,6 +191,32 @@ pub fn run(
     page_bytes: ByteSize,
     interrupt: &Interrupt,
 ) -> Result<Ending, Failure> {
+    let ended = with_report(args, page_bytes, interrupt, |report| {
+        // A failing device may prevent the close, so the result is printed before.
+        report::print(&report, args.json)?;
+        Ok(ending(&report))
+    })?;
+    Ok(ended.unwrap_or(Ending::Interrupted))
+}
+
+/// The same, for a report of several runs; `None` if it was ended before it began.
+pub(super) fn report(
+    args: &ReplayArgs,
+    page_bytes: ByteSize,
+    interrupt: &Interrupt,
+) -> Result<Option<(ReplayReport, Ending)>, Failure> {
+    with_report(args, page_bytes, interrupt, |report| {
+        let ended = ending(&report);
+        Ok((report, ended))
+    })
+}
+
+fn with_report<T>(
+    args: &ReplayArgs,
+    page_bytes: ByteSize,
+    interrupt: &Interrupt,
+    take: impl FnOnce(ReplayReport) -> Result<T, Failure>,
+) -> Result<Option<T>, Failure> {
     let shape = workload::shape(page_bytes, 1)?;
     // The trace and the logs are opened first: a wrong path, or a wrong kind of file, must not
     // leave a store behind.
@@ -202,9 +228,9 @@ pub fn run(
     };
     let history = args.check_log.as_deref().map(History::read).transpose()?;
     if interrupt.is_raised() {
-        return Ok(Ending::Interrupted);
+        return Ok(None);
     }
-    create_missing(args, args.capacity.0, &shape)?;
+    create_missing(args, args.capacity(), &shape)?;
     let input = Input {
         trace,
         acks,
@@ -212,10 +238,7 @@ pub fn run(
         shape,
     };
     args.open.with(&args.store, |store| {
-        let report = replay(args, store, input, interrupt)?;
-        // A failing device may prevent the close, so the result is printed before.
-        report::print(&report, args.json)?;
-        Ok(ending(&report))
+        take(replay(args, store, input, interrupt)?).map(Some)
     })
 }
 
@@ -234,7 +257,7 @@ fn replay(
     interrupt: &Interrupt,
 ) -> Result<ReplayReport, Failure> {
     let started = Instant::now();
-    check_capacity(args, store, args.capacity.0)?;
+    check_capacity(args, store, args.capacity())?;
     let namespace = namespace(store, &args.store, MODEL, BLOCK_TOKENS, input.shape)?;
     let namespace = store.namespace(&namespace)?;
     let mut session = Session::new(store, namespace, &input.shape, args.wait)?;

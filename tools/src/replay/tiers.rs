@@ -51,7 +51,7 @@ const USUAL_TOKENS: u32 = 8192;
 const PAGE_TOKENS_MAX: u32 = 4096;
 
 /// How a trace goes through all three tiers.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "All three tiers")]
 pub struct TiersArgs {
     /// Size of each server's L1, which makes it a replay through all three tiers
@@ -300,7 +300,7 @@ pub fn run(args: &ReplayArgs, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<
     drop(Trace::open(&args.trace, interrupt)?);
     plan.config(Setting::All)?;
     let device = plan.args.device()?;
-    let store_bytes = plan.scaled_bytes(args.capacity.0)?;
+    let store_bytes = plan.scaled_bytes(args.capacity())?;
     let is_new = create_missing(args, store_bytes, &on_disk(&plan.scaled)?)
         .map_err(|failure| failure.with_hint("the store is scaled as its pages are: --scale"))?;
     if !args.store.is_file() {
@@ -370,7 +370,7 @@ impl Untold {
 }
 
 /// The directory of a store.
-fn beside(store: &Path) -> &Path {
+pub(super) fn beside(store: &Path) -> &Path {
     let directory = store.parent().filter(|path| !path.as_os_str().is_empty());
     directory.unwrap_or(Path::new("."))
 }

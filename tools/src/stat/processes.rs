@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use larder_engine::share::Report;
-use larder_engine::{Counts, Departed, Misses, Process};
+use larder_engine::{Counts, Departed, Process};
 use serde::Serialize;
 
 use crate::findings::table;
+use crate::misses::{REASONS, Reason};
 use crate::report::Lines;
 use crate::size::ByteSize;
 
@@ -154,11 +155,10 @@ impl Processes {
     /// column if there is such a page.
     pub(super) fn lines(&self, lines: &mut Lines) {
         let total = self.total.counts.unwrap_or_default().misses;
-        let reasons: Vec<usize> = (0..REASONS.len())
-            .filter(|&reason| REASONS[reason].1(&total) > 0)
-            .collect();
+        let reasons: Vec<&Reason> = REASONS.iter().filter(|of| of.of(&total) > 0).collect();
+        let names: Vec<String> = reasons.iter().map(|reason| reason.name()).collect();
         let mut headings = vec!["Process", "pid", "up", "hits", "misses"];
-        headings.extend(reasons.iter().map(|&reason| REASONS[reason].0));
+        headings.extend(names.iter().map(String::as_str));
         headings.extend(["hit rate", "hits/s", "read", "read/s", "put", "put/s"]);
         let total = self.total.counts.unwrap_or_default();
         let unread: Vec<usize> = (0..UNREAD.len())
@@ -179,22 +179,6 @@ impl Processes {
     }
 }
 
-/// Reads one counter.
-type Counter = fn(&Misses) -> u64;
-
-/// The reasons of misses, with their counters.
-const REASONS: [(&str, Counter); 9] = [
-    ("absent", |misses| misses.absent),
-    ("damaged", |misses| misses.damaged),
-    ("unfinished", |misses| misses.unfinished),
-    ("read error", |misses| misses.read_error),
-    ("deadline", |misses| misses.deadline),
-    ("hung", |misses| misses.hung),
-    ("stale", |misses| misses.stale),
-    ("wrong shape", |misses| misses.wrong_shape),
-    ("closed", |misses| misses.closed),
-];
-
 /// Reads one counter of a process.
 type ProcessCounter = fn(&Counts) -> u64;
 
@@ -214,7 +198,7 @@ fn identity(process: &Process) -> Identity {
     }
 }
 
-fn cells(row: &Row, several: &str, reasons: &[usize], unread: &[usize]) -> Vec<String> {
+fn cells(row: &Row, several: &str, reasons: &[&Reason], unread: &[usize]) -> Vec<String> {
     let unknown = || "-".to_owned();
     let process = row.process.as_ref();
     let pid = process.and_then(|process| process.pid);
@@ -237,8 +221,8 @@ fn cells(row: &Row, several: &str, reasons: &[usize], unread: &[usize]) -> Vec<S
     let size_rate = |of| rate(of).map_or_else(unknown, |rate| ByteSize(rate as u64).to_string());
     cells.push(count(&|counts| counts.hits));
     cells.push(count(&|counts| counts.misses.total()));
-    for &reason in reasons {
-        cells.push(count(&|counts| REASONS[reason].1(&counts.misses)));
+    for reason in reasons {
+        cells.push(count(&|counts| reason.of(&counts.misses)));
     }
     let percent = row.hit_rate.map(|share| format!("{:.1} %", share * 100.0));
     cells.push(percent.unwrap_or_else(unknown));

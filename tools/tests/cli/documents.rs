@@ -127,6 +127,15 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.run(&[&replay[..], &pages, &log].concat(), 0);
     let log = ["--limit", "0", "--check-log", acks];
     printed.run(&[&replay[..], &pages, &log].concat(), 0);
+    let sizes = [
+        "replay",
+        trace,
+        "--store",
+        store,
+        "--capacity",
+        "97MiB,113MiB",
+    ];
+    printed.run(&[&sizes[..], &pages].concat(), 0);
     let acks = std::fs::read_to_string(acks).unwrap();
     let key = acks.split_whitespace().nth(1).unwrap();
 
@@ -162,6 +171,15 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.run(&[&turns[..], &few].concat(), 0);
     let load = ["bench", empty, "--op", "load", "--layers", "4"];
     printed.run(&[&load[..], &few].concat(), 0);
+
+    printed.run(&["delete", empty, "--model", "bench", "--dry-run"], 0);
+    let mut exporter = larder(&["exporter", empty, "--listen", "127.0.0.1:0", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let exported = first_document(&mut exporter);
+    drop(Process(exporter));
+    printed.note("exporter", exported.as_bytes());
 
     let mut owner = larder(&["serve", empty, "--json"])
         .stdout(Stdio::piped())

@@ -6,6 +6,9 @@ mod bench;
 mod bundle;
 mod containers;
 mod documents;
+mod metrics;
+mod operator;
+mod prometheus;
 mod served;
 #[path = "../../../tests/support/mod.rs"]
 mod support;

@@ -8,7 +8,7 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn namespace() -> Namespace {
+pub fn namespace() -> Namespace {
     let fields = NamespaceFields {
         model: "tiny".to_owned(),
         weights: "w1".to_owned(),
@@ -106,7 +106,7 @@ fn refused_pages_are_explained_once() {
 }
 
 /// Keys of pages that were never stored.
-fn absent_keys(count: u8) -> Vec<PageKey> {
+pub fn absent_keys(count: u8) -> Vec<PageKey> {
     (0..count)
         .map(|key| PageKey::from_bytes([key; 32]))
         .collect()

@@ -160,7 +160,7 @@ impl Backend {
                     return Err(RegisterError::Misfit(facts.name.clone(), misfit));
                 }
                 Some(misfit) => {
-                    tracing::warn!("pool {}: {misfit}", facts.name);
+                    tracing::warn!("a pool does not fit the store: {}: {misfit}", facts.name);
                     line = format!("{line}; {misfit}");
                 }
                 None => {}

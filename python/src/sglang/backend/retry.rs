@@ -64,7 +64,7 @@ fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
     let (volume, pages) = (store.volume().display(), store.stats().pages);
     tracing::info!(%volume, pages, "attached to a store");
     for remark in store.remarks() {
-        tracing::warn!("{remark}");
+        tracing::warn!("a remark on the store: {remark}");
     }
     let too_late = match backend.upgrade() {
         Some(backend) => backend.enter(store).err(),

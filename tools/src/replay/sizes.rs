@@ -1,0 +1,217 @@
+//! A trace against stores of several sizes, one after the other, and the hit rate that no size
+//! exceeds.
+//!
+//! The store of each size is made in a directory beside `--store` and removed after its run. The
+//! ceiling is that of a store without a limit, which keeps every page: it is counted, not run.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::store_only::{self, ReplayReport};
+use super::{ReplayArgs, tiers};
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+use crate::trace::Trace;
+use crate::usage;
+
+/// Gain of the hit rate, in points, below which a larger store does not pay.
+const POINTS_MIN: f64 = 1.0;
+
+#[derive(Serialize)]
+struct SizesReport {
+    /// The trace.
+    path: PathBuf,
+    /// Bytes of a page.
+    page_bytes: u64,
+    /// One for each size, the smallest first.
+    sizes: Vec<SizeRow>,
+    /// Hit rate of a store without a limit.
+    ceiling_hit_rate: f64,
+    /// The smallest size after which no size gains a point; `None` if even the largest is too
+    /// small.
+    paying_capacity_bytes: Option<u64>,
+    /// Whether the operator ended it early.
+    interrupted: bool,
+}
+
+/// The run of one size.
+#[derive(Serialize)]
+struct SizeRow {
+    capacity_bytes: u64,
+    hit_rate: f64,
+    pages_requested: u64,
+    pages_hit: u64,
+    evicted_pages: u64,
+    bytes_written: u64,
+    wrong_pages: u64,
+}
+
+impl SizeRow {
+    fn of(report: &ReplayReport) -> SizeRow {
+        SizeRow {
+            capacity_bytes: report.capacity_bytes,
+            hit_rate: report.hit_rate,
+            pages_requested: report.counts.pages_requested,
+            pages_hit: report.counts.pages_hit,
+            evicted_pages: report.evicted_pages,
+            bytes_written: report.bytes_written,
+            wrong_pages: report.counts.wrong_pages,
+        }
+    }
+}
+
+impl Report for SizesReport {
+    const COMMAND: &'static str = "replay sizes";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        for row in &self.sizes {
+            let (evicted, written) = (row.evicted_pages, ByteSize(row.bytes_written));
+            lines.row(
+                ByteSize(row.capacity_bytes).to_string(),
+                format!(
+                    "{:.2} % hit, {evicted} pages evicted, {written} written",
+                    row.hit_rate * 100.0
+                ),
+            );
+        }
+        lines.row(
+            "no limit",
+            format!("{:.2} % hit", self.ceiling_hit_rate * 100.0),
+        );
+        lines.text(self.verdict());
+        if self.interrupted {
+            lines.text("Interrupted: the last size is incomplete.");
+        }
+        lines
+    }
+}
+
+impl SizesReport {
+    /// Which size pays.
+    fn verdict(&self) -> String {
+        let ceiling = self.ceiling_hit_rate;
+        let points = |to: f64, from: f64| (to - from).max(0.0) * 100.0;
+        let Some(paying) = self.paying_capacity_bytes else {
+            let most = self.sizes.last().map_or(0.0, |row| row.hit_rate);
+            return format!(
+                "Pays: more than the largest of these sizes; up to {:.1} points are left.",
+                points(ceiling, most)
+            );
+        };
+        let rate = self.sizes.iter().find(|row| row.capacity_bytes == paying);
+        format!(
+            "Pays: {}; no larger store gains more than {:.1} points.",
+            ByteSize(paying),
+            points(ceiling, rate.map_or(ceiling, |row| row.hit_rate))
+        )
+    }
+}
+
+/// The smallest size from which the ceiling is less than a point away.
+fn paying(sizes: &[SizeRow], ceiling: f64) -> Option<u64> {
+    let pays = |row: &&SizeRow| (ceiling - row.hit_rate) * 100.0 < POINTS_MIN;
+    sizes.iter().find(pays).map(|row| row.capacity_bytes)
+}
+
+/// Runs the trace with pages of this size against a store of each size.
+pub fn run(
+    args: &ReplayArgs,
+    page_bytes: ByteSize,
+    interrupt: &Interrupt,
+) -> Result<Ending, Failure> {
+    if args.ack_log.is_some() || args.check_log.is_some() {
+        return Err(Failure::usage(
+            "--ack-log and --check-log take one --capacity: they are of one store",
+        ));
+    }
+    let ceiling = ceiling(args, interrupt)?;
+    let mut capacities = args.capacity.clone();
+    capacities.sort_unstable_by_key(|size| size.0);
+    capacities.dedup_by_key(|size| size.0);
+    let beside = tempfile::tempdir_in(tiers::beside(&args.store))
+        .map_err(|error| Failure::environment(format!("{}: {error}", args.store.display())))?;
+    let mut sizes = Vec::new();
+    let mut ending = Ending::Done;
+    for (number, capacity) in capacities.into_iter().enumerate() {
+        if interrupt.is_raised() {
+            break;
+        }
+        let of_one = ReplayArgs {
+            store: beside.path().join(format!("store-{number}")),
+            capacity: vec![capacity],
+            ..args.clone()
+        };
+        let Some((report, ended)) = store_only::report(&of_one, page_bytes, interrupt)? else {
+            break;
+        };
+        if ended != Ending::Done {
+            ending = ended;
+        }
+        sizes.push(SizeRow::of(&report));
+        // The next size needs the room.
+        std::fs::remove_file(&of_one.store).map_err(|error| {
+            Failure::environment(format!("{}: {error}", of_one.store.display()))
+        })?;
+    }
+    let report = SizesReport {
+        path: args.trace.clone(),
+        page_bytes: page_bytes.0,
+        paying_capacity_bytes: paying(&sizes, ceiling),
+        sizes,
+        ceiling_hit_rate: ceiling,
+        interrupted: interrupt.is_raised(),
+    };
+    report::print(&report, args.json)?;
+    Ok(ending)
+}
+
+/// The hit rate of a store that keeps every page.
+fn ceiling(args: &ReplayArgs, interrupt: &Interrupt) -> Result<f64, Failure> {
+    let limit = args.limit.map_or(usize::MAX, |limit| {
+        usize::try_from(limit).unwrap_or(usize::MAX)
+    });
+    let mut seen = HashSet::new();
+    let (mut hit, mut requested) = (0, 0);
+    for request in Trace::open(&args.trace, interrupt)?.take(limit) {
+        let blocks = request?.hash_ids;
+        hit += blocks
+            .iter()
+            .take_while(|block| seen.contains(*block))
+            .count() as u64;
+        requested += blocks.len() as u64;
+        seen.extend(blocks);
+    }
+    Ok(usage::ratio(hit, requested))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(capacity_bytes: u64, hit_rate: f64) -> SizeRow {
+        SizeRow {
+            capacity_bytes,
+            hit_rate,
+            pages_requested: 100,
+            pages_hit: 0,
+            evicted_pages: 0,
+            bytes_written: 0,
+            wrong_pages: 0,
+        }
+    }
+
+    #[test]
+    fn a_size_pays_from_which_less_than_a_point_is_left() {
+        let rows = [row(1, 0.40), row(2, 0.595), row(4, 0.6)];
+        assert_eq!(paying(&rows, 0.6), Some(2));
+        assert_eq!(paying(&rows, 0.604), Some(2));
+        assert_eq!(paying(&rows, 0.609), Some(4));
+        assert_eq!(paying(&rows, 0.7), None);
+        assert_eq!(paying(&[], 0.7), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! Metrics of a served store: over HTTP and as text, equal to all other counts, across owners.
+
+use std::collections::BTreeMap;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use larder_engine::share::Part;
+
+use super::served::{absent_keys, namespace};
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Values by name, labels included.
+type Samples = BTreeMap<String, f64>;
+
+/// A running exporter.
+pub struct Exporter {
+    _process: Process,
+    address: String,
+}
+
+impl Exporter {
+    pub fn of(store: &str) -> Exporter {
+        let mut child = larder(&["exporter", store, "--listen", "127.0.0.1:0"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let process = Process(child);
+        let url = lines
+            .find_map(|line| Some(line.unwrap().split_once("http://")?.1.to_owned()))
+            .unwrap();
+        Exporter {
+            _process: process,
+            address: url.trim_end_matches("/metrics").to_owned(),
+        }
+    }
+
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Status line and body of a request.
+    fn ask(&self, method: &str, target: &str) -> (String, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let request = format!("{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).unwrap();
+        let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+        (head.lines().next().unwrap().to_owned(), body.to_owned())
+    }
+
+    pub fn scrape(&self) -> Samples {
+        let (status, body) = self.ask("GET", "/metrics");
+        assert_eq!(status, "HTTP/1.1 200 OK", "{body}");
+        samples(&body)
+    }
+}
+
+fn samples(text: &str) -> Samples {
+    assert!(text.ends_with("# EOF\n"), "{text}");
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            (name.to_owned(), value.parse().unwrap())
+        })
+        .collect()
+}
+
+/// The sum of a metric over its labels.
+fn sum(of: &Samples, name: &str) -> f64 {
+    let labelled = format!("{name}{{");
+    let all = of
+        .iter()
+        .filter(|(key, _)| *key == name || key.starts_with(&labelled));
+    all.map(|(_, value)| value).sum()
+}
+
+/// Counters, without the series of histograms.
+fn counters(of: &Samples) -> BTreeMap<&str, f64> {
+    let all = of.iter().filter(|(key, _)| key.contains("_total"));
+    all.map(|(key, value)| (&**key, *value)).collect()
+}
+
+pub fn serve(store: &str) -> Process {
+    let mut owner = larder(&["serve", store])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = String::new();
+    let told = owner.stdout.take().unwrap();
+    BufReader::new(told).read_line(&mut first).unwrap();
+    assert!(first.contains("Serving"), "{first}");
+    Process(owner)
+}
+
+#[test]
+fn metrics_documents_and_the_benchmark_count_the_same_and_each_miss_has_a_reason() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let _owner = serve(at);
+    let exporter = Exporter::of(at);
+    let pages = ["--page-bytes", "64KiB", "--pages", "64", "--batch", "16"];
+    let bench = json(&[&["bench", at, "--op", "put", "--shared"][..], &pages].concat());
+    let store = Store::attach(&path, OpenOptions::default()).unwrap();
+    let space = store.namespace(&namespace()).unwrap();
+    store.get_lent(space, &absent_keys(7), None);
+    let past = Some(Instant::now());
+    store.get_lent(space, &absent_keys(3), past);
+    store.flush().unwrap();
+
+    let until = Instant::now() + PATIENCE;
+    let told = loop {
+        let told = json(&["stat", at]);
+        if told["departed"]["clients"] == 1 && told["total"]["pages_missed"] == 10 {
+            break told;
+        }
+        assert!(Instant::now() < until, "{told}");
+    };
+    let printed = String::from_utf8(ends(&["stat", at, "--openmetrics"], 0).stdout).unwrap();
+    for of in [exporter.scrape(), samples(&printed)] {
+        assert_eq!(sum(&of, "larder_page_hits_total"), bench["verified_pages"]);
+        assert_eq!(sum(&of, "larder_put_pages_total"), bench["pages_put"]);
+        assert_eq!(sum(&of, "larder_put_pages_total"), 64.0);
+        assert_eq!(sum(&of, "larder_page_misses_total"), 10.0);
+        let total = &told["total"]["counts"];
+        for (metric, value) in [
+            ("larder_page_hits_total", &total["pages_hit"]),
+            ("larder_page_misses_total", &told["total"]["pages_missed"]),
+            ("larder_page_misses_total", &told["totals"]["pages_missed"]),
+            (
+                "larder_page_hits_total",
+                &told["totals"]["counts"]["pages_hit"],
+            ),
+            ("larder_read_bytes_total", &total["bytes_read"]),
+            ("larder_put_pages_total", &total["pages_put"]),
+            ("larder_put_bytes_total", &total["bytes_put"]),
+            ("larder_pages", &told["pages"]),
+            ("larder_live_bytes", &told["live_bytes"]),
+            ("larder_capacity_bytes", &told["capacity_bytes"]),
+            ("larder_segments", &told["segments"]),
+        ] {
+            assert_eq!(sum(&of, metric), *value, "{metric}");
+        }
+        for (reason, count) in total["misses"].as_object().unwrap() {
+            let name = format!("larder_page_misses_total{{reason=\"{reason}\"}}");
+            assert_eq!(of[&name], *count, "{name}");
+        }
+        let written = told["totals"]["written"].as_object().unwrap();
+        let written: f64 = written.values().map(|of| of.as_f64().unwrap()).sum();
+        assert_eq!(sum(&of, "larder_written_bytes_total"), written);
+        assert_eq!(written, told["bytes_written"].as_f64().unwrap());
+        assert_eq!(sum(&of, "larder_up"), 1.0);
+        assert_eq!(of["larder_store_state{state=\"serving\"}"], 1.0);
+        assert_eq!(sum(&of, "larder_clients"), 1.0);
+        let model = of
+            .keys()
+            .find(|key| key.starts_with("larder_namespace_pages{"));
+        assert!(model.unwrap().contains("model=\"bench"), "{model:?}");
+    }
+    store.close().unwrap();
+}
+
+#[test]
+fn counters_do_not_go_down_when_the_owner_is_killed() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let owner = serve(at);
+    let exporter = Exporter::of(at);
+    let pages = ["--page-bytes", "64KiB", "--pages", "64", "--batch", "16"];
+    let next = Store::attach(&path, OpenOptions::default()).unwrap();
+    ends(
+        &[&["bench", at, "--op", "get", "--shared"][..], &pages].concat(),
+        0,
+    );
+    let space = next.namespace(&namespace()).unwrap();
+    next.get_lent(space, &absent_keys(7), None);
+    let before = exporter.scrape();
+    assert_eq!(sum(&before, "larder_up"), 1.0);
+    assert!(sum(&before, "larder_page_hits_total") >= 64.0);
+    drop(owner);
+
+    let until = Instant::now() + PATIENCE;
+    let mut is_shown_unserved = false;
+    let after = loop {
+        let scraped = exporter.scrape();
+        if sum(&scraped, "larder_up") == 1.0 {
+            break scraped;
+        }
+        is_shown_unserved = true;
+        assert_eq!(scraped["larder_store_state{state=\"unserved\"}"], 1.0);
+        assert!(counters(&scraped).is_empty(), "{scraped:?}");
+        assert!(Instant::now() < until, "no takeover");
+    };
+    let _ = is_shown_unserved;
+    assert_eq!(next.part(), Part::Owner);
+    for (name, value) in counters(&before) {
+        assert!(
+            after[name] >= value,
+            "{name}: {value}, then {}",
+            after[name]
+        );
+    }
+    let started = "larder_owner_start_time_seconds";
+    assert!(after[started] > before[started]);
+
+    next.get_lent(space, &absent_keys(5), None);
+    let absent = "larder_page_misses_total{reason=\"absent\"}";
+    assert_eq!(exporter.scrape()[absent], before[absent] + 5.0);
+    next.close().unwrap();
+    assert_eq!(sum(&exporter.scrape(), "larder_up"), 0.0);
+}
+
+#[test]
+fn an_exporter_serves_metrics_and_nothing_else() {
+    let directory = directory();
+    let missing = directory.path().join("missing");
+    let exporter = Exporter::of(text(&missing));
+    let (status, body) = exporter.ask("GET", "/");
+    assert_eq!(status, "HTTP/1.1 404 Not Found");
+    assert!(body.contains("/metrics"), "{body}");
+    let (status, _) = exporter.ask("POST", "/metrics");
+    assert_eq!(status, "HTTP/1.1 405 Method Not Allowed");
+    assert_eq!(sum(&exporter.scrape(), "larder_up"), 0.0);
+    let taken = ["exporter", text(&missing), "--listen", exporter.address()];
+    fails(&taken, 3, &["--listen"]);
+}

@@ -1,0 +1,341 @@
+//! The tasks of an operator on a store that servers use: deletions, imports and checks; the service.
+
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+use std::time::Duration;
+
+use larder_engine::format::{Namespace, NamespaceFields, PageShape, Rank, SEGMENTS_OFFSET};
+use larder_engine::share::Part;
+use larder_engine::{PutOptions, PutPage};
+
+use super::metrics::serve;
+use super::support::honest::{eventually, found};
+use super::support::{chain, flip};
+use super::*;
+
+const PAGE_BYTES: u32 = 64 << 10;
+
+/// A namespace of a model; the weights tell two namespaces of it apart.
+fn namespace(model: &str, weights: &str) -> Namespace {
+    Namespace::new(NamespaceFields {
+        model: model.to_owned(),
+        weights: weights.to_owned(),
+        dtype: "bf16".to_owned(),
+        layout: "page_first_direct".to_owned(),
+        page_tokens: 64,
+        shape: PageShape::new(&[PAGE_BYTES]).unwrap(),
+        tp: Rank::ALONE,
+        pp: Rank::ALONE,
+        cp: Rank::ALONE,
+        pool: "kv".to_owned(),
+        extra: std::collections::BTreeMap::new(),
+    })
+    .unwrap()
+}
+
+/// Puts a chain of pages.
+fn put(store: &Store, namespace: &Namespace, seed: u64, pages: u64) {
+    let id = store.namespace(namespace).unwrap();
+    let bytes = vec![7; PAGE_BYTES as usize];
+    let parts = [std::io::IoSlice::new(&bytes)];
+    let mut parent = None;
+    for (depth, key) in (0..).zip(chain(seed, pages)) {
+        let page = PutPage {
+            key,
+            parent,
+            depth,
+            parts: &parts,
+        };
+        let statuses = store.put(id, &[page], PutOptions::default());
+        assert!(statuses[0].is_present(), "{statuses:?}");
+        parent = Some(key);
+    }
+}
+
+fn hits(store: &Store, namespace: &Namespace, seed: u64, pages: u64) -> usize {
+    let id = store.namespace(namespace).unwrap();
+    let read = store.get_lent(id, &chain(seed, pages), None);
+    read.iter().filter(|page| page.is_ok()).count()
+}
+
+#[test]
+fn a_model_and_a_namespace_are_deleted_from_a_store_that_servers_use() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let _owner = serve(at);
+    let server = Store::attach(&path, OpenOptions::default()).unwrap();
+    let spaces = [
+        namespace("tiny", "w1"),
+        namespace("tiny", "w2"),
+        namespace("large", "w1"),
+    ];
+    for (seed, space) in (1..).zip(&spaces) {
+        put(&server, space, seed, 4);
+    }
+    let one = spaces[0].fingerprint().to_string();
+    fails(&["delete", at], 2, &["--namespace", "--model"]);
+    fails(
+        &["delete", at, "--model", "other"],
+        2,
+        &["\"other\"", "large, tiny"],
+    );
+    fails(
+        &["delete", at, "--model", "tiny", "--namespace", &one],
+        2,
+        &[],
+    );
+    fails(&["delete", at, "--namespace", "tiny"], 2, &["--model"]);
+
+    let would = json(&["delete", at, "--model", "tiny", "--dry-run"]);
+    assert_eq!(
+        (&would["dry_run"], &would["deleted_pages"]),
+        (&true.into(), &8.into())
+    );
+    assert_eq!(json(&["stat", at])["pages"], 12);
+
+    let done = json(&["delete", at, "--namespace", &one]);
+    assert_eq!(done["deleted_pages"], 4);
+    assert_eq!(done["namespaces"][0]["fingerprint"], one);
+    assert_eq!(done["namespaces"][0]["live_bytes"], 4 * PAGE_BYTES);
+    says(
+        &["delete", at, "--model", "tiny"],
+        0,
+        &["tiny: 4 pages", "Deleted"],
+    );
+    let told = json(&["stat", at]);
+    assert_eq!(
+        (&told["pages"], &told["deleted_pages"]),
+        (&4.into(), &8.into())
+    );
+    assert_eq!(
+        hits(&server, &spaces[0], 1, 4) + hits(&server, &spaces[1], 2, 4),
+        0
+    );
+    assert_eq!(hits(&server, &spaces[2], 3, 4), 4);
+    server.close().unwrap();
+}
+
+#[test]
+fn pages_of_a_model_leave_and_enter_a_store_that_servers_use() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let _owner = serve(at);
+    let server = Store::attach(&path, OpenOptions::default()).unwrap();
+    let [kept, other] = [namespace("kept", "w1"), namespace("other", "w1")];
+    put(&server, &kept, 1, 4);
+    put(&server, &other, 2, 4);
+    server.flush().unwrap();
+    let archive = directory.path().join("archive");
+    let exported = json(&["export", at, text(&archive), "--model", "kept"]);
+    assert_eq!(exported["pages"], 4);
+    fails(
+        &["export", at, "-", "--model", "none"],
+        2,
+        &["\"none\"", "kept, other"],
+    );
+    json(&["delete", at, "--model", "kept"]);
+    assert_eq!(hits(&server, &kept, 1, 4), 0);
+    let dry = json(&["import", at, text(&archive), "--dry-run"]);
+    assert_eq!(
+        (&dry["condition"], &dry["pages_put"]),
+        (&"in_use".into(), &4.into())
+    );
+    assert_eq!(hits(&server, &kept, 1, 4), 0);
+    assert_eq!(json(&["import", at, text(&archive)])["pages_put"], 4);
+    assert_eq!(hits(&server, &kept, 1, 4), 4);
+    assert_eq!(server.part(), Part::Client);
+    server.close().unwrap();
+}
+
+#[test]
+fn damaged_pages_of_a_store_in_use_are_found_and_dropped_by_its_owner() {
+    const PAGES: u64 = 300;
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let _owner = serve(at);
+    let server = Store::attach(&path, OpenOptions::default()).unwrap();
+    let space = namespace("tiny", "w1");
+    // More than a segment: the pages of the first one are proven.
+    put(&server, &space, 1, PAGES);
+    server.flush().unwrap();
+    let sound = json(&["verify", at, "--online"]);
+    assert_eq!(
+        (&sound["damaged"], &sound["condition"]),
+        (&false.into(), &"in_use".into())
+    );
+    assert_eq!(sound["deep"]["good_pages"], PAGES);
+
+    // Behind two blocks of headers the first pages of the first segment.
+    flip(
+        &path,
+        SEGMENTS_OFFSET + 2 * 4096 + u64::from(PAGE_BYTES) + 99,
+    );
+    let found = report(&["verify", at, "--online", "--rate", "1GiB"], 1);
+    assert_eq!(found["deep"]["damaged_pages"], 1);
+    assert_eq!(found["deep"]["dropped_pages"], 1);
+    assert_eq!(found["damage"][0]["kind"], "mismatch");
+    assert_eq!(json(&["stat", at])["damaged_pages"], 1);
+    assert_eq!(
+        json(&["verify", at, "--online"])["deep"]["good_pages"],
+        PAGES - 1
+    );
+    fails(&["verify", at], 3, &["in use"]);
+    fails(&["verify", at, "--online", "--repair"], 2, &["--repair"]);
+    server.close().unwrap();
+}
+
+/// The next message of a service to its manager.
+fn notice(manager: &UnixDatagram) -> String {
+    let mut bytes = [0; 4096];
+    let length = manager.recv(&mut bytes).unwrap();
+    String::from_utf8(bytes[..length].to_vec()).unwrap()
+}
+
+#[test]
+fn a_service_waits_for_a_store_that_a_server_owns_and_takes_it_over() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let server = Store::attach(&path, OpenOptions::default()).unwrap();
+    put(&server, &namespace("tiny", "w1"), 1, 4);
+    let socket = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&socket).unwrap();
+    manager
+        .set_read_timeout(Some(Duration::from_secs(120)))
+        .unwrap();
+    let mut service = larder(&["serve", at])
+        .env("NOTIFY_SOCKET", &socket)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(service.stdout.take().unwrap()).lines();
+    let service = Process(service);
+    let own = format!("process {}", std::process::id());
+    let first = notice(&manager);
+    assert!(first.contains("READY=1") && first.contains(&own), "{first}");
+    let line = said.next().unwrap().unwrap();
+    assert!(line.starts_with("Waiting") && line.contains(&own), "{line}");
+
+    server.close().unwrap();
+    let second = notice(&manager);
+    assert!(second.contains("STATUS=serving 4 pages"), "{second}");
+    let line = said.next().unwrap().unwrap();
+    assert!(line.starts_with("Serving on"), "{line}");
+    let pid = i32::try_from(service.0.id()).unwrap();
+    assert_eq!(json(&["stat", at])["pid"], pid);
+    kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+    let last = notice(&manager);
+    assert!(last.contains("STOPPING=1"), "{last}");
+    let mut service = service;
+    let ended = found("the service ends", || service.0.try_wait().unwrap());
+    assert!(ended.success());
+    eventually("the store is closed", || {
+        doctor(&[at]).contains("closed cleanly")
+    });
+}
+
+#[test]
+fn the_units_for_systemd_are_sound() {
+    let verify = |unit: &Path| {
+        Command::new("systemd-analyze")
+            .arg("verify")
+            .arg(unit)
+            .output()
+    };
+    let directory = directory();
+    let units = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/systemd");
+    for name in ["larder", "larder-exporter"] {
+        let unit = std::fs::read_to_string(units.join(format!("{name}@.service"))).unwrap();
+        assert!(unit.contains("ExecStart=/usr/local/bin/larder "), "{unit}");
+        let unit = unit.replace("/usr/local/bin/larder", env!("CARGO_BIN_EXE_larder"));
+        let path = directory.path().join(format!("{name}@main.service"));
+        std::fs::write(&path, unit).unwrap();
+        match verify(&path) {
+            Ok(output) => {
+                let said = stderr(&output);
+                assert!(output.status.success() && said.is_empty(), "{name}: {said}");
+            }
+            Err(error) => {
+                return skipped("the units for systemd", format!("systemd-analyze: {error}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_log_has_the_form_and_the_levels_that_are_asked_for() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let put = [
+        "bench",
+        text(&path),
+        "--op",
+        "put",
+        "--pages",
+        "1",
+        "--page-bytes",
+        "64KiB",
+    ];
+    let lines = |arguments: &[&str], variables: &[(&str, &str)]| {
+        let mut command = larder(&[&put[..], arguments].concat());
+        command
+            .env_remove("RUST_LOG")
+            .envs(variables.iter().copied());
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        stderr(&output)
+    };
+    let json = ["--log-format", "json"];
+    let said = lines(&json, &[("LARDER_LOG", "larder_engine=debug")]);
+    let objects: Vec<Value> = said
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert!(!objects.is_empty());
+    for object in &objects {
+        assert!(
+            object["message"].is_string() && object["timestamp"].is_string(),
+            "{object}"
+        );
+        assert!(
+            object["target"]
+                .as_str()
+                .unwrap()
+                .starts_with("larder_engine"),
+            "{object}"
+        );
+    }
+    assert!(lines(&[], &[("RUST_LOG", "debug")]).contains("larder_engine"));
+    assert_eq!(
+        lines(&[], &[("RUST_LOG", "debug"), ("LARDER_LOG", "error")]),
+        ""
+    );
+    assert_eq!(lines(&[], &[]), "");
+    let said = lines(&[], &[("LARDER_LOG", "larder_engine=loud")]);
+    assert!(said.contains("LARDER_LOG=larder_engine=loud"), "{said}");
+}
+
+#[test]
+fn completions_and_manual_pages_have_every_command() {
+    let directory = directory();
+    for shell in ["bash", "zsh", "fish"] {
+        says(&["completions", shell], 0, &["exporter", "openmetrics"]);
+    }
+    let manuals = directory.path().join("man1");
+    ends(&["man", text(&manuals)], 0);
+    let help = String::from_utf8(ends(&["--help"], 0).stdout).unwrap();
+    let commands = help.lines().skip_while(|line| *line != "Commands:").skip(1);
+    let commands: Vec<&str> = commands
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| line.split_whitespace().next())
+        .filter(|name| *name != "help")
+        .collect();
+    assert!(commands.len() > 12, "{help}");
+    for command in commands {
+        let page = std::fs::read_to_string(manuals.join(format!("larder-{command}.1"))).unwrap();
+        assert!(page.contains(".SH"), "{command}");
+    }
+}

@@ -1,0 +1,425 @@
+//! A Prometheus of the distribution beside a real store: it scrapes through a takeover, evaluates
+//! every query of the dashboard, and fires each rule for its fault and for no other.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
+use larder_engine::format::SEGMENTS_OFFSET;
+use larder_engine::share::Part;
+use larder_engine::{DiskWrapper, NamespaceId, PutOptions, PutPage, PutStatus};
+
+use super::metrics::{Exporter, serve};
+use super::served::{absent_keys, namespace};
+use super::support::honest::{eventually, found};
+use super::support::{chain, flip};
+use super::*;
+
+const RULES: &str = "deploy/prometheus/larder.rules.yml";
+const DASHBOARD: &str = include_str!("../../../deploy/grafana/larder.json");
+const RUNBOOK: &str = include_str!("../../../docs/runbook.md");
+const PAGE_BYTES: usize = 64 << 10;
+
+fn deployed(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+/// Whether a program of Debian's package is on this machine; says so if it is not.
+fn is_there(program: &str) -> bool {
+    let there = Command::new(program)
+        .arg("--version")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if !there.is_ok_and(|status| status.success()) {
+        skipped(
+            "metrics, rules and the dashboard with Prometheus",
+            format!("there is no {program}: install Debian's package `prometheus`"),
+        );
+        return false;
+    }
+    true
+}
+
+/// A disk that refuses writes when it is told to.
+struct Refusing {
+    inner: Arc<dyn Disk>,
+    refuses: Arc<AtomicBool>,
+}
+
+impl Disk for Refusing {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        let is_refused = |op: &Op| {
+            self.refuses.load(Ordering::SeqCst) && matches!(op.action, Action::Write { .. })
+        };
+        let (refused, passed): (Vec<Op>, Vec<Op>) = ops.into_iter().partition(is_refused);
+        for op in refused {
+            let buffer = match op.action {
+                Action::Write {
+                    buffer: Buffer::Owned(memory),
+                    ..
+                } => Some(memory),
+                _ => None,
+            };
+            op.sink.done(vec![Done {
+                tag: op.tag,
+                result: Err(DiskError::Os(libc::ENOSPC)),
+                buffer,
+            }]);
+        }
+        // SAFETY: this call has the same contract as the other disk's.
+        unsafe { self.inner.submit(passed) };
+    }
+
+    fn not_tried(&self, error: DiskError) {
+        self.inner.not_tried(error);
+    }
+
+    fn expire(&self) {
+        self.inner.expire();
+    }
+
+    unsafe fn register(&self, memory: &[Piece]) -> String {
+        // SAFETY: this call has the same contract as the other disk's.
+        unsafe { self.inner.register(memory) }
+    }
+
+    fn choice(&self) -> &Choice {
+        self.inner.choice()
+    }
+
+    fn shutdown(&self) {
+        self.inner.shutdown();
+    }
+}
+
+/// A running Prometheus that scrapes an exporter every second.
+struct Prometheus {
+    _process: Process,
+    address: String,
+}
+
+impl Prometheus {
+    /// The rules fire at once, without their `for`.
+    fn of(exporter: &Exporter, directory: &Path) -> Prometheus {
+        let rules = std::fs::read_to_string(deployed(RULES)).unwrap();
+        let at_once = rules
+            .lines()
+            .filter(|line| !line.trim().starts_with("for: "));
+        let at_once: Vec<&str> = at_once.collect();
+        std::fs::write(directory.join("rules.yml"), at_once.join("\n")).unwrap();
+        let targets = format!("static_configs: [{{targets: ['{}']}}]", exporter.address());
+        // An owner that is stopped makes the exporter answer late: only the slow job waits for it.
+        let config = format!(
+            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
+             rule_files: [rules.yml]\n\
+             scrape_configs:\n\
+             - {{job_name: larder, {targets}}}\n\
+             - {{job_name: slow, scrape_interval: 5s, scrape_timeout: 5s, {targets}}}\n"
+        );
+        std::fs::write(directory.join("prometheus.yml"), config).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        let mut command = Command::new("prometheus");
+        command
+            .arg(format!(
+                "--config.file={}",
+                text(&directory.join("prometheus.yml"))
+            ))
+            .arg(format!(
+                "--storage.tsdb.path={}",
+                text(&directory.join("tsdb"))
+            ))
+            .arg(format!("--web.listen-address={port}"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let prometheus = Prometheus {
+            _process: Process(command.spawn().unwrap()),
+            address: port.to_string(),
+        };
+        eventually("Prometheus answers", || {
+            TcpStream::connect(&prometheus.address).is_ok()
+        });
+        prometheus
+    }
+
+    fn get(&self, target: &str) -> Option<Value> {
+        let mut stream = TcpStream::connect(&self.address).ok()?;
+        let request = format!("GET {target} HTTP/1.0\r\nHost: x\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).ok()?;
+        serde_json::from_str(reply.split_once("\r\n\r\n")?.1).ok()
+    }
+
+    /// The samples of a query: labels and value.
+    #[track_caller]
+    fn query(&self, query: &str) -> Vec<(Value, f64)> {
+        let mut encoded = String::new();
+        for byte in query.bytes() {
+            write!(encoded, "%{byte:02X}").unwrap();
+        }
+        let reply = self.get(&format!("/api/v1/query?query={encoded}"));
+        let Some(reply) = reply.filter(|reply| reply["status"] != "unavailable") else {
+            return Vec::new();
+        };
+        assert_eq!(reply["status"], "success", "{query}: {reply}");
+        let samples = reply["data"]["result"].as_array().unwrap().iter();
+        samples
+            .map(|sample| {
+                let value = sample["value"][1].as_str().unwrap().parse().unwrap();
+                (sample["metric"].clone(), value)
+            })
+            .collect()
+    }
+
+    /// The sum of a query's samples; 0 without any.
+    #[track_caller]
+    fn sum(&self, query: &str) -> f64 {
+        self.query(query).iter().map(|(_, value)| value).sum()
+    }
+
+    /// Rules that fire.
+    fn firing(&self) -> BTreeSet<String> {
+        let alerts = self.query("ALERTS{alertstate=\"firing\"}");
+        let names = alerts
+            .iter()
+            .filter_map(|(labels, _)| labels["alertname"].as_str());
+        names.map(str::to_owned).collect()
+    }
+
+    /// Waits until a rule fires, and no other one that is not expected.
+    #[track_caller]
+    fn fires(&self, rule: &str, expected: &[&str]) {
+        eventually(rule, || self.firing().contains(rule));
+        for firing in self.firing() {
+            assert!(expected.contains(&&*firing), "{firing} fires with {rule}");
+        }
+    }
+}
+
+fn put(store: &Store, id: NamespaceId, seed: u64, pages: u64) -> Vec<PutStatus> {
+    let bytes = vec![3; PAGE_BYTES];
+    let parts = [std::io::IoSlice::new(&bytes)];
+    let keys = chain(seed, pages);
+    let page = |(depth, key): (u32, _)| PutPage {
+        key,
+        parent: (depth > 0).then(|| keys[depth as usize - 1]),
+        depth,
+        parts: &parts,
+    };
+    let pages: Vec<PutPage<'_>> = (0..).zip(keys.iter().copied()).map(page).collect();
+    store.put(id, &pages, PutOptions::default())
+}
+
+/// Queries of the dashboard, with Grafana's variables filled in.
+fn queries() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let notes = dashboard["annotations"]["list"].as_array().unwrap().iter();
+    let queries = targets
+        .chain(notes)
+        .map(|target| target["expr"].as_str().unwrap());
+    queries
+        .map(|query| {
+            query
+                .replace("$instance", ".*")
+                .replace("$__rate_interval", "1m")
+        })
+        .collect()
+}
+
+#[test]
+fn the_rules_are_sound_and_each_has_its_section_in_the_runbook() {
+    let rules = std::fs::read_to_string(deployed(RULES)).unwrap();
+    let alerts = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- alert: "));
+    let links = rules
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("runbook: "));
+    let alerts: Vec<&str> = alerts.collect();
+    assert_eq!(alerts.len(), links.clone().count());
+    for (alert, link) in alerts.iter().zip(links) {
+        assert_eq!(link, format!("docs/runbook.md#{}", alert.to_lowercase()));
+        let section = RUNBOOK.split_once(&format!("\n### {alert}\n"));
+        let (_, section) = section.unwrap_or_else(|| panic!("docs/runbook.md has no {alert}"));
+        let section = section.split("\n### ").next().unwrap();
+        for part in [
+            "**Meaning.**",
+            "**First command.**",
+            "**Safe action.**",
+            "**Wake somebody**",
+        ] {
+            assert!(section.contains(part), "{alert} has no {part}");
+        }
+    }
+    if !is_there("promtool") {
+        return;
+    }
+    let directory = deployed("deploy/prometheus");
+    for (check, file) in [
+        ("check", "larder.rules.yml"),
+        ("test", "larder.rules.test.yml"),
+    ] {
+        let mut promtool = Command::new("promtool");
+        let output = promtool
+            .args([check, "rules", file])
+            .current_dir(&directory);
+        let output = output.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &stderr(&output);
+        assert!(output.status.success(), "promtool {check} rules: {said}");
+    }
+}
+
+#[test]
+fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the_dashboard() {
+    if !is_there("prometheus") {
+        return;
+    }
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let owner = serve(at);
+    let next = Store::attach(&path, OpenOptions::default()).unwrap();
+    let id = next.namespace(&namespace()).unwrap();
+    let work = |seed: u64| {
+        assert!(
+            put(&next, id, seed, 8)
+                .iter()
+                .all(|status| status.is_present())
+        );
+        assert!(
+            next.get_lent(id, &chain(seed, 8), None)
+                .iter()
+                .all(Result::is_ok)
+        );
+        next.get_lent(id, &absent_keys(2), None);
+        next.contains(id, &chain(seed, 8));
+        next.flush().unwrap();
+    };
+    work(1);
+    let exporter = Exporter::of(at);
+    let prometheus = Prometheus::of(&exporter, directory.path());
+    eventually("it has scraped", || {
+        prometheus.sum("larder_page_hits_total{job='larder'}") == 8.0
+    });
+    drop(owner);
+    eventually("this process owns the store", || next.part() == Part::Owner);
+    (2..6).for_each(work);
+    eventually("it has scraped the next owner", || {
+        prometheus.sum("larder_page_hits_total{job='larder'}") == 40.0
+    });
+    assert!(prometheus.sum("changes(larder_owner_start_time_seconds[10m])") >= 1.0);
+    let counters = prometheus.query("count by (__name__) ({__name__=~\"larder_.*_total\"})");
+    assert!(counters.len() > 10, "{counters:?}");
+    for (labels, _) in counters {
+        let name = labels["__name__"].as_str().unwrap();
+        assert_eq!(
+            prometheus.sum(&format!("resets({name}[10m])")),
+            0.0,
+            "{name} went down"
+        );
+    }
+    // Only what needs a fault, or a rate over two scrapes, has no samples in a store at work.
+    let empty = ["larder_lingering_clients", "[1m]) > 0"];
+    for query in queries() {
+        let is_empty = empty.iter().any(|part| query.contains(part));
+        let samples = found(&query, || {
+            let samples = prometheus.query(&query);
+            (is_empty || !samples.is_empty()).then_some(samples)
+        });
+        assert!(
+            samples.iter().all(|(_, value)| !value.is_infinite()),
+            "{query}: {samples:?}"
+        );
+    }
+    next.close().unwrap();
+}
+
+#[test]
+fn each_rule_fires_for_its_fault_alone() {
+    if !is_there("prometheus") {
+        return;
+    }
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let refuses = Arc::<AtomicBool>::default();
+    let wrapper = DiskWrapper::new({
+        let refuses = refuses.clone();
+        move |inner| {
+            let refuses = refuses.clone();
+            Arc::new(Refusing { inner, refuses })
+        }
+    });
+    let options = OpenOptions::default().with(|o| o.disk_wrapper = Some(wrapper));
+    let store = Store::attach(&path, options).unwrap();
+    let id = store.namespace(&namespace()).unwrap();
+    put(&store, id, 1, 8);
+    store.flush().unwrap();
+    let exporter = Exporter::of(at);
+    let prometheus = Prometheus::of(&exporter, directory.path());
+    eventually("it has scraped", || {
+        prometheus.sum("larder_put_pages_total{job='larder'}") == 8.0
+    });
+    // Some more scrapes, of a store at work.
+    let scrapes = |count: f64| {
+        eventually("scrapes", || {
+            prometheus.sum("count_over_time(larder_up{job='larder'}[10m])") >= count
+        });
+    };
+    scrapes(3.0);
+    assert_eq!(prometheus.firing(), BTreeSet::new());
+
+    // Damaged pages.
+    flip(&path, SEGMENTS_OFFSET + 2 * 4096 + 99);
+    assert!(store.get_lent(id, &chain(1, 1), None)[0].is_err());
+    let mut expected = vec!["LarderDamagedPages"];
+    prometheus.fires("LarderDamagedPages", &expected);
+
+    // A full store: a prompt of more pages than it keeps.
+    let statuses = put(&store, id, 2, 5000);
+    assert!(
+        statuses
+            .iter()
+            .any(|status| matches!(status, PutStatus::Refused(_)))
+    );
+    expected.push("LarderRefusedPages");
+    prometheus.fires("LarderRefusedPages", &expected);
+
+    // A volume that refuses writes.
+    refuses.store(true, Ordering::SeqCst);
+    put(&store, id, 3, 1);
+    expected.extend(["LarderReadOnly", "LarderFailedWrites"]);
+    prometheus.fires("LarderReadOnly", &expected);
+    refuses.store(false, Ordering::SeqCst);
+    eventually("the volume is in service", || {
+        store.stats().read_only_volumes.is_empty()
+    });
+    eventually("the rule does not fire any more", || {
+        !prometheus.firing().contains("LarderReadOnly")
+    });
+
+    // No owner.
+    store.close().unwrap();
+    expected.push("LarderUnserved");
+    prometheus.fires("LarderUnserved", &expected);
+
+    // An owner that is stopped.
+    let owner = serve(at);
+    eventually("the store is served", || {
+        !prometheus.firing().contains("LarderUnserved")
+    });
+    let pid = Pid::from_raw(i32::try_from(owner.0.id()).unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    prometheus.fires("LarderUnserved", &expected);
+    kill(pid, Signal::SIGCONT).unwrap();
+}
