@@ -1,7 +1,7 @@
 //! Memory for direct I/O: aligned, zeroed, and backed by huge pages if it is large.
 //!
-//! Owns: [`AlignedBuf`], the one owner of such memory, and the probe [`backing_page_bytes`], which
-//! finds the size of the pages behind memory that others allocated.
+//! Owns: [`AlignedBuf`], the one owner of such memory. For memory that others allocated: the probe
+//! [`backing_page_bytes`] for the size of its pages, and [`move_to_huge_pages`].
 //!
 //! Invariants of an [`AlignedBuf`]: its start is a multiple of [`ALIGN_BYTES`]; its length never
 //! changes; every byte is initialised (zero until written); it is the only owner of its bytes, so
@@ -178,6 +178,33 @@ pub fn backing_page_bytes(address: *const u8) -> Option<u64> {
     backing_in_smaps(smaps, address.addr())
 }
 
+/// Moves memory that others allocated to huge pages. Returns the bytes that are on huge pages
+/// afterwards.
+///
+/// Only whole huge pages (2 MiB, aligned) of the range are moved. Their bytes stay the same, and
+/// other threads and devices may use them during the call. Memory that has not been touched is not
+/// moved, but gets huge pages on its first touch where the kernel allows that. Memory that is
+/// pinned, for a GPU for example, stays where it is, and so does all memory on kernels before 6.1
+/// (`MADV_COLLAPSE`, `madvise(2)`). A move costs about as much time as copying the memory, and more
+/// if the kernel has to make room for huge pages. It ends early when `is_wanted` is no longer true;
+/// the memory may be unmapped at any time.
+pub fn move_to_huge_pages(address: usize, length: usize, is_wanted: impl Fn() -> bool) -> usize {
+    let ends = address.saturating_add(length) / HUGE_BYTES;
+    let pages = address.div_ceil(HUGE_BYTES)..ends;
+    let is_done = |page: &usize, advice| {
+        let start = std::ptr::without_provenance_mut(page * HUGE_BYTES);
+        // SAFETY: neither advice changes the bytes of memory, and a range that is not mapped is an
+        // error.
+        unsafe { libc::madvise(start, HUGE_BYTES, advice) == 0 }
+    };
+    // The first is refused by kernels without huge pages, and needed only for later touches.
+    let moved = pages.take_while(|_| is_wanted()).filter(|page| {
+        is_done(page, libc::MADV_HUGEPAGE);
+        is_done(page, libc::MADV_COLLAPSE)
+    });
+    moved.count() * HUGE_BYTES
+}
+
 fn backing_in_smaps(smaps: impl BufRead, address: usize) -> Option<u64> {
     let mut inside = false;
     let mut page_bytes = None;
@@ -282,6 +309,44 @@ mod tests {
             "{page_bytes}"
         );
         assert_eq!(backing_page_bytes(std::ptr::null()), None);
+    }
+
+    #[test]
+    fn shared_memory_moves_to_huge_pages_with_its_bytes() {
+        let len = 8 << 20;
+        let file = rustix::fs::memfd_create("rows", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file = std::fs::File::from(file);
+        file.set_len(len as u64).unwrap();
+        // SAFETY: nothing else knows the file.
+        let mut map = unsafe { MmapOptions::new().map_mut(&file) }.unwrap();
+        for (at, byte) in map.iter_mut().enumerate().step_by(4096) {
+            *byte = (at >> 12) as u8;
+        }
+        let moved = move_to_huge_pages(map.as_ptr().addr(), len, || true);
+        for (at, byte) in map.iter().enumerate() {
+            let expected = if at % 4096 == 0 { (at >> 12) as u8 } else { 0 };
+            assert_eq!(*byte, expected, "{at}");
+        }
+        if moved == 0 {
+            eprintln!("SKIPPED: this kernel moves no memory to huge pages");
+        } else {
+            assert_eq!(backing_page_bytes(map.as_ptr()), Some(HUGE_BYTES as u64));
+        }
+    }
+
+    #[test]
+    fn only_whole_huge_pages_that_are_mapped_are_moved() {
+        let buf = AlignedBuf::zeroed(4 << 20).unwrap();
+        let start = buf.as_ptr().addr();
+        assert!(move_to_huge_pages(start, 4 << 20, || true) <= 4 << 20);
+        assert_eq!(move_to_huge_pages(start, 4 << 20, || false), 0);
+        assert_eq!(move_to_huge_pages(start + 1, HUGE_BYTES, || true), 0);
+        assert_eq!(move_to_huge_pages(start, HUGE_BYTES - 1, || true), 0);
+        assert_eq!(move_to_huge_pages(0, HUGE_BYTES, || true), 0);
+        assert_eq!(
+            move_to_huge_pages(usize::MAX - HUGE_BYTES, usize::MAX, || true),
+            0
+        );
     }
 
     #[test]

@@ -3,6 +3,9 @@
 use std::any::Any;
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
+
+use larder_engine::memory::move_to_huge_pages;
 
 /// A stretch of memory in this process. Row `r` begins at `address + r * stride`.
 ///
@@ -89,6 +92,25 @@ impl Region {
             stride,
             _owner: owner,
         })
+    }
+
+    /// Moves the region to huge pages on a thread of its own, until it is done or the region is
+    /// dropped. Reads and writes are faster after it: a device gets a list of the pieces of memory
+    /// of each transfer, and small pages lie all over memory.
+    ///
+    /// The thread is not required: without it, the region works on the pages that it has.
+    pub fn move_to_huge_pages(self: &Arc<Region>) {
+        let (start, length) = (self.address, self.length);
+        let region = Arc::downgrade(self);
+        let work = move || {
+            let moved = move_to_huge_pages(start, length, || region.strong_count() > 0);
+            let (moved, of) = (moved >> 20, length >> 20);
+            tracing::info!("{moved} of {of} MiB registered memory are on huge pages");
+        };
+        let named = std::thread::Builder::new().name("larder-huge".to_owned());
+        if let Err(error) = named.spawn(work) {
+            tracing::warn!(%error, "registered memory stays on small pages: no thread moves it");
+        }
     }
 
     /// Its first byte.

@@ -7,9 +7,11 @@ import hashlib
 import mmap
 import multiprocessing
 import os
+import re
 import select
 import signal
 import sys
+from pathlib import Path
 
 import larder
 import pytest
@@ -210,6 +212,44 @@ def test_a_closed_store_misses_and_refuses(tmp_path):
     with pytest.raises(StoreError, match="closed"):
         queue.submit_get(pages, keys(1), region, [0])
     assert queue.poll() == []
+
+
+def huge_kib(address):
+    """KiB on huge pages of the mapping that begins at an address."""
+    text = Path("/proc/self/smaps").read_text()
+    mapping = text[text.index(f"{address:x}-") :]
+    return int(re.search(r"^ShmemPmdMapped: +(\d+) kB$", mapping, re.M)[1])
+
+
+def moves():
+    """Whether a thread moves memory to huge pages."""
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            if (task / "comm").read_text() == "larder-huge\n":
+                return True
+        except OSError:
+            continue  # It has ended.
+    return False
+
+
+def test_a_region_moves_to_huge_pages_while_jobs_use_it(store):
+    pages, queue = name(store), store.queue()
+    mapped, address = memory(1024)
+    mapped[:] = content(16) * 64
+    region = store.register(address, len(mapped), PAGE, owner=mapped)
+    put = queue.submit_put(pages, keys(16, 16), region, range(16))
+    assert finished(queue, 1)[put].statuses == OK * 16
+    region.move_to_huge_pages()
+    is_over, row = False, 0
+    while not is_over:
+        is_over = not moves()
+        row = (row + 16) % 1024
+        mapped[row * PAGE : (row + 16) * PAGE] = bytes(16 * PAGE)
+        got = queue.submit_get(pages, keys(16, 16), region, range(row, row + 16))
+        assert finished(queue, 1)[got].statuses == OK * 16
+    assert mapped[:] == content(16) * 64
+    if huge_kib(address) == 0:
+        pytest.skip("this kernel moved no memory to huge pages")
 
 
 def test_jobs_move_rows_and_are_reported_once(store):

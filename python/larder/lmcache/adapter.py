@@ -140,7 +140,9 @@ class LarderL2Adapter(L2AdapterInterface):
         if memory is None or not memory.size:
             return None, 0
         # LMCache unmaps it after `close`, while the process goes on.
-        return self._store.register(memory.ptr, memory.size, memory.align_bytes), memory.align_bytes
+        region = self._store.register(memory.ptr, memory.size, memory.align_bytes)
+        region.move_to_huge_pages()
+        return region, memory.align_bytes
 
     def _restore_usage(self) -> None:
         """Usage begins with what the store holds; LMCache's base class counts from zero."""

@@ -48,6 +48,7 @@ class Link:
             self.region: Region = self.store.register(
                 rows.ctypes.data, count * row_bytes, row_bytes, owner=rows
             )
+            self.region.move_to_huge_pages()
             self.queue: Queue = self.store.queue(jobs=_JOBS_MAX)
             self._server = (config, row_bytes, settings.server)
             #: By the last bytes of vLLM's keys. Empty while those of ``anew`` could not be had.

@@ -580,6 +580,10 @@ impl Region {
         self.memory.length()
     }
 
+    fn move_to_huge_pages(&self) {
+        self.memory.move_to_huge_pages();
+    }
+
     #[getter]
     fn described(&self) -> &str {
         &self.described
