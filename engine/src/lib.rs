@@ -42,6 +42,7 @@
 //! | make a store | [`create`], [`Store::open_or_create`], [`CreateOptions`]; sizes: [`fit`] |
 //! | open it | [`Store::open`] for this process alone, [`Store::attach`] for several processes |
 //! | use it | [`NamespaceHandle`] and [`Chain`], or the calls of [`PageStore`] |
+//! | read without memory of your own, until a deadline | [`NamespaceHandle::get_lent`] |
 //! | choose what it keeps | [`policy::EvictionPolicy`], [`policy::AdmissionPolicy`], [`Hint`] |
 //! | put another store beneath an engine | an implementation of [`PageStore`] |
 //! | watch it | [`PageStore::stats`], [`report`] |
@@ -70,7 +71,7 @@
 //!
 //! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery,
 //! reclaim, sharing. Of the modules, all but [`fit`] and [`policy`] are private. The feature
-//! `internals` makes public what the simulation, the fuzz targets, the tools and the tests need; it
+//! `internals` makes public what the simulation, the fuzz targets, the tiers, the tools and the tests need; it
 //! has no stable interface.
 //!
 //! | module | content |

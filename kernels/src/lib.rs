@@ -30,13 +30,19 @@
 //! | `device` | the [`Device`] trait |
 //! | [`host`] | the device of machines without a GPU |
 //! | [`kernel`] | the launch argument of the copy kernel in `cu/kv_copy.cu` |
-//! | [`cuda`] | the device of machines with a GPU |
+//! | `cuda` | the device of machines with a GPU, with the feature `cuda` |
 //! | `error` | the errors of a device |
+
+#![cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "the CUDA device uses the rest")
+)]
 
 // Offsets and addresses are 64 bits wide.
 #[cfg(not(target_pointer_width = "64"))]
 compile_error!("pools are larger than a 32-bit address space");
 
+#[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
 mod error;
@@ -49,6 +55,7 @@ mod tensors;
 mod ticket;
 mod transfer;
 
+#[cfg(feature = "cuda")]
 pub use cuda::{CudaDevice, CudaOptions};
 pub use device::{Device, ForeignStream, Refused};
 pub use error::DeviceError;

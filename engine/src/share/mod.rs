@@ -171,7 +171,8 @@ struct Inner {
 }
 
 impl Store {
-    /// Opens the store whose first volume is at `path`, for this process alone.
+    /// Opens the store whose first volume is at `path`, for this process alone. If another process
+    /// holds it, waits up to 2 seconds for the end of that process.
     ///
     /// # Errors
     /// See [`StoreError`]: each error names the fault, its place, and the remedy.
