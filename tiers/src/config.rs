@@ -35,7 +35,7 @@ impl WritePolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum L3Write {
-    /// As soon as they are in L2. If the queue is full at that time, when they are inserted again.
+    /// As soon as they are in L2. If the queue is full at that time, when no transfer is in flight.
     #[default]
     OnBackup,
     /// When they are in L2 and `selective_hits` requests have inserted them.
@@ -73,24 +73,26 @@ impl PrefetchPolicy {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PrefetchConfig {
-    /// How long a request waits.
+    /// How long a request waits. Default: `timeout`.
     pub policy: PrefetchPolicy,
-    /// Minimum number of tokens for a prefetch.
+    /// Minimum number of tokens for a prefetch: fewer missing tokens are computed. Default: 256, as
+    /// in HiCache. An engine with slow prefills or short prompts lowers it, down to one page.
     pub threshold_tokens: u32,
-    /// Base waiting time of `timeout`, in microseconds.
+    /// Base waiting time of `timeout`, in microseconds. Default: 1,000,000.
     pub timeout_base_us: u64,
-    /// Additional waiting time per 1,024 tokens, in microseconds.
+    /// Additional waiting time per 1,024 tokens, in microseconds. Default: 250,000.
     pub timeout_per_1024_tokens_us: u64,
-    /// Maximum share of L2 for prefetches in progress, in percent.
+    /// Maximum share of L2 for prefetches in progress, in percent. A longer prefetch is cut to the
+    /// pages that are left. Default: 50.
     pub l2_percent_max: u32,
-    /// Pages per read batch. A prefetch can end between two batches.
+    /// Pages per read batch. A prefetch can end between two batches. Default: 128.
     pub batch_pages: u32,
     /// Prefill speed in tokens per second. If set, a hit is read from L3 only if the read is
-    /// expected to be faster than the prefill.
+    /// expected to be faster than the prefill. Default: not set.
     pub break_even_tokens_per_second: Option<NonZeroU32>,
-    /// Maximum number of attempts per request.
+    /// Maximum number of attempts per request, for [`Retries`](crate::core::Retries). Default: 8.
     pub attempts_max: u32,
-    /// Scheduling passes between two attempts.
+    /// Scheduling passes between two attempts. Default: 8.
     pub retry_passes: u32,
 }
 
@@ -114,49 +116,51 @@ impl Default for PrefetchConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Tokens per page.
+    /// Tokens per page. Default: 1.
     #[serde(default = "one")]
     pub page_tokens: u32,
-    /// Pages of the device pool.
+    /// Pages of the device pool, without the padding page (page 0).
     pub l1_pages: u32,
-    /// Pages of the host pool; 0 for none.
+    /// Pages of the host pool, without the padding page (page 0); 0 for none. With an L3 and
+    /// `write_through`, at least `l1_pages`.
     pub l2_pages: u32,
     /// Bytes per page, all layers and parts. Used for limits in bytes.
     pub page_bytes: u64,
-    /// The eviction order.
+    /// The eviction order. Default: `lru`.
     #[serde(default)]
     pub eviction: EvictionOrder,
-    /// When pages are copied from L1 to L2.
+    /// When pages are copied from L1 to L2. Default: `write_through`.
     #[serde(default)]
     pub write_policy: WritePolicy,
     /// Hits after which `write_through_selective` copies to L2 and `l3_write = selective` writes to
-    /// L3.
+    /// L3. Default: 2.
     #[serde(default = "two")]
     pub selective_hits: u32,
-    /// When pages are written to L3.
+    /// When pages are written to L3. Default: `on_backup`.
     #[serde(default)]
     pub l3_write: L3Write,
     /// Maximum number of bytes queued for L3, and never more than half of L2. Pages above the limit
-    /// are refused, tail first, until they are inserted again.
+    /// wait, tail last, until no transfer is in flight. Default: 1 GiB.
     #[serde(default = "gibibyte")]
     pub l3_queue_bytes_max: u64,
     /// Whether this rank writes to L3. With MLA all ranks hold the same bytes, and one rank writes
-    /// them.
+    /// them. Default: true.
     #[serde(default = "yes")]
     pub writes_l3: bool,
-    /// Minimum number of tokens for a load from L2. Fewer tokens are recomputed.
+    /// Minimum number of tokens for a load from L2. Fewer tokens are recomputed. Default: 10.
     #[serde(default = "ten")]
     pub load_threshold_tokens: u32,
-    /// Maximum number of loads in flight.
+    /// Maximum number of loads in flight. Default: 8.
     #[serde(default = "eight")]
     pub loads_max: u32,
     /// Prefetches.
     #[serde(default)]
     pub prefetch: PrefetchConfig,
-    /// Maximum number of distinct tokens beyond the vocabulary (placeholders of images).
+    /// Maximum number of distinct tokens beyond the vocabulary (placeholders of images). Default:
+    /// 16,777,216.
     #[serde(default = "sixteen_million")]
     pub wide_tokens_max: u32,
-    /// Whether events are collected.
+    /// Whether events are collected. Default: false.
     #[serde(default)]
     pub events: bool,
 }
@@ -199,6 +203,20 @@ pub struct ConfigError {
     pub value: u64,
     /// The problem, and the valid values.
     pub wrong: &'static str,
+}
+
+/// Whether a field makes sense, its name, its value, and the problem if it does not.
+type Check = (bool, &'static str, u64, &'static str);
+
+fn first_wrong(checks: &[Check]) -> Result<(), ConfigError> {
+    match checks.iter().find(|(makes_sense, ..)| !makes_sense) {
+        None => Ok(()),
+        Some(&(_, field, value, wrong)) => Err(ConfigError {
+            field,
+            value,
+            wrong,
+        }),
+    }
 }
 
 impl Config {
@@ -295,14 +313,42 @@ impl Config {
                 "a batch has at least one page",
             ),
         ];
-        match checks.into_iter().find(|(makes_sense, ..)| !makes_sense) {
-            None => Ok(()),
-            Some((_, field, value, wrong)) => Err(ConfigError {
-                field,
-                value,
-                wrong,
-            }),
-        }
+        first_wrong(&checks)
+    }
+
+    /// Checks the fields that matter only with an L3 below, in addition to [`Config::check`].
+    ///
+    /// # Errors
+    /// The first field under which pages would never be written to L3, or never read from it.
+    pub fn check_with_l3(&self) -> Result<(), ConfigError> {
+        let (l1, l2) = (u64::from(self.l1_pages), u64::from(self.l2_pages));
+        let is_written = self.l3_write != L3Write::Never;
+        let is_inclusive = is_written && self.write_policy == WritePolicy::WriteThrough;
+        let threshold = self.prefetch.threshold_tokens;
+        let share = l2 * u64::from(self.prefetch.l2_percent_max) / 100;
+        let checks = [
+            (
+                l2 > 0,
+                "l2_pages",
+                l2,
+                "pages reach L3 only through L2; raise it, or leave L3 out",
+            ),
+            (
+                !is_inclusive || l2 >= l1,
+                "l2_pages",
+                l2,
+                "with write_through all pages of L1 are in L2, too, on their way to L3; raise it \
+                 to l1_pages or more, or set write_policy = write_back",
+            ),
+            (
+                self.pages_of(threshold) as u64 <= share,
+                "prefetch.threshold_tokens",
+                u64::from(threshold),
+                "prefetches may not take so many pages of L2; lower it, or raise l2_pages or \
+                 prefetch.l2_percent_max",
+            ),
+        ];
+        first_wrong(&checks)
     }
 
     /// Number of pages for this many tokens, rounded up, at least one.
@@ -364,6 +410,33 @@ mod tests {
             assert_eq!(error.field, field);
             assert!(error.to_string().starts_with(field));
         }
+    }
+
+    #[test]
+    fn configurations_under_which_no_page_reaches_or_leaves_l3_are_refused() {
+        let good = Config::new(64, 4096, 100, 100);
+        good.check_with_l3().unwrap();
+        type Spoil = fn(&mut Config);
+        let cases: [(&str, Spoil); 4] = [
+            ("l2_pages", |config| config.l2_pages = 0),
+            ("l2_pages", |config| config.l2_pages = 99),
+            ("prefetch.threshold_tokens", |config| {
+                config.prefetch.threshold_tokens = 51 * 64;
+            }),
+            ("prefetch.threshold_tokens", |config| {
+                config.prefetch.l2_percent_max = 3;
+            }),
+        ];
+        for (field, spoil) in cases {
+            let mut config = good.clone();
+            spoil(&mut config);
+            config.check().unwrap();
+            assert_eq!(config.check_with_l3().unwrap_err().field, field);
+        }
+        let mut write_back = good;
+        write_back.l2_pages = 20;
+        write_back.write_policy = WritePolicy::WriteBack;
+        write_back.check_with_l3().unwrap();
     }
 
     #[test]

@@ -357,7 +357,7 @@ fn a_device_that_fails_every_backup_costs_hits_and_leaks_nothing() {
 impl Bench {
     fn start_matched(&mut self) -> usize {
         let request = self.start();
-        let matched = request.l2_pages() + request.pages().0.shared_pages();
+        let matched = request.l2_pages() + request.row_and_loads().0.shared_pages();
         self.cache.finish(request, false, &Ticket::done());
         matched
     }

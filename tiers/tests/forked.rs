@@ -14,7 +14,8 @@ use nix::unistd::{ForkResult, alarm, fork};
 fn a_forked_child_drops_a_cache_without_waiting_and_the_parent_continues() {
     let directory = tempfile::tempdir().unwrap();
     let shape = KvShape::mha(2, 1, 8, 2, 4).unwrap();
-    let config = Config::new(shape.page_tokens(), u64::from(shape.page_bytes()), 20, 40);
+    let mut config = Config::new(shape.page_tokens(), u64::from(shape.page_bytes()), 20, 40);
+    config.prefetch.threshold_tokens = 1;
     let device = Arc::new(HostDevice::new().unwrap());
     let memory = HostMemory::zeroed(pool_bytes(&shape, 41)).unwrap();
     let parts = Parts {

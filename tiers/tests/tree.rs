@@ -4,7 +4,7 @@
 
 use larder_tiers::config::{Config, L3Write, WritePolicy};
 use larder_tiers::core::{
-    Core, Declined, Done, Fence, OpId, Order, Outcome, PrefetchState, Request, Retries,
+    Core, Declined, Done, Fence, NoRoom, OpId, Order, Outcome, PrefetchState, Request, Retries,
 };
 use larder_tiers::prompt::{Prompt, Scope};
 use larder_tiers::tree::EvictionOrder;
@@ -145,8 +145,8 @@ fn an_insert_frees_duplicates_and_keeps_the_unaligned_tail_with_the_request() {
     assert_eq!((end.pages, end.duplicates), (4, 4));
     assert_eq!(core.free_pages().0, 20 - 6);
     assert_eq!(
-        a.pages().0.pages()[..4],
-        b.pages().0.pages()[..4],
+        a.row_and_loads().0.pages()[..4],
+        b.row_and_loads().0.pages()[..4],
         "the row names the tree's pages"
     );
     assert_eq!((a.own_pages().len(), b.own_pages().len()), (1, 1));
@@ -319,16 +319,54 @@ fn keys_are_hashed_once_from_prefetch_to_the_last_insert() {
 }
 
 #[test]
-fn the_l3_queue_is_bounded_in_bytes_and_refuses_the_tail_first() {
+fn the_l3_queue_is_bounded_in_bytes_and_the_tail_follows_when_it_is_empty() {
     let mut core = core(|config| config.l3_queue_bytes_max = 3 * 4096);
     let first = prompt(&mut core, &Scope::default(), 0..40);
     run(&mut core, first, 0);
     let orders = settle(&mut core);
-    let Some(Order::Put { keys, depth, .. }) = orders.last() else {
-        panic!("{orders:?}");
+    let put = |order: &Order| match order {
+        Order::Put { keys, depth, .. } => Some((*depth, keys.len())),
+        _ => None,
     };
-    assert_eq!((keys.len(), *depth), (3, 0));
-    assert_eq!((core.stats().put, core.stats().put_refused), (3, 7));
+    let puts: Vec<_> = orders.iter().filter_map(put).collect();
+    assert_eq!(puts, [(0, 3), (3, 3), (6, 3), (9, 1)]);
+    assert_eq!((core.stats().put, core.stats().put_refused), (10, 0));
+    assert_eq!(core.stats().put_delayed, 7);
+    core.validate([]).unwrap();
+}
+
+#[test]
+fn a_request_without_room_learns_of_pages_that_backups_hold() {
+    let mut core = core(|config| config.l1_pages = 20);
+    let scope = Scope::default();
+    let first = prompt(&mut core, &scope, 0..60);
+    run(&mut core, first, 0);
+    let other = prompt(&mut core, &scope, 100..140);
+    let mut request = core.start(other, 0);
+    let refused = core.extend(&mut request, 40);
+    let no_room = NoRoom {
+        short: 5,
+        pending: 15,
+    };
+    assert_eq!(refused, Err(no_room.into()));
+    settle(&mut core);
+    core.extend(&mut request, 40).unwrap();
+    core.finish(request, false, Fence(0));
+    settle(&mut core);
+}
+
+#[test]
+fn a_prefetch_is_cut_to_the_share_of_prefetches_in_l2() {
+    let mut core = core(|config| config.l2_pages = 16);
+    let scope = Scope::default();
+    let mut long = prompt(&mut core, &scope, 0..80);
+    let first = core.prefetch(&mut long).unwrap();
+    let mut other = prompt(&mut core, &scope, 100..180);
+    assert_eq!(core.prefetch(&mut other), Err(Declined::L2Share));
+    settle(&mut core);
+    assert_eq!(core.poll_prefetch(first, false), PrefetchState::Ended(8));
+    assert_eq!(core.peek(&long), (0, 8));
+    assert_eq!(core.prefetches_out(), 0);
 }
 
 #[test]
@@ -633,7 +671,7 @@ fn fail_above(first_fails_first: bool) {
     let long = prompt(&mut core, &scope, 0..33);
     let mut long = core.start(long, 0);
     assert_eq!(
-        long.pages().1.len(),
+        long.row_and_loads().1.len(),
         1,
         "the first half is behind the first load"
     );

@@ -4,6 +4,7 @@ use larder_kernels::{DeviceError, KvShape};
 
 use crate::config::{Config, ConfigError};
 use crate::core::{Broken, DoneError};
+use crate::l3::L3;
 use crate::ranks::RanksError;
 
 /// Why a cache cannot be created or cannot continue.
@@ -41,6 +42,21 @@ pub enum CacheError {
         /// Bytes configured.
         bytes: u64,
     },
+    /// The namespace of L3 does not have the pages of the pools: no page could be stored or found.
+    #[error(
+        "the namespace of L3 has pages of {found_tokens} tokens in parts of {found_parts:?} bytes, \
+         but the pools have {tokens} tokens in parts of {parts:?} bytes; see l3::page_shape"
+    )]
+    Namespace {
+        /// Tokens per page of the namespace.
+        found_tokens: u32,
+        /// Bytes of each part of the namespace.
+        found_parts: Vec<u32>,
+        /// Tokens per page of the pools.
+        tokens: u32,
+        /// Bytes of each part of the pools.
+        parts: Vec<u32>,
+    },
     /// The threads for L3 cannot be started.
     #[error("threads for L3 cannot be started: {0}")]
     Threads(#[from] std::io::Error),
@@ -61,6 +77,26 @@ pub enum ChunkError {
     /// A load failed, or there is no such chunk.
     #[error(transparent)]
     Device(#[from] DeviceError),
+}
+
+/// Checks an L3 against the configuration and the pools.
+pub(super) fn check_l3(config: &Config, shape: &KvShape, l3: &dyn L3) -> Result<(), CacheError> {
+    config.check_with_l3()?;
+    let Some(namespace) = l3.namespace() else {
+        return Ok(());
+    };
+    let found_parts = namespace.shape().part_sizes().to_vec();
+    let parts = vec![shape.part_bytes(); shape.parts() as usize];
+    let (found_tokens, tokens) = (namespace.fields().page_tokens, shape.page_tokens());
+    if (found_tokens, &found_parts) != (tokens, &parts) {
+        return Err(CacheError::Namespace {
+            found_tokens,
+            found_parts,
+            tokens,
+            parts,
+        });
+    }
+    Ok(())
 }
 
 /// Checks a pool against the configuration.

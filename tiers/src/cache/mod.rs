@@ -1,17 +1,26 @@
-//! The cache: the core combined with a device, an L3 and other ranks. An engine embeds it.
+//! The cache: the core combined with a device, an L3 and other ranks. For engines with a scheduler
+//! of their own, and for several ranks; [`PrefixCache`](crate::PrefixCache) is simpler.
 //!
 //! ```text
 //!  loop of a scheduler
-//!    poll                        completions; locks are released only here
+//!    poll                        completions; locks are released only here; also when idle
 //!    prefetch, poll_prefetch     for waiting requests
-//!    start, load_back, extend    for running requests
+//!    start, load_back, extend    for running requests; after NoRoom again, or retract a request
 //!    pages(request)              its L1 pages, behind the loads that fill them
 //!    ... forward ...
-//!    insert / finish             with the ticket of the forward
+//!    insert / finish             with the ticket of the forward; keep = false aborts
+//!  at the end
+//!    drain_until, drop           then flush and close the store
 //! ```
 //!
 //! One thread calls the cache. Copies run on the device, and separate threads wait for L3. Their
-//! completions are processed only in [`Cache::poll`].
+//! completions are processed only in [`Cache::poll`], and only there does a copy to L2 lead to a
+//! write to L3. Pages of requests that end go to L2 and L3 as long as the cache is polled: poll it
+//! until [`Cache::is_idle`], also between requests. Pages that are not in L3 when the cache is
+//! dropped are lost; [`Cache::drain`] before the drop keeps them.
+//!
+//! A [`Request`] and a [`PrefetchId`] are receipts: each request must be finished, and each
+//! prefetch polled to its end or cancelled. Their pages and locks are held until then.
 //!
 //! # When a forward fails
 //!
@@ -55,40 +64,44 @@
 //! | module | contents |
 //! |---|---|
 //! | `forwards` | forwards that have not ended |
+//! | `orders` | the execution of the core's orders |
 //! | `lent` | pages of the host pool lent to L3 |
 //! | `workers` | threads that wait for L3 |
 //! | `memory` | memory for the host pool |
 //! | `error` | errors of a cache |
+//! | `failures` | log lines of counters |
 //! | `agree` | agreement between ranks on completions |
 //! | `time` | real time, or the time of a replay |
 
 mod agree;
 mod error;
+mod failures;
 mod forwards;
 mod lent;
 mod memory;
+mod orders;
 mod time;
 mod workers;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::task::Waker;
 use std::time::Instant;
 
 use larder_engine::fork::Origin;
 use larder_kernels::{
-    ChunkAt, Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, PagePair, Ticket, Transfer,
+    ChunkAt, Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, Ticket, Transfer,
 };
 
 use crate::config::Config;
 use crate::core::{
     Broken, Busy, Core, Declined, Done, Event, ExtendError, Fence, InsertEnd, LoadBack, OpId,
-    Order, Outcome, PrefetchId, PrefetchState, Request, Stats,
+    Outcome, PrefetchId, PrefetchState, Request, Stats,
 };
 use crate::l3::L3;
 use crate::pool::Row;
 use crate::prompt::{Prompt, Scope, VocabularyFull};
 use crate::ranks::Ranks;
-use crate::runs::{L1, L2, Runs};
 use crate::tree::{LoadId, Matched};
 
 pub use error::{CacheError, ChunkError};
@@ -97,13 +110,14 @@ pub use time::Time;
 pub use workers::READERS;
 
 use agree::{Agreed, End, Line, Work as Awaited};
-use error::check_pool;
+use error::{check_l3, check_pool};
+use failures::Failures;
 use forwards::Forwards;
-use lent::LentPages;
 use time::RealTime;
-use workers::{Work, Workers};
+use workers::Workers;
 
-/// The components of a cache.
+/// The components of a cache. Page 0 of each pool is padding: no request gets it, and its bytes are
+/// never copied.
 pub struct Parts {
     /// Copies between the pools.
     pub device: Arc<dyn Device>,
@@ -120,6 +134,8 @@ pub struct Parts {
 /// A copy in progress, for one order or for several merged orders.
 struct Copy {
     ids: Vec<OpId>,
+    /// The prerequisite of the copy.
+    after: Ticket,
     transfer: Gated<Transfer>,
 }
 
@@ -141,6 +157,7 @@ pub struct Cache {
     ended: Vec<(Done, Option<u64>)>,
     /// Reads in progress, with the number of requested pages.
     reads: HashMap<OpId, usize>,
+    failures: Failures,
     origin: Origin,
 }
 
@@ -148,7 +165,7 @@ impl Cache {
     /// A cache over empty pools.
     ///
     /// # Errors
-    /// The configuration is not valid, or the pools do not match it.
+    /// The configuration is not valid, or the pools or L3 do not match it.
     pub fn new(config: Config, parts: Parts) -> Result<Cache, CacheError> {
         Self::in_time(config, parts, Box::new(RealTime(Instant::now())))
     }
@@ -156,7 +173,7 @@ impl Cache {
     /// As [`Cache::new`], with its own time, for replays.
     ///
     /// # Errors
-    /// The configuration is not valid, or the pools do not match it.
+    /// The configuration is not valid, or the pools or L3 do not match it.
     pub fn in_time(config: Config, parts: Parts, time: Box<dyn Time>) -> Result<Cache, CacheError> {
         config.check()?;
         let Parts {
@@ -168,6 +185,9 @@ impl Cache {
         } = parts;
         check_pool("l1", &config, l1.shape(), l1.pages(), config.l1_pages)?;
         check_pool("l2", &config, l2.shape(), l2.pages(), config.l2_pages)?;
+        if let Some(l3) = &l3 {
+            check_l3(&config, l2.shape(), &**l3)?;
+        }
         let workers = l3.map(|l3| Workers::start(&l3)).transpose()?;
         Ok(Cache {
             core: Core::new(config)?,
@@ -182,6 +202,7 @@ impl Cache {
             time,
             ended: Vec::new(),
             reads: HashMap::new(),
+            failures: Failures::default(),
             origin: Origin::here(),
         })
     }
@@ -217,7 +238,16 @@ impl Cache {
         Ok(prompt)
     }
 
-    /// Adds tokens to the prompt of a request as the answer is generated.
+    /// Adds tokens to a prompt. If the vocabulary is full, the prompt ends there: the tokens behind
+    /// are not cached.
+    pub(crate) fn extend_or_cut(&mut self, prompt: &mut Prompt, tokens: &[u64]) {
+        if let Err(error) = self.core.extend_prompt(prompt, tokens.iter().copied()) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Adds tokens to the prompt of a request as the answer is generated. Each token needs a slot,
+    /// too: see [`Cache::extend`].
     ///
     /// # Errors
     /// The vocabulary is full: the prompt is cached up to there.
@@ -235,35 +265,48 @@ impl Cache {
         self.core.match_prefix(prompt)
     }
 
-    /// See [`Core::start`].
+    /// Starts a request on the part of its prompt that is in L1. The last token is excluded,
+    /// because it is always computed. The following part in L2 is held until [`Cache::load_back`].
     pub fn start(&mut self, prompt: Prompt, priority: i32) -> Request {
         self.look_at_forwards();
         self.core.start(prompt, priority)
     }
 
-    /// See [`Core::restart`]. `forward`: the last forward that uses the request's pages.
+    /// Ends a broken request and starts it again on the cached part of the first `tokens` tokens of
+    /// its prompt, which must not include the output of a failed forward. `forward`: the last
+    /// forward that uses the request's pages.
     pub fn restart(&mut self, request: Request, tokens: usize, forward: &Ticket) -> Request {
         self.look_at_forwards();
         let fence = self.fence(forward);
         self.core.restart(request, tokens, fence)
     }
 
-    /// See [`Core::load_back`].
+    /// Decides whether the L2 part of a request is loaded into L1: all of it, if it has at most
+    /// `pages_max` pages, or nothing. Without a load, the request computes those tokens.
     ///
     /// # Errors
     /// The request is broken.
-    pub fn load_back(&mut self, request: &mut Request, quota: usize) -> Result<LoadBack, Broken> {
+    pub fn load_back(
+        &mut self,
+        request: &mut Request,
+        pages_max: usize,
+    ) -> Result<LoadBack, Broken> {
         self.look_at_forwards();
         let newest = self.forwards.newest();
-        let result = self.core.load_back(request, quota, newest);
+        let result = self.core.load_back(request, pages_max, newest);
         self.carry_out();
         result
     }
 
-    /// See [`Core::extend`].
+    /// Allocates slots for `tokens` further tokens, and evicts pages if necessary. The tokens
+    /// themselves are added by [`Cache::extend_prompt`]. A prompt may have more tokens than slots,
+    /// not the reverse when the request is inserted.
     ///
     /// # Errors
-    /// There is no room, or the request is broken.
+    /// There is no room: poll and try again while copies are pending ([`NoRoom`]), or finish
+    /// another request. Or the request is broken.
+    ///
+    /// [`NoRoom`]: crate::core::NoRoom
     pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), ExtendError> {
         let result = self.core.extend(request, tokens);
         self.carry_out();
@@ -279,7 +322,7 @@ impl Cache {
         if self.core.is_broken(request) {
             return Err(Broken);
         }
-        let (row, loads) = request.pages();
+        let (row, loads) = request.row_and_loads();
         let gates = loads
             .iter()
             .filter_map(|load| self.loads.get(load))
@@ -299,7 +342,7 @@ impl Cache {
         at: ChunkAt,
         bytes: &[u8],
     ) -> Result<(), DeviceError> {
-        let row = request.pages().0;
+        let row = request.row_and_loads().0;
         let page = self.page_at(row, at.page, row.shared_pages())?;
         // SAFETY: the request owns the page. The page is not in the tree, so no order uses it, and
         // this synchronous call is its only access.
@@ -347,16 +390,30 @@ impl Cache {
         self.core.is_broken(request)
     }
 
-    /// See [`Core::insert`]. `forward` settles when the request's pages have been written, and
-    /// fails if they are not valid.
+    /// Moves the computed whole pages of a request to the tree, where other requests match them.
+    /// All tokens of its prompt that have a slot are computed. `forward` settles when the request's
+    /// pages have been written, and fails if they are not valid.
     ///
     /// # Errors
     /// The request is broken or `forward` has already failed: no page of the request is in the
     /// tree.
     pub fn insert(&mut self, request: &mut Request, forward: &Ticket) -> Result<InsertEnd, Broken> {
+        self.insert_first(request, usize::MAX, forward)
+    }
+
+    /// As [`Cache::insert`], for a request that has computed only its first `tokens` tokens.
+    ///
+    /// # Errors
+    /// Those of [`Cache::insert`].
+    pub fn insert_first(
+        &mut self,
+        request: &mut Request,
+        tokens: usize,
+        forward: &Ticket,
+    ) -> Result<InsertEnd, Broken> {
         self.look_at_forwards();
         let fence = self.fence(forward);
-        let inserted = self.core.insert(request, fence);
+        let inserted = self.core.insert_first(request, tokens, fence);
         self.look_at_forwards();
         self.carry_out();
         inserted.and_then(|inserted| match self.core.is_broken(request) {
@@ -365,8 +422,9 @@ impl Cache {
         })
     }
 
-    /// See [`Core::finish`]. `forward`: the last forward that uses the request's pages, as for
-    /// [`Cache::insert`].
+    /// Ends a request. With `keep`, its computed pages are inserted first, unless it is broken.
+    /// Without, it is aborted: the pages that it has not inserted are freed. `forward`: the last
+    /// forward that uses the request's pages, as for [`Cache::insert`].
     pub fn finish(&mut self, request: Request, keep: bool, forward: &Ticket) -> InsertEnd {
         self.look_at_forwards();
         let fence = self.fence(forward);
@@ -422,7 +480,12 @@ impl Cache {
         }
     }
 
-    /// See [`Core::prefetch`].
+    /// Starts to read into L2 the pages that L3 has after the cached part of a prompt, at most as
+    /// many as the share of prefetches in L2 has left ([`PrefetchConfig::l2_percent_max`]). Poll
+    /// the prefetch until it has ended, or cancel it: until then its pages count towards that
+    /// share.
+    ///
+    /// [`PrefetchConfig::l2_percent_max`]: crate::config::PrefetchConfig::l2_percent_max
     ///
     /// # Errors
     /// Nothing was started, with the reason.
@@ -444,7 +507,15 @@ impl Cache {
         Ok(state)
     }
 
-    /// See [`Core::cancel_prefetch`].
+    /// The number of pages that a prefetch has brought, or the reason why it brought none, without
+    /// waiting any longer: the pages that have arrived stay, and the prefetch is over.
+    pub fn end_prefetch(&mut self, id: PrefetchId) -> PrefetchState {
+        let state = self.core.poll_prefetch(id, true);
+        self.carry_out();
+        state
+    }
+
+    /// Cancels a prefetch whose request has ended. No page is kept.
     pub fn cancel_prefetch(&mut self, id: PrefetchId) {
         self.core.cancel_prefetch(id);
     }
@@ -492,6 +563,7 @@ impl Cache {
         let core = &self.core;
         self.loads.retain(|load, _| core.is_loading(*load));
         self.carry_out();
+        self.failures.log(self.core.stats());
         Ok(count)
     }
 
@@ -510,19 +582,52 @@ impl Cache {
         Ok(())
     }
 
-    /// Polls until no order is outstanding and no insert waits for its forward. For shutdown and
-    /// tests. Waits for the device, for L3, and for the tickets passed to [`Cache::insert`]: all of
-    /// them must settle.
+    /// Whether no order is outstanding and no insert waits for its forward: a poll has nothing to
+    /// do.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.core.orders_out() == 0 && self.core.inserts_pending() == 0
+    }
+
+    /// Polls until the cache is idle. For shutdown and tests. Waits for the device, for L3, and for
+    /// the tickets passed to [`Cache::insert`]: all of them must settle, or this never returns.
     ///
     /// # Errors
     /// The group of ranks is broken.
     pub fn drain(&mut self) -> Result<(), CacheError> {
-        while self.core.orders_out() > 0 || self.core.inserts_pending() > 0 {
+        while !self.is_idle() {
             if self.poll()? == 0 {
                 std::thread::yield_now();
             }
         }
         Ok(())
+    }
+
+    /// As [`Cache::drain`], until `deadline` at the latest. Returns whether the cache is idle. With
+    /// other ranks, use [`Cache::drain`]: ranks must make the same calls.
+    ///
+    /// # Errors
+    /// The group of ranks is broken.
+    pub fn drain_until(&mut self, deadline: Instant) -> Result<bool, CacheError> {
+        while !self.is_idle() && Instant::now() < deadline {
+            if self.poll()? == 0 {
+                std::thread::yield_now();
+            }
+        }
+        Ok(self.is_idle())
+    }
+
+    /// Wakes `waker` whenever L3 has answered, so that the next poll is not late. Copies of the
+    /// device wake no one.
+    pub fn wake_on_l3(&self, waker: Waker) {
+        if let Some(workers) = &self.workers {
+            workers.wake(waker);
+        }
+    }
+
+    /// The number of the newest forward.
+    pub(crate) fn newest_forward(&self) -> Fence {
+        self.forwards.newest()
     }
 
     /// Collects completions of the device and the threads.
@@ -563,158 +668,21 @@ impl Cache {
             }
         }
     }
-
-    /// Passes the core's orders to the device and the threads.
-    fn carry_out(&mut self) {
-        let mut orders: VecDeque<Order> = std::iter::from_fn(|| self.core.next_order()).collect();
-        let answered = |order: &&Order| !matches!(order, Order::Touch { .. });
-        for order in orders.iter().filter(answered) {
-            self.time.begun(order);
-        }
-        while let Some(order) = orders.pop_front() {
-            match order {
-                Order::BackUp { id, l1, l2, .. } => {
-                    let (mut ids, mut pairs) = (vec![id], pairs(&l1, &l2));
-                    while let Some(Order::BackUp { id, l1, l2, .. }) = orders.front() {
-                        ids.push(*id);
-                        pairs.extend(self::pairs(l1, l2));
-                        orders.pop_front();
-                    }
-                    ids.iter()
-                        .for_each(|id| self.agreed.expect(Line::BackUp, Awaited::Order(*id)));
-                    // The core orders a backup after the forwards of its pages have ended.
-                    let stored = self.transfer(pairs).and_then(|transfer| {
-                        self.device
-                            .store(transfer, &Ticket::done())
-                            .map_err(|refused| refused.error)
-                    });
-                    self.copy_begun(ids, stored);
-                }
-                Order::Load { id, l2, l1, .. } => {
-                    self.agreed.expect(Line::Load, Awaited::Order(id));
-                    let after = self.forwards.all_over();
-                    let loaded = self.transfer(pairs(&l1, &l2)).and_then(|transfer| {
-                        self.device
-                            .load(transfer, &after)
-                            .map_err(|refused| refused.error)
-                    });
-                    let gates = match &loaded {
-                        Ok(transfer) => transfer.gates().to_vec(),
-                        Err(error) => vec![failed(error)],
-                    };
-                    self.loads.insert(LoadId(id.0), gates);
-                    self.copy_begun(vec![id], loaded);
-                }
-                order => self.ask_l3(order),
-            }
-        }
-    }
-
-    fn transfer(&self, pairs: Vec<PagePair>) -> Result<Transfer, DeviceError> {
-        // SAFETY: the core holds every page of an order until the order is completed, which happens
-        // only after the transfer has been returned. Until then the core neither hands out nor
-        // writes these pages. Pages of a backup were written by forwards that have ended. A load
-        // begins when every forward that may still use its L1 pages is over, and rows contain those
-        // pages only behind the tickets of the load.
-        unsafe { Transfer::new(&self.l1, &self.l2, pairs) }
-    }
-
-    fn copy_begun(&mut self, ids: Vec<OpId>, begun: Result<Gated<Transfer>, DeviceError>) {
-        match begun {
-            Ok(transfer) => self.copies.push(Copy { ids, transfer }),
-            Err(error) => {
-                tracing::warn!("the device refused a copy between L1 and L2: {error}");
-                let outcome = Outcome::Copied(false);
-                let dones = ids.into_iter().map(|id| Done { id, outcome });
-                self.ended.extend(dones.map(|done| (done, None)));
-            }
-        }
-    }
-
-    fn ask_l3(&mut self, order: Order) {
-        let (line, id, work) = match order {
-            Order::Touch { keys } => {
-                if let Some(workers) = &self.workers {
-                    workers.give(Work::Touch { keys });
-                }
-                return;
-            }
-            Order::Exists { id, keys } => (Line::Prefetch, id, Ok(Work::Exists { id, keys })),
-            Order::Get { id, keys, l2 } => {
-                self.reads.insert(id, keys.len());
-                (
-                    Line::Prefetch,
-                    id,
-                    self.lend(&l2).map(|into| Work::Get { id, keys, into }),
-                )
-            }
-            Order::Put {
-                id,
-                keys,
-                is_skipped: true,
-                ..
-            } => {
-                self.agreed.expect(Line::Put, Awaited::Order(id));
-                let outcome = Outcome::Pages(keys.len());
-                return self.ended.push((Done { id, outcome }, None));
-            }
-            Order::Put {
-                id,
-                keys,
-                parent,
-                depth,
-                l2,
-                ..
-            } => {
-                let put = |from| Work::Put {
-                    id,
-                    keys,
-                    parent,
-                    depth,
-                    from,
-                };
-                (Line::Put, id, self.lend(&l2).map(put))
-            }
-            Order::BackUp { .. } | Order::Load { .. } => return,
-        };
-        self.agreed.expect(line, Awaited::Order(id));
-        let nothing = Done {
-            id,
-            outcome: Outcome::Pages(0),
-        };
-        let refused = match (&self.workers, work) {
-            (Some(workers), Ok(work)) => workers.give(work),
-            _ => Some(nothing),
-        };
-        self.ended.extend(refused.map(|done| (done, None)));
-    }
-
-    fn lend(&self, pages: &Runs<L2>) -> Result<LentPages, DeviceError> {
-        // SAFETY: as for transfers: the pages belong to the order until its answer is processed.
-        unsafe { LentPages::new(&self.l2, pages) }
-    }
 }
 
 impl Drop for Cache {
-    /// Waits for work in flight, because the pools may be dropped together with the cache. A forked
-    /// child has no work in flight.
+    /// Waits for copies that have begun, because the owner of adopted memory may use it again. Does
+    /// not wait for a load whose forwards have not ended: no one may settle their tickets any more.
+    /// That load holds the pools, and fails when the device is dropped. A forked child has no work
+    /// in flight.
     fn drop(&mut self) {
         if self.origin.is_inherited() {
             return;
         }
         for copy in std::mem::take(&mut self.copies) {
-            let _ = copy.transfer.wait();
+            if copy.after.is_settled() {
+                let _ = copy.transfer.wait();
+            }
         }
     }
-}
-
-fn failed(error: &DeviceError) -> LayerTickets {
-    let (promise, ticket) = Ticket::promised();
-    promise.settle(Err(error.clone()));
-    LayerTickets::whole(ticket)
-}
-
-fn pairs(l1: &Runs<L1>, l2: &Runs<L2>) -> Vec<PagePair> {
-    let both = l1.page_numbers().zip(l2.page_numbers());
-    both.map(|(l1, l2)| PagePair { l1, l2 }).collect()
 }

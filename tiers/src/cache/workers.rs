@@ -6,7 +6,8 @@
 //! after their current work.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
@@ -60,6 +61,7 @@ pub(super) struct Workers {
     queues: Option<Queues>,
     answers: Receiver<Answer>,
     threads: Vec<JoinHandle<()>>,
+    woken: Arc<OnceLock<Waker>>,
     origin: Origin,
 }
 
@@ -78,12 +80,14 @@ impl Workers {
             }),
             answers,
             threads: Vec::new(),
+            woken: Arc::default(),
             origin: Origin::here(),
         };
         let mut start = |name: &str, queue: &Arc<Mutex<Receiver<Work>>>| {
             let (l3, queue, answer) = (l3.clone(), queue.clone(), answer.clone());
+            let woken = workers.woken.clone();
             let thread = std::thread::Builder::new().name(format!("larder-l3-{name}"));
-            let thread = thread.spawn(move || serve(&*l3, &queue, &answer))?;
+            let thread = thread.spawn(move || serve(&*l3, &queue, &answer, &woken))?;
             workers.threads.push(thread);
             Ok::<(), std::io::Error>(())
         };
@@ -112,6 +116,11 @@ impl Workers {
         id.filter(|_| !is_taken).map(|id| Done { id, outcome })
     }
 
+    /// Wakes this waker after every later completion. The first waker stays.
+    pub(super) fn wake(&self, waker: Waker) {
+        let _first = self.woken.set(waker);
+    }
+
     /// The completions since the last call.
     pub(super) fn answers(&self) -> impl Iterator<Item = Answer> + '_ {
         self.answers.try_iter()
@@ -134,7 +143,12 @@ impl Drop for Workers {
     }
 }
 
-fn serve(l3: &dyn L3, queue: &Mutex<Receiver<Work>>, answers: &Sender<Answer>) {
+fn serve(
+    l3: &dyn L3,
+    queue: &Mutex<Receiver<Work>>,
+    answers: &Sender<Answer>,
+    woken: &OnceLock<Waker>,
+) {
     // One thread waits for work while it holds the lock. The others wait for the lock.
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
     while let Ok(work) = next() {
@@ -164,6 +178,9 @@ fn serve(l3: &dyn L3, queue: &Mutex<Receiver<Work>>, answers: &Sender<Answer>) {
         // The receiver is closed: the cache is being dropped.
         if answers.send(Answer { done, read_micros }).is_err() {
             return;
+        }
+        if let Some(waker) = woken.get() {
+            waker.wake_by_ref();
         }
     }
 }

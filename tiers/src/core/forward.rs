@@ -167,6 +167,12 @@ impl Core {
         }
     }
 
+    /// Whether this forward and all earlier ones are over.
+    #[must_use]
+    pub fn is_over(&self, forward: Fence) -> bool {
+        forward <= self.ended
+    }
+
     /// Inserts whose forwards have not ended.
     #[must_use]
     pub fn inserts_pending(&self) -> usize {

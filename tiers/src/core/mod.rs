@@ -47,7 +47,7 @@ use crate::config::{Config, ConfigError, WritePolicy};
 use crate::pool::{PagePool, Row};
 use crate::prompt::{Prompt, Scope, Vocabulary, VocabularyFull};
 use crate::runs::{L1, L2, Runs, Tier};
-use crate::tree::{LoadId, Matched, Tree, TreeCounts};
+use crate::tree::{LoadId, Matched, NodeId, Tree, TreeCounts};
 
 pub use audit::Leak;
 pub use forward::Broken;
@@ -194,6 +194,8 @@ pub struct Core {
     loads: usize,
     put_pages: usize,
     pending: Vec<forward::Pending>,
+    /// Nodes whose copy to L2 or L3 had no room.
+    refused: BTreeSet<NodeId>,
     /// Running requests whose forward has failed.
     broken: BTreeSet<RequestId>,
     prefetches: BTreeMap<PrefetchId, prefetch::Prefetch>,
@@ -235,6 +237,7 @@ impl Core {
             loads: 0,
             put_pages: 0,
             pending: Vec::new(),
+            refused: BTreeSet::new(),
             broken: BTreeSet::new(),
             prefetches: BTreeMap::new(),
             prefetch_pages: 0,

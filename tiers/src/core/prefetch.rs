@@ -24,7 +24,9 @@ use crate::prompt::{Prompt, RootKey};
 use crate::runs::{L2, Runs};
 use crate::tree::{Hold, Lock, NodeId};
 
-/// Number of a prefetch.
+/// Number of a prefetch. Until it is polled to its end or cancelled, its pages count towards the
+/// share of prefetches in L2.
+#[must_use = "a prefetch that is neither polled to its end nor cancelled keeps its share of L2"]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PrefetchId(pub u32);
 
@@ -35,7 +37,7 @@ pub enum Declined {
     AnchorNotInL2,
     /// The remaining tokens are below the threshold.
     BelowThreshold,
-    /// Prefetches in progress have reached their share of L2: try again later.
+    /// Prefetches in progress leave less than the threshold of their share of L2: try again later.
     L2Share,
     /// L3 has fewer tokens than the threshold.
     L3Miss,
@@ -167,7 +169,8 @@ impl Retries {
 }
 
 impl Core {
-    /// Starts to read into L2 the pages that L3 has after the cached part of a prompt.
+    /// Starts to read into L2 the pages that L3 has after the cached part of a prompt, at most as
+    /// many as the share of prefetches in L2 has left.
     ///
     /// # Errors
     /// Nothing was started, with the reason.
@@ -184,16 +187,16 @@ impl Core {
         if matched.end.is_some() && !matched.ends_in_l2 {
             return Err(Declined::AnchorNotInL2);
         }
-        let (from, pages) = (matched.pages(), prompt.pages());
-        let wanted = pages - from;
-        if wanted < self.prefetch_threshold() {
+        let (from, threshold) = (matched.pages(), self.prefetch_threshold());
+        let missing = prompt.pages() - from;
+        if missing < threshold {
             return Err(Declined::BelowThreshold);
         }
-        let percent = u64::from(self.config.prefetch.l2_percent_max);
-        let share = u64::from(self.l2.pages()) * percent / 100;
-        if (self.prefetch_pages + wanted) as u64 > share {
+        let wanted = missing.min(self.prefetch_share_left());
+        if wanted < threshold {
             return Err(Declined::L2Share);
         }
+        let pages = from + wanted;
         let keys = prompt.keys(&self.vocabulary, pages).to_vec();
         let anchor = matched.end.and_then(|end| self.tree.lock(end, Hold::L2));
         let OpId(number) = self.fresh_id();
@@ -218,6 +221,20 @@ impl Core {
         self.prefetch_pages += wanted;
         self.stats.prefetches += 1;
         Ok(id)
+    }
+
+    /// Number of pages of L2 that further prefetches may take.
+    fn prefetch_share_left(&self) -> usize {
+        let percent = u64::from(self.config.prefetch.l2_percent_max);
+        let share = u64::from(self.l2.pages()) * percent / 100;
+        let share = usize::try_from(share).unwrap_or(usize::MAX);
+        share.saturating_sub(self.prefetch_pages)
+    }
+
+    /// Number of prefetches that have not been polled to their end or cancelled.
+    #[must_use]
+    pub fn prefetches_out(&self) -> usize {
+        self.prefetches.len()
     }
 
     fn prefetch_threshold(&self) -> usize {

@@ -53,7 +53,8 @@ pub struct Stats {
     pub duplicates: u64,
     /// Pages copied to L2.
     pub backed_up: u64,
-    /// Pages not copied to L2: no room.
+    /// Pages not copied to L2 when their forward had ended: no room. The copy is ordered again when
+    /// no transfer is in flight.
     pub backup_no_room: u64,
     /// Pages not copied to L2: the copy of the pages or of their parent failed.
     pub backup_failed: u64,
@@ -75,7 +76,10 @@ pub struct Stats {
     pub subtree_dropped: u64,
     /// Pages written to L3, or found there.
     pub put: u64,
-    /// Pages not queued for L3: the queue was full.
+    /// Pages not queued for L3 when they were in L2: the queue was full. They are queued again when
+    /// no transfer is in flight.
+    pub put_delayed: u64,
+    /// Pages evicted from L2 that should have been written to L3 before: the queue was full.
     pub put_refused: u64,
     /// Pages that L3 did not store.
     pub put_failed: u64,

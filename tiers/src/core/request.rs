@@ -70,10 +70,11 @@ impl Request {
         self.row.tokens()
     }
 
-    /// The L1 pages, and the loads that must end before all of them are readable. Returned together
-    /// so that the loads cannot be overlooked.
+    /// The row of L1 pages, and the loads that must end before all of them are readable. Returned
+    /// together so that the loads cannot be overlooked. [`Cache::pages`](crate::Cache::pages) has
+    /// the row behind the tickets of those loads.
     #[must_use]
-    pub fn pages(&self) -> (&Row, &[LoadId]) {
+    pub fn row_and_loads(&self) -> (&Row, &[LoadId]) {
         (&self.row, &self.loads)
     }
 
@@ -102,7 +103,7 @@ pub enum LoadBack {
     Nothing,
     /// The number of tokens is below the threshold; the request computes them.
     BelowThreshold,
-    /// The maximum number of loads is in flight, or the pages exceed the caller's quota; the
+    /// The maximum number of loads is in flight, or the pages exceed the caller's maximum; the
     /// request computes them.
     OverQuota,
     /// L1 has no room; the request computes the tokens that fit.
@@ -110,15 +111,16 @@ pub enum LoadBack {
 }
 
 /// L1 has too few pages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{short} pages of L1 are missing, {pending} of them will be free after backups in progress; \
-     wait, or retract a request"
+    "{short} pages of L1 are missing, {pending} pages are held by backups in progress; wait for \
+     those, or retract a request"
 )]
 pub struct NoRoom {
     /// Missing pages.
     pub short: usize,
-    /// Pages that backups in progress will free.
+    /// Pages that backups in progress hold. They can be evicted afterwards, unless requests hold
+    /// them, too.
     pub pending: usize,
 }
 
@@ -175,7 +177,7 @@ impl Core {
         }
     }
 
-    /// Decides whether the L2 part of a request is loaded: at most `quota` pages, or none. Without
+    /// Decides whether the L2 part of a request is loaded: at most `pages_max` pages, or none. Without
     /// a load, the request computes those tokens and nothing else changes. The load waits for all
     /// forwards up to `after`.
     ///
@@ -184,7 +186,7 @@ impl Core {
     pub fn load_back(
         &mut self,
         request: &mut Request,
-        quota: usize,
+        pages_max: usize,
         after: Fence,
     ) -> Result<LoadBack, Broken> {
         self.newest = self.newest.max(after);
@@ -194,7 +196,7 @@ impl Core {
         };
         request.l2_pages = 0;
         let end = l2_lock.node();
-        let result = self.try_load(request, end, quota);
+        let result = self.try_load(request, end, pages_max);
         self.tree.unlock(l2_lock);
         if !matches!(result, LoadBack::Started(..)) {
             self.stats.loads_declined += 1;
@@ -202,7 +204,7 @@ impl Core {
         Ok(result)
     }
 
-    fn try_load(&mut self, request: &mut Request, end: NodeId, quota: usize) -> LoadBack {
+    fn try_load(&mut self, request: &mut Request, end: NodeId, pages_max: usize) -> LoadBack {
         let nodes = self.tree.wanting_load(end);
         let pages: usize = nodes
             .iter()
@@ -218,7 +220,7 @@ impl Core {
         if pages < self.config.pages_of(self.config.load_threshold_tokens) {
             return LoadBack::BelowThreshold;
         }
-        if pages > quota || self.loads >= self.config.loads_max as usize {
+        if pages > pages_max || self.loads >= self.config.loads_max as usize {
             return LoadBack::OverQuota;
         }
         let Some(l1) = self.take_l1(pages) else {
@@ -245,13 +247,13 @@ impl Core {
         self.check(request)?;
         let needed = request.row.pages_short(tokens);
         let free = self.l1.free_pages() as usize;
-        let mut pending = 0;
         if free < needed {
-            pending = self.evict(needed - free).pending;
+            self.evict(needed - free);
         }
         let extended = request.row.extend(&mut self.l1, tokens);
         extended.ok_or_else(|| {
             let short = needed.saturating_sub(self.l1.free_pages() as usize);
+            let pending = self.backup_pages_out();
             NoRoom { short, pending }.into()
         })
     }
@@ -273,10 +275,27 @@ impl Core {
     /// # Errors
     /// The request is broken: nothing is inserted.
     pub fn insert(&mut self, request: &mut Request, forward: Fence) -> Result<InsertEnd, Broken> {
+        self.insert_first(request, usize::MAX, forward)
+    }
+
+    /// As [`Core::insert`], for a request that has computed only its first `tokens` tokens: further
+    /// tokens of its prompt have slots, but no KV yet.
+    ///
+    /// # Errors
+    /// The request is broken: nothing is inserted.
+    pub fn insert_first(
+        &mut self,
+        request: &mut Request,
+        tokens: usize,
+        forward: Fence,
+    ) -> Result<InsertEnd, Broken> {
         self.newest = self.newest.max(forward);
         self.check(request)?;
         let per_page = self.page_tokens.get() as usize;
-        let pages = request.prompt.pages().min(request.row.tokens() / per_page);
+        let computed = request.row.tokens().min(tokens);
+        let pages = request.prompt.pages().min(computed / per_page);
+        // Pages of the tree have been computed.
+        let pages = pages.max(request.row.shared_pages());
         let (root, own_from) = (request.prompt.root(), request.row.shared_pages());
         let (words, keys) = request.prompt.words_and_keys(&self.vocabulary, pages);
         let inserted = self.tree.insert(&Offer {
@@ -324,7 +343,7 @@ impl Core {
     }
 
     /// Orders the copy to L2 and the write to L3 of a path whose forwards have ended, as required
-    /// by the policies.
+    /// by the policies. Copies that have no room are remembered in `refused`.
     pub(super) fn copy_down(&mut self, end: NodeId) {
         self.back_up_path(end);
         self.put_path(end);
@@ -338,6 +357,9 @@ impl Core {
             WritePolicy::WriteThroughSelective => self.config.selective_hits,
             WritePolicy::WriteBack => return,
         };
+        if self.l2.pages() == 0 {
+            return;
+        }
         for node in self.tree.wanting_backup(end, hits) {
             if self.start_backup(node, false).is_none() {
                 break;

@@ -6,6 +6,9 @@
 //! | load | path in L1 | readable, once the pages above are | L1 pages lost, also of loads below |
 //! | put | node in L2 | L3 has the pages | ordered again after the next insert |
 //!
+//! A backup without room in L2, and the pages that the queue of L3 has no room for, are ordered
+//! again when no transfer is in flight.
+//!
 //! A backup whose parent is not in L2 fails even if the copy succeeded: every node in L2 must be
 //! reachable from above.
 
@@ -102,7 +105,20 @@ impl Core {
             }
         }
         self.free_lost();
+        if self.flights.is_empty() {
+            self.copy_down_refused();
+        }
         Ok(())
+    }
+
+    /// Orders the copies again that had no room. Nodes that have none now either stay refused.
+    fn copy_down_refused(&mut self) {
+        let counted = (self.stats.backup_no_room, self.stats.put_delayed);
+        for node in std::mem::take(&mut self.refused) {
+            self.copy_down(node);
+        }
+        // They were counted when they were first refused.
+        (self.stats.backup_no_room, self.stats.put_delayed) = counted;
     }
 
     /// Starts the copy of a node to L2. Returns the number of pages, or `None` if L2 has no room.
@@ -113,6 +129,9 @@ impl Core {
         let Some(l2) = self.take_l2(pages) else {
             self.stats.backup_no_room += pages as u64;
             self.tree.unlock(lock);
+            if !evicts {
+                self.refused.insert(node);
+            }
             return None;
         };
         let l1 = self.tree.begin_backup(node);
@@ -243,9 +262,19 @@ impl Core {
         let pages = span.keys.len();
         let room = self.config.put_pages_max().saturating_sub(self.put_pages);
         let given = pages.min(room);
-        self.stats.put_refused += (pages - given) as u64;
+        if evicts {
+            self.stats.put_refused += (pages - given) as u64;
+        } else if given < pages {
+            self.stats.put_delayed += (pages - given) as u64;
+            // The number of a node stays with its last part.
+            self.refused.insert(node);
+        }
         if given == 0 {
             return None;
+        }
+        if given < pages && !evicts {
+            let first = self.tree.split_at(node, given)?;
+            return self.start_put(first, false);
         }
         span.keys.truncate(given);
         let _refused = span.l2.split_off(given as u32);
@@ -324,6 +353,12 @@ impl Core {
     pub(super) fn loads_out(&self) -> usize {
         let is_load = |flight: &&Flight| matches!(flight, Flight::Load { .. });
         self.flights.values().filter(is_load).count()
+    }
+
+    /// Number of pages in backups.
+    pub(super) fn backup_pages_out(&self) -> usize {
+        let pages = self.flight_l2().map(|l2| l2.pages() as usize);
+        pages.sum()
     }
 
     /// L2 pages that backups are filling.

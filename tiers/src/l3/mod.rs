@@ -13,13 +13,28 @@ mod files;
 mod store;
 
 use larder_engine::{GetPage, PutPage};
-use larder_format::PageKey;
+use larder_format::{Namespace, PageKey, PageShape, ShapeError};
+use larder_kernels::KvShape;
 
 pub use files::{FilesError, FilesL3};
 pub use store::StoreL3;
 
+/// The parts of a page of this shape as an L3 stores them, in every layout: K, then V; or the
+/// latent rows.
+///
+/// # Errors
+/// A part is too large for a store.
+pub fn page_shape(shape: &KvShape) -> Result<PageShape, ShapeError> {
+    PageShape::new(&vec![shape.part_bytes(); shape.parts() as usize])
+}
+
 /// See the module documentation. The keys of a call are consecutive in their chain.
 pub trait L3: Send + Sync {
+    /// The namespace of its pages. A cache checks it against its pools. `None`: pages of any shape.
+    fn namespace(&self) -> Option<&Namespace> {
+        None
+    }
+
     /// Number of these pages that L3 has, counted from the first.
     fn longest_prefix(&self, keys: &[PageKey]) -> usize;
 

@@ -12,7 +12,8 @@ use super::L3;
 /// One namespace of a page store, in this process or in another.
 pub struct StoreL3 {
     store: Arc<dyn PageStore>,
-    namespace: NamespaceId,
+    id: NamespaceId,
+    namespace: Namespace,
     options: PutOptions,
 }
 
@@ -22,10 +23,11 @@ impl StoreL3 {
     /// # Errors
     /// The store cannot hold another namespace or is closed.
     pub fn new(store: Arc<dyn PageStore>, namespace: &Namespace) -> Result<StoreL3, StoreError> {
-        let namespace = store.namespace(namespace)?;
+        let id = store.namespace(namespace)?;
         Ok(StoreL3 {
             store,
-            namespace,
+            id,
+            namespace: namespace.clone(),
             options: PutOptions::default(),
         })
     }
@@ -44,12 +46,16 @@ impl StoreL3 {
 }
 
 impl L3 for StoreL3 {
+    fn namespace(&self) -> Option<&Namespace> {
+        Some(&self.namespace)
+    }
+
     fn longest_prefix(&self, keys: &[PageKey]) -> usize {
-        self.store.longest_prefix(self.namespace, keys)
+        self.store.longest_prefix(self.id, keys)
     }
 
     fn get(&self, pages: &mut [GetPage<'_, '_>]) -> usize {
-        let statuses = self.store.get(self.namespace, pages, None);
+        let statuses = self.store.get(self.id, pages, None);
         statuses
             .into_iter()
             .take_while(|status| GetStatus::is_hit(*status))
@@ -57,7 +63,7 @@ impl L3 for StoreL3 {
     }
 
     fn put(&self, pages: &[PutPage<'_>]) -> usize {
-        let statuses = self.store.put(self.namespace, pages, self.options);
+        let statuses = self.store.put(self.id, pages, self.options);
         statuses
             .into_iter()
             .take_while(|status| PutStatus::is_present(*status))
@@ -65,6 +71,6 @@ impl L3 for StoreL3 {
     }
 
     fn touch(&self, keys: &[PageKey]) {
-        self.store.touch(self.namespace, keys, Hint::default());
+        self.store.touch(self.id, keys, Hint::default());
     }
 }

@@ -52,7 +52,7 @@ impl Row {
         self.shared
     }
 
-    /// The location of a token's KV: a slot of the L1 pool, with `page_size` slots per page.
+    /// The location of a token's KV: a slot of the L1 pool, with `page_tokens` slots per page.
     #[must_use]
     pub fn slot(&self, token: usize) -> Option<u64> {
         let per_page = self.page_tokens.get() as usize;

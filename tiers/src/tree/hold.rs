@@ -215,6 +215,14 @@ impl Tree {
         })
     }
 
+    /// Splits a node after its first `pages` pages: more than none, and not all. Its number stays
+    /// with the last part. Returns the first part.
+    pub(crate) fn split_at(&mut self, node: NodeId, pages: usize) -> Option<NodeId> {
+        let at = self.place(node)?;
+        let first = self.split(at, pages);
+        Some(self.id(first))
+    }
+
     /// The pages of a node are queued for L3.
     pub(crate) fn begin_put(&mut self, node: NodeId) {
         let at = self.held(node);

@@ -72,7 +72,7 @@ fn start(cache: &mut Cache) -> Request {
 }
 
 fn write(cache: &Cache, request: &Request, bytes: impl Fn(ChunkAt) -> Vec<u8>) {
-    for at in chunks(request.pages().0.shared_pages()) {
+    for at in chunks(request.row_and_loads().0.shared_pages()) {
         cache.write_chunk(request, at, &bytes(at)).unwrap();
     }
 }

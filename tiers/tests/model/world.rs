@@ -486,11 +486,11 @@ impl World {
         let quota = [0, 3, 100, 100][self.below(4)];
         let fence = Fence(self.fence);
         let running = &mut self.running[at];
-        let before = running.request.pages().0.shared_pages();
+        let before = running.request.row_and_loads().0.shared_pages();
         let is_broken = self.core.is_broken(&running.request);
         let result = self.core.load_back(&mut running.request, quota, fence);
         assert_eq!(result.is_err(), is_broken);
-        let after = running.request.pages().0.shared_pages();
+        let after = running.request.row_and_loads().0.shared_pages();
         if let Ok(LoadBack::Started(load, pages)) = result {
             assert_eq!(after, before + pages);
             let keys = self.keys(&self.running[at].scope, &self.running[at].tokens);
@@ -535,12 +535,12 @@ impl World {
         let id = self.prefetches[at];
         if self.below(8) == 0 {
             self.core.cancel_prefetch(id);
-            self.prefetches.swap_remove(at);
+            let _over = self.prefetches.swap_remove(at);
             return;
         }
         let overdue = self.core.is_prefetch_overdue(id, self.now);
         if self.core.poll_prefetch(id, overdue) != PrefetchState::Waiting {
-            self.prefetches.swap_remove(at);
+            let _over = self.prefetches.swap_remove(at);
         }
     }
 

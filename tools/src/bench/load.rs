@@ -358,7 +358,7 @@ impl Load {
         self.cache.load_back(&mut request, usize::MAX)?;
         // The tree does not adopt pages behind a load in flight.
         self.cache.drain()?;
-        let row = request.pages().0;
+        let row = request.row_and_loads().0;
         let (shared, left) = (
             row.shared_pages(),
             request.prompt().words().len() - request.tokens(),

@@ -303,7 +303,7 @@ impl Server {
 
     fn start(&mut self, waiting: Waiting) -> Result<Taken, Failure> {
         let mut request = self.cache.start(waiting.prompt, 0);
-        let l1 = request.pages().0.shared_pages() as u64;
+        let l1 = request.row_and_loads().0.shared_pages() as u64;
         let (load, loaded) = match self.cache.load_back(&mut request, usize::MAX)? {
             LoadBack::Started(load, pages) => (Some(load.into()), pages),
             _ => (None, 0),
@@ -325,7 +325,7 @@ impl Server {
 
     /// Computes the pages that the request has not found.
     fn prefill(&mut self, taken: Taken) -> Result<(), Failure> {
-        let row = taken.request.pages().0;
+        let row = taken.request.row_and_loads().0;
         let shared = row.shared_pages();
         let tokens = row.tokens();
         let past = shared * self.shape.page_tokens() as usize;

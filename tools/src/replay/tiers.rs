@@ -21,7 +21,7 @@ use larder_format::{Namespace, PageShape};
 use larder_kernels::{Device, KvShape};
 use larder_tiers::Config;
 use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
-use larder_tiers::l3::{L3, StoreL3};
+use larder_tiers::l3::{L3, StoreL3, page_shape};
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
@@ -283,7 +283,7 @@ impl Plan<'_> {
 
 /// A page as the store keeps it.
 fn on_disk(shape: &KvShape) -> Result<PageShape, Failure> {
-    PageShape::new(&vec![shape.part_bytes(); shape.parts() as usize])
+    page_shape(shape)
         .map_err(|error| Failure::usage(format!("{error}; choose another --page-size or --scale")))
 }
 

@@ -8,7 +8,7 @@ use super::{Flight, Forward, Running, World};
 
 impl World {
     pub(super) fn has_failed_load(&self, request: &Request) -> bool {
-        let mut loads = request.pages().1.iter();
+        let mut loads = request.row_and_loads().1.iter();
         loads.any(|load| self.failed_loads.contains(&OpId::from(*load)))
     }
 
@@ -95,7 +95,7 @@ impl World {
         self.fence += 1;
         let running = &self.running[at];
         let keys = self.keys(&running.scope, &running.tokens);
-        let (row, loads) = running.request.pages();
+        let (row, loads) = running.request.row_and_loads();
         let read_to = before / self.page_tokens;
         let reads = row
             .pages()
@@ -140,7 +140,7 @@ impl World {
         self.inserts.entry(fence).or_default().insert(id);
         let since = std::mem::take(&mut running.since_insert);
         self.speaks.extend(since.iter().map(|of| (*of, fence)));
-        let row = running.request.pages().0;
+        let row = running.request.row_and_loads().0;
         let shared = &row.pages()[..row.shared_pages()];
         for page in own {
             if shared.contains(&page) {
@@ -155,7 +155,7 @@ impl World {
         }
         self.count_hits(at, inserted.pages);
         // The shared pages of the row are the tree's pages, which a match finds.
-        let row = self.running[at].request.pages().0;
+        let row = self.running[at].request.row_and_loads().0;
         assert!(row.shared_pages() >= inserted.pages);
     }
 
@@ -253,7 +253,7 @@ impl World {
     pub(super) fn expect_broken(&mut self, fence: u64) {
         for at in 0..self.running.len() {
             let running = &self.running[at];
-            let row = running.request.pages().0;
+            let row = running.request.row_and_loads().0;
             let shared = &row.pages()[..row.shared_pages()];
             // Pages inserted after a failed forward of the same request are lost too.
             let is_of_it = |page: &u32| {
