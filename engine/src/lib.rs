@@ -71,8 +71,8 @@
 //!
 //! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery,
 //! reclaim, sharing. Of the modules, all but [`fit`] and [`policy`] are private. The feature
-//! `internals` makes public what the simulation, the fuzz targets, the tiers, the tools and the tests need; it
-//! has no stable interface.
+//! `internals` makes public what the simulation, the fuzz targets, the tiers, the tools and the
+//! tests need; it has no stable interface.
 //!
 //! | module | content |
 //! |---|---|

@@ -1,12 +1,13 @@
 //! The tiers: an L1/L2 radix cache over any L3, with the semantics of HiCache but without its
 //! races.
 //!
-//! An engine embeds a [`Cache`]. The cache matches prompts against a radix tree of pages, returns
-//! rows of L1 pages, copies pages to the host tier and to L3, and loads them again. The
-//! [`mod@core`] makes all decisions; it does no I/O and reads no clock. The cache executes them.
+//! An engine embeds a [`PrefixCache`], or, with a scheduler of its own or with several ranks, a
+//! [`Cache`]. The cache matches prompts against a radix tree of pages, returns rows of L1 pages,
+//! copies pages to the host tier and to L3, and loads them again. The [`mod@core`] makes all
+//! decisions; it does no I/O and reads no clock. The cache executes them.
 //!
 //! ```text
-//!              scheduler (one thread)
+//!   prefix   opens, polls, waits, frees     or: scheduler (one thread)
 //!                    |
 //!   +----------------v-----------------+
 //!   | cache   executes orders          |---- device: L1 <-> L2, tickets        (larder-kernels)
@@ -21,6 +22,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`prefix`] | a cache that polls itself, with sequences instead of requests |
 //! | [`cache`] | the core combined with a device, an L3 and other ranks |
 //! | [`mod@core`] | the state machine that decides: requests, eviction, transfers, prefetches |
 //! | [`tree`] | the radix tree |
@@ -49,6 +51,7 @@ pub mod core;
 pub mod l3;
 pub mod planted;
 pub mod pool;
+pub mod prefix;
 pub mod prompt;
 pub mod ranks;
 pub mod runs;
@@ -56,3 +59,4 @@ pub mod tree;
 
 pub use cache::{Cache, CacheError, Parts};
 pub use config::Config;
+pub use prefix::{Ask, Model, PrefixCache, PrefixOptions, Sequence};

@@ -177,9 +177,9 @@ impl Core {
         }
     }
 
-    /// Decides whether the L2 part of a request is loaded: at most `pages_max` pages, or none. Without
-    /// a load, the request computes those tokens and nothing else changes. The load waits for all
-    /// forwards up to `after`.
+    /// Decides whether the L2 part of a request is loaded: at most `pages_max` pages, or none.
+    /// Without a load, the request computes those tokens and nothing else changes. The load waits
+    /// for all forwards up to `after`.
     ///
     /// # Errors
     /// The request is broken.

@@ -1,0 +1,144 @@
+//! Errors of a prefix cache.
+
+use larder_engine::StoreError;
+use larder_engine::format::{NamespaceError, ShapeError};
+use larder_kernels::DeviceError;
+
+use crate::cache::CacheError;
+use crate::core::{Broken, NoRoom};
+
+/// The cache was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the prefix cache was closed, or this process is a forked child")]
+pub struct Closed;
+
+/// Why a cache could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The store.
+    #[error("the store of L3: {0}")]
+    Store(#[from] StoreError),
+    /// The names of the model are not valid.
+    #[error("the model: {0}")]
+    Model(#[from] NamespaceError),
+    /// The pages are not valid for a store.
+    #[error("the pages of the model: {0}")]
+    Shape(#[from] ShapeError),
+    /// The device, or memory for a pool.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The configuration, or a thread.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// There is no memory for L2.
+    #[error("{bytes} bytes for L2: {error}; lower l2_pages")]
+    Memory {
+        /// Bytes of the pool.
+        bytes: u64,
+        /// The system error.
+        #[source]
+        error: std::io::Error,
+    },
+    /// The thread that polls cannot be started.
+    #[error("no thread to poll the cache: {0}")]
+    Thread(#[source] std::io::Error),
+}
+
+/// Why a request does not become a sequence.
+#[derive(Debug, thiserror::Error)]
+pub enum BeginError {
+    /// The prompt has no token.
+    #[error("the prompt is empty")]
+    Empty,
+    /// The prompt and the reserved tokens can never fit L1.
+    #[error("{pages} pages are needed, L1 has {l1_pages}; shorten the prompt, or raise l1_pages")]
+    TooLong {
+        /// Pages of the prompt and the reserved tokens.
+        pages: usize,
+        /// Pages of L1.
+        l1_pages: u32,
+    },
+    /// Running sequences hold the pages: keep or drop one, and ask again.
+    #[error("{pages} pages of L1 are needed, {available} are free or can be evicted")]
+    NoRoom {
+        /// Pages of the prompt and the reserved tokens that are not in L1.
+        pages: usize,
+        /// Pages of L1 that no sequence holds.
+        available: usize,
+    },
+    /// The request has begun before: a future was polled after its end.
+    #[error("the request has already begun")]
+    Begun,
+    /// The cache is closed.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// Why a sequence cannot continue.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SequenceError {
+    /// L1 has no room: keep or drop another sequence, and try again. Nothing has changed.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    /// A forward or a load behind it failed: drop it, and ask again for the tokens whose output was
+    /// used.
+    #[error(transparent)]
+    Broken(#[from] Broken),
+    /// More tokens were reported as computed than the sequence has.
+    #[error("{computed} tokens cannot be computed, the sequence has {tokens}")]
+    Beyond {
+        /// Tokens reported.
+        computed: usize,
+        /// Tokens of the sequence.
+        tokens: usize,
+    },
+    /// The cache is closed.
+    #[error(transparent)]
+    Closed(#[from] Closed),
+}
+
+/// Why there is no slice of a row.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RowError {
+    /// The position has no slot.
+    #[error("position {position} has no slot, the sequence has {slots}")]
+    NoSlot {
+        /// The position.
+        position: usize,
+        /// Slots of the sequence.
+        slots: usize,
+    },
+    /// The row is cached and shared with other sequences: it is only read.
+    #[error("position {position} is cached, only rows from {first} on are written")]
+    Cached {
+        /// The position.
+        position: usize,
+        /// The first position whose row the sequence owns.
+        first: usize,
+    },
+    /// L1 is not in host memory: use [`Sequence::pages`](super::Sequence::pages).
+    #[error("L1 is not in host memory; use the addresses of Sequence::pages")]
+    NotOnHost,
+    /// The load of the row failed, or there is no such layer or part.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Why a cache did not close cleanly.
+#[derive(Debug, thiserror::Error)]
+pub enum CloseError {
+    /// Kept pages are not in L3.
+    #[error(
+        "{orders} copies and {inserts} inserts had not ended in time: their pages may be missing \
+         in L3; settle the tickets of all forwards, or raise close_wait"
+    )]
+    Unfinished {
+        /// Orders in progress.
+        orders: usize,
+        /// Inserts whose forwards had not ended.
+        inserts: usize,
+    },
+    /// The store could not make everything durable.
+    #[error("the store of L3: {0}")]
+    Store(#[from] StoreError),
+}

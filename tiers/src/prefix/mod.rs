@@ -1,0 +1,237 @@
+//! A cache that an engine of one process embeds with a few calls: it opens its store, polls itself,
+//! and gives up what is dropped.
+//!
+//! ```no_run
+//! # use std::path::Path;
+//! # use larder_kernels::KvShape;
+//! use larder_tiers::{Model, PrefixCache};
+//! # fn forward(_: &mut larder_tiers::Sequence, _: std::ops::Range<usize>) -> u64 { 0 }
+//!
+//! // K and V of 4 layers with 1 head of 32 values of 4 bytes, 16 tokens a page.
+//! let model = Model::new("toy", "seed 42", "f32", KvShape::mha(4, 1, 32, 4, 16)?);
+//! let cache = PrefixCache::open(Path::new("kv.store"), 256 << 20, &model, 1000, 4000)?;
+//!
+//! let prompt: Vec<u64> = (0..100).collect();
+//! let mut sequence = cache.begin(&prompt)?; // its cached pages are in L1, or on their way
+//! let from = sequence.cached().tokens();
+//! let mut next = forward(&mut sequence, from..prompt.len()); // row, row_mut
+//! sequence.computed(prompt.len())?;
+//! while next != 0 {
+//!     sequence.push(next)?; // a token and its slot
+//!     let position = sequence.len() - 1;
+//!     next = forward(&mut sequence, position..position + 1);
+//!     sequence.computed(position + 1)?;
+//! }
+//! sequence.keep()?; // a drop abandons it
+//! cache.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! `docs/embedding.md` in the repository walks through a whole engine, `tiers/examples/engine.rs`.
+//!
+//! # Requests
+//!
+//! [`PrefixCache::ask`] looks a prompt up and starts to read its pages from L3. The result, a
+//! [`Waiting`] request, becomes a [`Sequence`] when those have arrived and L1 has room for the
+//! prompt and the reserved tokens: by [`Waiting::try_begin`] in a scheduler's loop, by
+//! [`Waiting::begin_within`] in a thread, or by `await`, because it is a future. A [`Sequence`] has
+//! the KV of its cached tokens and slots for the others. After a forward, the engine says how many
+//! tokens are computed ([`Sequence::computed`]). At the end it keeps the sequence. A sequence or a
+//! waiting request that is dropped, for example by `?`, frees its pages, its locks and its
+//! prefetch.
+//!
+//! # Forwards
+//!
+//! On a CPU, [`Sequence::row`] and [`Sequence::row_mut`] are the rows of L1 as slices. They wait
+//! for the loads that fill them. On a GPU, [`Sequence::pages`] has the page numbers behind the
+//! tickets of those loads, and [`PrefixCache::l1`] has the addresses. A forward that runs on is
+//! passed with its ticket ([`Sequence::computed_by`]). If it fails, its pages leave the cache, and
+//! each sequence that depends on them is broken: its calls return [`Broken`](crate::core::Broken).
+//! Before output is used, [`Sequence::verify`] answers whether all forwards behind it have ended
+//! well. A broken sequence is dropped, and its prompt asked again.
+//!
+//! # What an exit loses
+//!
+//! A thread of the cache polls it, so pages go on to L2 and L3 while the engine sleeps. Pages that
+//! were not reported as computed and kept (or shared) are lost at an exit. So are, after an exit
+//! without [`PrefixCache::close`], kept pages whose write to L3 has not ended: those of the last
+//! moments when L3 keeps up, else at most half of L2 and what waits behind it
+//! ([`Config::l3_queue_bytes_max`](crate::Config::l3_queue_bytes_max)). Pages in L3 survive a kill;
+//! they survive a power loss if they were stored one second before it, or before `close`.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `options` | what a cache is opened with |
+//! | `waiting` | a request before it has its pages |
+//! | `sequence` | a running request |
+//! | `shared` | the cache behind its lock, and the thread that polls it |
+//! | `error` | the errors |
+
+mod error;
+mod options;
+mod sequence;
+mod shared;
+mod waiting;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_engine::{PageStore, Store};
+use larder_kernels::L1Pool;
+
+use crate::cache::Cache;
+use crate::core::{Busy, Core, Event, Leak, Stats};
+
+pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};
+pub use options::{L1Memory, Model, PrefixOptions};
+pub use sequence::{Cached, Sequence};
+pub use waiting::{Ask, Begin, Waiting};
+
+use shared::{Poller, Shared};
+
+/// See the module documentation. All calls may come from any thread.
+pub struct PrefixCache {
+    shared: Arc<Shared>,
+    poller: Option<Poller>,
+    store: Option<Arc<Store>>,
+    begin_wait: Duration,
+    close_wait: Duration,
+}
+
+impl PrefixCache {
+    /// Opens the store at `path`, shared with other processes, with the defaults of
+    /// [`PrefixOptions`]; creates a store of `store_bytes` bytes first if there is none. L1 is in
+    /// host memory.
+    ///
+    /// # Errors
+    /// The store, the memory or the configuration.
+    pub fn open(
+        path: &Path,
+        store_bytes: u64,
+        model: &Model,
+        l1_pages: u32,
+        l2_pages: u32,
+    ) -> Result<PrefixCache, OpenError> {
+        PrefixOptions::new(model, l1_pages, l2_pages).open(path, store_bytes)
+    }
+
+    /// Asks for a prompt, and waits for its pages and for room: [`PrefixCache::ask`] and
+    /// [`Waiting::begin_within`] the [`PrefixOptions::begin_wait`].
+    ///
+    /// # Errors
+    /// Those of [`Waiting::begin_within`].
+    pub fn begin(&self, tokens: &[u64]) -> Result<Sequence, BeginError> {
+        self.ask(&Ask::new(tokens))?.begin_within(self.begin_wait)
+    }
+
+    /// Looks a prompt up, and starts to read from L3 what the upper tiers lack. Does not wait.
+    ///
+    /// # Errors
+    /// The prompt is empty, or longer than L1. Or the cache is closed.
+    pub fn ask(&self, ask: &Ask<'_>) -> Result<Waiting, BeginError> {
+        Waiting::new(self.shared.clone(), ask)
+    }
+
+    /// The pool of L1, for the addresses of pages on a GPU.
+    #[must_use]
+    pub fn l1(&self) -> &L1Pool {
+        self.shared.l1()
+    }
+
+    /// Processes completions: for a caller that polls in its own loop
+    /// ([`PrefixOptions::polls_itself`]).
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn poll(&self) -> Result<(), Closed> {
+        self.shared.poll().map(drop)
+    }
+
+    /// Counters.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn stats(&self) -> Result<Stats, Closed> {
+        self.with_core(|core| core.stats().clone())
+    }
+
+    /// Looks at the core of the cache: sizes, counters, cached parts of prompts. Other calls of the
+    /// cache wait.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn with_core<R>(&self, look: impl FnOnce(&Core) -> R) -> Result<R, Closed> {
+        self.shared.with(|cache| look(cache.core()))
+    }
+
+    /// Events since the last call, if [`Config::events`](crate::Config::events) is set.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn take_events(&self) -> Result<Vec<Event>, Closed> {
+        self.shared.with(Cache::take_events)
+    }
+
+    /// Evicts at least `pages` pages from L1, or as many as possible. Returns their number.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn evict(&self, pages: usize) -> Result<usize, Closed> {
+        self.shared.with(|cache| cache.evict(pages))
+    }
+
+    /// Drops all cached pages of L1 and L2.
+    ///
+    /// # Errors
+    /// The cache is in use: sequences run, or work is in flight.
+    pub fn reset(&self) -> Result<(), Busy> {
+        // A closed cache has no pages.
+        self.shared.with(Cache::reset).unwrap_or(Ok(()))
+    }
+
+    /// Waits until nothing is in flight and all kept pages are in L3, as far as L3 takes them.
+    /// Returns whether that was so before `deadline`. It is not while a forward of a sequence has
+    /// not ended.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn settle(&self, deadline: Instant) -> Result<bool, Closed> {
+        let is_idle = |cache: &mut Cache| cache.is_idle().then_some(());
+        Ok(self.shared.wait(deadline, is_idle)?.is_some())
+    }
+
+    /// Checks that each page and each lock has an owner. `running` are all sequences; requests that
+    /// wait own none. The time grows with the pools.
+    ///
+    /// # Errors
+    /// The first page or lock without an owner, or with two.
+    pub fn audit<'s>(&self, running: impl IntoIterator<Item = &'s Sequence>) -> Result<(), Leak> {
+        let requests = running.into_iter().filter_map(Sequence::request);
+        let checked = self.with_core(|core| core.validate(requests));
+        checked.unwrap_or(Ok(()))
+    }
+
+    /// Ends the cache: waits until kept pages are in L3, makes them durable, and closes the store.
+    /// Sequences that are left can still be dropped.
+    ///
+    /// # Errors
+    /// Pages were not written within the [`PrefixOptions::close_wait`], or not made durable. The
+    /// store is closed in any case.
+    pub fn close(mut self) -> Result<(), CloseError> {
+        self.poller = None;
+        let _warm = self.shared.with(Cache::tell_warmth);
+        let is_settled = self.settle(Instant::now() + self.close_wait);
+        let left = self.with_core(|core| (core.orders_out(), core.inserts_pending()));
+        self.shared.end();
+        if let Some(store) = self.store.take() {
+            let flushed = store.flush();
+            store.close()?;
+            flushed?;
+        }
+        match (is_settled, left) {
+            (Ok(false), Ok((orders, inserts))) => Err(CloseError::Unfinished { orders, inserts }),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What a prefix cache is opened with.
+
+use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_engine::format::Namespace;
+use larder_engine::memory::AlignedBuf;
+use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create};
+use larder_kernels::{Device, HostDevice, HostMemory, KvShape, L1Pool, Layout, pool_bytes};
+
+use super::PrefixCache;
+use super::error::OpenError;
+use super::shared::{Poller, Shared};
+use crate::cache::{Cache, Parts};
+use crate::config::Config;
+use crate::l3::{L3, StoreL3, page_shape};
+
+/// How long a write to L3 waits for room in the store.
+const PUT_WAIT: Duration = Duration::from_secs(1);
+
+/// A model: pages of models that are equal here are interchangeable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// Its name. Not empty.
+    pub name: String,
+    /// Distinguishes different weights under the same name. May be empty.
+    pub weights: String,
+    /// The type of the values in a row. Not empty.
+    pub dtype: String,
+    /// The shape of its pages.
+    pub shape: KvShape,
+}
+
+impl Model {
+    /// A model.
+    #[must_use]
+    pub fn new(name: &str, weights: &str, dtype: &str, shape: KvShape) -> Model {
+        Model {
+            name: name.to_owned(),
+            weights: weights.to_owned(),
+            dtype: dtype.to_owned(),
+            shape,
+        }
+    }
+}
+
+/// Where L1 is.
+pub enum L1Memory {
+    /// In memory of this process, allocated by the cache. Rows are slices.
+    Host(HostDevice),
+    /// In a pool of this device: of a GPU, or tensors of the engine. `l1_pages` pages plus one for
+    /// padding (page 0).
+    Pool(Arc<dyn Device>, L1Pool),
+}
+
+/// Options of a prefix cache.
+#[non_exhaustive]
+pub struct PrefixOptions {
+    /// The model.
+    pub model: Model,
+    /// Sizes and policies. Default: those of [`Config::new`], but prefetches and loads from one
+    /// page on.
+    pub config: Config,
+    /// Where L1 is. Default (`None`): in memory of this process.
+    pub l1: Option<L1Memory>,
+    /// How the store is opened.
+    pub store: OpenOptions,
+    /// Whether a thread polls the cache. Without it, the caller calls [`PrefixCache::poll`] in its
+    /// loop, also while it is idle. Default: true.
+    pub polls_itself: bool,
+    /// How long [`PrefixCache::begin`] waits for pages of L3 and for room in L1. Default: 10 s.
+    pub begin_wait: Duration,
+    /// How long [`PrefixCache::close`] waits for copies and writes. Default: 30 s.
+    pub close_wait: Duration,
+}
+
+impl PrefixOptions {
+    /// The defaults, for pools of these sizes in pages.
+    #[must_use]
+    pub fn new(model: &Model, l1_pages: u32, l2_pages: u32) -> PrefixOptions {
+        let shape = &model.shape;
+        let (page_tokens, page_bytes) = (shape.page_tokens(), shape.page_bytes());
+        let mut config = Config::new(page_tokens, page_bytes.into(), l1_pages, l2_pages);
+        config.load_threshold_tokens = 1;
+        config.prefetch.threshold_tokens = 1;
+        PrefixOptions {
+            model: model.clone(),
+            config,
+            l1: None,
+            store: OpenOptions::default(),
+            polls_itself: true,
+            begin_wait: Duration::from_secs(10),
+            close_wait: Duration::from_secs(30),
+        }
+    }
+
+    /// These options, changed by `change`.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> PrefixOptions {
+        change(&mut self);
+        self
+    }
+
+    /// A cache over the store at `path`, shared with other processes. Creates a store of
+    /// `store_bytes` bytes first if there is none.
+    ///
+    /// # Errors
+    /// The store, the memory or the configuration.
+    pub fn open(self, path: &Path, store_bytes: u64) -> Result<PrefixCache, OpenError> {
+        match create(path, &CreateOptions::new(store_bytes)) {
+            Ok(_) | Err(StoreError::Exists(_) | StoreError::Locked { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let store = Arc::new(Store::attach(path, self.store.clone())?);
+        let namespace = self.namespace()?;
+        let shared: Arc<dyn PageStore> = store.clone();
+        let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions::waiting(PUT_WAIT));
+        self.over_store(Some(Arc::new(l3)), Some(store))
+    }
+
+    /// A cache over this L3, or over none.
+    ///
+    /// # Errors
+    /// The memory or the configuration.
+    pub fn over(self, l3: Option<Arc<dyn L3>>) -> Result<PrefixCache, OpenError> {
+        self.over_store(l3, None)
+    }
+
+    /// The namespace of the model.
+    ///
+    /// # Errors
+    /// A name is not valid, or a page is too large.
+    pub fn namespace(&self) -> Result<Namespace, OpenError> {
+        let Model {
+            name,
+            weights,
+            dtype,
+            shape,
+        } = &self.model;
+        let layout = Layout::PageFirstDirect.name();
+        let builder = Namespace::builder(name, weights, shape.page_tokens(), page_shape(shape)?);
+        Ok(builder.elements(dtype, layout).build()?)
+    }
+
+    fn over_store(
+        self,
+        l3: Option<Arc<dyn L3>>,
+        store: Option<Arc<Store>>,
+    ) -> Result<PrefixCache, OpenError> {
+        let (shape, config) = (self.model.shape, self.config);
+        let (is_on_host, device, l1) = match self.l1 {
+            Some(L1Memory::Pool(device, l1)) => (false, device, l1),
+            Some(L1Memory::Host(device)) => host_l1(device, &shape, &config)?,
+            None => host_l1(HostDevice::new()?, &shape, &config)?,
+        };
+        let l2_pages = config.l2_pages + 1;
+        let memory = l2_memory(pool_bytes(&shape, l2_pages))?;
+        let l2 = device.register(memory, Layout::PageFirstDirect, &shape, l2_pages)?;
+        let parts = Parts {
+            device,
+            l1: l1.clone(),
+            l2,
+            l3,
+            ranks: None,
+        };
+        let shared = Arc::new(Shared::new(Cache::new(config, parts)?, l1, is_on_host));
+        let poller = self.polls_itself.then(|| Poller::start(&shared));
+        Ok(PrefixCache {
+            poller: poller.transpose().map_err(OpenError::Thread)?,
+            shared,
+            store,
+            begin_wait: self.begin_wait,
+            close_wait: self.close_wait,
+        })
+    }
+}
+
+type HostL1 = (bool, Arc<dyn Device>, L1Pool);
+
+fn host_l1(device: HostDevice, shape: &KvShape, config: &Config) -> Result<HostL1, OpenError> {
+    let l1 = device.alloc_l1(shape, config.l1_pages.saturating_add(1))?;
+    Ok((true, Arc::new(device), l1))
+}
+
+/// Memory for L2, aligned for the device of the store, in huge pages if the kernel has them.
+fn l2_memory(bytes: u64) -> Result<HostMemory, OpenError> {
+    let out_of_memory = |error| OpenError::Memory { bytes, error };
+    let length = usize::try_from(bytes)
+        .map_err(|_| out_of_memory(std::io::ErrorKind::OutOfMemory.into()))?;
+    let mut memory = AlignedBuf::zeroed(length).map_err(out_of_memory)?;
+    let start = NonNull::from(&mut *memory).cast();
+    // SAFETY: the bytes are initialised, and the owner keeps them at their place. The only
+    // reference to them ends here, so all later accesses go through the pool.
+    Ok(unsafe { HostMemory::new(start, length, Box::new(memory)) })
+}

@@ -1,0 +1,314 @@
+//! A running request: its cached rows, its slots, and what it has computed.
+//!
+//! Rows on a CPU are slices of L1. They are sound because:
+//! - the pages of a sequence stay until it ends: those of the tree are locked, the others are its
+//!   own. A slice borrows the sequence, so none is left when it ends;
+//! - a page of the tree is written only by the load that fills it, and [`Sequence::row`] waits for
+//!   that load. Another sequence wrote its rows through `&mut` before it gave them to the tree;
+//! - an own page is in no transfer: orders of the core contain pages of the tree only. It is
+//!   written through `&mut self` alone.
+//!
+//! So the request stays in here: a call of the cache with it could write its own pages.
+
+use std::slice;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_kernels::{ChunkAt, Gated, LayerTickets, Ticket};
+
+use super::error::{Closed, RowError, SequenceError};
+use super::shared::Shared;
+use crate::cache::Cache;
+use crate::core::{Broken, ExtendError, Fence, NoRoom, Request};
+use crate::pool::Row;
+
+/// How long [`Sequence::push`] waits for copies that will free pages.
+const ROOM_WAIT: Duration = Duration::from_secs(1);
+
+/// The tokens of a prompt whose KV was not computed, by the tier in which it was. The first tokens
+/// were in L1, the next in L2, the last in L3.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cached {
+    /// Tokens found in L1.
+    pub l1: usize,
+    /// Tokens found in L2.
+    pub l2: usize,
+    /// Tokens found in L3.
+    pub l3: usize,
+}
+
+impl Cached {
+    /// All cached tokens: a multiple of the page size, and fewer than the prompt has.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.l1 + self.l2 + self.l3
+    }
+}
+
+/// See the module documentation. A drop abandons it: its pages are freed, except those that it has
+/// shared.
+#[must_use = "a dropped sequence is abandoned"]
+pub struct Sequence {
+    shared: Arc<Shared>,
+    /// `None` after its end.
+    request: Option<Request>,
+    /// The loads that fill its cached pages.
+    gates: Vec<LayerTickets>,
+    cached: Cached,
+    tokens: usize,
+    computed: usize,
+    /// Of its newest forward.
+    ticket: Ticket,
+    /// The newest forward behind its output.
+    forward: Fence,
+}
+
+impl Sequence {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        cache: &mut Cache,
+        request: Request,
+        cached: Cached,
+        tokens: usize,
+    ) -> Sequence {
+        // A request that has just started is not broken.
+        let gates = cache.pages(&request).map(|pages| pages.gates().to_vec());
+        Sequence {
+            shared,
+            gates: gates.unwrap_or_default(),
+            cached,
+            tokens,
+            computed: cached.tokens(),
+            ticket: Ticket::done(),
+            forward: cache.newest_forward(),
+            request: Some(request),
+        }
+    }
+
+    /// The cached tokens: the computation begins behind them.
+    #[must_use]
+    pub fn cached(&self) -> Cached {
+        self.cached
+    }
+
+    /// Number of tokens: the prompt and the pushed ones.
+    #[must_use]
+    #[expect(clippy::len_without_is_empty, reason = "a sequence has a prompt")]
+    pub fn len(&self) -> usize {
+        self.tokens
+    }
+
+    /// Whether the loads of its cached pages have ended, successfully or not: no row waits.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.gates.iter().all(|gate| gate.outcome().is_some())
+    }
+
+    /// The row of a position: KV of one token in one layer of one part (0: K or latent, 1: V).
+    /// Waits for the load that fills it. That load waits for all forwards whose tickets have not
+    /// settled.
+    ///
+    /// # Errors
+    /// The load failed; there is no such row; or L1 is not in host memory.
+    pub fn row(&self, part: u32, layer: u32, position: usize) -> Result<&[u8], RowError> {
+        if position < self.cached.tokens() {
+            for gate in &self.gates {
+                gate.layer(layer).wait()?;
+            }
+        }
+        let (start, bytes) = self.place(part, layer, position)?;
+        // SAFETY: the row lies in the pool, which `self.shared` holds. Nothing writes it while
+        // `self` is borrowed: see the module documentation.
+        Ok(unsafe { slice::from_raw_parts(start, bytes) })
+    }
+
+    /// The row of a position that is not cached, to be written.
+    ///
+    /// # Errors
+    /// The row is cached or shared; there is no such row; or L1 is not in host memory.
+    pub fn row_mut(
+        &mut self,
+        part: u32,
+        layer: u32,
+        position: usize,
+    ) -> Result<&mut [u8], RowError> {
+        let shared = self.row_of_pages().map_or(0, Row::shared_pages);
+        let first = shared * self.shared.page_tokens();
+        if position < first {
+            return Err(RowError::Cached { position, first });
+        }
+        let (start, bytes) = self.place(part, layer, position)?;
+        // SAFETY: the row lies in the pool, in a page that the sequence owns. Nothing else touches
+        // it while `self` is borrowed exclusively: see the module documentation.
+        Ok(unsafe { slice::from_raw_parts_mut(start, bytes) })
+    }
+
+    /// The start of a row, and its bytes.
+    fn place(&self, part: u32, layer: u32, position: usize) -> Result<(*mut u8, usize), RowError> {
+        if !self.shared.is_on_host() {
+            return Err(RowError::NotOnHost);
+        }
+        let (l1, page_tokens) = (self.shared.l1(), self.shared.page_tokens());
+        let row = self.row_of_pages();
+        let slots = row.map_or(0, Row::tokens);
+        let page = row.and_then(|row| row.pages().get(position / page_tokens));
+        let (Some(&page), true) = (page, position < slots) else {
+            return Err(RowError::NoSlot { position, slots });
+        };
+        let chunk = l1.address(ChunkAt { part, layer, page })?;
+        let bytes = l1.shape().row_bytes() as usize;
+        let start = chunk as usize + position % page_tokens * bytes;
+        Ok((std::ptr::with_exposed_provenance_mut(start), bytes))
+    }
+
+    fn row_of_pages(&self) -> Option<&Row> {
+        self.request().map(|request| request.row_and_loads().0)
+    }
+
+    /// The pages of L1, behind the tickets of the loads that fill the cached ones. For a GPU: the
+    /// forward of a layer waits for the tickets of that layer ([`Gated::gates`]), and writes only
+    /// the slots of tokens that are not cached.
+    ///
+    /// # Errors
+    /// The sequence is broken, or the cache is closed.
+    pub fn pages(&self) -> Result<Gated<&Row>, SequenceError> {
+        let request = self.request().ok_or(Closed)?;
+        if self.shared.with(|cache| cache.is_broken(request))? {
+            return Err(Broken.into());
+        }
+        let row = Gated::free(request.row_and_loads().0);
+        let gates = self.gates.iter().cloned();
+        Ok(gates.fold(row, Gated::behind))
+    }
+
+    /// Appends a token, with its slot. Waits up to a second for copies that will free pages.
+    ///
+    /// # Errors
+    /// L1 has no room, the sequence is broken, or the cache is closed: nothing has changed.
+    pub fn push(&mut self, token: u64) -> Result<(), SequenceError> {
+        let (shared, tokens) = (self.shared.clone(), self.tokens);
+        let request = self.request.as_mut().ok_or(Closed)?;
+        if request.tokens() <= tokens {
+            let deadline = Instant::now() + ROOM_WAIT;
+            let mut last = NoRoom::default();
+            let extended = shared.wait(deadline, |cache| match cache.extend(request, 1) {
+                Err(ExtendError::NoRoom(no_room)) if no_room.pending > 0 => {
+                    last = no_room;
+                    None
+                }
+                result => Some(result),
+            })?;
+            match extended.unwrap_or(Err(last.into())) {
+                Ok(()) => {}
+                Err(ExtendError::NoRoom(no_room)) => return Err(no_room.into()),
+                Err(ExtendError::Broken(broken)) => return Err(broken.into()),
+            }
+        }
+        shared.with(|cache| cache.extend_or_cut(request.prompt_mut(), &[token]))?;
+        self.tokens += 1;
+        Ok(())
+    }
+
+    /// Says that the KV of the first `tokens` tokens is in their rows, by forwards that have ended.
+    ///
+    /// # Errors
+    /// Those of [`Sequence::computed_by`].
+    pub fn computed(&mut self, tokens: usize) -> Result<(), SequenceError> {
+        self.computed_by(tokens, &Ticket::done())
+    }
+
+    /// Says that the KV of the first `tokens` tokens is in their rows when `forward` has settled.
+    /// It fails if it is not valid. Report every forward before the sequence is dropped: pages are
+    /// used again only behind the reported ones.
+    ///
+    /// # Errors
+    /// The sequence is broken, or `forward` has already failed. The sequence has fewer tokens. Or
+    /// the cache is closed.
+    pub fn computed_by(&mut self, tokens: usize, forward: &Ticket) -> Result<(), SequenceError> {
+        if tokens > self.tokens {
+            return Err(SequenceError::Beyond {
+                computed: tokens,
+                tokens: self.tokens,
+            });
+        }
+        self.ticket = forward.clone();
+        self.gates.retain(|gate| gate.outcome() != Some(Ok(())));
+        if forward.poll() != Ok(true) {
+            // The tree takes no page yet, but the core knows the forward of the request.
+            self.insert(0)?;
+        }
+        self.computed = self.computed.max(tokens);
+        Ok(())
+    }
+
+    /// Gives the computed whole pages to the tree, where other sequences find them, and from where
+    /// they go to L2 and L3. For example after a prefill.
+    ///
+    /// # Errors
+    /// The sequence is broken, or the cache is closed.
+    pub fn share(&mut self) -> Result<(), SequenceError> {
+        self.insert(self.computed)
+    }
+
+    fn insert(&mut self, tokens: usize) -> Result<(), SequenceError> {
+        // A load that has ended is over for the core only after a poll.
+        self.shared.poll()?;
+        let request = self.request.as_mut().ok_or(Closed)?;
+        let ticket = &self.ticket;
+        let (inserted, forward) = self.shared.with(|cache| {
+            let inserted = cache.insert_first(request, tokens, ticket);
+            (inserted, cache.newest_forward())
+        })?;
+        self.forward = forward;
+        inserted?;
+        Ok(())
+    }
+
+    /// Whether all forwards and loads behind the output so far have ended successfully. Until then
+    /// the output may be wrong. Always true on a CPU whose forwards end before they are reported.
+    ///
+    /// # Errors
+    /// One of them has failed: the output since then is wrong, drop the sequence. Or the cache is
+    /// closed.
+    pub fn verify(&mut self) -> Result<bool, SequenceError> {
+        self.shared.poll()?;
+        let request = self.request.as_ref().ok_or(Closed)?;
+        let forward = self.forward;
+        let (is_broken, is_over) = self.shared.with(|cache| {
+            let is_broken = cache.is_broken(request);
+            (is_broken, cache.core().is_over(forward))
+        })?;
+        if is_broken {
+            return Err(Broken.into());
+        }
+        Ok(is_over && self.is_loaded())
+    }
+
+    /// Ends the sequence and keeps its computed whole pages. Returns the number of their tokens.
+    ///
+    /// # Errors
+    /// The sequence is broken: it keeps nothing that it has not shared. Or the cache is closed.
+    pub fn keep(mut self) -> Result<usize, SequenceError> {
+        self.share()?;
+        let shared = self.row_of_pages().map_or(0, Row::shared_pages);
+        Ok(shared * self.shared.page_tokens())
+    }
+
+    /// The request. `None` after the end.
+    pub(super) fn request(&self) -> Option<&Request> {
+        self.request.as_ref()
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        if let Some(request) = self.request.take() {
+            let ticket = &self.ticket;
+            // After the end of the cache there is nothing to free.
+            let _closed = self.shared.with(|cache| {
+                cache.finish(request, false, ticket);
+            });
+            self.shared.has_freed();
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The cache behind its lock, the signal of its progress, and the thread that polls it.
+//!
+//! The thread sleeps while the cache is idle. While work is in flight it polls in pauses that grow
+//! from [`PAUSE_MIN`] to [`PAUSE_MAX`], because copies of a device wake no one. An answer of L3
+//! wakes it at once. Threads that wait for something of the cache poll it in the same way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use larder_engine::fork::Origin;
+use larder_kernels::L1Pool;
+use parking_lot::{Condvar, Mutex};
+
+use super::error::Closed;
+use crate::cache::Cache;
+
+/// The first pause after progress.
+const PAUSE_MIN: Duration = Duration::from_micros(50);
+
+/// The longest pause while work is in flight.
+const PAUSE_MAX: Duration = Duration::from_millis(2);
+
+/// Time between two reports of used pages to L3.
+const WARMTH_EVERY: Duration = Duration::from_secs(1);
+
+/// The progress of a cache: its threads wait for it, and its wakers are woken.
+#[derive(Default)]
+struct Signal {
+    state: Mutex<Progress>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Progress {
+    /// Number of signals.
+    count: u64,
+    wakers: Vec<Waker>,
+}
+
+impl Signal {
+    fn count(&self) -> u64 {
+        self.state.lock().count
+    }
+
+    fn give(&self) {
+        let mut state = self.state.lock();
+        state.count += 1;
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        self.changed.notify_all();
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits for a signal after `seen`, or for the time.
+    fn wait(&self, seen: u64, until: Option<Instant>) {
+        let mut state = self.state.lock();
+        while state.count == seen {
+            match until {
+                None => self.changed.wait(&mut state),
+                Some(until) => {
+                    if self.changed.wait_until(&mut state, until).timed_out() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    fn add(&self, waker: &Waker) {
+        let wakers = &mut self.state.lock().wakers;
+        if !wakers.iter().any(|known| known.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+    }
+
+    fn has_wakers(&self) -> bool {
+        !self.state.lock().wakers.is_empty()
+    }
+}
+
+impl Wake for Signal {
+    fn wake(self: Arc<Self>) {
+        self.give();
+    }
+}
+
+/// See the module documentation.
+pub(super) struct Shared {
+    /// `None` after the end.
+    cache: Mutex<Option<Cache>>,
+    signal: Arc<Signal>,
+    l1: L1Pool,
+    /// Whether the addresses of `l1` are those of this process.
+    is_on_host: bool,
+    page_tokens: usize,
+    origin: Origin,
+}
+
+impl Shared {
+    pub(super) fn new(cache: Cache, l1: L1Pool, is_on_host: bool) -> Shared {
+        let signal = Arc::<Signal>::default();
+        cache.wake_on_l3(signal.clone().into());
+        Shared {
+            page_tokens: l1.shape().page_tokens() as usize,
+            cache: Mutex::new(Some(cache)),
+            signal,
+            l1,
+            is_on_host,
+            origin: Origin::here(),
+        }
+    }
+
+    pub(super) fn l1(&self) -> &L1Pool {
+        &self.l1
+    }
+
+    pub(super) fn is_on_host(&self) -> bool {
+        self.is_on_host
+    }
+
+    pub(super) fn page_tokens(&self) -> usize {
+        self.page_tokens
+    }
+
+    /// Calls the cache. Wakes its thread if the call has begun work.
+    pub(super) fn with<R>(&self, call: impl FnOnce(&mut Cache) -> R) -> Result<R, Closed> {
+        if self.origin.is_inherited() {
+            // The lock may be held for ever.
+            return Err(Closed);
+        }
+        let mut lock = self.cache.lock();
+        let cache = lock.as_mut().ok_or(Closed)?;
+        let was_idle = cache.is_idle();
+        let result = call(cache);
+        let has_begun = was_idle && !cache.is_idle();
+        // A waker that is woken may call the cache.
+        drop(lock);
+        if has_begun {
+            self.signal.give();
+        }
+        Ok(result)
+    }
+
+    /// Processes completions. Returns whether anything ended, and whether nothing is in flight.
+    pub(super) fn poll(&self) -> Result<(bool, bool), Closed> {
+        let (ended, is_idle) = self.with(|cache| (polled(cache), cache.is_idle()))?;
+        if ended {
+            self.signal.give();
+        }
+        Ok((ended, is_idle))
+    }
+
+    /// Polls until `check` has a result, or until `deadline`. The last check is after it.
+    pub(super) fn wait<R>(
+        &self,
+        deadline: Instant,
+        mut check: impl FnMut(&mut Cache) -> Option<R>,
+    ) -> Result<Option<R>, Closed> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            let (seen, is_over) = (self.signal.count(), Instant::now() >= deadline);
+            let (ended, _) = self.poll()?;
+            let found = self.with(&mut check)?;
+            if found.is_some() || is_over {
+                return Ok(found);
+            }
+            if !ended {
+                let until = (Instant::now() + pause).min(deadline);
+                self.signal.wait(seen, Some(until));
+                pause = PAUSE_MAX.min(pause * 2);
+            }
+        }
+    }
+
+    /// Tells waiting requests that a sequence has freed pages.
+    pub(super) fn has_freed(&self) {
+        if !self.origin.is_inherited() {
+            self.signal.give();
+        }
+    }
+
+    /// Wakes `waker` at the next progress.
+    pub(super) fn wake_later(&self, waker: &Waker) {
+        self.signal.add(waker);
+    }
+
+    /// Drops the cache.
+    pub(super) fn end(&self) {
+        let cache = self.cache.lock().take();
+        drop(cache);
+        self.signal.give();
+    }
+}
+
+/// Whether a poll has processed anything. A group of one rank does not fail.
+fn polled(cache: &mut Cache) -> bool {
+    match cache.poll() {
+        Ok(ended) => ended > 0,
+        Err(error) => {
+            tracing::error!("the prefix cache cannot continue: {error}");
+            false
+        }
+    }
+}
+
+/// The thread that polls. Ends when dropped.
+pub(super) struct Poller {
+    is_ending: Arc<AtomicBool>,
+    signal: Arc<Signal>,
+    thread: Option<JoinHandle<()>>,
+    origin: Origin,
+}
+
+impl Poller {
+    pub(super) fn start(shared: &Arc<Shared>) -> std::io::Result<Poller> {
+        let is_ending = Arc::new(AtomicBool::new(false));
+        let (shared, signal, ends) = (shared.clone(), shared.signal.clone(), is_ending.clone());
+        let thread = std::thread::Builder::new().name("larder-poll".to_owned());
+        let thread = thread.spawn(move || poll_until(&shared, &ends))?;
+        Ok(Poller {
+            is_ending,
+            signal,
+            thread: Some(thread),
+            origin: Origin::here(),
+        })
+    }
+}
+
+impl Drop for Poller {
+    fn drop(&mut self) {
+        if self.origin.is_inherited() {
+            // A forked child does not have the thread.
+            std::mem::forget(self.thread.take());
+            return;
+        }
+        self.is_ending.store(true, Ordering::Release);
+        self.signal.give();
+        if let Some(thread) = self.thread.take() {
+            // A panic has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn poll_until(shared: &Shared, is_ending: &AtomicBool) {
+    let (mut pause, mut told) = (PAUSE_MIN, Instant::now());
+    loop {
+        let seen = shared.signal.count();
+        if is_ending.load(Ordering::Acquire) {
+            return;
+        }
+        let Ok((ended, is_idle)) = shared.poll() else {
+            return;
+        };
+        if told.elapsed() >= WARMTH_EVERY {
+            told = Instant::now();
+            let _closed = shared.with(Cache::tell_warmth);
+        }
+        if ended {
+            pause = PAUSE_MIN;
+            continue;
+        }
+        let has_wakers = shared.signal.has_wakers();
+        let is_asleep = is_idle && !has_wakers;
+        shared
+            .signal
+            .wait(seen, (!is_asleep).then(|| Instant::now() + pause));
+        pause = if is_asleep {
+            PAUSE_MIN
+        } else {
+            PAUSE_MAX.min(pause * 2)
+        };
+        if has_wakers && pause == PAUSE_MAX {
+            // A prefetch may have become overdue.
+            shared.signal.give();
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A request before it has its pages: looked up, prefetched, and waiting for room in L1.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use larder_kernels::Ticket;
+
+use super::error::BeginError;
+use super::sequence::{Cached, Sequence};
+use super::shared::Shared;
+use crate::cache::Cache;
+use crate::core::{LoadBack, PrefetchId, PrefetchState};
+use crate::prompt::{Prompt, Scope};
+
+/// A prompt, with what the cache should know of it.
+#[derive(Clone, Debug)]
+pub struct Ask<'t> {
+    tokens: &'t [u64],
+    scope: Scope,
+    priority: i32,
+    reserved: usize,
+}
+
+impl<'t> Ask<'t> {
+    /// A prompt of these tokens.
+    #[must_use]
+    pub fn new(tokens: &'t [u64]) -> Ask<'t> {
+        Ask {
+            tokens,
+            scope: Scope::default(),
+            priority: 0,
+            reserved: 0,
+        }
+    }
+
+    /// Separates its pages from those of other tenants or adapters. Default: none.
+    #[must_use]
+    pub fn extra_key(mut self, key: &str) -> Ask<'t> {
+        self.scope.extra_key = Some(key.to_owned());
+        self
+    }
+
+    /// A secret, without which its pages are not found. Default: none.
+    #[must_use]
+    pub fn cache_salt(mut self, salt: &str) -> Ask<'t> {
+        self.scope.cache_salt = Some(salt.to_owned());
+        self
+    }
+
+    /// Its priority in the eviction order `priority`. Default: 0.
+    #[must_use]
+    pub fn priority(mut self, priority: i32) -> Ask<'t> {
+        self.priority = priority;
+        self
+    }
+
+    /// Number of tokens of the answer for which L1 must have room at the beginning, so that
+    /// [`Sequence::push`] does not fail for them. Default: 0.
+    #[must_use]
+    pub fn reserved(mut self, tokens: usize) -> Ask<'t> {
+        self.reserved = tokens;
+        self
+    }
+}
+
+/// See the module documentation. A drop cancels the request.
+#[must_use = "a dropped request is cancelled"]
+pub struct Waiting {
+    shared: Arc<Shared>,
+    /// `None` after it has begun.
+    prompt: Option<Prompt>,
+    tokens: usize,
+    reserved: usize,
+    priority: i32,
+    prefetch: Option<PrefetchId>,
+    /// Pages that the prefetch has brought.
+    from_l3: usize,
+    no_room: Option<(usize, usize)>,
+}
+
+/// The result of an attempt to begin.
+pub enum Begin {
+    /// The sequence has its cached pages and its slots.
+    Ready(Sequence),
+    /// Its pages have not arrived, or L1 has no room: try again later.
+    Later(Waiting),
+}
+
+impl Waiting {
+    pub(super) fn new(shared: Arc<Shared>, ask: &Ask<'_>) -> Result<Waiting, BeginError> {
+        if ask.tokens.is_empty() {
+            return Err(BeginError::Empty);
+        }
+        let pages = (ask.tokens.len() + ask.reserved).div_ceil(shared.page_tokens());
+        let (prompt, prefetch) = shared.with(|cache| {
+            let l1_pages = cache.core().config().l1_pages;
+            if pages > l1_pages as usize {
+                return Err(BeginError::TooLong { pages, l1_pages });
+            }
+            let mut prompt = cache.core().prompt(&ask.scope);
+            cache.extend_or_cut(&mut prompt, ask.tokens);
+            let prefetch = cache.prefetch(&mut prompt).ok();
+            Ok((prompt, prefetch))
+        })??;
+        Ok(Waiting {
+            shared,
+            prompt: Some(prompt),
+            tokens: ask.tokens.len(),
+            reserved: ask.reserved,
+            priority: ask.priority,
+            prefetch,
+            from_l3: 0,
+            no_room: None,
+        })
+    }
+
+    /// Begins if its pages have arrived, or if the configured time for them is over, and if L1 has
+    /// room. Does not wait.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn try_begin(mut self) -> Result<Begin, BeginError> {
+        self.shared.poll()?;
+        Ok(match self.step(false)? {
+            Some(sequence) => Begin::Ready(sequence),
+            None => Begin::Later(self),
+        })
+    }
+
+    /// Waits for its pages and for room, at most `wait`. Then it begins with the pages that have
+    /// arrived.
+    ///
+    /// # Errors
+    /// L1 has no room by then. Or the cache is closed.
+    pub fn begin_within(mut self, wait: Duration) -> Result<Sequence, BeginError> {
+        let deadline = Instant::now() + wait;
+        let shared = self.shared.clone();
+        let begun = shared.wait(deadline, |cache| {
+            let is_over = Instant::now() >= deadline;
+            self.step_in(cache, is_over).transpose()
+        })?;
+        let (pages, available) = self.no_room.unwrap_or_default();
+        begun.unwrap_or(Err(BeginError::NoRoom { pages, available }))
+    }
+
+    fn step(&mut self, is_over: bool) -> Result<Option<Sequence>, BeginError> {
+        let shared = self.shared.clone();
+        shared.with(|cache| self.step_in(cache, is_over))?
+    }
+
+    /// Begins if it can. With `is_over`, it waits no longer for its prefetch.
+    fn step_in(
+        &mut self,
+        cache: &mut Cache,
+        is_over: bool,
+    ) -> Result<Option<Sequence>, BeginError> {
+        if let Some(id) = self.prefetch {
+            let state = if is_over {
+                cache.end_prefetch(id)
+            } else {
+                // A group of one rank does not fail.
+                let state = cache.poll_prefetch(id);
+                state.unwrap_or(PrefetchState::Unknown)
+            };
+            match state {
+                PrefetchState::Waiting => return Ok(None),
+                PrefetchState::Ended(pages) => self.from_l3 = pages,
+                PrefetchState::Declined(_) | PrefetchState::Unknown => {}
+            }
+            self.prefetch = None;
+        }
+        self.start(cache)
+    }
+
+    /// Takes the cached pages and the slots. Without room it takes nothing.
+    fn start(&mut self, cache: &mut Cache) -> Result<Option<Sequence>, BeginError> {
+        let page_tokens = self.shared.page_tokens();
+        let prompt = self.prompt.as_ref().ok_or(BeginError::Begun)?.clone();
+        let mut request = cache.start(prompt, self.priority);
+        let in_l1 = request.tokens();
+        let slots = self.tokens + self.reserved;
+        let pages = slots.div_ceil(page_tokens) - in_l1 / page_tokens;
+        let available = cache.core().available_pages();
+        let loaded = if pages > available {
+            None
+        } else {
+            match cache.load_back(&mut request, usize::MAX) {
+                Ok(LoadBack::Started(_, pages)) => Some(pages),
+                Ok(_) => Some(0),
+                // Pages that it has matched were just lost: the next attempt does not match them.
+                Err(_) => None,
+            }
+        };
+        let missing = slots - request.tokens();
+        let loaded = loaded.filter(|_| cache.extend(&mut request, missing).is_ok());
+        let Some(loaded) = loaded else {
+            cache.finish(request, false, &Ticket::done());
+            self.no_room = Some((pages, available));
+            return Ok(None);
+        };
+        let from_l3 = self.from_l3.min(loaded);
+        let cached = Cached {
+            l1: in_l1,
+            l2: (loaded - from_l3) * page_tokens,
+            l3: from_l3 * page_tokens,
+        };
+        self.prompt = None;
+        let sequence = Sequence::new(self.shared.clone(), cache, request, cached, self.tokens);
+        Ok(Some(sequence))
+    }
+}
+
+/// Becomes ready when the request has begun.
+impl Future for Waiting {
+    type Output = Result<Sequence, BeginError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        // Before the attempt, so that no progress in between is missed.
+        self.shared.wake_later(context.waker());
+        match self.step(false) {
+            Ok(Some(sequence)) => Poll::Ready(Ok(sequence)),
+            Ok(None) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if let Some(id) = self.prefetch {
+            // After the end of the cache there is nothing to cancel.
+            let _closed = self.shared.with(|cache| cache.cancel_prefetch(id));
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The rules of the interface, one by one.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use larder_engine::format::{Namespace, PageShape};
+use larder_engine::{CreateOptions, OpenOptions, Store};
+use larder_kernels::{ChunkAt, Device, DeviceError, HostDevice, Ticket};
+use larder_tiers::config::WritePolicy;
+use larder_tiers::l3::{L3, StoreL3};
+use larder_tiers::prefix::{BeginError, CloseError, L1Memory, OpenError, RowError, SequenceError};
+use larder_tiers::{Ask, CacheError, PrefixCache, PrefixOptions};
+
+use super::engine::{PAGE, Rows, WORDS};
+use super::memory::Memory;
+use super::{PATIENCE, answer, put_of, serve, toy};
+
+fn options(l1_pages: u32, l2_pages: u32) -> PrefixOptions {
+    PrefixOptions::new(&toy().model(), l1_pages, l2_pages)
+}
+
+fn over(l3: &Arc<Memory>) -> PrefixCache {
+    options(20, 40).over(Some(l3.clone())).unwrap()
+}
+
+/// An L3 with the pages of a prompt.
+fn filled(pages: usize) -> Arc<Memory> {
+    let l3 = Arc::<Memory>::default();
+    let cache = over(&l3);
+    serve(&cache, &toy(), &prompt(pages));
+    cache.close().unwrap();
+    l3
+}
+
+fn prompt(pages: usize) -> Vec<u64> {
+    let tokens = 0..(pages * PAGE + 1) as u64;
+    tokens.map(|token| token * 7 % WORDS).collect()
+}
+
+/// All pages are free after a reset.
+fn is_empty(cache: &PrefixCache) {
+    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    cache.audit([]).unwrap();
+    cache.reset().unwrap();
+    let counts = cache.with_core(|core| {
+        let all = (core.config().l1_pages, core.config().l2_pages);
+        (core.free_pages(), all, core.prefetches_out())
+    });
+    let (free, all, prefetches) = counts.unwrap();
+    assert_eq!((free, prefetches), (all, 0));
+}
+
+#[test]
+fn tokens_come_from_the_tier_that_has_them() {
+    let l3 = Arc::<Memory>::default();
+    let cache = over(&l3);
+    // Two nodes of three pages each.
+    serve(&cache, &toy(), &prompt(3));
+    let of = |cache: &PrefixCache| {
+        let cached = serve(cache, &toy(), &prompt(6));
+        [cached.l1, cached.l2, cached.l3]
+    };
+    let all = 6 * PAGE;
+    assert_eq!(of(&cache), [3 * PAGE, 0, 0]);
+    assert_eq!(of(&cache), [all, 0, 0]);
+    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    cache.evict(3).unwrap();
+    assert_eq!(of(&cache), [3 * PAGE, 3 * PAGE, 0]);
+    cache.close().unwrap();
+    assert_eq!(of(&over(&l3)), [0, 0, all]);
+}
+
+#[test]
+fn dropped_requests_and_sequences_leave_nothing() {
+    let l3 = filled(8);
+    let cache = over(&l3);
+    l3.is_stuck.store(true, Ordering::Release);
+    // Their prefetches have no answer. Five of them would take all of the share.
+    for _ in 0..10 {
+        drop(cache.ask(&Ask::new(&prompt(8))).unwrap());
+    }
+    l3.is_stuck.store(false, Ordering::Release);
+    let all = prompt(8);
+    let mut sequence = cache.begin(&all).unwrap();
+    assert!(sequence.cached().l3 > 0, "{:?}", cache.stats());
+    answer(&toy(), &mut sequence, &all);
+    drop(sequence);
+    is_empty(&cache);
+}
+
+#[test]
+fn a_request_waits_for_room_until_a_sequence_ends() {
+    let cache = options(10, 10).over(None).unwrap();
+    let running = cache.begin(&prompt(8)).unwrap();
+    let wait = Duration::from_millis(1);
+    let other: Vec<u64> = prompt(5).into_iter().rev().collect();
+    let refused = cache.ask(&Ask::new(&other)).unwrap().begin_within(wait);
+    assert!(matches!(
+        refused,
+        Err(BeginError::NoRoom {
+            pages: 6,
+            available: 1
+        })
+    ));
+    let asked = cache.ask(&Ask::new(&other)).unwrap();
+    thread::scope(|scope| {
+        let begun = scope.spawn(|| asked.begin_within(PATIENCE));
+        drop(running);
+        assert_eq!(begun.join().unwrap().unwrap().len(), other.len());
+    });
+    let long = prompt(10);
+    let ask = |tokens: &[u64], reserved| cache.ask(&Ask::new(tokens).reserved(reserved)).err();
+    assert!(matches!(
+        ask(&long, 0),
+        Some(BeginError::TooLong {
+            pages: 11,
+            l1_pages: 10
+        })
+    ));
+    assert!(matches!(
+        ask(&long[..10], 151),
+        Some(BeginError::TooLong { .. })
+    ));
+    assert!(matches!(ask(&[], 0), Some(BeginError::Empty)));
+    is_empty(&cache);
+}
+
+#[test]
+fn a_push_without_room_changes_nothing() {
+    let cache = options(4, 4).over(None).unwrap();
+    let mut first = cache.begin(&prompt(2)).unwrap();
+    let tokens: Vec<u64> = (0..PAGE as u64).collect();
+    let second = cache.begin(&tokens).unwrap();
+    for token in 0..PAGE as u64 - 1 {
+        first.push(token).unwrap();
+    }
+    let refused = first.push(1);
+    assert!(
+        matches!(refused, Err(SequenceError::NoRoom(_))),
+        "{refused:?}"
+    );
+    assert_eq!(first.len(), 3 * PAGE);
+    cache.audit([&first, &second]).unwrap();
+    drop(second);
+    first.push(1).unwrap();
+    drop(first);
+    is_empty(&cache);
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+#[test]
+fn a_request_is_a_future_that_is_woken() {
+    let l3 = filled(6);
+    let cache = over(&l3);
+    l3.is_stuck.store(true, Ordering::Release);
+    let mut asked = pin!(cache.ask(&Ask::new(&prompt(6))).unwrap());
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    assert!(asked.as_mut().poll(&mut context).is_pending());
+    l3.is_stuck.store(false, Ordering::Release);
+    let sequence = loop {
+        match asked.as_mut().poll(&mut context) {
+            Poll::Ready(sequence) => break sequence.unwrap(),
+            Poll::Pending => thread::park(),
+        }
+    };
+    assert_eq!(sequence.cached().l3, 6 * PAGE);
+    let again = asked.as_mut().poll(&mut context);
+    assert!(matches!(again, Poll::Ready(Err(BeginError::Begun))));
+}
+
+#[test]
+fn a_failed_forward_breaks_the_sequences_that_depend_on_it() {
+    let cache = options(20, 20).over(None).unwrap();
+    let all = prompt(3);
+    let mut first = cache.begin(&all).unwrap();
+    let (promise, ticket) = Ticket::promised();
+    first.computed_by(2 * PAGE, &ticket).unwrap();
+    first.share().unwrap();
+    let mut second = cache.begin(&all).unwrap();
+    assert_eq!(second.cached().l1, 2 * PAGE);
+    assert_eq!([first.verify(), second.verify()], [Ok(false), Ok(false)]);
+    promise.settle(Err(DeviceError::Closed));
+    for mut sequence in [first, second] {
+        assert!(matches!(sequence.verify(), Err(SequenceError::Broken(_))));
+        assert!(matches!(sequence.pages(), Err(SequenceError::Broken(_))));
+        assert!(matches!(sequence.keep(), Err(SequenceError::Broken(_))));
+    }
+    assert_eq!(cache.begin(&all).unwrap().cached().tokens(), 0);
+    let mut known = cache.begin(&all).unwrap();
+    let failed = known.computed_by(PAGE, &Ticket::failed(DeviceError::Closed));
+    assert!(matches!(failed, Err(SequenceError::Broken(_))));
+    let beyond = known.computed(all.len() + 1);
+    assert!(matches!(beyond, Err(SequenceError::Beyond { .. })));
+    drop(known);
+    is_empty(&cache);
+}
+
+#[test]
+fn rows_are_slices_of_the_pages_and_cached_rows_are_only_read() {
+    let cache = options(20, 20).over(None).unwrap();
+    let (toy, all) = (toy(), prompt(3));
+    serve(&cache, &toy, &all);
+    let mut sequence = cache.begin(&all).unwrap();
+    let address = |sequence: &larder_tiers::Sequence, position: usize| {
+        let pages = sequence.pages().unwrap();
+        let slot = pages.wait_layer(1).unwrap().slot(position).unwrap();
+        let (page, token) = (slot / PAGE as u64, slot % PAGE as u64);
+        let page = u32::try_from(page).unwrap();
+        let at = ChunkAt {
+            part: 1,
+            layer: 1,
+            page,
+        };
+        cache.l1().address(at).unwrap() + token * 32
+    };
+    for position in [0, 17, 3 * PAGE] {
+        let row = sequence.row(1, 1, position).unwrap();
+        assert_eq!(row.as_ptr().addr() as u64, address(&sequence, position));
+        assert_eq!(row.len(), 32);
+    }
+    let cached = Err(RowError::Cached {
+        position: 5,
+        first: 3 * PAGE,
+    });
+    assert_eq!(sequence.row_mut(0, 0, 5).map(drop), cached);
+    sequence.row_mut(0, 0, 3 * PAGE).unwrap().fill(1);
+    let slots = all.len();
+    let none = Err(RowError::NoSlot {
+        position: slots,
+        slots,
+    });
+    assert_eq!(sequence.row(0, 0, slots).map(drop), none);
+    assert!(matches!(sequence.row(0, 2, 0), Err(RowError::Device(_))));
+    assert!(matches!(sequence.row(2, 0, 0), Err(RowError::Device(_))));
+
+    // In memory of another device there are addresses only.
+    let device = Arc::new(HostDevice::new().unwrap());
+    let l1 = device.alloc_l1(&toy.model().shape, 21).unwrap();
+    let elsewhere = options(20, 20).with(|o| o.l1 = Some(L1Memory::Pool(device, l1)));
+    let elsewhere = elsewhere.over(None).unwrap();
+    let mut sequence = elsewhere.begin(&all).unwrap();
+    assert!(matches!(sequence.get(0, 0, 0), Err(error) if error.is::<RowError>()));
+    assert_eq!(
+        sequence.row_mut(0, 0, 0).map(drop),
+        Err(RowError::NotOnHost)
+    );
+    assert_eq!(
+        sequence
+            .pages()
+            .unwrap()
+            .layer(0)
+            .unwrap()
+            .unwrap()
+            .tokens(),
+        slots
+    );
+}
+
+/// A load waits for a forward whose ticket never settles. Nothing hangs.
+#[test]
+fn a_forgotten_ticket_delays_neither_close_nor_drop() {
+    for closes in [true, false] {
+        let options = options(20, 40).with(|o| o.close_wait = Duration::from_millis(1));
+        let cache = options.over(None).unwrap();
+        serve(&cache, &toy(), &prompt(3));
+        assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+        cache.evict(100).unwrap();
+        let other: Vec<u64> = prompt(3).into_iter().rev().collect();
+        let mut running = cache.begin(&other).unwrap();
+        let (_promise, ticket) = Ticket::promised();
+        running.computed_by(PAGE, &ticket).unwrap();
+        let loading = cache.begin(&prompt(3)).unwrap();
+        assert_eq!(
+            (loading.cached().l2, loading.is_loaded()),
+            (3 * PAGE, false)
+        );
+        if closes {
+            let closed = cache.close();
+            assert!(
+                matches!(closed, Err(CloseError::Unfinished { .. })),
+                "{closed:?}"
+            );
+            assert!(matches!(running.push(1), Err(SequenceError::Closed(_))));
+        }
+    }
+}
+
+#[test]
+fn configurations_under_which_no_page_is_kept_are_refused() {
+    let l3 = || Some(Arc::<Memory>::default() as Arc<dyn L3>);
+    let field = |options: PrefixOptions| match options.over(l3()) {
+        Err(OpenError::Cache(CacheError::Config(error))) => error.field,
+        other => panic!("{:?}", other.map(drop)),
+    };
+    assert_eq!(field(options(20, 0)), "l2_pages");
+    assert_eq!(field(options(20, 19)), "l2_pages");
+    options(20, 0).over(None).unwrap();
+    let write_back = options(20, 19).with(|o| o.config.write_policy = WritePolicy::WriteBack);
+    write_back.over(l3()).unwrap();
+}
+
+#[test]
+fn a_namespace_of_other_pages_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kv.store");
+    let size = CreateOptions::new(128 << 20);
+    let store = Store::open_or_create(&path, &size, OpenOptions::default()).unwrap();
+    let store = Arc::new(store);
+    let part = toy().model().shape.part_bytes();
+    for (parts, tokens) in [(vec![part], 16), (vec![part; 2], 32), (vec![2 * part], 16)] {
+        let shape = PageShape::new(&parts).unwrap();
+        let namespace = Namespace::builder("toy", "", tokens, shape)
+            .build()
+            .unwrap();
+        let l3 = StoreL3::new(store.clone(), &namespace).unwrap();
+        let refused = options(20, 20).over(Some(Arc::new(l3)));
+        let Err(OpenError::Cache(CacheError::Namespace { found_parts, .. })) = refused else {
+            panic!("{parts:?}, {tokens} tokens");
+        };
+        assert_eq!(found_parts, parts);
+    }
+    let l3 = StoreL3::new(store, &options(20, 20).namespace().unwrap()).unwrap();
+    options(20, 20).over(Some(Arc::new(l3))).unwrap();
+}
+
+/// Pages beyond the queue of L3 follow when it is empty.
+#[test]
+fn pages_that_the_queue_of_l3_refused_are_written_later() {
+    let l3 = Arc::<Memory>::default();
+    let options = options(30, 30).with(|o| {
+        o.config.l3_queue_bytes_max = o.config.page_bytes * 2;
+    });
+    let cache = options.over(Some(l3.clone())).unwrap();
+    serve(&cache, &toy(), &prompt(9));
+    put_of(&cache, 9);
+    assert_eq!(l3.len(), 9);
+    assert!(cache.stats().unwrap().put_delayed > 0);
+}
