@@ -74,6 +74,16 @@ impl Failures {
             if found == *logged || last.is_some_and(|last| last.elapsed() < PAUSE) {
                 continue;
             }
+            // runbook: pages were not copied to L2, because it has no room
+            // runbook: copies of pages to L2 failed
+            // runbook: loads of pages into L1 failed
+            // runbook: pages left L1 because a forward failed
+            // runbook: pages were dropped with a page before them
+            // runbook: pages left L2 without a write to L3
+            // runbook: L3 did not store pages
+            // runbook: L3 did not return pages that it had confirmed
+            // runbook: pages of L3 were not read, because L2 has no room
+            // runbook: pages read from L3 were discarded
             tracing::warn!("{} {}", found - *logged, counter.line);
             (*logged, *last) = (found, Some(Instant::now()));
         }

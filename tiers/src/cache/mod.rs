@@ -242,6 +242,7 @@ impl Cache {
     /// are not cached.
     pub(crate) fn extend_or_cut(&mut self, prompt: &mut Prompt, tokens: &[u64]) {
         if let Err(error) = self.core.extend_prompt(prompt, tokens.iter().copied()) {
+            // runbook: have been numbered, which is the maximum
             tracing::warn!("{error}");
         }
     }
