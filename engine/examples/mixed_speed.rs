@@ -68,6 +68,8 @@ struct Done {
     /// Longest waits of writes for the device, and the pacing, at the end.
     wait_p50_us: f64,
     wait_p99_us: f64,
+    paced_rate: u64,
+    read_slowdown: f64,
     pacing: String,
 }
 
@@ -84,6 +86,8 @@ struct Line<'a> {
     cpu_seconds: f64,
     wait_p50_us: f64,
     wait_p99_us: f64,
+    paced_rate: u64,
+    read_slowdown: f64,
     pacing: &'a str,
 }
 
@@ -235,6 +239,8 @@ fn print<'a>(part: &str, role: &str, done: impl Iterator<Item = &'a (Role, Done)
         cpu_seconds: done.iter().map(|done| done.cpu_seconds).sum(),
         wait_p50_us: last.wait_p50_us,
         wait_p99_us: last.wait_p99_us,
+        paced_rate: last.paced_rate,
+        read_slowdown: last.read_slowdown,
         pacing: &last.pacing,
     };
     println!("{}", serde_json::to_string(&line).unwrap());
@@ -367,6 +373,8 @@ impl Done {
         let stats = store.stats();
         self.wait_p50_us = stats.put_wait_latency.p50_us;
         self.wait_p99_us = stats.put_wait_latency.p99_us;
+        self.paced_rate = stats.paced_rate;
+        self.read_slowdown = stats.read_slowdown;
         self.pacing = stats.pacing;
         self
     }

@@ -58,8 +58,8 @@ const BESIDE_TIME: Nanos = 50 * MS;
 const FREE_BYTES_MIN: u64 = 8 << 20;
 const FREE_TIME: Nanos = 16 * MS;
 
-/// Unused rate is kept for this long: a wake-up may be late by as much.
-const CREDIT: Nanos = MS;
+/// Unused rate is kept for this long: a wake-up may be late by as much, and so may the next put.
+const CREDIT: Nanos = 8 * MS;
 
 /// Device time after which a slow-down, or a write speed, counts as measured.
 const SAMPLE: Nanos = 10 * MS;
@@ -257,24 +257,31 @@ impl Measured {
 struct Reads {
     count: u64,
     bytes: u64,
-    /// When the device began with the next of them to end: at the end of the one before, or when it
-    /// became busy.
+    /// When the device began with the next of them to end: at the end of the one before. If it was
+    /// idle in between, that time counts up to the time that it was busy before.
     since: Nanos,
     /// The number of paced operations begun by then, if none was in flight.
     unpaced: Option<u64>,
     alone: [[Measured; COUNTS]; SIZES],
-    /// Device time of late, and the time expected for the same reads.
+    /// Time of late, and the time expected for the same reads.
     took: f64,
     expected: f64,
-    /// The device time since a slow-down was last published.
+    /// The time since a slow-down was last published.
     fresh: Nanos,
+    /// When the device last became busy, and how long it was busy the time before.
+    busy_since: Nanos,
+    busy: Nanos,
 }
 
 impl Reads {
     fn begin(&mut self, words: &Words, bytes: u64, now: Nanos) {
         words.claimed_at.store(now, Relaxed);
         if self.count == 0 {
-            self.since = now;
+            // The reader's own time counts: it is shorter where a slower device has it wait less.
+            let own = now.saturating_sub(self.since);
+            let own = if own < CLAIM { own.min(self.busy) } else { 0 };
+            self.since = now - own;
+            self.busy_since = now;
             self.unpaced = words.unpaced(now);
         }
         self.count += 1;
@@ -286,22 +293,24 @@ impl Reads {
         let took = now.saturating_sub(self.since);
         let alone =
             &mut self.alone[size_class(self.bytes / self.count.max(1))][count_class(self.count)];
-        if self.unpaced.is_some() && words.unpaced(now) == self.unpaced {
+        let is_beside = words.is_written(now) && !is_rest(now);
+        // Not between two paced operations: mostly short times fit in there.
+        if !is_beside && self.unpaced.is_some() && words.unpaced(now) == self.unpaced {
             alone.add(took, ended.read_bytes);
         }
-        if words.is_written(now)
-            && !is_rest(now)
-            && let Some(expected) = alone.time_for(ended.read_bytes)
-        {
+        if is_beside && let Some(expected) = alone.time_for(ended.read_bytes) {
             self.took += took as f64;
-            self.fresh += took;
             self.expected += expected;
+            self.fresh += took;
         }
         if self.fresh >= SAMPLE && self.expected > 0.0 {
             self.publish(words, now);
         }
         self.count = self.count.saturating_sub(ended.reads);
         self.bytes = self.bytes.saturating_sub(ended.read_bytes);
+        if self.count == 0 {
+            self.busy = now.saturating_sub(self.busy_since);
+        }
         self.since = now;
         self.unpaced = words.unpaced(now);
     }
