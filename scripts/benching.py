@@ -9,6 +9,8 @@ from pathlib import Path
 
 GIB = 1 << 30
 MIB = 1 << 20
+HUGE_PAGES_FILE = Path("/proc/sys/vm/nr_hugepages")
+HUGE_PAGE_BYTES = 2 * MIB
 UNITS = {"KiB": 1 << 10, "MiB": MIB, "GiB": GIB, "TiB": 1 << 40}
 
 
@@ -44,6 +46,34 @@ def run(command):
         said = (done.stderr or done.stdout).strip()
         raise Trouble(f"`{' '.join(str(word) for word in command)}` failed ({done.returncode}): {said}")
     return done.stdout
+
+
+class HugePages:
+    """Reserves so many huge pages for fio's shared memory and gives them back."""
+
+    def __init__(self, pages):
+        self.wanted = pages
+        self.before = None
+        self.reserved = False
+
+    def __enter__(self):
+        if not self.wanted:
+            return self
+        try:
+            self.before = HUGE_PAGES_FILE.read_text().strip()
+            if int(self.before) < self.wanted:
+                HUGE_PAGES_FILE.write_text(str(self.wanted))
+            self.reserved = int(HUGE_PAGES_FILE.read_text()) >= self.wanted
+        except OSError:
+            self.reserved = False
+        return self
+
+    def __exit__(self, *_):
+        if self.before is not None:
+            try:
+                HUGE_PAGES_FILE.write_text(self.before)
+            except OSError:
+                pass
 
 
 class Larder:
