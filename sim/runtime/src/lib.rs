@@ -8,8 +8,8 @@
 //! gives the same run.
 //!
 //! A [`Process`] is a group of tasks. It can be killed and stopped at each point where a task of
-//! it waits. Nothing of a killed task runs again, destructors included: the memory that it holds
-//! is never freed.
+//! it waits. Nothing of a killed task runs again, destructors included: only the end of the run
+//! frees the memory that it holds ([`heap`]).
 //!
 //! | module | content |
 //! |---|---|
@@ -22,6 +22,7 @@
 //! | [`processes`], [`words`], [`fork`] | pids, waits on shared memory, forked handles, likewise |
 //! | [`medium`] | the device under a volume |
 //! | [`dice`] | randomness |
+//! | [`heap`] | the memory of a run |
 //! | [`time`] | the virtual clock, with the interface of `std::time` |
 //!
 //! Outside a world the locks work as long as nothing has to wait, and the clock stands still.
@@ -35,6 +36,7 @@
 pub mod dice;
 pub mod files;
 pub mod fork;
+pub mod heap;
 pub mod machine;
 pub mod medium;
 pub mod processes;

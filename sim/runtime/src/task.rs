@@ -137,6 +137,8 @@ struct Scheduler {
     /// By address. Never iterated.
     queues: HashMap<usize, VecDeque<u32>>,
     running: u32,
+    /// The clock stands still until this step.
+    frozen_until: u64,
 }
 
 thread_local! {
@@ -238,6 +240,17 @@ pub fn choose(bound: u64) -> u64 {
 /// Moves the clock forward. Timers that it passes are due.
 pub fn advance(duration: Duration) {
     with(|scheduler| scheduler.now += Instant(0).checked_add(duration).map_or(0, |at| at.0));
+}
+
+/// Lets the clock stand still for this many steps, or until no task can run.
+pub fn freeze(steps: u64) {
+    with(|scheduler| scheduler.frozen_until = scheduler.steps.saturating_add(steps));
+}
+
+/// The time since the world began.
+#[must_use]
+pub fn elapsed() -> Duration {
+    now().duration_since(Instant(BEGIN))
 }
 
 /// Waits for a time of the virtual clock.
@@ -395,6 +408,11 @@ pub(crate) fn start(process: Process, name: String, f: impl FnOnce() + 'static) 
     with(|scheduler| scheduler.add(process, name, fiber))
 }
 
+/// Takes the memory for the list of kept stacks, which outlives a run.
+pub(crate) fn make_room_for_stacks() {
+    STACKS.with_borrow_mut(|stacks| stacks.reserve(STACKS_KEPT.saturating_sub(stacks.len())));
+}
+
 /// Keeps the stack of a task that will not run again.
 fn retire(mut fiber: Fiber) {
     if !fiber.done() {
@@ -540,8 +558,10 @@ impl Scheduler {
 
     /// The task of the next step. The clock jumps to the next timer if no task can run.
     fn next(&mut self) -> Option<u32> {
-        self.now += u64::try_from(self.setup.step.as_nanos()).unwrap_or(0);
-        self.expire();
+        if self.steps >= self.frozen_until {
+            self.now += u64::try_from(self.setup.step.as_nanos()).unwrap_or(0);
+            self.expire();
+        }
         while self.able.is_empty() {
             let &Reverse((until, _, task, waits)) = self.timers.peek()?;
             if self.awaited(task, waits).is_none() {
@@ -648,6 +668,7 @@ impl World {
             timers_set: 0,
             queues: HashMap::new(),
             running: 0,
+            frozen_until: 0,
         };
         SCHEDULER.with_borrow_mut(|own| {
             assert!(own.is_none(), "two worlds on one thread");
