@@ -24,6 +24,7 @@ use crate::hint::{Class, Hint};
 use crate::index::NamespaceSlot;
 use crate::latency::LatencySummary;
 use crate::memory::AlignedBuf;
+use crate::planted;
 use crate::policy::{AdmissionPolicy, EvictionPolicy, PolicyMaker};
 use crate::runtime::Instant;
 use crate::share::protocol::Protocol;
@@ -224,7 +225,7 @@ impl Recall {
         let former = self
             .0
             .compare_exchange(Self::WAITS, Self::RECALLED, AcqRel, Acquire);
-        former != Err(Self::READS)
+        former != Err(Self::READS) || planted!(HastyRecall)
     }
 
     /// Whether the put was recalled.

@@ -72,7 +72,7 @@ mod switch {
 
     bugs! {
         /// Bugs that show in a store that one process uses.
-        ALONE: {
+        STORE: {
             /// A get returns bytes without checking their checksum.
             SkippedChecksum,
             /// A get whose deadline passes returns while the device still reads into the caller's
@@ -127,9 +127,14 @@ mod switch {
             UnprovenProven,
             /// Opening does not begin a new epoch, so that its numbers are used twice.
             RunNotBumped,
-        }
-        /// Bugs of the handle and its threads.
-        STORE: {
+            /// A free header that is being written when a sync fails is not written again.
+            SureHeader,
+            /// A recall ends while the put reads the caller's memory.
+            HastyRecall,
+            /// A write that ends after the recall of its put counts as landed.
+            RecalledWrite,
+            /// A page that a policy names is evicted, leased or not.
+            LeaselessPolicy,
             /// A put reports failed writes of page data as landed.
             IgnoredFailure,
             /// A get releases its pins before its reads have ended.

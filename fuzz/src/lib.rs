@@ -16,7 +16,7 @@
 //! | [`image`] | a small valid store, edited, with valid checksums: recovery and core |
 //! | [`raw_image`] | a file of arbitrary bytes: survey, opening, reads and puts |
 //! | [`messages`](messages()) | messages of a shared store: any bytes, and requests in any order |
-//! | [`core()`] | nothing from disk: the simulation of the core, with the input as randomness |
+//! | [`core()`] | nothing from disk: the simulation of a store, with the input as randomness |
 //!
 //! | module | content |
 //! |---|---|
@@ -68,12 +68,12 @@ pub fn image(data: &[u8]) {
     examine::live_on(image, sample.truth.clone(), &mut feed);
 }
 
-/// The simulation of the core, with the input in place of its generator.
+/// The simulation of a store of one process, with the input in place of its generator.
 ///
 /// # Panics
 /// If a promise is broken.
 pub fn core(data: &[u8]) {
-    larder_sim::play_script(data, None);
+    larder_sim::play_script(data);
 }
 
 /// A target: its name and its body.

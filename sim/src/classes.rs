@@ -91,9 +91,13 @@ classes! {
         ReadOnlyService => "volume put into read-only service",
         Reordered => "operation overtook an older one of its volume",
         ClockForward => "clock jumped forward",
-        ClockBack => "clock stepped back",
         ClockFrozen => "clock stood still",
-        GaveUp => "page given up by its caller",
+        SyncLostLater => "failed sync that lost writes answered after it began",
+        SyncLostInFlight => "write answered after a failed sync that lost it",
+        Recalled => "put recalled while it waits",
+        ChosenEviction => "page evicted by a policy of the caller",
+        NotAdmitted => "page refused by a policy of the caller",
+        ReaderBeside => "page read by a process beside the owner",
     }
     shared {
         ClientDeath => "client killed",

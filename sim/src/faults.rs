@@ -4,6 +4,8 @@
 //! page recorded in it, and the deletions. One copy of a header: nothing, if the other copy is the
 //! same; both: the segment. One superblock: nothing; both: the volume.
 
+use std::ops::Range;
+
 use larder_engine::disk::DiskError;
 use larder_engine::format::{Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentHeader};
 use larder_engine::index::SegmentId;
@@ -30,6 +32,13 @@ const LOOKS: usize = 60;
 
 /// Probability at each step that a volume without writes takes writes again.
 const REVIVES: f64 = 0.01;
+
+/// Highest probability that a sync of an opening fails.
+const SYNC_ERROR_OPENING_MAX: f64 = 0.02;
+
+/// Probability that the power fails soon after a failed sync, within this many steps.
+const POWER_SOON: f64 = 0.3;
+const POWER_SOON_STEPS_MAX: u64 = 60;
 
 /// The kind of content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,11 +154,32 @@ impl World {
         Fate::Done
     }
 
+    /// The address that a read of page data really reads, and whether the read may fail: sometimes
+    /// a wrong address.
+    pub fn read_from(&mut self, volume: usize, start: usize, count: usize) -> (bool, usize) {
+        if self.strikes(Class::MisdirectedRead, self.setup.faults.misdirected_read) {
+            let last = self.disk.volumes()[volume].blocks() - count;
+            (true, self.dice.below(last))
+        } else {
+            (self.disk.volumes()[volume].left == Left::Nothing, start)
+        }
+    }
+
+    /// The probability that a sync fails. An opening makes several, and ends with the first that
+    /// fails.
+    fn sync_error(&self) -> f64 {
+        let probability = self.setup.faults.sync_error;
+        match self.is_opening {
+            true => probability.min(SYNC_ERROR_OPENING_MAX),
+            false => probability,
+        }
+    }
+
     /// A sync of a volume begins. Returns the number of unsynced writes that it covers. Returns
     /// `None` when these are lost already: the failure is reported later.
     pub fn begin_sync(&mut self, volume: usize) -> Option<usize> {
         let covers = self.disk.volumes()[volume].unsynced();
-        if self.strikes(Class::SyncLostBefore, self.setup.faults.sync_error) {
+        if self.strikes(Class::SyncLostBefore, self.sync_error()) {
             self.losing.push((volume, covers));
             return None;
         }
@@ -160,7 +190,7 @@ impl World {
     /// same step were processed: the loss does not concern them.
     pub fn lose_begun(&mut self) {
         for (volume, covers) in std::mem::take(&mut self.losing) {
-            self.fail_sync(volume, covers);
+            self.fail_sync(volume, 0..covers);
         }
     }
 
@@ -172,28 +202,51 @@ impl World {
             self.disk.volumes()[volume].left,
             Left::Reads | Left::Nothing
         );
-        let fails = covers.is_none()
-            || is_dead
-            || self.strikes(Class::SyncError, self.setup.faults.sync_error);
+        let fails =
+            covers.is_none() || is_dead || self.strikes(Class::SyncError, self.sync_error());
         let error = fails.then(|| self.dice.pick(&[EIO, ENOSPC, EDQUOT]));
         let good = self.disk.kernel().sync(error).is_ok();
         assert_eq!(
             good, !fails,
             "the result of a sync differs from the kernel's answer"
         );
-        match covers {
-            Some(covers) if good => self.disk.volumes()[volume].synced(covers),
-            Some(covers) => self.fail_sync(volume, covers),
-            None => {}
+        if good {
+            self.disk.volumes()[volume].synced(covers.unwrap_or(0));
+            return true;
         }
-        good
+        // Of the writes that were answered since it began, it may lose the first ones.
+        let covers = covers.unwrap_or(0);
+        let later = self.disk.volumes()[volume].unsynced() - covers;
+        let more = match self.dice.chance(0.5) {
+            true => self.dice.below(later + 1),
+            false => 0,
+        };
+        if more > 0 {
+            self.count(Class::SyncLostLater);
+        }
+        self.fail_sync(volume, 0..covers + more);
+        false
     }
 
-    fn fail_sync(&mut self, volume: usize, covers: usize) {
+    /// A failed sync loses the writes since `from`, all of them or in part.
+    pub fn lose_written(&mut self, volume: usize, from: usize) {
+        let end = self.disk.volumes()[volume].unsynced();
+        self.fail_sync(volume, from..end);
+    }
+
+    /// After a failed sync the power often fails soon: before all that it lost was written again.
+    pub fn draw_power_soon(&mut self) {
+        if self.setup.faults.power > 0.0 && self.fault(POWER_SOON) {
+            let steps = self.dice.between(0, POWER_SOON_STEPS_MAX);
+            self.power_due = Some(self.moment + steps);
+        }
+    }
+
+    fn fail_sync(&mut self, volume: usize, lost: Range<usize>) {
         let mut dice = self.dice.fork();
         let keep = dice.pick(&[0.0, 0.5, 1.0]);
         let stays = dice.pick(&[0.0, 0.5, 1.0]);
-        let dropped = self.disk.volumes()[volume].sync_failed(covers, &mut dice, keep, stays);
+        let dropped = self.disk.volumes()[volume].sync_failed(lost, &mut dice, keep, stays);
         if !dropped.is_empty() {
             self.count(Class::SyncDropped);
         }

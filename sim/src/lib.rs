@@ -1,6 +1,6 @@
-//! A deterministic simulation of the store. The engine's core and recovery run over a disk that
-//! loses, tears, refuses and rots blocks. A model of the store's promises checks the results. One
-//! seed is one run, bit for bit.
+//! A deterministic simulation of the store. The engine that ships runs on the threads, locks and
+//! clock of `larder_sim_runtime`, over a disk that loses, tears, refuses and rots blocks. A model
+//! of the store's promises checks the results. One seed is one run, bit for bit.
 //!
 //! A broken promise panics. The player of a seed catches the panic, and plays the seed again with a
 //! [`Journal`] to show the events before it ([`report`]).
@@ -9,21 +9,17 @@
 //! |---|---|
 //! | `classes` | the classes of faults, with counts |
 //! | `setup` | the parameters that a seed draws before its run |
+//! | `store` | one process that uses a store |
+//! | `processes` | an owner and its clients: several processes |
+//! | `world` | the facts of a seed of `store` that outlive its process |
+//! | `oracle` | the promises |
 //! | `disk` | a disk over the media of `larder_sim_runtime`, with its faults |
 //! | `kernel` | the system calls on the way to the disk |
-//! | `superblocks` | both copies of the superblock of each volume |
-//! | `oracle` | the promises |
-//! | `world` | the core and its effects |
-//! | `checks` | the checks between two steps |
-//! | `clients` | callers |
-//! | `keeper` | the housekeeper |
-//! | `run` | a seed from start to end, step by step |
 //! | `faults` | device faults, and the losses that they excuse |
-//! | `clock` | time, and its jumps |
-//! | `opening` | recovery, and the checks of its result |
-//! | `ending` | crashes, closes, the quiet end |
-//! | `store` | the real store of one process, with its callers, on a deterministic runtime |
-//! | `processes` | an owner and its clients: several processes, each with the whole engine |
+//! | `checks` | the checks of the metadata that the core writes |
+//! | `expected` | the pages that a recovery must find |
+//! | `recovered` | the checks of a recovery |
+//! | `superblocks` | both copies of the superblock of each volume |
 //! | `totals` | counts over a run |
 //! | [`exhaustive`] | every crash of every short script, without randomness |
 //!
@@ -37,18 +33,14 @@
 
 mod checks;
 mod classes;
-mod clients;
-mod clock;
 mod disk;
-mod ending;
 pub mod exhaustive;
+mod expected;
 mod faults;
-mod keeper;
 mod kernel;
-mod opening;
 mod oracle;
 mod processes;
-mod run;
+mod recovered;
 mod setup;
 mod store;
 mod superblocks;
@@ -58,23 +50,27 @@ mod world;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Instant;
 
+use larder_sim_runtime::heap;
+
+pub use larder_sim_runtime::heap::Heap;
+
 pub use classes::{Class, Tally};
-pub use run::play_script;
 pub use totals::Totals;
 pub use world::Journal;
 
 /// Failing seeds after which a campaign gives up.
 const FAILURES_MAX: usize = 20;
 
+/// Seeds played before the first one with memory of its own.
+const FIRST_SEEDS: u64 = 8;
+
 /// The users of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The callers of one process.
-    Alone,
-    /// The callers of one process, which call the engine's own handle.
     Store,
     /// An owner and its clients: several processes, each with the whole engine.
     Shared,
@@ -88,22 +84,52 @@ impl Mode {
     #[must_use]
     pub fn play(self, seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         match self {
-            Mode::Alone => run::play(seed, journal),
             Mode::Store => store::play(seed, journal),
             Mode::Shared => processes::play(seed, journal),
         }
+    }
+
+    /// Plays a seed, and frees all its memory if the program's allocator is [`Heap`]. Returns as
+    /// [`Mode::play`] does.
+    ///
+    /// # Panics
+    /// If a promise is broken.
+    #[must_use]
+    pub fn play_apart(self, seed: u64) -> (u64, Totals, Tally) {
+        self.apart(|| self.play(seed, None))
+    }
+
+    fn apart<R: Copy + 'static>(self, play: impl FnOnce() -> R) -> R {
+        static FIRST: [Once; 2] = [Once::new(), Once::new()];
+        FIRST[self as usize].call_once(|| {
+            for seed in 0..FIRST_SEEDS {
+                let _ = catch_unwind(|| self.play(seed, None));
+            }
+        });
+        // SAFETY: a seed leaves nothing behind: its world and its machine are dropped at its end.
+        // The statics of the engine and of its dependencies that are made at their first use have
+        // been made above.
+        unsafe { heap::scope(play) }
     }
 
     /// The command line of `larder-sim` that plays a seed again.
     #[must_use]
     pub fn command(self, seed: u64) -> String {
         let mode = match self {
-            Mode::Alone => "",
-            Mode::Store => "--store ",
+            Mode::Store => "",
             Mode::Shared => "--shared ",
         };
         format!("larder-sim {mode}--seed {seed}")
     }
+}
+
+/// Plays a script on a store of one process: its bytes replace the randomness of callers and
+/// faults. Returns as [`Mode::play`] does.
+///
+/// # Panics
+/// If a promise is broken.
+pub fn play_script(script: &[u8]) -> (u64, Totals, Tally) {
+    Mode::Store.apart(|| store::play_script(script))
 }
 
 /// The result of a campaign of many seeds.
@@ -140,7 +166,7 @@ pub fn campaign(
                     if seed >= end || is_late || lock().failed.len() >= FAILURES_MAX {
                         return;
                     }
-                    let outcome = catch_unwind(|| mode.play(seed, None));
+                    let outcome = catch_unwind(|| mode.play_apart(seed));
                     let mut result = lock();
                     result.played += 1;
                     match outcome {

@@ -7,8 +7,11 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use larder_sim::Mode;
 use larder_sim::exhaustive::{self, Limits};
+use larder_sim::{Heap, Mode};
+
+#[global_allocator]
+static HEAP: Heap = Heap;
 
 /// Plays a simulated store under crashes and faults, seed by seed.
 #[derive(Parser)]
@@ -26,9 +29,6 @@ struct Args {
     /// Seeds played at once. Default: the number of cores.
     #[arg(long)]
     threads: Option<usize>,
-    /// Simulate the callers of the engine's own handle, with its threads.
-    #[arg(long, conflicts_with = "shared")]
-    store: bool,
     /// Simulate an owner and its clients, each a process with the whole engine.
     #[arg(long)]
     shared: bool,
@@ -65,10 +65,9 @@ fn exhaust(operations: usize, blocks: usize) -> ExitCode {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mode = match (args.shared, args.store) {
-        (true, _) => Mode::Shared,
-        (_, true) => Mode::Store,
-        _ => Mode::Alone,
+    let mode = match args.shared {
+        true => Mode::Shared,
+        false => Mode::Store,
     };
     if let Some(seed) = args.seed {
         return ExitCode::from(u8::from(larder_sim::report(mode, seed)));

@@ -43,8 +43,10 @@ pub struct Faults {
     pub volume_dies: f64,
     /// A sync fails and drops some of the writes that it should have covered.
     pub sync_error: f64,
-    /// A caller gives a page up.
-    pub give_up: f64,
+    /// A put is recalled.
+    pub recall: f64,
+    /// A reader opens the store at this step, beside the owner.
+    pub reader: f64,
     /// A write is acknowledged and never happens.
     pub lost_write: f64,
     /// A write is acknowledged and lands at a wrong address.
@@ -57,9 +59,8 @@ pub struct Faults {
     pub calls: Odds,
     /// An operation takes long.
     pub delay: f64,
-    /// At a step the clock jumps far ahead, steps a little back, or stops for a while.
+    /// At a step the clock jumps far ahead, or stops for a while.
     pub clock_forward: f64,
-    pub clock_back: f64,
     pub clock_frozen: f64,
 }
 
@@ -142,8 +143,24 @@ impl Faults {
         self.meta_error + self.no_space + self.no_progress + self.volume_dies > 0.0
     }
 
+    /// Pages that the device refuses, and syncs that lose the headers that exclude these pages:
+    /// with nothing else in the way, for both together are rare.
+    fn refusing(dice: &mut Dice, step: f64) -> Faults {
+        Faults {
+            power: 6.0 * step,
+            kill: step,
+            data_error: dice.pick(&[0.05, 0.2]),
+            sync_error: dice.pick(&[0.1, 0.3]),
+            delay: dice.pick(&[0.05, 0.3]),
+            ..Faults::default()
+        }
+    }
+
     fn draw(dice: &mut Dice, steps: usize) -> Faults {
         let step = 1.0 / steps as f64;
+        if dice.chance(0.1) {
+            return Faults::refusing(dice, step);
+        }
         let mut some = |share: f64, of: &[f64]| {
             if dice.chance(share) {
                 dice.pick(of)
@@ -164,10 +181,10 @@ impl Faults {
             no_progress: some(0.1, &[0.002, 0.02]),
             volume_dies: some(0.15, &[1.0 * step, 4.0 * step]),
             sync_error: some(0.25, &[0.02, 0.1, 0.3]),
-            give_up: some(0.2, &[0.02]),
+            recall: some(0.2, &[0.05, 0.3]),
+            reader: some(0.15, &[2.0 * step]),
             delay: some(0.3, &[0.02, 0.2]),
             clock_forward: some(0.2, &[1.0 * step]),
-            clock_back: some(0.2, &[3.0 * step]),
             clock_frozen: some(0.2, &[1.0 * step]),
             calls: Odds {
                 interrupted: some(0.2, &[0.01, 0.2]),
@@ -186,13 +203,15 @@ impl Faults {
     }
 }
 
-/// Relative frequencies of the kinds of steps.
-#[derive(Clone, Copy, Debug)]
-pub struct Weights {
-    pub device: usize,
-    pub clients: usize,
-    pub keeper: usize,
-    pub clock: usize,
+/// The choice of the page that is evicted next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Eviction {
+    /// The store's own.
+    Default,
+    /// By a policy of the caller: the leaf that was filed first.
+    Fifo,
+    /// Any leaf.
+    Random,
 }
 
 #[derive(Debug)]
@@ -208,14 +227,14 @@ pub struct Setup {
     pub depth: usize,
     pub sync: SyncPolicy,
     pub write_bytes_max: u64,
-    pub copy_blocks_max: u64,
     pub lease_ms: u64,
     pub clients: usize,
     pub batch: usize,
     pub steps: usize,
-    pub weights: Weights,
+    pub eviction: Eviction,
+    /// A policy of admission refuses some pages.
+    pub admits_some: bool,
     pub faults: Faults,
-    pub tick_ms: u64,
     /// Steps between two full checks. Cheap checks run at each step.
     pub check_every: u64,
 }
@@ -227,8 +246,8 @@ impl Setup {
         let volumes = (0..volumes as u32)
             .map(|volume| (least + dice.below(5) as u32).div_ceil(volumes as u32) + volume % 2)
             .collect();
-        let segment_blocks = dice.pick(&[24, 32, 32, 48, 48, 64, 96]);
-        let steps = dice.pick(&[150, 300, 300, 600]);
+        let segment_blocks = dice.pick(&[24, 32, 32, 48, 48, 64, 64]);
+        let steps = dice.pick(&[60, 120, 120, 120, 240, 480]);
         let namespaces = (0..dice.pick(&[1, 1, 2, 3]))
             .map(|index| {
                 let most = segment_blocks as usize / dice.pick(&[4, 8, 16, 32]);
@@ -249,19 +268,18 @@ impl Setup {
                 _ => SyncPolicy::Interval(Duration::from_millis(dice.pick(&[5, 50, 1000]))),
             },
             write_bytes_max: dice.pick(&[64 << 10, 1 << 20, 1 << 30]),
-            copy_blocks_max: dice.pick(&[8, 16, 64]),
             lease_ms: dice.pick(&[1, 100, 10_000]),
             clients: 1 + dice.below(6),
             batch: dice.pick(&[1, 4, 16]),
             steps,
-            weights: Weights {
-                device: dice.pick(&[2, 6, 20]),
-                clients: 6,
-                keeper: dice.pick(&[1, 3, 10]),
-                clock: 1,
-            },
+            eviction: dice.pick(&[
+                Eviction::Default,
+                Eviction::Default,
+                Eviction::Fifo,
+                Eviction::Random,
+            ]),
+            admits_some: dice.chance(0.1),
             faults: Faults::draw(dice, steps),
-            tick_ms: dice.pick(&[1, 20, 500]),
             check_every: dice.pick(&[1, 25, 50, 50, 50, 50, 50, 50]),
         }
     }

@@ -1,6 +1,4 @@
-//! The superblocks on the simulated volumes. Both copies of each are written with the format's own
-//! encoding, by the rules of `engine::volume`: the newer valid copy counts. A writer replaces one
-//! copy after the other, and syncs each before the next.
+//! The superblocks on the simulated volumes, as an opening must find them.
 //!
 //! Invariants: a volume opens as long as one of its copies is sound, and shows no state older than
 //! that copy. A volume without a sound copy may be lost. Then the store is opened without it, or
@@ -11,43 +9,12 @@ use larder_engine::format::{
 };
 use larder_engine::index::Place;
 use larder_engine::volume::simulated;
-use larder_sim_runtime::medium::{Content, contents};
+use larder_sim_runtime::medium::{Content, Medium, contents};
 
 use crate::classes::Class;
-use crate::ending::Expected;
+use crate::expected::Expected;
 use crate::oracle::VersionId;
-use crate::setup::Faults;
 use crate::world::World;
-
-/// The moment at which an opening or a close is cut short, counted in possible moments.
-#[derive(Clone, Copy, Debug)]
-pub struct Cut(Option<usize>);
-
-impl Cut {
-    pub fn never() -> Cut {
-        Cut(None)
-    }
-
-    pub fn after(moments: usize) -> Cut {
-        Cut(Some(moments))
-    }
-
-    /// Whether it is now.
-    pub fn is_now(&mut self) -> bool {
-        match &mut self.0 {
-            None => false,
-            Some(0) => true,
-            Some(moments) => {
-                *moments -= 1;
-                false
-            }
-        }
-    }
-}
-
-/// An opening or a close was cut short, or failed: the process is gone.
-#[derive(Debug)]
-pub struct CutShort;
 
 /// The block of a copy.
 pub fn block_of(copy: usize) -> usize {
@@ -63,6 +30,12 @@ pub fn decode(block: &Content) -> Result<Superblock, SuperblockError> {
     let mut bytes = [0; BLOCK_BYTES];
     block.render(&mut bytes);
     simulated::decode(&bytes)
+}
+
+/// The copy that is not this superblock.
+pub fn older_copy(volume: &Medium, superblock: &Superblock) -> usize {
+    let first = decode(volume.visible(block_of(0)));
+    usize::from(first.is_ok_and(|first| first.generation == superblock.generation))
 }
 
 impl World {
@@ -165,65 +138,16 @@ impl World {
         })
     }
 
-    /// Changes the superblocks of all volumes, one after the other.
-    pub fn update_superblocks(
-        &mut self,
-        cut: &mut Cut,
-        change: impl Fn(&mut Superblock),
-    ) -> Result<(), CutShort> {
-        let lost: Vec<bool> = self.superblocks.iter().map(Option::is_none).collect();
-        for volume in 0..self.superblocks.len() {
-            let Some(mut superblock) = self.superblocks[volume].clone() else {
-                continue;
-            };
-            for (entry, lost) in superblock.volumes.iter_mut().zip(&lost) {
-                entry.lost = *lost;
-            }
-            change(&mut superblock);
-            superblock.generation += 1;
-            self.replace_superblock(volume, &superblock, cut)?;
-            self.superblocks[volume] = Some(superblock);
-        }
-        Ok(())
-    }
-
-    fn replace_superblock(
-        &mut self,
-        volume: usize,
-        superblock: &Superblock,
-        cut: &mut Cut,
-    ) -> Result<(), CutShort> {
-        let blocks = encode(superblock);
-        for copy in 0..SUPERBLOCK_OFFSETS.len() {
-            let start = block_of(copy);
-            if cut.is_now() {
-                self.copies[volume][copy] = None;
-                let arrival = self.draw_tear(1);
-                self.disk.volumes()[volume].write_part(start, &blocks, &arrival);
-                return Err(CutShort);
-            }
-            // A fault that spoils the copy resets this.
-            self.copies[volume][copy] = Some(superblock.generation);
-            let error = |faults: &Faults| (faults.superblock_error, Class::SuperblockError);
-            let written = self.write(volume, start, &blocks, error);
-            if written.is_err() || cut.is_now() {
-                self.copies[volume][copy] = None;
-                return Err(CutShort);
-            }
-            self.sync_volume(volume).inspect_err(|_| {
-                self.copies[volume][copy] = None;
-            })?;
-        }
-        Ok(())
-    }
-
-    /// A sync of everything written to a volume.
-    pub fn sync_volume(&mut self, volume: usize) -> Result<(), CutShort> {
-        let covers = self.disk.volumes()[volume].unsynced();
-        if self.sync(volume, Some(covers)) {
-            Ok(())
-        } else {
-            Err(CutShort)
-        }
+    /// The superblocks that an opening at this moment finds, and of each which copy is the older
+    /// one. `None` for a volume without a valid one.
+    pub fn visible_superblocks(&self) -> Vec<Option<(Superblock, usize)>> {
+        let volumes = self.disk.volumes();
+        let found = volumes.iter().map(|volume| {
+            let [a, b] = [0, 1].map(|copy| decode(volume.visible(block_of(copy))));
+            let found = newest(a, b).ok()?;
+            let older = older_copy(volume, &found);
+            Some((found, older))
+        });
+        found.collect()
     }
 }

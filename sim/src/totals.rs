@@ -18,7 +18,7 @@ macro_rules! totals {
 }
 
 totals! {
-    /// Steps played.
+    /// Steps of the tasks.
     steps,
     /// Kills and power losses.
     crashes,

@@ -1,92 +1,26 @@
-//! One run of a seed: a core, its disk, callers and a housekeeper, all driven by one generator.
+//! The facts of one seed that outlive a process: the disk, the promises, and the losses that faults
+//! excuse.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex};
 
-use larder_engine::PutStatus;
-use larder_engine::catalog::ReservationId;
-use larder_engine::core::{Config, Core, Effect, Fault, Io, IoId, RequestId};
-use larder_engine::format::{
-    Fingerprint, Run, SEGMENTS_OFFSET, SegmentState, Serial, StoreId, Superblock,
-};
+use larder_engine::format::{Fingerprint, Run, SEGMENTS_OFFSET, Serial, StoreId, Superblock};
 use larder_engine::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::recovery::scan::Spot;
 use larder_sim_runtime::dice::{Dice, mix};
-use larder_sim_runtime::medium::{Content, contents};
+use larder_sim_runtime::medium::{Content, Medium};
+use larder_sim_runtime::task;
 
-use crate::classes::{Class, Tally};
-use crate::clients::Task;
+use crate::classes::Tally;
 use crate::disk::SimDisk;
-use crate::keeper::Keeper;
 use crate::oracle::{Name, Oracle, VersionId};
 use crate::setup::{BLOCK, Setup};
-use crate::superblocks::Cut;
 use crate::totals::Totals;
 
 /// The last events of a run, printed if it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
 
 const EVENTS_KEPT: usize = 400;
-
-/// Longest delay of an operation, in steps.
-const DELAY_STEPS_MAX: u64 = 150;
-
-/// An operation in flight at the device.
-pub enum Flight {
-    /// A metadata write of the core.
-    Meta {
-        id: IoId,
-        volume: usize,
-        start: usize,
-        blocks: Vec<Content>,
-        /// The state that a header states. `None` for descriptors.
-        header: Option<SegmentState>,
-    },
-    /// A sync of the core, and the number of writes that it covers. `None` when these are lost
-    /// already.
-    Sync {
-        id: IoId,
-        volume: usize,
-        covers: Option<usize>,
-    },
-    /// A write of adjacent pages, by a caller or (`client` is `None`) by the housekeeper.
-    Data {
-        client: Option<usize>,
-        asks: Vec<usize>,
-        volume: usize,
-        start: usize,
-        blocks: Vec<Content>,
-    },
-    /// A caller's read of one page.
-    Read {
-        client: usize,
-        at: usize,
-        volume: usize,
-        start: usize,
-        count: usize,
-    },
-}
-
-/// An operation in flight at the device, with its start.
-pub struct InFlight {
-    pub flight: Flight,
-    /// Order of the operations' starts.
-    pub number: u64,
-    /// Does not end before this moment.
-    pub due: u64,
-}
-
-impl Flight {
-    pub fn volume(&self) -> usize {
-        match *self {
-            Flight::Meta { volume, .. }
-            | Flight::Sync { volume, .. }
-            | Flight::Data { volume, .. }
-            | Flight::Read { volume, .. } => volume,
-        }
-    }
-}
 
 /// A page descriptor that was written in this epoch.
 pub struct Described {
@@ -103,8 +37,6 @@ pub struct Epoch {
     pub index: Arc<Index>,
     /// By namespace. `None` while this epoch does not know the namespace.
     pub slots: Vec<Option<NamespaceSlot>>,
-    /// By namespace: whether it was named in this epoch.
-    pub named: Vec<bool>,
     /// A write of this epoch has arrived.
     pub has_written: bool,
     pub pins: BTreeMap<SegmentId, u32>,
@@ -121,39 +53,6 @@ pub struct Epoch {
     pub evictions: BTreeSet<Serial>,
 }
 
-/// The store while it is open.
-pub struct Live {
-    pub core: Core,
-    pub epoch: Epoch,
-    pub clients: Vec<Option<Task>>,
-    pub keeper: Keeper,
-    pub flights: Vec<InFlight>,
-    launched: u64,
-    pub settled: BTreeMap<ReservationId, Vec<PutStatus>>,
-    pub finished: BTreeMap<RequestId, Result<(), Fault>>,
-    /// Number of times that space or write budget became available.
-    pub room: u64,
-    pub reclaim: bool,
-    wake_at: Option<u64>,
-    pub stopping: bool,
-    /// The moment at which its close is cut short.
-    pub closing: Cut,
-}
-
-impl Deref for Live {
-    type Target = Epoch;
-
-    fn deref(&self) -> &Epoch {
-        &self.epoch
-    }
-}
-
-impl DerefMut for Live {
-    fn deref_mut(&mut self) -> &mut Epoch {
-        &mut self.epoch
-    }
-}
-
 pub struct World {
     pub setup: Setup,
     pub dice: Dice,
@@ -164,16 +63,17 @@ pub struct World {
     pub copies: Vec<[Option<u64>; 2]>,
     pub store: StoreId,
     pub oracle: Oracle,
-    pub now_ms: u64,
     /// Counts all events. Orders reservations and deletions.
     pub clock: u64,
     /// Counts steps.
     pub moment: u64,
-    /// The clock stands still until this moment.
-    pub frozen_until: u64,
     pub next_request: u64,
     pub digest: u64,
     pub calm: bool,
+    /// The power fails at this moment.
+    pub power_due: Option<u64>,
+    /// An opening is in progress.
+    pub is_opening: bool,
     /// Segments whose metadata the device spoiled, in their present generation.
     pub tainted: BTreeSet<SegmentId>,
     /// Segments with a header that was spoiled at some time. Their old generation may come back
@@ -220,13 +120,13 @@ impl World {
             store,
             setup,
             dice,
-            now_ms: 0,
             clock: 0,
             moment: 0,
-            frozen_until: 0,
             next_request: 0,
             digest: 0,
             calm: false,
+            power_due: None,
+            is_opening: false,
             tainted: BTreeSet::new(),
             headless: BTreeSet::new(),
             unsealed: false,
@@ -252,7 +152,8 @@ impl World {
             if journal.len() == EVENTS_KEPT {
                 journal.pop_front();
             }
-            journal.push_back(format!("{:6} {:8}ms  {}", self.clock, self.now_ms, tell()));
+            let now = task::elapsed().as_secs_f64() * 1e3;
+            journal.push_back(format!("{:6} {now:10.3} ms  {}", self.clock, tell()));
         }
     }
 
@@ -260,35 +161,15 @@ impl World {
         !self.calm && self.dice.chance(probability)
     }
 
-    /// Delay of an operation, in steps.
-    pub fn draw_delay(&mut self) -> u64 {
-        if self.strikes(Class::Delayed, self.setup.faults.delay) {
-            self.dice.between(1, DELAY_STEPS_MAX)
-        } else {
-            0
-        }
-    }
-
-    /// Starts an operation at the device.
-    pub fn launch(&mut self, live: &mut Live, flight: Flight) {
-        let delay = self.draw_delay();
-        live.launched += 1;
-        live.flights.push(InFlight {
-            flight,
-            number: live.launched,
-            due: self.moment + delay,
-        });
-    }
-
-    pub fn config(&self) -> Config {
-        Config {
-            store: self.store,
-            segment_blocks: self.setup.segment_blocks,
-            sync: self.setup.sync,
-            write_bytes_max: self.setup.write_bytes_max,
-            copy_blocks_max: self.setup.copy_blocks_max,
-            read_only: false,
-        }
+    /// A digest of all events, and their counts.
+    pub fn sum_up(&self) -> (u64, Totals, Tally) {
+        let volumes = self.disk.volumes();
+        let digests = volumes.iter().map(Medium::digest);
+        let digest = digests.fold(self.digest, mix);
+        let mut tally = self.tally;
+        tally.add(&self.disk.kernel().tally);
+        tally.end_seed();
+        (digest, self.totals, tally)
     }
 
     // ---- addresses
@@ -367,111 +248,45 @@ impl World {
         self.oracle.is_payload(version, &blocks)
     }
 
-    // ---- the core
+    // ---- pages
 
-    /// Runs a command as the store does: a tick, the command, its effects.
-    pub fn with_core<R>(&mut self, live: &mut Live, command: impl FnOnce(&mut Core) -> R) -> R {
-        self.clock += 1;
-        let volumes = self.setup.volumes.len();
-        let evicted = evicted_when_read_only(&live.core, volumes);
-        live.core.tick(self.now_ms);
-        let result = command(&mut live.core);
-        if let (Some(before), Some(after)) = (evicted, evicted_when_read_only(&live.core, volumes))
-        {
-            assert_eq!(
-                before, after,
-                "a page is evicted while no volume takes writes"
-            );
+    /// A random run of consecutive pages of a chain of one namespace, head first.
+    pub fn draw_names(&mut self, batch: usize) -> (usize, Vec<Name>) {
+        let mut at = Some(Name(self.dice.below(self.oracle.names())));
+        let namespace = self
+            .oracle
+            .name(Name(at.map_or(0, |name| name.0)))
+            .namespace;
+        let mut names = Vec::new();
+        while let Some(name) = at {
+            names.push(name);
+            at = self.oracle.name(name).parent;
         }
-        let effects = live.core.take_effects();
-        let wake_at = live.core.wakes_at();
-        for effect in effects {
-            self.take_effect(live, effect);
-        }
-        live.wake_at = match (live.wake_at, wake_at) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
+        names.reverse();
+        // Mostly from the head, as a prefill does. Sometimes from any page.
+        let from = if self.dice.chance(0.8) {
+            0
+        } else {
+            self.dice.below(names.len())
         };
-        result
+        let to = names.len().min(from + batch.max(1));
+        (namespace, names[from..to].to_vec())
     }
 
-    /// Whether the housekeeper has to wake up now.
-    pub fn is_called(&self, live: &Live) -> bool {
-        live.reclaim || live.wake_at.is_some_and(|at| at <= self.now_ms)
+    /// The version in the index, and the segment of the page.
+    pub fn current(&self, epoch: &Epoch, name: Name) -> Option<(VersionId, SegmentId)> {
+        let info = self.oracle.name(name);
+        let found = epoch
+            .index
+            .locate(epoch.slots[info.namespace]?, &info.key)?;
+        let version = self.oracle.find(name, found.checksum)?;
+        Some((version, found.place.segment))
     }
 
-    pub fn answer_call(live: &mut Live) {
-        live.reclaim = false;
-        live.wake_at = None;
+    pub fn new_request(&mut self) -> u64 {
+        self.next_request += 1;
+        self.next_request
     }
-
-    /// The next wakeup of the housekeeper.
-    pub fn wakes_at(live: &Live) -> Option<u64> {
-        live.wake_at
-    }
-
-    fn take_effect(&mut self, live: &mut Live, effect: Effect) {
-        match effect {
-            Effect::Io { id, volume, io } => match io {
-                Io::Sync => {
-                    let covers = self.begin_sync(volume);
-                    self.note(id.0, || {
-                        format!("sync of volume {volume} starts, covers {covers:?}")
-                    });
-                    self.launch(live, Flight::Sync { id, volume, covers });
-                }
-                Io::Write { offset, bytes } => {
-                    let start = usize::try_from(offset).unwrap() / BLOCK;
-                    let blocks = contents(&bytes);
-                    let header = self.inspect(live, volume, start, &blocks);
-                    let flight = Flight::Meta {
-                        id,
-                        volume,
-                        start,
-                        blocks,
-                        header,
-                    };
-                    self.launch(live, flight);
-                }
-            },
-            Effect::Settled(id, statuses) => {
-                self.note(id.0, || format!("{id:?} settles: {statuses:?}"));
-                let before = live.settled.insert(id, statuses);
-                assert!(before.is_none(), "{id:?} settles twice");
-            }
-            Effect::Finished(id, result) => {
-                self.note(id.0, || format!("{id:?} finishes: {result:?}"));
-                let before = live.finished.insert(id, result);
-                assert!(before.is_none(), "{id:?} finishes twice");
-            }
-            Effect::ReadDescriptors(victim) => {
-                self.note(u64::from(victim.segment.0), || format!("victim {victim:?}"));
-                live.keeper = Keeper::Reading(victim);
-            }
-            Effect::Copy(id, pages) => {
-                self.note(id.0, || format!("{id:?}: {} pages to copy", pages.len()));
-                live.begin_copying(id, pages);
-            }
-            Effect::Room => live.room += 1,
-            Effect::Reclaim => live.reclaim = true,
-            Effect::ReadOnly(volume, error) => {
-                self.count(Class::ReadOnlyService);
-                self.note(volume as u64, || {
-                    format!("volume {volume} is read-only: {error}")
-                });
-            }
-            Effect::ReadWrite(volume) => {
-                self.note(volume as u64, || {
-                    format!("volume {volume} takes writes again")
-                });
-            }
-        }
-    }
-}
-
-/// Pages evicted so far, if every volume is read-only.
-fn evicted_when_read_only(core: &Core, volumes: usize) -> Option<u64> {
-    (core.read_only_volumes().len() == volumes).then(|| core.counters().evicted)
 }
 
 impl Epoch {
@@ -481,7 +296,6 @@ impl Epoch {
             unproven: BTreeMap::new(),
             index,
             slots: Vec::new(),
-            named: Vec::new(),
             has_written: false,
             pins: BTreeMap::new(),
             described: BTreeMap::new(),
@@ -491,33 +305,7 @@ impl Epoch {
         }
     }
 
-    /// The slot of a named namespace.
-    pub fn slot(&self, namespace: usize) -> NamespaceSlot {
-        assert!(self.named[namespace], "the namespace was not named");
-        self.slots[namespace].expect("a named namespace has a slot")
-    }
-
     pub fn run(&self) -> Run {
         self.mark.run()
-    }
-}
-
-impl Live {
-    pub fn new(core: Core, index: Arc<Index>, clients: usize, mark: Serial) -> Live {
-        Live {
-            core,
-            epoch: Epoch::new(index, mark),
-            clients: (0..clients).map(|_| None).collect(),
-            keeper: Keeper::Idle,
-            flights: Vec::new(),
-            launched: 0,
-            settled: BTreeMap::new(),
-            finished: BTreeMap::new(),
-            room: 0,
-            reclaim: false,
-            wake_at: None,
-            stopping: false,
-            closing: Cut::never(),
-        }
     }
 }

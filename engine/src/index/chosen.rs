@@ -24,6 +24,7 @@ use super::slab::{LIVE, PageId, QUEUED, Slab};
 use super::types::{Heat, Told};
 use crate::api::NamespaceId;
 use crate::hint::Hint;
+use crate::planted;
 use crate::policy::{Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth};
 
 /// Noted uses that are reported at once: about 100 us of a policy's time.
@@ -312,12 +313,12 @@ impl Chosen {
                     self.seen.note_mut(id).rest |= IS_ASIDE;
                     self.parked.push(id);
                 }
-                Standing::Leaf(heat, true) => {
+                Standing::Leaf(heat, true) if !planted!(LeaselessPolicy) => {
                     self.seen.note_mut(id).rest |= IS_ASIDE;
                     self.aside.push(heat, id);
                     self.aside_since = self.aside_since.min(next);
                 }
-                Standing::Leaf(_, false) => return Some(id),
+                Standing::Leaf(..) => return Some(id),
             }
         }
     }

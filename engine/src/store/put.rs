@@ -237,7 +237,7 @@ impl Windows {
     fn wait(&mut self, recall: Option<&Recall>) -> Vec<Window> {
         let mut landed = Vec::new();
         let answers = self.mailbox.take(PATIENCE);
-        let counts = !recall.is_some_and(Recall::is_recalled);
+        let counts = !recall.is_some_and(Recall::is_recalled) || planted!(RecalledWrite);
         for done in answers {
             self.left -= 1;
             let (number, group) = untag(done.tag);

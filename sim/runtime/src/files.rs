@@ -415,7 +415,7 @@ impl Kernel {
             let stays = self.dice.pick(&[0.0, 0.5, 1.0]);
             volume
                 .medium
-                .sync_failed(count, &mut self.dice, keep, stays);
+                .sync_failed(0..count, &mut self.dice, keep, stays);
             return Err(libc::EIO);
         }
         volume.medium.synced(count);

@@ -9,6 +9,7 @@
 //! A block that repeats one word, as the payload of the simulation's pages, is kept as that word.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use larder_format::BLOCK_BYTES;
@@ -34,11 +35,7 @@ impl Content {
     pub fn render(&self, out: &mut [u8]) {
         match self {
             Content::Zero => out.fill(0),
-            Content::Data(word) => {
-                for chunk in out.chunks_exact_mut(8) {
-                    chunk.copy_from_slice(&word.to_le_bytes());
-                }
-            }
+            Content::Data(word) => out.as_chunks_mut().0.fill(word.to_le_bytes()),
             Content::Bytes(bytes) => out.copy_from_slice(&bytes[..]),
         }
     }
@@ -264,17 +261,18 @@ impl Medium {
         }
     }
 
-    /// A sync fails. `keep` is the probability that a covered block becomes durable, `stays` the
-    /// probability that reads still see a dropped one. Returns the dropped blocks.
+    /// A sync fails, and loses these of the unsynced writes. `keep` is the probability that a block
+    /// of them becomes durable, `stays` the probability that reads still see a dropped one. Returns
+    /// the dropped blocks.
     pub fn sync_failed(
         &mut self,
-        count: usize,
+        lost: Range<usize>,
         dice: &mut Dice,
         keep: f64,
         stays: f64,
     ) -> Vec<(usize, Content)> {
         let mut dropped = Vec::new();
-        for written in self.unsynced.drain(..count) {
+        for written in self.unsynced.drain(lost) {
             for (at, content) in written.blocks {
                 if dice.chance(keep) {
                     self.durable[at] = content;

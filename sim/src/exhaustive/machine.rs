@@ -2,6 +2,11 @@
 //!
 //! The device finishes one operation at a time, its oldest or its newest. A [`Witness`] sees every
 //! change of the state that a crash could leave.
+//!
+//! It drives [`Core`] and recovery alone, through the commands and effects that are open to any
+//! driver. The handle and its threads are not in it: without threads and without a clock, thousands
+//! of states a second can be tried. All decisions are the core's: the machine moves bytes, and
+//! answers. `store` of this package plays the handle itself.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;

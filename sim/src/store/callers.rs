@@ -1,33 +1,37 @@
-//! Callers: tasks that call the store as a program does, and the checks of what they get.
-//!
-//! A check compares the index right before the call with the index right after it. Other tasks run
-//! in between, so a check that needs an unchanged store holds only if the page did not change.
+//! Callers: tasks that call the store as a program does.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::sync::Arc;
 use std::time::Duration;
 
+use larder_engine::core::Core;
 use larder_engine::format::PageKey;
 use larder_engine::index::SegmentId;
 use larder_engine::memory::AlignedBuf;
 use larder_engine::store::LocalStore as Store;
 use larder_engine::{
-    GetPage, GetStatus, Hint, MissReason, PageStore, PutOptions, PutPage, PutStatus, Refusal,
-    SyncPolicy,
+    GetPage, GetStatus, Hint, PageStore, PutOptions, PutPage, PutStatus, Recall, SyncPolicy,
 };
 use larder_sim_runtime::task;
 use larder_sim_runtime::thread;
 use larder_sim_runtime::time::Instant;
 
 use super::{Call, Phase, Shared, State};
+use crate::classes::Class;
 use crate::oracle::{Name, VersionId};
 use crate::setup::BLOCK;
-use larder_sim_runtime::medium::Content;
 
 /// Longest pause of a caller between two calls, in microseconds.
 const PAUSE_US_MAX: u64 = 300;
 
 /// Longest time until a deadline, in microseconds.
 const DEADLINE_US_MAX: u64 = 400;
+
+/// Longest time until a recall, in microseconds.
+const RECALL_US_MAX: u64 = 1000;
+
+/// How often a recall is tried again while the put reads its memory.
+const RECALL_AGAIN: Duration = Duration::from_micros(20);
 
 /// Longest wait for room, in microseconds.
 const ROOM_US_MAX: u64 = 20_000;
@@ -36,7 +40,7 @@ const ROOM_US_MAX: u64 = 20_000;
 const SCRIBBLE: u8 = 0xa5;
 
 /// A page in the index: its version, and its segment.
-type There = Option<(VersionId, SegmentId)>;
+pub type There = Option<(VersionId, SegmentId)>;
 
 /// Names a share of the namespaces, at least one.
 pub fn name_some(shared: &Shared, store: &Store) {
@@ -77,7 +81,6 @@ pub fn name(shared: &Shared, store: &Store, namespace: usize) {
     state.ids[namespace] = Some(id);
     if let Some(epoch) = &mut state.epoch {
         epoch.slots[namespace] = Some(id.into());
-        epoch.named[namespace] = true;
     }
 }
 
@@ -95,9 +98,10 @@ pub fn call(shared: &Shared, store: &Store, own: usize) {
         };
         match what {
             0..450 => caller.put(),
-            450..650 => caller.get(),
-            650..720 => caller.get_lent(),
-            720..800 => caller.look_up(),
+            450..640 => caller.get(),
+            640..700 => caller.get_lent(),
+            700..780 => caller.look_up(),
+            780..800 => caller.look_up_and_get(),
             800..840 => caller.touch(),
             840..880 => caller.delete(),
             880..883 => caller.clear(),
@@ -118,21 +122,48 @@ pub struct Caller<'a> {
 }
 
 /// Pages of one call.
-struct Pages {
+pub struct Pages {
     namespace: usize,
-    names: Vec<Name>,
+    pub names: Vec<Name>,
     keys: Vec<PageKey>,
     /// The index before the call.
-    before: Vec<There>,
+    pub before: Vec<There>,
     /// The moment before the call.
-    begun: u64,
-    misdirected: u64,
+    pub begun: u64,
+    pub misdirected: u64,
+    /// Pages that had left the index before the call.
+    pub departed: Option<u64>,
 }
 
 impl State {
-    fn there(&self, names: &[Name]) -> Vec<There> {
-        let now = |name: &Name| self.world.current_at(self.epoch.as_ref()?, *name);
+    pub fn there(&self, names: &[Name]) -> Vec<There> {
+        let now = |name: &Name| self.world.current(self.epoch.as_ref()?, *name);
         names.iter().map(now).collect()
+    }
+
+    /// Pages that have left the index, for any reason. `None` while a task holds the core.
+    pub fn departed(&self) -> Option<u64> {
+        let c = self.try_core(Core::counters)?;
+        Some(c.evicted + c.deleted + c.damaged + c.unfinished)
+    }
+
+    /// A call that may end the leases of these pages begins, or has ended.
+    fn use_pages(&mut self, names: &[Name], begins: bool) {
+        let oracle = &self.world.oracle;
+        let Some(id) = self.ids[oracle.name(names[0]).namespace] else {
+            return;
+        };
+        let keys: Vec<PageKey> = names.iter().map(|name| oracle.name(*name).key).collect();
+        match begins {
+            true => self.leases.begin_use(id, &keys),
+            false => self.leases.end_use(id, &keys),
+        }
+    }
+
+    /// Blocks of a page of a namespace.
+    fn page_blocks(&self, namespace: usize) -> u64 {
+        let shape = self.world.setup.namespaces[namespace].shape();
+        u64::from(shape.page_blocks())
     }
 
     fn pages(&mut self, namespace: usize, names: Vec<Name>) -> Pages {
@@ -146,6 +177,7 @@ impl State {
             before: self.there(&names),
             begun: self.world.clock,
             misdirected: self.misdirected,
+            departed: self.departed(),
             names,
         }
     }
@@ -180,19 +212,28 @@ impl Caller<'_> {
         let Some(pages) = self.draw(Call::Put, most) else {
             return;
         };
-        let wait = {
+        let (wait, recall_after) = {
             let mut state = self.shared.lock();
-            let dice = &mut state.world.dice;
-            match dice.chance(0.2) {
-                true => dice.between(1, ROOM_US_MAX),
+            let world = &mut state.world;
+            let wait = match world.dice.chance(0.2) {
+                true => world.dice.between(1, ROOM_US_MAX),
                 false => 0,
-            }
+            };
+            let recalls = world.setup.faults.recall;
+            let is_recalled = world.fault(recalls);
+            let after = is_recalled.then(|| world.dice.between(0, RECALL_US_MAX));
+            (wait, after.map(Duration::from_micros))
         };
-        self.put_pages(&pages.names, Duration::from_micros(wait));
+        self.put_pages(&pages.names, Duration::from_micros(wait), recall_after);
     }
 
-    /// Puts pages of one namespace, and checks the statuses.
-    pub fn put_pages(&self, names: &[Name], wait: Duration) -> Vec<PutStatus> {
+    /// Puts pages of one namespace, and checks the statuses. Another task may recall the put.
+    pub fn put_pages(
+        &self,
+        names: &[Name],
+        wait: Duration,
+        recall_after: Option<Duration>,
+    ) -> Vec<PutStatus> {
         let (pages, versions, mut memory, parents) = {
             let mut state = self.shared.lock();
             let namespace = state.world.oracle.name(names[0]).namespace;
@@ -227,11 +268,17 @@ impl Caller<'_> {
                 })
                 .collect();
             state.putting.extend(&versions);
+            state.deletions.is_vague |= state.deletions.in_progress > 0;
+            state.use_pages(names, true);
             state.world.note(pages.begun, || {
                 format!("put of {names:?} as {versions:?} begins")
             });
             (pages, versions, memory, parents)
         };
+        let places = memory
+            .iter_mut()
+            .map(|memory| (memory.as_mut_ptr().expose_provenance(), memory.len()));
+        let places: Vec<(usize, usize)> = places.collect();
         let parts: Vec<[IoSlice<'_>; 1]> =
             memory.iter().map(|memory| [IoSlice::new(memory)]).collect();
         let asked: Vec<PutPage<'_>> = (0..names.len())
@@ -242,9 +289,26 @@ impl Caller<'_> {
                 parts: &parts[at],
             })
             .collect();
-        let statuses = self
-            .store
-            .put(self.id(&pages), &asked, PutOptions::waiting(wait));
+        let options = PutOptions::waiting(wait);
+        let recall = Arc::new(Recall::default());
+        let statuses = match recall_after {
+            None => self.store.put(self.id(&pages), &asked, options),
+            Some(after) => {
+                let recaller = Recaller {
+                    shared: self.shared.clone(),
+                    recall: recall.clone(),
+                    versions: versions.clone(),
+                    places,
+                };
+                self.shared.lock().under_recall.extend(&versions);
+                let thread = thread::Builder::new().name(format!("recaller {}", self.own));
+                thread
+                    .spawn(move || recaller.recall(after))
+                    .expect("a thread");
+                self.store
+                    .put_until_recalled(self.id(&pages), &asked, options, &recall)
+            }
+        };
         drop(asked);
         drop(parts);
         // The memory is the caller's again.
@@ -252,15 +316,20 @@ impl Caller<'_> {
         let mut state = self.shared.lock();
         for version in &versions {
             state.putting.remove(version);
+            state.under_recall.remove(version);
         }
+        state.use_pages(names, false);
         state.check_put(&pages, &versions, &statuses);
         statuses
     }
 
     fn get(&self) {
-        let Some(pages) = self.draw(Call::Get, 16) else {
-            return;
-        };
+        if let Some(pages) = self.draw(Call::Get, 16) {
+            self.get_pages(&pages);
+        }
+    }
+
+    fn get_pages(&self, pages: &Pages) {
         let (blocks, is_aligned, deadline) = {
             let mut state = self.shared.lock();
             let blocks = state.world.setup.namespaces[pages.namespace]
@@ -282,7 +351,11 @@ impl Caller<'_> {
             .iter()
             .map(|memory| (memory.as_ptr().addr(), memory.len()));
         let places: Vec<(usize, usize)> = places.collect();
-        self.shared.lock().lent.extend(&places);
+        {
+            let mut state = self.shared.lock();
+            state.lent.extend(&places);
+            state.use_pages(&pages.names, true);
+        }
         let mut parts: Vec<[IoSliceMut<'_>; 1]> = memory
             .iter_mut()
             .map(|memory| [IoSliceMut::new(memory)])
@@ -293,15 +366,16 @@ impl Caller<'_> {
             .zip(&mut parts)
             .map(|(key, parts)| GetPage { key: *key, parts })
             .collect();
-        let statuses = self.store.get(self.id(&pages), &mut asked, deadline);
+        let statuses = self.store.get(self.id(pages), &mut asked, deadline);
         drop(asked);
         drop(parts);
         {
             let mut state = self.shared.lock();
+            state.use_pages(&pages.names, false);
             // The memory is the caller's again: no read may end in it.
             state.lent.retain(|place| !places.contains(place));
             for (at, status) in statuses.iter().enumerate() {
-                state.check_get(&pages, at, *status, &memory[at], deadline);
+                state.check_get(pages, at, *status, &memory[at], deadline);
             }
         }
     }
@@ -316,9 +390,14 @@ impl Caller<'_> {
         let Some(pages) = self.draw(Call::Get, 16) else {
             return;
         };
-        let deadline = self.draw_deadline_of(&mut self.shared.lock().world.dice);
+        let deadline = {
+            let mut state = self.shared.lock();
+            state.use_pages(&pages.names, true);
+            self.draw_deadline_of(&mut state.world.dice)
+        };
         let lent = self.store.get_lent(self.id(&pages), &pages.keys, deadline);
         let mut state = self.shared.lock();
+        state.use_pages(&pages.names, false);
         for (at, page) in lent.iter().enumerate() {
             match page {
                 Ok(page) => {
@@ -331,41 +410,52 @@ impl Caller<'_> {
     }
 
     fn look_up(&self) {
-        let Some(pages) = self.draw(Call::Other, 64) else {
+        if let Some(pages) = self.draw(Call::Other, 64) {
+            self.look_up_pages(&pages);
+        }
+    }
+
+    /// As an engine does: the pages that a lookup confirms are read.
+    fn look_up_and_get(&self) {
+        let Some(mut pages) = self.draw(Call::Other, 16) else {
             return;
         };
-        let id = self.id(&pages);
-        if self.shared.lock().world.dice.chance(0.5) {
+        self.look_up_pages(&pages);
+        let names = std::mem::take(&mut pages.names);
+        let pages = self.shared.lock().pages(pages.namespace, names);
+        self.get_pages(&pages);
+    }
+
+    fn look_up_pages(&self, pages: &Pages) {
+        let id = self.id(pages);
+        let is_prefix = self.shared.lock().world.dice.chance(0.5);
+        let lookup = {
+            let mut state = self.shared.lock();
+            let blocks = state.page_blocks(pages.namespace) * pages.keys.len() as u64;
+            state.leases.begin_lookup(blocks)
+        };
+        let found = if is_prefix {
             let found = self.store.longest_prefix(id, &pages.keys);
-            let state = self.shared.lock();
-            let now = state.there(&pages.names);
-            let stays = |at: usize| pages.before[at].is_some() && pages.before[at] == now[at];
-            let least = (0..now.len()).take_while(|at| stays(*at)).count();
-            let is_open = state.phase == Phase::Open;
-            assert!(
-                found >= least || !is_open,
-                "longest_prefix returns {found}, not {least}"
-            );
+            (0..pages.keys.len()).map(|at| at < found).collect()
         } else {
-            let found = self.store.contains(id, &pages.keys);
-            let state = self.shared.lock();
-            let now = state.there(&pages.names);
-            for (at, found) in found.into_iter().enumerate() {
-                let stays = pages.before[at].is_some() && pages.before[at] == now[at];
-                let is_open = state.phase == Phase::Open;
-                assert!(
-                    found || !stays || !is_open,
-                    "contains misses {:?}",
-                    pages.names[at]
-                );
-            }
-        }
+            self.store.contains(id, &pages.keys)
+        };
+        let mut state = self.shared.lock();
+        let state = &mut *state;
+        let keys = pages.keys.iter().zip(&found);
+        let confirmed = keys.filter(|(_, found)| **found).map(|(key, _)| *key);
+        let confirmed: Vec<PageKey> = confirmed.collect();
+        let blocks = state.page_blocks(pages.namespace);
+        state.leases.end_lookup(&lookup, id, &confirmed, blocks);
+        state.check_looked_up(pages, &found, is_prefix);
     }
 
     fn touch(&self) {
         if let Some(pages) = self.draw(Call::Other, 64) {
+            self.shared.lock().use_pages(&pages.names, true);
             self.store
                 .touch(self.id(&pages), &pages.keys, Hint::default());
+            self.shared.lock().use_pages(&pages.names, false);
         }
     }
 
@@ -396,21 +486,31 @@ impl Caller<'_> {
             let world = &mut state.world;
             let request = world.new_request();
             world.clock += 1;
-            world.oracle.begin_delete(names, request.0, world.clock);
-            world.note(request.0, || format!("{request:?} deletes {names:?}"));
+            world.oracle.begin_delete(names, request, world.clock);
+            world.note(request, || {
+                format!("deletion {request} of {names:?} begins")
+            });
+            state.use_pages(names, true);
+            state.deletions.in_progress += 1;
+            state.deletions.is_vague |= !state.putting.is_empty();
             request
         };
         let removed = remove();
         let mut state = self.shared.lock();
         state
             .world
-            .note(request.0, || format!("{request:?} ends: {removed:?}"));
+            .note(request, || format!("deletion {request} ends: {removed:?}"));
+        state.deletions.in_progress -= 1;
+        state.use_pages(names, false);
         if let Ok(found) = removed {
+            state.deletions.found += found;
             state.world.totals.deleted += found;
             let always = state.world.setup.sync == SyncPolicy::Always;
             state.world.clock += 1;
             let now = state.world.clock;
-            state.world.oracle.end_delete(request.0, always, now);
+            state.world.oracle.end_delete(request, always, now);
+        } else {
+            state.deletions.is_vague = true;
         }
     }
 
@@ -448,7 +548,10 @@ impl Caller<'_> {
             return false;
         }
         for (name, version) in versions {
-            if world.current(epoch, name) == Some(version) {
+            if world
+                .current(epoch, name)
+                .is_some_and(|(now, _)| now == version)
+            {
                 let version = world.oracle.version_mut(version);
                 // A version that a crash cut short stays so, and was never promised.
                 version.durable = !version.torn;
@@ -461,154 +564,54 @@ impl Caller<'_> {
     }
 }
 
-impl State {
-    fn check_put(&mut self, pages: &Pages, versions: &[VersionId], statuses: &[PutStatus]) {
-        let now = self.there(&pages.names);
-        assert_eq!(
-            statuses.len(),
-            versions.len(),
-            "not one status for each page"
-        );
-        let names = &pages.names;
-        self.world.note(pages.begun, || {
-            format!("put of {names:?} ends: {statuses:?}")
-        });
-        let always = self.world.setup.sync == SyncPolicy::Always;
-        let failures = self.epoch.as_ref().map_or(0, |epoch| epoch.failures);
-        for (at, status) in statuses.iter().enumerate() {
-            let totals = &mut self.world.totals;
-            match status {
-                PutStatus::Stored => totals.stored += 1,
-                PutStatus::Duplicate => totals.duplicates += 1,
-                PutStatus::Refused(why) => {
-                    totals.refused += 1;
-                    let may_close = self.phase == Phase::Closing;
-                    assert!(
-                        *why != Refusal::Closed || may_close,
-                        "an open store is closed"
-                    );
-                    assert!(
-                        *why != Refusal::WrongShape,
-                        "a page of the right shape is refused"
-                    );
-                }
-                PutStatus::Failed(_) => {
-                    totals.failed += 1;
-                    assert!(failures > 0, "a put fails without a fault");
-                }
-                status => unreachable!("an unknown status: {status:?}"),
-            }
-            let reserved = self.world.oracle.version(versions[at]).reserved_at;
-            let is_written = reserved != u64::MAX;
-            assert!(
-                is_written || *status != PutStatus::Stored,
-                "{:?} is stored, and its bytes were never written",
-                versions[at]
-            );
-            let Some((version, _)) = now[at].filter(|_| status.is_present()) else {
-                continue;
-            };
-            let before = pages.before[at];
-            let meant = match status {
-                PutStatus::Stored => Some(versions[at]),
-                _ => before.map(|(before, _)| before),
-            };
-            let is_it = meant == Some(version);
-            if always && is_it {
-                let known = self.world.oracle.version_mut(version);
-                known.durable = true;
-                known.in_place_of = None;
-                known.dropped &= *status != PutStatus::Stored;
-            }
-        }
-    }
-
-    fn check_get(
-        &mut self,
-        pages: &Pages,
-        at: usize,
-        status: GetStatus,
-        bytes: &[u8],
-        deadline: Option<Instant>,
-    ) {
-        let name = pages.names[at];
-        let before = pages.before[at];
-        let now = self.there(&[name])[0];
-        let world = &mut self.world;
-        match status {
-            GetStatus::Hit => {
-                world.totals.hits += 1;
-                let version = version_of(&world.oracle, bytes);
-                let Some(version) = version else {
-                    panic!("{name:?} is returned with wrong bytes: {before:?}, now {now:?}");
-                };
-                let known = world.oracle.version(version);
-                assert!(
-                    known.name == name,
-                    "{name:?} is returned with bytes of {:?}",
-                    known.name
-                );
-                let is_excused = !world.headless.is_empty();
-                assert!(
-                    is_excused || !world.oracle.was_dead(version, pages.begun),
-                    "{version:?} of {name:?} was deleted before the get that returns it"
-                );
-            }
-            GetStatus::Miss(why) => {
-                world.totals.misses += 1;
-                let may_close = self.phase == Phase::Closing;
-                let is_late = deadline.is_some_and(|until| until <= task::now());
-                let is_excused =
-                    self.misdirected > pages.misdirected || world.oracle.has_bad_version(name);
-                let fits = match why {
-                    MissReason::Absent => before.is_none() || before != now,
-                    MissReason::Damaged | MissReason::Unfinished | MissReason::ReadError => {
-                        let is_dropped = before.is_none() || before != now;
-                        assert!(
-                            is_dropped || self.misdirected > pages.misdirected,
-                            "{name:?} is {why:?}, and stays in the index"
-                        );
-                        before.is_none() || is_excused
-                    }
-                    MissReason::Deadline => is_late,
-                    MissReason::Closed => may_close,
-                    // After a jump of the clock a read in flight looks like a silent device.
-                    MissReason::Hung => world.setup.faults.clock_forward > 0.0,
-                    _ => false,
-                };
-                assert!(
-                    fits,
-                    "{name:?} misses as {why:?}: {before:?} before, {now:?} now"
-                );
-            }
-            status => unreachable!("an unknown status: {status:?}"),
-        }
-    }
+/// Recalls a put, and uses its memory for something else.
+struct Recaller {
+    shared: Shared,
+    recall: Arc<Recall>,
+    versions: Vec<VersionId>,
+    /// Address and length of the memory of each page.
+    places: Vec<(usize, usize)>,
 }
 
-/// The version that these bytes are, if they are one as a whole.
-fn version_of(oracle: &crate::oracle::Oracle, bytes: &[u8]) -> Option<VersionId> {
-    let word = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("a word"));
-    let contents: Vec<Content> = bytes
-        .chunks_exact(BLOCK)
-        .map(|block| match block[8..] == block[..BLOCK - 8] {
-            true => Content::Data(word(block)),
-            false => Content::Zero,
-        })
-        .collect();
-    let version = oracle.owner(contents.first()?)?;
-    oracle.is_payload(version, &contents).then_some(version)
+impl Recaller {
+    fn recall(&self, after: Duration) {
+        thread::sleep(after);
+        loop {
+            let mut state = self.shared.lock();
+            // The call may have returned: then its memory has gone.
+            let is_over = |version| !state.under_recall.contains(version);
+            if self.versions.iter().any(is_over) {
+                return;
+            }
+            if self.recall.recall() {
+                state.world.count(Class::Recalled);
+                state.recalled.extend(&self.versions);
+                state
+                    .world
+                    .note(0, || format!("{:?} are recalled", self.versions));
+                for (address, length) in &self.places {
+                    let memory = std::ptr::with_exposed_provenance_mut::<u8>(*address);
+                    // SAFETY: the put has not returned, so the memory of its pages is there. After
+                    // a recall nothing reads it but the device. All tasks run on this thread.
+                    unsafe { memory.write_bytes(SCRIBBLE, *length) };
+                }
+                return;
+            }
+            drop(state);
+            thread::sleep(RECALL_AGAIN);
+        }
+    }
 }
 
 /// The memory of one page: aligned, or a few bytes off.
-struct Memory {
+pub struct Memory {
     buffer: AlignedBuf,
     from: usize,
     bytes: usize,
 }
 
 impl Memory {
-    fn new(blocks: usize, is_aligned: bool) -> Memory {
+    pub fn new(blocks: usize, is_aligned: bool) -> Memory {
         let from = if is_aligned { 0 } else { 64 };
         let whole = (blocks + 1) * BLOCK;
         Memory {

@@ -3,12 +3,18 @@
 //!
 //! One thread of the process serves each volume. It ends operations in the order in which they are
 //! due, and passes answers for one receiver on in one message if they are due together.
+//!
+//! A sync that fails may lose more than the writes that it covers: also later ones, and writes that
+//! the device has in its cache and has not answered yet. Such a write succeeds, and its bytes are
+//! lost all the same.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece, Sink};
 use larder_engine::format::{HEADER_BLOCKS, SegmentState};
+use larder_engine::index::SegmentId;
 use larder_sim_runtime::sync::Mutex;
 use larder_sim_runtime::thread::{Builder, JoinHandle};
 use larder_sim_runtime::time::Instant;
@@ -16,6 +22,7 @@ use larder_sim_runtime::{Queue, task};
 
 use super::{Shared, State};
 use crate::classes::Class;
+use crate::oracle::VersionId;
 use crate::setup::{BLOCK, Faults};
 use crate::superblocks::{block_of, decode};
 use crate::world::World;
@@ -44,6 +51,8 @@ pub enum What {
 /// An operation in flight.
 pub struct Flight {
     op: Op,
+    /// The disk that it was submitted to.
+    pub disk: u64,
     pub what: What,
     pub start: usize,
     /// The content of a write.
@@ -52,6 +61,10 @@ pub struct Flight {
     /// The device begins it now. Before, its deadline may pass.
     begins: Instant,
     due: Instant,
+    /// A failed sync has lost it.
+    is_lost: bool,
+    /// It pins its segment.
+    pins: Option<SegmentId>,
 }
 
 impl Flight {
@@ -64,42 +77,46 @@ impl Flight {
     }
 }
 
-/// The bytes of an operation's memory.
-fn bytes_of(buffer: &Buffer) -> Vec<u8> {
+/// Passes each block of an operation's memory on, in order.
+fn each_block(buffer: &Buffer, mut take: impl FnMut(&Block)) {
+    let mut each = |memory: &[u8]| {
+        for block in memory.chunks(BLOCK) {
+            take(block.try_into().expect("direct I/O moves whole blocks"));
+        }
+    };
     match buffer {
-        Buffer::Owned(memory) => memory.to_vec(),
+        Buffer::Owned(memory) => each(memory),
         Buffer::Borrowed(pieces) => {
-            let mut bytes = Vec::with_capacity(buffer.len());
             for piece in pieces {
                 // SAFETY: the submitter keeps the memory valid until the answer. All tasks run on
                 // this thread, so nothing writes to it now.
-                let piece = unsafe { std::slice::from_raw_parts(piece.ptr, piece.len) };
-                bytes.extend_from_slice(piece);
+                each(unsafe { std::slice::from_raw_parts(piece.ptr, piece.len) });
             }
-            bytes
         }
     }
 }
 
-fn fill(buffer: &mut Buffer, bytes: &[u8]) {
+/// Fills an operation's memory with these blocks.
+fn fill(buffer: &mut Buffer, blocks: &[Content]) {
+    let mut blocks = blocks.iter();
+    let mut each = |memory: &mut [u8]| {
+        for (out, block) in memory.chunks_mut(BLOCK).zip(&mut blocks) {
+            block.render(out);
+        }
+    };
     match buffer {
-        Buffer::Owned(memory) => memory.copy_from_slice(bytes),
+        Buffer::Owned(memory) => each(memory),
         Buffer::Borrowed(pieces) => {
-            let mut rest = bytes;
             for piece in pieces {
-                let (some, more) = rest.split_at(piece.len);
                 // SAFETY: as above; the memory of a read is the device's until the answer.
-                let piece = unsafe { std::slice::from_raw_parts_mut(piece.ptr, piece.len) };
-                piece.copy_from_slice(some);
-                rest = more;
+                each(unsafe { std::slice::from_raw_parts_mut(piece.ptr, piece.len) });
             }
         }
     }
 }
 
 /// The content of one block.
-fn content_of(world: &World, block: &[u8]) -> Content {
-    let block: &Block = block.try_into().expect("a block");
+fn content_of(world: &World, block: &Block) -> Content {
     let word = u64::from_le_bytes(block[..8].try_into().expect("a word"));
     if block[8..] == block[..BLOCK - 8] {
         let data = Content::Data(word);
@@ -112,25 +129,41 @@ fn content_of(world: &World, block: &[u8]) -> Content {
     Content::Bytes(Arc::new(*block))
 }
 
-fn contents_of(world: &World, bytes: &[u8]) -> Vec<Content> {
-    let blocks = bytes.chunks_exact(BLOCK);
-    blocks.map(|block| content_of(world, block)).collect()
+fn contents_of(world: &World, buffer: &Buffer) -> Vec<Content> {
+    let mut contents = Vec::with_capacity(buffer.len() / BLOCK);
+    each_block(buffer, |block| contents.push(content_of(world, block)));
+    contents
+}
+
+/// Whether a block of memory has this content.
+fn holds(block: &Block, content: &Content) -> bool {
+    let word = match content {
+        Content::Zero => 0,
+        Content::Data(word) => *word,
+        Content::Bytes(bytes) => return **bytes == *block,
+    };
+    block[..8] == word.to_le_bytes() && block[8..] == block[..BLOCK - 8]
 }
 
 impl State {
-    /// Starts an operation.
-    fn launch(&mut self, op: Op) {
+    /// Starts an operation. Returns whether it is due before the others of its volume.
+    fn launch(&mut self, disk: u64, op: Op) -> bool {
+        let is_owner = disk == self.owner_disk;
         let mut blocks = Vec::new();
+        let mut pins = None;
         let (what, start) = match &op.action {
             Action::Sync => (What::Sync(self.world.begin_sync(op.volume)), 0),
             Action::Read { offset, .. } => {
                 let start = block_at(*offset);
-                self.begin_read(op.volume, start);
+                if is_owner {
+                    pins = self.begin_read(op.volume, start);
+                }
                 (What::Read, start)
             }
             Action::Write { offset, buffer } => {
+                assert!(is_owner, "a reader writes");
                 let start = block_at(*offset);
-                blocks = contents_of(&self.world, &bytes_of(buffer));
+                blocks = contents_of(&self.world, buffer);
                 (self.begin_write(op.volume, start, &blocks), start)
             }
         };
@@ -142,37 +175,41 @@ impl State {
             due += Duration::from_micros(world.dice.between(1, DELAY_US_MAX));
         }
         self.launched += 1;
+        let is_before =
+            |other: &Flight| other.disk == disk && other.op.volume == op.volume && other.due <= due;
+        let is_first = !self.flights.iter().any(is_before);
         self.flights.push(Flight {
             op,
+            disk,
             what,
             start,
             blocks,
             number: self.launched,
             begins,
             due,
+            is_lost: false,
+            pins,
         });
+        is_first
     }
 
-    fn begin_read(&mut self, volume: usize, start: usize) {
-        if let Some(segment) = self.segment_of(volume, start)
-            && let Some(epoch) = &mut self.epoch
-        {
-            *epoch.pins.entry(segment).or_default() += 1;
+    fn begin_read(&mut self, volume: usize, start: usize) -> Option<SegmentId> {
+        let epoch = self.epoch.as_mut()?;
+        if start < self.world.segment_first_block(0) {
+            return None;
         }
+        let segment = self.world.locate_block(volume, start).0;
+        *epoch.pins.entry(segment).or_default() += 1;
+        Some(segment)
     }
 
-    fn end_read(&mut self, volume: usize, start: usize) {
-        if let Some(segment) = self.segment_of(volume, start)
+    fn end_read(&mut self, flight: &Flight) {
+        if let Some(segment) = flight.pins
             && let Some(epoch) = &mut self.epoch
             && let Some(pins) = epoch.pins.get_mut(&segment)
         {
             *pins = pins.saturating_sub(1);
         }
-    }
-
-    fn segment_of(&self, volume: usize, block: usize) -> Option<larder_engine::index::SegmentId> {
-        let is_in = block >= self.world.segment_first_block(0);
-        is_in.then(|| self.world.locate_block(volume, block).0)
     }
 
     /// Checks a write before it starts.
@@ -229,9 +266,7 @@ impl State {
             What::Sync(covers) => self.land_sync(volume, covers),
             what => self.land_write(&flight, what),
         };
-        if flight.what == What::Read {
-            self.end_read(volume, start);
-        }
+        self.end_read(&flight);
         let what = flight.what;
         self.world.note(start as u64, || {
             format!("{what:?} at {volume}:{start} ends: {result:?}")
@@ -260,12 +295,6 @@ impl State {
         };
         self.misdirected += u64::from(misdirected);
         let blocks = self.world.disk.read(volume, from, count)?;
-        let mut bytes = vec![0; count * BLOCK];
-        for (block, out) in blocks.iter().zip(bytes.chunks_exact_mut(BLOCK)) {
-            if *block != Content::Zero {
-                block.render(out);
-            }
-        }
         if let Buffer::Borrowed(pieces) = &*buffer {
             let is_lent = |piece: &Piece| {
                 let (first, end) = (piece.ptr.addr(), piece.ptr.addr() + piece.len);
@@ -277,19 +306,32 @@ impl State {
                 "a read ends in memory whose get has returned"
             );
         }
-        fill(buffer, &bytes);
+        fill(buffer, &blocks);
         Ok(())
     }
 
     fn land_write(&mut self, flight: &Flight, what: What) -> Result<(), DiskError> {
         let (volume, start) = (flight.op.volume, flight.start);
+        let mut recalled = None;
         if let Action::Write { buffer, .. } = &flight.op.action {
-            let now = contents_of(&self.world, &bytes_of(buffer));
-            assert!(
-                now == flight.blocks,
-                "the memory of a write at {volume}:{start} changes before the write ends"
-            );
+            let mut blocks = flight.blocks.iter();
+            let mut is_same = true;
+            each_block(buffer, |block| {
+                is_same &= blocks.next().is_some_and(|content| holds(block, content));
+            });
+            if !is_same {
+                assert!(
+                    self.is_recalled(&flight.blocks),
+                    "the memory of a write at {volume}:{start} changes before the write ends"
+                );
+                recalled = Some(contents_of(&self.world, buffer));
+            }
         }
+        // The device may have read the memory before it changed.
+        let blocks = match recalled {
+            Some(blocks) if self.world.dice.chance(0.5) => blocks,
+            _ => flight.blocks.clone(),
+        };
         let error = |faults: &Faults| match what {
             What::Superblock => (faults.superblock_error, Class::SuperblockError),
             What::Header(_) => (faults.header_error, Class::HeaderError),
@@ -299,16 +341,20 @@ impl State {
         let copy = (0..2).find(|copy| block_of(*copy) == start);
         if let Some(copy) = copy {
             // A fault that spoils the copy resets this.
-            self.world.copies[volume][copy] = decode(&flight.blocks[0])
+            self.world.copies[volume][copy] = decode(&blocks[0])
                 .ok()
                 .map(|superblock| superblock.generation);
         }
-        let result = self.world.write(volume, start, &flight.blocks, error);
+        let before = self.world.disk.volumes()[volume].unsynced();
+        let result = self.world.write(volume, start, &blocks, error);
+        if flight.is_lost {
+            self.world.lose_written(volume, before);
+        }
         if let (Some(copy), true) = (copy, result.is_err()) {
             self.world.copies[volume][copy] = None;
         }
         if let Some(epoch) = &mut self.epoch {
-            epoch.has_written = true;
+            epoch.has_written |= what != What::Superblock;
         }
         result
     }
@@ -318,7 +364,31 @@ impl State {
             return Ok(());
         }
         self.forget_unsynced_superblocks();
+        self.world.draw_power_soon();
+        let share = self.world.dice.pick(&[0.0, 0.5, 1.0]);
+        let now = task::now();
+        for flight in &mut self.flights {
+            let is_begun = flight.volume() == volume && flight.begins <= now;
+            let is_lost = is_begun && flight.is_write() && flight.what != What::Superblock;
+            if is_lost && self.world.dice.chance(share) {
+                flight.is_lost = true;
+                self.world.tally.count(Class::SyncLostInFlight);
+            }
+        }
         Err(DiskError::Os(5))
+    }
+
+    /// Whether these blocks belong to a put that was recalled: the device may see other bytes.
+    fn is_recalled(&mut self, blocks: &[Content]) -> bool {
+        let oracle = &mut self.world.oracle;
+        let owners = blocks.iter().filter_map(|block| oracle.owner(block));
+        let owners: Vec<VersionId> = owners.collect();
+        let is_recalled = owners.iter().any(|version| self.recalled.contains(version));
+        for version in owners.into_iter().filter(|_| is_recalled) {
+            // As a write that the device refuses: any bytes may be there, and the put knows it.
+            oracle.version_mut(version).refused = true;
+        }
+        is_recalled
     }
 
     /// Copies of superblocks that are not durable may be lost.
@@ -336,12 +406,13 @@ impl State {
     }
 
     /// Ends the operations of a volume that are due.
-    fn land_due(&mut self, volume: usize) -> Vec<(Arc<dyn Sink>, Vec<Done>)> {
+    fn land_due(&mut self, disk: u64, volume: usize) -> Vec<(Arc<dyn Sink>, Vec<Done>)> {
         let now = task::now();
         let mut answers: Vec<(Arc<dyn Sink>, Vec<Done>)> = Vec::new();
         loop {
-            let due = self.flights.iter().enumerate();
-            let due = due.filter(|(_, flight)| flight.volume() == volume && flight.due <= now);
+            let due = self.flights.iter().enumerate().filter(|(_, flight)| {
+                flight.disk == disk && flight.volume() == volume && flight.due <= now
+            });
             let Some((at, _)) = due.min_by_key(|(_, flight)| (flight.due, flight.number)) else {
                 break;
             };
@@ -353,7 +424,6 @@ impl State {
             {
                 Some((_, batch)) => {
                     batch.push(done);
-                    self.batched += 1;
                 }
                 None => answers.push((sink, vec![done])),
             }
@@ -389,6 +459,9 @@ fn answer(op: Op, result: Result<(), DiskError>) -> (Arc<dyn Sink>, Done) {
 
 struct Lines {
     shared: Shared,
+    /// The number of the disk.
+    number: u64,
+    is_shut: AtomicBool,
     /// By volume: wakes its thread.
     called: Vec<Queue>,
 }
@@ -402,9 +475,15 @@ pub struct Device {
 impl Device {
     /// The disk of the calling process.
     pub fn new(shared: &Shared, volumes: usize) -> Arc<Device> {
-        shared.lock().is_shut = false;
+        let number = {
+            let mut state = shared.lock();
+            state.disks += 1;
+            state.disks
+        };
         let lines = Arc::new(Lines {
             shared: shared.clone(),
+            number,
+            is_shut: AtomicBool::new(false),
             called: (0..volumes).map(|_| Queue::new()).collect(),
         });
         let thread = |volume: usize| {
@@ -421,19 +500,22 @@ impl Device {
             },
         })
     }
+
+    pub fn number(&self) -> u64 {
+        self.lines.number
+    }
 }
 
 impl Lines {
     fn serve(&self, volume: usize) {
         loop {
-            let (answers, next, is_shut) = {
+            let (answers, next) = {
                 let mut state = self.shared.lock();
-                let answers = state.land_due(volume);
-                let own = state
-                    .flights
-                    .iter()
-                    .filter(|flight| flight.volume() == volume);
-                (answers, own.map(|flight| flight.due).min(), state.is_shut)
+                let answers = state.land_due(self.number, volume);
+                let flights = state.flights.iter();
+                let own = flights
+                    .filter(|flight| flight.disk == self.number && flight.volume() == volume);
+                (answers, own.map(|flight| flight.due).min())
             };
             if !answers.is_empty() {
                 for (sink, batch) in answers {
@@ -442,7 +524,7 @@ impl Lines {
                 // Operations may have come meanwhile.
                 continue;
             }
-            if next.is_none() && is_shut {
+            if next.is_none() && self.is_shut.load(Ordering::Relaxed) {
                 return;
             }
             self.called[volume].wait("an operation", next);
@@ -457,15 +539,15 @@ impl Disk for Device {
         {
             let mut state = self.lines.shared.lock();
             for op in ops {
-                if state.is_shut {
+                if self.lines.is_shut.load(Ordering::Relaxed) {
                     refused.push(answer(op, Err(DiskError::Shutdown)));
-                } else {
-                    state.launch(op);
+                    continue;
+                }
+                let volume = op.volume;
+                if state.launch(self.lines.number, op) {
+                    self.lines.called[volume].wake_all();
                 }
             }
-        }
-        for called in &self.lines.called {
-            called.wake_all();
         }
         for (sink, done) in refused {
             sink.done(vec![done]);
@@ -478,11 +560,13 @@ impl Disk for Device {
             let now = task::now();
             let state = &mut *state;
             let is_over = |flight: &mut Flight| {
-                flight.begins > now && flight.op.deadline.is_some_and(|until| until <= now)
+                flight.disk == self.lines.number
+                    && flight.begins > now
+                    && flight.op.deadline.is_some_and(|until| until <= now)
             };
             let expired: Vec<Flight> = state.flights.extract_if(.., is_over).collect();
             for flight in &expired {
-                state.end_read(flight.op.volume, flight.start);
+                state.end_read(flight);
             }
             expired.into_iter().map(|flight| flight.op).collect()
         };
@@ -501,7 +585,7 @@ impl Disk for Device {
     }
 
     fn shutdown(&self) {
-        self.lines.shared.lock().is_shut = true;
+        self.lines.is_shut.store(true, Ordering::Relaxed);
         for called in &self.lines.called {
             called.wake_all();
         }

@@ -14,7 +14,7 @@ use super::callers::{Caller, name};
 use crate::oracle::Name;
 
 /// Pages put at the end.
-const PUTS: usize = 20;
+const PUTS: usize = 10;
 
 /// Returns false if failed syncs have left a full store without space to rewrite pages. Each flush
 /// reports that, and the store must be opened again.
@@ -85,7 +85,7 @@ fn put_for_good(caller: &Caller<'_>) {
     name(shared, store, namespace);
     let mut last = PutStatus::Refused(Refusal::NoSpace);
     for _ in 0..50 {
-        last = caller.put_pages(&[page], Duration::ZERO)[0];
+        last = caller.put_pages(&[page], Duration::ZERO, None)[0];
         if last.is_present() || reach > space_of(store).usable_blocks {
             return;
         }

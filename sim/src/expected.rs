@@ -1,0 +1,143 @@
+//! The pages that the next recovery must find, after a crash or a clean close; and the damage that
+//! a crash does to the device.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use larder_engine::core::Core;
+use larder_engine::index::Place;
+use larder_sim_runtime::medium::{Arrival, Content};
+
+use crate::classes::Class;
+use crate::oracle::{Name, Version, VersionId};
+use crate::world::{Epoch, World};
+
+/// The state that the next recovery must find.
+#[derive(Default)]
+pub struct Expected {
+    /// By name: whether the page must survive a power loss too.
+    pub names: BTreeMap<Name, bool>,
+    /// The versions of these pages, and their locations.
+    pub pages: BTreeMap<Name, (VersionId, Place)>,
+    /// After a clean close: recovery must find every page in `all`.
+    pub exactly: bool,
+    pub all: BTreeSet<Name>,
+    /// Pages that were not proven at that close.
+    pub unproven: BTreeSet<Name>,
+}
+
+impl World {
+    /// The state that a recovery after this moment must find.
+    pub fn expect(&self, live: &Epoch, power: bool) -> Expected {
+        let mut expected = Expected::default();
+        let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
+        for (name, (version, place, _)) in pages {
+            let durable = self.oracle.version(version).durable;
+            if !self.is_excused(name, version, place) && (durable || !power) {
+                expected.names.insert(name, durable);
+                expected.pages.insert(name, (version, place));
+            }
+        }
+        expected
+    }
+
+    /// Whether a fault touched a page, so that it may be gone.
+    fn is_excused(&self, name: Name, version: VersionId, place: Place) -> bool {
+        let known = self.oracle.version(version);
+        // Until this version itself is durable, an older version may come back, or one between the
+        // two.
+        let older_is_bad = known.in_place_of.is_some_and(|(older, segment)| {
+            self.has_bad_bytes(self.oracle.version(older))
+                || self.has_bad_successor(older)
+                || self.tainted.contains(&segment)
+        });
+        // With spoiled metadata the record of an old eviction may vanish and come back.
+        let left = self.left.get(&name).is_some_and(|at| known.begun_at <= *at);
+        self.oracle.spoiled && left
+            || self.has_bad_bytes(known)
+            || older_is_bad
+            || known.torn
+            || self.has_bad_successor(version)
+            || self.tainted.contains(&place.segment)
+            || !known.durable && (known.dropped || self.shaken.contains(&place.segment))
+    }
+
+    /// The page, or a copy of it, has wrong bytes somewhere, and recovery may find these: the
+    /// device spoiled the bytes, or it refused a write and no record of the failure is left.
+    fn has_bad_bytes(&self, version: &Version) -> bool {
+        version.rotten || version.refused && self.unsealed
+    }
+
+    /// A later version of the page with wrong bytes may come back in its place.
+    fn has_bad_successor(&self, version: VersionId) -> bool {
+        let is_bad = |later: &Version| self.has_bad_bytes(later);
+        self.oracle.has_successor(version, is_bad)
+    }
+
+    /// Removes pages that faults have excused since the expectation was computed.
+    pub fn expect_less(&self, expected: &mut Expected) {
+        let pages = &expected.pages;
+        expected.names.retain(|name, _| {
+            let (version, place) = pages[name];
+            !self.is_excused(*name, version, place)
+        });
+    }
+
+    /// Writes the part of a write in flight that a crash leaves.
+    pub fn tear(&mut self, volume: usize, start: usize, blocks: &[Content], arrival: &Arrival) {
+        let is_metadata = blocks
+            .iter()
+            .any(|block| matches!(block, Content::Bytes(_)));
+        self.torn_inside |= is_metadata && matches!(arrival, Arrival::Prefix(_, 1..));
+        self.disk.volumes()[volume].write_part(start, blocks, arrival);
+    }
+
+    /// The power fails on every volume.
+    pub fn lose_power(&mut self) {
+        let mut dice = self.dice.fork();
+        let mut kept_some = false;
+        for volume in self.disk.volumes().iter_mut() {
+            kept_some |= volume.lose_power(&mut dice);
+        }
+        if kept_some {
+            self.count(Class::PowerKeptSome);
+        }
+    }
+
+    /// Whether a crash at a free moment is a power loss.
+    pub fn draws_power(&mut self) -> bool {
+        let (kill, power) = (self.setup.faults.kill, self.setup.faults.power);
+        power > 0.0 && (kill == 0.0 || self.dice.chance(0.5))
+    }
+
+    pub fn expect_after_close(&mut self, live: &Epoch) -> Expected {
+        let mut expected = self.expect(live, false);
+        let faults = &self.setup.faults;
+        expected.exactly = !faults.spoils() && !faults.misleads();
+        let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
+        expected.all = pages.keys().copied().collect();
+        for name in expected.names.keys().copied().collect::<Vec<_>>() {
+            if let Some((version, _)) = self.current(live, name) {
+                self.oracle.version_mut(version).durable = true;
+            }
+            expected.names.insert(name, true);
+        }
+        // Unproven pages that were not written since stay unproven: a verified read is not recorded
+        // on disk.
+        expected.unproven = pages
+            .into_iter()
+            .filter(|(name, (_, place, _))| live.unproven.get(name) == Some(place))
+            .map(|(name, _)| name)
+            .collect();
+        expected
+    }
+
+    /// At a clean close with a spare segment, every eviction of the epoch is recorded.
+    pub fn check_evictions(&self, live: &Epoch, core: &Core) {
+        let (evicted, written) = (core.counters().evicted, live.evictions.len() as u64);
+        let had_room = core.space_view().free_segments > 0;
+        assert!(
+            written >= evicted || !had_room || self.setup.faults.fail_writes(),
+            "{evicted} pages were evicted, and {written} evictions recorded"
+        );
+    }
+}

@@ -1,0 +1,308 @@
+//! One run of the process, as the driver sees it: its begin, the checks between two steps, its end.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use larder_engine::StoreError;
+use larder_engine::core::Core;
+use larder_engine::format::{OpenState, SegmentState, Superblock};
+use larder_engine::index::{Index, NamespaceSlot};
+use larder_engine::recovery::Recovery;
+
+use super::device::{Flight, What};
+use super::{Call, Deletions, Phase, State};
+use crate::classes::Class;
+use crate::superblocks::{block_of, decode, older_copy};
+use crate::world::Epoch;
+
+impl State {
+    /// Before an opening. Returns the superblocks, and of each which copy is not the newer one.
+    /// `None`: the store is refused for good.
+    pub fn begin(&mut self) -> Option<Vec<Option<(Superblock, usize)>>> {
+        self.forget_unsynced_superblocks();
+        let world = &mut self.world;
+        world.lose_begun();
+        world.totals.opens += 1;
+        world.forgotten.extend(&world.shaken);
+        world.revive();
+        world.read_superblocks(&mut self.expected)?;
+        let volumes = world.disk.volumes();
+        let known = world.superblocks.iter().zip(volumes.iter());
+        let known = known.map(|(known, volume)| {
+            let known = known.clone()?;
+            let older = older_copy(volume, &known);
+            Some((known, older))
+        });
+        let known = known.collect();
+        drop(volumes);
+        self.epoch = None;
+        self.ids = vec![None; self.world.setup.namespaces.len()];
+        self.calls.fill(Call::Idle);
+        self.phase = Phase::Opening;
+        self.world.is_opening = true;
+        self.world.power_due = None;
+        self.closing = false;
+        self.putting.clear();
+        self.under_recall.clear();
+        self.deletions = Deletions::default();
+        self.lent.clear();
+        self.leases.clear();
+        self.evicted_read_only = None;
+        Some(known)
+    }
+
+    /// Recovery has ended. Nothing has been written.
+    pub fn recovered(&mut self, recovery: &Recovery, index: &Arc<Index>) {
+        let world = &mut self.world;
+        world.note(index.len() as u64, || {
+            format!(
+                "recovered {} pages, {} unproven, {} damaged, first {}",
+                index.len(),
+                recovery.unproven,
+                recovery.damage.len(),
+                recovery.recovered.first
+            )
+        });
+        world.check_recovered(recovery, index, &self.expected);
+        world.check_reader(recovery);
+        let mut epoch = Epoch::new(index.clone(), recovery.recovered.first);
+        epoch.slots = vec![None; world.setup.namespaces.len()];
+        for (slot, namespace) in (0..).map(NamespaceSlot).zip(world.namespaces_of(recovery)) {
+            epoch.slots[namespace] = Some(slot);
+        }
+        epoch.unproven = world
+            .snapshot(index, &world.namespaces_by_slot(&epoch))
+            .into_iter()
+            .map(|(name, (_, place, _))| (name, place))
+            .collect();
+        self.epoch = Some(epoch);
+    }
+
+    /// An opening may fail for the device's sake alone.
+    pub fn check_refusal(&mut self, error: &StoreError) {
+        let faults = &self.world.setup.faults;
+        let may = faults.spoils() || faults.misleads() || faults.fail_writes();
+        let may = may || faults.superblock_error > 0.0;
+        assert!(may, "an opening fails without a fault: {error}");
+        assert!(
+            !matches!(error, StoreError::VolumeStale { .. }),
+            "an open refuses a volume as stale: {error}"
+        );
+        self.world.note(0, || format!("not opened: {error}"));
+    }
+
+    /// Runs the checks between two steps: the cheap ones each time, the others from time to time.
+    pub fn check(&mut self) {
+        let (Some(_), Some(epoch)) = (&self.store, &self.epoch) else {
+            return;
+        };
+        let world = &self.world;
+        let is_due = world.moment.is_multiple_of(world.setup.check_every);
+        self.try_core(|core| {
+            let c = core.counters();
+            let pages = epoch.index.len() as u64;
+            let gone = c.replaced + c.evicted + c.deleted + c.damaged + c.unfinished;
+            assert_eq!(
+                epoch.recovered + c.pages_put,
+                gone + pages,
+                "pages do not add up: {} recovered, {c:?}, {pages} in the index",
+                epoch.recovered,
+            );
+            let Deletions {
+                in_progress,
+                found,
+                is_vague,
+            } = self.deletions;
+            assert!(
+                found == c.deleted || in_progress > 0 || is_vague && found <= c.deleted,
+                "deletions report {found} pages, and {} were deleted",
+                c.deleted
+            );
+            let faults = &world.setup.faults;
+            if !faults.spoils() && !faults.misleads() && !faults.fail_headers() {
+                assert_eq!(c.damaged, 0, "damage without a fault that causes it");
+            }
+            if is_due {
+                core.check_invariants().unwrap();
+            }
+        });
+        if is_due {
+            self.check_deleted();
+        }
+        self.leases.check(&mut self.world);
+    }
+
+    /// Runs a check after each step of a task: no page is evicted while no volume takes writes.
+    pub fn check_service(&mut self) {
+        if !self.world.setup.faults.fail_writes() {
+            return;
+        }
+        let volumes = self.world.setup.volumes.len();
+        let seen = self.try_core(|core| {
+            let read_only = core.read_only_volumes().len();
+            (read_only, core.counters().evicted)
+        });
+        let Some((read_only, evicted)) = seen else {
+            return;
+        };
+        if read_only == 0 {
+            self.is_read_only = false;
+        } else if !self.is_read_only {
+            self.is_read_only = true;
+            self.world.count(Class::ReadOnlyService);
+        }
+        let before = self.evicted_read_only.take();
+        if read_only == volumes {
+            assert!(
+                before.is_none_or(|before| before == evicted),
+                "a page is evicted while no volume takes writes"
+            );
+            self.evicted_read_only = Some(evicted);
+        }
+    }
+
+    /// No deleted page is in the index.
+    fn check_deleted(&self) {
+        let (world, Some(epoch)) = (&self.world, &self.epoch) else {
+            return;
+        };
+        let namespaces = world.namespaces_by_slot(epoch);
+        for (version, place, _) in world.snapshot(&epoch.index, &namespaces).values() {
+            assert!(
+                !world.is_undead(*version, *place),
+                "{version:?} at {place:?} was deleted"
+            );
+        }
+    }
+
+    /// The process is dead. Operations in flight leave any part of their blocks.
+    pub fn crash(&mut self, power: bool) {
+        self.world.lose_begun();
+        self.world.totals.crashes += 1;
+        let class = if power { Class::Power } else { Class::Kill };
+        self.world.count(class);
+        self.count_phases();
+        if let Some(epoch) = &self.epoch {
+            self.expected = self.world.expect(epoch, power);
+        } else if power {
+            self.expected.names.retain(|_, durable| *durable);
+        }
+        self.check_deleted();
+        self.try_core(|core| core.check_invariants().unwrap());
+        self.expected.exactly = false;
+        let kept = self.expected.names.len();
+        self.world.note(u64::from(power), || {
+            format!("the process ends, power lost: {power}, {kept} pages must survive")
+        });
+        self.sum_up();
+        let mut flights: VecDeque<Flight> = std::mem::take(&mut self.flights).into();
+        while !flights.is_empty() {
+            let at = self.world.dice.below(flights.len());
+            let flight = flights
+                .swap_remove_back(at)
+                .expect("an operation in flight");
+            if !flight.is_write() {
+                continue;
+            }
+            let arrival = self.world.draw_tear(flight.blocks.len());
+            let volume = flight.volume();
+            self.world
+                .tear(volume, flight.start, &flight.blocks, &arrival);
+        }
+        self.forget_unsynced_superblocks();
+        if power {
+            self.world.lose_power();
+        }
+        let mut expected = std::mem::take(&mut self.expected);
+        self.world.expect_less(&mut expected);
+        self.expected = expected;
+        self.world
+            .oracle
+            .end_run(power || !self.world.shaken.is_empty());
+        // Its threads are dead: it cannot be dropped.
+        std::mem::forget(self.store.take());
+        self.epoch = None;
+    }
+
+    pub fn closed(&mut self) {
+        let Some(epoch) = &self.epoch else { return };
+        self.expected = self.world.expect_after_close(epoch);
+        let deletions = self.world.oracle.acked_deletions();
+        self.world.oracle.deletions_durable(&deletions);
+        self.world.oracle.end_run(false);
+        let kept = self.expected.names.len();
+        self.world
+            .note(kept as u64, || format!("closed with {kept} pages"));
+        assert!(self.flights.is_empty(), "operations outlive the close");
+        let clean = self.world.disk.volumes();
+        for (volume, known) in clean.iter().zip(&self.world.superblocks) {
+            let states = [0, 1].map(|copy| decode(volume.visible(block_of(copy))));
+            let is_clean = states.iter().flatten().any(|s| s.state == OpenState::Clean);
+            let may_miss = self.world.setup.faults.spoils();
+            assert!(
+                known.is_none() || is_clean || may_miss,
+                "closed, and not marked clean"
+            );
+        }
+        drop(clean);
+        self.epoch = None;
+    }
+
+    /// Counts the activities that a crash interrupts.
+    fn count_phases(&mut self) {
+        use SegmentState::{Free, Open, Sealed};
+        let flies = |is: fn(What) -> bool| self.flights.iter().any(|flight| is(flight.what));
+        let calls = |call: Call| self.calls.contains(&call);
+        let is_reclaiming = self.try_core(Core::is_reclaiming);
+        let is_open = self.phase == Phase::Open;
+        let has_written = self.epoch.as_ref().is_some_and(|epoch| epoch.has_written);
+        let phases = [
+            (Class::CrashInOpen, self.phase == Phase::Opening),
+            (Class::CrashBeforeFirstWrite, is_open && !has_written),
+            (
+                Class::CrashInPut,
+                calls(Call::Put) && flies(|what| what == What::Pages),
+            ),
+            (Class::CrashInGroup, flies(|what| what == What::Descriptors)),
+            (
+                Class::CrashInSegmentOpening,
+                flies(|what| what == What::Header(Open)),
+            ),
+            (
+                Class::CrashInSeal,
+                flies(|what| what == What::Header(Sealed)),
+            ),
+            (Class::CrashInFree, flies(|what| what == What::Header(Free))),
+            (
+                Class::CrashInSync,
+                flies(|what| matches!(what, What::Sync(_))),
+            ),
+            (Class::CrashInReclaim, is_reclaiming == Some(true)),
+            (Class::CrashInDelete, calls(Call::Delete)),
+            (Class::CrashInFlush, calls(Call::Flush)),
+            (Class::CrashInClose, self.phase == Phase::Closing),
+            (Class::CrashAtRest, self.flights.is_empty()),
+        ];
+        for (class, _) in phases.into_iter().filter(|(_, is)| *is) {
+            self.world.count(class);
+        }
+    }
+
+    /// The store is closed: its counters count, and its evictions are recorded.
+    pub fn end_counts(&mut self) {
+        if let Some(epoch) = &self.epoch {
+            self.try_core(|core| self.world.check_evictions(epoch, core));
+        }
+        self.sum_up();
+    }
+
+    fn sum_up(&mut self) {
+        if let Some(counters) = self.try_core(Core::counters) {
+            let totals = &mut self.world.totals;
+            totals.evicted += counters.evicted;
+            totals.moved += counters.moved;
+            totals.reclaimed += counters.reclaimed;
+            totals.failed_syncs += counters.failed_syncs;
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Policies of the caller: eviction in the order of arrival or at random, admission at random. And
+//! the leases that a policy cannot break: a page that a lookup confirmed is not evicted for room,
+//! whatever the policy names.
+//!
+//! [`Leases`] holds only leases that are valid for certain: none of a page that a call in progress
+//! may read or replace, and none at all when their total may be above the store's limit, a quarter
+//! of its blocks.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use larder_engine::NamespaceId;
+use larder_engine::format::{KeyPrefix, PageKey};
+use larder_engine::policy::{
+    AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker,
+    Worth,
+};
+use larder_sim_runtime::dice::Dice;
+use larder_sim_runtime::task;
+use larder_sim_runtime::time::Instant;
+
+use crate::classes::Class;
+use crate::setup::{Eviction, Setup};
+use crate::world::World;
+
+/// Share of the pages that the policy of admission refuses.
+const REFUSED: f64 = 0.05;
+
+/// A page: its namespace as the store numbers it, and the bytes of its key's prefix.
+type Page = (u16, [u8; 12]);
+
+/// The facts that callers, policies and the driver share. No task waits under its lock.
+#[derive(Debug, Default)]
+struct Book {
+    /// By page: the end of its lease, and the blocks of a page.
+    leases: BTreeMap<Page, (Instant, u64)>,
+    /// Begins and ends of calls that may end leases, and begins of those that take some.
+    calls: u64,
+    /// By page: the calls in progress that may end its lease.
+    uses: BTreeMap<Page, u32>,
+    /// Blocks that lookups in progress may lease.
+    asked: u64,
+    /// The page that a policy named last.
+    named: Option<Page>,
+    evictions: u64,
+    refusals: u64,
+    /// A leased page that was evicted for room.
+    broken: Option<Page>,
+    /// Faults have ended: every page is admitted.
+    is_calm: bool,
+}
+
+/// See the module.
+pub struct Leases {
+    book: Arc<Mutex<Book>>,
+    duration: Duration,
+    blocks_max: u64,
+    chosen: Eviction,
+    admits_some: bool,
+}
+
+/// A lookup in progress.
+pub struct Lookup {
+    call: u64,
+    begun: Instant,
+    blocks: u64,
+}
+
+fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
+    book.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn page(namespace: NamespaceId, prefix: KeyPrefix) -> Page {
+    (namespace.number(), *prefix.as_bytes())
+}
+
+impl Leases {
+    pub fn new(setup: &Setup) -> Leases {
+        let segments: u32 = setup.volumes.iter().sum();
+        Leases {
+            book: Arc::default(),
+            duration: Duration::from_millis(setup.lease_ms),
+            // A volume may be lost: the limit of the store falls to its share.
+            blocks_max: u64::from(segments * setup.segment_blocks) / 4 / setup.volumes.len() as u64,
+            chosen: setup.eviction,
+            admits_some: setup.admits_some,
+        }
+    }
+
+    /// A new epoch begins: leases are in RAM alone.
+    pub fn clear(&mut self) {
+        let mut book = lock(&self.book);
+        book.leases.clear();
+        book.uses.clear();
+        book.asked = 0;
+        book.named = None;
+    }
+
+    pub fn calm_down(&mut self) {
+        lock(&self.book).is_calm = true;
+    }
+
+    /// A call begins that may end leases of these pages.
+    pub fn begin_use(&mut self, namespace: NamespaceId, keys: &[PageKey]) {
+        let mut book = lock(&self.book);
+        book.calls += 1;
+        for key in keys {
+            let page = page(namespace, key.prefix());
+            book.leases.remove(&page);
+            *book.uses.entry(page).or_default() += 1;
+        }
+    }
+
+    /// Such a call has ended.
+    pub fn end_use(&mut self, namespace: NamespaceId, keys: &[PageKey]) {
+        let mut book = lock(&self.book);
+        book.calls += 1;
+        for key in keys {
+            let page = page(namespace, key.prefix());
+            if let Some(uses) = book.uses.get_mut(&page) {
+                *uses = uses.saturating_sub(1);
+            }
+        }
+    }
+
+    /// A lookup of pages with so many blocks in all begins.
+    pub fn begin_lookup(&mut self, blocks: u64) -> Lookup {
+        let book = &mut *lock(&self.book);
+        book.calls += 1;
+        book.asked += blocks;
+        let held: u64 = book.leases.values().map(|(_, blocks)| blocks).sum();
+        if held + book.asked > self.blocks_max {
+            book.leases.clear();
+        }
+        Lookup {
+            call: book.calls,
+            begun: task::now(),
+            blocks,
+        }
+    }
+
+    /// A lookup has confirmed these pages, of so many blocks each.
+    pub fn end_lookup(
+        &mut self,
+        lookup: &Lookup,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        blocks: u64,
+    ) {
+        let book = &mut *lock(&self.book);
+        let held: u64 = book.leases.values().map(|(_, blocks)| blocks).sum();
+        let fits = held + book.asked <= self.blocks_max;
+        book.asked -= lookup.blocks;
+        let duration = self.duration.checked_sub(Duration::from_millis(1));
+        let Some(duration) = duration.filter(|_| fits && book.calls == lookup.call) else {
+            return;
+        };
+        let until = lookup.begun + duration;
+        let pages = keys.iter().map(|key| page(namespace, key.prefix()));
+        let unused = pages.filter(|page| book.uses.get(page).is_none_or(|uses| *uses == 0));
+        book.leases
+            .extend(unused.map(|page| (page, (until, blocks))));
+    }
+
+    /// Between two steps: no lease was broken.
+    pub fn check(&mut self, world: &mut World) {
+        let mut book = lock(&self.book);
+        assert!(
+            book.broken.is_none(),
+            "a leased page is evicted for room, because a policy names it: {:x?}",
+            book.broken
+        );
+        world
+            .tally
+            .count_many(Class::ChosenEviction, std::mem::take(&mut book.evictions));
+        world
+            .tally
+            .count_many(Class::NotAdmitted, std::mem::take(&mut book.refusals));
+    }
+
+    /// The policy of eviction of a new epoch.
+    pub fn eviction(&self, seed: u64) -> Option<PolicyMaker<dyn EvictionPolicy>> {
+        let (book, chosen) = (self.book.clone(), self.chosen);
+        (chosen != Eviction::Default).then(|| {
+            PolicyMaker::eviction(move || Chosen {
+                book: book.clone(),
+                dice: Dice::new(seed),
+                is_random: chosen == Eviction::Random,
+                leaves: Vec::new(),
+            })
+        })
+    }
+
+    /// The policy of admission of a new epoch.
+    pub fn admission(&self, seed: u64) -> Option<PolicyMaker<dyn AdmissionPolicy>> {
+        let book = self.book.clone();
+        self.admits_some.then(|| {
+            PolicyMaker::admission(move || Moody {
+                book: book.clone(),
+                dice: Dice::new(seed),
+            })
+        })
+    }
+}
+
+/// Evicts leaves in the order in which they were filed, or at random. It looks at no use.
+struct Chosen {
+    book: Arc<Mutex<Book>>,
+    dice: Dice,
+    is_random: bool,
+    leaves: Vec<PageNumber>,
+}
+
+impl std::fmt::Debug for Chosen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Chosen {{ {} leaves }}", self.leaves.len())
+    }
+}
+
+impl EvictionPolicy for Chosen {
+    fn left(&mut self, _: PageNumber, facts: &PageFacts, why: Departure) {
+        let left = page(facts.namespace, facts.key);
+        let book = &mut *lock(&self.book);
+        let lease = book.leases.remove(&left);
+        if why == Departure::Evicted {
+            book.evictions += 1;
+            let is_valid = lease.is_some_and(|(until, _)| task::now() < until);
+            if is_valid && book.named.take() == Some(left) {
+                book.broken = Some(left);
+            }
+        }
+    }
+
+    fn file(&mut self, page: PageNumber, _: &PageFacts) {
+        self.leaves.push(page);
+    }
+
+    fn coldest(
+        &mut self,
+        facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
+    ) -> Option<PageNumber> {
+        lock(&self.book).named = None;
+        while !self.leaves.is_empty() {
+            let at = match self.is_random {
+                true => self.dice.below(self.leaves.len()),
+                false => 0,
+            };
+            let leaf = self.leaves.remove(at);
+            if let Some(facts) = facts(leaf) {
+                lock(&self.book).named = Some(page(facts.namespace, facts.key));
+                return Some(leaf);
+            }
+        }
+        None
+    }
+
+    fn worth(&self, _: PageNumber, facts: &PageFacts) -> Worth {
+        Worth(facts.depth)
+    }
+}
+
+/// Refuses some pages, for no reason.
+struct Moody {
+    book: Arc<Mutex<Book>>,
+    dice: Dice,
+}
+
+impl std::fmt::Debug for Moody {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Moody")
+    }
+}
+
+impl AdmissionPolicy for Moody {
+    fn admits(&mut self, _: &Candidate) -> bool {
+        let refuses = self.dice.chance(REFUSED);
+        let mut book = lock(&self.book);
+        book.refusals += u64::from(refuses && !book.is_calm);
+        !refuses || book.is_calm
+    }
+}

@@ -1,0 +1,102 @@
+//! The main task of the process: it opens the store, starts the callers, and ends as the driver
+//! says.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_engine::format::Superblock;
+use larder_engine::index::Index;
+use larder_engine::recovery::Recovery;
+use larder_engine::store::LocalStore as Store;
+use larder_engine::{OpenOptions, PageStore, StoreError};
+use larder_sim_runtime::thread;
+
+use super::device::Device;
+use super::driver::End;
+use super::{Phase, Shared, callers, rest};
+
+/// How often the main task looks whether the callers are to end.
+const LOOK_EVERY: Duration = Duration::from_micros(200);
+
+/// The volumes that an opening finds: of each the newer valid superblock, and which copy is the
+/// other one. `None` for a lost volume.
+pub type Found = Vec<Option<(Superblock, usize)>>;
+
+pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
+    let state = shared.lock();
+    let setup = &state.world.setup;
+    OpenOptions::default().with(|o| {
+        o.sync = setup.sync;
+        o.lease = Duration::from_millis(setup.lease_ms);
+        o.write_bytes_max = setup.write_bytes_max;
+        o.degraded = true;
+        o.read_only = read_only;
+        if !read_only {
+            let seed = state.world.totals.opens;
+            o.eviction = state.leases.eviction(seed);
+            o.admission = state.leases.admission(seed);
+        }
+    })
+}
+
+pub fn open(shared: &Shared, superblocks: Found) -> Result<Arc<Store>, StoreError> {
+    let disk = Device::new(shared, superblocks.len());
+    shared.lock().owner_disk = disk.number();
+    let options = options(shared, false);
+    let recovered = |recovery: &Recovery, index: &Arc<Index>| {
+        shared.lock().recovered(recovery, index);
+    };
+    Store::open_simulated(superblocks, disk, &options, recovered).map(Arc::new)
+}
+
+pub fn run(shared: &Shared, superblocks: Found) -> End {
+    let store = match open(shared, superblocks) {
+        Ok(store) => store,
+        Err(error) => return End::NotOpened(error),
+    };
+    callers::name_some(shared, &store);
+    let clients = {
+        let mut state = shared.lock();
+        state.store = Some(store.clone());
+        state.phase = Phase::Open;
+        state.world.is_opening = false;
+        state.world.setup.clients
+    };
+    let caller = |own: usize| {
+        let (shared, store) = (shared.clone(), store.clone());
+        let thread = thread::Builder::new().name(format!("caller {own}"));
+        thread
+            .spawn(move || callers::call(&shared, &store, own))
+            .expect("a thread")
+    };
+    let mut callers: VecDeque<_> = (0..clients).map(caller).collect();
+    // Some closes come while calls are in progress.
+    let hurries = shared.lock().world.dice.chance(0.3);
+    while shared.lock().phase == Phase::Open {
+        thread::sleep(LOOK_EVERY);
+    }
+    let join = |callers: &mut VecDeque<thread::JoinHandle<()>>| {
+        while let Some(caller) = callers.pop_front() {
+            let _ = caller.join();
+        }
+    };
+    let phase = shared.lock().phase;
+    if phase == Phase::Resting || !hurries {
+        join(&mut callers);
+    }
+    if phase == Phase::Resting {
+        return End::Rested(rest::rest(shared, &store));
+    }
+    shared.lock().closing = true;
+    let closed = store.close();
+    join(&mut callers);
+    let mut state = shared.lock();
+    if closed.is_ok() {
+        state.end_counts();
+    }
+    state.store = None;
+    drop(state);
+    drop(store);
+    End::Closed(closed)
+}

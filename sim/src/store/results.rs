@@ -1,0 +1,192 @@
+//! The checks of the results of calls.
+//!
+//! A check compares the index right before the call with the index right after it. Other tasks run
+//! in between, so a check that needs an unchanged store holds only if the page did not change.
+
+use larder_engine::{GetStatus, MissReason, PutStatus, Refusal, SyncPolicy};
+use larder_sim_runtime::medium::Content;
+use larder_sim_runtime::task;
+use larder_sim_runtime::time::Instant;
+
+use super::callers::Pages;
+use super::{Phase, State};
+use crate::oracle::VersionId;
+use crate::setup::BLOCK;
+
+impl State {
+    pub fn check_put(&mut self, pages: &Pages, versions: &[VersionId], statuses: &[PutStatus]) {
+        let now = self.there(&pages.names);
+        let departed = self.departed();
+        let is_still = departed.is_some() && departed == pages.departed;
+        assert_eq!(
+            statuses.len(),
+            versions.len(),
+            "not one status for each page"
+        );
+        let names = &pages.names;
+        self.world.note(pages.begun, || {
+            format!("put of {names:?} ends: {statuses:?}")
+        });
+        let always = self.world.setup.sync == SyncPolicy::Always;
+        let failures = self.epoch.as_ref().map_or(0, |epoch| epoch.failures);
+        for (at, status) in statuses.iter().enumerate() {
+            let totals = &mut self.world.totals;
+            match status {
+                PutStatus::Stored => totals.stored += 1,
+                PutStatus::Duplicate => totals.duplicates += 1,
+                PutStatus::Refused(why) => {
+                    totals.refused += 1;
+                    let may_close = self.phase == Phase::Closing;
+                    assert!(
+                        *why != Refusal::Closed || may_close,
+                        "an open store is closed"
+                    );
+                    assert!(
+                        *why != Refusal::WrongShape,
+                        "a page of the right shape is refused"
+                    );
+                }
+                PutStatus::Failed(_) => {
+                    totals.failed += 1;
+                    // A put that was recalled costs others the rest of its segment.
+                    let may_fail = failures > 0 || !self.recalled.is_empty();
+                    assert!(may_fail, "a put fails without a fault");
+                }
+                status => unreachable!("an unknown status: {status:?}"),
+            }
+            let reserved = self.world.oracle.version(versions[at]).reserved_at;
+            let is_written = reserved != u64::MAX;
+            assert!(
+                is_written || *status != PutStatus::Stored,
+                "{:?} is stored, and its bytes were never written",
+                versions[at]
+            );
+            if !status.is_present() {
+                continue;
+            }
+            let Some((version, _)) = now[at] else {
+                assert!(
+                    !is_still,
+                    "{:?} is reported as {status:?} and is missing",
+                    names[at]
+                );
+                continue;
+            };
+            let meant = match status {
+                PutStatus::Stored => Some(versions[at]),
+                _ => pages.before[at].map(|(before, _)| before),
+            };
+            let always = always && meant == Some(version);
+            // A version that a crash cut short is present because the version before it is lost
+            // already.
+            let before = pages.before[at].filter(|(before, _)| {
+                let before = self.world.oracle.version(*before);
+                is_still && before.durable && !before.torn
+            });
+            if always || before.is_some_and(|(before, _)| before != version) {
+                let known = self.world.oracle.version_mut(version);
+                known.durable = true;
+                known.in_place_of = before.filter(|_| !always);
+                known.dropped &= !(always && *status == PutStatus::Stored);
+            }
+        }
+    }
+
+    /// The result of a lookup. Other calls may have changed the index meanwhile.
+    pub fn check_looked_up(&mut self, pages: &Pages, found: &[bool], is_prefix: bool) {
+        let now = self.there(&pages.names);
+        let is_open = self.phase == Phase::Open;
+        let is_alone = self.calls.len() == 1;
+        let mut is_reached = true;
+        for (at, found) in found.iter().enumerate() {
+            let stays = pages.before[at].is_some() && pages.before[at] == now[at];
+            is_reached &= stays || !is_prefix;
+            assert!(
+                *found || !is_reached || !stays || !is_open,
+                "a lookup misses {:?}",
+                pages.names[at]
+            );
+            assert!(
+                !found || !is_alone || pages.before[at].is_some(),
+                "a lookup finds {:?}, which is not stored",
+                pages.names[at]
+            );
+        }
+    }
+
+    pub fn check_get(
+        &mut self,
+        pages: &Pages,
+        at: usize,
+        status: GetStatus,
+        bytes: &[u8],
+        deadline: Option<Instant>,
+    ) {
+        let name = pages.names[at];
+        let before = pages.before[at];
+        let now = self.there(&[name])[0];
+        let world = &mut self.world;
+        match status {
+            GetStatus::Hit => {
+                world.totals.hits += 1;
+                let version = version_of(&world.oracle, bytes);
+                let Some(version) = version else {
+                    panic!("{name:?} is returned with wrong bytes: {before:?}, now {now:?}");
+                };
+                let known = world.oracle.version(version);
+                assert!(
+                    known.name == name,
+                    "{name:?} is returned with bytes of {:?}",
+                    known.name
+                );
+                let is_excused = !world.headless.is_empty();
+                assert!(
+                    is_excused || !world.oracle.was_dead(version, pages.begun),
+                    "{version:?} of {name:?} was deleted before the get that returns it"
+                );
+            }
+            GetStatus::Miss(why) => {
+                world.totals.misses += 1;
+                let may_close = self.phase == Phase::Closing;
+                let is_late = deadline.is_some_and(|until| until <= task::now());
+                let is_excused =
+                    self.misdirected > pages.misdirected || world.oracle.has_bad_version(name);
+                let fits = match why {
+                    MissReason::Absent => before.is_none() || before != now,
+                    MissReason::Damaged | MissReason::Unfinished | MissReason::ReadError => {
+                        let is_dropped = before.is_none() || before != now;
+                        assert!(
+                            is_dropped || self.misdirected > pages.misdirected,
+                            "{name:?} is {why:?}, and stays in the index"
+                        );
+                        before.is_none() || is_excused
+                    }
+                    MissReason::Deadline => is_late,
+                    MissReason::Closed => may_close,
+                    // After a jump of the clock a read in flight looks like a silent device.
+                    MissReason::Hung => world.setup.faults.clock_forward > 0.0,
+                    _ => false,
+                };
+                assert!(
+                    fits,
+                    "{name:?} misses as {why:?}: {before:?} before, {now:?} now"
+                );
+            }
+            status => unreachable!("an unknown status: {status:?}"),
+        }
+    }
+}
+
+/// The version that these bytes are, if they are one as a whole.
+pub fn version_of(oracle: &crate::oracle::Oracle, bytes: &[u8]) -> Option<VersionId> {
+    let word = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("a word"));
+    let contents: Vec<Content> = bytes
+        .chunks_exact(BLOCK)
+        .map(|block| match block[8..] == block[..BLOCK - 8] {
+            true => Content::Data(word(block)),
+            false => Content::Zero,
+        })
+        .collect();
+    let version = oracle.owner(contents.first()?)?;
+    oracle.is_payload(version, &contents).then_some(version)
+}
