@@ -253,9 +253,11 @@ impl Plan<'_> {
         }
         // Pages are smaller than they stand for. The other limit, half of L2, is the relevant one.
         config.l3_queue_bytes_max = u64::MAX;
-        config
-            .check()
-            .map_err(|error| Failure::usage(error.to_string()))?;
+        let checked = config.check().and_then(|()| match setting.has_l3() {
+            true => config.check_with_l3(),
+            false => Ok(()),
+        });
+        checked.map_err(|error| Failure::usage(error.to_string()))?;
         Ok(config)
     }
 
