@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from serving import PAGE_TOKENS, Answer, prompt, wait_for, whole_pages
+from serving import PAGE_TOKENS, Answer, wait_for, whole_pages
 
 #: Sixteen pages and a part of one.
 PROMPT_TOKENS = 16 * PAGE_TOKENS + 6
@@ -37,11 +37,11 @@ def learn(server, tokens, is_cold=True):
     return Known(tokens, computed, from_l1, kv)
 
 
-def learn_new(server, seed, tokens=PROMPT_TOKENS):
+def learn_new(server, tokens):
     """The same for a new prompt, which lies in the store at the end."""
     before = server.site.pages()
-    known = learn(server, prompt(seed, tokens))
-    server.settle(before + len(known.kv[0]) * server.site.copies)
+    known = learn(server, tokens)
+    server.settle(before + len(known.kv[0]) * server.site.tp)
     return known
 
 

@@ -76,8 +76,9 @@ CPU = [
 
 
 def cpu_environment():
+    path = [str(HERE / "boot"), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
-        "PYTHONPATH": str(HERE / "boot"),
+        "PYTHONPATH": os.pathsep.join(path),
         "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
         "SGLANG_USE_CPU_ENGINE": "1",
         # Every rank, and the tests' other processes, on the same few processors.
@@ -240,6 +241,13 @@ class Probed(Server):
         self.probe.mkdir()
         self.commands = 0
         environment = cpu_environment() | {"LARDER_PROBE": str(self.probe)}
+        if site.tp > 1:
+            # A processor for each rank: SGLang would have a NUMA node for each.
+            processors = sorted(os.sched_getaffinity(0))
+            ranks = [str(processors[rank % len(processors)]) for rank in range(site.tp)]
+            environment["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(ranks)
+            # No NCCL: ranks speak by gloo. The library beside torch is a stub.
+            environment["SGLANG_NCCL_SO_PATH"] = "/dev/null"
         if site.library is not None:
             environment |= {"LD_PRELOAD": str(site.library)}
             environment |= {name: str(path) for name, path in site.flags.items()}
@@ -286,11 +294,9 @@ class Probed(Server):
 class Site:
     """A folder with a model, a store and the flags of its disk, for servers one after another."""
 
-    def __init__(self, place, model, library=None, tp=1, is_replicated=False, **config):
+    def __init__(self, place, model, library=None, tp=1, **config):
         self.place, self.model, self.library = Path(place), model, library
         self.tp, self.config = tp, config
-        #: How often a page is stored: by each rank, or by rank 0 for all.
-        self.copies = 1 if is_replicated else tp
         self.store = self.place / "store"
         self.flags = {name: self.place / name.lower() for name in disk.FLAGS}
         self.servers = []

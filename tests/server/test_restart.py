@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from known import check, is_right, learn_new
-from serving import Site
+from known import PROMPT_TOKENS, check, is_right, learn_new
+from serving import Site, prompt
 
 pytestmark = pytest.mark.short
 
@@ -13,7 +13,7 @@ def test_a_restarted_server_answers_from_l3_bit_by_bit(model, library, tmp_path)
     site = Site(tmp_path, model("full"), library)
     try:
         server = site.start()
-        known = learn_new(server, 1)
+        known = learn_new(server, prompt(1, PROMPT_TOKENS))
         server.flush()
         check(server, known)
         server.stop()
