@@ -250,6 +250,10 @@ class Region:
         long and has been touched. Pinned memory, and all memory on a kernel before 6.1, stays as it is. A line of the log gives
         the amount."""
 
+    @property
+    def huge_bytes(self) -> int | None:
+        """Bytes on huge pages after move_to_huge_pages; None until it has ended."""
+
 class Queue:
     """Jobs on a store, done by threads of their own. Only ``wait``, ``drain`` and ``close`` wait; the other calls keep the
     interpreter's lock, and take microseconds.

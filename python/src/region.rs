@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use larder_engine::memory::move_to_huge_pages;
 
@@ -15,6 +15,8 @@ pub struct Region {
     address: usize,
     length: usize,
     stride: usize,
+    /// Bytes on huge pages, once the move to them has ended.
+    moved: OnceLock<usize>,
     /// Keeps the memory alive.
     _owner: Option<Box<dyn Any + Send + Sync>>,
 }
@@ -90,6 +92,7 @@ impl Region {
             address,
             length,
             stride,
+            moved: OnceLock::new(),
             _owner: owner,
         })
     }
@@ -104,6 +107,11 @@ impl Region {
         let region = Arc::downgrade(self);
         let work = move || {
             let moved = move_to_huge_pages(start, length, || region.strong_count() > 0);
+            let Some(region) = region.upgrade() else {
+                return;
+            };
+            // The first of several moves counts.
+            let _ = region.moved.set(moved);
             let (moved, of) = (moved >> 20, length >> 20);
             tracing::info!("{moved} of {of} MiB registered memory are on huge pages");
         };
@@ -111,6 +119,12 @@ impl Region {
         if let Err(error) = named.spawn(work) {
             tracing::warn!(%error, "registered memory stays on small pages: no thread moves it");
         }
+    }
+
+    /// Bytes on huge pages after [`Region::move_to_huge_pages`]; `None` until it has ended.
+    #[must_use]
+    pub fn huge_bytes(&self) -> Option<usize> {
+        self.moved.get().copied()
     }
 
     /// Its first byte.

@@ -585,6 +585,11 @@ impl Region {
     }
 
     #[getter]
+    fn huge_bytes(&self) -> Option<usize> {
+        self.memory.huge_bytes()
+    }
+
+    #[getter]
     fn described(&self) -> &str {
         &self.described
     }
