@@ -23,6 +23,7 @@
 //! | `demo` | a first minute without preparation |
 //! | `device`, `conversations` | for the demo: the disk's own speed, and the load |
 //! | [`disk`] | the disk that moves a store's bytes, as documents state it |
+//! | `drives` | the drives under a store, and their health |
 //! | [`size`] | sizes and durations |
 //! | [`trace`] | request traces |
 //! | `open`, `l1` | opening a store and a device |
@@ -51,6 +52,7 @@ mod demo;
 mod device;
 pub mod disk;
 mod doctor;
+mod drives;
 mod export;
 mod exporter;
 mod failure;

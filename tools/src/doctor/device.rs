@@ -4,10 +4,11 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use larder_engine::disk::health::{Health, of_device};
+use larder_engine::disk::health::Health;
 use larder_engine::disk::probe::Level;
 
 use super::Facts;
+use crate::drives;
 use crate::size::ByteSize;
 
 /// Links to devices by names that stay the same after a restart.
@@ -54,46 +55,19 @@ fn stable_name(directory: &Path, device: u64) -> Option<PathBuf> {
 
 /// The health of the drives under a file system or device, where this process may ask them.
 pub(super) fn health(device: u64, facts: &mut Facts) {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let node = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
-    for drive in drives(&node) {
-        let device = Path::new("/dev").join(&drive);
-        match of_device(&device) {
-            Ok(health) => judge(&drive, &health, facts),
+    for drive in drives::under(device) {
+        let name = &drive.name;
+        match drive.health {
+            Ok(health) => judge(name, &health, facts),
             Err(error) => {
                 let what = format!(
-                    "{drive}: not known: {error}; root may ask it, and `smartctl -a {}` too",
-                    device.display()
+                    "{name}: not known: {error}; root may ask it, and `smartctl -a /dev/{name}` \
+                     too"
                 );
                 facts.add("drive health", Level::Ok, what);
             }
         }
     }
-}
-
-/// The names of the drives under a block device: the disk of a partition, the members of a volume
-/// of LVM or md.
-fn drives(node: &Path) -> Vec<String> {
-    let members: Vec<PathBuf> = fs::read_dir(node.join("slaves"))
-        .map(|members| members.flatten().map(|member| member.path()).collect())
-        .unwrap_or_default();
-    if !members.is_empty() {
-        let mut all: Vec<String> = members.iter().flat_map(|member| drives(member)).collect();
-        all.sort();
-        all.dedup();
-        return all;
-    }
-    let Ok(real) = node.canonicalize() else {
-        return Vec::new();
-    };
-    let disk = match real.join("partition").exists() {
-        true => real.parent().map(Path::to_owned),
-        false => Some(real),
-    };
-    let name = disk.as_deref().and_then(Path::file_name);
-    name.map(|name| name.to_string_lossy().into_owned())
-        .into_iter()
-        .collect()
 }
 
 fn judge(drive: &str, health: &Health, facts: &mut Facts) {

@@ -11,8 +11,11 @@ mod table;
 
 use std::fmt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use larder_engine::StoreError;
+use larder_engine::disk::health::Health;
 use larder_engine::share::{View, view};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, text::encode};
@@ -20,6 +23,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
+use crate::drives;
 use table::{Metric, Sample, Value};
 
 /// The content type of the text.
@@ -27,6 +31,9 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 
 /// Most values of the label `kv_namespace` besides [`OTHER`].
 pub const NAMESPACES_MAX: usize = 64;
+
+/// How often drives are asked: they change slowly.
+const DRIVES_EVERY: Duration = Duration::from_secs(60);
 
 /// The value of that label for all further namespaces together.
 pub const OTHER: &str = "other";
@@ -77,21 +84,40 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fm
 /// When the owner does not serve this process, or cannot be understood.
 pub fn text(path: &Path) -> Result<String, StoreError> {
     match view(path) {
-        Ok(view) => Ok(text_of(Some(&view))),
+        Ok(view) => Ok(text_of(Some(&view), &wear(path))),
         Err(
             StoreError::NotServed { .. }
             | StoreError::Unanswered { .. }
             | StoreError::OwnerGone
             | StoreError::Locked { .. },
-        ) => Ok(text_of(None)),
+        ) => Ok(text_of(None, &wear(path))),
         Err(error) => Err(error),
     }
 }
 
+/// Drives by name, with their health.
+type Drives = Vec<(String, Health)>;
+
+/// The drives under a store, and their health, as they were within the last minute.
+fn wear(path: &Path) -> Drives {
+    static LAST: Mutex<Option<(Instant, Drives)>> = Mutex::new(None);
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((at, drives)) = &*last
+        && at.elapsed() < DRIVES_EVERY
+    {
+        return drives.clone();
+    }
+    let drives = drives::of_store(path).into_iter();
+    let known = drives.filter_map(|drive| Some((drive.name, drive.health.ok()?)));
+    let known: Drives = known.collect();
+    *last = Some((Instant::now(), known.clone()));
+    known
+}
+
 /// The metrics of an owner's answer; `None` if there is none.
-fn text_of(view: Option<&View>) -> String {
+fn text_of(view: Option<&View>, drives: &[(String, Health)]) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Collected(table::metrics(view))));
+    registry.register_collector(Box::new(Collected(table::metrics(view, drives))));
     let mut text = String::new();
     // Writing to a string does not fail.
     let _ = encode(&mut text, &registry);
@@ -158,7 +184,14 @@ mod tests {
     #[test]
     fn the_page_lists_what_is_exported_and_nothing_else() {
         let view = table::tests::view(2);
-        let exported = exported(&text_of(Some(&view)));
+        let drive = Health {
+            used_percent: Some(7),
+            spare_percent: Some((98, 10)),
+            written_bytes: Some(1),
+            media_errors: Some(0),
+            ..Health::default()
+        };
+        let exported = exported(&text_of(Some(&view), &[("nvme0n1".to_owned(), drive)]));
         let documented = documented();
         for name in exported.keys() {
             assert!(
@@ -177,7 +210,7 @@ mod tests {
 
     #[test]
     fn namespaces_beyond_the_limit_are_one() {
-        let text = text_of(Some(&table::tests::view(NAMESPACES_MAX + 6)));
+        let text = text_of(Some(&table::tests::view(NAMESPACES_MAX + 6)), &[]);
         let pages: Vec<&str> = text
             .lines()
             .filter(|line| line.starts_with("larder_namespace_pages{"))
@@ -189,13 +222,13 @@ mod tests {
 
     #[test]
     fn without_an_owner_only_the_state_is_exported() {
-        let text = text_of(None);
+        let text = text_of(None, &[]);
         assert!(text.contains("larder_up 0.0\n"), "{text}");
         assert!(
             text.contains("larder_store_state{state=\"unserved\"} 1.0\n"),
             "{text}"
         );
-        assert!(!text.contains("_total"), "{text}");
+        assert!(!text.contains("larder_page_hits_total"), "{text}");
         assert!(text.ends_with("# EOF\n"), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! Every metric: its name, unit and meaning, and its samples.
 
 use larder_engine::Stats;
+use larder_engine::disk::health::Health;
 use larder_engine::share::View;
 use larder_engine::totals::{Buckets, Totals};
 use prometheus_client::registry::Unit;
@@ -117,7 +118,7 @@ fn by<const N: usize>(
 }
 
 /// All metrics of an owner's answer; without one, those of a store that nobody serves.
-pub(super) fn metrics(view: Option<&View>) -> Vec<Metric> {
+pub(super) fn metrics(view: Option<&View>, drives: &[(String, Health)]) -> Vec<Metric> {
     let mut table = Table(Vec::new());
     let own = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
     table.add(
@@ -145,6 +146,7 @@ pub(super) fn metrics(view: Option<&View>) -> Vec<Metric> {
         namespaces(&mut table, view);
         totals(&mut table, &view.report.totals);
     }
+    wear(&mut table, drives);
     table.0
 }
 
@@ -310,6 +312,50 @@ fn namespaces(table: &mut Table, view: &View) {
         "Bytes of the pages of a namespace",
         Some(Unit::Bytes),
         bytes.collect(),
+    );
+}
+
+/// What the drives report of themselves.
+fn wear(table: &mut Table, drives: &[(String, Health)]) {
+    let of = |value: &dyn Fn(&Health) -> Option<Value>| -> Vec<Sample> {
+        let samples = drives.iter().filter_map(|(name, health)| {
+            Some(Sample {
+                labels: vec![("drive", name.clone())],
+                value: value(health)?,
+            })
+        });
+        samples.collect()
+    };
+    let ratio = |percent: u8| Value::Gauge(f64::from(percent) / 100.0);
+    table.add(
+        "larder_drive_critical",
+        "Whether the drive reports a failure of itself",
+        None,
+        of(&|health| Some(Value::Gauge(f64::from(u8::from(health.is_critical))))),
+    );
+    table.add(
+        "larder_drive_used",
+        "Part of the drive's rated life that is used",
+        Some(Unit::Other("ratio".to_owned())),
+        of(&|health| health.used_percent.map(ratio)),
+    );
+    table.add(
+        "larder_drive_spare",
+        "Part of the drive's spare blocks that is left",
+        Some(Unit::Other("ratio".to_owned())),
+        of(&|health| health.spare_percent.map(|(left, _)| ratio(left))),
+    );
+    table.add(
+        "larder_drive_written",
+        "Bytes written to the drive in its life, by all programs",
+        Some(Unit::Bytes),
+        of(&|health| health.written_bytes.map(Value::Count)),
+    );
+    table.add(
+        "larder_drive_media_errors",
+        "Errors of the drive's medium in its life",
+        None,
+        of(&|health| health.media_errors.map(Value::Count)),
     );
 }
 

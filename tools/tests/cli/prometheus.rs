@@ -328,8 +328,8 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
             "{name} went down"
         );
     }
-    // Only what needs a fault, or a rate over two scrapes, has no samples in a store at work.
-    let empty = ["larder_lingering_clients", "[1m]) > 0"];
+    // What needs a fault, a drive that reports its health, or a change has no samples.
+    let empty = ["larder_lingering_clients", "larder_drive_", "[1m]) > 0"];
     for query in queries() {
         let is_empty = empty.iter().any(|part| query.contains(part));
         let samples = found(&query, || {
