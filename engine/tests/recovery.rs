@@ -9,11 +9,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::memory::{self, Memory, STORE};
 
+use larder_engine::core::Victim;
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, OpenState,
     PageKey, PageRecord, Record, Run, SegmentHeader, SegmentNo, SegmentState, Serial, Superblock,
 };
 use larder_engine::index::{Index, NamespaceSlot, SegmentId};
+use larder_engine::recovery::scan::{Spot, read_descriptors};
 use larder_engine::recovery::{Recovery, recover};
 
 const SEGMENT_BLOCKS: u32 = 64;
@@ -263,5 +265,64 @@ fn a_generation_undone_by_a_power_loss_does_not_come_back_behind_a_torn_block() 
         }
         let (recovery, index) = recovered_around(blocks, BTreeSet::new(), &crashed);
         assert_eq!((index.len(), recovery.damage.len()), (0, 0));
+    }
+}
+
+/// An epoch added a block to a sealed segment and crashed before a header listed it. The next epoch
+/// wrote over that block, lost this write to a power loss, and kept the header that lists it.
+#[test]
+fn reclaim_reads_no_block_that_recovery_does_not_take_in() {
+    let [sequence, first, relic, later, last] = serials();
+    let births: [Serial; 8] = serials();
+    let mut sealed = [0; BLOCK_BYTES];
+    SegmentHeader {
+        store: STORE,
+        volume: 0,
+        segment: SegmentNo(0),
+        sequence,
+        state: SegmentState::Sealed,
+        blocks: 3,
+        data_end: HEADER_BLOCKS + 3,
+        proven: Serial::ZERO,
+        synced: Serial::ZERO,
+    }
+    .encode(&mut sealed);
+    let block = |index: u32, commit| {
+        let key = u8::try_from(index).unwrap() + 1;
+        let bytes = page_block(0, sequence, (births[index as usize], commit), index, key);
+        (SEGMENT_BLOCKS - 1 - index, bytes)
+    };
+    let commits_and_blocks = [
+        ([first, relic, later], vec![0, 1, 2]),
+        ([later, relic, last], vec![0, 2]),
+    ];
+    for (commits, expected) in commits_and_blocks {
+        let blocks = (0..)
+            .zip(commits)
+            .map(|(index, commit)| block(index, commit));
+        let blocks: BTreeMap<_, _> = blocks.chain([(0, sealed), (1, sealed)]).collect();
+        let spot = Spot {
+            store: STORE,
+            volume: 0,
+            number: 0,
+            segment_blocks: SEGMENT_BLOCKS,
+        };
+        let victim = Victim {
+            segment: SegmentId(0),
+            volume: 0,
+            number: 0,
+            sequence,
+            blocks: 3,
+            is_given_up: false,
+        };
+        let read = read_descriptors(
+            &Memory::new(blocks.clone(), BTreeSet::new()),
+            &spot,
+            &victim,
+        );
+        let read: Vec<u32> = read.blocks.iter().map(|block| block.header.index).collect();
+        assert_eq!(read, expected);
+        let index = recovered(blocks, &superblock(sequence.run(), OpenState::Open));
+        assert_eq!(index.len(), expected.len());
     }
 }

@@ -12,13 +12,13 @@ use larder_engine::core::{
     Config, Copied, Core, Descriptors, Effect, Fault, Io, PageCopy, RequestId, Victim,
 };
 use larder_engine::disk::Disk;
-use larder_engine::disk::mailbox::{ReadAt, read_all};
+use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, Fingerprint, Namespace, OpenState, PageChecksum, PageKey, SEGMENTS_OFFSET,
     Superblock,
 };
 use larder_engine::index::{Index, NamespaceSlot, Place};
-use larder_engine::recovery::scan::Spot;
+use larder_engine::recovery::scan::{Spot, read_descriptors};
 use larder_engine::recovery::{Damage, Recovery, recover, spots_of};
 use larder_engine::{PutStatus, Refusal, SyncPolicy};
 
@@ -356,20 +356,7 @@ impl Machine {
 
     fn read_descriptors(&self, victim: &Victim) -> Descriptors {
         let spot = self.spots[victim.segment.0 as usize];
-        let reads: Vec<ReadAt> = (0..victim.blocks)
-            .map(|index| spot.blocks(index, 1))
-            .collect();
-        let mut read = Descriptors::default();
-        for (bytes, index) in read_all(&*self.disk, &reads).into_iter().zip(0..) {
-            let Ok(bytes) = bytes else {
-                read.some_unreadable = true;
-                break;
-            };
-            let block = spot.parse_block(index, &bytes).ok();
-            let block = block.filter(|block| block.header.sequence == victim.sequence);
-            read.blocks.extend(block);
-        }
-        read
+        read_descriptors(&*self.disk, &spot, victim)
     }
 
     fn copy(&self, copy: &PageCopy) -> Copied {

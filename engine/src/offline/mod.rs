@@ -39,10 +39,10 @@ use crate::api::OpenOptions;
 use crate::core::{Core, GAIN_SHARE, InitState, Move, NamespaceInit, batch};
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
-use crate::recovery::scan::Spot;
+use crate::recovery::scan::{Spot, read_descriptors};
 use crate::recovery::{Found, Whole, spots_of};
 use crate::store::local::Local;
-use crate::store::mover::{move_pages, read_descriptors};
+use crate::store::mover::move_pages;
 use crate::store::opening::{self, Opening};
 use crate::volume::Volumes;
 

@@ -37,7 +37,7 @@ use larder_format::{
 
 pub use super::fault::{Disbelief, Fault, FaultReason};
 pub use super::spot::Spot;
-use crate::core::BLOCKS_IN_FLIGHT_MAX;
+use crate::core::{BLOCKS_IN_FLIGHT_MAX, Descriptors, Victim};
 use crate::disk::mailbox::{ReadAt, read_all};
 use crate::disk::{Disk, DiskError};
 use crate::memory::AlignedBuf;
@@ -469,6 +469,35 @@ fn parse_listed(
 fn is_behind(blocks: &[DescriptorBlock], block: &DescriptorBlock) -> bool {
     let last = blocks.last().map(|last| last.header.commit);
     last.is_some_and(|last| last > block.header.commit)
+}
+
+/// Reads the descriptor blocks of a victim's generation, without those that recovery did not take
+/// in: reclaim would write their records again, and they would count from then on. `spot` is the
+/// location of the segment.
+pub fn read_descriptors(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> Descriptors {
+    let mut read = Descriptors {
+        blocks: Vec::with_capacity(victim.blocks as usize),
+        some_unreadable: false,
+    };
+    let mut next = 0;
+    while next < victim.blocks {
+        let count = WINDOW_BLOCKS.min(victim.blocks - next);
+        let window = read_window(disk, spot, next, count);
+        for (bytes, index) in window.blocks().zip(next..) {
+            let Ok(bytes) = bytes else {
+                read.some_unreadable = true;
+                continue;
+            };
+            if let Ok(block) = spot.parse_twice(disk, index, victim.sequence, bytes)
+                && block.header.sequence == victim.sequence
+                && !is_behind(&read.blocks, &block)
+            {
+                read.blocks.push(block);
+            }
+        }
+        next += count;
+    }
+    read
 }
 
 /// Reports listed blocks that do not hold what was written. A block above `proven` is no damage: a

@@ -6,14 +6,13 @@ use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::LocalStore;
 use super::local::{Local, slot};
-use super::mover::read_descriptors;
 use crate::api::NamespaceId;
 use crate::catalog::Catalog;
 use crate::core::{Descriptors, Victim};
 use crate::error::StoreError;
 use crate::index::Leased;
 use crate::inventory::{Cursor, Evictions, Inventory, Listing, PAGES_MAX, Usage};
-use crate::recovery::scan::Spot;
+use crate::recovery::scan::{Spot, read_descriptors};
 use crate::runtime::Mutex;
 
 /// Most segments that one call of a list reads: about a second on a slow disk.

@@ -25,7 +25,7 @@ use crate::error::StoreError;
 use crate::hint::Hint;
 use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
 use crate::planted;
-use crate::recovery::scan::Spot;
+use crate::recovery::scan::{Spot, read_descriptors};
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use crate::system::processes;
 use crate::totals::{StoreCounts, Written};
@@ -210,7 +210,7 @@ impl Local {
         }
         self.notify_housekeeper(reclaim, wake_at);
         if let Some(victim) = read {
-            let read = mover::read_descriptors(self.disk.as_ref(), &self.spot(&victim), &victim);
+            let read = read_descriptors(self.disk.as_ref(), &self.spot(&victim), &victim);
             self.with_core(|core| core.descriptors_read(read));
         }
         for (id, pages) in copies {

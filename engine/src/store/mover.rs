@@ -14,44 +14,14 @@ use larder_format::{BLOCK_BYTES, PageChecksum};
 use super::get::is_of_the_medium;
 use super::local::Local;
 use crate::catalog::{Allocator, Extent, Finding};
-use crate::core::{Copied, Descriptors, Move, PageCopy, Victim};
+use crate::core::{Copied, Move, PageCopy};
 use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
 use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece, Purpose};
 use crate::memory::AlignedBuf;
 use crate::planted;
-use crate::recovery::scan::{Spot, read_window};
-
-/// Descriptor blocks of a victim read at once.
-const WINDOW_BLOCKS: u32 = 256;
 
 /// Longest single wait for answers. After it the wait begins again.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Reads the descriptor blocks of a victim's generation. `spot` is the location of the segment.
-pub(crate) fn read_descriptors(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> Descriptors {
-    let mut read = Descriptors {
-        blocks: Vec::with_capacity(victim.blocks as usize),
-        some_unreadable: false,
-    };
-    let mut next = 0;
-    while next < victim.blocks {
-        let count = WINDOW_BLOCKS.min(victim.blocks - next);
-        let window = read_window(disk, spot, next, count);
-        for (bytes, index) in window.blocks().zip(next..) {
-            let Ok(bytes) = bytes else {
-                read.some_unreadable = true;
-                continue;
-            };
-            if let Ok(block) = spot.parse_twice(disk, index, victim.sequence, bytes)
-                && block.header.sequence == victim.sequence
-            {
-                read.blocks.push(block);
-            }
-        }
-        next += count;
-    }
-    read
-}
 
 /// Copies pages for a tool that has the store to itself. Returns whether all pages that still exist
 /// were copied.

@@ -15,13 +15,10 @@ use std::sync::Arc;
 use larder_engine::PutStatus;
 use larder_engine::SyncPolicy;
 use larder_engine::catalog::{Finding, Grant, ReservationId};
-use larder_engine::core::{
-    Copied, Core, Descriptors, Effect, Fault, Io, IoId, PageCopy, RequestId, Victim,
-};
-use larder_engine::disk::mailbox::{ReadAt, read_all};
+use larder_engine::core::{Copied, Core, Effect, Fault, Io, IoId, PageCopy, RequestId, Victim};
 use larder_engine::format::{BLOCK_BYTES, OpenState, Run, Superblock};
 use larder_engine::index::{Index, NamespaceSlot};
-use larder_engine::recovery::scan::Spot;
+use larder_engine::recovery::scan::{Spot, read_descriptors};
 
 use super::image::{Image, Platter, Written};
 use super::promises::{Crash, Deletion, Judge, Names, Promises, Version, adoptions};
@@ -475,19 +472,7 @@ impl<'w, W: Witness> Machine<'w, W> {
             number: victim.number,
             segment_blocks: self.store.config.segment_blocks,
         };
-        let reads: Vec<ReadAt> = (0..victim.blocks)
-            .map(|index| spot.blocks(index, 1))
-            .collect();
-        let blocks = read_all(&self.platter, &reads)
-            .into_iter()
-            .zip(0..)
-            .filter_map(|(bytes, index)| spot.parse_block(index, &bytes.ok()?).ok())
-            .filter(|block| block.header.sequence == victim.sequence)
-            .collect();
-        let read = Descriptors {
-            blocks,
-            some_unreadable: false,
-        };
+        let read = read_descriptors(&self.platter, &spot, victim);
         self.with_core(|core| core.descriptors_read(read))
     }
 
