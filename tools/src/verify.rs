@@ -324,11 +324,12 @@ fn check(
     };
     let mut deep = deep;
     if let Some(deep) = deep.as_mut().filter(|_| args.online) {
-        let (lost, departed) = args.store.departed(bad);
-        deep.damaged_pages -= departed;
-        deep.departed_pages = departed;
-        deep.dropped_pages = online::drop_pages(&args.store, &survey, &lost);
-        bad = lost;
+        let (there, moved) = args.store.departed(bad);
+        let judged = online::judge(&args.store, &survey, there);
+        deep.departed_pages = moved + judged.departed;
+        deep.damaged_pages -= deep.departed_pages;
+        deep.dropped_pages = judged.dropped;
+        bad = judged.lost;
     }
     damage.extend(bad.iter().map(|bad| Finding::of_page(&survey, bad)));
     let segments = &survey.segments;

@@ -46,33 +46,56 @@ impl Pace {
     }
 }
 
-/// Reads lost pages through the owner, which then drops them. Returns how many it dropped: none
-/// without an owner, or if this process may not attach.
-pub(super) fn drop_pages(store: &StoreArgs, survey: &Survey, lost: &[BadPage]) -> u64 {
-    if lost.is_empty() || larder_engine::report(&store.path).is_err() {
-        return 0;
+/// What became of pages with wrong bytes on the volumes.
+#[derive(Default)]
+pub(super) struct Judged {
+    /// Damaged pages.
+    pub lost: Vec<BadPage>,
+    /// Of these, pages that the owner dropped now.
+    pub dropped: u64,
+    /// Pages that the owner does not have at this place: moved, put again, or dropped earlier.
+    /// Their records stay on disk until reclaim.
+    pub departed: u64,
+}
+
+/// Reads pages through the owner, which then drops damaged ones. Without an owner, or if this
+/// process may not attach, all of them count as damaged.
+pub(super) fn judge(store: &StoreArgs, survey: &Survey, bad: Vec<BadPage>) -> Judged {
+    if bad.is_empty() || larder_engine::report(&store.path).is_err() {
+        return Judged {
+            lost: bad,
+            ..Judged::default()
+        };
     }
     let options = OpenOptions::default().with(|o| o.volumes = store.volumes.clone());
-    let dropped = open::with_any(&store.path, options, |owner| {
-        let mut dropped = 0;
-        for BadPage { page, .. } in lost {
-            let facts = &survey.namespaces[page.namespace];
+    let judged = open::with_any(&store.path, options, |owner| {
+        let mut judged = Judged::default();
+        for bad in &bad {
+            let facts = &survey.namespaces[bad.page.namespace];
             let Some(namespace) = &facts.record else {
+                judged.lost.push(*bad);
                 continue;
             };
             let id = owner.namespace(namespace)?;
-            let read = owner.get_lent(id, &[page.key], None);
-            let is_dropped = |read: &Result<_, MissReason>| {
-                matches!(read, Err(MissReason::Damaged | MissReason::ReadError))
-            };
-            dropped += read.iter().filter(|read| is_dropped(read)).count() as u64;
+            let mut read = owner.get_lent(id, &[bad.page.key], None);
+            match read.pop() {
+                Some(Ok(_) | Err(MissReason::Absent)) => judged.departed += 1,
+                Some(Err(MissReason::Damaged | MissReason::ReadError)) => {
+                    judged.dropped += 1;
+                    judged.lost.push(*bad);
+                }
+                _ => judged.lost.push(*bad),
+            }
         }
-        Ok(dropped)
+        Ok(judged)
     });
-    dropped.unwrap_or_else(|failure| {
+    judged.unwrap_or_else(|failure| {
         crate::cli::complain(&format_args!(
             "the owner was not told of the damage: {failure}"
         ));
-        0
+        Judged {
+            lost: bad,
+            ..Judged::default()
+        }
     })
 }
