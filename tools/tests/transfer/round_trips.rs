@@ -127,7 +127,7 @@ fn a_namespace_is_exported_alone_and_one_that_is_not_there_is_a_usage_error() {
         &["no namespace", "inspect --namespaces"],
     );
     let options = [text(&other), "--namespace", "ragged"];
-    source.says("export", &options, 2, &["fingerprint", "all"]);
+    source.says("export", &options, 2, &["32 hex digits", "--model"]);
     assert!(!other.exists());
 }
 
