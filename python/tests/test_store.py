@@ -469,6 +469,8 @@ def test_a_put_with_a_recall_ends_at_its_timeout_and_is_not_stored_later(tmp_pat
             pages, queue = name(store), store.queue()
             region = store.register(address, len(mapped), PAGE, owner=mapped)
             os.kill(process.pid, signal.SIGSTOP)
+            # All its threads have stopped when this returns.
+            assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
             put = queue.submit_put(pages, keys(1), region, [0], timeout=0.1, recall=True)
             assert finished(queue, 1)[put].statuses == bytes([Status.HUNG])
             # The rows are the caller's again.
