@@ -15,8 +15,8 @@ import pytest
 from known import PROMPT_TOKENS, attach, check, check_either, is_right, learn, learn_new
 from serving import PAGE_TOKENS, Site, prompt, wait_for, whole_pages
 
-#: By name: the tensor-parallel size of a model with GQA.
-CELLS = {"gqa": 1, "gqa-tp2": 2}
+#: By name: the kind of model (`engines/models.py`) and its tensor-parallel size.
+CELLS = {"gqa": ("full", 1), "gqa-tp2": ("full", 2), "window": ("hybrid", 1)}
 
 #: Reads and writes by threads, which the slow and faulty disk of the tests sees.
 THREADS = {"disk": "threads"}
@@ -39,7 +39,8 @@ class Scene:
 @pytest.fixture(scope="module", params=CELLS)
 def scene(request, model, library, tmp_path_factory):
     place = tmp_path_factory.mktemp(request.param)
-    site = Site(place, model("full"), library, tp=CELLS[request.param])
+    kind, tp = CELLS[request.param]
+    site = Site(place, model(kind), library, tp=tp)
     yield Scene(site)
     site.close()
 
