@@ -1,7 +1,8 @@
-//! SIGKILL at random moments: what was acknowledged is there, and nothing is ever wrong.
+//! SIGKILL at random moments: acknowledged pages are there, and no returned byte is wrong.
 //!
-//! `LARDER_KILLS=n` makes n kills in each test instead of the usual number. Any command that changes a store can be killed so:
-//! `survives(&mut stage, |stage| stage.larder("COMMAND", &[]), ...)`, on a stage that writers have filled.
+//! `LARDER_KILLS=n` makes n kills in each test instead of the usual number. Any command that
+//! changes a store can be killed so: `survives(&mut stage, |stage| stage.larder("COMMAND", &[]),
+//! ...)`, on a stage that writers have filled.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -12,8 +13,9 @@ use rand::RngExt;
 use serde_json::Value;
 use support::stage::{AMPLE, Promise, Stage, is_used_up, kills, stages_max};
 
-/// Starts commands and kills them in the middle, and checks the store after each, until `enough`. Some are killed over what the
-/// one before left, without a look in between. Returns how many were killed.
+/// Starts commands and kills them in the middle, and checks the store after each, until `enough`.
+/// Some are killed on the rest of the one before, without a check in between. Returns the number of
+/// kills.
 fn survives(
     stage: &mut Stage,
     command: impl Fn(&mut Stage) -> Command,
@@ -66,8 +68,9 @@ fn no_acknowledged_page_is_missing_on_two_volumes_after_any_of_a_hundred_kills()
     nothing_is_missing(2, kills(100), 2000);
 }
 
-/// Most pages of those put lately that a kill costs a full store on one volume. It leaves two segments filled in part, the newest
-/// of all; being the emptiest they are reclaimed first, and reclaim keeps at most half a segment of each.
+/// Most pages of those put lately that a kill costs a full store on one volume. It leaves two
+/// segments filled in part, the newest of all; being the emptiest they are reclaimed first, and
+/// reclaim keeps at most half a segment of each.
 const LOST_PAGES_MAX: u64 = 16 << 20 >> 16;
 
 #[test]

@@ -1,4 +1,5 @@
-//! A trace through L1, L2 and a store: nothing wrong, nothing lost, and each tier worth what it should be.
+//! A trace through L1, L2 and a store: no wrong byte, no lost page, and the expected gain of each
+//! tier.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -16,8 +17,9 @@ use support::{chat_trace, directory, fails, json, larder, make_trace};
 /// Requests of the made trace.
 const REQUESTS: usize = 150;
 
-/// The arguments of a replay whose pools turn over: L1 holds some three of the longest requests of the made trace, L2 twelve, the
-/// store most of it. Requests come 1 ms apart in the trace, and one in two seconds so.
+/// The arguments of a replay whose pools turn over: L1 holds some three of the longest requests of
+/// the made trace, L2 twelve, the store most of it. Requests come 1 ms apart in the trace, and one
+/// in two seconds so.
 fn arguments<'a>(trace: &'a Path, store: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
     let (trace, store) = (trace.to_str().unwrap(), store.to_str().unwrap());
     let sizes = ["--l1", "5GiB", "--l2", "20GiB", "--page-size", "256"];
@@ -81,8 +83,8 @@ fn every_write_and_prefetch_policy_gives_right_pages_and_leaks_none() {
             for found in ["l1_tokens", "l2_tokens"] {
                 assert!(number(all, found) > 0.0, "{found}: {report:#}");
             }
-            // Who does not wait may find nothing there; of the other write policies one puts little in L2, one has nothing
-            // there to hang a prefetch on.
+            // Who does not wait may find nothing there; of the other write policies one puts little
+            // in L2, one has nothing there to hang a prefetch on.
             if write == "write_through" && prefetch != "best_effort" {
                 assert!(number(all, "l3_tokens") > 0.0, "{report:#}");
             }
@@ -94,7 +96,7 @@ fn every_write_and_prefetch_policy_gives_right_pages_and_leaks_none() {
 #[test]
 fn each_tier_finds_more_and_shortens_the_time_to_the_first_token() {
     let (_directory, trace, store) = stage();
-    // Whoever waits finds what there is, however slow the disk is just now.
+    // A request that waits finds all stored pages, however slow the disk is.
     let more = ["--tflops", "2000", "--prefetch-policy", "wait_complete"];
     let report = json(&arguments(&trace, &store, &more));
     is_sound(&report);
@@ -293,7 +295,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_made() {
         &["L1", "--cuda"],
     );
     assert!(!store.exists());
-    // Without times nobody knows when a request comes.
+    // Without times the moment of a request is not known.
     let timeless = directory.path().join("timeless.jsonl");
     std::fs::write(&timeless, "{\"hash_ids\": [1, 2]}\n").unwrap();
     fails(

@@ -6,9 +6,9 @@ use larder_format::HEADER_BLOCKS;
 pub(crate) const STREAMS: usize = 2;
 
 /// Most blocks of pages that a store of this geometry keeps: 87.5 % of the room of all segments,
-/// and always less than all of it by the open segments and those that reclaim keeps free. The rest
-/// is the room that reclaim works with: the smaller it is, the more reclaim copies. The figures are
-/// in the module documentation of `core::reclaim`.
+/// and always less than all of it by the open segments and the segments that reclaim keeps free.
+/// The rest is the room that reclaim works with: the smaller it is, the more reclaim copies. The
+/// figures are in the module documentation of `core::reclaim`.
 #[must_use]
 pub fn usable_blocks(segments: u64, volumes: usize, segment_blocks: u32) -> u64 {
     let room = u64::from(segment_blocks.saturating_sub(HEADER_BLOCKS));

@@ -179,7 +179,7 @@ pub enum StoreError {
     /// The request is invalid.
     #[error("{0}")]
     Usage(String),
-    /// The requested size is too small for a store, or for one that grows.
+    /// The requested size is too small for a store, or for the growth of one.
     #[error(
         "{reason}: at least {} are needed{}",
         bytes(*.needed),

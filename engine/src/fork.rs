@@ -160,8 +160,8 @@ fn install() {
         if let Ok(null) = null {
             NULL.store(null.into_raw_fd(), Ordering::Release);
         }
-        // SAFETY: the handler is a function of this program, and calls only what is allowed in a
-        // child of a process with threads: atomics, `fstat`, `dup3` and `close`.
+        // SAFETY: the handler is a function of this program, and calls only functions that are
+        // allowed in a child of a process with threads: atomics, `fstat`, `dup3` and `close`.
         let outcome = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         if outcome != 0 {
             let error = io::Error::from_raw_os_error(outcome);

@@ -1,4 +1,4 @@
-//! What a caller knows of pages that the store cannot see: for policies.
+//! A caller's knowledge of pages that the store cannot see: for policies.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub struct Hint(u32);
 /// Number of classes.
 const CLASSES: u32 = 64;
 
-/// What the tokens of a page are.
+/// The kind of the tokens of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Class(u8);
 

@@ -3,7 +3,7 @@
 //!
 //! Whole keys. The index knows 96 bits of a key. The keys in [`Inventory::list`] and
 //! [`Inventory::evictions`] are read from the descriptors on disk, so both may wait for the device.
-//! What cannot be known: the key of an evicted page whose descriptor was lost before it was read
+//! Not known: the key of an evicted page whose descriptor was lost before it was read
 //! ([`Evictions::missed`]).
 
 use std::cmp::Reverse;

@@ -1,4 +1,4 @@
-//! The pages of one namespace, and the chains they form: what an engine holds instead of ids,
+//! The pages of one namespace, and the chains they form. An engine holds them instead of ids,
 //! parents and depths.
 
 use std::io::{IoSlice, IoSliceMut};

@@ -141,11 +141,11 @@ mod switch {
             EarlyUnpin,
             /// A get that lends memory releases its pins before its reads have ended.
             LentUnpin,
-            /// A get drops what it found out about damaged pages.
+            /// A get drops its findings about damaged pages.
             UnreportedDamage,
             /// Reclaim reports failed writes of moved pages as written.
             IgnoredMove,
-            /// A flush returns success whatever became of it.
+            /// A flush returns success, also when it failed.
             DeafFlush,
             /// A deletion returns before it is recorded.
             EarlyDelete,

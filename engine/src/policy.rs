@@ -31,7 +31,7 @@
 //! those of the owner's process. They see the pages of all clients, with their hints.
 //!
 //! All calls come under locks of the store: they must be short, must not block, and must not call
-//! the store. A policy that panics may end the process. Whatever a policy answers, the store
+//! the store. A policy that panics may end the process. With any answers of a policy, the store
 //! returns no wrong page and loses no page without counting it. A policy that returns no leaf,
 //! although it holds some, leaves the store without room: puts are refused.
 
@@ -62,7 +62,7 @@ impl PageNumber {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Worth(pub u32);
 
-/// What the store knows of a page.
+/// The facts that the store knows of a page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PageFacts {

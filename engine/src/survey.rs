@@ -2,7 +2,7 @@
 //! count, and the faults.
 //!
 //! A survey writes nothing. It goes on past every fault and lists it with its place ([`Flaw`]).
-//! Recovery's own rules interpret the records, so a survey shows what an open would find.
+//! Recovery's own rules interpret the records, so a survey shows the pages that an open would find.
 //! [`SurveyOptions::hold`] keeps writers away while the survey lasts. Without it, a survey of a
 //! store in use shows one moment.
 //!
@@ -126,7 +126,7 @@ pub struct HolderFacts {
     pub command: Option<String>,
 }
 
-/// A structure that differs from what was written.
+/// A structure with other bytes than were written.
 #[derive(Clone, Debug)]
 pub struct Flaw {
     /// Index of the volume.

@@ -88,7 +88,7 @@ fn enums() -> [(&'static str, &'static [&'static str]); 5] {
 /// A recording.
 struct Recording {
     enums: BTreeMap<String, Vec<String>>,
-    /// Requests in their order, with the replies to those that have one.
+    /// Requests in their order, with their replies, if they have one.
     exchanges: Vec<(Vec<u8>, Option<Vec<u8>>)>,
 }
 

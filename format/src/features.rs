@@ -87,7 +87,8 @@ pub struct Features {
     pub read_only_compatible: u64,
     /// The release that wrote the superblock; empty before 0.1.0.
     pub release: Label<16>,
-    /// The names of all features, separated by spaces; of those that raised the version too.
+    /// The names of all features, separated by spaces; including the features that raised the
+    /// version.
     pub names: Label<64>,
 }
 

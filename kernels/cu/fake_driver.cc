@@ -1,5 +1,5 @@
 // A libcuda without a GPU, for tests of what stands on it: device memory is memory, and streams are queues that run as late as they
-// may and in an order nobody can rely on. Kernels are the real ones, run thread by thread (cpu_shim.h).
+// may and in no reliable order. Kernels are the real ones, run thread by thread (cpu_shim.h).
 //
 // It is stricter than the real one. What would be undefined there ends the process here: a copy that reaches out of its
 // allocation or from one registration into the next, memory that goes while something in flight may touch it.
@@ -8,7 +8,7 @@
 // is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts.
 //
 // Time is its own: fake_now() moves by calls and by what is waited for. Each stream takes the time of what it carries out, at the speeds
-// of fake_speeds(), beside the others, and begins when somebody first waits. fake_still() has copies take their time and move nothing,
+// of fake_speeds(), beside the others, and begins at the first wait. fake_still() has copies take their time and move nothing,
 // fake_counted() says how many went which way, fake_device() makes it another device.
 
 #define KV_ON_CPU
@@ -38,7 +38,7 @@ struct Event {
 struct Op {
     Event *after;
     std::function<void()> run;
-    long since; // when somebody first waited while it was there
+    long since; // the first wait while it was there
 };
 
 struct Stream : std::deque<Op> {
@@ -187,7 +187,7 @@ static void run_until_empty(Stream *stream) {
     now_ns = std::max(now_ns, stream->done_at);
 }
 
-// Except in the default stream, which is somebody else's here.
+// Except in the default stream, which belongs to other code here.
 static void nothing_in_flight(const char *what) {
     for (Stream *stream : streams)
         if (stream != &legacy && !stream->empty())
@@ -265,7 +265,7 @@ Result cuDevicePrimaryCtxRelease_v2(int) {
 
 Result cuCtxSetCurrent(void *context) {
     CALL;
-    now_ns -= CALL_NS; // how often a thread asks is nobody's business here
+    now_ns -= CALL_NS; // polls take no time here
     current = context;
     return OK;
 }

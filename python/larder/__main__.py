@@ -21,7 +21,7 @@ _DOCTOR_USAGE = (
 
 
 def read_config(text: str) -> dict:
-    """What SGLang makes of --hicache-storage-backend-extra-config; for vLLM's configuration the same."""
+    """The configuration as SGLang parses --hicache-storage-backend-extra-config. The same for vLLM."""
     if not text.startswith("@"):
         config = json.loads(text)
     else:

@@ -20,7 +20,7 @@ class Config(NamedTuple):
     path: str
     size: Optional[int]
     weights_tag: Optional[str]
-    #: `fail` or `miss`: what becomes of a server whose store is not to be had.
+    #: `fail` or `miss`: the start of a server without a store fails, or all its lookups miss.
     on_error: str
     #: Pause before the next attempt to attach.
     retry: float

@@ -11,12 +11,12 @@
         forward(layer)
     stored = pool.store(host, [9], [0], after=torch.cuda.current_stream())
 
-Page ``p`` is the slots from ``p * page_tokens`` on. Until a copy's tickets have settled nobody writes the pages that it reads, and
-nobody touches those that it writes, but for layers that are there already: that is the caller's promise, as with every copy that
-is put into a stream. Tensors and buffers are held by the pools and the copies made of them, and go after what is in flight.
+Page ``p`` is the slots from ``p * page_tokens`` on. The caller promises, as for every copy in a stream: until the tickets of a copy
+have settled, the pages that it reads are not written, and the pages that it writes are not used. Layers whose tickets have settled
+may be used. Pools and copies hold their tensors and buffers until no copy is in flight.
 
-What cannot be right is a ``ValueError`` (sizes, overlaps, gaps, another device, memory that was freed, pages that are not there) or a
-``TypeError``; what a device does is a :class:`DeviceError`.
+Wrong arguments raise ``ValueError`` (sizes, overlaps, gaps, another device, freed memory, missing pages) or ``TypeError``. Faults of
+a device raise :class:`DeviceError`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _PAGES_MAX = 2**32
 
 
 class Device:
-    """``auto`` is the GPU ``ordinal`` where it works, else the host; ``cuda`` raises :class:`Unavailable` instead. What was measured
-    and compiled for a GPU is kept in the directory ``cache``."""
+    """``auto`` is the GPU ``ordinal`` where it works, else the host; ``cuda`` raises :class:`Unavailable` instead.
+    Measurements and compiled code for a GPU are kept in the directory ``cache``."""
 
     def __init__(self, kind: str = "auto", *, ordinal: int = 0, cache: str | os.PathLike | None = None):
         if kind not in ("auto", "host", "cuda"):
@@ -125,8 +125,8 @@ class Pool:
         self, pages: int, layout: str = "page_first_direct", *, buffer: Any = None, is_locked: bool = False
     ) -> HostPool:
         """An L2 pool with pages of the same shape, in memory of its own or in ``buffer`` (a CPU tensor, an array, or an (address, bytes)
-        pair). A GPU page-locks it, which takes one that begins on a page of 4096 bytes; ``is_locked`` says that its owner has done so,
-        as SGLang does with its host pools."""
+        pair). For a GPU it is page-locked, and must begin at a multiple of 4096 bytes. ``is_locked``: its owner has page-locked it, as
+        SGLang does with its host pools."""
         memory = None if buffer is None else _memory(buffer, "buffer", None)
         inner = self._inner.host_pool(
             layout,
@@ -138,13 +138,13 @@ class Pool:
         return HostPool(inner, memory, pages * self.page_bytes)
 
     def load(self, host: HostPool, host_pages: Sequence[int], device_pages: Sequence[int], *, after: Any) -> Tickets:
-        """Copies pages of the host to pages of the device, layer by layer. ``after`` is what has to be over before the first byte is
-        written: a stream (torch's, or its address), the tickets of another copy, or None where there is nothing."""
+        """Copies pages of the host to pages of the device, layer by layer. ``after`` must be over before the first byte is written: a
+        stream (torch's, or its address), the tickets of another copy, or None."""
         return self._copy(self._inner.load, host, host_pages, device_pages, after)
 
     def store(self, host: HostPool, host_pages: Sequence[int], device_pages: Sequence[int], *, after: Any) -> Tickets:
-        """Copies pages of the device to pages of the host, all layers. ``after`` is what has to be over before the first byte is read:
-        the stream in which the forward writes these pages, as in :meth:`load`."""
+        """Copies pages of the device to pages of the host, all layers. ``after`` must be over before the first byte is read: the
+        stream in which the forward writes these pages, as in :meth:`load`."""
         return self._copy(self._inner.store, host, host_pages, device_pages, after)
 
     def _copy(self, copy: Any, host: HostPool, host_pages: Any, device_pages: Any, after: Any) -> Tickets:
@@ -183,7 +183,7 @@ class HostPool:
         """Its bytes, in the order of its layout."""
 
         class Bytes(ctypes.c_ubyte * self.nbytes):
-            """Holds the pool for as long as somebody looks at it."""
+            """Holds the pool as long as the view exists."""
 
         view = Bytes.from_address(self.address)
         view.pool = self
@@ -210,12 +210,12 @@ class Tickets:
         self._inner.wait(_layer(layer))
 
     def wait_on_stream(self, layer: int | None, stream: Any) -> None:
-        """Has all that ``stream`` is given from here on wait for a layer, or for all of them; the CPU does not wait."""
+        """Later work of ``stream`` waits for a layer, or for all layers. The CPU does not wait."""
         self._inner.hold(_stream(stream, self._device), _layer(layer))
 
 
 class _Memory(NamedTuple):
-    """Bytes of somebody else's."""
+    """Memory of another owner."""
 
     name: str
     tensor: Any
@@ -231,7 +231,7 @@ class _Memory(NamedTuple):
 
 
 def _memory(tensor: Any, name: str, device: Device | None) -> _Memory:
-    """What there is to know of a tensor in the memory of ``device``, or of the host."""
+    """Address and sizes of a tensor in the memory of ``device``, or of the host."""
     if isinstance(tensor, tuple):
         if len(tensor) != 2 or not all(isinstance(number, int) and number >= 0 for number in tensor):
             raise TypeError(f"{name}: a pair is (address, bytes), both numbers")

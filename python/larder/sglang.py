@@ -27,7 +27,7 @@ from larder import _larder, sglang_weights
 
 logger = logging.getLogger(__name__)
 
-#: How many forks lie between this process and the first one that imported this module.
+#: Forks between the first process that imported this module and this one.
 _forks = 0
 
 
@@ -41,7 +41,7 @@ os.register_at_fork(after_in_child=_note_fork)
 #: Most buffers of a page that are stored as parts of their own; more are joined into one.
 _PARTS_MAX = 8
 
-#: What a pool says of itself that decides the bytes of a page, by the names of its attributes.
+#: Attributes of a pool that decide the bytes of a page.
 _SHAPES = (
     "layer_num",
     "target_layer_num",
@@ -71,7 +71,7 @@ _NEVER_WRITTEN_BY_OTHERS = (PoolName.DRAFT.value, PoolName.DRAFT_SWA.value)
 
 
 def _answers(fallback: Callable[..., Any]) -> Callable:
-    """A call that never raises into SGLang's threads: what goes wrong is logged and answered by ``fallback``."""
+    """A call that never raises into SGLang's threads: errors are logged and answered by ``fallback``."""
 
     def decorate(call: Callable) -> Callable:
         @functools.wraps(call)
@@ -511,7 +511,7 @@ def _memory(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _policy(transfer: PoolTransfer) -> tuple[str, str, int, int]:
-    """A pool and what it needs of a prefix, as Rust takes it."""
+    """A pool and its needs of a prefix, as Rust takes them."""
     name = str(transfer.name)
     if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
         # During prefetch the keys are placeholders: their number is the window.

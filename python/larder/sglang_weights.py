@@ -9,8 +9,8 @@ from larder import weights
 
 logger = logging.getLogger(__name__)
 
-#: What a server is told that decides the bytes of a page whichever weights it loads, by the names of its arguments. Pools do
-#: not tell all of it: they hold every 8-bit type as plain bytes.
+#: Arguments of a server that decide the bytes of a page, with any weights. Pools do not show all of them: they hold every 8-bit
+#: type as plain bytes.
 _TOLD = (
     "quantization",
     "modelopt_quant",
@@ -30,7 +30,7 @@ _TOLD = (
     "speculative_draft_model_quantization",
 )
 
-#: What it is told of which weights these are.
+#: Arguments that name the weights.
 _TOLD_OF_WEIGHTS = (
     "model_path",
     "revision",
@@ -45,7 +45,7 @@ _TOLD_OF_WEIGHTS = (
     "uno_lora_path",
 )
 
-#: Of those, what names files beside the model's.
+#: The arguments among them that name files beside the model's.
 _PATHS = ("quantization_param_path", "modelopt_checkpoint_restore_path", "kt_weight_path", "uno_lora_path")
 
 #: Ways to load weights from files at the model's path. By others they come from elsewhere: a server, a socket, nowhere.
@@ -90,7 +90,7 @@ def derived() -> str:
 
 
 def of_own(tag: str) -> str:
-    """Somebody's own tag says which weights these are, and not what else decides the bytes of a page."""
+    """An operator's tag, completed. It names the weights only, not the arguments that decide the bytes of a page too."""
     try:
         args = _server_args()
     except Exception as error:
@@ -110,7 +110,7 @@ def _told(args: Any, names: Sequence[str]) -> dict[str, str]:
 
 
 def _adapters(args: Any) -> list[tuple[str, str]]:
-    """(name, path) of the LoRA adapters that a server is started with: their keys name both, but not what lies there."""
+    """(name, path) of the LoRA adapters that a server is started with: their keys name both, but not the files there."""
     given = getattr(args, "lora_paths", None) or []
     if isinstance(given, dict):
         given = [{"lora_name": name, "lora_path": getattr(path, "lora_path", path)} for name, path in given.items()]

@@ -79,7 +79,7 @@ class Status(enum.IntEnum):
 
 
 class PageClass(enum.IntEnum):
-    """What the tokens of a page are. 32 to 63 are an engine's own."""
+    """The kind of the tokens of a page. 32 to 63 are free for engines."""
 
     UNKNOWN = 0
     SYSTEM = 1
@@ -92,7 +92,7 @@ class PageClass(enum.IntEnum):
 
 
 class Hint(NamedTuple):
-    """What a caller knows of pages, for the policies of a store's owner. Kept in memory, not on disk."""
+    """A caller's knowledge of pages, for the policies of a store's owner. Kept in memory, not on disk."""
 
     #: A :class:`PageClass`, or 32 to 63.
     page_class: int = PageClass.UNKNOWN

@@ -1,7 +1,7 @@
-"""Which weights a server's pages are of: the files that they were loaded from, and what the server was told besides.
+"""The weights tag of a server's pages: the loaded files, and the server's arguments.
 
-Pages of other weights must never be served. Where nothing tells the weights from others of the same name there is no tag, and the
-server does not start without one of its operator's own. Each engine names its arguments and files: `larder.sglang_weights`,
+Pages of other weights must never be served. If the files cannot be told from others of the same name, there is no tag, and the
+server does not start without a tag from its operator. Each engine names its arguments and files: `larder.sglang_weights`,
 `larder.vllm.weights`.
 """
 
@@ -12,7 +12,7 @@ from typing import Mapping, Optional, Sequence
 
 from larder import _larder
 
-#: The end of an error about weights that nothing tells from others.
+#: The end of an error about weights without a tag.
 HELP = "so that nothing tells these weights from others: set `weights_tag` in the extra config"
 
 

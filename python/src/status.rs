@@ -4,7 +4,7 @@
 
 use larder_engine::{GetStatus, MissReason, PutFailure, PutStatus, Refusal};
 
-/// What became of a page.
+/// The status of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Status {

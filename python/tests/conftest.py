@@ -8,7 +8,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import pytest  # noqa: E402
 
-#: By package: the tests that need it alone, in the order in which an environment is told by them.
+#: By package: the tests that need it alone, in the order in which they identify an environment.
 ENGINES = {"lmcache": "test_lmcache*.py", "sglang": None, "vllm": "test_vllm*.py"}
 
 engine = next((name for name in ENGINES if find_spec(name) is not None), "sglang")
@@ -31,7 +31,7 @@ def bad_disk(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def no_stores_left(tmp_path):
-    """A store takes its size on disk: none outlives its test, whatever became of it."""
+    """A store takes its size on disk: none outlives its test, also after a failure."""
     yield
     for store in tmp_path.rglob("*.store"):
         store.unlink()

@@ -301,7 +301,7 @@ for wrong in ([(16, slots * row)] * layers, [(ctypes.addressof(context), slots *
 pool = device.pool(k=tensors[:layers], v=tensors[layers:], page_tokens=tokens, slots=slots)
 host = pool.host_pool(16, sys.argv[2])
 stored = pool.store(host, range(8), range(8), after=stream.value)
-assert not stored.done(), "the fake does nothing that nobody waits for"
+assert not stored.done(), "the fake does nothing before a wait"
 loading = pool.load(host, range(8, 16), range(8), after=stored)
 loading.wait()
 assert all(ctypes.string_at(*tensor) == bytes(slots * row) for tensor in tensors)

@@ -99,7 +99,7 @@ def test_each_task_ends_by_its_deadline_but_loads_that_the_disk_has_and_no_faile
     assert said["anew"] == [[True, True], 2]
     # Loads that did not start end by their deadline.
     assert said["late"] == [0, 0] and said["took"] < 30
-    # Those that had reached the kernel are reported when it has answered, and right.
+    # Operations that had reached the kernel are reported when it has answered, with right results.
     assert said["early"] == [None] * 4
     assert said["good"] == [[2, 2]] * 4
     assert said["poisoned"] == 4, "a buffer was written after its task had been reported"

@@ -356,7 +356,7 @@ def test_events_name_what_was_evicted(tmp_path):
         all_stored, removed, number = set(), set(), 0
         until = time.monotonic() + 60
         while not removed:
-            assert time.monotonic() < until, "no eviction was told"
+            assert time.monotonic() < until, "no eviction was reported"
             engine.store(keys(8, f"chain {number}"))
             engine.forget()
             stored, removed = follow(engine)

@@ -32,7 +32,7 @@ pub struct Described {
     pub content: Content,
 }
 
-/// What a run knows of the present epoch.
+/// The state of a run in the present epoch.
 pub struct Epoch {
     pub index: Arc<Index>,
     /// By namespace. `None` while this epoch does not know the namespace.

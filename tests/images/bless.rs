@@ -6,7 +6,7 @@ use super::*;
 #[test]
 #[ignore = "writes the samples of the current version, with LARDER_BLESS"]
 fn bless() {
-    // Not by whoever runs all tests that are ignored.
+    // Not in a run of all ignored tests.
     assert!(std::env::var_os("LARDER_BLESS").is_some());
     for sample in SAMPLES {
         let directory = directory();
@@ -38,7 +38,7 @@ fn clean(volumes: &[PathBuf]) -> Listing {
     for seed in 10..20 {
         put(&store, "zeros", &chain(seed, 3));
     }
-    // Room for what the tests write, without any of the others having to go.
+    // Room for the writes of the tests, without an eviction.
     let id = store.namespace(&namespace("zeros")).unwrap();
     let deleted: Vec<_> = (18..20).flat_map(|seed| chain(seed, 3)).collect();
     assert!(store.delete(id, &deleted).unwrap() > 0);
@@ -114,7 +114,8 @@ fn unclean(volumes: &[PathBuf]) -> Listing {
     listing
 }
 
-/// A flipped bit in a page, in the descriptor block of another chain, in a header copy and in a superblock copy.
+/// A flipped bit in a page, in the descriptor block of another chain, in a header copy and in a
+/// superblock copy.
 fn damaged(volumes: &[PathBuf]) -> Listing {
     let (ragged, even, lost) = (chain(1, 6), chain(2, 4), chain(5, 1));
     let store = open(volumes, false);
@@ -166,7 +167,7 @@ fn two(volumes: &[PathBuf]) -> Listing {
     list(volumes, &BTreeSet::new(), Vec::new())
 }
 
-/// What is in the store now; `broken` are the keys of pages whose bytes were changed.
+/// The present content of the store. `broken` are the keys of pages whose bytes were changed.
 fn list(volumes: &[PathBuf], broken: &BTreeSet<String>, absent: Vec<(String, String)>) -> Listing {
     let (code, document, errors) = run("verify", volumes, &["--deep"]);
     let survey = survey(volumes);
@@ -184,7 +185,7 @@ fn list(volumes: &[PathBuf], broken: &BTreeSet<String>, absent: Vec<(String, Str
     }
 }
 
-/// Takes what tells of the machine out of the superblocks.
+/// Takes the properties of the machine out of the superblocks.
 fn neutral(volumes: &[PathBuf]) {
     for path in volumes {
         let file = File::options().read(true).write(true).open(path).unwrap();

@@ -1,10 +1,12 @@
-//! Whole stores and archives of every version ever released: each is opened, read, checked and written to by this version.
+//! Whole stores and archives of every version ever released: each is opened, read, checked and
+//! written to by this version.
 //!
-//! `tests/images/` holds, for each sample, its volumes in small (`tests/support/sparse.rs`) and a list of what is in it: every
-//! page, keys that are not there, and what `verify --deep` says. What a page holds follows from its key ([`content`]).
+//! `tests/images/` holds, for each sample, its volumes in small (`tests/support/sparse.rs`) and a
+//! list of its content: every page, absent keys, and the findings of `verify --deep`. The bytes of
+//! a page follow from its key ([`content`]).
 //!
-//! `LARDER_BLESS=1 cargo test -p larder --test images -- --ignored bless` writes the samples of the current version: for a new
-//! version, never to make a failing test of a released one pass.
+//! `LARDER_BLESS=1 cargo test -p larder --test images -- --ignored bless` writes the samples of the
+//! current version: for a new version, never to make a failing test of a released one pass.
 #![allow(clippy::unwrap_used)]
 
 mod bless;
@@ -60,8 +62,8 @@ const SAMPLES: [Sample; 4] = [
 /// An archive of the namespace `ragged` of the clean store.
 const ARCHIVE: &str = "v1-ragged.archive";
 
-/// Pages of a kilobyte in two parts that end within a block; of two blocks; and large ones of zeros, which fill segments and take no
-/// room in an image.
+/// Pages of a kilobyte in two parts that end within a block; of two blocks; and large ones of
+/// zeros, which fill segments and take no room in an image.
 const MODELS: [(&str, &[u32]); 3] = [
     ("ragged", &[1000, 300]),
     ("even", &[8192]),
@@ -75,12 +77,12 @@ struct Sample {
     volumes: usize,
 }
 
-/// What is in a sample.
+/// The content of a sample.
 #[derive(Serialize, Deserialize)]
 struct Listing {
     /// Whether it was closed in order.
     clean: bool,
-    /// What `verify --deep` exits with, and the findings: kind, volume, offset.
+    /// The exit status of `verify --deep`, and its findings: kind, volume, offset.
     verify_code: i32,
     findings: BTreeSet<(String, u64, u64)>,
     unfinished_pages: u64,
@@ -97,7 +99,8 @@ struct Listed {
     /// The first 24 digits of the key before it.
     parent: Option<String>,
     depth: u32,
-    /// Whether a sync covered it, whether its segment takes no more pages, and whether its bytes are what was put.
+    /// Whether a sync covered it, whether its segment takes no more pages, and whether its bytes
+    /// are those of its put.
     proven: bool,
     sealed: bool,
     whole: bool,
@@ -149,7 +152,7 @@ fn put(store: &Store, model: &str, keys: &[PageKey]) {
     }
 }
 
-/// Whether the store gives the page; what it gives must be right.
+/// Whether the store returns the page. Its bytes must be right.
 #[track_caller]
 fn has(store: &Store, id: NamespaceId, model: &str, key: &PageKey) -> bool {
     let expected = content(model, key);
@@ -309,7 +312,7 @@ fn every_sample_is_read_without_being_changed() {
         for page in &sample.listing().pages {
             let id = store.namespace(&namespace(&page.model)).unwrap();
             let hit = has(&store, id, &page.model, &page.key.parse().unwrap());
-            // A reader without the lock sees what is proven, where nothing is written any more.
+            // A reader without the lock sees proven pages, in segments that take no more writes.
             let expected = page.whole && page.proven && page.sealed;
             assert_eq!(hit, expected, "{}: {page:?}", sample.name);
         }
@@ -408,7 +411,7 @@ const COMMANDS: [&str; 11] = [
     "serve volume-0",
 ];
 
-/// Runs a command in a directory: how it ends, and what it says.
+/// Runs a command in a directory. Returns its exit status and its output.
 fn end_of(command: &str, directory: &Path) -> (Option<i32>, String) {
     let arguments: Vec<&str> = command.split(' ').collect();
     let mut command = larder(&arguments);
@@ -421,7 +424,7 @@ fn end_of(command: &str, directory: &Path) -> (Option<i32>, String) {
     (ended.code(), said)
 }
 
-/// What is in a directory: names and lengths.
+/// The files of a directory: names and lengths.
 fn files_in(directory: &Path) -> BTreeSet<(OsString, u64)> {
     let entries = std::fs::read_dir(directory).unwrap().map(Result::unwrap);
     entries

@@ -1,9 +1,11 @@
 //! A file with a volatile cache in front of it: a small FUSE file system that serves one file.
 //!
-//! Writes go to memory; a sync makes all of them durable. When the power is cut ([`Device::cut_power`]) every request fails from
-//! that instant on, so that nothing that was under way completes behind it. When it comes back ([`Device::restore_power`]), each
-//! block written since the last sync holds one of its versions, chosen by dice: what was durable, or any of those written; now and
-//! then the beginning of the newest in front of another, torn between sectors.
+//! Writes go to memory; a sync makes all of them durable. When the power is cut
+//! ([`Device::cut_power`]) every request fails from that instant on, so that nothing that was under
+//! way completes behind it. When it comes back ([`Device::restore_power`]), each block written
+//! since the last sync holds one of its versions, chosen by dice: the durable version, or a written
+//! one. Some blocks are torn between sectors: the beginning of the newest version, and the rest of
+//! another.
 //!
 //! The kernel caches nothing of the file (direct I/O), and locks on it are its own affair.
 
@@ -30,7 +32,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 const BLOCK_BYTES: usize = 4096;
 
-/// What a device writes whole or not at all.
+/// The unit that a device writes whole or not at all.
 const SECTOR_BYTES: usize = 512;
 
 /// The file's name in the mounted directory.
@@ -38,7 +40,7 @@ const NAME: &str = "store";
 
 const FILE: INodeNo = INodeNo(2);
 
-/// How long the kernel may believe what it was told of the file.
+/// How long the kernel may cache the attributes of the file.
 const BELIEF: Duration = Duration::from_secs(60);
 
 /// How long a killed process may take to let go of the file.
@@ -65,7 +67,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    /// What was written to each block since the last sync, the oldest first.
+    /// The writes to each block since the last sync, the oldest first.
     unsynced: BTreeMap<u64, Vec<Box<Block>>>,
     powerless: bool,
     /// Writes until the power goes by itself.
@@ -77,17 +79,18 @@ struct State {
     counts: Counts,
 }
 
-/// What has happened to the device.
+/// Counters of the device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
     /// Writes that were taken.
     pub writes: u64,
     /// Blocks that syncs made durable.
     pub synced: u64,
-    /// Blocks that were not synced when the power was cut, and how many of them did not keep what was written last.
+    /// Blocks that were not synced when the power was cut. `lost`: the number that did not keep
+    /// their last write.
     pub doubtful: u64,
     pub lost: u64,
-    /// Of the former, those that were cut in the middle.
+    /// The number of lost blocks that were torn.
     pub torn: u64,
 }
 
@@ -135,8 +138,8 @@ impl Device {
         self.shared.lock().powerless = true;
     }
 
-    /// The power goes with the next write after so many, and kills `child`, which writes. Returns when the child has ended, and
-    /// whether the power has gone.
+    /// The power goes with the next write after so many, and kills `child`, which writes. Returns
+    /// when the child has ended, and whether the power has gone.
     pub fn cut_power_after(&self, writes: u64, child: &mut Command) -> bool {
         self.shared.lock().writes_left = Some(writes);
         let mut child = child.spawn().unwrap();
@@ -152,7 +155,8 @@ impl Device {
         self.shared.lock().powerless
     }
 
-    /// Waits until nobody has the file open any more, lets the dice choose what each unsynced block holds, and works again.
+    /// Waits until the file is closed, chooses the content of each unsynced block by dice, and
+    /// works again.
     pub fn restore_power(&self, dice: &mut Pcg64Mcg) {
         let state = self.shared.lock();
         let waited = self
@@ -177,7 +181,7 @@ impl Device {
                 None => self.shared.durable(block).unwrap(),
             };
             if dice.random_ratio(1, 10) {
-                // Torn: it begins with what was written last.
+                // Torn: it begins with the last write.
                 let sectors = dice.random_range(0..=BLOCK_BYTES / SECTOR_BYTES);
                 let torn = sectors * SECTOR_BYTES;
                 bytes[..torn].copy_from_slice(&versions[newest][..torn]);

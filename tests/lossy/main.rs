@@ -1,8 +1,8 @@
-//! Power loss at random moments, over a device that forgets what was not synced: what was acknowledged as flushed is there. Power
-//! loss at every write of the tools that change a store. And sectors that cannot be read.
+//! Power loss at random moments, over a device that loses unsynced writes: flushed pages are there.
+//! Power loss at every write of the tools that change a store. And sectors that cannot be read.
 //!
-//! Needs FUSE and the right to mount; where either is missing it says so and passes. `LARDER_KILLS=n` makes n power losses
-//! instead of the usual number.
+//! Needs FUSE and the right to mount. Without them it reports the skip and passes.
+//! `LARDER_KILLS=n` makes n power losses instead of the usual number.
 #![allow(clippy::unwrap_used)]
 
 mod device;
@@ -45,8 +45,8 @@ fn power_loss(stage: &mut Stage, device: &Device, promise: Promise) -> bool {
     was_cut
 }
 
-/// Cuts the power under writers until `enough` times, or until the stage is used up. Returns how often, and how many blocks were
-/// lost; `None` without a device.
+/// Cuts the power under writers until `enough` times, or until the stage is used up. Returns how
+/// often, and how many blocks were lost; `None` without a device.
 fn power_losses(stage: &mut Stage, enough: usize) -> Option<(usize, u64)> {
     let device = device_under(stage)?;
     let mut losses = 0;

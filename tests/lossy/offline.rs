@@ -1,5 +1,5 @@
-//! The power goes at one write after the other of `compact` and of `verify --repair`: run again, each ends as if it never had, with
-//! every page.
+//! The power goes at one write after the other of `compact` and of `verify --repair`: run again,
+//! each ends as if it never had, with every page.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,8 @@ const SEGMENT_BYTES: u64 = 16 << 20;
 /// Power losses of each command, unless more are asked for.
 const LOSSES: usize = 12;
 
-/// A store of conversations that were written in turns, most of it in one segment. Returns the key of one of its pages.
+/// A store of conversations that were written in turns, most of it in one segment. Returns the key
+/// of one of its pages.
 fn stage(seed: u64) -> (Stage, String) {
     let mut stage = Stage::new(1, "128MiB", seed);
     let mut writer = stage.writer(Promise::Kill);
@@ -46,7 +47,8 @@ fn good_pages(stage: &Stage) -> u64 {
     found["deep"]["good_pages"].as_u64().unwrap()
 }
 
-/// Runs a command on the stage's store with the power going after some writes, for many numbers of them.
+/// Runs a command on the stage's store with the power going after some writes, for many numbers of
+/// them.
 fn at_many_writes(stage: &mut Stage, command: &str, options: &[&str]) {
     let backing = stage.store.clone();
     let packed = sparse::pack(&backing);

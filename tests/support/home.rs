@@ -11,10 +11,10 @@ use tempfile::TempDir;
 
 use super::{directory, larder, report, says, text};
 
-/// Bytes of a segment, where nothing else is said.
+/// Bytes of a segment, by default.
 pub const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// Segments of each volume, where nothing else is said.
+/// Segments of each volume, by default.
 pub const SEGMENTS: u64 = 8;
 
 /// A directory on a real filesystem, and the path of a store in it.
@@ -77,7 +77,7 @@ impl Home {
         report(&self.arguments(command, options), code)
     }
 
-    /// Runs a command for people that must end with `code` and say all of `words`.
+    /// Runs a command without `--json`. It must end with `code` and print all of `words`.
     #[track_caller]
     pub fn says(&self, command: &str, options: &[&str], code: i32, words: &[&str]) {
         says(&self.arguments(command, options), code, words);

@@ -1,5 +1,5 @@
-//! What every test owes whoever reads its output: what it leaves out it says, what it waits for it does not wait for without end,
-//! and nothing that it started outlives it.
+//! Rules for all tests: a test reports each part that it skips, its waits have a limit, and its
+//! processes end with it.
 #![allow(dead_code)]
 
 use std::fmt::Display;
@@ -7,24 +7,24 @@ use std::io::Write;
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-/// How long anything is waited for: longer than a busy machine takes for it.
+/// Limit of each wait: more than a busy machine needs.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Says what is not tested here, and why. Past libtest, which shows what `eprintln!` prints of tests that fail alone, and in one
-/// piece: `tests/run` gathers these lines.
+/// Reports a skipped part of a test, and the reason. It does not use `eprintln!`, because libtest
+/// shows that output of failed tests only. The line is written in one piece, for `tests/run`.
 pub fn skipped(what: &str, why: impl Display) {
     let line = format!("SKIPPED: {what}, {why}\n");
     let written = std::io::stderr().write_all(line.as_bytes());
     written.expect("standard error");
 }
 
-/// Asks again and again until it is so: another thread, or another process, is on its way there.
+/// Waits until a condition holds that another thread or process brings about.
 #[track_caller]
 pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     found(what, || is_so().then_some(()));
 }
 
-/// Looks again and again until it is there.
+/// Waits until `look` finds a value.
 #[track_caller]
 pub fn found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let until = Instant::now() + PATIENCE;
@@ -37,7 +37,7 @@ pub fn found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A process that ends with its test, whatever becomes of that.
+/// A process that ends with its test, also when the test fails.
 pub struct Process(pub Child);
 
 impl Drop for Process {

@@ -1,7 +1,8 @@
-//! Volumes in small files: only what is not zero.
+//! Volumes in small files: only the blocks that are not zero.
 //!
 //! ```text
-//!  "LARDER VOLUME 1\n"   its length in bytes (8)   then, of each block that is not zero:   offset (8)  length (4)  bytes
+//! "LARDER VOLUME 1\n" its length in bytes (8) then, of each block that is not zero: offset (8)
+//! length (4) bytes
 //! ```
 //!
 //! Numbers are little-endian. The zeros at the end of a block are left out as well.

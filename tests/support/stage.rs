@@ -1,8 +1,8 @@
-//! A stage for kills: a store, the log of what it has acknowledged, and dice.
+//! A stage for kills: a store, the log of its acknowledged pages, and dice.
 //!
-//! Each round a command is started on the store and killed at a moment that the dice choose; then the store must verify as sound
-//! and give nothing wrong, and says which of the pages in its log it still has ([`Stage::check`]). Any command can be put on the stage: one that writes pages
-//! ([`Stage::writer`]), or one that only rearranges them ([`Stage::larder`]).
+//! Each round starts a command on the store and kills it at a random moment. Then the store must
+//! verify as sound and return no wrong byte. [`Stage::check`] returns the pages of the log that it
+//! still has. A command may write pages ([`Stage::writer`]) or only move them ([`Stage::larder`]).
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -21,7 +21,8 @@ use super::{larder, make_trace, text};
 /// Longest life of a command that is killed after a time rather than after some progress.
 const DELAY_MAX: Duration = Duration::from_millis(120);
 
-/// Most bytes by which the log of a command grows before it is killed: a thousand lines of 69 bytes, a page each.
+/// Most bytes by which the log of a command grows before it is killed: a thousand lines of 69
+/// bytes, a page each.
 const GROWTH_MAX: u64 = 1 << 16;
 
 /// Requests of a trace: more than any command gets to serve.
@@ -37,12 +38,12 @@ pub struct Stage {
     pub dice: Pcg64Mcg,
 }
 
-/// What a writer is told to be durable before it acknowledges a page.
+/// The durability of a page at the moment of its acknowledgement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Promise {
-    /// What survives a kill.
+    /// The page survives a kill.
     Kill,
-    /// What survives power loss.
+    /// The page survives power loss.
     PowerLoss,
 }
 
@@ -82,7 +83,8 @@ impl Stage {
         child
     }
 
-    /// A command that writes pages which the store has not seen, on a disk and with syncs that the dice choose.
+    /// A command that writes pages which the store has not seen, on a disk and with syncs that the
+    /// dice choose.
     pub fn writer(&mut self, promise: Promise) -> Command {
         let trace = self.beside("trace.jsonl");
         make_trace(&trace, REQUESTS, self.dice.random());
@@ -115,11 +117,13 @@ impl Stage {
         child
     }
 
-    /// Starts a command and, at a moment that the dice choose, calls `strike`, which must kill it; false when it had ended by then.
+    /// Starts a command and, at a moment that the dice choose, calls `strike`, which must kill it;
+    /// false when it had ended by then.
     pub fn interrupt(&mut self, mut command: Command, strike: impl FnOnce(&mut Child)) -> bool {
         let by_growth: bool = self.dice.random();
         let delay = self.dice.random_range(Duration::ZERO..DELAY_MAX);
-        // Small numbers as likely as large ones: the beginning is where a store is opened and recovered.
+        // Small numbers as likely as large ones: the beginning is where a store is opened and
+        // recovered.
         let growth = 1 << self.dice.random_range(1..=GROWTH_MAX.ilog2());
         let until = length(&self.log) + self.dice.random_range(growth / 2..growth) + 1;
         let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
@@ -176,12 +180,14 @@ impl Stage {
         puts.next().unwrap().to_owned()
     }
 
-    /// Starts a command and kills it at a moment that the dice choose; false when it had ended by then.
+    /// Starts a command and kills it at a moment that the dice choose; false when it had ended by
+    /// then.
     pub fn kill(&mut self, command: Command) -> bool {
         self.interrupt(command, |child| child.kill().unwrap())
     }
 
-    /// The store must be sound and give nothing wrong; the report, which says what it has lost of what it owed.
+    /// The store must be sound and return no wrong byte. Returns the report, with the acknowledged
+    /// pages that are lost.
     #[track_caller]
     pub fn check(&self) -> Value {
         let found = self
@@ -206,8 +212,9 @@ impl Stage {
 /// A capacity in which nothing has to be evicted before [`is_used_up`].
 pub const AMPLE: &str = "2GiB";
 
-/// Whether a stage of [`AMPLE`] capacity has seen enough: a kill leaves some segments filled in part, two a volume at most, which
-/// count as used until reclaim has come round to them. So do as many pages as a few segments hold.
+/// Whether a stage of [`AMPLE`] capacity has seen enough: a kill leaves some segments filled in
+/// part, two a volume at most, which count as used until reclaim has come round to them. So do as
+/// many pages as a few segments hold.
 pub fn is_used_up(kills: usize, report: &Value) -> bool {
     kills >= 20 || report["check"]["acknowledged_pages"].as_u64().unwrap() > 2000
 }

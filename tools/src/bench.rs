@@ -76,7 +76,7 @@ pub struct BenchArgs {
     /// The store, or a backend's directory; it must exist (`larder create --prewrite`)
     #[arg(value_parser = place::parser())]
     path: PathBuf,
-    /// What to measure
+    /// The operation to measure
     #[arg(long, value_enum)]
     op: What,
     /// Size of a page over all its parts [default: 4MiB; 4KiB for exists]

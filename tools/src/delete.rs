@@ -48,7 +48,7 @@ struct DeleteReport {
     namespaces: Vec<NamespaceRow>,
     /// Pages deleted, or that would be.
     deleted_pages: u64,
-    /// Namespaces whose record is lost, of pages that nobody can read or name.
+    /// Namespaces whose record is lost: their pages cannot be read or named.
     nameless_namespaces: u64,
     /// Whether the operator ended it.
     interrupted: bool,

@@ -102,7 +102,7 @@ impl StoreArgs {
 
 impl StoreArgs {
     /// Splits pages with wrong bytes: pages that are lost, and the number of the others. An owner,
-    /// perhaps one that came meanwhile, may have moved or dropped a page between the survey and the
+    /// perhaps a later one, may have moved or dropped a page between the survey and the
     /// read. So the store is surveyed once more: a page still recorded at the place of the read is
     /// lost.
     pub fn departed(&self, bad: Vec<BadPage>) -> (Vec<BadPage>, u64) {

@@ -30,7 +30,7 @@ const PREFIX_DIGITS: usize = 24;
 /// Namespaces that the summary names.
 const NAMESPACES_SHOWN: usize = 8;
 
-/// Show what is in a store, also when it is in use, damaged or was not closed
+/// Show the content of a store, also when it is in use, damaged or was not closed
 ///
 /// Exit codes: 0 shown, 1 shown and damage found, 2 usage, 3 there is no store.
 #[derive(Args, Debug)]

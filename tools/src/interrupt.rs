@@ -77,7 +77,7 @@ impl Interrupt {
         self.0.flag.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until a signal has come, or for `patience`. Whether one has come.
+    /// Sleeps until a signal has come, or for `patience`. Returns whether one has come.
     pub fn wait(&self, patience: Duration) -> bool {
         let guard = self.0.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self

@@ -139,7 +139,7 @@ pub fn with_any<T>(
     options: OpenOptions,
     work: impl FnOnce(&Store) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    // A store that nobody serves is opened alone: attaching would wait for its holder.
+    // A store without an owner that serves it is opened alone: attaching would wait for its holder.
     let store = match larder_engine::report(path) {
         Ok(_) => Store::attach(path, options)?,
         Err(_) => Store::open(path, options)?,

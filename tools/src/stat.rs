@@ -87,7 +87,7 @@ struct StatReport {
     disk_reason: String,
 }
 
-/// What all processes did, under this owner and the owners before it.
+/// Counters of all processes, under this owner and the owners before it.
 #[derive(Serialize)]
 struct TotalCounts {
     counts: Counts,

@@ -1,4 +1,5 @@
-//! `larder create`: what it takes for its own and what for somebody's, what it says, and what is left of one that is ended.
+//! `larder create`: files that it replaces and files that it refuses, its messages, and the rest of
+//! an interrupted run.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -37,7 +38,8 @@ fn creates(path: &Path, options: &[&str]) {
     ends(&creation(path, options), 0);
 }
 
-/// Runs a creation that must end with `code` and a message that holds all of `words`, also as a dry run.
+/// Runs a creation that must end with `code` and a message that holds all of `words`, also as a dry
+/// run.
 #[track_caller]
 fn fails(path: &Path, options: &[&str], code: i32, words: &[&str]) -> String {
     let creation = creation(path, options);
@@ -216,7 +218,7 @@ fn smaller_segments_are_advised_only_where_they_would_do() {
     fails(&path, &large, 2, &["or smaller segments"]);
 }
 
-/// Ends a command that writes every block once it has begun; what it printed.
+/// Ends a command that writes every block after it has begun. Returns its output.
 #[track_caller]
 fn interrupted(path: &Path, arguments: &[&str], signal: Signal, begun: &dyn Fn() -> bool) -> Value {
     let mut child = start(path, &[arguments, &["--prewrite", "--json"]].concat());
@@ -271,7 +273,7 @@ fn a_growth_after_one_that_was_killed_has_its_own_size_and_writes_all_that_it_ad
     let size = grown.to_string();
     creates(&path, &["--grow", "--size", &size, "--prewrite"]);
     assert_eq!(length(), grown);
-    // What is allocated and was never written is a hole to the kernel.
+    // Allocated bytes that were never written are a hole to the kernel.
     let file = std::fs::File::open(&path).unwrap();
     match rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(before)) {
         Ok(hole) => assert_eq!(hole, grown),

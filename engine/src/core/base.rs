@@ -1,5 +1,5 @@
-//! What all rooms share: the configuration, the index, the clock, serials, watermarks, and the way
-//! out of the core.
+//! The state that all rooms share: the configuration, the index, the clock, serials, watermarks,
+//! and the way out of the core.
 //!
 //! Two ways lead out of a room. An [`Effect`] leaves the core. An [`Event`] goes up to a room
 //! above: the loop in `core` hands it on after the call that caused it.
@@ -50,7 +50,7 @@ pub(super) enum Event {
     Released(SegmentId),
     /// There may be room for records that found none before.
     MoreRoom,
-    /// All pages of a batch of copies have their status. Whether all were copied.
+    /// All pages of a batch of copies have their status. True if all were copied.
     CopiesSettled(bool),
     /// Reclaim may be wanted.
     CheckReclaim,
@@ -202,7 +202,7 @@ impl Base {
         self.ios.is_empty()
     }
 
-    /// Makes reclaim look again after a while. When that is.
+    /// Makes reclaim look again after a while. Returns the time of that.
     pub(super) fn retry_later(&mut self) -> u64 {
         let due = self.now_ms.saturating_add(RETRY_MS);
         self.retry_ms = Some(due);

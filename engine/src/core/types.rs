@@ -55,7 +55,7 @@ pub struct PageCopy {
     pub to: Extent,
 }
 
-/// What became of a copy.
+/// The outcome of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
     /// Its bytes hold their checksum, and have been written.
@@ -64,7 +64,8 @@ pub enum Copied {
     NotWritten,
     /// The page could not be read this time. Nothing was written.
     NotRead,
-    /// The page is not what was put, or the medium does not give it. Nothing was written.
+    /// The page has other bytes than were put, or the medium does not return it. Nothing was
+    /// written.
     Damaged(Finding),
 }
 

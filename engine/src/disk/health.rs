@@ -2,8 +2,8 @@
 //!
 //! An NVMe drive reports it in its SMART log page (NVM Express Base Specification 2.0, 5.16.1.3). A
 //! SATA drive reports it in the attributes of its SMART data (ATA/ATAPI Command Set 3, 7.52). The
-//! attributes read here are those that vendors agree on. Both questions need root, and change
-//! nothing on the drive.
+//! attributes read here are the ones with the same meaning for all vendors. Both questions need
+//! root, and change nothing on the drive.
 //!
 //! Drives behind RAID controllers, virtual disks and file systems over several drives report
 //! nothing here.
@@ -17,7 +17,7 @@ use std::path::Path;
 /// Bytes of an NVMe log page, and of ATA SMART data.
 pub const PAGE_BYTES: usize = 512;
 
-/// What a drive reports. `None` where it does not report a value.
+/// A drive's report. `None` for a value that it does not report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Health {
     /// The drive itself reports a failure: worn out, read-only, no spare blocks, or too hot.

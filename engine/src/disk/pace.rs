@@ -1,9 +1,9 @@
 //! Reads first: the rate of writes while reads are in progress.
 //!
-//! A read in flight, or one that ended just now, is a *claim* on the volume's device. While there
-//! is a claim, writes of puts and all background operations are *paced*: they get a rate, and few
-//! of their bytes are in flight at once. Without a claim only their bytes in flight are bounded, so
-//! that a first read finds a short queue.
+//! A read is a *claim* on the volume's device while it is in flight, and shortly after its end.
+//! While there is a claim, writes of puts and all background operations are *paced*: they get a
+//! rate, and few of their bytes are in flight at once. Without a claim only their bytes in flight
+//! are bounded, so that a first read finds a short queue.
 //!
 //! The rate follows the slow-down of reads: the time that the device takes for their bytes, divided
 //! by the time that it takes while nothing paced is in flight. Above [`SLOWDOWN`] the rate falls in
@@ -48,13 +48,13 @@ const REST_EVERY: Nanos = 500 * MS;
 /// The write speed that is assumed before one was measured, in bytes per second.
 const SPEED_MIN: f64 = (128 << 20) as f64;
 
-/// Most paced bytes in flight beside a claim: the larger of this and of what the rate gives in this
-/// time. One operation is always possible.
+/// Most paced bytes in flight beside a claim: this, or the bytes of this time at the paced rate, if
+/// they are more. One operation is always possible.
 const BESIDE_BYTES_MIN: u64 = 2 << 20;
 const BESIDE_TIME: Nanos = 50 * MS;
 
-/// Most paced bytes in flight without a claim: the larger of this and of what the device writes in
-/// this time.
+/// Most paced bytes in flight without a claim: this, or the bytes that the device writes in this
+/// time, if they are more.
 const FREE_BYTES_MIN: u64 = 8 << 20;
 const FREE_TIME: Nanos = 16 * MS;
 
@@ -81,7 +81,7 @@ const SLOWDOWN_MAX: f64 = 64.0;
 const SIZES: usize = 6;
 const COUNTS: usize = 6;
 
-/// What processes tell each other about one volume: in a cache line of its own, valid with any
+/// The state of one volume that processes share: in a cache line of its own, valid with any
 /// content.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
@@ -123,7 +123,7 @@ impl Words {
     fn unpaced(&self, now: Nanos) -> Option<u64> {
         let (begun, ended) = (self.begun.load(Relaxed), self.ended.load(Relaxed));
         if begun != ended && self.paced_at.load(Relaxed).abs_diff(now) > 20 * CLAIM {
-            // Operations of a killed process, which nobody ended.
+            // Operations of a killed process: they are never reported as ended.
             self.ended.store(begun, Relaxed);
         }
         (begun == ended).then_some(begun)
@@ -187,7 +187,7 @@ impl Pace {
         }
     }
 
-    /// Operations have ended. Those that were seen at once are passed at once.
+    /// Operations have ended. Ends that were seen together come in one call.
     pub(crate) fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
         if ended.reads > 0 {
             self.reads.end(words, ended, now);
@@ -252,7 +252,7 @@ impl Measured {
     }
 }
 
-/// The reads of calls: what the device takes for them, alone and beside paced operations.
+/// The reads of calls, and their device times: alone, and beside paced operations.
 #[derive(Debug, Default)]
 struct Reads {
     count: u64,

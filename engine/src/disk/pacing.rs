@@ -1,4 +1,4 @@
-//! Pacing as a store uses it: the words of its volumes, and what pacing did.
+//! Pacing as a store uses it: the words of its volumes, and the counters.
 //!
 //! Owns: the words of all volumes, and the counters of this process. [`pace`](super::pace) decides.
 //!
@@ -57,7 +57,7 @@ enum Memory {
     Page(Sealed),
 }
 
-/// What pacing did on one volume.
+/// The counters of one volume.
 #[derive(Debug, Default)]
 struct Volume {
     /// The last rate, in bytes per second.
@@ -138,7 +138,7 @@ impl Pacing {
         counters.paced_bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Fills in what pacing did in this process.
+    /// Fills in the counters of this process.
     pub(crate) fn count_into(&self, stats: &mut Stats) {
         (stats.paced_writes, stats.paced_bytes) = (0, 0);
         (stats.paced_rate, stats.read_slowdown) = (0, 0.0);

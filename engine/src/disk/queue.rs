@@ -45,7 +45,7 @@ pub(super) enum Next {
     Start(Op),
     /// Not to be started any more: its deadline has passed.
     Late(Op),
-    /// What is left waits: until this moment, or until another operation has ended.
+    /// The remaining operations wait: until this moment, or until another operation has ended.
     Held(Option<Nanos>),
     /// There is none.
     Nothing,

@@ -1,8 +1,8 @@
 //! The choice of the next page to evict by a policy of another crate, in place of `Lru`.
 //!
-//! The index keeps what such a policy sees and the entries do not have: 8 bytes a slot (depth, hits
-//! and hint), the blocks of a page of each namespace, and the time of some stamps. Without a policy
-//! none of this exists.
+//! The index keeps the facts that such a policy sees and the entries lack: 8 bytes a slot (depth,
+//! hits and hint), the blocks of a page of each namespace, and the time of some stamps. Without a
+//! policy none of this exists.
 //!
 //! Uses come from readers, who hold the read lock. They are noted, and reported to the policy under
 //! the write lock: before it decides anything, before a page leaves, and when there are
@@ -211,7 +211,7 @@ impl Chosen {
         }
     }
 
-    // ---- what the policy is given
+    // ---- the facts for the policy
 
     pub(super) fn arrived(&mut self, view: View<'_>, id: PageId, told: Told) {
         self.seen.tell(view.slab, id, told);
@@ -219,7 +219,7 @@ impl Chosen {
         self.policy.arrived(PageNumber(id.0), &facts);
     }
 
-    /// A page is about to leave. Whether its slot is set aside, and so stays QUEUED.
+    /// A page is about to leave. Returns whether its slot is set aside, and so stays QUEUED.
     pub(super) fn left(&mut self, view: View<'_>, id: PageId, why: Departure) -> bool {
         let facts = self.seen.facts(view, id);
         self.policy.left(PageNumber(id.0), &facts, why);
@@ -231,7 +231,7 @@ impl Chosen {
         self.policy.file(PageNumber(id.0), &facts);
     }
 
-    /// Notes uses of pages by a reader. Whether they are to be reported at once.
+    /// Notes uses of pages by a reader. Returns whether they are to be reported at once.
     pub(super) fn note_uses(&self, ids: &[PageId], by: Use, hint: Option<Hint>) -> bool {
         let mut noted = self.noted.lock();
         let found = ids.iter().filter(|id| **id != PageId::NONE);

@@ -1,8 +1,8 @@
-//! A growable array that never moves what it holds.
+//! A growable array that never moves its elements.
 //!
 //! A `Vec` of ten million entries doubles by copying 320 MB while every lookup waits, and then
-//! holds up to twice what it needs. This one grows by chunks of [`CHUNK`] elements: no element ever
-//! moves, and at most one chunk is allocated ahead of use.
+//! holds up to twice the memory that it needs. This one grows by chunks of [`CHUNK`] elements: no
+//! element ever moves, and at most one chunk is allocated ahead of use.
 
 /// Elements in one chunk.
 pub(super) const CHUNK: usize = 1 << CHUNK_BITS;

@@ -51,8 +51,8 @@ impl Counted {
         }
     }
 
-    /// Takes a lease of a stored page that takes so many blocks. Whether it is the page's first;
-    /// `None` if it is refused.
+    /// Takes a lease of a stored page that takes so many blocks. Returns whether it is the page's
+    /// first; `None` if it is refused.
     pub(super) fn take(&mut self, id: PageId, blocks: u32) -> Option<bool> {
         if let Some(count) = self.counts.get_mut(&id.0) {
             count.leases = count.leases.saturating_add(1);
@@ -68,7 +68,7 @@ impl Counted {
         Some(true)
     }
 
-    /// Returns a lease; whether it was the page's last.
+    /// Returns a lease. Returns whether it was the page's last.
     pub(super) fn give_back(&mut self, id: PageId) -> bool {
         let Some(count) = self.counts.get_mut(&id.0) else {
             return false;
@@ -77,7 +77,7 @@ impl Counted {
         count.leases == 0 && self.end(id)
     }
 
-    /// Ends all leases of a page; whether it had some.
+    /// Ends all leases of a page. Returns whether it had some.
     pub(super) fn end(&mut self, id: PageId) -> bool {
         let ended = self.counts.remove(&id.0);
         self.blocks -= ended.map_or(0, |count| u64::from(count.blocks));

@@ -99,7 +99,7 @@ pub struct Publish {
     pub checksum: u64,
     /// Found by recovery above the synced commit number: its write may not have completed.
     pub unproven: bool,
-    /// What a policy may want to know.
+    /// Facts for policies.
     pub told: Told,
 }
 

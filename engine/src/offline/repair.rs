@@ -193,7 +193,7 @@ impl DamagedPage {
 /// # Errors
 /// [`StoreError::Locked`] when a process has the store open; else as for an open. So any flaw in
 /// [`Repair::beyond`] is an error unless the options set `degraded`. After any error the store is
-/// as after a crash: sound, less what was damaged before.
+/// as after a crash: sound, without the parts that were damaged before.
 pub fn repair(
     path: &Path,
     options: &OpenOptions,

@@ -471,7 +471,7 @@ fn is_behind(blocks: &[DescriptorBlock], block: &DescriptorBlock) -> bool {
     last.is_some_and(|last| last > block.header.commit)
 }
 
-/// Reads the descriptor blocks of a victim's generation, without those that recovery did not take
+/// Reads the descriptor blocks of a victim's generation, except blocks that recovery did not take
 /// in: reclaim would write their records again, and they would count from then on. `spot` is the
 /// location of the segment.
 pub fn read_descriptors(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> Descriptors {
@@ -500,7 +500,7 @@ pub fn read_descriptors(disk: &dyn Disk, spot: &Spot, victim: &Victim) -> Descri
     read
 }
 
-/// Reports listed blocks that do not hold what was written. A block above `proven` is no damage: a
+/// Reports listed blocks with other bytes than were written. A block above `proven` is no damage: a
 /// crash left it, in a segment whose header recovery wrote, or while records were being added after
 /// the last block.
 fn report_holes(spot: &Spot, proven: Serial, holes: &[(u32, Damage)], scan: &mut SegmentScan) {

@@ -1,6 +1,6 @@
 //! The owner's directory of the staging area: which pages are staged, and where.
 //!
-//! If several processes want a page, the first one that asks reads it straight into a slot, and all
+//! If several processes want a page, the first of them reads it straight into a slot, and all
 //! of them copy it from there, the reader included. When ranks walk the same pages in the same
 //! order, the rank that is ahead reads for the rest.
 //!

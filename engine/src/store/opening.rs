@@ -148,7 +148,7 @@ fn recover_current<E: Extra>(
 }
 
 /// Writes the new epoch to every volume, then the headers that recovery asked for. If the header of
-/// a segment cannot be written, the segment is left alone, like one that cannot be read. The
+/// a segment cannot be written, the segment is left alone, like an unreadable segment. The
 /// remaining adoptions have been carried out.
 pub(crate) fn begin_run(
     volumes: &mut Volumes,

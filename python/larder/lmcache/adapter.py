@@ -1,4 +1,4 @@
-"""``LarderL2Adapter``: LMCache's calls. None of those that its controllers make waits for the disk,
+"""``LarderL2Adapter``: LMCache's calls. No call of its controllers waits for the disk,
 or raises.
 """
 
@@ -58,7 +58,7 @@ _EARLY_MAX = 1 << 16
 
 
 def _locked_out(fallback: Any) -> Callable[[Callable], Callable]:
-    """A call that never raises into LMCache's controllers: what goes wrong is logged and answered
+    """A call that never raises into LMCache's controllers: errors are logged and answered
     by ``fallback``.
     """
 
@@ -145,7 +145,7 @@ class LarderL2Adapter(L2AdapterInterface):
         return region, memory.align_bytes
 
     def _restore_usage(self) -> None:
-        """Usage begins with what the store holds; LMCache's base class counts from zero."""
+        """Usage begins with the content of the store. LMCache's base class counts from zero."""
         with self._usage_lock:
             self._bytes_by_cache_salt.update(self._ledger.usage())
             self._total_bytes_used = sum(self._bytes_by_cache_salt.values())
@@ -345,7 +345,7 @@ class LarderL2Adapter(L2AdapterInterface):
         )
 
     def _row(self, memory: MemoryObj) -> Optional[int]:
-        """The row of a buffer in the arena; None for one that lies elsewhere."""
+        """The row of a buffer in the arena; None for a buffer elsewhere."""
         if self._arena is None:
             return None
         offset = memory.data_ptr - self._arena.address
@@ -386,7 +386,7 @@ class LarderL2Adapter(L2AdapterInterface):
             self._said.add(topic)
             logger.warning("larder: %s", line)
 
-    # --- what the store holds
+    # --- the content of the store
 
     def register_listener(self, listener: L2AdapterListener) -> None:
         """Registers a listener, and names to it the chunks that are stored already."""
@@ -471,7 +471,7 @@ class LarderL2Adapter(L2AdapterInterface):
             "store": {name: stats[name] for name in _SHOWN if name in stats},
         }
 
-    # --- the thread for what may wait
+    # --- the thread for work that may wait
 
     def _keep(self) -> None:
         """Renews leases, follows evictions, writes the ledger."""
@@ -537,9 +537,9 @@ class LarderL2Adapter(L2AdapterInterface):
             self._compare()
 
     def _compare(self, is_start: bool = False) -> None:
-        """Strikes out what the store does not have, by its own lists: after a start, and where its
-        evictions are not known. At a start also enters what was stored just before a kill. Raises
-        ``larder.StoreError``.
+        """Strikes out chunks that the store does not have, by its own lists: after a start, and where
+        its evictions are not known. At a start it also enters chunks that were stored just before a
+        kill. Raises ``larder.StoreError``.
         """
         is_done = True
         held = {digest: pages for digest, pages, _ in self._store.usage()}
@@ -604,7 +604,7 @@ class LarderL2Adapter(L2AdapterInterface):
                 "larder: the store was not closed cleanly, and is recovered at the next start: %s",
                 error,
             )
-        # Stores that nobody has asked for are stored nevertheless.
+        # Stores whose result was not asked for are finished nevertheless.
         self.pop_completed_store_tasks()
         self._ledger.close()
         self._is_closed = True
@@ -633,7 +633,7 @@ class _Buffers(Part):
         self.region = region
 
 
-#: What the status shows of the store.
+#: Fields of the store in the status.
 _SHOWN = (
     "pages",
     "live_bytes",

@@ -11,7 +11,7 @@ from larder import _larder
 #: The release that the tests run against.
 TESTED = "0.5.6"
 
-#: What an adapter of ours is named by.
+#: The name of our adapter.
 NAMES = {"type": "plugin", "module_path": "larder.lmcache", "class_name": "LarderL2Adapter"}
 
 

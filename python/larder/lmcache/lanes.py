@@ -90,8 +90,8 @@ class Lane:
         parts: Sequence[Part],
         call: Callable[[Queue, Part], int],
     ) -> int:
-        """A task of these parts, each given to the queue by ``call``. Never raises: what cannot be
-        submitted fails.
+        """A task of these parts, each given to the queue by ``call``. Never raises: rejected work
+        fails.
         """
         with self._guard:
             task = task_of(next(self._numbers))
@@ -179,7 +179,7 @@ class Lane:
         return queue.stuck if queue is not None else 0
 
     def close(self, timeout: float) -> bool:
-        """Refuses further jobs and waits for those that run. False when ``timeout`` passed first:
+        """Refuses further jobs and waits for running jobs. False when ``timeout`` passed first:
         then call it again.
         """
         queue = self._queue

@@ -87,8 +87,8 @@ class Ledger:
         return self._next
 
     def add(self, found: Iterable[tuple[Any, Space]], is_written: bool = False) -> list[Entry]:
-        """Enters chunks; returns those that are new. ``is_written``: they were not in the store
-        before, so that what was known of them is out of date.
+        """Enters chunks. Returns the new ones. ``is_written``: they were not in the store
+        before, so that earlier facts about them are out of date.
         """
         added = []
         with self._guard:
@@ -112,7 +112,7 @@ class Ledger:
         return added
 
     def remove(self, keys: Iterable[Any], before: Optional[int] = None) -> list[Entry]:
-        """Strikes out chunks; returns those that were entered. ``before``: a mark; later entries
+        """Strikes out chunks. Returns the entered ones. ``before``: a mark; later entries
         stay.
         """
         removed = []
@@ -157,7 +157,7 @@ class Ledger:
         space_of: Callable[[Place, Layout], Optional[Space]],
         key_of: Callable[[Place, bytes], Any],
     ) -> None:
-        """Enters what the file has of this configuration. What it has of other weights is
+        """Enters the file's chunks of this configuration. Chunks of other weights are
         deleted.
         """
         if self._file is None:

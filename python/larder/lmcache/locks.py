@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any, Callable, Iterable
 
-#: Seconds after which a lock that nobody returns lapses: as long as LMCache's own locks on its L1.
+#: Seconds after which a lock lapses if it is not returned: the time of LMCache's locks on its L1.
 TTL = 300.0
 
 

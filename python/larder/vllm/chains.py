@@ -9,7 +9,7 @@ _Place = tuple[bytes, int]
 
 
 def _depth(place: int, chunk_tokens: int) -> int:
-    """How many chunks lie before one that ends here; the last of a request may be partial."""
+    """Number of chunks before the one that ends here. The last one of a request may be partial."""
     return max(0, -(-place // chunk_tokens) - 1)
 
 
@@ -64,7 +64,7 @@ class Chain:
         return [0, *(at for at, is_next in enumerate(follows, 1) if not is_next)]
 
     def note(self, group: bytes, key: bytes, request: Any) -> None:
-        """Remembers the last chunk that was loaded: what is stored next follows it."""
+        """Remembers the last loaded chunk: the next stored chunk follows it."""
         self._keys[group, request.get_offload_key_position(key) or 0] = key
 
     def _at(self, place: _Place, request: Any) -> Optional[bytes]:

@@ -32,7 +32,7 @@ class Fact(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What the configuration does not say of the server."""
+    """Facts of the server that are not in the configuration."""
 
     #: Bytes of a chunk.
     chunk_bytes: Optional[int] = None

@@ -54,7 +54,7 @@ class Jobs:
         self._parts[number] = Part(job, keys)
 
     def take(self, number: int) -> Optional[Part]:
-        """The part that finished. The caller hands it to ``end``, whatever becomes of it."""
+        """The part that finished. The caller hands it to ``end``, also after a failure."""
         return self._parts.pop(number, None)
 
     def end(self, job: Job) -> None:

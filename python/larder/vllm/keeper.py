@@ -1,4 +1,4 @@
-"""The thread for what may wait: attaching later, new namespaces, statistics, evictions. vLLM's
+"""The thread for work that may wait: attaching later, new namespaces, statistics, evictions. vLLM's
 step waits for none of it.
 """
 
@@ -52,7 +52,7 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="larder-vllm", daemon=True)
         #: Guards the invariant. Never held during a call of the store.
         self._lock = threading.Lock()
-        #: What the namespaces are made with: None until the first reset.
+        #: The arguments of the namespaces: None until the first reset.
         self._anew: Optional[str] = None
         #: The attached store.
         self.link: Optional[Link] = None

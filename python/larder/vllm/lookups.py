@@ -23,7 +23,7 @@ _NOT_SENT = float("inf")
 
 
 class Lookups:
-    """What was asked, and what the store said."""
+    """A request for lookups, and the answers of the store."""
 
     def __init__(self) -> None:
         #: By request and key.

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 _PREFIX = "vllm:kv_offload_larder_"
 
-#: What is counted, by name: each grows by one a chunk unless it says otherwise.
+#: Counters by name: each grows by one a chunk unless its text states another unit.
 COUNTERS = {
     "loaded_chunks": "Chunks read from the store, each verified by its checksum.",
     "absent_chunks": "Chunks that a lookup found and a load did not: evicted or deleted in between.",
@@ -21,7 +21,7 @@ COUNTERS = {
     "errors": "Calls of vLLM that failed inside the tier and were answered by a miss or a failed job.",
 }
 
-#: What is measured, by name.
+#: Measurements by name.
 GAUGES = {
     "attached": "1 while a store is attached, else 0.",
     "owner": "1 while this process is the store's owner, 0 while it is a client.",
@@ -70,7 +70,7 @@ class Meters:
             self._new[name] = self._new.get(name, 0) + count
 
     def measured(self, gauges: dict[str, float]) -> None:
-        """What the keeper's thread has measured last."""
+        """The last measurements of the keeper's thread."""
         self._gauges = gauges
 
     def take(self) -> Any:

@@ -19,7 +19,7 @@ _NO_TAG = (
 class Server:
     """Facts of the server, from the connector."""
 
-    #: Names the weights, and what else decides the bytes of a chunk.
+    #: Names the weights, and the other settings that decide the bytes of a chunk.
     weights: str
     #: The hash algorithm of vLLM's prefix cache.
     prefix_hash: str = ""

@@ -70,7 +70,7 @@ def _layout(config: Any) -> str:
 
 
 def _extra(config: Any, server: Server, anew: Optional[str]) -> dict[str, str]:
-    """What decides the bytes of a row besides the fields that every namespace has."""
+    """The settings that decide the bytes of a row, besides the fields that every namespace has."""
     parallel = config.parallel
     groups = [
         [group.group_id, group.tokens_per_block, *group.layer_names] for group in config.groups

@@ -2,7 +2,7 @@
 
 vLLM calls a tier from its scheduler's step: a call that waits delays every request, and a call that
 raises ends the engine. So no call here waits for the disk or for another process, and none raises
-once the tier is made; what goes wrong is counted, logged, and answered by a miss or a failed job.
+once the tier is made; errors are counted, logged, and answered by a miss or a failed job.
 
 Lookups: the store's owner answers from memory in the call. A client answers RETRY and asks with one
 message at the end of the step.
@@ -161,7 +161,7 @@ class LarderTier(SecondaryTierManager):
             )
         self._keeper.start(link)
 
-    # --- what goes wrong
+    # --- errors
 
     def _caught(self, call: str) -> None:
         """Counts an exception, and logs it seldom."""
@@ -257,7 +257,7 @@ class LarderTier(SecondaryTierManager):
             for piece in pieces:
                 self._jobs.add(self._queued(link, piece, is_load), job, piece.keys)
         except Exception as error:
-            # What was not accepted has failed.
+            # Jobs that were not accepted have failed.
             left = [key for piece in pieces[job.left - 1 :] for key in piece.keys] or keys
             job.bad += left
             job.is_broken = True
@@ -342,7 +342,7 @@ class LarderTier(SecondaryTierManager):
         except Exception:
             self._caught("get_finished_jobs")
         finally:
-            # Each key is in one of the two, whatever went wrong.
+            # Each key is in one of the two, also after an error.
             known = set(job.good).union(job.bad)
             job.bad += [key for key in keys if key not in known]
             self._jobs.end(job)
@@ -394,7 +394,7 @@ class LarderTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Forgets a request: what failed for it may be tried for the next."""
+        """Forgets a request: pages that failed for it may be tried for the next."""
         try:
             self._chains.pop(req_context.req_id, None)
             self._failed.pop(req_context.req_id, None)
@@ -464,7 +464,7 @@ class LarderTier(SecondaryTierManager):
         return metrics.definitions()
 
     def get_stats(self) -> Any:
-        """What was counted since the last call."""
+        """The counts since the last call."""
         try:
             return self._meters.take()
         except Exception:
@@ -512,7 +512,7 @@ class LarderTier(SecondaryTierManager):
 
 
 def _log_as_vllm_does() -> None:
-    """vLLM sets up its own loggers alone: without this, what ours say below a warning is lost."""
+    """vLLM sets up its own loggers alone: without this, our lines below a warning are lost."""
     ours, theirs = logging.getLogger("larder"), logging.getLogger("vllm")
     if not ours.hasHandlers():
         for handler in theirs.handlers:

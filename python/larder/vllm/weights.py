@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from larder import weights
 
-#: What decides the bytes of a chunk whichever weights are loaded, by configuration and attribute.
+#: Settings that decide the bytes of a chunk with any weights, by configuration and attribute.
 _TOLD = {
     "model_config": (
         "quantization",
@@ -35,7 +35,7 @@ _TOLD = {
     "speculative_config": ("method", "quantization", "kv_cache_dtype"),
 }
 
-#: Of multimodal models: what becomes of an image besides its own bytes.
+#: Of multimodal models: settings that decide the processing of an image.
 _TOLD_OF_MEDIA = (
     "mm_processor_kwargs",
     "video_pruning_rate",

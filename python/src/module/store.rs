@@ -1,8 +1,8 @@
 //! The classes of `larder.store`: [`Store`], [`Namespace`], [`Region`].
 //!
 //! Every call that can wait for the device or another process runs without the interpreter lock. A
-//! page call answers a status a page and never raises for what the store does. Wrong arguments
-//! raise `ValueError` or `TypeError`; what cannot be answered by a status raises [`StoreError`].
+//! page call answers a status a page and never raises for faults of the store. Wrong arguments
+//! raise `ValueError` or `TypeError`; calls without statuses raise [`StoreError`].
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A job is reported exactly once: whoever takes it out of `waiting` or `running`, under the
-//!   lock, puts it into `done`.
+//! - A job is reported exactly once: the thread that takes it out of `waiting` or `running`, under
+//!   the lock, puts it into `done`.
 //! - A job with rows that runs is reported by its own thread alone, after the call of the store has
 //!   returned: no I/O can touch its rows any more. Past its deadline it counts as stuck meanwhile.
 //!   Except a put with a recall: it is reported at its deadline too, and its rows stay mapped, for
@@ -57,7 +57,7 @@ pub struct Limits {
     pub bytes: usize,
 }
 
-/// What a job does.
+/// The work of a job.
 #[derive(Clone, Copy, Debug)]
 pub enum Task {
     /// Reads pages into rows.
@@ -109,7 +109,7 @@ pub struct Rows {
 
 /// A job to be done.
 pub struct Job {
-    /// What it does.
+    /// Its work.
     pub task: Task,
     /// The namespace.
     pub space: Arc<Space>,
@@ -453,7 +453,7 @@ impl Queue {
         self.clock.notify_all();
     }
 
-    /// Refuses further jobs, and waits for those that run. False if `until` passed first.
+    /// Refuses further jobs, and waits for running jobs. False if `until` passed first.
     pub fn close(&self, until: Option<Instant>) -> bool {
         self.refuse();
         self.origin.is_inherited() || self.drain(until)

@@ -1,4 +1,4 @@
-//! The threads of a queue: those that do jobs, and the timekeeper.
+//! The threads of a queue: workers and the timekeeper.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};

@@ -429,7 +429,7 @@ fn check_sglang_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -
     })
 }
 
-/// Adds what `larder.sglang` and its doctor call.
+/// Adds the functions that `larder.sglang` and its doctor call.
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Backend>()?;
     module.add_function(wrap_pyfunction!(check_sglang_config, module)?)

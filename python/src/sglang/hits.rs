@@ -36,7 +36,7 @@ pub struct Hits {
 }
 
 impl Hits {
-    /// Restores no more than so many pages. What the pools hold is reported unchanged.
+    /// Restores no more than so many pages. The content of the pools is reported unchanged.
     pub fn limit(&mut self, pages: usize) {
         self.restorable.retain(|length| *length <= pages);
         self.pages = self.restorable.last().copied().unwrap_or(0);

@@ -32,7 +32,7 @@ LEFT_OUT = {
     "test_remove_waits_for_in_flight_load": "the mock's simulated bandwidth, which keeps a load under way",
     "test_requests_during_drain_release_their_admission_slot": "the mock's simulated bandwidth, which keeps a load under way",
     "test_stop_releases_in_flight_locks": "the mock's simulated bandwidth, which keeps a load under way",
-    # LMCache asks for a result as soon as the eventfd says so; the listeners are told then.
+    # LMCache asks for a result as soon as the eventfd is readable. The listeners are called then.
     "test_listener_notified_on_load": "asks for the notice without asking for the result",
     "test_listener_load_skips_missing_keys": "asks for the notice without asking for the result",
 }

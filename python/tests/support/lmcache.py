@@ -228,7 +228,7 @@ def manager(*adapters, l1=64 << 20):
 
 
 def offer(storage, some, fill, first=0):
-    """Writes chunks to L1, from where LMCache stores them. Those that are there stay."""
+    """Writes chunks to L1, from where LMCache stores them. Chunks that are there stay."""
     reserved = storage.reserve_write(some, LAYOUT)
     for at, key in enumerate(some):
         if key in reserved:

@@ -162,7 +162,7 @@ pub enum Left {
 #[derive(Debug)]
 /// See the module.
 pub struct Medium {
-    /// What it still does.
+    /// Its remaining service.
     pub left: Left,
     visible: Vec<Content>,
     durable: Vec<Content>,

@@ -1,5 +1,5 @@
 //! The memory of runs: leaks end with their run, blocks are whole and aligned, and a panic keeps
-//! what it needs.
+//! its memory.
 #![allow(clippy::unwrap_used)]
 
 use std::alloc::{Layout, alloc, dealloc};

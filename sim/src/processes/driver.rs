@@ -207,7 +207,7 @@ impl Driver {
         }
     }
 
-    /// Between two steps: takes in what the processes did, and draws faults.
+    /// Between two steps: takes in the actions of the processes, and draws faults.
     fn look(&mut self, has_faults: bool) {
         let mut failed = Vec::new();
         for running in &self.running {
@@ -487,7 +487,7 @@ impl Driver {
         let child = self.world.process("a forked child");
         self.world.spawn(child, "child", move || {
             caller.use_inherited();
-            // The parent may be gone: the child must not close what is the parent's.
+            // The parent may be gone: the child must not close descriptors of the parent.
             std::mem::forget(caller);
         });
     }

@@ -1,6 +1,6 @@
 //! Policies of the caller: eviction in the order of arrival or at random, admission at random. And
 //! the leases that a policy cannot break: a page that a lookup confirmed is not evicted for room,
-//! whatever the policy names.
+//! for every answer of the policy.
 //!
 //! [`Leases`] holds only leases that are valid for certain: none of a page that a call in progress
 //! may read or replace, and none at all when their total may be above the store's limit, a quarter
@@ -35,7 +35,7 @@ type Page = (u16, [u8; 12]);
 struct Book {
     /// By page: the end of its lease, and the blocks of a page.
     leases: BTreeMap<Page, (Instant, u64)>,
-    /// Begins and ends of calls that may end leases, and begins of those that take some.
+    /// Begins and ends of calls that may end leases, and begins of calls that take leases.
     calls: u64,
     /// By page: the calls in progress that may end its lease.
     uses: BTreeMap<Page, u32>,

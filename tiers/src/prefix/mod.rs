@@ -1,5 +1,5 @@
 //! A cache that an engine of one process embeds with a few calls: it opens its store, polls itself,
-//! and gives up what is dropped.
+//! and frees the pages of dropped requests.
 //!
 //! ```no_run
 //! # use std::path::Path;
@@ -32,12 +32,12 @@
 //! # Requests
 //!
 //! [`PrefixCache::ask`] looks a prompt up and starts to read its pages from L3. The result, a
-//! [`Waiting`] request, becomes a [`Sequence`] when those have arrived and L1 has room for the
+//! [`Waiting`] request, becomes a [`Sequence`] when the pages have arrived and L1 has room for the
 //! prompt and the reserved tokens: by [`Waiting::try_begin`] in a scheduler's loop, by
 //! [`Waiting::begin_within`] in a thread, or by `await`, because it is a future. A [`Sequence`] has
-//! the KV of its cached tokens and slots for the others. After a forward, the engine says how many
-//! tokens are computed ([`Sequence::computed`]). At the end it keeps the sequence. A sequence or a
-//! waiting request that is dropped, for example by `?`, frees its pages, its locks and its
+//! the KV of its cached tokens and slots for the others. After a forward, the engine reports how
+//! many tokens are computed ([`Sequence::computed`]). At the end it keeps the sequence. A sequence
+//! or a waiting request that is dropped, for example by `?`, frees its pages, its locks and its
 //! prefetch.
 //!
 //! # Forwards
@@ -50,18 +50,18 @@
 //! Before output is used, [`Sequence::verify`] answers whether all forwards behind it have ended
 //! well. A broken sequence is dropped, and its prompt asked again.
 //!
-//! # What an exit loses
+//! # Pages lost at an exit
 //!
 //! A thread of the cache polls it, so pages go on to L2 and L3 while the engine sleeps. Pages that
 //! were not reported as computed and kept (or shared) are lost at an exit. So are, after an exit
 //! without [`PrefixCache::close`], kept pages whose write to L3 has not ended: those of the last
-//! moments when L3 keeps up, else at most half of L2 and what waits behind it
+//! moments when L3 keeps up, else at most half of L2 and the pages that wait behind it
 //! ([`Config::l3_queue_bytes_max`](crate::Config::l3_queue_bytes_max)). Pages in L3 survive a kill;
 //! they survive a power loss if they were stored one second before it, or before `close`.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `options` | what a cache is opened with |
+//! | `options` | the options of an open |
 //! | `waiting` | a request before it has its pages |
 //! | `sequence` | a running request |
 //! | `shared` | the cache behind its lock, and the thread that polls it |
@@ -125,7 +125,8 @@ impl PrefixCache {
         self.ask(&Ask::new(tokens))?.begin_within(self.begin_wait)
     }
 
-    /// Looks a prompt up, and starts to read from L3 what the upper tiers lack. Does not wait.
+    /// Looks a prompt up, and starts to read the pages that the upper tiers lack from L3. Does not
+    /// wait.
     ///
     /// # Errors
     /// The prompt is empty, or longer than L1. Or the cache is closed.

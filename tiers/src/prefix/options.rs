@@ -1,4 +1,4 @@
-//! What a prefix cache is opened with.
+//! The options of an open.
 
 use std::path::Path;
 use std::ptr::NonNull;

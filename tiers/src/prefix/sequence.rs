@@ -1,4 +1,4 @@
-//! A running request: its cached rows, its slots, and what it has computed.
+//! A running request: its cached rows, its slots, and its computed tokens.
 //!
 //! Rows on a CPU are slices of L1. They are sound because:
 //! - the pages of a sequence stay until it ends: those of the tree are locked, the others are its
@@ -45,8 +45,8 @@ impl Cached {
     }
 }
 
-/// See the module documentation. A drop abandons it: its pages are freed, except those that it has
-/// shared.
+/// See the module documentation. A drop abandons it: its pages are freed, except the pages that
+/// it has shared.
 #[must_use = "a dropped sequence is abandoned"]
 pub struct Sequence {
     shared: Arc<Shared>,
@@ -209,7 +209,8 @@ impl Sequence {
         Ok(())
     }
 
-    /// Says that the KV of the first `tokens` tokens is in their rows, by forwards that have ended.
+    /// Reports that the KV of the first `tokens` tokens is in their rows, by forwards that have
+    /// ended.
     ///
     /// # Errors
     /// Those of [`Sequence::computed_by`].
@@ -217,9 +218,9 @@ impl Sequence {
         self.computed_by(tokens, &Ticket::done())
     }
 
-    /// Says that the KV of the first `tokens` tokens is in their rows when `forward` has settled.
-    /// It fails if it is not valid. Report every forward before the sequence is dropped: pages are
-    /// used again only behind the reported ones.
+    /// Reports that the KV of the first `tokens` tokens is in their rows when `forward` has
+    /// settled. It fails if it is not valid. Report every forward before the sequence is dropped:
+    /// pages are used again only behind the reported ones.
     ///
     /// # Errors
     /// The sequence is broken, or `forward` has already failed. The sequence has fewer tokens. Or

@@ -175,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Tells waiting requests that a sequence has freed pages.
+    /// Notifies waiting requests that a sequence has freed pages.
     pub(super) fn has_freed(&self) {
         if !self.origin.is_inherited() {
             self.signal.give();

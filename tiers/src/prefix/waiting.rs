@@ -14,7 +14,7 @@ use crate::cache::Cache;
 use crate::core::{LoadBack, PrefetchId, PrefetchState};
 use crate::prompt::{Prompt, Scope};
 
-/// A prompt, with what the cache should know of it.
+/// A prompt, with its properties for the cache.
 #[derive(Clone, Debug)]
 pub struct Ask<'t> {
     tokens: &'t [u64],

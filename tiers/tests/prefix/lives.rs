@@ -1,4 +1,4 @@
-//! What an engine has after a restart, and after an exit without `close`.
+//! The pages of an engine after a restart, and after an exit without `close`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -258,7 +258,7 @@ fn measure(
     })
 }
 
-/// The tiers. L1 has room for one chain, L2 for an incoming chain beside one that is backed up.
+/// The tiers. L1 has room for one chain, L2 for an incoming chain beside a chain that is backed up.
 fn cache(
     shape: &KvShape,
     batch: u64,

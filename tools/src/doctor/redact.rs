@@ -1,4 +1,4 @@
-//! Takes out of a text whatever names a customer, a model, a machine or a secret.
+//! Removes names of customers, models and machines, and secrets, from a text.
 //!
 //! Two nets. Known values (the namespaces of the store, this machine's name, its paths, credentials
 //! in the environment) are replaced wherever they occur. Patterns find values by the name before

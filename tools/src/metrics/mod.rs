@@ -77,8 +77,8 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fm
     }
 }
 
-/// The metrics of the store at `path`. Without an owner that answers they are those of a store that
-/// nobody serves.
+/// The metrics of the store at `path`. Without an owner that answers, the metrics of an unserved
+/// store.
 ///
 /// # Errors
 /// When the owner does not serve this process, or cannot be understood.

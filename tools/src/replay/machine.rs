@@ -313,7 +313,7 @@ impl State {
                 (*id, Some(Line::Read), 0)
             }
             // A lookup takes microseconds. With that time counted, short prompts would overtake
-            // long ones that came with them.
+            // long ones of the same moment.
             Order::Exists { id, .. }
             | Order::Put {
                 id,

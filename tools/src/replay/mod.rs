@@ -3,7 +3,7 @@
 //! | module | content |
 //! |---|---|
 //! | `store_only` | the store alone: the longest stored prefix is read, the rest put |
-//! | `sizes` | the same for stores of several sizes, and what a larger store gains |
+//! | `sizes` | the same for stores of several sizes, and the gain of a larger store |
 //! | `tiers` | L1, L2 and the store in front of servers that compute, with and without each tier |
 //! | `drive` | one run of a trace through servers, in virtual time |
 //! | `server` | one of them: its cache, its queue, its prefills |

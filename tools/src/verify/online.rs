@@ -31,7 +31,7 @@ impl Pace {
         }
     }
 
-    /// Waits until so many bytes may have been read. Whether the check must end.
+    /// Waits until so many bytes may have been read. Returns whether the check must end.
     pub(super) fn wait(&self, bytes: u64, interrupt: &Interrupt) -> bool {
         let Some(rate) = self.bytes_per_second else {
             return interrupt.is_raised();
@@ -46,7 +46,7 @@ impl Pace {
     }
 }
 
-/// What became of pages with wrong bytes on the volumes.
+/// The fate of pages with wrong bytes on the volumes.
 #[derive(Default)]
 pub(super) struct Judged {
     /// Damaged pages.

@@ -1,4 +1,4 @@
-//! What `larder bench` says, and what it leaves of a store.
+//! The output of `larder bench`, and the content of a store after it.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn bench_puts_gets_and_finds_what_it_put() {
         }
         assert!(get["memory_page_bytes"].as_u64().unwrap() >= 4096);
     }
-    // A shorter chain is the beginning of a longer one that is there.
+    // A shorter chain is the beginning of a longer, stored one.
     for keys in ["300", "299", "100"] {
         let exists = json(&["bench", path, "--op", "exists", "--keys", keys]);
         assert_eq!(exists["batch"].to_string(), keys);
@@ -70,7 +70,7 @@ fn bench_by_turns_waits_for_each_call() {
             let turn: Value = serde_json::from_str(&line).unwrap();
             assert_eq!(turn["calls"], calls);
             assert_eq!(turn["last_us"].is_number(), calls > 0, "{line}");
-            // The last one goes on without: nobody is there any more.
+            // The last process goes on without an answer: the others have ended.
             if calls < 3 {
                 gives.write_all(b"\n").unwrap();
             }
@@ -129,7 +129,8 @@ fn bench_loads_pages_tier_by_tier_and_compares_them_in_l1() {
             assert!(tier["bytes_per_second"].as_f64().unwrap() > 0.0);
         }
     }
-    // Longer chains, of which the store has the beginning, and pages of more layers, of which it has none.
+    // Longer chains, of which the store has the beginning, and pages of more layers, of which it
+    // has none.
     for (batch, layers) in [("24", "4"), ("50", "4"), ("50", "8")] {
         let chains = ["--pages", "50", "--batch", batch, "--layers", layers];
         let report = json(&[&load[..], &chains[..]].concat());

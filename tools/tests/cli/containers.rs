@@ -173,7 +173,7 @@ fn a_socket_that_is_deleted_is_bound_anew_and_until_then_every_command_says_the_
     let socket = socket_of(&path);
     for deletes in [
         (|socket| std::fs::remove_file(socket)) as fn(&Path) -> std::io::Result<()>,
-        // Another one in its place, on which nobody listens.
+        // Another socket in its place, without a listener.
         |socket| {
             std::fs::remove_file(socket)?;
             std::os::unix::net::UnixListener::bind(socket).map(drop)

@@ -1,5 +1,5 @@
-//! docs/json.md against what the commands print: no key is printed that is not in its command's section, and none stands there that
-//! is not printed.
+//! docs/json.md against the output of the commands: the section of a command has exactly the keys
+//! that the command prints.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,7 +60,7 @@ fn knows(command: &str, keys: &BTreeSet<String>) {
     }
 }
 
-/// The section of a command has no key but those that were printed, and those that could not be expected.
+/// The section of a command has only printed keys, and keys that no run here can print.
 #[track_caller]
 pub fn is_complete(command: &str, printed: &BTreeSet<String>, absent: &[(&str, &str)]) {
     for key in &sections()[command] {
@@ -91,7 +91,7 @@ impl Printed {
         let objects = serde_json::Deserializer::from_slice(text).into_iter::<Value>();
         let objects: Vec<Value> = objects.map(Result::unwrap).collect();
         for object in &objects {
-            // What comes before the document of a command says not whose it is.
+            // The lines before the document of a command do not name the command.
             let command = object["command"].as_str().unwrap_or(command);
             let keys = keys_of(object);
             knows(command, &keys);
@@ -101,7 +101,7 @@ impl Printed {
     }
 }
 
-/// What a command prints on stdout before it goes on: a document.
+/// The document that a command prints on stdout before it goes on.
 fn first_document(child: &mut Child) -> String {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut document = String::new();
@@ -190,7 +190,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let checked = larder(&["stat", empty, "--check", "--json"])
         .output()
         .unwrap();
-    // Ended before anything is judged: what fails here leaves nothing running.
+    // Ended before the assertions: a failure leaves no process running.
     let pid = Pid::from_raw(i32::try_from(owner.id()).unwrap());
     kill(pid, Signal::SIGTERM).unwrap();
     assert!(owner.wait().unwrap().success());

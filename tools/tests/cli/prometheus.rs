@@ -45,7 +45,7 @@ fn is_there(program: &str) -> bool {
     true
 }
 
-/// A disk that refuses writes when it is told to.
+/// A disk that refuses writes on request.
 struct Refusing {
     inner: Arc<dyn Disk>,
     refuses: Arc<AtomicBool>,
@@ -194,7 +194,7 @@ impl Prometheus {
         names.map(str::to_owned).collect()
     }
 
-    /// Waits until a rule fires, and no other one that is not expected.
+    /// Waits until a rule fires. No unexpected rule may fire.
     #[track_caller]
     fn fires(&self, rule: &str, expected: &[&str]) {
         eventually(rule, || self.firing().contains(rule));
@@ -256,7 +256,7 @@ fn the_rules_are_sound_and_each_has_its_section_in_the_runbook() {
             "**Meaning.**",
             "**First command.**",
             "**Safe action.**",
-            "**Wake somebody**",
+            "**Escalate**",
         ] {
             assert!(section.contains(part), "{alert} has no {part}");
         }
@@ -328,7 +328,7 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
             "{name} went down"
         );
     }
-    // What needs a fault, a drive that reports its health, or a change has no samples.
+    // Metrics that need a fault, a drive with a health report, or a change have no samples.
     let empty = ["larder_lingering_clients", "larder_drive_", "[1m]) > 0"];
     for query in queries() {
         let is_empty = empty.iter().any(|part| query.contains(part));

@@ -1,4 +1,4 @@
-//! What a command does where something is in its way: nobody hears it, few pages fit, what it reads never comes.
+//! Commands under trouble: a closed output, too little room, an input that never comes.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -29,7 +29,8 @@ fn full() -> Stdio {
         .into()
 }
 
-/// `larder` that may write nothing beyond a mebibyte of any file, or half of one, as the shell counts: nowhere in a store's segments.
+/// `larder` that may write nothing beyond a mebibyte of any file, or half of one, as the shell
+/// counts: nowhere in a store's segments.
 fn limited(arguments: &[&str]) -> Command {
     let mut shell = Command::new("sh");
     shell.args(["-c", "ulimit -f 1024; exec \"$0\" \"$@\""]);
@@ -128,7 +129,8 @@ fn pages_of_others_are_spared_also_from_pages_of_which_few_fit_a_segment() {
     let trace = trace_in(&directory, 40, 40);
     let put = json(&replay(&trace, &path, "64KiB"));
     assert_eq!(put["evicted_pages"], 0);
-    // 15 segments: as many bytes of these as of smaller ones there is room for, but not as many pages.
+    // 15 segments: as many bytes of these as of smaller ones there is room for, but not as many
+    // pages.
     let bench = [
         "bench",
         text(&path),
@@ -213,7 +215,7 @@ fn a_replay_over_damage_or_refusals_ends_with_findings() {
     assert_eq!(run(&replay(&trace, &path, "64KiB")).status.code(), Some(1));
     // It has put them anew.
     json(&replay(&trace, &path, "64KiB"));
-    // A segment each, more than there are, and nobody waits for reclaim.
+    // A segment each, more than there are. The puts do not wait for reclaim.
     // A chain of more pages than there are segments, each of which takes one.
     let (trace, path) = (trace_in(&directory, 2, 30), directory.path().join("small"));
     let impatient = ["--wait", "0s", "--json"];
@@ -254,7 +256,7 @@ fn what_reads_a_pipe_in_the_file_system_is_ended_by_one_signal() {
     ] {
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
             let mut reader = larder(command).spawn().unwrap();
-            // Open as soon as somebody reads, and no more than this comes.
+            // It opens when the reader does, and gets no more than this.
             let mut writer = File::options().write(true).open(&pipe).unwrap();
             writer.write_all(first.as_bytes()).unwrap();
             kill(Pid::from_raw(reader.id().cast_signed()), signal).unwrap();

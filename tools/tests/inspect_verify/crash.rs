@@ -1,4 +1,4 @@
-//! Stores that were left without being closed: what a crash may cut short is no damage.
+//! Stores that were not closed: structures that a crash may cut short are no damage.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -84,7 +84,7 @@ fn after_a_power_loss_a_header_that_the_last_open_wrote_anew_may_be_old_in_one_c
         header
     };
     let old = read();
-    // The open seals what the crash left open. Nothing has synced that yet.
+    // The open seals the segments that the crash left open. No sync has covered that yet.
     home.crash_after(|_| ());
     assert_ne!(read(), old);
     overwrite(&home.path, copy, &old);
@@ -122,7 +122,8 @@ fn after_a_crash_a_lost_descriptor_block_is_damage_only_below_what_was_synced() 
     let document = home.json("verify", &["--deep"], 0);
     assert_eq!(document["unfinished_blocks"], 1);
     assert_eq!(document["pages"], 40);
-    // Those before the flush were promised; where the next block was too, it is known.
+    // The blocks before the flush were promised. That is known for a block whose successor was
+    // promised too.
     let promised = (0..blocks).map(|index| block_offset(segment, index) + 200);
     for offset in promised.take(usize::try_from(blocks - 4).unwrap()) {
         flip(&home.path, offset);

@@ -1,4 +1,4 @@
-//! Every structure of a store damaged in turn: what is found, what it costs.
+//! Every structure of a store damaged in turn: the findings, and the lost pages.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -291,7 +291,7 @@ fn the_volumes_of_a_copied_store_are_the_copies() {
     flip(&second, SEGMENTS_OFFSET + 2 * BLOCK_BYTES + 9);
     let finds = |code| ends(&["verify", text(&first), "--deep"], code);
     finds(1);
-    // One that cannot say what it is is still the one beside it.
+    // A volume without a readable superblock is still named by its neighbour.
     for offset in SUPERBLOCK_OFFSETS {
         flip(&second, offset + 73);
     }
@@ -306,7 +306,7 @@ fn the_volumes_of_a_copied_store_are_the_copies() {
     );
 }
 
-/// What a moved volume is named to.
+/// The option that names a moved volume.
 enum FirstUse {
     Open,
     Grow,
@@ -326,7 +326,7 @@ fn move_a_volume(first_use: &FirstUse) {
     std::fs::create_dir(&disk).unwrap();
     let moved = disk.join("second");
     std::fs::copy(home.beside("second"), &moved).unwrap();
-    // Named once, to whatever opens the store for writing.
+    // Named once, in any open of the store for writing.
     let named = ["--volume", text(&moved)];
     match first_use {
         FirstUse::Grow => {
@@ -349,7 +349,8 @@ fn move_a_volume(first_use: &FirstUse) {
         home.json("inspect", &[], 0)["volumes"][1]["path"],
         text(&moved)
     );
-    // Of two copies of a store in which each volume lies beside the first one neither takes the other's, however far that has come.
+    // Of two copies of a store in which each volume lies beside the first one neither takes the
+    // other's, however far that has come.
     let copy = home.beside("copy");
     std::fs::create_dir(&copy).unwrap();
     let first = copy.join(home.path.file_name().unwrap());

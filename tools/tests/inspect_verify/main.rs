@@ -1,4 +1,5 @@
-//! `larder inspect` and `larder verify` on real stores: whole, damaged in every structure, left by a crash, in use, and none.
+//! `larder inspect` and `larder verify` on real stores: whole, damaged in every structure, left by
+//! a crash, in use, and none.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -1,4 +1,4 @@
-//! What is shown of a store, and what is refused.
+//! The views of a store, and refused requests.
 
 use std::process::Stdio;
 

@@ -1,4 +1,4 @@
-//! `larder compact` as it is typed: what it reports, what it refuses.
+//! `larder compact` on the command line: its report, and refused requests.
 
 use larder_format::PageKey;
 use serde_json::Value;
@@ -79,7 +79,7 @@ fn into_a_new_store_everything_is_written_in_order_and_the_old_one_stays() {
         path: new,
     };
     home.with(|pool| assert_eq!(pool.hits(&chains().concat()), 540));
-    // Not over what is there, and not into what is too small.
+    // Not over an existing store, and not into a store that is too small.
     let foreign = home.beside("foreign");
     std::fs::write(&foreign, "a letter").unwrap();
     for (taken, what) in [

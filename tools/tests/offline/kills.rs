@@ -1,4 +1,5 @@
-//! SIGKILL of `compact` and of `verify --repair` at random moments: no page is lost or wrong, and running it again finishes.
+//! SIGKILL of `compact` and of `verify --repair` at random moments: no page is lost or wrong, and
+//! running it again finishes.
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -24,8 +25,8 @@ fn kills() -> u32 {
     wanted.map_or(KILLS, |kills| kills.parse().unwrap())
 }
 
-/// Runs a command and stops it with `signal` when so many writes to the store have been seen. Returns how many were seen when it
-/// ended, and its exit code, if it has one.
+/// Runs a command and stops it with `signal` when so many writes to the store have been seen.
+/// Returns how many were seen when it ended, and its exit code, if it has one.
 fn run(home: &Home, command: &[&str], writes: usize, signal: Signal) -> (usize, Option<i32>) {
     let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
     inotify::add_watch(&watch, &home.path, inotify::WatchFlags::MODIFY).unwrap();
@@ -86,7 +87,7 @@ fn copy_of(home: &Home, name: &str) -> PathBuf {
     home.beside(&format!("{name}-copy"))
 }
 
-/// Makes the volumes again what their copies are.
+/// Restores the volumes from their copies.
 fn restore(home: &Home, further: &[&str]) {
     for name in std::iter::once(&"store").chain(further) {
         unpack(&pack(&copy_of(home, name)), &home.beside(name));

@@ -1,4 +1,5 @@
-//! `larder verify --repair` and `larder compact` on real stores: damaged in every structure, scattered, in use, killed half-way.
+//! `larder verify --repair` and `larder compact` on real stores: damaged in every structure,
+//! scattered, in use, killed half-way.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -19,7 +19,8 @@ fn store() -> (Home, Vec<PageKey>) {
     (home, keys)
 }
 
-/// Repairs a damaged store, after a dry run that must change nothing. Afterwards it is sound and has just these pages.
+/// Repairs a damaged store, after a dry run that must change nothing. Afterwards it is sound and
+/// has just these pages.
 #[track_caller]
 fn repair(home: &Home, survivors: &[PageKey], lost: &[PageKey]) {
     home.json("verify", &["--deep"], 1);
@@ -118,7 +119,8 @@ fn the_good_superblock_is_not_touched_before_the_bad_one_is_whole() {
         block
     };
     let before = good(&home);
-    // Writes from 16 or 32 KiB on end the process, as a power cut would at that moment: the second copy lies at 64.
+    // Writes from 16 or 32 KiB on end the process, as a power cut would at that moment: the second
+    // copy lies at 64.
     let status = Command::new("sh")
         .args(["-c", "ulimit -f 32; exec \"$0\" \"$@\""])
         .args([env!("CARGO_BIN_EXE_larder"), "verify", "--repair"])
@@ -164,7 +166,7 @@ fn everything_damaged_at_once_is_repaired_at_once() {
     flip(&home.path, segment + 41);
     flip(&home.path, segment + SEGMENT_BYTES + BLOCK_BYTES + 41);
     flip(&home.path, SUPERBLOCK_OFFSETS[0] + 73);
-    // What the lost descriptor block named.
+    // The pages of the lost descriptor block.
     let good = home.json("verify", &["--deep"], 1)["deep"]["good_pages"]
         .as_u64()
         .unwrap();

@@ -23,7 +23,7 @@ fn machine() -> TargetArch {
     std::env::consts::ARCH.try_into().unwrap()
 }
 
-/// Answers calls with an error: all of them, or those that match one of the rules.
+/// Answers calls with an error: all calls, or the calls that match a rule.
 pub fn refusing(calls: &[(libc::c_long, Vec<SeccompRule>)], errno: i32) -> Filters {
     let error = SeccompAction::Errno(errno.unsigned_abs());
     let rules = calls.iter().cloned().collect();

@@ -1,4 +1,4 @@
-//! Stores and archives that are not whole: what is left out, what is refused, and what is told.
+//! Damaged stores and archives: omitted pages, refusals, and messages.
 
 use std::fs::File;
 use std::path::Path;

@@ -65,7 +65,7 @@ fn no_volume_of_a_store_is_ever_replaced() {
     assert!(before == pack(&source.path));
     let two = Home::shaped(&["volume-1"], 5, 16 << 20);
     let second = two.beside("volume-1");
-    // Also when nothing in it says any more what it is.
+    // Also without a readable superblock.
     for offset in [0, 64 << 10] {
         overwrite(&second, offset, &[0; 4096]);
     }
@@ -117,7 +117,8 @@ fn an_export_to_a_reader_that_goes_away_fails_and_says_so() {
     assert!(message.contains("standard output"), "{message}");
 }
 
-/// Starts an export and sends it a signal as soon as its file is begun; its exit code, unless the signal killed it.
+/// Starts an export and sends it a signal as soon as its file is begun; its exit code, unless the
+/// signal killed it.
 fn interrupted_export(source: &Home, file: &Path, signal: Signal) -> Option<i32> {
     let flags = inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK;
     let watch = inotify::init(flags).unwrap();

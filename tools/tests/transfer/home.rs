@@ -1,4 +1,4 @@
-//! What the tests share: pages whose bytes follow from their keys, and archives taken apart.
+//! Code shared by the tests: pages whose bytes follow from their keys, and the parts of archives.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -69,7 +69,7 @@ impl Home {
         value
     }
 
-    /// Which of the pages the store has; what it gives must be right.
+    /// The pages that the store has. Their bytes must be right.
     #[track_caller]
     pub fn having(&self, model: Model, keys: &[PageKey]) -> usize {
         self.with(|store| {
@@ -127,7 +127,7 @@ pub fn put_from(store: &Store, model: Model, keys: &[PageKey], from: usize) {
     }
 }
 
-/// Stores a page as the one after another, whatever that is.
+/// Stores a page as the successor of any other.
 #[track_caller]
 pub fn put_after(store: &Store, model: Model, key: &PageKey, parent: &PageKey) {
     put_page(store, model, key, Some(*parent), 1);

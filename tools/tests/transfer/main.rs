@@ -1,4 +1,5 @@
-//! `larder export` and `larder import` between real stores: whole, damaged, left by a crash, in use, full, of other shapes.
+//! `larder export` and `larder import` between real stores: whole, damaged, left by a crash, in
+//! use, full, of other shapes.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 

@@ -1,4 +1,4 @@
-//! What was exported is what another store has after the import, whatever its shape.
+//! After an import, a store of any shape has exactly the exported pages.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -56,7 +56,7 @@ fn pages_go_between_stores_of_any_shape_whole_and_with_their_places_in_their_cha
             assert_eq!(target.having(RAGGED, &chain(seed, 5)), 5);
         }
         target.report("verify", &["--deep"], 0);
-        // The next one takes what this one took.
+        // The next import takes the same pages.
         source = target;
     }
 }
@@ -298,7 +298,8 @@ fn pages_that_the_owner_drops_while_they_are_exported_are_left_out_and_are_no_da
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // What is exported has been chosen by the time the first bytes come, and all the rest waits for room in the pipe.
+    // The exported pages have been chosen when the first bytes come. All the rest waits for room in
+    // the pipe.
     let mut out = child.stdout.take().unwrap();
     let mut begun = vec![0; 4096];
     out.read_exact(&mut begun).unwrap();
@@ -327,7 +328,7 @@ fn what_does_not_fit_is_refused_beforehand_and_forced_in_by_dropping_what_is_col
     let target = Home::new();
     target.with(|store| {
         (11..=15).for_each(|seed| put(store, EVEN, &chain(seed, 100)));
-        // Half of what is to come is there already.
+        // Half of the incoming pages are stored already.
         (1..=4).for_each(|seed| put(store, EVEN, &chain(seed, 100)));
     });
     let before = target.pages();
@@ -338,7 +339,7 @@ fn what_does_not_fit_is_refused_beforehand_and_forced_in_by_dropping_what_is_col
     assert_eq!(document["duplicate_pages"], 400);
     assert_eq!(document["pages_put"], 400);
     assert!(document["evicted_pages"].as_u64().unwrap() > 0);
-    // What is there already needs no room.
+    // Pages that are stored already need no room.
     let half = Home::new();
     half.with(|store| (1..=8).for_each(|seed| put(store, EVEN, &chain(seed, 100))));
     let document = half.report("import", &[text(&archive)], 0);

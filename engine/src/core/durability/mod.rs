@@ -59,7 +59,7 @@ struct Round {
     durable: Serial,
     left: usize,
     failed: bool,
-    /// There are suspects: it proves what was written since the last failure, and nothing before.
+    /// There are suspects: it proves the writes since the last failure, and no earlier ones.
     is_partial: bool,
     /// Segments whose free headers were written before it began.
     freed: Vec<SegmentId>,

@@ -54,7 +54,7 @@ impl Journal {
         waiting.drain(..waiting.len().min(room)).collect()
     }
 
-    /// Writes every eviction that still waits, for a clean close; how many find no room.
+    /// Writes every eviction that still waits, for a clean close. Returns how many find no room.
     pub(in crate::core) fn write_evictions(
         &mut self,
         base: &mut Base,

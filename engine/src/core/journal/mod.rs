@@ -397,8 +397,8 @@ impl Journal {
     }
 
     /// Writes empty blocks where descriptor writes failed, once each: otherwise a header that
-    /// proves the blocks behind a hole would make the hole look like damage. Whether there was
-    /// something to write.
+    /// proves the blocks behind a hole would make the hole look like damage. Returns whether there
+    /// was something to write.
     pub(super) fn fill_holes(
         &mut self,
         base: &mut Base,

@@ -84,7 +84,7 @@ impl Journal {
         }
     }
 
-    /// Queues records, as many to a block as it holds; how many found room.
+    /// Queues records, as many to a block as it holds. Returns how many found room.
     pub(super) fn write_all(
         &mut self,
         base: &mut Base,

@@ -105,8 +105,8 @@ impl Reclaim {
         }
     }
 
-    /// Does one step, in which about `pages` pages are looked at. Whether another step can follow
-    /// at once; if not, [`Effect::Reclaim`] announces the next one.
+    /// Does one step, in which about `pages` pages are looked at. Returns whether another step can
+    /// follow at once; if not, [`Effect::Reclaim`] announces the next one.
     pub(super) fn step(&mut self, puts: &mut Puts, below: &mut Below<'_>, pages: usize) -> bool {
         match std::mem::take(&mut self.work) {
             Work::Idle => {
@@ -250,8 +250,8 @@ impl Reclaim {
     }
 }
 
-/// Gives copies of these pages extents, and requests them to be written there; whether there is one
-/// to be written.
+/// Gives copies of these pages extents, and requests them to be written there. Returns whether
+/// there is one to be written.
 fn request_copies(
     puts: &mut Puts,
     below: &mut Below<'_>,
@@ -284,7 +284,7 @@ fn request_copies(
 
 /// A victim's pages have been moved, as far as they could be. If some found no room, the victim is
 /// tried again later, and so it is if a record found none. Pages that no readable descriptor names
-/// are dropped as damaged. Whether the victim is on its way to be free.
+/// are dropped as damaged. Returns whether the victim is on its way to be free.
 pub(super) fn finish_victim(below: &mut Below<'_>, victim: &Victim, moved_all: bool) -> bool {
     let id = victim.segment;
     let is_stuck = std::mem::take(&mut below.segments.get_mut(id).stuck);

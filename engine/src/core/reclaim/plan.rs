@@ -2,9 +2,9 @@
 //!
 //! Planning takes milliseconds, so it is split into steps that release the core's lock. The facts
 //! that a step saw may have changed by the next: a page may have been deleted, replaced, moved,
-//! evicted or used. Whatever evicts or copies a page looks again. A forwarded record may no longer
-//! be needed: that costs its few bytes. Nothing is added meanwhile, since nothing is written into a
-//! victim.
+//! evicted or used. The code that evicts or copies a page looks again. A forwarded record may no
+//! longer be needed: that costs its few bytes. Nothing is added meanwhile, since nothing is written
+//! into a victim.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -69,7 +69,7 @@ struct Weighing {
 /// Pages of which the cold ones are being evicted.
 #[derive(Debug)]
 struct Dropping {
-    /// The pages that this pass has not looked at, the coldest first, and those that stay.
+    /// The pages that this pass has not looked at, the coldest first, and the pages that stay.
     rest: std::vec::IntoIter<(Worth, Move)>,
     kept: Vec<(Worth, Move)>,
     pass: Pass,
@@ -85,11 +85,11 @@ struct Dropping {
 
 #[derive(Clone, Copy, Debug)]
 enum Pass {
-    /// Leaves among them go. So many pages there were before.
+    /// Evicts leaves among the pages of the victim: the number of these pages before the pass.
     Leaves(usize),
-    /// So many pages more of the whole store go.
+    /// Evicts this number of pages of the whole store.
     Elsewhere(usize),
-    /// Some of those may have been among these. Whether this is the last pass.
+    /// Leaves out the pages of the victim that `Elsewhere` has evicted.
     Look { is_last: bool },
 }
 
@@ -245,8 +245,8 @@ impl Forwarding {
         }
     }
 
-    /// Forwards the records of some blocks, of about `at_once` records; whether these were the
-    /// last.
+    /// Forwards the records of some blocks, of about `at_once` records. Returns whether these were
+    /// the last.
     pub(super) fn go_on(&mut self, below: &mut Below<'_>, at_once: usize) -> bool {
         let mut looked_at = 0;
         while let Some(block) = self.blocks.get(self.seen) {
@@ -370,7 +370,7 @@ fn worth_of(base: &Base, page: &Move) -> Option<Worth> {
 }
 
 impl Weighing {
-    /// Looks up the worth of some pages; whether these were the last.
+    /// Looks up the worth of some pages. Returns whether these were the last.
     fn go_on(&mut self, base: &Base, at_once: usize) -> bool {
         let some = self.rest.split_off(self.rest.len().saturating_sub(at_once));
         let worths = some.into_iter();
@@ -415,7 +415,7 @@ impl Dropping {
         }
     }
 
-    /// Looks at so many pages; whether these were the last.
+    /// Looks at so many pages. Returns whether these were the last.
     fn go_on(&mut self, puts: &mut Puts, below: &mut Below<'_>, at_once: usize) -> bool {
         match self.pass {
             Pass::Leaves(before) => self.drop_leaves(puts, below, at_once, before),

@@ -59,7 +59,7 @@ pub(in crate::core) fn sealed(segments: &Segments) -> Vec<SegmentView> {
     sealed.map(view).collect()
 }
 
-/// Blocks that copies can take now: of free segments, and of those that take copies.
+/// Blocks that copies can take now, in free segments and in segments that take copies.
 pub(in crate::core) fn room_for_copies(segments: &Segments) -> u64 {
     let takes_copies = |(_, s): &(SegmentId, &Segment)| s.state() == State::Open(Stream::Copy);
     let left = |(_, s): (SegmentId, &Segment)| {

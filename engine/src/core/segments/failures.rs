@@ -10,7 +10,7 @@ use crate::planted;
 
 impl Segments {
     /// A write into a segment failed: it takes nothing more, and nothing in it is acknowledged that
-    /// is not visible yet. Whether it is the first failure there.
+    /// is not visible yet. Returns whether it is the first failure there.
     pub(in crate::core) fn poison(&mut self, id: SegmentId) -> bool {
         if planted!(UnpoisonedSegment) {
             return false;
@@ -72,7 +72,7 @@ impl Segments {
     /// Whether a segment's free header cannot be written, or its descriptors cannot be read. An
     /// unusable segment may stay so for good. It is not waited for, and the store keeps as many
     /// pages less as if the segment had never been: otherwise all other segments would fill with
-    /// live pages, of which none is worth reclaiming. Whether that is new.
+    /// live pages, of which none is worth reclaiming. Returns whether that is new.
     pub(in crate::core) fn set_unusable(&mut self, id: SegmentId, unusable: bool) -> bool {
         if std::mem::replace(&mut self.get_mut(id).unusable, unusable) == unusable {
             return false;

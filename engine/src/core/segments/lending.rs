@@ -23,7 +23,7 @@ pub(crate) struct Lent {
 }
 
 impl Segments {
-    /// Lends the segment that is opened next among those that were never used and not lent before;
+    /// Lends the segment that is opened next, among the segments never used and not lent before;
     /// `None` when there is none, or when few are free.
     pub(in crate::core) fn lend(&mut self) -> Option<Lent> {
         if self.free_segments() <= 2 * self.free_target() {

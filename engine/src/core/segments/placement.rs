@@ -25,7 +25,7 @@ impl Volume {
 
 impl Segments {
     /// Finds room for a page of `data` blocks. `has_reserved` tells whether its descriptor fits a
-    /// descriptor block already reserved in a segment. Whether a block was reserved for it.
+    /// descriptor block already reserved in a segment. Returns whether a block was reserved for it.
     pub(in crate::core) fn place_page(
         &mut self,
         base: &mut Base,
@@ -108,7 +108,7 @@ impl Segments {
                 && s.has_room(self.segment_blocks, 0, blocks)
                 && !self.is_read_only(*id)
         };
-        // A segment that takes records already; else the one that stays longest. A write that
+        // A segment that takes records already, else the segment that stays longest. A write that
         // failed before may fail again.
         let worth = |(_, s): &(SegmentId, &Segment)| (!s.poisoned, s.is_extended(), s.live);
         let (id, _) = self.iter().filter(takes).max_by_key(worth)?;

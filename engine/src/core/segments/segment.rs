@@ -505,7 +505,7 @@ impl Segment {
         used + u64::from(data) + u64::from(blocks) <= u64::from(segment_blocks)
     }
 
-    /// The hole behind this commit stays: no header may prove what lies behind it.
+    /// The hole behind this commit stays: no header may prove blocks behind it.
     pub(in crate::core) fn end_trust(&mut self, commit: Serial) {
         self.trust_end = Some(self.trust_end.map_or(commit, |end| end.min(commit)));
     }

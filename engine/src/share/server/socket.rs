@@ -85,7 +85,7 @@ pub(super) fn listen(
     Ok((listener, bound.id))
 }
 
-/// Whether a socket's file is the one that was bound.
+/// Whether a socket's file is still the file that was bound.
 pub(super) fn is_bound(socket: &Path, own: FileId) -> bool {
     files::look_at_name(socket).is_ok_and(|found| found.id == own)
 }

@@ -174,7 +174,7 @@ impl Backend {
     }
 }
 
-/// Why pages were not stored: a cause for those left out, and one for those that failed.
+/// Why pages were not stored: the cause of omitted pages, and the cause of failed pages.
 fn causes(statuses: &[PutStatus]) -> impl Iterator<Item = Cause> {
     let has = |refusal| statuses.contains(&PutStatus::Refused(refusal));
     let left_out = statuses.iter().any(|status| is_left_out(*status));

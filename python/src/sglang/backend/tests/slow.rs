@@ -120,7 +120,7 @@ fn pages_on_a_slow_disk_are_left_and_counted() {
         count(&backend, "rank_unmeasured_pages"),
     );
     assert!(slow > 0 && unmeasured > 0, "{slow} {unmeasured}");
-    // What the owner reports, for `stat` and `doctor`.
+    // The report of the owner, for `stat` and `doctor`.
     let report = larder_engine::share::report(&place::volume_of(directory.path())).unwrap();
     let counts = report.processes[0].counts.unwrap();
     assert_eq!((counts.slow, counts.unmeasured), (slow, unmeasured));
@@ -146,7 +146,7 @@ fn what_is_read_faster_than_computed_is_found_and_learnt_from() {
         backend.set("kv", &chain, &indices, Chain::default()),
         [true; 16]
     );
-    // As fast as memory, whatever the disk of the test is.
+    // As fast as memory, on any disk.
     let worth = backend.worth.as_ref().unwrap();
     worth.read(1 << 30, Duration::from_millis(1));
     assert_eq!(backend.exists("kv", &chain, Chain::default()), 16);
