@@ -2,13 +2,15 @@
 //! once, by turns, in one process or in two.
 //!
 //! `cargo run --release -p larder-engine --example mixed_speed -- STORE PAGE_BYTES READ_BATCH
-//! WRITE_BATCH SECONDS ROUNDS [--readers N] [--writers N] [--processes] [--no-pacing]`
+//! WRITE_BATCH SECONDS ROUNDS [--readers N] [--writers N] [--processes] [--no-pacing]
+//! [--only read|write|both] [--idle MS]`
 //!
 //! STORE is an existing store of 4 GiB or more. 1 GiB of pages to read is put before each part, as
 //! far as they are not there. A reader gets batches of them in random order; a writer puts batches
 //! of new pages, and the store evicts older ones. Every further reader or writer runs on a thread
-//! of its own; with `--processes`, all but the first reader run in processes of their own. Prints
-//! one JSON document for each part of each round: bytes per second, times of the calls in
+//! of its own; with `--processes`, all but the first reader run in processes of their own. With
+//! `--idle`, a reader waits for so long before each call. `--only` names the only part. Prints one
+//! JSON document for each part of each round: bytes per second, times of the calls in
 //! microseconds, pages not read and not written, and CPU seconds of all processes.
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, missing_docs)]
@@ -54,6 +56,8 @@ struct Load {
     writers: usize,
     are_processes: bool,
     is_paced: bool,
+    idle: Duration,
+    only: Option<String>,
 }
 
 /// What readers and writers did in one part of a round.
@@ -111,9 +115,12 @@ impl Load {
         let usage = "see the head of mixed_speed.rs";
         let number = |at: usize| args.get(at).expect(usage).parse::<usize>().expect(usage);
         let is_given = |name: &str| args.iter().any(|arg| arg == name);
-        let after = |name: &str| {
+        let word_after = |name: &str| {
             let at = args.iter().position(|arg| arg == name);
-            at.map_or(1, |at| args[at + 1].parse().expect(usage))
+            at.map(|at| args.get(at + 1).expect(usage))
+        };
+        let after = |name: &str, default: usize| {
+            word_after(name).map_or(default, |word| word.parse().expect(usage))
         };
         Load {
             store: args.first().expect(usage).clone(),
@@ -122,10 +129,12 @@ impl Load {
             write_batch: number(3),
             time: Duration::from_millis(number(4) as u64 * 1000),
             rounds: number(5),
-            readers: after("--readers"),
-            writers: after("--writers"),
+            readers: after("--readers", 1),
+            writers: after("--writers", 1),
             are_processes: is_given("--processes"),
             is_paced: !is_given("--no-pacing"),
+            idle: Duration::from_millis(after("--idle", 0) as u64),
+            only: word_after("--only").cloned(),
         }
     }
 
@@ -183,6 +192,9 @@ fn measure(args: &[String], load: &Load) {
     }
     for _ in 0..load.rounds {
         for part in ["read", "write", "both"] {
+            if load.only.as_ref().is_some_and(|only| only != part) {
+                continue;
+            }
             let (reads, writes) = (part != "write", part != "read");
             fill(load, &store, space);
             let runs = |role| if role == Role::Reader { reads } else { writes };
@@ -315,6 +327,7 @@ fn read(load: &Load, store: &Store, space: NamespaceId) -> Done {
                 parts,
             })
             .collect();
+        std::thread::sleep(load.idle);
         let called = Instant::now();
         let statuses = store.get(space, &mut pages, None);
         done.call_us.push(called.elapsed().as_secs_f64() * 1e6);

@@ -6,10 +6,10 @@
 //! are bounded, so that a first read finds a short queue.
 //!
 //! The rate follows the slow-down of reads: the time that the device takes for their bytes, divided
-//! by the time that it takes while nothing paced is in flight. Above [`SLOWDOWN`] the rate falls in
-//! proportion, below it rises in steps. It never falls below [`FLOOR`] of the device's measured
-//! write speed. In short regular intervals of a claim nothing paced is started ([`REST`]): reads
-//! measure their speed alone then.
+//! by the time that it takes while nothing paced is in flight. The rate falls above [`SLOWDOWN`],
+//! rises below it, and never falls below [`FLOOR`] of the device's measured write speed. In short
+//! regular intervals of a claim nothing paced is started ([`REST`]): reads measure their speed
+//! alone then.
 //!
 //! Claims and slow-downs are in [`Words`] that processes share. All words are hints. A process that
 //! forges them, or stops in the middle, slows the writes of others to the floor at worst. A claim
@@ -29,21 +29,22 @@ pub(super) const MS: Nanos = 1_000_000;
 pub(crate) const CLAIM: Nanos = 50 * MS;
 
 /// The slow-down of reads at which the rate of writes stays the same.
-const SLOWDOWN: f64 = 1.22;
+const SLOWDOWN: f64 = 1.2;
 
 /// The lowest rate, and the rate at the beginning of a claim, as parts of the device's write speed.
 const FLOOR: f64 = 0.1;
 const FIRST: f64 = 0.25;
 
-/// A rise of the rate, as a part of the write speed, and the strength and limit of a fall.
-const RISE: f64 = 0.02;
-const FALL: f64 = 0.5;
-const FALL_MIN: f64 = 0.7;
+/// The strength of the controller: the relative change of the rate for a slow-down that is off by
+/// 1, and the largest change at a time.
+const GAIN: f64 = 0.3;
+const CHANGE_MAX: f64 = 0.2;
 
 /// While there is a claim, nothing paced is started for this long, at this interval. All processes
-/// rest at the same time, because they have the same clock.
-const REST: Nanos = 15 * MS;
-const REST_EVERY: Nanos = 500 * MS;
+/// rest at the same time, because they have the same clock. The time suffices for the device to end
+/// the paced operations and then some batches of reads.
+const REST: Nanos = 50 * MS;
+const REST_EVERY: Nanos = 1000 * MS;
 
 /// The write speed that is assumed before one was measured, in bytes per second.
 const SPEED_MIN: f64 = (128 << 20) as f64;
@@ -62,12 +63,12 @@ const FREE_TIME: Nanos = 16 * MS;
 const CREDIT: Nanos = 8 * MS;
 
 /// Device time after which a slow-down, or a write speed, counts as measured.
-const SAMPLE: Nanos = 10 * MS;
+const SAMPLE: Nanos = 20 * MS;
 const SPEED_SAMPLE: Nanos = 50 * MS;
 
 /// The part of the time before that stays in the next slow-down: single ones depend on how many
 /// writes came before the first read of a batch.
-const STAYS: f64 = 0.85;
+const STAYS: f64 = 0.8;
 
 /// The part of the measured times alone that stays at each read.
 const KEPT: f64 = 1.0 - 1.0 / 128.0;
@@ -76,8 +77,8 @@ const KEPT: f64 = 1.0 - 1.0 / 128.0;
 const SCALE: f64 = 1024.0;
 const SLOWDOWN_MAX: f64 = 64.0;
 
-/// Classes of reads by size (a power of four each, from 16 KiB on) and by number in flight (a power
-/// of two each).
+/// Classes of reads by size (a power of four each, from 16 KiB on) and by the largest number in
+/// flight at once (a power of two each).
 const SIZES: usize = 6;
 const COUNTS: usize = 6;
 
@@ -119,18 +120,15 @@ impl Words {
         self.slowdown.store((now << 32) | scaled, Relaxed);
     }
 
-    /// The number of paced operations begun so far, if none is in flight.
-    fn unpaced(&self, now: Nanos) -> Option<u64> {
+    /// When the last paced operation ended, if none is in flight.
+    fn unpaced_since(&self, now: Nanos) -> Option<Nanos> {
         let (begun, ended) = (self.begun.load(Relaxed), self.ended.load(Relaxed));
-        if begun != ended && self.paced_at.load(Relaxed).abs_diff(now) > 20 * CLAIM {
+        let paced_at = self.paced_at.load(Relaxed);
+        if begun != ended && paced_at.abs_diff(now) > 20 * CLAIM {
             // Operations of a killed process: they are never reported as ended.
             self.ended.store(begun, Relaxed);
         }
-        (begun == ended).then_some(begun)
-    }
-
-    fn is_written(&self, now: Nanos) -> bool {
-        self.paced_at.load(Relaxed).abs_diff(now) < CLAIM
+        (begun == ended).then_some(paced_at)
     }
 }
 
@@ -257,11 +255,14 @@ impl Measured {
 struct Reads {
     count: u64,
     bytes: u64,
+    /// The largest number in flight at once, of this busy time and of the one before.
+    most: u64,
+    most_before: u64,
     /// When the device began with the next of them to end: at the end of the one before. If it was
     /// idle in between, that time counts up to the time that it was busy before.
     since: Nanos,
-    /// The number of paced operations begun by then, if none was in flight.
-    unpaced: Option<u64>,
+    /// No paced operation was in flight by then.
+    is_unpaced: bool,
     alone: [[Measured; COUNTS]; SIZES],
     /// Time of late, and the time expected for the same reads.
     took: f64,
@@ -282,26 +283,27 @@ impl Reads {
             let own = if own < CLAIM { own.min(self.busy) } else { 0 };
             self.since = now - own;
             self.busy_since = now;
-            self.unpaced = words.unpaced(now);
+            self.is_unpaced = words.unpaced_since(now).is_some();
+            self.most_before = std::mem::take(&mut self.most);
         }
         self.count += 1;
         self.bytes += bytes;
+        self.most = self.most.max(self.count);
     }
 
     fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
         words.claimed_at.store(now, Relaxed);
-        let took = now.saturating_sub(self.since);
-        let alone =
-            &mut self.alone[size_class(self.bytes / self.count.max(1))][count_class(self.count)];
-        let is_beside = words.is_written(now) && !is_rest(now);
-        // Not between two paced operations: mostly short times fit in there.
-        if !is_beside && self.unpaced.is_some() && words.unpaced(now) == self.unpaced {
-            alone.add(took, ended.read_bytes);
-        }
-        if is_beside && let Some(expected) = alone.time_for(ended.read_bytes) {
-            self.took += took as f64;
+        let took = now.saturating_sub(self.since).max(1);
+        let clean = self.time_alone(words, now).min(took);
+        let clean_bytes = (ended.read_bytes as f64 * clean as f64 / took as f64) as u64;
+        let clean_bytes = clean_bytes.min(ended.read_bytes);
+        let size = size_class(self.bytes / self.count.max(1));
+        let alone = &mut self.alone[size][count_class(self.most.max(self.most_before))];
+        alone.add(clean, clean_bytes);
+        if let Some(expected) = alone.time_for(ended.read_bytes - clean_bytes) {
+            self.took += (took - clean) as f64;
             self.expected += expected;
-            self.fresh += took;
+            self.fresh += took - clean;
         }
         if self.fresh >= SAMPLE && self.expected > 0.0 {
             self.publish(words, now);
@@ -312,7 +314,22 @@ impl Reads {
             self.busy = now.saturating_sub(self.busy_since);
         }
         self.since = now;
-        self.unpaced = words.unpaced(now);
+        self.is_unpaced = words.unpaced_since(now).is_some();
+    }
+
+    /// How long, since the last read ended, the device had no paced operations and was to have
+    /// none: in a rest, or long after the last one. The moments between two paced operations do not
+    /// count, since short reads fit in there more often than long ones.
+    fn time_alone(&self, words: &Words, now: Nanos) -> Nanos {
+        let rest = now - now % REST_EVERY;
+        let rest_end = rest + REST;
+        let (from, until) = match words.unpaced_since(now) {
+            Some(since) if since.abs_diff(now) >= CLAIM => (since, now),
+            Some(since) => (since.max(rest), now.min(rest_end)),
+            None if self.is_unpaced => (rest, rest_end),
+            None => return 0,
+        };
+        until.saturating_sub(from.max(self.since))
     }
 
     fn publish(&mut self, words: &Words, now: Nanos) {
@@ -387,12 +404,9 @@ impl Writes {
         let published = words.slowdown.load(Relaxed);
         if published != std::mem::replace(&mut self.followed, published) {
             let is_held = std::mem::take(&mut self.is_held);
-            let over = words.slowdown() - SLOWDOWN;
-            if over > 0.0 {
-                self.rate *= (1.0 - over * FALL).max(FALL_MIN);
-            } else if is_held {
-                let speed = self.speed.get().max(self.rate);
-                self.rate += speed * RISE * (-over / (SLOWDOWN - 1.0)).min(1.0);
+            let change = GAIN * (SLOWDOWN - words.slowdown());
+            if change < 0.0 || is_held {
+                self.rate *= 1.0 + change.clamp(-CHANGE_MAX, CHANGE_MAX);
             }
         }
         self.rate = self.rate.max(self.speed.get() * FLOOR);
