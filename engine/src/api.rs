@@ -538,6 +538,10 @@ pub struct OpenOptions {
     /// A group. Processes of its members may be clients of this process, besides those of the user
     /// who owns the store's first volume. Only for [`Store::attach`](crate::Store::attach).
     pub group: Option<u32>,
+    /// Own the store as long as the handle is open: an owner without this option is asked for the
+    /// ownership, and hands it over in order. Off by default. Only for
+    /// [`Store::attach`](crate::Store::attach).
+    pub keeps_ownership: bool,
     /// Decides which page is evicted next, and which pages reclaim copies; `None` for the least
     /// recently used. The owner's policy applies.
     pub eviction: Option<PolicyMaker<dyn EvictionPolicy>>,
@@ -571,6 +575,7 @@ impl Default for OpenOptions {
             write_bytes_max: 1 << 30,
             volumes: Vec::new(),
             group: None,
+            keeps_ownership: false,
             eviction: None,
             admission: None,
             protocol: Protocol::default(),

@@ -1,9 +1,10 @@
 //! `larder serve`: owns a store as long as it runs, so that other processes can attach to it.
 //!
 //! The first process to attach would do the same work. Use this command if ownership must not move
-//! when one of those processes ends. If another process owns the store, it waits as a client, and
-//! competes for the ownership when that process ends. It ends on SIGINT, SIGTERM or SIGHUP, with
-//! the store closed cleanly.
+//! when one of those processes ends. If another process owns the store, it attaches as a client
+//! and asks for the ownership, which the owner hands over in order. An owner that is `larder serve`
+//! too, or of an older release, keeps it: then this process waits for the end of that owner. It
+//! ends on SIGINT, SIGTERM or SIGHUP, with the store closed cleanly.
 //!
 //! A service manager is notified (`sd_notify`) when it serves the store or waits for it.
 
@@ -56,7 +57,8 @@ struct ServeReport {
     path: PathBuf,
     /// The socket for clients.
     socket: PathBuf,
-    /// Whether another process owns the store. This one serves it when that ends.
+    /// Whether another process owns the store. This one serves it when that one hands it over or
+    /// ends.
     waiting: bool,
     /// The owner's process, if it is visible here.
     pid: Option<u32>,
@@ -109,7 +111,8 @@ impl ServeReport {
     fn status(&self) -> String {
         match self.waiting {
             true => format!(
-                "as a client: {} owns the store; this process serves it when that ends",
+                "as a client: {} owns the store; this process serves it when that one hands it \
+                 over or ends",
                 process(self.pid)
             ),
             false => format!("serving {} pages", self.pages),
@@ -135,7 +138,8 @@ fn take_descriptors() {
 pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     take_descriptors();
-    let store = Store::attach(&args.path, args.share.options(&args.open, args.group))?;
+    let options = args.share.options(&args.open, args.group);
+    let store = Store::attach(&args.path, options.with(|o| o.keeps_ownership = true))?;
     let served = serve(args, &store, &interrupt);
     tell(&[
         NotifyState::Stopping,

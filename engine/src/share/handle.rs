@@ -200,8 +200,7 @@ impl PageStore for Store {
         if self.inner.origin.is_inherited() {
             return Err(StoreError::Forked);
         }
-        *self.inner.stop.lock() = true;
-        self.inner.stopped.notify_all();
+        self.inner.bell.stop();
         if let Some(store) = self.inner.store_of_its_own() {
             return store.close();
         }
@@ -220,14 +219,7 @@ impl PageStore for Store {
         }
         let role = std::mem::replace(&mut *self.inner.role.write(), Role::Closed);
         match role {
-            Role::Owner(mut owner) => {
-                let stopped = owner.service.as_mut().is_none_or(|s| s.server.stop());
-                if stopped {
-                    return owner.store.close();
-                }
-                owner.store.catalog().flush()?;
-                Err(StoreError::ClientsWriting(self.inner.path.clone()))
-            }
+            Role::Owner(owner) => owner.end(&self.inner.path),
             _ => flushed,
         }
     }
@@ -240,8 +232,7 @@ impl Drop for Store {
             std::mem::forget((self.inner.clone(), self.monitor.get_mut().take()));
             return;
         }
-        *self.inner.stop.lock() = true;
-        self.inner.stopped.notify_all();
+        self.inner.bell.stop();
         if let Some(Role::Client(client)) = self.inner.role().as_deref() {
             client.remote.hang_up();
         }

@@ -23,6 +23,7 @@
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
 //! | `remote` | the client's side: a `Catalog` over a socket |
 //! | `monitor` | the thread that keeps a role: takes over when the owner goes |
+//! | `bell` | wakes that thread, and calls that wait for an owner |
 //! | `handle` | the calls of a handle, to the owner of the moment |
 //! | `spaces` | the namespaces of a handle |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
@@ -55,6 +56,7 @@
 //! its checksum. All processes run as one user, who owns the volumes, or as members of the
 //! permitted group.
 
+mod bell;
 mod handle;
 #[doc(hidden)]
 pub mod keys;
@@ -78,7 +80,7 @@ pub mod wire;
 pub(crate) mod tests;
 
 use crate::runtime::thread::JoinHandle;
-use crate::runtime::{Condvar, Instant, Mutex, RwLock, RwLockReadGuard};
+use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -98,11 +100,12 @@ use crate::totals::Totals;
 #[cfg(not(feature = "simulated"))]
 use crate::volume::create::{CreateOptions, create};
 use crate::volume::{self, Access, HolderState};
+use bell::Bell;
 #[doc(hidden)]
 pub use guard::Marks;
 use protocol::Protocol;
 use remote::{ReachError, Remote};
-use role::{Decider, Known, NotYet, Owner, Role};
+use role::{Decider, Known, NotYet, Owner, Role, Wish};
 #[doc(hidden)]
 pub use server::answer;
 pub(crate) use server::is_listening;
@@ -165,8 +168,7 @@ struct Inner {
     /// The registered namespaces, by the id that this handle gave out. Each owner numbers them in
     /// its own way.
     spaces: Mutex<Spaces>,
-    stop: Mutex<bool>,
-    stopped: Condvar,
+    bell: Arc<Bell>,
     origin: Origin,
 }
 
@@ -180,7 +182,7 @@ impl Store {
         let store = LocalStore::open(path, &options)?;
         let role = Role::Owner(Box::new(Owner::alone(store)));
         Ok(Store {
-            inner: Arc::new(Inner::new(path, options, role)),
+            inner: Arc::new(Inner::new(path, options, role, Arc::new(Bell::new()))),
             monitor: Mutex::new(None),
         })
     }
@@ -220,8 +222,15 @@ impl Store {
         }
         let begun = Instant::now();
         let mut has_warned = false;
+        let bell = Arc::new(Bell::new());
+        let wish = Wish {
+            group: options.group,
+            former: &Totals::default(),
+            bell: &bell,
+            may_own: true,
+        };
         let role = loop {
-            match Role::find(path, &options, options.group, &Totals::default()) {
+            match Role::find(path, &options, &wish) {
                 Ok(role) => break role,
                 Err(NotYet::TryAgain(error)) if begun.elapsed() < patience_with(&error) => {
                     if begun.elapsed() >= WARN_AFTER && !std::mem::replace(&mut has_warned, true) {
@@ -235,7 +244,7 @@ impl Store {
                 Err(NotYet::TryAgain(error) | NotYet::Never(error)) => return Err(error),
             }
         };
-        let inner = Arc::new(Inner::new(path, options, role));
+        let inner = Arc::new(Inner::new(path, options, role, bell));
         inner.compare_settings(&inner.role.read());
         let monitor = crate::runtime::thread::Builder::new()
             .name("larder-minder".to_owned())
@@ -338,7 +347,7 @@ fn locked(path: &Path) -> Option<StoreError> {
 }
 
 impl Inner {
-    fn new(path: &Path, options: OpenOptions, role: Role) -> Inner {
+    fn new(path: &Path, options: OpenOptions, role: Role, bell: Arc<Bell>) -> Inner {
         Inner {
             path: path.to_owned(),
             options,
@@ -346,8 +355,7 @@ impl Inner {
             turns: AtomicU64::new(0),
             seen: Mutex::default(),
             spaces: Mutex::default(),
-            stop: Mutex::new(false),
-            stopped: Condvar::new(),
+            bell,
             origin: Origin::here(),
         }
     }
@@ -367,10 +375,6 @@ impl Inner {
             Some(Role::Owner(owner)) if owner.service.is_none() => Some(owner.store.clone()),
             _ => None,
         }
-    }
-
-    fn is_stopped(&self) -> bool {
-        *self.stop.lock()
     }
 
     /// Calls `work` with the present decider, and with the namespace as this decider knows it.
@@ -427,7 +431,7 @@ impl Inner {
     fn unavailable(&self) -> StoreError {
         if self.origin.is_inherited() {
             StoreError::Forked
-        } else if self.is_stopped() {
+        } else if self.bell.is_stopped() {
             StoreError::Closed
         } else {
             StoreError::OwnerGone
@@ -452,12 +456,8 @@ impl Store {
         if self.inner.origin.is_inherited() {
             return;
         }
-        let mut stop = self.inner.stop.lock();
-        while !*stop && self.part() == Part::Nobody {
-            if self.inner.stopped.wait_until(&mut stop, until).timed_out() {
-                return;
-            }
-        }
+        let has_none = || self.part() == Part::Nobody;
+        self.inner.bell.wait_while(until, has_none);
     }
 
     /// Waits for the next owner after role change number `turns`. False if there is none by

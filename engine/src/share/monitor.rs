@@ -1,85 +1,86 @@
 //! The role monitor: the thread of a handle that finds a new owner, or makes this process it.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::role::{NotYet, Role};
+use super::role::{Client, NotYet, Role, Wish, may_serve};
 use super::server::may_give_to;
+use super::wire::ClientId;
 use super::{Inner, TRY_AGAIN};
+use crate::runtime::Instant;
 use crate::totals::Totals;
 
 /// Longest pause between two tries. The pause grows by an eighth each time, and reaches this after
 /// about ten seconds.
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(1);
 
+/// How long the other processes leave the ownership to an heir. It covers the close of the former
+/// owner, which waits for the writes of its clients.
+const HEIR_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The owners before, as far as the next role depends on them.
+struct Past {
+    /// The group to serve as owner: the configured group; else the group that the last owner
+    /// served, if this process may give the socket to it.
+    group: Option<u32>,
+    /// Pid of the last owner.
+    owner: Option<u32>,
+    /// The last totals.
+    totals: Totals,
+    /// Until then the ownership is left to the heir, which is another process.
+    left_until: Option<Instant>,
+    /// The last owner handed the store over to this process.
+    is_heir: bool,
+    /// This process asks owners for the ownership.
+    asks: bool,
+}
+
+impl Past {
+    fn may_own(&self) -> bool {
+        self.left_until.is_none_or(|until| Instant::now() >= until)
+    }
+}
+
 impl Inner {
     /// The role monitor: makes sure that there is an owner, for as long as the handle is open.
     pub(super) fn monitor_role(&self) {
+        let mut past = Past {
+            group: self.options.group,
+            owner: None,
+            totals: Totals::default(),
+            left_until: None,
+            is_heir: false,
+            asks: self.options.keeps_ownership,
+        };
         let mut pause = TRY_AGAIN;
-        // The group to serve as owner: the configured group; else the group that the last owner
-        // served, if this process may give the socket to it.
-        let mut group = self.options.group;
         // The last warning about why this process could not become the owner.
         let mut last_warning = String::new();
-        // Pid of the last owner, and the last totals that it sent.
-        let mut former = None;
-        let mut totals = Totals::default();
         loop {
-            let client = match &*self.role.read() {
-                Role::Client(client) => Some(client.clone()),
-                Role::Closed => return,
-                Role::Owner(_) | Role::Nobody => None,
-            };
-            let had_client = client.is_some();
-            if let Some(client) = client {
-                former = client.remote.owner_pid();
-                if let Some(last) = client.remote.wait_for_owner_end(|| client.send_latencies()) {
-                    totals = last;
-                }
-                let served = client.group.filter(|gid| may_give_to(*gid));
-                group = self.options.group.or(served);
-            }
-            if had_client {
-                self.lose_owner();
+            if self.stay(&mut past) {
                 pause = TRY_AGAIN;
             }
-            if self.is_stopped() {
+            if self.bell.is_stopped() {
                 return;
             }
-            if matches!(*self.role.read(), Role::Owner(_)) {
-                let mut stop = self.stop.lock();
-                while !*stop {
-                    self.stopped.wait(&mut stop);
-                }
-                return;
-            }
-            match Role::find(&self.path, &self.options, group, &totals) {
+            let wish = Wish {
+                group: past.group,
+                former: &past.totals,
+                bell: &self.bell,
+                may_own: past.may_own(),
+            };
+            match Role::find(&self.path, &self.options, &wish) {
                 Ok(role) => {
-                    self.compare_settings(&role);
-                    if matches!(role, Role::Owner(_)) {
-                        tracing::warn!(
-                            path = %self.path.display(),
-                            former_owner = former,
-                            "takeover: this process owns the store now, the former owner ended"
-                        );
-                    }
-                    *self.role.write() = role;
-                    self.turns.fetch_add(1, Ordering::AcqRel);
-                    // Notified under the lock, so that a thread that has just found no owner cannot
-                    // begin to wait after this notification.
-                    let stop = self.stop.lock();
-                    self.stopped.notify_all();
-                    // A `close` that runs after this hangs up on the new owner. A `close` that ran
-                    // before found no connection.
-                    if *stop {
+                    if !self.begin(role, &past) {
                         return;
                     }
-                    drop(stop);
                     last_warning.clear();
                     continue;
                 }
                 Err(NotYet::TryAgain(_)) => {}
                 Err(NotYet::Never(error)) => {
+                    // An owner that gave the store to this process would give it away in vain.
+                    past.asks = false;
                     let why = error.to_string();
                     if why != last_warning {
                         tracing::warn!(
@@ -91,9 +92,126 @@ impl Inner {
                     }
                 }
             }
-            self.pause(pause);
+            self.bell.pause(pause);
             pause = (pause + pause / 8).min(TRY_AGAIN_MAX);
         }
+    }
+
+    /// Begins a new role. False if the handle is being closed.
+    fn begin(&self, role: Role, past: &Past) -> bool {
+        self.compare_settings(&role);
+        let path = self.path.display();
+        match &role {
+            Role::Owner(_) if past.is_heir => tracing::info!(
+                %path,
+                former_owner = past.owner,
+                "this process owns the store now, the former owner handed it over"
+            ),
+            Role::Owner(_) => tracing::warn!(
+                %path,
+                former_owner = past.owner,
+                "takeover: this process owns the store now, the former owner ended"
+            ),
+            _ => {}
+        }
+        *self.role.write() = role;
+        self.turns.fetch_add(1, Ordering::AcqRel);
+        // A thread that has just found no owner cannot begin to wait after this. A `close` that
+        // runs after it hangs up on the new owner. A `close` that ran before found no connection.
+        !self.bell.role_changed().is_stopped()
+    }
+
+    /// Stays in the present role to its end. False if there is none.
+    fn stay(&self, past: &mut Past) -> bool {
+        let client = match &*self.role.read() {
+            Role::Client(client) => Some(client.clone()),
+            Role::Owner(_) => None,
+            Role::Nobody | Role::Closed => return false,
+        };
+        match client {
+            Some(client) => self.stay_client(client, past),
+            None => self.stay_owner(past),
+        }
+        true
+    }
+
+    /// A client until the owner goes.
+    fn stay_client(&self, client: Arc<Client>, past: &mut Past) {
+        if past.asks {
+            past.asks = self.ask_for_ownership(&client);
+        }
+        past.owner = client.remote.owner_pid();
+        let end = client.remote.wait_for_owner_end(|| client.send_latencies());
+        if let Some(last) = end.totals {
+            past.totals = last;
+        }
+        past.is_heir = end.heir == Some(client.remote.client());
+        let is_left = end.heir.is_some() && !past.is_heir;
+        past.left_until = is_left.then(|| Instant::now() + HEIR_PATIENCE);
+        let served = client.group.filter(|gid| may_give_to(*gid));
+        past.group = self.options.group.or(served);
+        drop(client);
+        self.lose_owner();
+    }
+
+    /// Whether the owner may be asked again.
+    fn ask_for_ownership(&self, client: &Client) -> bool {
+        match may_serve(&self.path) {
+            Ok(()) => {
+                client.remote.ask_for_ownership();
+                true
+            }
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "this process does not ask for the ownership: it could not serve the store"
+                );
+                false
+            }
+        }
+    }
+
+    /// The owner until the handle is being closed, or until a client takes the store over.
+    fn stay_owner(&self, past: &mut Past) {
+        while let Some(heir) = self.bell.wait_for_heir() {
+            if let Some(totals) = self.hand_over(heir) {
+                past.owner = None;
+                past.is_heir = false;
+                past.left_until = Some(Instant::now() + HEIR_PATIENCE);
+                past.totals = totals;
+                return;
+            }
+        }
+    }
+
+    /// Closes the store in order for a client that owns it next. Returns the last totals; `None`
+    /// if nothing was done, because the client has gone or the handle is being closed.
+    fn hand_over(&self, heir: ClientId) -> Option<Totals> {
+        // Waits for the calls in progress.
+        let mut role = self.role.write();
+        let has_it = matches!(&*role, Role::Owner(owner) if owner.serves(heir));
+        if !has_it || self.bell.is_stopped() {
+            return None;
+        }
+        let Role::Owner(mut owner) = std::mem::replace(&mut *role, Role::Nobody) else {
+            return None;
+        };
+        self.turns.fetch_add(1, Ordering::AcqRel);
+        drop(role);
+        let path = self.path.display();
+        tracing::info!(%path, "handing the store over to a client that asked for the ownership");
+        let totals = owner.service.as_mut().map(|service| {
+            service.server.stop(Some(heir));
+            service.server.totals()
+        });
+        if let Err(error) = owner.end(&self.path) {
+            tracing::warn!(
+                %path,
+                %error,
+                "the store was handed over without a clean close: the next owner recovers it"
+            );
+        }
+        totals
     }
 
     /// Warns, once for the same settings, if the owner has other settings than this process asked
@@ -127,13 +245,6 @@ impl Inner {
             drop(role);
             // Dropped after unlocking: `drop` waits for reads that are still in flight.
             drop(lost);
-        }
-    }
-
-    fn pause(&self, pause: Duration) {
-        let mut stop = self.stop.lock();
-        if !*stop {
-            self.stopped.wait_for(&mut stop, pause);
         }
     }
 }

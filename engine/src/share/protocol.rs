@@ -57,8 +57,12 @@ pub const PACING: u64 = 1 << 2;
 /// ([`Request::Measured`](super::wire::Request::Measured)).
 pub const TOTALS: u64 = 1 << 3;
 
+/// Feature: a client may ask for the ownership ([`Request::Own`](super::wire::Request::Own)), and
+/// the owner names its heir before it ends ([`Reply::Heir`](super::wire::Reply::Heir)).
+pub const HEIRS: u64 = 1 << 4;
+
 /// The features of this release: messages and variants that a release before it does not have.
-const FEATURES: u64 = COUNTS | POLICIES | PACING | TOTALS;
+const FEATURES: u64 = COUNTS | POLICIES | PACING | TOTALS | HEIRS;
 
 /// Longest name of a release, in bytes.
 const RELEASE_BYTES_MAX: usize = 32;

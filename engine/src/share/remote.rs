@@ -32,7 +32,7 @@ use put::RemotePut;
 
 use super::area::Area;
 use super::keys::blob;
-use super::protocol::{Agreed, COUNTS, PACING, POLICIES, Protocol, TOTALS, is_name};
+use super::protocol::{Agreed, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name};
 use super::wire::{
     ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, SlotEnd, Welcome,
     WireError, parse, receive,
@@ -62,6 +62,15 @@ const LINES_MAX: usize = 60;
 /// The owner has gone.
 #[derive(Debug)]
 pub(super) struct Gone;
+
+/// What an owner said before its end.
+#[derive(Default)]
+pub(super) struct OwnerEnd {
+    /// The last totals.
+    pub(super) totals: Option<Totals>,
+    /// The client that is to be the next owner.
+    pub(super) heir: Option<ClientId>,
+}
 
 /// The connections besides the first.
 #[derive(Default)]
@@ -217,21 +226,30 @@ impl Remote {
         }
     }
 
-    /// Waits until the owner has gone, or this client is being closed. Returns the last totals that
-    /// the owner sent, and calls `told` after each message of it.
-    pub(super) fn wait_for_owner_end(&self, told: impl Fn()) -> Option<Totals> {
+    /// Asks for the ownership, if the owner may give it away.
+    pub(super) fn ask_for_ownership(&self) {
+        if self.agreed.has(HEIRS) {
+            self.send(&Request::Own);
+        }
+    }
+
+    /// Waits until the owner has gone, or this client is being closed. Calls `told` after each
+    /// message of the owner.
+    pub(super) fn wait_for_owner_end(&self, told: impl Fn()) -> OwnerEnd {
         let mut reader = BufReader::new(&*self.first);
         let mut buffer = Vec::new();
-        let mut last = None;
+        let mut end = OwnerEnd::default();
         while let Ok(true) = receive(&mut reader, &mut buffer) {
-            // Other messages are those of a later release.
-            if let Ok(Reply::Totals(totals)) = parse(&buffer) {
-                last = Some(*totals);
+            match parse(&buffer) {
+                Ok(Reply::Totals(totals)) => end.totals = Some(*totals),
+                Ok(Reply::Heir(heir)) => end.heir = Some(heir),
+                // Other messages are those of a later release.
+                _ => {}
             }
             told();
         }
         self.lose();
-        last
+        end
     }
 
     /// Hangs up. The owner sees that this client has gone.

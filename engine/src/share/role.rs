@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use larder_format::Namespace;
 
+use super::bell::Bell;
 use super::remote::{self, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name, socket_path};
+use super::wire::ClientId;
 use super::{guard, not_served};
 use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
@@ -56,6 +58,22 @@ impl Owner {
             store: Arc::new(store),
             ids: Ids::default(),
         }
+    }
+
+    /// Whether this client uses the store.
+    pub(super) fn serves(&self, client: ClientId) -> bool {
+        let service = self.service.as_ref();
+        service.is_some_and(|service| service.server.serves(client))
+    }
+
+    /// Disconnects the clients, and closes the store.
+    pub(super) fn end(mut self, path: &Path) -> Result<(), StoreError> {
+        let service = self.service.as_mut();
+        if service.is_none_or(|service| service.server.stop(None)) {
+            return self.store.close();
+        }
+        self.store.catalog().flush()?;
+        Err(StoreError::ClientsWriting(path.to_owned()))
     }
 }
 
@@ -108,30 +126,45 @@ pub(super) enum NotYet {
     Never(StoreError),
 }
 
+/// How a process would be the owner.
+pub(super) struct Wish<'a> {
+    /// The group whose members it admits.
+    pub(super) group: Option<u32>,
+    /// The totals that it begins with.
+    pub(super) former: &'a Totals,
+    /// Called by clients that ask for the ownership.
+    pub(super) bell: &'a Arc<Bell>,
+    /// Whether it may become the owner now.
+    pub(super) may_own: bool,
+}
+
+/// Whether this process could serve the store as its owner.
+pub(super) fn may_serve(path: &Path) -> Result<(), StoreError> {
+    if hides_own_user() {
+        return Err(StoreError::UserUnmapped(path.to_owned()));
+    }
+    let socket = socket_path(path);
+    may_listen(&socket).map_err(|error| StoreError::io("serving the catalog", &socket, error))
+}
+
 impl Role {
-    /// Becomes a client of the present owner, or the owner, which admits the members of `group`,
-    /// and begins with the totals `former`.
+    /// Becomes a client of the present owner, or the owner.
     pub(super) fn find(
         path: &Path,
         options: &OpenOptions,
-        group: Option<u32>,
-        former: &Totals,
+        wish: &Wish<'_>,
     ) -> Result<Role, NotYet> {
         let unreached = match Client::reach(path, options) {
             Ok(client) => return Ok(Role::Client(Arc::new(client))),
             Err(Unreached::Nobody(why)) => why,
             Err(Unreached::Failed(error)) => return Err(error),
         };
+        if !wish.may_own {
+            return Err(NotYet::TryAgain(StoreError::OwnerGone));
+        }
         // Checked first: a process that cannot serve would open the store for nothing, again and
         // again.
-        let socket = socket_path(path);
-        let may_serve = || {
-            if hides_own_user() {
-                return Err(StoreError::UserUnmapped(path.to_owned()));
-            }
-            may_listen(&socket)
-                .map_err(|error| StoreError::io("serving the catalog", &socket, error))
-        };
+        let may_serve = || may_serve(path);
         let store =
             LocalStore::open_at_once(path, options, may_serve).map_err(|error| match error {
                 StoreError::Locked { .. } if !matches!(unreached, ReachError::Nobody(_)) => {
@@ -144,8 +177,7 @@ impl Role {
                 error => NotYet::Never(error),
             })?;
         let store = Arc::new(store);
-        let server = Server::start(store.clone(), path, options, group, former.clone())
-            .map_err(NotYet::Never)?;
+        let server = Server::start(store.clone(), path, options, wish).map_err(NotYet::Never)?;
         Ok(Role::Owner(Box::new(Owner {
             service: Some(Service {
                 reads: server.own_reads(),

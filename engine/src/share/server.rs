@@ -64,7 +64,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use super::bell::Bell;
 use super::protocol::{Agreed, Protocol};
+use super::role::Wish;
 use super::wire::{ClientId, ReleaseCount, Report, Welcome};
 use crate::api::{OpenOptions, PageStore, Settings};
 use crate::catalog::SegmentMap;
@@ -139,6 +141,9 @@ struct Shared {
     adding: Adding,
     /// In seconds since 1970.
     started_unix_s: f64,
+    /// Called by clients that ask for the ownership.
+    bell: Arc<Bell>,
+    keeps_ownership: bool,
     stop: AtomicBool,
     stopped: Condvar,
     stopping: Mutex<()>,
@@ -155,15 +160,14 @@ struct Template {
 }
 
 impl Server {
-    /// Listens beside the store, which this process owns. `former` are the totals of the owners
-    /// before it.
+    /// Listens beside the store, which this process owns.
     pub(super) fn start(
         store: Arc<LocalStore>,
         path: &Path,
         options: &OpenOptions,
-        group: Option<u32>,
-        former: Totals,
+        wish: &Wish<'_>,
     ) -> Result<Server, StoreError> {
+        let group = wish.group;
         let socket = socket_path(path);
         let failed = |doing| {
             let socket = socket.clone();
@@ -198,10 +202,12 @@ impl Server {
             begun: Instant::now(),
             departed: Mutex::default(),
             adding: Adding {
-                former,
+                former: wish.former.clone(),
                 gone: Mutex::default(),
             },
             started_unix_s: processes::unix_seconds(),
+            bell: wish.bell.clone(),
+            keeps_ownership: options.keeps_ownership,
             stop: AtomicBool::new(false),
             stopped: Condvar::new(),
             stopping: Mutex::new(()),
@@ -228,10 +234,10 @@ impl Server {
         Ok(server)
     }
 
-    /// Ends every connection, and waits a short time for the clients' I/O in flight. Returns
-    /// whether all of it ended. If not, the store has been abandoned: the clients' extents must not
-    /// be granted again.
-    pub(super) fn stop(&mut self) -> bool {
+    /// Ends every connection, and waits a short time for the clients' I/O in flight. `heir` is the
+    /// client that is to own the store next. Returns whether all of the I/O ended. If not, the
+    /// store has been abandoned: the clients' extents must not be granted again.
+    pub(super) fn stop(&mut self, heir: Option<ClientId>) -> bool {
         let over = || !self.shared.abandoned.load(Ordering::SeqCst);
         let threads = std::mem::take(&mut self.threads);
         if threads.is_empty() {
@@ -253,6 +259,9 @@ impl Server {
             let _ = thread.join();
         }
         self.shared.tell_all();
+        if let Some(heir) = heir {
+            self.shared.tell_heir(heir);
+        }
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         for session in sessions {
             session.hang_up();
@@ -277,6 +286,18 @@ impl Server {
         self.shared.report()
     }
 
+    /// What all processes did so far.
+    pub(super) fn totals(&self) -> Totals {
+        self.shared.totals(&self.shared.sessions.lock())
+    }
+
+    /// Whether this client uses the store.
+    pub(super) fn serves(&self, client: ClientId) -> bool {
+        let sessions = self.shared.sessions.lock();
+        let session = sessions.get(&client);
+        session.is_some_and(|session| session.ledger.is_marked())
+    }
+
     /// The owner's own part in shared reads.
     pub(super) fn own_reads(&self) -> OwnReads {
         OwnReads {
@@ -288,7 +309,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.stop();
+        self.stop(None);
     }
 }
 

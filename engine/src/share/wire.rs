@@ -211,6 +211,9 @@ pub enum Request<'a> {
     /// No reply. The latencies of the client since it attached, as JSON. Sent to an owner with the
     /// feature [`TOTALS`](super::protocol::TOTALS) alone.
     Measured(#[serde(with = "by_name")] Box<Latencies>),
+    /// No reply. The client asks for the ownership. Sent to an owner with the feature
+    /// [`HEIRS`](super::protocol::HEIRS) alone.
+    Own,
 }
 
 /// The end of a client's use of a slot.
@@ -280,6 +283,9 @@ pub enum Reply {
     Totals(#[serde(with = "by_name")] Box<Totals>),
     /// Encoded namespaces.
     Records(#[serde(deserialize_with = "few")] Vec<serde_bytes::ByteBuf>),
+    /// The owner ends, and this client is to be the next owner. Sent on the first connection of
+    /// each client with the feature [`HEIRS`](super::protocol::HEIRS).
+    Heir(ClientId),
 }
 
 /// A page that may be read, and its slot where it is shared.

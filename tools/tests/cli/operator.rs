@@ -199,44 +199,75 @@ fn notice(manager: &UnixDatagram) -> String {
     String::from_utf8(bytes[..length].to_vec()).unwrap()
 }
 
+/// A process of `larder serve`, and the manager that it notifies.
+struct Service {
+    process: Process,
+    said: std::io::Lines<BufReader<std::process::ChildStdout>>,
+    manager: UnixDatagram,
+}
+
+impl Service {
+    fn start(at: &str, socket: &Path) -> Service {
+        let manager = UnixDatagram::bind(socket).unwrap();
+        manager
+            .set_read_timeout(Some(Duration::from_secs(120)))
+            .unwrap();
+        let mut service = larder(&["serve", at])
+            .env("NOTIFY_SOCKET", socket)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Service {
+            said: BufReader::new(service.stdout.take().unwrap()).lines(),
+            process: Process(service),
+            manager,
+        }
+    }
+
+    /// Waits for a notice and a line with these words.
+    fn tells(&mut self, status: &str, line: &str) {
+        while !notice(&self.manager).contains(status) {}
+        while !self.said.next().unwrap().unwrap().contains(line) {}
+    }
+
+    fn pid(&self) -> u32 {
+        self.process.0.id()
+    }
+
+    /// Stops it as a service manager does.
+    fn stop(mut self) {
+        let pid = i32::try_from(self.pid()).unwrap();
+        kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
+        while !notice(&self.manager).contains("STOPPING=1") {}
+        let ended = found("the service ends", || self.process.0.try_wait().unwrap());
+        assert!(ended.success());
+    }
+}
+
 #[test]
-fn a_service_waits_for_a_store_that_a_server_owns_and_takes_it_over() {
+fn a_service_takes_the_store_over_from_a_server_and_keeps_it() {
     let directory = directory();
     let path = store_in(&directory);
     let at = text(&path);
+    let tiny = namespace("tiny", "w1");
     let server = Store::attach(&path, OpenOptions::default()).unwrap();
-    put(&server, &namespace("tiny", "w1"), 1, 4);
-    let socket = directory.path().join("notify");
-    let manager = UnixDatagram::bind(&socket).unwrap();
-    manager
-        .set_read_timeout(Some(Duration::from_secs(120)))
-        .unwrap();
-    let mut service = larder(&["serve", at])
-        .env("NOTIFY_SOCKET", &socket)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut said = BufReader::new(service.stdout.take().unwrap()).lines();
-    let service = Process(service);
-    let own = format!("process {}", std::process::id());
-    let first = notice(&manager);
-    assert!(first.contains("READY=1") && first.contains(&own), "{first}");
-    let line = said.next().unwrap().unwrap();
-    assert!(line.starts_with("Waiting") && line.contains(&own), "{line}");
+    put(&server, &tiny, 1, 4);
+
+    let mut service = Service::start(at, &directory.path().join("notify"));
+    service.tells("STATUS=serving 4 pages", "Serving on");
+    eventually("the server is a client", || server.part() == Part::Client);
+    assert_eq!(json(&["stat", at])["pid"], service.pid());
+    put(&server, &tiny, 2, 4);
+    assert_eq!(hits(&server, &tiny, 1, 4) + hits(&server, &tiny, 2, 4), 8);
+
+    let mut second = Service::start(at, &directory.path().join("second"));
+    let own = format!("process {}", service.pid());
+    second.tells("READY=1", &own);
+    assert_eq!(json(&["stat", at])["pid"], service.pid());
+    second.stop();
 
     server.close().unwrap();
-    let second = notice(&manager);
-    assert!(second.contains("STATUS=serving 4 pages"), "{second}");
-    let line = said.next().unwrap().unwrap();
-    assert!(line.starts_with("Serving on"), "{line}");
-    let pid = i32::try_from(service.0.id()).unwrap();
-    assert_eq!(json(&["stat", at])["pid"], pid);
-    kill(Pid::from_raw(pid), Signal::SIGTERM).unwrap();
-    let last = notice(&manager);
-    assert!(last.contains("STOPPING=1"), "{last}");
-    let mut service = service;
-    let ended = found("the service ends", || service.0.try_wait().unwrap());
-    assert!(ended.success());
+    service.stop();
     eventually("the store is closed", || {
         doctor(&[at]).contains("closed cleanly")
     });

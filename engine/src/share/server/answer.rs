@@ -231,6 +231,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
                 return nonsense("no counters are kept here");
             }
             Request::Pacing => return nonsense("nothing is paced here"),
+            Request::Own => return nonsense("no ownership is given away here"),
         })
     }
 

@@ -211,6 +211,13 @@ impl Shared {
 
     /// Hands a request to the part that answers it; `None` for requests without a reply.
     fn reply(&self, session: &Arc<Session>, request: Request<'_>) -> Option<Reply> {
+        if matches!(request, Request::Own) {
+            // An owner that keeps the store ends when it is told to, not before.
+            if !self.keeps_ownership {
+                self.bell.ask(session.id);
+            }
+            return None;
+        }
         if matches!(request, Request::Pacing) {
             return Some(match self.store.pacing().share() {
                 Some(_) => Reply::Pacing,

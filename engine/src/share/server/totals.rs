@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::Shared;
 use super::session::Session;
 use crate::runtime::Mutex;
-use crate::share::protocol::TOTALS;
+use crate::share::protocol::{HEIRS, TOTALS};
 use crate::share::wire::{ClientId, Reply, send};
 use crate::system::sockets::{self, UnixStream};
 use crate::totals::{Latencies, StoreCounts, Totals};
@@ -57,6 +57,12 @@ impl Told {
         }
         self.last.clone_from(totals);
         self.rest = frame.to_vec();
+        self.send_rest();
+    }
+
+    /// Sends a message after all others.
+    fn send_last(&mut self, frame: &[u8]) {
+        self.rest.extend_from_slice(frame);
         self.send_rest();
     }
 
@@ -129,6 +135,19 @@ impl Shared {
         while !self.stop.load(Ordering::SeqCst) {
             self.tell_all();
             self.pause(EVERY);
+        }
+    }
+
+    /// Names the next owner to the clients. A client that reads nothing is not waited for.
+    pub(super) fn tell_heir(&self, heir: ClientId) {
+        let mut frame = Vec::new();
+        if send(&mut Vec::new(), &mut frame, &Reply::Heir(heir)).is_err() {
+            return;
+        }
+        for session in self.sessions.lock().values() {
+            if session.agreed.has(HEIRS) && session.ledger.is_marked() {
+                session.told.lock().send_last(&frame);
+            }
         }
     }
 }

@@ -1,0 +1,134 @@
+//! The ownership passes in order to a process that asks for it.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use common::honest::{PATIENCE, eventually};
+use common::{Home, MIB, Pool, chain};
+use larder_engine::share::protocol::{HEIRS, Protocol};
+use larder_engine::share::{Part, report};
+use larder_engine::{OpenOptions, PageStore, PutOptions, Store};
+
+const PARTS: [u32; 1] = [65536];
+
+fn attach(home: &Home) -> Store {
+    Store::attach(&home.path, OpenOptions::default()).unwrap()
+}
+
+/// A process that keeps the ownership once it has it.
+fn keeper(home: &Home) -> Store {
+    let options = OpenOptions::default().with(|o| o.keeps_ownership = true);
+    Store::attach(&home.path, options).unwrap()
+}
+
+#[test]
+fn an_owner_hands_the_store_over_to_a_client_that_asks_for_it() {
+    let home = Home::with_store(256 * MIB);
+    let (owner, others) = (attach(&home), [attach(&home), attach(&home)]);
+    let keys = chain(1, 20);
+    Pool::new(&owner, "m", &PARTS).put(&keys);
+    assert_eq!(Pool::new(&others[0], "m", &PARTS).hits(&keys), 20);
+    let before = eventually_counted(&home, 20);
+
+    let heir = keeper(&home);
+    eventually("the heir is the owner", || heir.part() == Part::Owner);
+    for store in others.iter().chain([&owner]) {
+        eventually("the others are its clients", || {
+            store.part() == Part::Client
+        });
+        assert_eq!(Pool::new(store, "m", &PARTS).hits(&keys), 20);
+    }
+    let after = report(&home.path).unwrap();
+    assert!(after.started_unix_s > before);
+    assert!(
+        after.totals.counts.pages_put >= 20 && after.totals.counts.hits >= 20,
+        "the totals go on: {:?}",
+        after.totals.counts
+    );
+    assert_eq!(after.stats.unfinished, 0);
+    for store in others {
+        store.close().unwrap();
+    }
+    heir.close().unwrap();
+    eventually("the former owner owns it again", || {
+        owner.part() == Part::Owner
+    });
+    assert_eq!(Pool::new(&owner, "m", &PARTS).hits(&keys), 20);
+    owner.close().unwrap();
+}
+
+/// Waits until the owner has all counters. Returns its start time.
+fn eventually_counted(home: &Home, hits: u64) -> f64 {
+    eventually("the counters arrive", || {
+        report(&home.path).is_ok_and(|report| report.totals.counts.hits == hits)
+    });
+    report(&home.path).unwrap().started_unix_s
+}
+
+#[test]
+fn puts_that_may_wait_go_on_through_a_hand_over() {
+    let home = Home::with_store(256 * MIB);
+    let (owner, client) = (attach(&home), attach(&home));
+    let wait = PutOptions::waiting(PATIENCE);
+    let is_over = AtomicBool::new(false);
+    let put = &|store: &Store, first: u64| {
+        let pool = Pool::new(store, "m", &PARTS);
+        let mut stored = Vec::new();
+        // Some more with the next owner.
+        let mut left = 5;
+        while left > 0 {
+            left -= u32::from(is_over.load(Ordering::SeqCst));
+            let keys = chain(first + stored.len() as u64 % 100, 9);
+            let statuses = pool.put_from(&keys, 0, wait);
+            assert!(statuses.iter().all(|s| s.is_present()), "{statuses:?}");
+            stored.push(keys);
+        }
+        stored
+    };
+    std::thread::scope(|scope| {
+        let puts = [(&owner, 0), (&client, 1000)]
+            .map(|(store, first)| scope.spawn(move || put(store, first)));
+        let heir = keeper(&home);
+        eventually("the heir is the owner", || heir.part() == Part::Owner);
+        is_over.store(true, Ordering::SeqCst);
+        let stored = puts.map(|put| put.join().unwrap());
+        let pool = Pool::new(&heir, "m", &PARTS);
+        for keys in stored.iter().flatten() {
+            assert_eq!(pool.hits(keys), 9);
+        }
+        assert_eq!(heir.part(), Part::Owner);
+        heir.close().unwrap();
+    });
+}
+
+#[test]
+fn an_owner_that_keeps_the_store_gives_it_to_nobody() {
+    let home = Home::with_store(128 * MIB);
+    let first = keeper(&home);
+    let second = keeper(&home);
+    // The requests of a client are answered in their order.
+    second.flush().unwrap();
+    assert_eq!((first.part(), second.part()), (Part::Owner, Part::Client));
+    assert_eq!(first.turns(), 0);
+    first.close().unwrap();
+    eventually("the second is the owner", || second.part() == Part::Owner);
+}
+
+#[test]
+fn an_owner_of_a_release_without_heirs_is_waited_for() {
+    let home = Home::with_store(128 * MIB);
+    let protocol = Protocol::default();
+    let features = protocol.features & !HEIRS;
+    let older = OpenOptions::default().speaking(Protocol {
+        features,
+        ..protocol
+    });
+    let owner = Store::attach(&home.path, older).unwrap();
+    let heir = keeper(&home);
+    heir.flush().unwrap();
+    assert_eq!((owner.part(), heir.part()), (Part::Owner, Part::Client));
+    owner.close().unwrap();
+    eventually("it takes over", || heir.part() == Part::Owner);
+}
