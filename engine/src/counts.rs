@@ -4,8 +4,6 @@
 //! end: a reader takes counters that are not in it as zero, and ignores counters of a later
 //! release.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use serde::{Deserialize, Serialize};
 
 use crate::api::MissReason;
@@ -72,6 +70,22 @@ pub struct Counts {
 const COUNTERS: usize = 18;
 
 impl Misses {
+    /// Counts one page.
+    pub(crate) fn count(&mut self, reason: MissReason) {
+        let of_reason = match reason {
+            MissReason::Absent => &mut self.absent,
+            MissReason::Damaged => &mut self.damaged,
+            MissReason::Unfinished => &mut self.unfinished,
+            MissReason::ReadError => &mut self.read_error,
+            MissReason::Deadline => &mut self.deadline,
+            MissReason::Hung => &mut self.hung,
+            MissReason::Stale => &mut self.stale,
+            MissReason::WrongShape => &mut self.wrong_shape,
+            MissReason::Closed => &mut self.closed,
+        };
+        *of_reason = of_reason.saturating_add(1);
+    }
+
     /// Pages missed for any reason.
     #[must_use]
     pub fn total(&self) -> u64 {
@@ -160,31 +174,6 @@ impl Counts {
     }
 }
 
-/// The misses of a handle, while it counts.
-#[derive(Default)]
-pub(crate) struct MissCounters([AtomicU64; 9]);
-
-impl MissCounters {
-    pub(crate) fn count(&self, reason: MissReason) {
-        self.0[reason as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn read(&self) -> Misses {
-        let of = |reason: MissReason| self.0[reason as usize].load(Ordering::Relaxed);
-        Misses {
-            absent: of(MissReason::Absent),
-            damaged: of(MissReason::Damaged),
-            unfinished: of(MissReason::Unfinished),
-            read_error: of(MissReason::ReadError),
-            deadline: of(MissReason::Deadline),
-            hung: of(MissReason::Hung),
-            stale: of(MissReason::Stale),
-            wrong_shape: of(MissReason::WrongShape),
-            closed: of(MissReason::Closed),
-        }
-    }
-}
-
 /// A process that uses a store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -237,7 +226,7 @@ mod tests {
 
     #[test]
     fn each_miss_is_counted_under_its_reason() {
-        let counters = MissCounters::default();
+        let mut misses = Misses::default();
         let reasons = [
             MissReason::Absent,
             MissReason::Damaged,
@@ -250,9 +239,8 @@ mod tests {
             MissReason::Closed,
         ];
         for (times, reason) in (1..).zip(reasons) {
-            (0..times).for_each(|_| counters.count(reason));
+            (0..times).for_each(|_| misses.count(reason));
         }
-        let misses = counters.read();
         let Misses {
             absent,
             closed,

@@ -97,6 +97,7 @@
 //! | `sealed` | memory that several processes map |
 //! | `seldom` | the limit of a log line that may recur |
 //! | `totals` | what all processes did, across owners |
+//! | `spaces` | reads by namespace |
 //! | `system` | the calls to the operating system that a simulation has to control |
 //! | `survey` | reading a store without opening it, for the tools |
 //! | `volume` | files and block devices: creating, locking, superblocks |
@@ -169,6 +170,8 @@ mod seldom;
 #[cfg(not(feature = "internals"))]
 mod share;
 #[cfg(not(feature = "internals"))]
+mod spaces;
+#[cfg(not(feature = "internals"))]
 mod store;
 #[cfg(not(feature = "internals"))]
 mod survey;
@@ -211,6 +214,8 @@ pub mod recovery;
 pub mod seldom;
 #[cfg(feature = "internals")]
 pub mod share;
+#[cfg(feature = "internals")]
+pub mod spaces;
 #[cfg(feature = "internals")]
 pub mod store;
 #[cfg(feature = "internals")]

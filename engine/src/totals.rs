@@ -10,6 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::counts::Counts;
+use crate::spaces::Spaces;
 
 /// Upper bounds of the buckets of a latency, in nanoseconds. A last bucket has no bound.
 pub const BOUNDS_NS: [u64; 22] = [
@@ -48,6 +49,38 @@ pub struct Totals {
     pub store: StoreCounts,
     /// The times of calls and of device operations in all processes.
     pub latencies: Latencies,
+    /// Their reads by namespace.
+    pub spaces: Spaces,
+}
+
+/// What a client sends beside its counters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Measures {
+    #[serde(flatten)]
+    pub(crate) latencies: Latencies,
+    pub(crate) spaces: Spaces,
+}
+
+impl Measures {
+    /// Combines each counter with that of `other`.
+    pub(crate) fn combine(&mut self, other: &Measures, with: impl Fn(u64, u64) -> u64 + Copy) {
+        self.latencies.combine(&other.latencies, with);
+        self.spaces.combine(&other.spaces, with);
+    }
+
+    /// Adds the measures of another process.
+    pub(crate) fn add(&mut self, other: &Measures) {
+        self.combine(other, u64::saturating_add);
+    }
+}
+
+impl Totals {
+    /// Adds the measures of a process.
+    pub(crate) fn measured(&mut self, measures: &Measures) {
+        self.latencies.add(&measures.latencies);
+        self.spaces.add(&measures.spaces);
+    }
 }
 
 /// What the owners did with the pages of the store.

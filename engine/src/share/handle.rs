@@ -207,7 +207,7 @@ impl PageStore for Store {
         // If the role is changing, there is no connection to close.
         let flushed = match self.inner.role().as_deref() {
             Some(Role::Client(client)) if !client.remote.is_lost() => {
-                client.send_latencies();
+                client.send_measures();
                 let flushed = client.remote.flush();
                 client.remote.hang_up();
                 flushed

@@ -47,7 +47,7 @@ use crate::hint::Hint;
 use crate::runtime::{Condvar, Mutex, OnceLock};
 use crate::store::staged::{Stage, Staged};
 use crate::system::sockets::{self, UnixStream};
-use crate::totals::{Latencies, Totals};
+use crate::totals::{Measures, Totals};
 
 /// Limit for a reply that the owner sends without waiting for anything.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
@@ -152,8 +152,8 @@ pub(super) struct Remote {
     agreed: Agreed,
     /// The counters that the owner was sent last.
     sent: Mutex<Option<Counts>>,
-    /// The latencies that the owner was sent last.
-    measured: Mutex<Latencies>,
+    /// The measures that the owner was sent last.
+    measured: Mutex<Measures>,
     /// The staging area, once it was asked for; `None` when there is none.
     area: OnceLock<Option<Arc<Area>>>,
 }
@@ -441,19 +441,19 @@ impl Remote {
         });
     }
 
-    /// Sends this process's latencies, if they have changed and the owner takes them.
-    pub(super) fn send_latencies(&self, latencies: impl FnOnce() -> Latencies) {
+    /// Sends this process's measures, if they have changed and the owner takes them.
+    pub(super) fn send_measures(&self, measures: impl FnOnce() -> Measures) {
         if self.is_lost() || !self.agreed.has(TOTALS) {
             return;
         }
-        let latencies = latencies();
+        let measures = measures();
         let mut measured = self.measured.lock();
-        if *measured == latencies {
+        if *measured == measures {
             return;
         }
-        measured.clone_from(&latencies);
+        measured.clone_from(&measures);
         drop(measured);
-        self.send(&Request::Measured(Box::new(latencies)));
+        self.send(&Request::Measured(Box::new(measures)));
     }
 
     fn counted(&self, request: &Request<'_>) -> Result<u64, StoreError> {

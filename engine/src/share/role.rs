@@ -319,9 +319,9 @@ impl Client {
         outcome
     }
 
-    /// Sends the owner the latencies of this process, if they have changed.
-    pub(super) fn send_latencies(&self) {
-        self.remote.send_latencies(|| self.data.latencies());
+    /// Sends the owner the measures of this process, if they have changed.
+    pub(super) fn send_measures(&self) {
+        self.remote.send_measures(|| self.data.measures());
     }
 
     fn send_counts(&self) {

@@ -28,7 +28,7 @@ use crate::hint::Hint;
 use crate::index::{Leased, Place, SegmentId};
 use crate::runtime::Instant;
 use crate::system::sockets::{self, Pollable};
-use crate::totals::{Latencies, Totals};
+use crate::totals::{Measures, Totals};
 
 /// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
@@ -208,9 +208,9 @@ pub enum Request<'a> {
     Pacing,
     /// The namespaces whose records are known.
     Records,
-    /// No reply. The latencies of the client since it attached, as JSON. Sent to an owner with the
-    /// feature [`TOTALS`](super::protocol::TOTALS) alone.
-    Measured(#[serde(with = "by_name")] Box<Latencies>),
+    /// No reply. The latencies of the client since it attached, and its reads by namespace, as
+    /// JSON. Sent to an owner with the feature [`TOTALS`](super::protocol::TOTALS) alone.
+    Measured(#[serde(with = "by_name")] Box<Measures>),
     /// No reply. The client asks for the ownership. Sent to an owner with the feature
     /// [`HEIRS`](super::protocol::HEIRS) alone.
     Own,

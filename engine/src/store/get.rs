@@ -75,19 +75,9 @@ pub(super) fn get<C: Catalog + ?Sized>(
     for pages in pages.chunks_mut(slice.max(1)) {
         statuses.extend(get.slice(pages));
     }
-    count_hits(data, &statuses);
+    let reads = &data.counters.reads;
+    reads.count(shape.fingerprint, statuses.iter().copied());
     statuses
-}
-
-pub(super) fn count_hits(data: &DataPath, statuses: &[GetStatus]) {
-    let mut hits = 0;
-    for status in statuses {
-        match status {
-            GetStatus::Hit => hits += 1,
-            GetStatus::Miss(reason) => data.counters.misses.count(*reason),
-        }
-    }
-    Counters::add(&data.counters.hits, hits);
 }
 
 pub(super) fn page_bytes(shape: &NamespaceShape) -> usize {

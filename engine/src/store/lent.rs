@@ -122,14 +122,11 @@ pub(super) fn get(
     let jobs = call.pin(&all);
     call.read(&jobs, &mut pages);
     call.again(&jobs, &mut pages);
-    let mut hits = 0;
-    for page in &pages {
-        match page {
-            Ok(_) => hits += 1,
-            Err(reason) => data.counters.misses.count(*reason),
-        }
-    }
-    Counters::add(&data.counters.hits, hits);
+    let statuses = pages.iter().map(|page| match page {
+        Ok(_) => GetStatus::Hit,
+        Err(reason) => GetStatus::Miss(*reason),
+    });
+    data.counters.reads.count(shape.fingerprint, statuses);
     pages
 }
 

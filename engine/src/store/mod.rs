@@ -45,7 +45,7 @@ use crate::api::{
     PutPage, PutStatus, Recall, Refusal, Stats,
 };
 use crate::catalog::{Allocator, Catalog};
-use crate::counts::{Counts, MissCounters};
+use crate::counts::Counts;
 use crate::disk::{Disk, Pacing, Piece};
 use crate::error::StoreError;
 use crate::fork::Origin;
@@ -53,8 +53,9 @@ use crate::hint::Hint;
 use crate::inventory::Inventory;
 use crate::latency::{DeviceLatencies, Latency};
 use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
+use crate::spaces::SpaceCounters;
 use crate::system::files;
-use crate::totals::{Latencies, StoreCounts};
+use crate::totals::{Latencies, Measures, StoreCounts};
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes, length};
 pub(crate) use books::LeaseBook;
@@ -85,8 +86,7 @@ pub(crate) struct DataPath {
 
 #[derive(Default)]
 struct Counters {
-    hits: AtomicU64,
-    misses: MissCounters,
+    reads: SpaceCounters,
     pages_put: AtomicU64,
     bytes_put: AtomicU64,
     duplicates: AtomicU64,
@@ -210,9 +210,9 @@ impl DataPath {
         catalog.flush()
     }
 
-    /// The times of calls and device operations of this process.
-    pub(crate) fn latencies(&self) -> Latencies {
-        Latencies {
+    /// The times of calls and device operations of this process, and its reads by namespace.
+    pub(crate) fn measures(&self) -> Measures {
+        let latencies = Latencies {
             lookup: self.counters.lookups.buckets(),
             get: self.counters.gets.buckets(),
             put: self.counters.puts.buckets(),
@@ -220,6 +220,10 @@ impl DataPath {
             device_read: self.device.reads.buckets(),
             device_write: self.device.writes.buckets(),
             device_sync: self.device.syncs.buckets(),
+        };
+        Measures {
+            latencies,
+            spaces: self.counters.reads.read(),
         }
     }
 
@@ -231,9 +235,10 @@ impl DataPath {
     /// What the calls on this data path did so far.
     pub(crate) fn counts(&self) -> Counts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let reads = self.counters.reads.total();
         Counts {
-            hits: count(&self.counters.hits),
-            misses: self.counters.misses.read(),
+            hits: reads.hits,
+            misses: reads.misses,
             bytes_read: count(&self.counters.bytes_read),
             pages_put: count(&self.counters.pages_put),
             bytes_put: count(&self.counters.bytes_put),
@@ -256,8 +261,9 @@ impl DataPath {
     /// Adds this data path's counters.
     pub(crate) fn count_into(&self, stats: &mut Stats) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        stats.hits = count(&self.counters.hits);
-        stats.misses = self.counters.misses.read().total();
+        let reads = self.counters.reads.total();
+        stats.hits = reads.hits;
+        stats.misses = reads.misses.total();
         stats.refused = count(&self.counters.refused);
         stats.refused_read_only = count(&self.counters.refused_read_only);
         stats.bytes_read = count(&self.counters.bytes_read);
@@ -725,9 +731,9 @@ impl LocalStore {
         self.data.count_unread(slow, unmeasured);
     }
 
-    /// The times of its calls and device operations.
-    pub(crate) fn latencies(&self) -> Latencies {
-        self.data.latencies()
+    /// See [`DataPath::measures`].
+    pub(crate) fn measures(&self) -> Measures {
+        self.data.measures()
     }
 
     /// What the core and the housekeeping did so far.

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
-use super::get::{Get, Job, Reads, count_hits, fits, page_bytes};
+use super::get::{Get, Job, Reads, fits, page_bytes};
 use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
@@ -129,7 +129,8 @@ pub(crate) fn get(
     if let Some(window) = under_way {
         window.finish(&mut patience, &mut statuses);
     }
-    count_hits(data, &statuses);
+    let read = statuses.iter().copied();
+    data.counters.reads.count(shape.fingerprint, read);
     statuses.extend(alone);
     Some(statuses)
 }

@@ -44,7 +44,8 @@ struct Collected(Vec<Metric>);
 
 impl Collector for Collected {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for metric in &self.0 {
+        // The kind of a metric is that of its samples.
+        for metric in self.0.iter().filter(|metric| !metric.samples.is_empty()) {
             let unit = metric.unit.clone();
             let kind = metric.kind();
             let mut of =

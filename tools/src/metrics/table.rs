@@ -3,6 +3,7 @@
 use larder_engine::Stats;
 use larder_engine::disk::health::Health;
 use larder_engine::share::View;
+use larder_engine::spaces::Spaces;
 use larder_engine::totals::{Buckets, Totals};
 use prometheus_client::registry::Unit;
 
@@ -144,6 +145,7 @@ pub(super) fn metrics(view: Option<&View>, drives: &[(String, Health)]) -> Vec<M
         owner(&mut table, view);
         content(&mut table, &view.report.stats);
         namespaces(&mut table, view);
+        reads(&mut table, &view.report.totals.spaces);
         totals(&mut table, &view.report.totals);
     }
     wear(&mut table, drives);
@@ -312,6 +314,32 @@ fn namespaces(table: &mut Table, view: &View) {
         "Bytes of the pages of a namespace",
         Some(Unit::Bytes),
         bytes.collect(),
+    );
+}
+
+/// Hits and misses by namespace.
+fn reads(table: &mut Table, spaces: &Spaces) {
+    let label = |name: &str| ("kv_namespace", name.to_owned());
+    let hits = spaces
+        .iter()
+        .map(|(name, reads)| count(vec![label(name)], reads.hits));
+    table.add(
+        "larder_namespace_page_hits",
+        "Pages of a namespace that gets returned, read and verified",
+        None,
+        hits.collect(),
+    );
+    let misses = spaces.iter().flat_map(|(name, reads)| {
+        REASONS.map(|reason| {
+            let labels = vec![label(name), ("reason", reason.label.to_owned())];
+            count(labels, reason.of(&reads.misses))
+        })
+    });
+    table.add(
+        "larder_namespace_page_misses",
+        "Pages of a namespace that gets did not return, by reason",
+        None,
+        misses.collect(),
     );
 }
 
@@ -495,8 +523,11 @@ pub(super) mod tests {
                 namespace: None,
             }
         };
+        let mut report = Report::default();
+        let reads = r#"{"other": {"pages_hit": 1}}"#;
+        report.totals.spaces = serde_json::from_str(reads).expect("it is JSON");
         View {
-            report: Report::default(),
+            report,
             spaces: (0..spaces).map(space).collect(),
         }
     }

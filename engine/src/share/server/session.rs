@@ -14,7 +14,7 @@ use crate::share::protocol::Agreed;
 use crate::share::wire::ClientId;
 use crate::store::LeaseBook;
 use crate::system::sockets::UnixStream;
-use crate::totals::Latencies;
+use crate::totals::Measures;
 
 /// Most connections of one client. Each of its puts and each of its other calls uses one.
 const CONNECTIONS_MAX: usize = 64;
@@ -44,7 +44,7 @@ pub(super) struct Tally {
     pub name: Option<String>,
     /// `None` before the first message.
     pub counts: Option<Counts>,
-    pub latencies: Latencies,
+    pub measures: Measures,
     /// The counters were added to those of the clients that have gone.
     pub is_folded: bool,
 }

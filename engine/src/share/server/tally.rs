@@ -13,7 +13,7 @@ use crate::counts::{Counts, Process};
 use crate::share::wire::{ClientId, Reply, Request};
 use crate::system::processes;
 use crate::system::sockets::{self, UnixStream};
-use crate::totals::Latencies;
+use crate::totals::Measures;
 
 /// Longest name of a program that is kept, in characters.
 const NAME_MAX: usize = 64;
@@ -38,8 +38,8 @@ impl Shared {
     ) -> Result<Option<Reply>, Request<'a>> {
         let (name, counts) = match request {
             Request::Counted { name, counts } => (name, counts),
-            Request::Measured(latencies) => {
-                self.take_latencies(session, &latencies);
+            Request::Measured(measures) => {
+                self.take_measures(session, &measures);
                 return Ok(None);
             }
             other => return Err(other),
@@ -59,12 +59,12 @@ impl Shared {
         Ok(None)
     }
 
-    fn take_latencies(&self, session: &Session, latencies: &Latencies) {
+    fn take_measures(&self, session: &Session, measures: &Measures) {
         let mut tally = session.tally.lock();
-        let before = tally.latencies.clone();
-        tally.latencies.combine(latencies, u64::max);
+        let before = tally.measures.clone();
+        tally.measures.combine(measures, u64::max);
         if tally.is_folded {
-            let mut new = tally.latencies.clone();
+            let mut new = tally.measures.clone();
             new.combine(&before, u64::saturating_sub);
             self.adding.gone.lock().add(&new);
         }
@@ -80,7 +80,7 @@ impl Shared {
         let mut departed = self.departed.lock();
         departed.clients += 1;
         departed.counts.add(tally.counts.unwrap_or_default());
-        self.adding.gone.lock().add(&tally.latencies);
+        self.adding.gone.lock().add(&tally.measures);
     }
 
     /// The owner, then its clients in the order of their pids. A process that only asks for a

@@ -16,7 +16,7 @@ use crate::runtime::Mutex;
 use crate::share::protocol::{HEIRS, TOTALS};
 use crate::share::wire::{ClientId, Reply, send};
 use crate::system::sockets::{self, UnixStream};
-use crate::totals::{Latencies, StoreCounts, Totals};
+use crate::totals::{Measures, StoreCounts, Totals};
 
 /// Time between two looks for changes.
 const EVERY: Duration = Duration::from_secs(1);
@@ -25,8 +25,8 @@ const EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Adding {
     /// The totals of the owners before this one.
     pub former: Totals,
-    /// The latencies of the clients that have gone.
-    pub gone: Mutex<Latencies>,
+    /// The measures of the clients that have gone.
+    pub gone: Mutex<Measures>,
 }
 
 /// The first connection of a client, as far as totals go over it.
@@ -89,13 +89,13 @@ impl Shared {
         let mut totals = self.adding.former.clone();
         totals.counts.add(self.store.counts());
         totals.counts.add(self.departed.lock().counts);
-        totals.latencies.add(&self.store.latencies());
-        totals.latencies.add(&self.adding.gone.lock());
+        totals.measured(&self.store.measures());
+        totals.measured(&self.adding.gone.lock());
         totals.store.add(self.store_counts());
         for session in sessions.values() {
             let tally = session.tally.lock();
             totals.counts.add(tally.counts.unwrap_or_default());
-            totals.latencies.add(&tally.latencies);
+            totals.measured(&tally.measures);
         }
         totals
     }
