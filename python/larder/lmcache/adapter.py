@@ -68,6 +68,7 @@ def _locked_out(fallback: Any) -> Callable[[Callable], Callable]:
             try:
                 return call(self, *args, **kwargs)
             except Exception:
+                # runbook: a call of the adapter failed
                 logger.exception("larder: %s failed", call.__name__)
                 return fallback
 
