@@ -261,7 +261,29 @@ fn ata_smart_data(file: &File, page: &mut [u8; PAGE_BYTES]) -> io::Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn any_page_is_read_or_refused(
+            bytes in prop::collection::vec(any::<u8>(), PAGE_BYTES),
+            rate in any::<u64>(),
+        ) {
+            let mut page: [u8; PAGE_BYTES] = bytes.try_into().unwrap();
+            let health = Health::of_nvme(&page);
+            prop_assert!(health.used_percent.is_some() && health.written_bytes.is_some());
+            let _ = health.days_left(rate);
+            // With the checksum of the data the attributes are read, whatever they are.
+            let data = page[..PAGE_BYTES - 1].iter();
+            let sum = data.fold(0, |sum: u8, byte| sum.wrapping_add(*byte));
+            page[PAGE_BYTES - 1] = sum.wrapping_neg();
+            let health = Health::of_ata(&page);
+            prop_assert!(health.is_some());
+            let _ = health.and_then(|health| health.days_left(rate));
+        }
+    }
 
     fn page(hex: &str) -> [u8; PAGE_BYTES] {
         let digits: Vec<u8> = hex.bytes().filter(u8::is_ascii_hexdigit).collect();
