@@ -24,16 +24,21 @@ pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
     found(what, || is_so().then_some(()));
 }
 
+/// Most of the time of one look that counts. A halt of the machine for minutes is no wait.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
 /// Waits until `look` finds a value.
 #[track_caller]
 pub fn found<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + PATIENCE;
+    let mut waited = Duration::ZERO;
     loop {
+        let begun = Instant::now();
         if let Some(found) = look() {
             return found;
         }
-        assert!(Instant::now() < until, "it never came to this: {what}");
+        assert!(waited < PATIENCE, "it never came to this: {what}");
         std::thread::yield_now();
+        waited += begun.elapsed().min(LOOK_MAX);
     }
 }
 
