@@ -2,21 +2,27 @@
 //!
 //! Every number comes from the model's public `config.json`: layers, heads and sizes directly,
 //! parameters of a layer added up from the sizes of its matrices. Embeddings, norms and biases are
-//! left out: below a percent of a prefill.
+//! left out: below a percent of a prefill. Four models are known by name. Any other dense model
+//! with grouped-query attention (Llama, Qwen, Mistral) is read from its file.
 //!
 //! The time of a prefill follows from its bottleneck: the multiplications, or the memory reads of
 //! weights and KV. All layers are alike. Where a model has a few of another kind (the first three
 //! of DeepSeek-V3 are dense) their cost is the same within a percent.
 
+use std::borrow::Cow;
+use std::path::Path;
+use std::sync::Arc;
+
 use larder_kernels::{Attention, KvShape};
+use serde::Deserialize;
 
 use crate::failure::Failure;
 
 /// A model, by the figures of its configuration.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Model {
     /// The value for `--model`.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Layers.
     pub layers: u32,
     attention: Attention,
@@ -34,10 +40,10 @@ pub struct Model {
 }
 
 /// Known models.
-pub const MODELS: [Model; 4] = [
+pub static MODELS: [Model; 4] = [
     // meta-llama/Llama-3.1-8B: hidden 4096, 32 heads and 8 KV heads of 128, intermediate 14336.
     Model {
-        name: "llama-3.1-8b",
+        name: Cow::Borrowed("llama-3.1-8b"),
         layers: 32,
         attention: Attention::Mha,
         row_bytes: 8 * 128 * 2,
@@ -48,7 +54,7 @@ pub const MODELS: [Model; 4] = [
     },
     // meta-llama/Llama-3.1-70B: hidden 8192, 64 heads and 8 KV heads of 128, intermediate 28672.
     Model {
-        name: "llama-3.1-70b",
+        name: Cow::Borrowed("llama-3.1-70b"),
         layers: 80,
         attention: Attention::Mha,
         row_bytes: 8 * 128 * 2,
@@ -59,7 +65,7 @@ pub const MODELS: [Model; 4] = [
     },
     // Qwen/Qwen3-32B: hidden 5120, 64 heads and 8 KV heads of 128, intermediate 25600.
     Model {
-        name: "qwen3-32b",
+        name: Cow::Borrowed("qwen3-32b"),
         layers: 64,
         attention: Attention::Mha,
         row_bytes: 8 * 128 * 2,
@@ -72,7 +78,7 @@ pub const MODELS: [Model; 4] = [
     // 1536, kv_lora 512, 256 experts of 2048 (8 and a shared one in use), weights in fp8. The cache
     // keeps 512 + 64 values.
     Model {
-        name: "deepseek-v3",
+        name: Cow::Borrowed("deepseek-v3"),
         layers: 61,
         attention: Attention::Mla,
         row_bytes: (512 + 64) * 2,
@@ -83,9 +89,9 @@ pub const MODELS: [Model; 4] = [
     },
 ];
 
-const LLAMA_8B: f64 = grouped_query(4096.0, 32.0, 8.0, 14336.0);
-const LLAMA_70B: f64 = grouped_query(8192.0, 64.0, 8.0, 28672.0);
-const QWEN3_32B: f64 = grouped_query(5120.0, 64.0, 8.0, 25600.0);
+const LLAMA_8B: f64 = grouped_query(4096.0, 128.0, 32.0, 8.0, 14336.0);
+const LLAMA_70B: f64 = grouped_query(8192.0, 128.0, 64.0, 8.0, 28672.0);
+const QWEN3_32B: f64 = grouped_query(5120.0, 128.0, 64.0, 8.0, 25600.0);
 /// Down and up of the queries, down and up of keys and values, out.
 const DEEPSEEK_V3_ATTENTION: f64 = 7168.0 * 1536.0
     + 1536.0 * 128.0 * 192.0
@@ -94,10 +100,31 @@ const DEEPSEEK_V3_ATTENTION: f64 = 7168.0 * 1536.0
     + 128.0 * 128.0 * 7168.0;
 const DEEPSEEK_V3_EXPERT: f64 = 3.0 * 7168.0 * 2048.0;
 
-/// Parameters of a layer with heads of 128: query and out, key and value, and the three matrices of
-/// the gated MLP.
-const fn grouped_query(hidden: f64, heads: f64, kv_heads: f64, intermediate: f64) -> f64 {
-    hidden * 128.0 * (2.0 * heads + 2.0 * kv_heads) + 3.0 * hidden * intermediate
+/// Parameters of a layer: query and out, key and value, and the three matrices of the gated MLP.
+const fn grouped_query(
+    hidden: f64,
+    head: f64,
+    heads: f64,
+    kv_heads: f64,
+    intermediate: f64,
+) -> f64 {
+    hidden * head * (2.0 * heads + 2.0 * kv_heads) + 3.0 * hidden * intermediate
+}
+
+/// The fields of a `config.json` that this module uses.
+#[derive(Deserialize)]
+struct Published {
+    num_hidden_layers: u32,
+    hidden_size: u32,
+    intermediate_size: u32,
+    num_attention_heads: u32,
+    num_key_value_heads: Option<u32>,
+    head_dim: Option<u32>,
+    /// Of MLA, which has other matrices.
+    kv_lora_rank: Option<u32>,
+    /// Of mixtures of experts, under one of these names.
+    #[serde(alias = "num_local_experts", alias = "n_routed_experts")]
+    num_experts: Option<u32>,
 }
 
 /// The computing power: the accelerators of one server together.
@@ -110,15 +137,56 @@ pub struct Compute {
 }
 
 impl Model {
-    /// The model of this name.
+    /// The model of this name, or of this `config.json`.
     ///
     /// # Errors
-    /// A sentence with the known names.
-    pub fn named(name: &str) -> Result<&'static Model, String> {
-        let found = MODELS.iter().find(|model| model.name == name);
-        found.ok_or_else(|| {
-            let names: Vec<&str> = MODELS.iter().map(|model| model.name).collect();
-            format!("no such model; there are {}", names.join(", "))
+    /// A sentence with the known names, or with the fault of the file.
+    pub fn named(name: &str) -> Result<Arc<Model>, String> {
+        if let Some(known) = MODELS.iter().find(|model| model.name == name) {
+            return Ok(Arc::new(known.clone()));
+        }
+        if Path::new(name).extension().is_some_and(|end| end == "json") {
+            let text = std::fs::read_to_string(name).map_err(|error| error.to_string())?;
+            return Model::published(name, &text).map(Arc::new);
+        }
+        let names: Vec<&str> = MODELS.iter().map(|model| &*model.name).collect();
+        Err(format!(
+            "no such model; there are {}, and any config.json",
+            names.join(", ")
+        ))
+    }
+
+    /// A dense model with grouped-query attention, by the text of its `config.json`.
+    fn published(name: &str, text: &str) -> Result<Model, String> {
+        let config: Published = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        if config.kv_lora_rank.is_some() || config.num_experts.is_some_and(|experts| experts > 1) {
+            return Err("not a dense model with grouped-query attention".to_owned());
+        }
+        let heads = config.num_attention_heads;
+        let derived = config.hidden_size.checked_div(heads).unwrap_or(0);
+        let head = config.head_dim.unwrap_or(derived);
+        let kv_heads = config.num_key_value_heads.unwrap_or(heads);
+        let row_bytes = head
+            .checked_mul(kv_heads)
+            .and_then(|row| row.checked_mul(2));
+        let row_bytes = row_bytes.filter(|bytes| *bytes > 0 && config.num_hidden_layers > 0);
+        let row_bytes = row_bytes.ok_or("a size in it is 0 or too large")?;
+        let active = grouped_query(
+            config.hidden_size.into(),
+            head.into(),
+            heads.into(),
+            kv_heads.into(),
+            config.intermediate_size.into(),
+        );
+        Ok(Model {
+            name: Cow::Owned(name.to_owned()),
+            layers: config.num_hidden_layers,
+            attention: Attention::Mha,
+            row_bytes,
+            heads: heads.into(),
+            head_values: 2.0 * f64::from(head),
+            active,
+            weight_bytes: active * 2.0,
         })
     }
 
@@ -208,6 +276,43 @@ mod tests {
         }
         let error = Model::named("gpt-2").unwrap_err();
         assert!(error.contains("qwen3-32b"), "{error}");
+    }
+
+    #[test]
+    fn a_published_configuration_gives_the_figures_of_the_known_model() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("config.json");
+        let text = r#"{"num_hidden_layers": 64, "hidden_size": 5120, "intermediate_size": 25600,
+            "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "bias": null}"#;
+        std::fs::write(&path, text).unwrap();
+        let read = Model::named(path.to_str().unwrap()).unwrap();
+        let known = Model::named("qwen3-32b").unwrap();
+        let figures = |model: &Model| Model {
+            name: Cow::Borrowed(""),
+            ..Model::clone(model)
+        };
+        assert_eq!(
+            format!("{:?}", figures(&read)),
+            format!("{:?}", figures(&known))
+        );
+    }
+
+    #[test]
+    fn a_configuration_of_another_kind_of_model_is_refused() {
+        let dense = r#""num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128"#;
+        for (rest, reason) in [
+            (r#""num_attention_heads": 0"#, "0 or too large"),
+            (r#""num_attention_heads": 4, "kv_lora_rank": 512"#, "dense"),
+            (
+                r#""num_attention_heads": 4, "n_routed_experts": 8"#,
+                "dense",
+            ),
+            (r#""num_key_value_heads": 4"#, "num_attention_heads"),
+        ] {
+            let error = Model::published("it", &format!("{{{dense}, {rest}}}")).unwrap_err();
+            assert!(error.contains(reason), "{rest}: {error}");
+        }
+        assert!(Model::named("/none/config.json").is_err());
     }
 
     #[test]

@@ -47,7 +47,7 @@ pub struct Build<'a> {
     /// The store below, as L3, and as the store with which its memory is registered.
     pub l3: Option<(&'a Arc<dyn L3>, &'a dyn PageStore)>,
     /// The model that it computes.
-    pub model: &'static Model,
+    pub model: &'a Model,
     /// Its computing power.
     pub compute: Compute,
     /// Whether L3 receives the pages that are hot above.
@@ -94,7 +94,7 @@ pub struct Server {
     machine: Machine,
     cache: Cache,
     shape: KvShape,
-    model: &'static Model,
+    model: Model,
     compute: Compute,
     has_l3: bool,
     tells_warmth: bool,
@@ -156,7 +156,7 @@ impl Server {
             machine: machine.clone(),
             cache: cache?,
             shape: *shape,
-            model,
+            model: model.clone(),
             compute,
             has_l3: build.l3.is_some(),
             tells_warmth,

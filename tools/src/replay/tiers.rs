@@ -60,9 +60,10 @@ pub struct TiersArgs {
     /// Size of each server's L2
     #[arg(long, value_name = "SIZE", requires = "l1")]
     l2: Option<ByteSize>,
-    /// Whose pages: llama-3.1-8b, llama-3.1-70b, qwen3-32b or deepseek-v3
-    #[arg(long, requires = "l1", default_value = MODELS[0].name, value_parser = Model::named)]
-    model: &'static Model,
+    /// Whose pages: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3, or the config.json of a
+    /// dense model with grouped-query attention
+    #[arg(long, requires = "l1", default_value = &*MODELS[0].name, value_parser = Model::named)]
+    model: Arc<Model>,
     /// Tokens of a page
     #[arg(
         long,
@@ -176,8 +177,8 @@ impl TiersArgs {
     }
 
     /// The model.
-    pub fn model(&self) -> &'static Model {
-        self.model
+    pub fn model(&self) -> &Model {
+        &self.model
     }
 
     /// Tokens of a page.
@@ -268,7 +269,7 @@ impl Plan<'_> {
         reason = "a rate within 32 bits, or cut off there"
     )]
     fn tokens_per_second(&self) -> Option<NonZeroU32> {
-        let model = self.args.model;
+        let model = &self.args.model;
         let layer = model.layer_seconds(&self.args.compute(), USUAL_TOKENS.into(), 0);
         let seconds = layer * f64::from(model.layers);
         NonZeroU32::new((f64::from(USUAL_TOKENS) / seconds) as u32)
@@ -462,7 +463,7 @@ impl Replay<'_> {
             shape: &self.plan.scaled,
             device: &self.device,
             l3,
-            model: asked.model,
+            model: &asked.model,
             compute: asked.compute(),
             tells_warmth: setting != Setting::Untold,
         };

@@ -148,7 +148,7 @@ struct SettingReport {
 pub struct TiersReport {
     /// The store: its first volume.
     path: PathBuf,
-    model: &'static str,
+    model: String,
     page_tokens: u32,
     /// Bytes of a page of full size.
     page_bytes: u64,
@@ -198,7 +198,7 @@ impl TiersReport {
         });
         TiersReport {
             path: path.to_owned(),
-            model: args.model().name,
+            model: args.model().name.clone().into_owned(),
             page_tokens: args.page_size(),
             page_bytes: u64::from(plan.page.page_bytes()),
             moved_page_bytes: u64::from(plan.scaled.page_bytes()),
