@@ -182,6 +182,10 @@ impl Report for StatReport {
                 self.sync, self.lease_seconds, self.prewrite
             ),
         );
+        if stats.prewritten_bytes > 0 {
+            let written = size(stats.prewritten_bytes);
+            lines.row("Prewritten", format!("{written} before their first use"));
+        }
         lines.row(
             "Pages",
             format!(

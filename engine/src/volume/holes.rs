@@ -19,22 +19,26 @@ const EXTENTS_MAX: usize = 1 << 16;
 /// Request number of `FS_IOC_FIEMAP`.
 const FIEMAP: libc::Ioctl = 0xc020_660b_u32 as libc::Ioctl;
 const LAST: u32 = 0x1;
+const UNWRITTEN: u32 = 0x800;
 const SHARED: u32 = 0x2000;
 
-/// Bytes of a file for which a write may find no space.
+/// Bytes of a file for which a write may find no space, or that no write has reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holes {
     /// Bytes without allocated blocks.
     pub unallocated_bytes: u64,
     /// Bytes whose blocks are shared with other files.
     pub shared_bytes: u64,
+    /// Bytes of allocated blocks that were never written: a first write there is slower. `None` if
+    /// the file system does not list its extents.
+    pub unwritten_bytes: Option<u64>,
 }
 
 impl Holes {
     /// Whether a block is allocated for every write.
     #[must_use]
     pub fn is_none(&self) -> bool {
-        *self == Holes::default()
+        self.unallocated_bytes + self.shared_bytes == 0
     }
 
     /// How to fill the holes of the file at `path`.
@@ -84,9 +88,11 @@ pub fn holes(file: impl AsFd) -> Option<Holes> {
     }
     let size = u64::try_from(stat.st_size).ok()?;
     let allocated = u64::try_from(stat.st_blocks).ok()?.saturating_mul(512);
+    let listed = extents(file, [SHARED, UNWRITTEN]);
     Some(Holes {
         unallocated_bytes: size.saturating_sub(allocated),
-        shared_bytes: shared_bytes(file).unwrap_or(0),
+        shared_bytes: listed.map_or(0, |[shared, _]| shared),
+        unwritten_bytes: listed.map(|[_, unwritten]| unwritten),
     })
 }
 
@@ -114,9 +120,10 @@ struct Request {
     extents: [Extent; EXTENTS],
 }
 
-/// Bytes of extents that other files share; `None` if the file system does not list its extents.
-fn shared_bytes(file: BorrowedFd<'_>) -> Option<u64> {
-    let mut shared = 0;
+/// Bytes of the extents with each of these flags; `None` if the file system does not list its
+/// extents.
+fn extents<const N: usize>(file: BorrowedFd<'_>, flags: [u32; N]) -> Option<[u64; N]> {
+    let mut bytes = [0; N];
     let mut start = 0;
     for _ in 0..EXTENTS_MAX / EXTENTS {
         let mut request = Request {
@@ -135,18 +142,16 @@ fn shared_bytes(file: BorrowedFd<'_>) -> Option<u64> {
             return None;
         }
         let mapped = request.extents.get(..request.mapped as usize)?;
-        let is_shared = |extent: &&Extent| extent.flags & SHARED != 0;
-        shared += mapped
-            .iter()
-            .filter(is_shared)
-            .map(|extent| extent.length)
-            .sum::<u64>();
+        for (bytes, flag) in bytes.iter_mut().zip(flags) {
+            let with_flag = mapped.iter().filter(|extent| extent.flags & flag != 0);
+            *bytes += with_flag.map(|extent| extent.length).sum::<u64>();
+        }
         let Some(last) = mapped.last().filter(|extent| extent.flags & LAST == 0) else {
             break;
         };
         start = last.logical.saturating_add(last.length);
     }
-    Some(shared)
+    Some(bytes)
 }
 
 #[cfg(test)]

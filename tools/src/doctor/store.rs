@@ -140,7 +140,15 @@ fn blocks(volume: &Volume, facts: &mut Facts) {
         return;
     };
     if holes.is_none() {
-        facts.add("blocks", Level::Ok, "all allocated");
+        let what = match holes.unwritten_bytes {
+            None => "all allocated".to_owned(),
+            Some(0) => "all allocated, all written before".to_owned(),
+            Some(bytes) => format!(
+                "all allocated, {} never written: a first write there is slower (`--prewrite`)",
+                ByteSize(bytes)
+            ),
+        };
+        facts.add("blocks", Level::Ok, what);
         return;
     }
     let path = volume.path.display();

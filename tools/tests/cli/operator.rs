@@ -274,6 +274,23 @@ fn a_service_takes_the_store_over_from_a_server_and_keeps_it() {
 }
 
 #[test]
+fn a_store_whose_blocks_were_written_before_is_told_from_others() {
+    let directory = directory();
+    let said = |name: &str, options: &[&str]| {
+        let path = directory.path().join(name);
+        let create = ["create", text(&path), "--size", STORE_SIZE];
+        ends(&[&create[..], options].concat(), 0);
+        doctor(&[text(&path)])
+    };
+    let plain = said("plain", &[]);
+    if !plain.contains("never written") {
+        return skipped("blocks that were never written", "no extents of them here");
+    }
+    let prewritten = said("prewritten", &["--prewrite"]);
+    assert!(prewritten.contains("all written before"), "{prewritten}");
+}
+
+#[test]
 fn the_units_for_systemd_are_sound() {
     let verify = |unit: &Path| {
         Command::new("systemd-analyze")
