@@ -11,7 +11,6 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, missing_docs)]
 
-use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
@@ -22,7 +21,7 @@ use std::time::{Duration, Instant};
 use larder_engine::disk::mailbox::{Mailbox, ReadAt};
 use larder_engine::disk::{Action, Buffer, Disk, Op, Piece, Purpose};
 use larder_engine::format::{
-    Namespace, NamespaceFields, PageKey, PageShape, Rank, SEGMENTS_OFFSET, TokenUnits, page_keys,
+    Namespace, PageKey, PageShape, SEGMENTS_OFFSET, TokenUnits, page_keys,
 };
 use larder_engine::memory::AlignedBuf;
 use larder_engine::offline::compact;
@@ -78,7 +77,7 @@ fn measure(before: &Path, after: &Path, chains: &[Vec<PageKey>]) {
     let ids = stores
         .each_ref()
         .map(|store| store.namespace(&namespace()).unwrap());
-    let disk = stores[0].disk();
+    let disk = stores[0].disk().unwrap();
     let disk = disk.as_ref();
     let mut random = rand_pcg::Pcg64Mcg::seed_from_u64(7);
     let mut memory = AlignedBuf::zeroed(BATCH * PAGE_BYTES).unwrap();
@@ -252,18 +251,12 @@ fn chain(seed: u64) -> Vec<PageKey> {
 }
 
 fn namespace() -> Namespace {
-    Namespace::new(NamespaceFields {
-        model: "m".to_owned(),
-        weights: "w1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "page_first_direct".to_owned(),
-        page_tokens: 64,
-        shape: PageShape::new(&[u32::try_from(PAGE_BYTES).unwrap()]).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: BTreeMap::new(),
-    })
+    Namespace::builder(
+        "m",
+        "w1",
+        64,
+        PageShape::new(&[u32::try_from(PAGE_BYTES).unwrap()]).unwrap(),
+    )
+    .build()
     .unwrap()
 }

@@ -123,7 +123,9 @@ fn churn(index: &Index, chains: u64) {
     for chain in chains..chains + rounds {
         for batch in batch_of(chain).chunks(256) {
             for _ in batch {
-                evictions.push(timed(|| index.evict_coldest(u64::MAX, |_, _| false)));
+                evictions.push(timed(|| {
+                    index.evict_coldest(u64::MAX, |_, _| false, |_| false)
+                }));
             }
             publishes.push(timed(|| index.publish(batch)));
         }

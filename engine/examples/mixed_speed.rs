@@ -15,15 +15,12 @@
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, missing_docs)]
 
-use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::num::NonZeroUsize;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use larder_engine::format::{
-    Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys,
-};
+use larder_engine::format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{
     GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, SharedReads, Store,
@@ -60,7 +57,7 @@ struct Load {
     only: Option<String>,
 }
 
-/// What readers and writers did in one part of a round.
+/// The bytes and times of readers and writers in one part of a round.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Done {
     bytes: f64,
@@ -144,19 +141,13 @@ impl Load {
             o.shared_reads = SharedReads::Off;
         });
         let store = Store::attach(self.store.as_ref(), options).unwrap();
-        let space = Namespace::new(NamespaceFields {
-            model: "mixed_speed".to_owned(),
-            weights: String::new(),
-            dtype: "bf16".to_owned(),
-            layout: "page_first_direct".to_owned(),
-            page_tokens: 8,
-            shape: PageShape::new(&[u32::try_from(self.page_bytes).unwrap()]).unwrap(),
-            tp: Rank::ALONE,
-            pp: Rank::ALONE,
-            cp: Rank::ALONE,
-            pool: "kv".to_owned(),
-            extra: BTreeMap::new(),
-        });
+        let space = Namespace::builder(
+            "mixed_speed",
+            "",
+            8,
+            PageShape::new(&[u32::try_from(self.page_bytes).unwrap()]).unwrap(),
+        )
+        .build();
         let space = store.namespace(&space.unwrap()).unwrap();
         (store, space)
     }
@@ -354,7 +345,7 @@ fn write(load: &Load, store: &Store, space: NamespaceId) -> Done {
     done.end(begun, store)
 }
 
-/// Puts pages; returns the number of those that were refused.
+/// Puts pages. Returns the number of refused pages.
 fn put(
     store: &Store,
     space: NamespaceId,

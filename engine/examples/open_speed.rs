@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use larder_engine::format::{Namespace, NamespaceFields, PageShape, Rank, TokenUnits, page_keys};
+use larder_engine::format::{Namespace, PageShape, TokenUnits, page_keys};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, PutPage, Store, create};
 
@@ -83,19 +83,11 @@ fn measure(directory: &Path, pages: usize) -> Result<(), Failure> {
 
 fn fill(path: &Path, pages: usize, close: bool) -> Result<(), Failure> {
     let store = Store::open(path, OpenOptions::default())?;
-    let namespace = store.namespace(&Namespace::new(NamespaceFields {
-        model: "open-speed".to_owned(),
-        weights: String::new(),
-        dtype: "u8".to_owned(),
-        layout: "page_first_direct".to_owned(),
-        page_tokens: 1,
-        shape: PageShape::new(&[PAGE_BYTES])?,
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: std::collections::BTreeMap::new(),
-    })?)?;
+    let namespace = store.namespace(
+        &Namespace::builder("open-speed", "", 1, PageShape::new(&[PAGE_BYTES])?)
+            .elements("u8", "page_first_direct")
+            .build()?,
+    )?;
     let bytes = AlignedBuf::zeroed(PAGE_BYTES as usize)?;
     let parts = [IoSlice::new(&bytes)];
     let mut left = pages;

@@ -25,9 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-use larder_engine::format::{
-    Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys,
-};
+use larder_engine::format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{
     CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, SharedReads, Store, create,
@@ -76,19 +74,13 @@ impl Load {
     }
 
     fn namespace(&self) -> Namespace {
-        Namespace::new(NamespaceFields {
-            model: "shared_reads".to_owned(),
-            weights: String::new(),
-            dtype: "bf16".to_owned(),
-            layout: "page_first_direct".to_owned(),
-            page_tokens: 8,
-            shape: PageShape::new(&[u32::try_from(self.page_bytes).unwrap()]).unwrap(),
-            tp: Rank::ALONE,
-            pp: Rank::ALONE,
-            cp: Rank::ALONE,
-            pool: "kv".to_owned(),
-            extra: BTreeMap::new(),
-        })
+        Namespace::builder(
+            "shared_reads",
+            "",
+            8,
+            PageShape::new(&[u32::try_from(self.page_bytes).unwrap()]).unwrap(),
+        )
+        .build()
         .unwrap()
     }
 }

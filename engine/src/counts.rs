@@ -33,7 +33,8 @@ pub struct Misses {
     pub closed: u64,
 }
 
-/// What the calls of one process did since it opened the store, or attached to its present owner.
+/// Counters of the calls of one process since it opened the store, or attached to its present
+/// owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]

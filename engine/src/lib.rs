@@ -43,7 +43,7 @@
 //! | open it | [`Store::open`] for this process alone, [`Store::attach`] for several processes |
 //! | use it | [`NamespaceHandle`] and [`Chain`], or the calls of [`PageStore`] |
 //! | read without memory of your own, until a deadline | [`NamespaceHandle::get_lent`] |
-//! | choose what it keeps | [`policy::EvictionPolicy`], [`policy::AdmissionPolicy`], [`Hint`] |
+//! | choose the kept pages | [`policy::EvictionPolicy`], [`policy::AdmissionPolicy`], [`Hint`] |
 //! | put another store beneath an engine | an implementation of [`PageStore`] |
 //! | watch it | [`PageStore::stats`], [`report`] |
 //!
@@ -78,7 +78,7 @@
 //! |---|---|
 //! | `api` | the interface for callers: the [`PageStore`] trait, statuses, options |
 //! | [`policy`] | which pages a store takes, keeps and copies: the seams for policies |
-//! | `hint` | what callers know of pages, for policies |
+//! | `hint` | callers' knowledge of pages, for policies |
 //! | `pages` | the pages of a namespace, and their chains |
 //! | `error` | why a store could not be opened or used, and the remedy |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
@@ -86,7 +86,7 @@
 //! | `share` | the handle: one store, many processes; owner, clients, takeover |
 //! | `capacity` | how many pages a store of a given geometry keeps |
 //! | `catalog` | the boundary between handle and allocation: reserve, write, commit |
-//! | `counts` | what each process did: hits, misses by reason, bytes |
+//! | `counts` | counters of each process: hits, misses by reason, bytes |
 //! | `core` | the deciding state machine: segments, journal, syncs, puts, reclaim |
 //! | `fork` | handles in a forked child |
 //! | `index` | key to place, in RAM |
@@ -96,7 +96,7 @@
 //! | `runtime` | threads, locks and time: those of the system, or of a simulation |
 //! | `sealed` | memory that several processes map |
 //! | `seldom` | the limit of a log line that may recur |
-//! | `totals` | what all processes did, across owners |
+//! | `totals` | counters of all processes, across owners |
 //! | `spaces` | reads by namespace |
 //! | `system` | the calls to the operating system that a simulation has to control |
 //! | `survey` | reading a store without opening it, for the tools |
@@ -122,7 +122,7 @@
     allow(
         unused_imports,
         dead_code,
-        reason = "what creation and offline work alone use"
+        reason = "used by creation and offline work alone"
     )
 )]
 

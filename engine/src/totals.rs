@@ -1,4 +1,4 @@
-//! What all processes of a store did since their counting began: totals that outlast the owner.
+//! Totals of all processes of a store since their counting began. They outlast the owner.
 //!
 //! The owner adds up its own counters and those of its clients. It sends the totals to its clients
 //! once a second, if they have changed, and before each report. A client that becomes the owner
@@ -53,7 +53,7 @@ pub struct Totals {
     pub spaces: Spaces,
 }
 
-/// What a client sends beside its counters.
+/// The measurements that a client sends beside its counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Measures {
@@ -83,7 +83,7 @@ impl Totals {
     }
 }
 
-/// What the owners did with the pages of the store.
+/// Counters of the owners' work on the pages of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]

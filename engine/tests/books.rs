@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_engine::disk::probe::Want;
-use larder_engine::format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
+use larder_engine::format::{Namespace, PageKey, PageShape};
 use larder_engine::inventory::{Cursor, Inventory, Leased};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{
@@ -35,20 +35,11 @@ fn attach(path: &Path) -> Store {
 }
 
 fn namespace(model: &str) -> Namespace {
-    Namespace::new(NamespaceFields {
-        model: model.to_owned(),
-        weights: "w".to_owned(),
-        dtype: "d".to_owned(),
-        layout: "l".to_owned(),
-        page_tokens: 1,
-        shape: PageShape::new(&[PAGE]).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: String::new(),
-        extra: Default::default(),
-    })
-    .unwrap()
+    Namespace::builder(model, "w", 1, PageShape::new(&[PAGE]).unwrap())
+        .elements("d", "l")
+        .pool("")
+        .build()
+        .unwrap()
 }
 
 /// Keys that differ in their first bits and, for the same `at`, in their last bits.

@@ -56,7 +56,7 @@ fn publish(index: &Index, keys: &[PageKey], hint: Hint) {
 }
 
 fn evict(index: &Index, now_ms: u64) -> Option<larder_engine::format::KeyPrefix> {
-    let gone = index.evict_coldest(now_ms, |_, _| false);
+    let gone = index.evict_coldest(now_ms, |_, _| false, |_| false);
     index.check_invariants().unwrap();
     gone.map(|page| page.key)
 }
@@ -221,7 +221,7 @@ fn a_policy_that_never_forgets_a_page_cannot_hold_the_store_up() {
         publish(&index, &chain(1, 1), Hint::default());
         publish(&index, &chain(2, 1), Hint::default());
         // The page has to stay, or its volume does: it is passed over, once.
-        let gone = index.evict_coldest_outside(0, |_, _| !is_parked, |_| is_parked);
+        let gone = index.evict_coldest(0, |_, _| !is_parked, |_| is_parked);
         assert_eq!(gone.map(|page| page.key), None);
         index.check_invariants().unwrap();
     }
@@ -379,7 +379,7 @@ fn home_with_all(keys: &[PageKey]) -> Vec<PutStatus> {
     Pool::new(&store, "m", &[65536]).put(keys)
 }
 
-/// What the policies of a store were told.
+/// The calls that the policies of a store received.
 type Told = Arc<Mutex<Vec<Hint>>>;
 
 /// First in, first out; records the hints of touched pages.

@@ -12,7 +12,6 @@ use std::sync::Arc;
 
 use common::memory::{self, Block, Memory, STORE, superblock};
 use common::{chain, namespace};
-use larder_engine::PutStatus;
 use larder_engine::api::PutFailure;
 use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
 use larder_engine::core::{Copied, Core, Descriptors, Effect, Fault, Io, RequestId, Victim};
@@ -25,6 +24,7 @@ use larder_engine::format::{
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::recovery::recover;
 use larder_engine::recovery::scan::Spot;
+use larder_engine::{Hint, PutStatus};
 
 const SEGMENTS: u32 = 24;
 const SEGMENT_BLOCKS: u32 = 64;
@@ -231,7 +231,7 @@ impl Store {
             parent: None,
             depth: 0,
         };
-        let (id, grants) = self.core.reserve(SLOT, &[ask]);
+        let (id, grants) = self.core.reserve(SLOT, &[ask], Hint::default());
         let Grant::Write(extent) = grants[0] else {
             panic!("a new page is not granted: {grants:?}");
         };

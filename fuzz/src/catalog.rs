@@ -148,11 +148,11 @@ impl Allocator for CoreCatalog {
     fn reserve(
         &self,
         namespace: NamespaceId,
-        _: Hint,
+        hint: Hint,
         asks: &[Ask],
     ) -> (ReservationId, Vec<Grant>) {
         let machine = &mut self.inner().machine;
-        machine.with_core(|core| core.reserve(namespace.into(), asks))
+        machine.with_core(|core| core.reserve(namespace.into(), asks, hint))
     }
 
     fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {

@@ -20,7 +20,7 @@ use larder_engine::format::{
 use larder_engine::index::{Index, NamespaceSlot, Place};
 use larder_engine::recovery::scan::{Spot, read_descriptors};
 use larder_engine::recovery::{Damage, Recovery, recover, spots_of};
-use larder_engine::{PutStatus, Refusal, SyncPolicy};
+use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
 
 use crate::memory_disk::{Block, MemoryDisk, Volume};
 
@@ -251,7 +251,7 @@ impl Machine {
                 depth: page.depth,
             })
             .collect();
-        let (id, grants) = self.with_core(|core| core.reserve(namespace, &asks));
+        let (id, grants) = self.with_core(|core| core.reserve(namespace, &asks, Hint::default()));
         let mut checksums = vec![None; pages.len()];
         let mut landed = Vec::new();
         for (at, (page, grant)) in pages.iter().zip(&grants).enumerate() {

@@ -5,15 +5,15 @@
 //! generations, several epochs, segments left open. A page's bytes are a function of its name and
 //! of the number of its puts. So bytes of another page, or of an older attempt, are recognised.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
 use larder_engine::PutStatus;
 use larder_engine::capacity::segments_min;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank,
-    Run, SEGMENTS_OFFSET, StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
+    BLOCK_BYTES, Features, Holder, Namespace, OpenState, PageKey, PageShape, Run, SEGMENTS_OFFSET,
+    StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
 };
 
 use crate::machine::{Image, Machine, NewPage};
@@ -67,20 +67,9 @@ pub fn namespaces() -> &'static [Namespace; 2] {
 /// If the parts are not valid.
 #[must_use]
 pub fn namespace(model: &str, parts: &[u32]) -> Namespace {
-    Namespace::new(NamespaceFields {
-        model: model.to_owned(),
-        weights: "w1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "page_first_direct".to_owned(),
-        page_tokens: 64,
-        shape: PageShape::new(parts).expect("a shape"),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: BTreeMap::new(),
-    })
-    .expect("a namespace")
+    Namespace::builder(model, "w1", 64, PageShape::new(parts).expect("a shape"))
+        .build()
+        .expect("a namespace")
 }
 
 /// Keys of one chain. Chains of different seeds share nothing.

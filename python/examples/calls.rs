@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use larder_engine::PutOptions;
 use larder_engine::memory::AlignedBuf;
-use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
+use larder_format::{Namespace, PageKey, PageShape};
 use larder_python::chain::Chain;
 use larder_python::config::Config;
 use larder_python::store::{Handle, Space};
@@ -39,19 +39,11 @@ fn space(directory: &str) -> Result<Space, Box<dyn Error>> {
     let config = serde_json::json!({"path": directory, "prewrite": false});
     let config = Config::parse(&config.to_string())?;
     let handle = Arc::new(Handle::attach(&config, None, false)?);
-    Ok(handle.space(Namespace::new(NamespaceFields {
-        model: "bench".to_owned(),
-        weights: "w".to_owned(),
-        dtype: "d".to_owned(),
-        layout: "l".to_owned(),
-        page_tokens: 1,
-        shape: PageShape::new(&[u32::try_from(PAGE)?])?,
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: std::collections::BTreeMap::new(),
-    })?)?)
+    Ok(handle.space(
+        Namespace::builder("bench", "w", 1, PageShape::new(&[u32::try_from(PAGE)?])?)
+            .elements("d", "l")
+            .build()?,
+    )?)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -1,13 +1,12 @@
 //! The parameters that a seed draws before its run begins: the store, the load, and the possible
 //! faults. Each class of faults has its own probability, often zero (swarm testing).
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use larder_engine::SyncPolicy;
 use larder_engine::format::{
-    Features, Holder, Namespace, NamespaceFields, OpenState, PageShape, Rank, Run, SEGMENTS_OFFSET,
-    StoreId, Superblock, VolumeEntry, VolumeId,
+    Features, Holder, Namespace, OpenState, PageShape, Run, SEGMENTS_OFFSET, StoreId, Superblock,
+    VolumeEntry, VolumeId,
 };
 use larder_sim_runtime::dice::Dice;
 
@@ -326,18 +325,12 @@ impl Setup {
 }
 
 fn namespace(index: usize, blocks: u32) -> Namespace {
-    Namespace::new(NamespaceFields {
-        model: format!("model {index}"),
-        weights: String::new(),
-        dtype: "bf16".to_owned(),
-        layout: "page_first_direct".to_owned(),
-        page_tokens: 64,
-        shape: PageShape::new(&[blocks * BLOCK as u32]).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: BTreeMap::new(),
-    })
+    Namespace::builder(
+        &format!("model {index}"),
+        "",
+        64,
+        PageShape::new(&[blocks * BLOCK as u32]).unwrap(),
+    )
+    .build()
     .unwrap()
 }

@@ -1,5 +1,5 @@
-//! What the whole-system tests and those of the tools share: the binary and what it says, a directory on a real disk, stores, ways
-//! to break them, traces, a stage for kills.
+//! Code shared by the tests of the whole system and of the tools: the binary and its output, a
+//! directory on a real disk, stores and their damage, traces, a stage for kills.
 #![allow(dead_code)]
 
 pub mod home;
@@ -54,20 +54,20 @@ pub fn report(arguments: &[&str], code: i32) -> Value {
     document
 }
 
-/// The same for what must succeed.
+/// The same for a command that must succeed.
 #[track_caller]
 pub fn json(arguments: &[&str]) -> Value {
     report(arguments, 0)
 }
 
-/// Runs `larder`, which must end with `code` and say all of `words`.
+/// Runs `larder`, which must end with `code` and print all of `words`.
 #[track_caller]
 pub fn says(arguments: &[&str], code: i32, words: &[&str]) {
     let said = text_of(&ends(arguments, code));
     has_all(&said, words);
 }
 
-/// The same for words on standard error; what is said there.
+/// The same for words on standard error. Returns the text there.
 #[track_caller]
 pub fn fails(arguments: &[&str], code: i32, words: &[&str]) -> String {
     let message = stderr(&ends(arguments, code));
@@ -95,7 +95,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// The keys of a chain; those of different seeds share nothing.
+/// The keys of a chain. Chains of different seeds share no key.
 pub fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
     let tokens: Vec<u64> = (0..pages).map(|page| seed << 24 | page).collect();
     page_keys(&tokens, NonZeroUsize::MIN, None, TokenUnits::Single)
@@ -118,7 +118,7 @@ pub fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {
 /// One request of a trace: the ids of its blocks.
 pub type Request = Vec<u64>;
 
-/// The public chat trace, where it has been put beside the repository; says so where it has not.
+/// The public chat trace, if it is beside the repository. Otherwise the skip is reported.
 pub fn chat_trace() -> Option<PathBuf> {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces/conversation_trace.jsonl");
@@ -146,8 +146,8 @@ pub fn read_trace(path: &Path) -> Vec<Request> {
         .collect()
 }
 
-/// A trace of our own in the same format: conversations that grow turn by turn and are taken up again, most of them soon,
-/// on top of a few shared system prompts.
+/// A trace of our own in the same format: conversations that grow turn by turn and are taken up
+/// again, most of them soon, on top of a few shared system prompts.
 pub fn make_trace(path: &Path, requests: usize, seed: u64) -> Vec<Request> {
     let mut state = seed;
     let mut random = |below: u64| {
@@ -181,15 +181,18 @@ pub fn make_trace(path: &Path, requests: usize, seed: u64) -> Vec<Request> {
     let mut text = String::new();
     for (at, blocks) in trace.iter().enumerate() {
         let tokens = blocks.len() * 512;
-        writeln!(text, r#"{{"timestamp": {at}, "input_length": {tokens}, "output_length": 1, "hash_ids": {blocks:?}}}"#)
-            .unwrap();
+        let line = serde_json::json!({
+            "timestamp": at, "input_length": tokens, "output_length": 1, "hash_ids": blocks
+        });
+        writeln!(text, "{line}").unwrap();
     }
     std::fs::write(path, text).unwrap();
     trace
 }
 
-/// Share of blocks that an exact page-LRU of `pages` pages finds: a request hits the longest stored prefix of its
-/// blocks, then uses them all, the tail first, so that only leaves are ever the coldest.
+/// Share of blocks that an exact page-LRU of `pages` pages finds: a request hits the longest stored
+/// prefix of its blocks, then uses them all, the tail first, so that only leaves are ever the
+/// coldest.
 pub fn exact_lru_hit_rate(trace: &[Request], pages: usize) -> f64 {
     let mut last_use: HashMap<u64, u64> = HashMap::new();
     let mut by_age: BTreeSet<(u64, u64)> = BTreeSet::new();

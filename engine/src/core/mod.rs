@@ -70,7 +70,7 @@ use puts::{Below, Puts};
 use reclaim::Reclaim;
 pub(crate) use reclaim::{GAIN_SHARE, SegmentView, batch};
 use segments::Segments;
-use segments::segment::{Segment, State, Stream};
+use segments::segment::State;
 pub(crate) use segments::{Lent, RUN_BYTES};
 pub use types::*;
 
@@ -110,13 +110,9 @@ impl Core {
     /// A core over the state that recovery found. The index must hold exactly the recovered pages.
     #[must_use]
     pub fn new(config: Config, recovered: Recovered, index: Arc<Index>) -> Core {
-        let segments = recovered_segments(&recovered);
-        let mut segments = Segments::new(config.segment_blocks, &recovered.volumes, segments);
-        if !recovered.clean {
-            segments.mark_all_dirty();
-        }
-        // After a crash nothing is known to be durable before the first sync, nor what earlier runs
-        // acknowledged.
+        let mut segments = Segments::recovered(config.segment_blocks, &recovered);
+        // After a crash nothing is known to be durable before the first sync, and the commits that
+        // earlier epochs acknowledged are not known.
         let durable = if recovered.clean {
             recovered.first
         } else {
@@ -166,7 +162,7 @@ impl Core {
         }
     }
 
-    /// Hands events on until there are no more; whether there were some.
+    /// Hands events on until there are no more. Returns whether there were some.
     fn handle_events(&mut self) -> bool {
         let mut any = false;
         while let Some(event) = self.base.next_event() {
@@ -326,15 +322,6 @@ impl Core {
         &mut self,
         namespace: NamespaceSlot,
         asks: &[Ask],
-    ) -> (ReservationId, Vec<Grant>) {
-        self.reserve_as(namespace, asks, Hint::default())
-    }
-
-    /// As [`Core::reserve`]; the pages have this hint.
-    pub fn reserve_as(
-        &mut self,
-        namespace: NamespaceSlot,
-        asks: &[Ask],
         hint: Hint,
     ) -> (ReservationId, Vec<Grant>) {
         let (_, puts, mut below) = rooms!(self);
@@ -413,8 +400,8 @@ impl Core {
         self.base.namespaces.record_of(id.0)
     }
 
-    /// Deletes keys: from the index at once, from the disk when `request` is finished. How many
-    /// were there.
+    /// Deletes keys: from the index at once, from the disk when `request` is finished. Returns how
+    /// many were there.
     pub fn delete(
         &mut self,
         request: RequestId,
@@ -428,14 +415,14 @@ impl Core {
     }
 
     /// A step before [`Core::clear`], which has less to do then: removes some pages of a namespace,
-    /// among the entries of the index from `from` on, which is zero for the first step. How many
-    /// they were, and where the next step begins.
+    /// among the entries of the index from `from` on, which is zero for the first step. Returns how
+    /// many they were, and where the next step begins.
     pub fn clear_some(&mut self, namespace: NamespaceSlot, from: u32) -> (u64, Option<u32>) {
         let (_, _, mut below) = rooms!(self);
         Puts::clear_some(&mut below, namespace, from)
     }
 
-    /// Deletes a whole namespace. How many pages it had.
+    /// Deletes a whole namespace. Returns how many pages it had.
     pub fn clear(&mut self, request: RequestId, namespace: NamespaceSlot) -> u64 {
         let (_, puts, mut below) = rooms!(self);
         let found = puts.clear(&mut below, request, namespace);
@@ -445,8 +432,8 @@ impl Core {
 
     // ---- reclaim
 
-    /// Does one step of reclaim, in which about `pages` pages are looked at. Whether another step
-    /// can follow at once; if not, [`Effect::Reclaim`] announces the next one.
+    /// Does one step of reclaim, in which about `pages` pages are looked at. Returns whether
+    /// another step can follow at once; if not, [`Effect::Reclaim`] announces the next one.
     pub fn reclaim_step(&mut self, pages: usize) -> bool {
         let (reclaim, puts, mut below) = rooms!(self);
         let more = reclaim.step(puts, &mut below, pages);
@@ -515,8 +502,8 @@ impl Core {
         moves
     }
 
-    /// The victim's pages have been moved, as far as they could be. Whether it is on its way to be
-    /// free.
+    /// The victim's pages have been moved, as far as they could be. Returns whether it is on its
+    /// way to be free.
     pub(crate) fn finish_victim(&mut self, victim: &Victim, moved_all: bool) -> bool {
         let (_, _, mut below) = rooms!(self);
         let is_returning = reclaim::finish_victim(&mut below, victim, moved_all);
@@ -556,7 +543,7 @@ impl Core {
         self.segments.free_segments()
     }
 
-    /// Blocks that copies can take now: of free segments, and of those that take copies.
+    /// Blocks that copies can take now, in free segments and in segments that take copies.
     pub(crate) fn room_for_copies(&self) -> u64 {
         reclaim::room_for_copies(&self.segments)
     }
@@ -575,7 +562,8 @@ impl Core {
         self.run();
     }
 
-    /// Writes every eviction that is not written yet. How many find no room: they go on waiting.
+    /// Writes every eviction that is not written yet. Returns how many find no room: they go on
+    /// waiting.
     pub fn write_evictions(&mut self) -> usize {
         let (base, segments) = (&mut self.base, &mut self.segments);
         let left = self.journal.write_evictions(base, segments);
@@ -687,34 +675,4 @@ impl Core {
         }
         Ok(())
     }
-}
-
-/// The segments as recovery found them. On each volume at most one open segment per stream stays
-/// open.
-fn recovered_segments(recovered: &Recovered) -> Vec<Segment> {
-    let mut segments = Vec::with_capacity(recovered.segments.len());
-    let mut rest = recovered.segments.iter();
-    for count in &recovered.volumes {
-        let mut streams = [Stream::Put, Stream::Copy].into_iter();
-        for init in rest.by_ref().take(*count as usize) {
-            let state = match init.state {
-                InitState::Free => State::Free,
-                InitState::Lost => State::Lost,
-                InitState::Unreadable => State::Unreadable,
-                InitState::Open => streams.next().map_or(State::Sealed, State::Open),
-                InitState::Closed | InitState::Sealed => State::Sealed,
-            };
-            let mut segment = Segment::recovered(state, init.sequence);
-            if !matches!(state, State::Free | State::Lost) {
-                segment.data_end = init.data_end;
-                segment.blocks = init.blocks;
-                segment.last_commit = init.last_commit;
-                segment.proven = init.proven;
-            }
-            let is_current = matches!(init.state, InitState::Sealed | InitState::Free);
-            segment.header_is_current = is_current;
-            segments.push(segment);
-        }
-    }
-    segments
 }

@@ -1,6 +1,6 @@
 //! The index in RAM: the stored pages and their places.
 //!
-//! # What it owns
+//! # Ownership
 //!
 //! For every stored page: its name (namespace slot and 96 bits of its key), its place, its payload
 //! checksum, its parent in the chain, its heat and its lease. For every segment: the number of
@@ -332,18 +332,9 @@ impl Index {
     }
 
     /// Evicts the coldest leaf without a valid lease at `now_ms` for which `stays` is false; `None`
-    /// if there is none.
+    /// if there is none. It skips the pages of parked segments. Such a page is not considered again
+    /// before [`Index::unpark`].
     pub fn evict_coldest(
-        &self,
-        now_ms: u64,
-        stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
-    ) -> Option<Departed> {
-        self.evict_coldest_outside(now_ms, stays, |_| false)
-    }
-
-    /// As [`Index::evict_coldest`], but skips the pages of parked segments. Such a page is not
-    /// considered again before [`Index::unpark`].
-    pub fn evict_coldest_outside(
         &self,
         now_ms: u64,
         stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,

@@ -6,6 +6,9 @@
 //! it. No slot points at a free slot. Parents form no circle. Every leaf is queued, at no more than
 //! its heat.
 
+mod check;
+mod orphans;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_format::KeyPrefix;
@@ -21,10 +24,7 @@ use super::types::{
     Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published, SegmentId,
 };
 use crate::policy::{Departure, EvictionPolicy, Worth};
-
-/// Most steps from a page towards the head of its chain when a link is checked for a circle. A
-/// longer chain stays in two pieces (each evicted from its own end).
-const ADOPT_WALK_MAX: usize = 1 << 20;
+use orphans::adoption;
 
 /// The result of publishing a page.
 pub(super) struct Arrived {
@@ -404,62 +404,6 @@ impl State {
         self.counted.totals()
     }
 
-    // ---- adopting
-
-    /// The child and the parent, if the child is an orphan, both are stored, and the link closes no
-    /// circle as far as `steps` steps show. The steps taken are subtracted.
-    pub(super) fn can_adopt(&self, pair: &Adoption, steps: &mut usize) -> Option<(PageId, PageId)> {
-        let child = self.find(pair.namespace, pair.child)?;
-        let parent = self.find(pair.namespace, pair.parent)?;
-        if !self.slab.entry(child).spot.has(ORPHAN) || child == parent {
-            return None;
-        }
-        // Only a page with children can be its parent's ancestor.
-        if self.slab.link(child).children > 0 {
-            let mut above = parent;
-            for _ in 0..ADOPT_WALK_MAX {
-                *steps = steps.checked_sub(1)?;
-                above = self.slab.link(above).parent;
-                if above == PageId::NONE {
-                    return Some((child, parent));
-                }
-                if above == child {
-                    return None;
-                }
-            }
-            return None;
-        }
-        Some((child, parent))
-    }
-
-    /// Links every orphan whose parent is stored, except for links that would close a circle.
-    ///
-    /// An orphan heads its tree, so a link closes a circle exactly if the parent is in that very
-    /// tree. The head of each page's tree is found along paths that are shortened on the way. For
-    /// the many orphans of an open: it takes 4 bytes a slot meanwhile, and checks every slot.
-    pub(super) fn adopt_all(&mut self, orphans: &[Adoption]) {
-        let ids = self.slab.ids();
-        let mut above: Vec<PageId> = ids.map(|id| self.slab.link(id).parent).collect();
-        for pair in orphans {
-            let child = self.find(pair.namespace, pair.child);
-            let parent = self.find(pair.namespace, pair.parent);
-            let (Some(child), Some(parent)) = (child, parent) else {
-                continue;
-            };
-            let is_orphan = self.slab.entry(child).spot.has(ORPHAN);
-            if is_orphan && head_of(&mut above, parent) != child {
-                self.adopt(child, parent);
-                above[child.0 as usize] = parent;
-            }
-        }
-    }
-
-    /// Links the pair that `can_adopt` returned.
-    pub(super) fn adopt(&mut self, child: PageId, parent: PageId) {
-        self.slab.entry_mut(child).spot.clear(ORPHAN);
-        self.link(child, parent);
-    }
-
     // ---- leaving
 
     /// Removes a stored page. Its mark names the lease to return. Its children stay, as orphans of
@@ -626,165 +570,11 @@ impl State {
             + self.counted.ram_bytes()
             + self.of_namespace.capacity() * size_of::<usize>()
     }
-
-    /// Checks the invariants (see the module), in about a microsecond a page. Returns the first
-    /// violation.
-    pub(super) fn check(&self) -> Result<(), String> {
-        self.counted.check()?;
-        let children = self.check_slots()?;
-        self.check_links(&children)?;
-        self.check_queue()
-    }
-
-    /// Returns the number of pages that point at each slot.
-    fn check_slots(&self) -> Result<Vec<u32>, String> {
-        let mut children = vec![0_u32; self.slab.slots()];
-        let mut of_namespace = vec![0_usize; self.of_namespace.len()];
-        let (mut pages, mut ghosts) = (0, 0);
-        for id in self.slab.ids() {
-            let entry = self.slab.entry(id);
-            let link = self.slab.link(id);
-            let is_page = entry.spot.has(LIVE);
-            if !is_page && link.children == 0 {
-                continue;
-            }
-            *(if is_page { &mut pages } else { &mut ghosts }) += 1;
-            if let Some(count) = of_namespace.get_mut(usize::from(entry.spot.namespace().0)) {
-                *count += usize::from(is_page);
-            }
-            let found = self.find_slot(entry.spot.namespace(), entry.key());
-            if found != Some(id) {
-                return Err(format!("the key of slot {} leads to {found:?}", id.0));
-            }
-            if link.parent == PageId::NONE {
-                continue;
-            }
-            if !is_page || entry.spot.has(ORPHAN) {
-                return Err(format!(
-                    "slot {} is a ghost or an orphan with a parent",
-                    id.0
-                ));
-            }
-            match children.get_mut(link.parent.0 as usize) {
-                Some(count) => *count += 1,
-                None => return Err(format!("slot {} has a parent beyond the slab", id.0)),
-            }
-        }
-        if of_namespace != self.of_namespace {
-            return Err("the pages of namespaces are counted wrongly".to_owned());
-        }
-        let free = self.slab.free_count();
-        if pages != self.pages
-            || self.table.len() != pages + ghosts
-            || self.slab.slots() != pages + ghosts + free
-        {
-            return Err(format!(
-                "{pages} pages, {ghosts} ghosts, {free} free; but {} pages, {} in table, {} slots",
-                self.pages,
-                self.table.len(),
-                self.slab.slots()
-            ));
-        }
-        Ok(children)
-    }
-
-    fn check_links(&self, children: &[u32]) -> Result<(), String> {
-        // The walk that visited a slot first: a second visit by the same walk is a circle.
-        let mut walks = vec![0_u32; self.slab.slots()];
-        for (start, counted) in self.slab.ids().zip(children) {
-            let entry = self.slab.entry(start);
-            if self.children(start) != *counted {
-                let stored = self.children(start);
-                return Err(format!(
-                    "slot {} has {counted} children, but its count is {stored}",
-                    start.0
-                ));
-            }
-            if !entry.spot.has(LIVE) {
-                continue;
-            }
-            let walk = start.0 + 1;
-            let mut at = start;
-            while at != PageId::NONE && walks[at.0 as usize] == 0 {
-                walks[at.0 as usize] = walk;
-                at = self.slab.link(at).parent;
-            }
-            if at != PageId::NONE && walks[at.0 as usize] == walk {
-                return Err(format!("slot {} is its own ancestor", at.0));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_queue(&self) -> Result<(), String> {
-        if self.chosen.is_some() {
-            return self.check_filed();
-        }
-        let mut held = vec![false; self.slab.slots()];
-        for (id, filed) in self.cold.held() {
-            if std::mem::replace(&mut held[id.0 as usize], true) {
-                return Err(format!("slot {} is queued twice", id.0));
-            }
-            let entry = self.slab.entry(id);
-            if entry.spot.has(LIVE) && filed > entry.mark().heat() {
-                return Err(format!("slot {} is queued hotter than it is", id.0));
-            }
-        }
-        for id in self.slab.ids() {
-            let spot = self.slab.entry(id).spot;
-            let is_leaf = spot.has(LIVE) && self.slab.link(id).children == 0;
-            if spot.has(QUEUED) != held[id.0 as usize] || is_leaf && !spot.has(QUEUED) {
-                return Err(format!(
-                    "slot {} is queued and does not know, or is not",
-                    id.0
-                ));
-            }
-        }
-        Ok(())
-    }
-
-    /// The pages that a policy holds are its own; every leaf must have been filed with it.
-    fn check_filed(&self) -> Result<(), String> {
-        for id in self.slab.ids() {
-            let spot = self.slab.entry(id).spot;
-            let is_leaf = spot.has(LIVE) && self.slab.link(id).children == 0;
-            if is_leaf && !spot.has(QUEUED) {
-                return Err(format!("slot {} is a leaf that was not filed", id.0));
-            }
-        }
-        Ok(())
-    }
 }
 
 fn next_of(clock: &AtomicU64) -> Heat {
     let next = clock.load(Ordering::Relaxed).min(u64::from(HEAT_END));
     Heat(next as u32)
-}
-
-fn adoption(page: &Publish) -> Option<Adoption> {
-    let Parent::Key(parent) = page.parent else {
-        return None;
-    };
-    Some(Adoption {
-        namespace: page.namespace,
-        child: page.key,
-        parent,
-    })
-}
-
-/// The head of the tree of a page; halves the path on the way.
-fn head_of(above: &mut [PageId], mut at: PageId) -> PageId {
-    loop {
-        let up = above[at.0 as usize];
-        if up == PageId::NONE {
-            return at;
-        }
-        let further = above[up.0 as usize];
-        if further != PageId::NONE {
-            above[at.0 as usize] = further;
-        }
-        at = up;
-    }
 }
 
 fn hash_of(names: NameHasher, entry: &Entry) -> u64 {

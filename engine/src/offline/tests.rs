@@ -2,7 +2,7 @@
 //! killed at any write. The public interface covers all other tests.
 #![allow(clippy::unwrap_used)]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::IoSlice;
 use std::num::NonZeroUsize;
@@ -12,9 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use larder_format::{
-    BLOCK_BYTES, Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys,
-};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use parking_lot::Mutex;
 
 use super::*;
@@ -143,20 +141,9 @@ impl Disk for FaultyDisk {
 }
 
 fn namespace() -> Namespace {
-    Namespace::new(NamespaceFields {
-        model: "m".to_owned(),
-        weights: "w1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "page_first_direct".to_owned(),
-        page_tokens: 64,
-        shape: PageShape::new(&[PAGE_BYTES]).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: BTreeMap::new(),
-    })
-    .unwrap()
+    Namespace::builder("m", "w1", 64, PageShape::new(&[PAGE_BYTES]).unwrap())
+        .build()
+        .unwrap()
 }
 
 fn chain(seed: u64, pages: u64) -> Vec<PageKey> {

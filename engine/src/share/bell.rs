@@ -11,7 +11,7 @@ pub(super) struct Bell {
     rung: Condvar,
 }
 
-/// What the role monitor is called for.
+/// A reason to call the role monitor.
 #[derive(Default)]
 struct Calls {
     /// The handle is being closed.

@@ -529,16 +529,13 @@ impl Store {
         }
     }
 
-    /// The disk of this process.
-    ///
-    /// # Panics
-    /// While the store has no owner.
+    /// The disk of this process; `None` while the store has no owner.
     #[must_use]
-    pub fn disk(&self) -> Arc<dyn crate::disk::Disk> {
-        match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => owner.store.disk().clone(),
-            Some(Role::Client(client)) => client.data.disk().clone(),
-            _ => panic!("the store has no owner"),
+    pub fn disk(&self) -> Option<Arc<dyn crate::disk::Disk>> {
+        match self.inner.role().as_deref()? {
+            Role::Owner(owner) => Some(owner.store.disk().clone()),
+            Role::Client(client) => Some(client.data.disk().clone()),
+            Role::Nobody | Role::Closed => None,
         }
     }
 

@@ -286,7 +286,7 @@ impl Server {
         self.shared.report()
     }
 
-    /// What all processes did so far.
+    /// The totals of all processes.
     pub(super) fn totals(&self) -> Totals {
         self.shared.totals(&self.shared.sessions.lock())
     }

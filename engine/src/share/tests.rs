@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use honest::{eventually, skipped};
-use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys};
+use larder_format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 
 use super::area::{Look, SlotId};
 use super::protocol::Protocol;
@@ -58,20 +58,10 @@ pub(crate) fn created() -> (tempfile::TempDir, PathBuf) {
 
 /// A namespace with pages of one part.
 pub(crate) fn namespace(page_bytes: u32) -> Namespace {
-    Namespace::new(NamespaceFields {
-        model: "m".to_owned(),
-        weights: String::new(),
-        dtype: "bf16".to_owned(),
-        layout: "page_first_direct".to_owned(),
-        page_tokens: 64,
-        shape: PageShape::new(&[page_bytes]).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: String::new(),
-        extra: std::collections::BTreeMap::new(),
-    })
-    .unwrap()
+    Namespace::builder("m", "", 64, PageShape::new(&[page_bytes]).unwrap())
+        .pool("")
+        .build()
+        .unwrap()
 }
 
 fn bytes_of(key: &PageKey) -> Vec<u8> {

@@ -11,24 +11,24 @@
 //! elements (which may take forty times their bytes in memory). Each is an error of that one
 //! connection; no unchecked number determines an allocation.
 
+mod frames;
+
 use std::fmt;
-use std::io::{self, Read, Write};
 use std::marker::PhantomData;
-use std::time::Duration;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::protocol::{Agreed, Protocol, variants};
+use super::protocol::{Agreed, Protocol};
 use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::catalog::{Finding, Pinned, SegmentMap};
 use crate::counts::{Departed, Process};
 use crate::hint::Hint;
 use crate::index::{Leased, Place, SegmentId};
-use crate::runtime::Instant;
-use crate::system::sockets::{self, Pollable};
 use crate::totals::{Measures, Totals};
+pub(super) use frames::arrives;
+pub use frames::{WireError, parse, parse_greeting, receive, send};
 
 /// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
@@ -455,7 +455,7 @@ pub struct Report {
     pub processes: Vec<Process>,
     /// The clients that have gone since the owner opened the store.
     pub departed: Departed,
-    /// What all processes did, under this owner and the owners before it.
+    /// Counters of all processes, under this owner and the owners before it.
     pub totals: Totals,
     /// When the owner opened the store, in seconds since 1970. 0 if its release does not tell.
     pub started_unix_s: f64,
@@ -531,109 +531,6 @@ fn few<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Vec<T>
     from.deserialize_seq(Few(PhantomData))
 }
 
-/// A stream of frames that ended or was invalid.
-#[derive(Debug, thiserror::Error)]
-pub enum WireError {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("a frame of {0} bytes is longer than the {FRAME_BYTES_MAX} that are allowed")]
-    TooLong(usize),
-    #[error("the bytes are no message: {0}")]
-    Nonsense(postcard::Error),
-    #[error("{0} bytes follow the message in its frame")]
-    Trailing(usize),
-    #[error("message {0} is unknown to this release")]
-    Unknown(u32),
-}
-
-/// Writes one message.
-pub fn send<T: Serialize>(
-    stream: &mut impl Write,
-    buffer: &mut Vec<u8>,
-    message: &T,
-) -> Result<(), WireError> {
-    buffer.clear();
-    buffer.extend_from_slice(&[0; 4]);
-    let mut filled =
-        postcard::to_extend(message, std::mem::take(buffer)).map_err(WireError::Nonsense)?;
-    let bytes = filled.len() - 4;
-    if bytes > FRAME_BYTES_MAX {
-        return Err(WireError::TooLong(bytes));
-    }
-    let length = u32::try_from(bytes).unwrap_or(u32::MAX);
-    filled[..4].copy_from_slice(&length.to_le_bytes());
-    stream.write_all(&filled)?;
-    *buffer = filled;
-    Ok(())
-}
-
-/// Waits until data arrives or the stream ends, at most `patience` (without a limit when it is
-/// `None`). False after the limit.
-pub(super) fn arrives(stream: &impl Pollable, patience: Option<Duration>) -> io::Result<bool> {
-    let until = patience.map(|patience| Instant::now() + patience);
-    loop {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        match sockets::poll(stream, left) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            outcome => return outcome,
-        }
-    }
-}
-
-/// Reads one frame into `buffer`. False at the end of the stream, between two frames.
-pub fn receive(stream: &mut impl Read, buffer: &mut Vec<u8>) -> Result<bool, WireError> {
-    let mut length = [0; 4];
-    let first = loop {
-        match stream.read(&mut length) {
-            Ok(count) => break count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error.into()),
-        }
-    };
-    if first == 0 {
-        return Ok(false);
-    }
-    stream.read_exact(&mut length[first..])?;
-    let bytes = u32::from_le_bytes(length) as usize;
-    if bytes > FRAME_BYTES_MAX {
-        return Err(WireError::TooLong(bytes));
-    }
-    buffer.clear();
-    // Allocates by the bytes that arrive, not by the announced length.
-    let read = stream.take(bytes as u64).read_to_end(buffer)?;
-    if read < bytes {
-        return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-    }
-    Ok(true)
-}
-
-/// The message in a frame.
-///
-/// # Errors
-/// [`WireError::Unknown`] when the message was appended by a later release.
-pub fn parse<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, WireError> {
-    match postcard::take_from_bytes(frame) {
-        Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(WireError::Trailing(rest.len())),
-        Err(error) => Err(unknown::<T>(frame).unwrap_or(WireError::Nonsense(error))),
-    }
-}
-
-/// The message at the begin of a frame, whose rest belongs to fields of a later release.
-pub fn parse_greeting<'a, T: Deserialize<'a>>(frame: &'a [u8]) -> Result<T, WireError> {
-    match postcard::take_from_bytes(frame) {
-        Ok((message, _)) => Ok(message),
-        Err(error) => Err(unknown::<T>(frame).unwrap_or(WireError::Nonsense(error))),
-    }
-}
-
-/// The error of a frame whose message `T` does not have.
-fn unknown<'a, T: Deserialize<'a>>(frame: &[u8]) -> Option<WireError> {
-    let (number, _) = postcard::take_from_bytes::<u32>(frame).ok()?;
-    let is_known = variants::<T>().get(number as usize).is_some();
-    (!is_known).then_some(WireError::Unknown(number))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -642,6 +539,7 @@ mod tests {
 
     use super::*;
     use crate::share::keys::keys_of;
+    use crate::share::protocol::variants;
 
     fn keys() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<[u8; KEY_BYTES]>(), 0..5).prop_map(|keys| keys.concat())

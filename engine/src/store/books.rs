@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::LocalStore;
-use super::local::{Local, slot};
+use super::local::Local;
 use crate::api::NamespaceId;
 use crate::catalog::Catalog;
 use crate::core::{Descriptors, Victim};
@@ -105,7 +105,7 @@ impl Inventory for Local {
             return vec![Leased::Absent; keys.len()];
         };
         let blocks = shape.shape.page_blocks();
-        let leased = self.index.lease(slot(namespace), keys, blocks);
+        let leased = self.index.lease(namespace.into(), keys, blocks);
         if leased.contains(&Leased::Refused) {
             self.note_refused_lease();
         }
@@ -113,7 +113,7 @@ impl Inventory for Local {
     }
 
     fn unlease(&self, namespace: NamespaceId, keys: &[PageKey]) {
-        self.index.unlease(slot(namespace), keys);
+        self.index.unlease(namespace.into(), keys);
     }
 
     fn list(&self, namespace: NamespaceId, cursor: Cursor) -> Result<Listing, StoreError> {
@@ -139,7 +139,7 @@ impl Inventory for Local {
             let room = PAGES_MAX - keys.len();
             let found = self.with_core_by_turns(|core| {
                 core.books()
-                    .pages_in(slot(namespace), &victim, &read.blocks, seen as usize, room)
+                    .pages_in(namespace.into(), &victim, &read.blocks, seen as usize, room)
             });
             keys.extend(found.keys);
             if let Some(next) = found.next {

@@ -4,26 +4,23 @@
 //! mutex is released. So a put that has nothing to wait for costs no thread switch, and no I/O is
 //! ever submitted with the core locked.
 
+mod catalog;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use larder_format::{BLOCK_BYTES, Namespace, PageKey, StoreId};
+use larder_format::{BLOCK_BYTES, StoreId};
 
 use super::mover;
 use super::notices::Notices;
 use super::services::Services;
-use crate::api::{NamespaceId, PutStatus, ReadOnlyVolume, Stats};
-use crate::catalog::{
-    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
-    Putting, ReservationId, SegmentMap,
-};
-use crate::core::{Core, Effect, Fault, Io, IoId, NAMESPACES_MAX, RequestId, Victim};
+use crate::api::{NamespaceId, PutStatus, ReadOnlyVolume};
+use crate::catalog::{Catalog, NamespaceShape, ReservationId, SegmentMap};
+use crate::core::{Core, Effect, Fault, Io, IoId, RequestId, Victim};
 use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
-use crate::error::StoreError;
-use crate::hint::Hint;
-use crate::index::{Adoption, Index, Lease, NamespaceSlot, SegmentId};
+use crate::index::{Adoption, Index, Lease};
 use crate::planted;
 use crate::recovery::scan::{Spot, read_descriptors};
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
@@ -32,14 +29,6 @@ use crate::totals::{StoreCounts, Written};
 
 /// How often a waiting request ticks the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
-
-/// Longest single wait of a put for room. After it the put checks again: the end of a lease sends
-/// no notification.
-const ROOM_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Most pages of a long list that are passed to the core at once. It bounds how long other callers
-/// wait for the core.
-const PAGES_AT_ONCE: usize = 2048;
 
 /// Most links of orphans that are passed to the core at once, and most steps along chains for all
 /// orphans of one lookup.
@@ -219,7 +208,7 @@ impl Local {
         }
     }
 
-    /// What the core and the prewriter did so far.
+    /// Counters of the core and the prewriter.
     pub(super) fn store_counts(&self) -> StoreCounts {
         let counters = self.core.lock().counters();
         let block = BLOCK_BYTES as u64;
@@ -390,260 +379,21 @@ impl Local {
     }
 }
 
-pub(super) fn slot(namespace: NamespaceId) -> NamespaceSlot {
-    NamespaceSlot(namespace.0)
-}
-
-fn failure(fault: Fault) -> StoreError {
-    match fault {
-        Fault::Write => StoreError::WriteFailed("the device refused it".to_owned()),
-        Fault::Sync => StoreError::SyncFailed,
-        Fault::NoRoom => StoreError::NoRoom,
-        Fault::ReadOnly => StoreError::ReadOnlyService,
-    }
-}
-
-impl Catalog for Local {
-    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
-        let id = self
-            .with_core(|core| core.open_namespace(namespace))
-            .ok_or(StoreError::TooManyNamespaces(NAMESPACES_MAX))?;
-        let mut shapes = self.shapes.lock();
-        let at = usize::from(id.0);
-        if shapes.len() <= at {
-            shapes.resize(at + 1, None);
-        }
-        shapes[at] = Some(NamespaceShape {
-            fingerprint: namespace.fingerprint(),
-            shape: *namespace.shape(),
-        });
-        Ok(id)
-    }
-
-    fn shape(&self, namespace: NamespaceId) -> Option<NamespaceShape> {
-        self.shapes
-            .lock()
-            .get(usize::from(namespace.0))
-            .cloned()
-            .flatten()
-    }
-
-    fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
-        let mut orphans = Vec::new();
-        let found =
-            self.index
-                .longest_prefix(slot(namespace), keys, self.lease(namespace), &mut orphans);
-        self.adopt(&orphans);
-        found
-    }
-
-    fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
-        let mut orphans = Vec::new();
-        let found = self
-            .index
-            .contains(slot(namespace), keys, self.lease(namespace), &mut orphans);
-        self.adopt(&orphans);
-        found
-    }
-
-    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
-        let now_ms = self.now_ms();
-        self.index.touch_as(slot(namespace), keys, hint, now_ms);
-    }
-
-    fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
-        let found = self.index.pin(slot(namespace), keys).into_iter();
-        found
-            .map(|page| {
-                page.map(|page| Pinned {
-                    extent: self.map.extent(page.place),
-                    checksum: page.checksum,
-                    unproven: page.unproven,
-                })
-            })
-            .collect()
-    }
-
-    fn unpin(&self, extents: &[Extent]) {
-        for extent in extents {
-            if self.index.unpin(extent.place.segment) {
-                self.with_core(|core| core.unpinned(extent.place.segment));
-            }
-        }
-    }
-
-    fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]) {
-        for some in findings.chunks(PAGES_AT_ONCE) {
-            self.with_core(|core| {
-                for (key, extent, finding) in some {
-                    core.found(slot(namespace), key, extent.place, *finding);
-                }
-            });
-        }
-    }
-
-    fn put(&self, namespace: NamespaceId, hint: Hint) -> Box<dyn Putting + '_> {
-        Box::new(Direct::new(self, namespace, hint))
-    }
-
-    fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
-        if self.shape(namespace).is_none() {
-            return Err(StoreError::UnknownNamespace);
-        }
-        let mut found = 0;
-        let mut requests = Vec::with_capacity(keys.len().div_ceil(PAGES_AT_ONCE));
-        for some in keys.chunks(PAGES_AT_ONCE) {
-            let request = self.new_request();
-            requests.push(request);
-            found += self.with_core(|core| core.delete(request, slot(namespace), some));
-        }
-        if planted!(EarlyDelete) {
-            return Ok(found);
-        }
-        // Waits for all of them, even if one fails.
-        let outcomes: Vec<_> = requests
-            .into_iter()
-            .map(|request| self.wait_for_request(request))
-            .collect();
-        outcomes
-            .into_iter()
-            .collect::<Result<(), Fault>>()
-            .map_err(failure)?;
-        Ok(found)
-    }
-
-    fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
-        if self.shape(namespace).is_none() {
-            return Err(StoreError::UnknownNamespace);
-        }
-        // In steps: otherwise other callers would wait until millions of pages are cleared.
-        let mut found = 0;
-        let mut step = Some(0);
-        while let Some(from) = step {
-            let (some, next) =
-                self.with_core_by_turns(|core| core.clear_some(slot(namespace), from));
-            found += some;
-            step = next;
-        }
-        let request = self.new_request();
-        found += self.with_core(|core| core.clear(request, slot(namespace)));
-        self.wait_for_request(request).map_err(failure)?;
-        Ok(found)
-    }
-
-    fn flush(&self) -> Result<(), StoreError> {
-        let request = self.new_request();
-        self.with_core(|core| core.flush(request));
-        let flushed = self.wait_for_request(request);
-        if planted!(DeafFlush) {
-            return Ok(());
-        }
-        flushed.map_err(failure)
-    }
-
-    fn stats(&self) -> Stats {
-        let core = self.core.lock();
-        let (counters, space) = (core.counters(), core.space_view());
-        let read_only = core.read_only_volumes();
-        let pages = self.index.len() as u64;
-        drop(core);
-        let block = BLOCK_BYTES as u64;
-        Stats {
-            pages,
-            live_bytes: space.live_blocks * block,
-            usable_bytes: space.usable_blocks * block,
-            taken_bytes: space.taken_blocks * block,
-            segment_bytes: u64::from(space.segment_blocks) * block,
-            segments: space.segments,
-            free_segments: space.free_segments,
-            open_segments: space.open_segments,
-            sealed_segments: space.sealed_segments,
-            reclaiming_segments: space.reclaiming_segments,
-            unreadable_segments: space.unreadable_segments,
-            leased_bytes: self.index.leased_blocks(self.now_ms()) * block,
-            prewritten_bytes: self.prewritten.load(Ordering::Relaxed),
-            index_bytes: self.index.ram_bytes() as u64,
-            pages_put: counters.pages_put,
-            duplicates: counters.duplicates,
-            failed: counters.failed,
-            puts_refused_read_only: counters.puts_refused_read_only,
-            read_only_volumes: read_only
-                .into_iter()
-                .map(|found| self.named(found))
-                .collect(),
-            evicted: counters.evicted,
-            deleted: counters.deleted,
-            damaged: counters.damaged,
-            unfinished: counters.unfinished,
-            moved: counters.moved,
-            reclaimed: counters.reclaimed,
-            bytes_put: counters.blocks_put * block,
-            bytes_written: counters.blocks_written() * block,
-            syncs: counters.syncs,
-            failed_syncs: counters.failed_syncs,
-            ..Stats::default()
-        }
-    }
-}
-
-impl Allocator for Local {
-    fn reserve(
-        &self,
-        namespace: NamespaceId,
-        hint: Hint,
-        asks: &[Ask],
-    ) -> (ReservationId, Vec<Grant>) {
-        self.with_core(|core| core.reserve_as(slot(namespace), asks, hint))
-    }
-
-    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
-        self.with_core(|core| core.commit(reservation, checksums));
-    }
-
-    fn landed(&self, reservations: &[Landed]) {
-        self.with_core(|core| {
-            for (reservation, pages) in reservations {
-                core.landed(*reservation, pages);
-            }
-        });
-    }
-
-    fn keep(&self, segments: &[SegmentId]) {
-        self.index.keep(segments);
-    }
-
-    fn wait(&self, reservation: ReservationId) -> Vec<PutStatus> {
-        self.wait_for(|answers| answers.settled.remove(&reservation))
-    }
-
-    fn room(&self) -> u64 {
-        self.answers.lock().room
-    }
-
-    fn wait_for_room(&self, seen: u64, deadline: Instant) -> bool {
-        let until = deadline.min(Instant::now() + ROOM_PATIENCE);
-        let mut answers = self.answers.lock();
-        while answers.room == seen {
-            if self.answered.wait_until(&mut answers, until).timed_out() {
-                return answers.room != seen || until < deadline;
-            }
-        }
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::sync::mpsc;
 
-    use larder_format::{Run, Serial};
+    use larder_format::{PageKey, Run, Serial};
 
     use super::*;
     use crate::api::SyncPolicy;
+    use crate::catalog::{Allocator, Ask, Grant};
     use crate::core::{Config, InitState, Recovered, SegmentInit};
     use crate::disk::{Choice, Kind, Piece};
+    use crate::error::StoreError;
+    use crate::hint::Hint;
     use crate::share::tests::namespace;
 
     const SEGMENTS: u32 = 16;

@@ -8,7 +8,8 @@
 //! | `prewriter` | writes unused blocks for the first time, before pages come |
 //! | `mover` | moves pages from segment to segment |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
-//! | `get`, `put` | the data path, on callers' threads |
+//! | `data` | the data path of a handle, and the counters of its calls |
+//! | `get`, `put` | reads and writes on callers' threads |
 //! | `lent` | gets into memory of the store's own, which may outlast the call's deadline |
 //! | `staged` | gets that are shared with other processes |
 //! | `services` | log lines about volumes in read-only service |
@@ -17,6 +18,7 @@
 //! | `simulated` | a store over a simulated disk; in the build for the simulation alone |
 
 mod books;
+mod data;
 mod get;
 mod hang;
 mod keeper;
@@ -35,8 +37,6 @@ pub(crate) mod staged;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use larder_format::{Namespace, PageKey};
 
@@ -46,24 +46,22 @@ use crate::api::{
 };
 use crate::catalog::{Allocator, Catalog};
 use crate::counts::Counts;
-use crate::disk::{Disk, Pacing, Piece};
+use crate::disk::{Disk, Pacing};
 use crate::error::StoreError;
 use crate::fork::Origin;
 use crate::hint::Hint;
 use crate::inventory::Inventory;
-use crate::latency::{DeviceLatencies, Latency};
 use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
-use crate::spaces::SpaceCounters;
 use crate::system::files;
-use crate::totals::{Latencies, Measures, StoreCounts};
+use crate::totals::{Measures, StoreCounts};
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes, length};
 pub(crate) use books::LeaseBook;
+use data::Counters;
+pub(crate) use data::DataPath;
 pub(crate) use get::is_of_the_medium;
-use hang::Hangs;
 use keeper::Housekeeper;
 use local::Local;
-use notices::Notices;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, services};
 use prewriter::Prewriter;
 use recheck::Recheck;
@@ -71,228 +69,6 @@ use staged::Stage;
 
 /// Most damaged places that an open logs one by one.
 const DAMAGE_LOGGED_MAX: usize = 10;
-
-/// The data path: everything that a handle needs besides its catalog.
-pub(crate) struct DataPath {
-    disk: Arc<dyn Disk>,
-    device: Arc<DeviceLatencies>,
-    pacing: Arc<Pacing>,
-    hangs: Arc<Hangs>,
-    /// Reads segment headers again after each read: for handles that hold no lock.
-    recheck: Option<Recheck>,
-    counters: Counters,
-    notices: Notices,
-}
-
-#[derive(Default)]
-struct Counters {
-    reads: SpaceCounters,
-    pages_put: AtomicU64,
-    bytes_put: AtomicU64,
-    duplicates: AtomicU64,
-    refused: AtomicU64,
-    refused_read_only: AtomicU64,
-    failed: AtomicU64,
-    bytes_read: AtomicU64,
-    direct_pages: AtomicU64,
-    bounced_pages: AtomicU64,
-    staged_pages: AtomicU64,
-    slow: AtomicU64,
-    unmeasured: AtomicU64,
-    puts: Latency,
-    gets: Latency,
-    lookups: Latency,
-    flushes: Latency,
-}
-
-impl DataPath {
-    pub(crate) fn new(disk: Arc<dyn Disk>, volumes: &Volumes, hang_limit: Duration) -> DataPath {
-        DataPath {
-            disk,
-            device: volumes.latencies.clone(),
-            pacing: volumes.pacing.clone(),
-            hangs: Arc::new(Hangs::new(volumes.list.len(), hang_limit)),
-            recheck: None,
-            counters: Counters::default(),
-            notices: Notices::default(),
-        }
-    }
-
-    /// See [`PageStore::register`].
-    pub(crate) fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
-        let piece = Piece {
-            ptr: memory.as_mut_ptr(),
-            len: memory.len(),
-        };
-        // SAFETY: the memory is borrowed for the rest of the process, so it stays mapped longer
-        // than any disk exists.
-        let outcome = unsafe { self.disk.register(&[piece]) };
-        tracing::info!("{outcome}");
-        (memory, outcome)
-    }
-
-    /// See [`PageStore::put`].
-    pub(crate) fn put<C: Catalog + ?Sized>(
-        &self,
-        catalog: &C,
-        namespace: NamespaceId,
-        pages: &[PutPage<'_>],
-        options: PutOptions,
-        recall: Option<&Recall>,
-    ) -> Vec<PutStatus> {
-        let _timed = self.counters.puts.timed();
-        put::put(catalog, self, namespace, pages, options, recall)
-    }
-
-    /// See [`PageStore::get`].
-    pub(crate) fn get<C: Catalog + ?Sized>(
-        &self,
-        catalog: &C,
-        namespace: NamespaceId,
-        pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
-    ) -> Vec<GetStatus> {
-        let _timed = self.counters.gets.timed();
-        get::get(catalog, self, namespace, pages, deadline)
-    }
-
-    /// See [`PageStore::get`]: shared with other processes.
-    pub(crate) fn get_staged(
-        &self,
-        catalog: &dyn Catalog,
-        stage: &dyn Stage,
-        namespace: NamespaceId,
-        pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
-    ) -> Vec<GetStatus> {
-        let _timed = self.counters.gets.timed();
-        staged::get(catalog, stage, self, namespace, pages, deadline)
-            .unwrap_or_else(|| get::get(catalog, self, namespace, pages, deadline))
-    }
-
-    /// See [`PageStore::get_lent`].
-    pub(crate) fn get_lent(
-        &self,
-        catalog: &Arc<dyn Catalog>,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        deadline: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        let _timed = self.counters.gets.timed();
-        lent::get(catalog, self, namespace, keys, deadline)
-    }
-
-    /// See [`PageStore::longest_prefix`].
-    pub(crate) fn longest_prefix<C: Catalog + ?Sized>(
-        &self,
-        catalog: &C,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-    ) -> usize {
-        let _timed = self.counters.lookups.sampled();
-        catalog.longest_prefix(namespace, keys)
-    }
-
-    /// See [`PageStore::contains`].
-    pub(crate) fn contains<C: Catalog + ?Sized>(
-        &self,
-        catalog: &C,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-    ) -> Vec<bool> {
-        let _timed = self.counters.lookups.sampled();
-        catalog.contains(namespace, keys)
-    }
-
-    /// Flushes `catalog`: see [`PageStore::flush`].
-    pub(crate) fn flush<C: Catalog + ?Sized>(&self, catalog: &C) -> Result<(), StoreError> {
-        let _timed = self.counters.flushes.timed();
-        catalog.flush()
-    }
-
-    /// The times of calls and device operations of this process, and its reads by namespace.
-    pub(crate) fn measures(&self) -> Measures {
-        let latencies = Latencies {
-            lookup: self.counters.lookups.buckets(),
-            get: self.counters.gets.buckets(),
-            put: self.counters.puts.buckets(),
-            flush: self.counters.flushes.buckets(),
-            device_read: self.device.reads.buckets(),
-            device_write: self.device.writes.buckets(),
-            device_sync: self.device.syncs.buckets(),
-        };
-        Measures {
-            latencies,
-            spaces: self.counters.reads.read(),
-        }
-    }
-
-    /// The disk of this process.
-    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
-        &self.disk
-    }
-
-    /// What the calls on this data path did so far.
-    pub(crate) fn counts(&self) -> Counts {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let reads = self.counters.reads.total();
-        Counts {
-            hits: reads.hits,
-            misses: reads.misses,
-            bytes_read: count(&self.counters.bytes_read),
-            pages_put: count(&self.counters.pages_put),
-            bytes_put: count(&self.counters.bytes_put),
-            duplicates: count(&self.counters.duplicates),
-            refused: count(&self.counters.refused),
-            failed: count(&self.counters.failed),
-            slow: count(&self.counters.slow),
-            unmeasured: count(&self.counters.unmeasured),
-        }
-    }
-
-    /// See [`Store::count_unread`](crate::share::Store::count_unread).
-    pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
-        self.counters.slow.fetch_add(slow, Ordering::Relaxed);
-        self.counters
-            .unmeasured
-            .fetch_add(unmeasured, Ordering::Relaxed);
-    }
-
-    /// Adds this data path's counters.
-    pub(crate) fn count_into(&self, stats: &mut Stats) {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let reads = self.counters.reads.total();
-        stats.hits = reads.hits;
-        stats.misses = reads.misses.total();
-        stats.refused = count(&self.counters.refused);
-        stats.refused_read_only = count(&self.counters.refused_read_only);
-        stats.bytes_read = count(&self.counters.bytes_read);
-        stats.direct_pages = count(&self.counters.direct_pages);
-        stats.bounced_pages = count(&self.counters.bounced_pages);
-        stats.staged_pages = count(&self.counters.staged_pages);
-        let choice = self.disk.choice();
-        stats.disk = format!("{}: {}", choice.kind, choice.reason);
-        stats.device_read_latency = self.device.reads.summary();
-        stats.device_write_latency = self.device.writes.summary();
-        stats.device_sync_latency = self.device.syncs.summary();
-        stats.put_latency = self.counters.puts.summary();
-        stats.get_latency = self.counters.gets.summary();
-        stats.lookup_latency = self.counters.lookups.summary();
-        self.pacing.count_into(stats);
-    }
-}
-
-impl Drop for DataPath {
-    fn drop(&mut self) {
-        self.disk.shutdown();
-    }
-}
-
-impl Counters {
-    fn add(counter: &AtomicU64, amount: u64) {
-        counter.fetch_add(amount, Ordering::Relaxed);
-    }
-}
 
 /// An open store of this process.
 ///
@@ -722,7 +498,7 @@ impl LocalStore {
         self.gate.try_read().filter(|is_closed| !**is_closed)
     }
 
-    /// What the calls on this handle did so far.
+    /// Counters of the calls on this handle.
     pub(crate) fn counts(&self) -> Counts {
         self.data.counts()
     }
@@ -736,7 +512,7 @@ impl LocalStore {
         self.data.measures()
     }
 
-    /// What the core and the housekeeping did so far.
+    /// Counters of the core and of housekeeping.
     pub(crate) fn store_counts(&self) -> StoreCounts {
         self.local.store_counts()
     }

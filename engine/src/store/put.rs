@@ -18,7 +18,8 @@
 //! stretch of code that reads it holds a [`Reading`], and after a recall there is none. A write
 //! that the device completes after a recall counts as failed, because its bytes may be others.
 
-use std::sync::Arc;
+mod windows;
+
 use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, PageChecksum};
@@ -29,11 +30,11 @@ use crate::api::{
     NamespaceId, PutFailure, PutOptions, PutPage, PutStatus, Reading, Recall, Refusal,
 };
 use crate::catalog::{Ask, Catalog, Extent, Grant, Landed, NamespaceShape, Putting, ReservationId};
-use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::runtime::Instant;
+use windows::{Window, Windows, tag};
 
 /// Bytes of page data reserved and written together.
 const WINDOW_BYTES: usize = 8 << 20;
@@ -57,9 +58,6 @@ const AHEAD_BYTES: usize = 2 << 20;
 
 /// Longest wait for room. A moment much further off could not be represented as an `Instant`.
 const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Longest single wait for the device's answers. Between two waits the put sends its heartbeat.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(super) fn put<C: Catalog + ?Sized>(
     catalog: &C,
@@ -180,21 +178,6 @@ struct Call<'a> {
     handed: usize,
 }
 
-/// Some pages of a call, between their reservation and their statuses.
-struct Window {
-    /// Positions among the pages of the call, by position in the asks.
-    members: Vec<usize>,
-    reservation: ReservationId,
-    /// By operation: positions in the asks.
-    groups: Vec<Vec<usize>>,
-    /// Operations in flight.
-    left: usize,
-    bytes: usize,
-    landed: Vec<(usize, bool)>,
-    /// Aligned copies of pages with unaligned memory.
-    bounced: Vec<AlignedBuf>,
-}
-
 /// Pages of a window that are adjacent on disk and are written together.
 struct Stretch {
     extent: Extent,
@@ -202,78 +185,6 @@ struct Stretch {
     /// By position in the asks, and among the pages of the call.
     pages: Vec<(usize, usize)>,
     bytes: usize,
-}
-
-/// The windows of a call that are in flight. Dropping them waits for the disk: the memory is the
-/// caller's.
-#[derive(Default)]
-struct Windows {
-    /// By launch number; `None` once landed.
-    list: Vec<Option<Window>>,
-    mailbox: Arc<Mailbox>,
-    /// Operations in flight.
-    left: usize,
-    /// Bytes in flight.
-    bytes: usize,
-}
-
-impl Windows {
-    /// Adds a window whose operations are about to begin. Returns its number.
-    fn add(&mut self, window: Window) -> usize {
-        self.bytes += window.bytes;
-        self.list.push(Some(window));
-        self.list.len() - 1
-    }
-
-    /// Counts `ops` more operations of a window as in flight.
-    fn begin(&mut self, number: usize, ops: usize) {
-        self.left += ops;
-        if let Some(Some(window)) = self.list.get_mut(number) {
-            window.left += ops;
-        }
-    }
-
-    /// Waits for answers. Returns the windows that have landed.
-    fn wait(&mut self, recall: Option<&Recall>) -> Vec<Window> {
-        let mut landed = Vec::new();
-        let answers = self.mailbox.take(PATIENCE);
-        let counts = !recall.is_some_and(Recall::is_recalled) || planted!(RecalledWrite);
-        for done in answers {
-            self.left -= 1;
-            let (number, group) = untag(done.tag);
-            let Some(slot) = self.list.get_mut(number) else {
-                continue;
-            };
-            let Some(window) = slot else { continue };
-            window.left -= 1;
-            let pages = window.groups.get(group).into_iter().flatten();
-            let is_good = counts && done.result.is_ok() || planted!(IgnoredFailure);
-            window.landed.extend(pages.map(|&ask| (ask, is_good)));
-            if window.left == 0 {
-                self.bytes -= window.bytes;
-                landed.extend(slot.take());
-            }
-        }
-        landed
-    }
-}
-
-impl Drop for Windows {
-    fn drop(&mut self) {
-        while self.left > 0 {
-            self.wait(None);
-        }
-    }
-}
-
-/// An operation's tag: its window's number and its own within the window.
-fn tag(window: usize, group: usize) -> u64 {
-    (window as u64) << 32 | group as u64
-}
-
-fn untag(tag: u64) -> (usize, usize) {
-    let part = |part: u64| usize::try_from(part).unwrap_or(usize::MAX);
-    (part(tag >> 32), part(tag & u64::from(u32::MAX)))
 }
 
 impl Call<'_> {
@@ -331,8 +242,8 @@ impl Call<'_> {
         self.recall.is_some_and(Recall::is_recalled)
     }
 
-    /// Starts to write the pages at these positions, window after window, up to the first one that
-    /// is refused. Returns the remaining pages, and the reason; no reason after a recall.
+    /// Starts to write the pages at these positions, window after window, up to the first refused
+    /// page. Returns the remaining pages, and the reason; no reason after a recall.
     fn admit(&mut self, members: &[usize]) -> (Vec<usize>, Option<Refusal>) {
         let page_bytes = self.page_bytes();
         let mut window_bytes = match members.len() * page_bytes {

@@ -13,9 +13,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use larder_engine::format::{
-    Namespace, NamespaceFields, PageKey, PageShape, Rank, TokenUnits, page_keys,
-};
+use larder_engine::format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{
     CreateOptions, GetPage, GetStatus, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage,
@@ -63,20 +61,9 @@ impl Home {
 }
 
 pub fn namespace(model: &str, parts: &[u32]) -> Namespace {
-    Namespace::new(NamespaceFields {
-        model: model.to_owned(),
-        weights: "w1".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "page_first_direct".to_owned(),
-        page_tokens: 64,
-        shape: PageShape::new(parts).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: std::collections::BTreeMap::new(),
-    })
-    .unwrap()
+    Namespace::builder(model, "w1", 64, PageShape::new(parts).unwrap())
+        .build()
+        .unwrap()
 }
 
 /// Keys of one chain of `pages` pages; chains of different seeds share nothing.

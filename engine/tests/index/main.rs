@@ -82,7 +82,7 @@ fn live(index: &Index, at: PageKey, now_ms: u64) -> Option<LiveInfo> {
 }
 
 fn evict_all(index: &Index, now_ms: u64) -> Vec<KeyPrefix> {
-    let evicted = std::iter::from_fn(|| index.evict_coldest(now_ms, |_, _| false));
+    let evicted = std::iter::from_fn(|| index.evict_coldest(now_ms, |_, _| false, |_| false));
     evicted.map(|page| page.key).collect()
 }
 
@@ -468,7 +468,7 @@ fn a_leased_page_is_not_evicted_until_the_lease_lapses() {
     assert!(live(&index, key(0, 0), 149).unwrap().leased);
     assert_eq!(evict_all(&index, 149), prefixes(&[key(1, 1), key(1, 0)]));
     assert!(!index.evict_if_leaf(NS, key(0, 1).prefix(), place(0, 1), 149));
-    assert_eq!(index.evict_coldest(149, |_, _| false), None);
+    assert_eq!(index.evict_coldest(149, |_, _| false, |_| false), None);
     index.check_invariants().unwrap();
     assert!(!live(&index, key(0, 0), 150).unwrap().leased);
     assert_eq!(evict_all(&index, 150), prefixes(&[key(0, 1), key(0, 0)]));
@@ -482,18 +482,22 @@ fn a_lease_ends_with_the_read_it_was_for() {
         publish_chain(&index, number, 0, 1);
         index.contains(NS, &chain(number, 1), lease(0, 1000), &mut Vec::new());
     }
-    assert_eq!(index.evict_coldest(0, |_, _| false), None);
+    assert_eq!(index.evict_coldest(0, |_, _| false, |_| false), None);
     index.pin(NS, &chain(1, 1));
     assert_eq!(
-        index.evict_coldest(0, |_, _| false).map(|page| page.key),
+        index
+            .evict_coldest(0, |_, _| false, |_| false)
+            .map(|page| page.key),
         Some(key(1, 0).prefix())
     );
     index.touch(NS, &chain(0, 1));
     assert_eq!(
-        index.evict_coldest(0, |_, _| false).map(|page| page.key),
+        index
+            .evict_coldest(0, |_, _| false, |_| false)
+            .map(|page| page.key),
         Some(key(0, 0).prefix())
     );
-    assert_eq!(index.evict_coldest(0, |_, _| false), None);
+    assert_eq!(index.evict_coldest(0, |_, _| false, |_| false), None);
     index.check_invariants().unwrap();
 }
 
@@ -546,8 +550,8 @@ fn a_lookup_that_finds_nothing_keeps_no_lease_of_others_standing() {
     publish_chain(&index, 0, 0, 1);
     index.longest_prefix(NS, &chain(9, 5), lease(0, 1_000_000), &mut Vec::new());
     index.longest_prefix(NS, &chain(0, 1), lease(0, 10), &mut Vec::new());
-    assert!(index.evict_coldest(9, |_, _| false).is_none());
-    assert!(index.evict_coldest(10, |_, _| false).is_some());
+    assert!(index.evict_coldest(9, |_, _| false, |_| false).is_none());
+    assert!(index.evict_coldest(10, |_, _| false, |_| false).is_some());
 }
 
 #[test]
@@ -634,7 +638,7 @@ fn churn_at_a_fixed_number_of_pages_takes_no_more_than_64_bytes_a_page() {
     };
     (0..PAGES).for_each(publish);
     (PAGES..3 * PAGES).for_each(|number| {
-        index.evict_coldest(0, |_, _| false).unwrap();
+        index.evict_coldest(0, |_, _| false, |_| false).unwrap();
         publish(number);
     });
     assert_eq!(index.len(), PAGES as usize);

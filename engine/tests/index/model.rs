@@ -476,7 +476,9 @@ impl Pair {
 
     fn evict(&mut self) {
         let evictable = self.model.evictable();
-        let evicted = self.index.evict_coldest(self.model.now_ms, |_, _| false);
+        let evicted = self
+            .index
+            .evict_coldest(self.model.now_ms, |_, _| false, |_| false);
         let Some(page) = evicted else {
             assert!(evictable.is_empty(), "nothing evicted of {evictable:?}");
             return;

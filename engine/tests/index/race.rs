@@ -91,7 +91,7 @@ impl Writer<'_> {
     }
 
     fn evict(&mut self, now_ms: u64) {
-        if let Some(page) = self.index.evict_coldest(now_ms, |_, _| false) {
+        if let Some(page) = self.index.evict_coldest(now_ms, |_, _| false, |_| false) {
             let (_, chain, depth) = name_of(page.namespace, page.key);
             assert_eq!(self.stored.remove(&(chain, depth)), Some(page.place));
         }

@@ -1,13 +1,13 @@
-//! Faults of the disk: rows 3, 4, 6 to 10, 13, 20 and 22.
+//! Faults of the disk: rows 3, 4, 6 to 10, 13 and 22.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
 use larder_engine::{
-    CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Refusal,
-    Store, StoreError, create,
+    CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Store,
+    StoreError, create,
 };
 
 use super::common::faulty::{Fault, Faulty, Seen, faulty, open_faulty, open_prepared};
@@ -18,8 +18,12 @@ use super::{SEGMENT, SIZE, descriptor, find, flip};
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
+fn is_write(seen: Seen) -> bool {
+    matches!(seen, Seen::Write { .. })
+}
+
 /// Lets held operations go on, also when a test fails: a scope waits for its threads.
-struct Release<'a>(&'a Faulty);
+pub struct Release<'a>(pub &'a Faulty);
 
 impl Drop for Release<'_> {
     fn drop(&mut self) {
@@ -27,12 +31,8 @@ impl Drop for Release<'_> {
     }
 }
 
-fn is_write(seen: Seen) -> bool {
-    matches!(seen, Seen::Write { .. })
-}
-
 /// Any read. The rules that use it are set after the open, when only page data is read.
-fn is_read(seen: Seen) -> bool {
+pub fn is_read(seen: Seen) -> bool {
     matches!(seen, Seen::Read { .. })
 }
 
@@ -529,137 +529,6 @@ fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
     assert!(store.stats().pages >= stats.pages);
     assert_eq!(pool.hits(&new), 12);
     assert!(pool.get(&there).iter().all(is_sound));
-}
-
-#[test]
-fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {
-    let home = Home::with_store(SIZE);
-    let options = OpenOptions::default().with(|o| o.hang_limit = Duration::from_secs(3600));
-    let (store, disk) = open_faulty(&home, options);
-    let pool = Pool::new(&store, "m", &[65536]);
-    let keys = chain(1, 3);
-    assert_eq!(pool.put(&keys), [PutStatus::Stored; 3]);
-    disk.when(Fault::IsHeld, 2, is_read);
-    let soon = || Some(Instant::now() + Duration::from_millis(20));
-    // Into lent memory: the call returns, the engine keeps the memory that the device may still
-    // write.
-    let late = store.get_lent(pool.id, &keys[..1], soon());
-    assert!(matches!(late[..], [Err(MissReason::Deadline)]));
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        // Into the caller's memory: the call waits for the device, deadline or not.
-        let reader = scope.spawn(|| {
-            let statuses = pool.get(&keys[1..2]);
-            is_over.store(true, Ordering::SeqCst);
-            statuses
-        });
-        disk.wait_until_held();
-        let _release = Release(&disk);
-        eventually("the second read is held", || disk.hits() == 2);
-        assert!(
-            !is_over.load(Ordering::SeqCst),
-            "a get returns under the device's hands"
-        );
-        // No other call waits: lookups in memory are answered, puts are stored.
-        assert_eq!(store.longest_prefix(pool.id, &keys), 3);
-        assert_eq!(pool.put(&chain(2, 1)), [PutStatus::Stored]);
-        disk.release();
-        assert_eq!(reader.join().unwrap(), [GetStatus::Hit]);
-    });
-    assert_eq!(pool.hits(&keys), 3);
-    store.check_invariants().unwrap();
-    store.close().unwrap();
-}
-
-#[test]
-fn row_20_queued_reads_are_given_up_at_the_deadline() {
-    let home = Home::with_store(SIZE);
-    let owner = Store::attach(&home.path, OpenOptions::default()).unwrap();
-    let (client, disk) = attach_faulty(&home);
-    let keys = chain(1, 40);
-    let soon = || Some(Instant::now() + Duration::from_millis(20));
-    let late = MissReason::Deadline;
-    let pool = Pool::new(&client, "m", &[65536]);
-    assert_eq!(pool.put(&keys), [PutStatus::Stored; 40]);
-    // A namespace that the owner uses too is read through the staging area.
-    for uses in [&[][..], &[&owner]] {
-        let _others: Vec<_> = uses
-            .iter()
-            .map(|store| Pool::new(*store, "m", &[65536]))
-            .collect();
-        disk.when(Fault::Waits, usize::MAX, is_read);
-        assert_eq!(
-            pool.get_until(&keys, soon()),
-            [GetStatus::Miss(late); 40],
-            "beside {} others",
-            uses.len()
-        );
-        let lent = client.get_lent(pool.id, &keys, soon());
-        assert!(lent.iter().all(|page| page.as_ref().err() == Some(&late)));
-        disk.clear_rules();
-        assert_eq!(pool.hits(&keys), 40);
-    }
-    assert!(client.stats().staged_pages > 0);
-    client.close().unwrap();
-    owner.close().unwrap();
-}
-
-#[test]
-fn row_20_a_reader_without_the_lock_does_not_outstay_its_deadline() {
-    let home = Home::with_store(SIZE);
-    let keys = chain(1, 3);
-    {
-        let store = home.open();
-        let pool = Pool::new(&store, "m", &[65536]);
-        assert_eq!(pool.put(&keys), [PutStatus::Stored; 3]);
-        store.close().unwrap();
-    }
-    let options = OpenOptions::default().with(|o| o.read_only = true);
-    let (store, disk) = open_faulty(&home, options);
-    let pool = Pool::new(&store, "m", &[65536]);
-    // The pages arrive; the headers that prove them still current do not.
-    let is_header = |seen| matches!(seen, Seen::Read { offset, .. } if offset == SEGMENTS_OFFSET);
-    disk.when(Fault::IsHeld, usize::MAX, is_header);
-    let late = MissReason::Deadline;
-    let soon = || Some(Instant::now() + Duration::from_millis(200));
-    assert_eq!(pool.get_until(&keys, soon()), [GetStatus::Miss(late); 3]);
-    let lent = store.get_lent(pool.id, &keys, soon());
-    assert!(lent.iter().all(|page| page.as_ref().err() == Some(&late)));
-    assert!(disk.hits() > 0);
-    disk.clear_rules();
-    assert_eq!(pool.hits(&keys), 3);
-    disk.release();
-}
-
-#[test]
-fn row_20_no_call_waits_for_a_close_that_waits_for_a_silent_device() {
-    let home = Home::with_store(SIZE);
-    let (store, disk) = open_faulty(&home, OpenOptions::default());
-    let pool = Pool::new(&store, "m", &[65536]);
-    let keys = chain(1, 3);
-    assert_eq!(pool.put(&keys), [PutStatus::Stored; 3]);
-    disk.when(Fault::IsHeld, 1, is_read);
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(|| pool.get(&keys[..1]));
-        disk.wait_until_held();
-        let release = Release(&disk);
-        let closer = scope.spawn(|| store.close());
-        eventually("the store is being closed", || {
-            store.longest_prefix(pool.id, &keys) == 0
-        });
-        let closed = GetStatus::Miss(MissReason::Closed);
-        assert_eq!(pool.get(&keys), [closed; 3]);
-        assert_eq!(
-            pool.put(&chain(2, 1)),
-            [PutStatus::Refused(Refusal::Closed)]
-        );
-        assert!(matches!(store.flush(), Err(StoreError::Closed)));
-        assert!(!closer.is_finished());
-        drop(release);
-        assert_eq!(reader.join().unwrap(), [GetStatus::Hit]);
-        closer.join().unwrap().unwrap();
-    });
-    assert_eq!(Pool::new(&home.open(), "m", &[65536]).hits(&keys), 3);
 }
 
 /// Puts and deletes chains of 12 MiB.

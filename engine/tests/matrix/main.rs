@@ -2,9 +2,9 @@
 //! a caller can cause. The classes about crashes are in the simulation's tests; `tests/matrix.md`
 //! lists all of them.
 //!
-//! `device`: faults of the disk. `refusing`: parts of a device that fail for good. `read_only`:
-//! volumes that refuse every write. `medium`: wrong bytes on the volume. `records`: records that
-//! are no pages. `place`: where and how a store is opened.
+//! `device`: faults of the disk. `silent`: devices that do not answer. `refusing`: parts of a
+//! device that fail for good. `read_only`: volumes that refuse every write. `medium`: wrong bytes
+//! on the volume. `records`: records that are no pages. `place`: where and how a store is opened.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]
@@ -15,6 +15,7 @@ mod place;
 mod read_only;
 mod records;
 mod refusing;
+mod silent;
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;

@@ -13,8 +13,8 @@ use larder_engine::format::{HEADER_BLOCKS, Run, SEGMENTS_OFFSET, Serial, StoreId
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::volume::{Access, HolderState, Volumes};
 use larder_engine::{
-    CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutStatus, Store, StoreError,
-    SyncPolicy, create,
+    CreateOptions, GetStatus, Hint, MissReason, OpenOptions, PageStore, PutStatus, Store,
+    StoreError, SyncPolicy, create,
 };
 
 use super::common::faulty::{Fault, Seen, open_faulty};
@@ -134,7 +134,7 @@ fn row_14_a_deletion_that_is_acknowledged_while_a_sync_runs_falls_due_again() {
         parent: None,
         depth: 0,
     };
-    let (page, _) = core.reserve(slot, &[ask]);
+    let (page, _) = core.reserve(slot, &[ask], Hint::default());
     serve(&mut core);
     core.commit(page, &[Some(1)]);
     serve(&mut core);
@@ -399,7 +399,7 @@ fn row_19_without_io_uring_threads_do_its_work_and_report_the_reason() {
         for errno in [libc::EPERM, libc::ENOSYS] {
             forbid_io_uring(errno);
             let store = home.open();
-            let choice = store.disk().choice().clone();
+            let choice = store.disk().unwrap().choice().clone();
             assert_eq!(choice.kind, Kind::Threads);
             assert!(choice.reason.contains("io_uring"), "{choice:?}");
             put_and_get(&store);

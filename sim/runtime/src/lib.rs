@@ -18,6 +18,7 @@
 //! | [`thread`] | threads, with the interface of `std::thread` |
 //! | [`machine`] | the simulated machine: its faults, and the end of processes |
 //! | [`files`] | files and their locks, with the interface of the engine's `system` |
+//! | `storage` | the volumes under the files, and transfers in flight |
 //! | [`sockets`] | Unix sockets, likewise |
 //! | [`processes`], [`words`], [`fork`] | pids, waits on shared memory, forked handles, likewise |
 //! | [`medium`] | the device under a volume |
@@ -41,6 +42,7 @@ pub mod machine;
 pub mod medium;
 pub mod processes;
 pub mod sockets;
+mod storage;
 pub mod sync;
 pub mod task;
 pub mod thread;

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use crate::dice::Dice;
-use crate::files::Storage;
 use crate::medium::Medium;
 use crate::sockets::Sockets;
+use crate::storage::Storage;
 use crate::task::{self, Process};
 use crate::time::Instant;
 

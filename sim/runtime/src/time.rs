@@ -42,12 +42,6 @@ impl Instant {
         self.duration_since(earlier)
     }
 
-    /// The time from `earlier` to this moment, if `earlier` is not later.
-    #[must_use]
-    pub fn checked_duration_since(&self, earlier: Instant) -> Option<Duration> {
-        self.0.checked_sub(earlier.0).map(Duration::from_nanos)
-    }
-
     /// The moment a duration later, if it can be represented.
     #[must_use]
     pub fn checked_add(&self, duration: Duration) -> Option<Instant> {

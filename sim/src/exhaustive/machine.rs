@@ -12,13 +12,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use larder_engine::PutStatus;
 use larder_engine::SyncPolicy;
 use larder_engine::catalog::{Finding, Grant, ReservationId};
 use larder_engine::core::{Copied, Core, Effect, Fault, Io, IoId, PageCopy, RequestId, Victim};
 use larder_engine::format::{BLOCK_BYTES, OpenState, Run, Superblock};
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::recovery::scan::{Spot, read_descriptors};
+use larder_engine::{Hint, PutStatus};
 
 use super::image::{Image, Platter, Written};
 use super::promises::{Crash, Deletion, Judge, Names, Promises, Version, adoptions};
@@ -339,7 +339,7 @@ impl<'w, W: Witness> Machine<'w, W> {
         let asks: Vec<_> = names.clone().map(|name| self.store.ask(name)).collect();
         let slot = self.slot;
         let born = self.clock;
-        let (id, grants) = self.with_core(|core| core.reserve(slot, &asks))?;
+        let (id, grants) = self.with_core(|core| core.reserve(slot, &asks, Hint::default()))?;
         let mut checksums = Vec::new();
         for (at, (name, grant)) in names.clone().zip(&grants).enumerate() {
             let Grant::Write(extent) = grant else {

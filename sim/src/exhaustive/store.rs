@@ -2,15 +2,15 @@
 //! three pages.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use larder_engine::SyncPolicy;
 use larder_engine::capacity::segments_min;
 use larder_engine::catalog::{Ask, SegmentMap};
 use larder_engine::core::Config;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, Holder, Namespace, NamespaceFields, OpenState, PageChecksum, PageKey,
-    PageShape, Rank, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, Features, Holder, Namespace, OpenState, PageChecksum, PageKey, PageShape, Run,
+    SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,
 };
 use larder_engine::index::Index;
 use larder_sim_runtime::dice::mix;
@@ -40,19 +40,13 @@ pub struct Store {
 impl Store {
     pub fn new(sync: SyncPolicy) -> Store {
         let segments = u32::try_from(segments_min(1)).expect("few segments");
-        let namespace = Namespace::new(NamespaceFields {
-            model: "m".to_owned(),
-            weights: String::new(),
-            dtype: "bf16".to_owned(),
-            layout: "page_first_direct".to_owned(),
-            page_tokens: 64,
-            shape: PageShape::new(&[PAGE_BLOCKS * BLOCK_BYTES as u32]).expect("a small page"),
-            tp: Rank::ALONE,
-            pp: Rank::ALONE,
-            cp: Rank::ALONE,
-            pool: "kv".to_owned(),
-            extra: BTreeMap::new(),
-        });
+        let namespace = Namespace::builder(
+            "m",
+            "",
+            64,
+            PageShape::new(&[PAGE_BLOCKS * BLOCK_BYTES as u32]).expect("a small page"),
+        )
+        .build();
         Store {
             config: Config {
                 store: StoreId::from_bytes([7; 16]),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use larder_engine::capacity::segments_min;
 use larder_engine::disk::probe::Want;
 use larder_engine::format::{
-    BLOCK_BYTES, Holder, Namespace, NamespaceFields, OpenState, PageKey, PageShape, Rank, Run,
-    SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, Holder, Namespace, OpenState, PageKey, PageShape, Run, SEGMENTS_OFFSET,
+    SUPERBLOCK_OFFSETS, StoreId, Superblock, VolumeEntry, VolumeId,
 };
 use larder_engine::volume::simulated;
 use larder_engine::{OpenOptions, SharedReads, SyncPolicy};
@@ -16,7 +16,7 @@ use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
 
 /// Blocks of a segment of a roomy store: the fewest that the format allows, and one more, so that
-/// the size is not taken for one that is scaled (`volume::simulated` of the engine).
+/// the size is not taken for a scaled size (`volume::simulated` of the engine).
 const ROOMY_SEGMENT_BLOCKS: u32 = 4097;
 
 /// Bytes of the memory for shared reads.
@@ -75,19 +75,14 @@ fn namespace(number: usize, part_blocks: &[u32]) -> Namespace {
         .iter()
         .map(|blocks| blocks * BLOCK_BYTES as u32)
         .collect();
-    Namespace::new(NamespaceFields {
-        model: format!("model {number}"),
-        weights: "weights".to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "page_first".to_owned(),
-        page_tokens: 64,
-        shape: PageShape::new(&parts).expect("a shape of whole blocks"),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: Default::default(),
-    })
+    Namespace::builder(
+        &format!("model {number}"),
+        "weights",
+        64,
+        PageShape::new(&parts).expect("a shape of whole blocks"),
+    )
+    .elements("bf16", "page_first")
+    .build()
     .expect("a sound namespace")
 }
 

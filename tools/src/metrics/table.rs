@@ -225,7 +225,7 @@ fn using(view: &View) -> u64 {
     (view.report.processes.len() as u64).saturating_sub(1)
 }
 
-/// What is in the store, and its room.
+/// The content of the store, and its room.
 fn content(table: &mut Table, stats: &Stats) {
     table.gauge("larder_pages", "Pages in the store", stats.pages);
     table.bytes("larder_live", "Bytes of those pages", stats.live_bytes);
@@ -343,7 +343,7 @@ fn reads(table: &mut Table, spaces: &Spaces) {
     );
 }
 
-/// What the drives report of themselves.
+/// The reports of the drives.
 fn wear(table: &mut Table, drives: &[(String, Health)]) {
     let of = |value: &dyn Fn(&Health) -> Option<Value>| -> Vec<Sample> {
         let samples = drives.iter().filter_map(|(name, health)| {
@@ -387,7 +387,7 @@ fn wear(table: &mut Table, drives: &[(String, Health)]) {
     );
 }
 
-/// What all processes did, across owners.
+/// Counters of all processes, across owners.
 fn totals(table: &mut Table, totals: &Totals) {
     let (counts, store) = (&totals.counts, &totals.store);
     table.counter(

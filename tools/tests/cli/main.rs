@@ -1,4 +1,4 @@
-//! The `larder` binary as a person or a script meets it: what it prints, how it exits, what it leaves behind.
+//! The `larder` binary as people and scripts use it: its output, its exit status, its files.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -30,7 +30,7 @@ use tempfile::TempDir;
 
 const STORE_SIZE: &str = "256MiB";
 
-/// What `larder doctor` prints; how it ends depends on the machine.
+/// The output of `larder doctor`. Its exit status depends on the machine.
 fn doctor(arguments: &[&str]) -> String {
     let output = larder(&[&["doctor"], arguments].concat()).output();
     String::from_utf8(output.unwrap().stdout).unwrap()
@@ -42,14 +42,18 @@ fn store_in(directory: &TempDir) -> PathBuf {
     path
 }
 
-/// A trace of `requests` conversations turns: every second request repeats the one before it and adds `blocks`.
+/// A trace of `requests` conversations turns: every second request repeats the one before it and
+/// adds `blocks`.
 fn trace_in(directory: &TempDir, requests: u64, blocks: u64) -> PathBuf {
     let path = directory.path().join("trace.jsonl");
     let mut lines = String::new();
     for request in 0..requests {
         let first = request / 2 * 2 * blocks;
         let ids: Vec<u64> = (first..first + (1 + request % 2) * blocks).collect();
-        let line = serde_json::json!({"timestamp": request, "input_length": ids.len() * 512, "output_length": 1, "hash_ids": ids});
+        let tokens = ids.len() * 512;
+        let line = serde_json::json!({
+            "timestamp": request, "input_length": tokens, "output_length": 1, "hash_ids": ids
+        });
         writeln!(lines, "{line}").unwrap();
     }
     std::fs::write(&path, lines).unwrap();
@@ -339,7 +343,7 @@ fn replay_names_what_is_wrong_with_its_input() {
     );
 }
 
-/// A replay whose acknowledgements are read through a pipe: what was read was acknowledged, at any moment.
+/// A replay whose acknowledgements are read through a pipe: each line read is an acknowledged page.
 fn replay_until_acknowledged(
     arguments: &[&str],
     pages: usize,

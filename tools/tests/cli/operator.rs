@@ -1,10 +1,11 @@
-//! The tasks of an operator on a store that servers use: deletions, imports and checks; the service.
+//! The tasks of an operator on a store that servers use: deletions, imports and checks; the
+//! service.
 
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::Duration;
 
-use larder_engine::format::{Namespace, NamespaceFields, PageShape, Rank, SEGMENTS_OFFSET};
+use larder_engine::format::{Namespace, PageShape, SEGMENTS_OFFSET};
 use larder_engine::share::Part;
 use larder_engine::{PutOptions, PutPage};
 
@@ -17,20 +18,9 @@ const PAGE_BYTES: u32 = 64 << 10;
 
 /// A namespace of a model; the weights tell two namespaces of it apart.
 fn namespace(model: &str, weights: &str) -> Namespace {
-    Namespace::new(NamespaceFields {
-        model: model.to_owned(),
-        weights: weights.to_owned(),
-        dtype: "bf16".to_owned(),
-        layout: "page_first_direct".to_owned(),
-        page_tokens: 64,
-        shape: PageShape::new(&[PAGE_BYTES]).unwrap(),
-        tp: Rank::ALONE,
-        pp: Rank::ALONE,
-        cp: Rank::ALONE,
-        pool: "kv".to_owned(),
-        extra: std::collections::BTreeMap::new(),
-    })
-    .unwrap()
+    Namespace::builder(model, weights, 64, PageShape::new(&[PAGE_BYTES]).unwrap())
+        .build()
+        .unwrap()
 }
 
 /// Puts a chain of pages.

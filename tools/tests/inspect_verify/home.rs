@@ -1,4 +1,4 @@
-//! What the tests share: pages in their stores, and where things lie in these.
+//! Code shared by the tests: pages in their stores, and the offsets of structures.
 #![allow(dead_code)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{GetPage, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Store};
-use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
+use larder_format::{Namespace, PageKey, PageShape};
 use serde_json::Value;
 
 use crate::support::home::{Home, SEGMENT_BYTES};
@@ -29,7 +29,8 @@ impl Home {
         work(&Pool::new(&store))
     }
 
-    /// Runs a command with `--json` that must end with `code`: with 1 where it says that there is damage.
+    /// Runs a command with `--json` that must end with `code`: with 1 where it says that there is
+    /// damage.
     #[track_caller]
     pub fn json(&self, command: &str, options: &[&str], code: i32) -> Value {
         let document = self.report(command, options, code);
@@ -57,19 +58,8 @@ pub struct Pool<'a> {
 
 impl<'a> Pool<'a> {
     pub fn new(store: &'a Store) -> Pool<'a> {
-        let namespace = Namespace::new(NamespaceFields {
-            model: "tiny".to_owned(),
-            weights: "w1".to_owned(),
-            dtype: "bf16".to_owned(),
-            layout: "page_first_direct".to_owned(),
-            page_tokens: 64,
-            shape: PageShape::new(&[PAGE_BYTES]).unwrap(),
-            tp: Rank::ALONE,
-            pp: Rank::ALONE,
-            cp: Rank::ALONE,
-            pool: "kv".to_owned(),
-            extra: std::collections::BTreeMap::new(),
-        });
+        let namespace =
+            Namespace::builder("tiny", "w1", 64, PageShape::new(&[PAGE_BYTES]).unwrap()).build();
         let id = store.namespace(&namespace.unwrap()).unwrap();
         Pool { store, id }
     }

@@ -90,7 +90,8 @@ fn read_only_volumes(store: &str) -> Vec<Value> {
 
 #[test]
 fn a_sparse_copy_on_a_full_file_system_serves_its_pages_and_takes_puts_when_there_is_room() {
-    let test = "places::a_sparse_copy_on_a_full_file_system_serves_its_pages_and_takes_puts_when_there_is_room";
+    let test = "places::\
+        a_sparse_copy_on_a_full_file_system_serves_its_pages_and_takes_puts_when_there_is_room";
     where_mounts_are_allowed(test, |outside| {
         let original = outside.join("original");
         json(&["create", text(&original), "--size", "160MiB"]);

@@ -46,7 +46,7 @@ impl Puts {
         };
         let is_parked = |segment| !segments.may_evict(segment);
         let (index, now) = (&below.base.index, below.base.now_ms);
-        let Some(page) = index.evict_coldest_outside(now, stays, is_parked) else {
+        let Some(page) = index.evict_coldest(now, stays, is_parked) else {
             return false;
         };
         self.frontier = Some(page.worth);
@@ -207,8 +207,8 @@ impl Puts {
         Some(NamespaceId(slot.0))
     }
 
-    /// Deletes keys: from the index at once, from the disk when `request` is finished. How many
-    /// were there.
+    /// Deletes keys: from the index at once, from the disk when `request` is finished. Returns how
+    /// many were there.
     pub(in crate::core) fn delete(
         &mut self,
         below: &mut Below<'_>,
@@ -245,8 +245,8 @@ impl Puts {
     }
 
     /// A step before [`Puts::clear`], which has less to do then: removes some pages of a namespace,
-    /// among the entries of the index from `from` on. How many they were, and where the next step
-    /// begins.
+    /// among the entries of the index from `from` on. Returns how many they were, and where the
+    /// next step begins.
     pub(in crate::core) fn clear_some(
         below: &mut Below<'_>,
         namespace: NamespaceSlot,
@@ -266,7 +266,7 @@ impl Puts {
         (found, next)
     }
 
-    /// Deletes a whole namespace. How many pages it had.
+    /// Deletes a whole namespace. Returns how many pages it had.
     pub(in crate::core) fn clear(
         &mut self,
         below: &mut Below<'_>,
@@ -301,7 +301,8 @@ impl Puts {
     }
 }
 
-/// A tombstone that no volume would take is refused before it has any effect; whether it is.
+/// A tombstone that no volume would take is refused before it has any effect. Returns whether it
+/// is.
 fn refuses_records(below: &mut Below<'_>, request: RequestId) -> bool {
     let refuses = !below.segments.takes_writes();
     if refuses {

@@ -3,6 +3,7 @@
 //! | module | decides |
 //! |---|---|
 //! | `segment` | the states of a segment |
+//! | `recovered` | the states of the segments after a recovery |
 //! | `placement` | the segment that a page or record goes to |
 //! | `headers` | the content of a segment's header |
 //! | `lending` | the free segments that are written beforehand |
@@ -17,6 +18,7 @@ mod failures;
 pub(super) mod headers;
 mod lending;
 mod placement;
+mod recovered;
 pub(super) mod segment;
 mod service;
 
@@ -94,7 +96,7 @@ struct Limits {
 
 impl Segments {
     /// `volumes` are the segment counts; `segments` the state of each, in the order of the volumes.
-    pub(super) fn new(segment_blocks: u32, volumes: &[u32], segments: Vec<Segment>) -> Segments {
+    fn new(segment_blocks: u32, volumes: &[u32], segments: Vec<Segment>) -> Segments {
         let mut base = 0;
         let mut list = Vec::with_capacity(volumes.len());
         for &count in volumes {
@@ -242,7 +244,7 @@ impl Segments {
 
     /// After a crash the device's cache may hold writes that earlier runs acknowledged: the first
     /// sync has to cover every volume.
-    pub(super) fn mark_all_dirty(&mut self) {
+    fn mark_all_dirty(&mut self) {
         for volume in 0..self.volumes.len() {
             self.volumes[volume].is_dirty = !self.is_lost(volume);
         }

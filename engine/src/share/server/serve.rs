@@ -212,7 +212,7 @@ impl Shared {
     /// Hands a request to the part that answers it; `None` for requests without a reply.
     fn reply(&self, session: &Arc<Session>, request: Request<'_>) -> Option<Reply> {
         if matches!(request, Request::Own) {
-            // An owner that keeps the store ends when it is told to, not before.
+            // An owner that keeps the store ends only when its caller closes it.
             if !self.keeps_ownership {
                 self.bell.ask(session.id);
             }

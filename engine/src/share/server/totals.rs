@@ -50,7 +50,7 @@ impl Told {
         self.stream = None;
     }
 
-    /// Sends the rest of the last message, then this one. Leaves what there is no room for.
+    /// Sends the rest of the last message, then this one. Leaves bytes for which there is no room.
     fn send(&mut self, totals: &Totals, frame: &[u8]) {
         if !self.send_rest() || self.last == *totals {
             return;
