@@ -12,6 +12,25 @@ pub struct Hint(u32);
 /// Number of classes.
 const CLASSES: u32 = 64;
 
+/// Classes of turns follow this number: one for each stop and each length of the answer.
+const TURNS: u8 = 7;
+const STOPS: u8 = 4;
+const LENGTHS: u8 = 6;
+
+/// Why the answer to a request ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Stop {
+    /// Not known.
+    #[default]
+    Unknown,
+    /// With a call of a tool: its result will follow.
+    ToolCall,
+    /// At the end of the turn.
+    EndOfTurn,
+    /// Otherwise, for example at a limit.
+    Other,
+}
+
 /// The kind of the tokens of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Class(u8);
@@ -33,6 +52,36 @@ impl Class {
     pub const SPECULATIVE: Class = Class(6);
     /// A retrieved document.
     pub const DOCUMENT: Class = Class(7);
+
+    /// The end of a prompt that does not fill a page.
+    pub const PARTIAL: Class = Class(31);
+
+    /// A page of a request whose answer ended for this reason and has so many tokens. Both may be
+    /// known only after the page was put: a touch tells them then.
+    #[must_use]
+    pub const fn of_turn(stop: Stop, output_tokens: Option<u32>) -> Class {
+        let length = match output_tokens {
+            None => 0,
+            Some(0..32) => 1,
+            Some(32..128) => 2,
+            Some(128..512) => 3,
+            Some(512..2048) => 4,
+            Some(_) => 5,
+        };
+        match stop as u8 * LENGTHS + length {
+            0 => Class::UNKNOWN,
+            turn => Class(TURNS + turn),
+        }
+    }
+
+    /// Why the answer of its request ended, and the length of that answer, as small numbers: 0
+    /// where they are not known.
+    pub(crate) const fn turn(self) -> (u8, u8) {
+        match self.0.checked_sub(TURNS) {
+            Some(turn) if turn < STOPS * LENGTHS => (turn / LENGTHS, turn % LENGTHS),
+            _ => (0, 0),
+        }
+    }
 
     /// The class of a number; `None` from 64 on. Those from 32 on are the caller's own: no release
     /// will name them.
@@ -125,6 +174,25 @@ mod tests {
         assert_eq!(hint.priority(3).session(b"b"), other.priority(3));
         assert_eq!(hint.priority(200).parts().1, 15);
         assert_eq!(Hint::default().parts(), (Class::UNKNOWN, 0, None));
+    }
+
+    #[test]
+    fn a_turn_keeps_its_stop_and_its_length_and_shares_no_number_with_other_classes() {
+        let mut seen = std::collections::HashSet::new();
+        let stops = [Stop::Unknown, Stop::ToolCall, Stop::EndOfTurn, Stop::Other];
+        for (stop, number) in stops.into_iter().zip(0..) {
+            for (tokens, length) in [None, Some(1), Some(100), Some(511), Some(512), Some(9999)]
+                .into_iter()
+                .zip(0..)
+            {
+                let class = Class::of_turn(stop, tokens);
+                assert_eq!(class.turn(), (number, length));
+                assert!(seen.insert(class) && class != Class::DOCUMENT && class != Class::PARTIAL);
+                assert!(class.number() < 32);
+            }
+        }
+        assert_eq!(Class::DOCUMENT.turn(), (0, 0));
+        assert_eq!(Class::PARTIAL.turn(), (0, 0));
     }
 
     #[test]

@@ -79,6 +79,7 @@
 //! | `api` | the interface for callers: the [`PageStore`] trait, statuses, options |
 //! | [`policy`] | which pages a store takes, keeps and copies: the seams for policies |
 //! | `hint` | callers' knowledge of pages, for policies |
+//! | `learned` | the policy that learns which pages are used again |
 //! | `pages` | the pages of a namespace, and their chains |
 //! | `error` | why a store could not be opened or used, and the remedy |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
@@ -129,6 +130,7 @@
 mod counts;
 pub mod fit;
 mod hint;
+mod learned;
 mod pages;
 pub mod policy;
 mod runtime;
@@ -236,7 +238,7 @@ pub use counts::{Counts, Departed, Misses, Process};
 pub use disk::probe::Want as DiskKind;
 pub use error::{StoreError, advice};
 pub use fork::Origin;
-pub use hint::{Class, Hint};
+pub use hint::{Class, Hint, Stop};
 pub use larder_format as format;
 #[cfg(feature = "simulated")]
 pub use larder_sim_runtime::fork;

@@ -85,6 +85,13 @@ pub struct PageFacts {
     pub hint: Hint,
     /// Its bytes on the device.
     pub bytes: u64,
+    /// Its parent in the chain, if that is stored and linked.
+    pub parent: Option<PageNumber>,
+    /// Pages that the put or touch of which the policy is told asked for and that were not stored;
+    /// `None` in other calls.
+    pub new_pages: Option<u32>,
+    /// Time since a fixed moment, as far as calls told it.
+    pub now: Duration,
 }
 
 /// A call that uses pages.
@@ -136,6 +143,11 @@ impl ReclaimLines {
 
 /// Decides which page leaves next, and which pages reclaim copies. See the [module](self).
 pub trait EvictionPolicy: fmt::Debug + Send + Sync {
+    /// A store of so many segments is opened. Comes first.
+    fn opened(&mut self, segments: usize) {
+        let _ = segments;
+    }
+
     /// A page is stored, by a put or by the recovery of an open (the oldest first, with the facts
     /// that the disk has).
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
@@ -172,6 +184,12 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
     /// for each page of a segment that it empties. A page whose worth rises meanwhile is compared
     /// again.
     fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth;
+
+    /// The bytes of pages that puts and reclaim have written since the store was opened. Comes
+    /// before `lines`.
+    fn written(&mut self, put: u64, copied: u64) {
+        let _ = (put, copied);
+    }
 
     /// The lines of reclaim at this moment.
     ///
@@ -223,6 +241,12 @@ pub trait AdmissionPolicy: fmt::Debug + Send + Sync {
 pub struct PolicyMaker<P: ?Sized>(Arc<dyn Fn() -> Box<P> + Send + Sync>);
 
 impl PolicyMaker<dyn EvictionPolicy> {
+    /// The policy that learns which pages are used again.
+    #[must_use]
+    pub fn learned() -> Self {
+        PolicyMaker::eviction(crate::learned::Learned::default)
+    }
+
     /// For [`OpenOptions::eviction`](crate::OpenOptions::eviction).
     pub fn eviction<P: EvictionPolicy + 'static>(
         make: impl Fn() -> P + Send + Sync + 'static,
@@ -242,7 +266,8 @@ impl PolicyMaker<dyn AdmissionPolicy> {
 
 impl<P: ?Sized> PolicyMaker<P> {
     /// A new policy.
-    pub(crate) fn make(&self) -> Box<P> {
+    #[must_use]
+    pub fn make(&self) -> Box<P> {
         (self.0)()
     }
 }

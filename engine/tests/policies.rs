@@ -50,6 +50,7 @@ fn publish(index: &Index, keys: &[PageKey], hint: Hint) {
                 depth: u32::try_from(at).unwrap(),
                 blocks: 16,
                 hint,
+                new_pages: None,
             },
         }]);
     }
@@ -337,6 +338,11 @@ fn an_overfilled_store_holds_its_promises_under_first_in_first_out() {
 #[test]
 fn an_overfilled_store_holds_its_promises_under_a_random_order() {
     overfill(&evicting(|| Random::new(7)));
+}
+
+#[test]
+fn an_overfilled_store_holds_its_promises_under_the_learned_order() {
+    overfill(&OpenOptions::default().with(|o| o.eviction = Some(PolicyMaker::learned())));
 }
 
 /// Takes the first pages of each chain, and no page behind them.

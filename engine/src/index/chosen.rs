@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use super::chunks::Chunks;
 use super::coldness::{Heap, Standing};
 use super::counted::Counted;
+use super::lookup::Used;
 use super::slab::{LIVE, PageId, QUEUED, Slab};
 use super::types::{Heat, Told};
 use crate::api::NamespaceId;
@@ -60,8 +61,7 @@ pub(super) struct Chosen {
 #[derive(Debug)]
 struct Noted {
     id: PageId,
-    by: Use,
-    hint: Option<Hint>,
+    used: Used,
 }
 
 /// The facts that only a policy needs.
@@ -109,7 +109,7 @@ impl Note {
 /// The times of some stamps, in the order of both.
 #[derive(Debug, Default)]
 struct Times {
-    of: VecDeque<(Heat, u64)>,
+    list: VecDeque<(Heat, u64)>,
     now_ms: u64,
 }
 
@@ -117,23 +117,25 @@ impl Times {
     fn note(&mut self, stamp: Heat, now_ms: u64) {
         self.now_ms = self.now_ms.max(now_ms);
         let is_due = |(_, last): &(Heat, u64)| now_ms >= last + STEP_MS;
-        if self.of.back().is_none_or(is_due) {
-            if self.of.len() == TIMES_MAX {
-                self.of.pop_front();
+        if self.list.back().is_none_or(is_due) {
+            if self.list.len() == TIMES_MAX {
+                self.list.pop_front();
             }
-            self.of.push_back((stamp, now_ms));
+            self.list.push_back((stamp, now_ms));
         }
     }
 
-    fn since(&self, stamp: Heat) -> Duration {
-        let behind = self.of.partition_point(|(noted, _)| *noted <= stamp);
-        let noted = self.of.get(behind.saturating_sub(1));
+    /// The time since a stamp, and the time now.
+    fn of(&self, stamp: Heat) -> (Duration, Duration) {
+        let behind = self.list.partition_point(|(noted, _)| *noted <= stamp);
+        let noted = self.list.get(behind.saturating_sub(1));
         let then = noted.map_or(self.now_ms, |(_, ms)| *ms);
-        Duration::from_millis(self.now_ms - then)
+        let since = Duration::from_millis(self.now_ms - then);
+        (since, Duration::from_millis(self.now_ms))
     }
 
     fn lower(&mut self, cut: u32) {
-        for (stamp, _) in &mut self.of {
+        for (stamp, _) in &mut self.list {
             *stamp = Heat(stamp.0.saturating_sub(cut));
         }
     }
@@ -177,6 +179,9 @@ impl Seen {
         let namespace = entry.spot.namespace().0;
         let heat = entry.mark().heat();
         let blocks = self.blocks.get(usize::from(namespace)).copied();
+        let parent = view.slab.link(id).parent;
+        let is_stored = parent != PageId::NONE && view.slab.entry(parent).spot.has(LIVE);
+        let (idle, now) = self.times.lock().of(heat);
         PageFacts {
             namespace: NamespaceId(namespace),
             key: entry.key(),
@@ -184,9 +189,12 @@ impl Seen {
             children: view.slab.link(id).children - u32::from(view.counted.has(id)),
             hits: note.hits(),
             idle_calls: view.next.0.saturating_sub(heat.0),
-            idle: self.times.lock().since(heat),
+            idle,
             hint: Hint::from_bits(note.hint),
             bytes: u64::from(blocks.unwrap_or(0)) * BLOCK_BYTES as u64,
+            parent: is_stored.then_some(PageNumber(parent.0)),
+            new_pages: None,
+            now,
         }
     }
 }
@@ -215,7 +223,10 @@ impl Chosen {
 
     pub(super) fn arrived(&mut self, view: View<'_>, id: PageId, told: Told) {
         self.seen.tell(view.slab, id, told);
-        let facts = self.seen.facts(view, id);
+        let facts = PageFacts {
+            new_pages: told.new_pages,
+            ..self.seen.facts(view, id)
+        };
         self.policy.arrived(PageNumber(id.0), &facts);
     }
 
@@ -232,10 +243,10 @@ impl Chosen {
     }
 
     /// Notes uses of pages by a reader. Returns whether they are to be reported at once.
-    pub(super) fn note_uses(&self, ids: &[PageId], by: Use, hint: Option<Hint>) -> bool {
+    pub(super) fn note_uses(&self, ids: &[PageId], used: Used) -> bool {
         let mut noted = self.noted.lock();
         let found = ids.iter().filter(|id| **id != PageId::NONE);
-        noted.extend(found.map(|id| Noted { id: *id, by, hint }));
+        noted.extend(found.map(|id| Noted { id: *id, used }));
         noted.len() >= NOTED_MAX
     }
 
@@ -244,16 +255,19 @@ impl Chosen {
     }
 
     pub(super) fn report_uses(&mut self, view: View<'_>) {
-        for Noted { id, by, hint } in self.noted.get_mut().drain(..) {
+        for Noted { id, used } in self.noted.get_mut().drain(..) {
             let note = self.seen.note_mut(id);
-            if by != Use::Lookup {
+            if used.by != Use::Lookup {
                 note.count_hit();
             }
-            if let Some(hint) = hint {
+            if let Some(hint) = used.hint {
                 note.hint = hint.bits();
             }
-            let facts = self.seen.facts(view, id);
-            self.policy.used(PageNumber(id.0), &facts, by);
+            let facts = PageFacts {
+                new_pages: used.new_pages,
+                ..self.seen.facts(view, id)
+            };
+            self.policy.used(PageNumber(id.0), &facts, used.by);
         }
     }
 
@@ -362,7 +376,9 @@ impl Chosen {
         self.policy.worth(PageNumber(id.0), &facts)
     }
 
-    pub(super) fn lines(&self) -> ReclaimLines {
+    pub(super) fn lines(&mut self, put: u64, copied: u64) -> ReclaimLines {
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        self.policy.written(bytes(put), bytes(copied));
         self.policy.lines()
     }
 
@@ -380,7 +396,7 @@ impl Chosen {
         self.policy.ram_bytes()
             + self.seen.notes.ram_bytes()
             + self.seen.blocks.capacity() * size_of::<u32>()
-            + self.seen.times.lock().of.capacity() * size_of::<(Heat, u64)>()
+            + self.seen.times.lock().list.capacity() * size_of::<(Heat, u64)>()
             + self.aside.ram_bytes()
             + self.parked.capacity() * size_of::<PageId>()
             + self.noted.lock().capacity() * size_of::<Noted>()

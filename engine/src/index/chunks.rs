@@ -1,8 +1,8 @@
 //! A growable array that never moves its elements.
 //!
 //! A `Vec` of ten million entries doubles by copying 320 MB while every lookup waits, and then
-//! holds up to twice the memory that it needs. This one grows by chunks of [`CHUNK`] elements: no
-//! element ever moves, and at most one chunk is allocated ahead of use.
+//! holds up to twice the memory that it needs. This one grows by chunks of [`CHUNK`] elements: none
+//! but those of the first chunk ever moves, and at most one chunk is allocated ahead of use.
 
 /// Elements in one chunk.
 pub(super) const CHUNK: usize = 1 << CHUNK_BITS;
@@ -10,34 +10,36 @@ const CHUNK_BITS: u32 = 14;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Chunks<T> {
+pub(crate) struct Chunks<T> {
     /// All but the last one in use are full; at most one empty one follows it.
     chunks: Vec<Vec<T>>,
     len: usize,
 }
 
 impl<T> Chunks<T> {
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self {
             chunks: Vec::new(),
             len: 0,
         }
     }
 
-    pub(super) const fn len(&self) -> usize {
+    pub(crate) const fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn push(&mut self, value: T) {
+    pub(crate) fn push(&mut self, value: T) {
         let chunk = self.len >> CHUNK_BITS;
         if chunk == self.chunks.len() {
-            self.chunks.push(Vec::with_capacity(CHUNK));
+            // A short array takes no whole chunk: there may be hundreds of them.
+            let ahead = if chunk == 0 { 0 } else { CHUNK };
+            self.chunks.push(Vec::with_capacity(ahead));
         }
         self.chunks[chunk].push(value);
         self.len += 1;
     }
 
-    pub(super) fn pop(&mut self) -> Option<T> {
+    pub(crate) fn pop(&mut self) -> Option<T> {
         let last = self.len.checked_sub(1)?;
         let chunk = last >> CHUNK_BITS;
         // One empty chunk is kept, so that a length that swings over a chunk's edge does not
@@ -48,25 +50,25 @@ impl<T> Chunks<T> {
     }
 
     #[inline]
-    pub(super) fn get(&self, index: usize) -> &T {
+    pub(crate) fn get(&self, index: usize) -> &T {
         &self.chunks[index >> CHUNK_BITS][index & (CHUNK - 1)]
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, index: usize) -> &mut T {
+    pub(crate) fn get_mut(&mut self, index: usize) -> &mut T {
         &mut self.chunks[index >> CHUNK_BITS][index & (CHUNK - 1)]
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.chunks.iter().flatten()
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.chunks.iter_mut().flatten()
     }
 
     /// Bytes allocated.
-    pub(super) fn ram_bytes(&self) -> usize {
+    pub(crate) fn ram_bytes(&self) -> usize {
         let elements: usize = self.chunks.iter().map(Vec::capacity).sum();
         elements * size_of::<T>() + self.chunks.capacity() * size_of::<Vec<T>>()
     }

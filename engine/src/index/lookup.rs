@@ -88,6 +88,7 @@ impl Index {
         let used = Used {
             by: Use::Read,
             hint: None,
+            new_pages: None,
             now_ms: None,
         };
         self.heat_all(namespace, keys, used, |state, ids| {
@@ -167,19 +168,34 @@ impl Index {
         let used = Used {
             by: Use::Touch,
             hint: None,
+            new_pages: None,
             now_ms: None,
         };
         self.heat_all(namespace, keys, used, |_, _| ());
     }
 
     /// As [`Index::touch`], at `now_ms`. The pages have this hint from now on, unless it is empty.
-    pub fn touch_as(&self, namespace: NamespaceSlot, keys: &[PageKey], hint: Hint, now_ms: u64) {
+    /// Returns the number of keys that are not stored, if a policy is chosen.
+    pub fn touch_as(
+        &self,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+        hint: Hint,
+        now_ms: u64,
+    ) -> Option<u32> {
+        let has_policy = self.state.read().chosen().is_some();
+        let new_pages = has_policy.then(|| {
+            let stored = self.peek(namespace, keys);
+            stored.iter().filter(|is_stored| !**is_stored).count() as u32
+        });
         let used = Used {
             by: Use::Touch,
             hint: Some(hint).filter(|hint| *hint != Hint::default()),
+            new_pages,
             now_ms: Some(now_ms),
         };
         self.heat_all(namespace, keys, used, |_, _| ());
+        new_pages
     }
 
     /// The place of a page. Changes no pin, no heat and no lease.
@@ -219,7 +235,13 @@ impl Index {
                 before_is_stored = is_stored;
             }
             self.lease_all(&state, ids, heat);
-            self.note_uses(state, ids, Use::Lookup, None);
+            let used = Used {
+                by: Use::Lookup,
+                hint: None,
+                new_pages: None,
+                now_ms: None,
+            };
+            self.note_uses(state, ids, used);
             if !goes_on {
                 break;
             }
@@ -281,22 +303,16 @@ impl Index {
             if !ended.0.is_empty() {
                 self.leases.lock().settle(&ended.0);
             }
-            self.note_uses(state, ids, used.by, used.hint);
+            self.note_uses(state, ids, used);
         }
     }
 
     /// Ends a hold: notes the uses of its pages for a policy, and gives it all noted ones if there
     /// are many.
     #[inline]
-    fn note_uses(
-        &self,
-        state: RwLockReadGuard<'_, State>,
-        ids: &[PageId],
-        by: Use,
-        hint: Option<Hint>,
-    ) {
+    fn note_uses(&self, state: RwLockReadGuard<'_, State>, ids: &[PageId], used: Used) {
         if let Some(chosen) = state.chosen()
-            && chosen.note_uses(ids, by, hint)
+            && chosen.note_uses(ids, used)
         {
             drop(state);
             self.state.write().report_uses();
@@ -329,13 +345,15 @@ impl Index {
 }
 
 /// A call that uses pages, for a policy.
-#[derive(Clone, Copy)]
-struct Used {
-    by: Use,
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Used {
+    pub(super) by: Use,
     /// The pages have it from now on.
-    hint: Option<Hint>,
+    pub(super) hint: Option<Hint>,
+    /// Keys of the call that are not stored.
+    pub(super) new_pages: Option<u32>,
     /// The time, where the caller knows it.
-    now_ms: Option<u64>,
+    pub(super) now_ms: Option<u64>,
 }
 
 /// Leases that a call ended, summed over runs: a chain is mostly leased by one call.

@@ -88,10 +88,13 @@ use parking_lot::Mutex;
 use crate::policy::{Departure, EvictionPolicy, ReclaimLines, Worth};
 use crate::runtime::{RwLock, RwLockReadGuard, RwLockUpgradableReadGuard, RwLockWriteGuard};
 use chosen::Chosen;
+pub(crate) use chunks::Chunks;
 use climb::Climb;
+pub(crate) use coldness::Heap;
 pub use counted::Leased;
 use lease::Leases;
-use slab::{LIVE, PageId, Spot};
+pub(crate) use slab::PageId;
+use slab::{LIVE, Spot};
 use state::State;
 pub use types::{
     Adoption, Departed, Heat, Lease, LiveInfo, Located, NamespaceSlot, PageView, Parent, Place,
@@ -151,10 +154,11 @@ impl Index {
         self.state.write().choose(policy);
     }
 
-    /// The lines of reclaim of such a policy; `None` without one: the caller derives them from
-    /// heats.
-    pub fn lines(&self) -> Option<ReclaimLines> {
-        self.state.read().chosen().map(Chosen::lines)
+    /// The lines of reclaim of such a policy, which is told the blocks of pages that puts and
+    /// reclaim have written; `None` without one: the caller derives them from heats.
+    pub fn lines(&self, put: u64, copied: u64) -> Option<ReclaimLines> {
+        self.state.read().chosen()?;
+        self.state.write().lines(put, copied)
     }
 
     // ---- the core's calls
@@ -204,6 +208,8 @@ impl Index {
         let mut ids = Vec::with_capacity(batch.len().min(HOLD_CHANGES));
         while published.len() < batch.len() {
             let (mut state, heat) = self.write_stamped(&mut stamp);
+            // Uses before the pages that follow on them.
+            state.report_uses();
             let floor = self.leases.lock().floor();
             let mut previous: Option<(NamespaceSlot, KeyPrefix, PageId)> = None;
             let rest = &batch[published.len()..];
@@ -504,6 +510,11 @@ impl Index {
     pub fn ram_bytes(&self) -> usize {
         let leases = self.leases.lock().ram_bytes();
         size_of::<Self>() + size_of_val(&*self.pins) + leases + self.state.read().ram_bytes()
+    }
+
+    /// Those of the chosen policy, and of the facts kept for it.
+    pub fn policy_ram_bytes(&self) -> usize {
+        self.state.read().chosen().map_or(0, Chosen::ram_bytes)
     }
 
     /// Checks the invariants, in about a microsecond a page; for tests and simulation.

@@ -33,7 +33,7 @@ use larder_format::KeyPrefix;
 
 /// Number of an entry's slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct PageId(pub(super) u32);
+pub(crate) struct PageId(pub(crate) u32);
 
 impl PageId {
     pub(super) const NONE: Self = Self(u32::MAX);

@@ -23,7 +23,7 @@ use super::table::{NameHasher, Table};
 use super::types::{
     Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published, SegmentId,
 };
-use crate::policy::{Departure, EvictionPolicy, Worth};
+use crate::policy::{Departure, EvictionPolicy, ReclaimLines, Worth};
 use orphans::adoption;
 
 /// The result of publishing a page.
@@ -110,6 +110,11 @@ impl State {
     #[inline]
     pub(super) fn has_unreported(&self) -> bool {
         self.chosen().is_some_and(Chosen::has_unreported)
+    }
+
+    /// The lines of reclaim, if a policy is chosen.
+    pub(super) fn lines(&mut self, put: u64, copied: u64) -> Option<ReclaimLines> {
+        Some(self.chosen.as_mut()?.lines(put, copied))
     }
 
     /// Gives the policy the uses that lookups noted.

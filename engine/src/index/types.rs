@@ -112,6 +112,8 @@ pub struct Told {
     pub blocks: u32,
     /// The hint of its put.
     pub hint: Hint,
+    /// Pages that its put asked for and that were not stored, where that is known.
+    pub new_pages: Option<u32>,
 }
 
 /// The result of `publish` for one page.

@@ -449,6 +449,7 @@ impl<E> Found<E> {
                 depth: self.depth,
                 blocks,
                 hint: Hint::default(),
+                new_pages: None,
             },
         }
     }

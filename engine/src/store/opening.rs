@@ -111,7 +111,9 @@ fn recover_current<E: Extra>(
             there * u64::from(superblock.segment_blocks),
         ));
         if let Some(policy) = &options.eviction {
-            index.choose(policy.make());
+            let mut policy = policy.make();
+            policy.opened(usize::try_from(segments).unwrap_or(usize::MAX));
+            index.choose(policy);
         }
         let (recovery, pages) =
             recover_pages(&disk, &volumes.superblocks(), &index, options.read_only);

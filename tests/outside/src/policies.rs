@@ -16,6 +16,9 @@ pub struct LeastUsed {
     uses: Vec<u32>,
     leaves: BinaryHeap<Reverse<(Worth, PageNumber)>>,
     evicted: u64,
+    segments: usize,
+    /// Reclaim copied more than a tenth of the bytes put.
+    copies_much: bool,
 }
 
 impl LeastUsed {
@@ -28,6 +31,10 @@ impl LeastUsed {
 }
 
 impl EvictionPolicy for LeastUsed {
+    fn opened(&mut self, segments: usize) {
+        self.segments = segments;
+    }
+
     fn arrived(&mut self, page: PageNumber, _: &PageFacts) {
         *self.uses(page) = 0;
     }
@@ -69,9 +76,13 @@ impl EvictionPolicy for LeastUsed {
         Worth(is_system << 31 | u32::from(priority) << 24 | uses.min(0xff_ffff))
     }
 
+    fn written(&mut self, put: u64, copied: u64) {
+        self.copies_much = self.segments < 64 && copied > put / 10;
+    }
+
     fn lines(&self) -> ReclaimLines {
         // A leaf that was never used again is not copied.
-        ReclaimLines::new(Some(Worth(0)), Worth(1 << 31))
+        ReclaimLines::new(Some(Worth(u32::from(self.copies_much))), Worth(1 << 31))
     }
 
     fn ram_bytes(&self) -> usize {

@@ -82,6 +82,8 @@ pub(super) struct NewPage {
     pub parent: Option<KeyPrefix>,
     pub depth: u32,
     pub hint: Hint,
+    /// See [`Told`](crate::index::Told).
+    pub new_pages: Option<u32>,
 }
 
 impl From<&Move> for NewPage {
@@ -93,6 +95,7 @@ impl From<&Move> for NewPage {
             depth: page.record.depth,
             // The index keeps it.
             hint: Hint::default(),
+            new_pages: None,
         }
     }
 }

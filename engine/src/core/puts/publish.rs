@@ -42,6 +42,7 @@ impl Puts {
                             depth: page.page.depth,
                             blocks: page.blocks,
                             hint: page.page.hint,
+                            new_pages: page.page.new_pages,
                         },
                     });
                     published.push(ticket);

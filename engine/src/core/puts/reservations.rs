@@ -58,10 +58,8 @@ impl Puts {
         // Before a page is evicted for another one; and all alike, since a page must not be hotter
         // than its ancestors.
         let keys: Vec<PageKey> = asks.iter().map(|ask| ask.key).collect();
-        below
-            .base
-            .index
-            .touch_as(namespace, &keys, hint, below.base.now_ms);
+        let (index, now_ms) = (&below.base.index, below.base.now_ms);
+        let new_pages = index.touch_as(namespace, &keys, hint, now_ms);
         for (index, ask) in asks.iter().enumerate() {
             let page = NewPage {
                 namespace,
@@ -69,6 +67,7 @@ impl Puts {
                 parent: ask.parent.map(|key| key.prefix()),
                 depth: ask.depth,
                 hint,
+                new_pages,
             };
             let grant = match refused {
                 Some(why) => Grant::Refused(why),

@@ -515,11 +515,14 @@ impl Dropping {
 /// The lines of the policy. Those of the default, whose worths are stamps: up to the first one a
 /// page is among the next to be evicted anyway (none before the store has filled).
 fn lines_of(puts: &Puts, base: &Base) -> (Option<Worth>, Worth) {
+    let counters = &base.counters;
     if let Some(ReclaimLines {
         drop_up_to,
         keep_from,
         ..
-    }) = base.index.lines()
+    }) = base
+        .index
+        .lines(counters.page_blocks_written, counters.copy_blocks_written)
     {
         return (drop_up_to, keep_from);
     }

@@ -1,0 +1,119 @@
+//! The keys whose uses are counted: a share of all keys by their hash, whether they are stored or
+//! not. So the store's own evictions do not colour what is learned.
+//!
+//! A key adds a use to the table of its class at the age that it has, and the time in between. A
+//! key that is forgotten has added its time: no use is taken for granted.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::ClassId;
+use super::hazard::Hazards;
+
+/// Most keys.
+const KEYS_MAX: usize = 1 << 14;
+
+/// Keys for each stored page: those stored, and twice as many that are not.
+const SHARE: usize = 3;
+
+#[derive(Debug, Clone, Copy)]
+struct Key {
+    class: ClassId,
+    last: u32,
+    /// Time up to here is in the tables.
+    counted: u32,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Sample {
+    /// In an order of their own: sums over them are the same in every run.
+    keys: BTreeMap<u32, Key>,
+    /// Keys by their uses, the first one first; only the last one of each key counts.
+    uses: VecDeque<(u32, u32)>,
+    max: usize,
+    /// One key in 2^shift.
+    shift: u32,
+}
+
+impl Sample {
+    /// Chooses the share of keys for a store of so many pages.
+    pub(super) fn expect(&mut self, pages: usize) {
+        let wanted = pages * SHARE;
+        while wanted >> self.shift > KEYS_MAX {
+            self.shift += 1;
+            let shift = self.shift;
+            self.keys.retain(|key, _| is_in(*key, shift));
+            self.uses.retain(|(key, _)| is_in(*key, shift));
+        }
+        self.max = wanted >> self.shift;
+    }
+
+    /// A key is used now; its page has this class from now on.
+    pub(super) fn used(&mut self, key: u32, class: ClassId, now: u32, hazards: &mut Hazards) {
+        if !is_in(key, self.shift) {
+            return;
+        }
+        let fresh = Key {
+            class,
+            last: now,
+            counted: now,
+        };
+        if let Some(before) = self.keys.insert(key, fresh) {
+            add_time(&before, now, hazards);
+            hazards.add_use(before.class, now - before.last);
+        }
+        self.uses.push_back((key, now));
+        while self.keys.len() > self.max.max(1) || self.uses.len() > SHARE * self.max + 64 {
+            self.forget_oldest(now, hazards);
+        }
+    }
+
+    /// The page of a key has another class from now on; its age goes on.
+    pub(super) fn change_class(
+        &mut self,
+        key: u32,
+        class: ClassId,
+        now: u32,
+        hazards: &mut Hazards,
+    ) {
+        if is_in(key, self.shift)
+            && let Some(held) = self.keys.get_mut(&key)
+        {
+            add_time(held, now, hazards);
+            (held.class, held.counted) = (class, now);
+        }
+    }
+
+    fn forget_oldest(&mut self, now: u32, hazards: &mut Hazards) {
+        let Some((key, last)) = self.uses.pop_front() else {
+            return;
+        };
+        if self.keys.get(&key).is_some_and(|held| held.last == last)
+            && let Some(held) = self.keys.remove(&key)
+        {
+            add_time(&held, now, hazards);
+        }
+    }
+
+    /// Adds all time up to now to the tables.
+    pub(super) fn account(&mut self, now: u32, hazards: &mut Hazards) {
+        for key in self.keys.values_mut() {
+            add_time(key, now, hazards);
+            key.counted = now;
+        }
+    }
+
+    pub(super) fn ram_bytes(&self) -> usize {
+        // A node of the tree is three quarters full.
+        self.keys.len() * size_of::<(u32, Key)>() * 4 / 3
+            + self.uses.capacity() * size_of::<(u32, u32)>()
+    }
+}
+
+fn is_in(key: u32, shift: u32) -> bool {
+    key.trailing_zeros() >= shift
+}
+
+fn add_time(key: &Key, now: u32, hazards: &mut Hazards) {
+    hazards.add_time(key.class, key.counted - key.last, now - key.last);
+}
