@@ -47,7 +47,7 @@ enum Command {
     Export(export::ExportArgs),
     Import(import::ImportArgs),
     Bench(bench::BenchArgs),
-    Replay(replay::ReplayArgs),
+    Replay(Box<replay::ReplayArgs>),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
     Stat(stat::StatArgs),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use larder_engine::disk::probe::Want;
+use larder_engine::policy::{EvictionPolicy, PolicyMaker};
 use larder_engine::{OpenOptions, PageStore, SharedReads, Store, SyncPolicy};
 
 use crate::failure::Failure;
@@ -44,6 +45,25 @@ pub struct ShareArgs {
     /// How long a lookup protects the pages that it found; the store's owner decides [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = size::duration)]
     lease: Option<Duration>,
+    /// Which pages go first when the store is full; the store's owner decides
+    #[arg(long, value_enum, default_value_t = Policy::Lru)]
+    policy: Policy,
+}
+
+/// A policy of eviction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Policy {
+    /// The least recently used leaf goes first
+    Lru,
+    /// Learns which pages are used again; follows LRU while that has more hits
+    Learned,
+}
+
+impl Policy {
+    /// The engine's option.
+    pub fn maker(self) -> Option<PolicyMaker<dyn EvictionPolicy>> {
+        (self == Policy::Learned).then(PolicyMaker::learned)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -66,6 +86,7 @@ impl ShareArgs {
             o.staging_bytes = self.staging.map_or(o.staging_bytes, |size| size.0);
             o.prewrite = self.prewrite;
             o.lease = self.lease.unwrap_or(o.lease);
+            o.eviction = self.policy.maker();
         })
     }
 

@@ -24,6 +24,10 @@ pub struct Request {
     pub timestamp: Option<f64>,
     /// Tokens of its input.
     pub input_length: Option<u64>,
+    /// Tokens of its output.
+    pub output_length: Option<u32>,
+    /// Why its answer ended: 1 a tool call, 2 the end of the turn.
+    pub stop: Option<u32>,
     /// One id for each block of its input, in order; the last block may be partial.
     pub hash_ids: Vec<u64>,
 }

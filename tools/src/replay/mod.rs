@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `store_only` | the store alone: the longest stored prefix is read, the rest put |
 //! | `sizes` | the same for stores of several sizes, and the gain of a larger store |
+//! | `retention` | a policy of eviction beside LRU and the optimum, without bytes |
 //! | `tiers` | L1, L2 and the store in front of servers that compute, with and without each tier |
 //! | `drive` | one run of a trace through servers, in virtual time |
 //! | `server` | one of them: its cache, its queue, its prefills |
@@ -20,6 +21,7 @@ mod drive;
 mod machine;
 mod model;
 mod outcome;
+mod retention;
 mod server;
 mod shared;
 mod sizes;
@@ -51,15 +53,25 @@ pub struct ReplayArgs {
     /// Mooncake trace: one JSON object a line, with hash_ids of 512-token blocks
     trace: PathBuf,
     /// The store, or a backend's directory: created when it does not exist, continued when it does
-    #[arg(long, value_parser = crate::place::parser())]
+    #[arg(
+        long,
+        value_parser = crate::place::parser(),
+        required_unless_present = "policy",
+        default_value = "store"
+    )]
     store: PathBuf,
     /// Size of the store (4GiB); with --l1, before it is scaled. With several sizes
     /// (1GiB,2GiB,4GiB) a store of each is made beside --store and removed, and the hit rates are
     /// compared
-    #[arg(long, value_name = "SIZE", value_delimiter = ',', required = true)]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_delimiter = ',',
+        required_unless_present = "policy"
+    )]
     capacity: Vec<ByteSize>,
     /// Size of a page
-    #[arg(long, required_unless_present = "l1", conflicts_with = "TiersArgs")]
+    #[arg(long, required_unless_present_any = ["l1", "policy"], conflicts_with = "TiersArgs")]
     page_bytes: Option<ByteSize>,
     /// Size of a segment of a store that is created [default: by its size]
     #[arg(long)]
@@ -93,11 +105,16 @@ pub struct ReplayArgs {
     json: bool,
     #[command(flatten)]
     tiers: tiers::TiersArgs,
+    #[command(flatten)]
+    retention: retention::RetentionArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
+    if let Some(policy) = args.retention.policy {
+        return retention::run(args, policy, &interrupt);
+    }
     match (args.page_bytes, args.tiers.plan()?) {
         (_, Some(_)) if args.capacity.len() > 1 => Err(Failure::usage(
             "--l1 takes one --capacity; several sizes are compared with --page-bytes",

@@ -136,6 +136,8 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
         "97MiB,113MiB",
     ];
     printed.run(&[&sizes[..], &pages].concat(), 0);
+    let policy = ["replay", trace, "--policy", "learned", "--percent", "50"];
+    printed.run(&policy, 0);
     let acks = std::fs::read_to_string(acks).unwrap();
     let key = acks.split_whitespace().nth(1).unwrap();
 

@@ -1,0 +1,164 @@
+//! A trace against a policy of eviction: `larder replay --policy`.
+//!
+//! The core, the index, the policy and reclaim are those of a store. The volume is in memory and
+//! drops the pages' bytes, and the time is that of the trace. So a trace of hours takes seconds,
+//! and the same trace gives the same figures. For each capacity there are three runs: the policy,
+//! LRU in the same store, and the optimum, which knows the future.
+//!
+//! | module | content |
+//! |---|---|
+//! | `requests` | the trace in memory |
+//! | `volume` | a core over a volume without payload |
+//! | `optimum` | the optimum |
+//! | `report` | the document and its lines |
+
+mod optimum;
+mod report;
+mod requests;
+mod volume;
+
+use clap::{Args, ValueEnum};
+use larder_engine::{Class, Hint, Stop};
+
+use super::ReplayArgs;
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::open::Policy;
+use crate::report as reports;
+use report::{RetentionReport, Row};
+use requests::{Request, Requests};
+use volume::{Geometry, Volume};
+
+/// Page size where `--page-bytes` gives none.
+const PAGE_BYTES: u64 = 2 << 20;
+
+/// The facts that callers tell the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Hints {
+    /// All of the trace: output tokens, why the answer ended, whether the last page is partial.
+    Trace,
+    /// Those that SGLang gives without a change: none; pages are read, then new ones put.
+    Sglang,
+    /// Those that vLLM gives without a change: none; pages are put after a lookup.
+    Vllm,
+    /// None; a request puts all its pages.
+    None,
+}
+
+/// Of `larder replay`.
+#[derive(Args, Clone, Debug)]
+pub struct RetentionArgs {
+    /// Compare this policy of eviction with LRU and with the optimum, in the time of the trace and
+    /// without moving bytes
+    #[arg(long, conflicts_with_all = ["store", "capacity", "l1", "ack_log", "check_log"])]
+    pub policy: Option<Policy>,
+    /// The facts that the store is told
+    #[arg(long, value_enum, default_value = "trace", requires = "policy")]
+    hints: Hints,
+    /// Capacity in hundredths of the trace's distinct blocks
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        value_delimiter = ',',
+        default_value = "2,5,10,20",
+        requires = "policy"
+    )]
+    percent: Vec<f64>,
+}
+
+/// Runs it.
+pub fn run(args: &ReplayArgs, policy: Policy, interrupt: &Interrupt) -> Result<Ending, Failure> {
+    let requests = Requests::read(&args.trace, args.limit, interrupt)?;
+    let page_bytes = args.page_bytes.map_or(PAGE_BYTES, |size| size.0);
+    let segment_bytes = args
+        .segment_size
+        .map_or(volume::SEGMENT_BYTES, |size| size.0);
+    let mut rows = Vec::new();
+    for percent in &args.retention.percent {
+        let geometry = Geometry::keeping(*percent, &requests, page_bytes, segment_bytes)?;
+        let hints = args.retention.hints;
+        let lru = play(&requests, &geometry, Policy::Lru, hints, interrupt)?;
+        let run = match policy {
+            Policy::Lru => lru.clone(),
+            Policy::Learned => play(&requests, &geometry, policy, hints, interrupt)?,
+        };
+        let best = optimum::hits(&requests, geometry.pages);
+        rows.push(Row::new(*percent, &geometry, &run, &lru, best));
+        if interrupt.is_raised() {
+            break;
+        }
+    }
+    let report = RetentionReport::new(args, policy, &requests, rows, interrupt.is_raised());
+    reports::print(&report, args.json)?;
+    Ok(if interrupt.is_raised() {
+        Ending::Interrupted
+    } else {
+        Ending::Done
+    })
+}
+
+/// The result of one run.
+#[derive(Clone, Debug, Default)]
+struct Played {
+    hits: u64,
+    put: u64,
+    refused: u64,
+    written_bytes: u64,
+    put_bytes: u64,
+    copied_bytes: u64,
+    evicted: u64,
+    policy_bytes: u64,
+    seconds: f64,
+}
+
+fn play(
+    requests: &Requests,
+    geometry: &Geometry,
+    policy: Policy,
+    hints: Hints,
+    interrupt: &Interrupt,
+) -> Result<Played, Failure> {
+    let mut volume = Volume::new(geometry, policy.maker().as_ref())?;
+    let begun = std::time::Instant::now();
+    let mut played = Played::default();
+    for request in requests.iter() {
+        if interrupt.is_raised() {
+            break;
+        }
+        let keys = requests.keys(request);
+        volume.tick(request.at_ms);
+        let stored = volume.stored(&keys);
+        played.hits += stored as u64;
+        match hints {
+            Hints::Trace => {
+                let full = keys.len() - usize::from(request.is_partial);
+                volume.put(&keys[..full], 0, told(request));
+                volume.put(&keys, full, Hint::new(Class::PARTIAL));
+            }
+            Hints::None => volume.put(&keys, 0, Hint::default()),
+            Hints::Sglang => {
+                volume.read(&keys[..stored]);
+                volume.put(&keys, stored, Hint::default());
+            }
+            Hints::Vllm => {
+                volume.look_up(&keys);
+                volume.read(&keys[..stored]);
+                volume.put(&keys, stored, Hint::default());
+            }
+        }
+    }
+    volume.sum_up(&mut played)?;
+    played.seconds = begun.elapsed().as_secs_f64();
+    Ok(played)
+}
+
+/// The hint of a request of the trace.
+fn told(request: &Request) -> Hint {
+    let stop = match request.stop {
+        1 => Stop::ToolCall,
+        2 => Stop::EndOfTurn,
+        0 => Stop::Unknown,
+        _ => Stop::Other,
+    };
+    Hint::new(Class::of_turn(stop, request.output_tokens))
+}

@@ -1,0 +1,161 @@
+//! The document of a comparison of policies, and its lines.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::Played;
+use super::requests::Requests;
+use super::volume::Geometry;
+use crate::open::Policy;
+use crate::replay::ReplayArgs;
+use crate::report::{Lines, Report};
+
+#[derive(Serialize)]
+pub(super) struct RetentionReport {
+    /// The trace.
+    path: PathBuf,
+    policy: &'static str,
+    requests: u64,
+    pages_requested: u64,
+    distinct_pages: u64,
+    /// One for each capacity.
+    capacities: Vec<Row>,
+    /// Whether the operator ended it early.
+    interrupted: bool,
+}
+
+/// The runs at one capacity.
+#[derive(Serialize)]
+pub(super) struct Row {
+    /// Of the distinct pages of the trace.
+    percent: f64,
+    /// Most pages that the store keeps.
+    pages: u64,
+    segments: u32,
+    pages_hit: u64,
+    lru_pages_hit: u64,
+    optimum_pages_hit: u64,
+    /// Part of the way from LRU to the optimum; 0 where there is none.
+    gap_closed: f64,
+    bytes_written: u64,
+    lru_bytes_written: u64,
+    /// Bytes of pages put and copied for each byte put.
+    write_amplification: f64,
+    lru_write_amplification: f64,
+    pages_put: u64,
+    evicted_pages: u64,
+    refused_pages: u64,
+    /// Memory of the policy.
+    policy_bytes: u64,
+    /// Time of the run, and of that under LRU.
+    seconds: f64,
+    lru_seconds: f64,
+}
+
+fn ratio(part: u64, whole: u64) -> f64 {
+    if whole == 0 {
+        0.0
+    } else {
+        part as f64 / whole as f64
+    }
+}
+
+impl Row {
+    pub(super) fn new(
+        percent: f64,
+        geometry: &Geometry,
+        run: &Played,
+        lru: &Played,
+        optimum: u64,
+    ) -> Row {
+        let amplification = |run: &Played| ratio(run.put_bytes + run.copied_bytes, run.put_bytes);
+        let gained = run.hits as f64 - lru.hits as f64;
+        let gap = optimum.saturating_sub(lru.hits);
+        Row {
+            percent,
+            pages: geometry.pages as u64,
+            segments: geometry.segments,
+            pages_hit: run.hits,
+            lru_pages_hit: lru.hits,
+            optimum_pages_hit: optimum,
+            gap_closed: if gap == 0 { 0.0 } else { gained / gap as f64 },
+            bytes_written: run.written_bytes,
+            lru_bytes_written: lru.written_bytes,
+            write_amplification: amplification(run),
+            lru_write_amplification: amplification(lru),
+            pages_put: run.put,
+            evicted_pages: run.evicted,
+            refused_pages: run.refused,
+            policy_bytes: run.policy_bytes,
+            seconds: run.seconds,
+            lru_seconds: lru.seconds,
+        }
+    }
+}
+
+impl RetentionReport {
+    pub(super) fn new(
+        args: &ReplayArgs,
+        policy: Policy,
+        requests: &Requests,
+        capacities: Vec<Row>,
+        interrupted: bool,
+    ) -> RetentionReport {
+        RetentionReport {
+            path: args.trace.clone(),
+            policy: match policy {
+                Policy::Lru => "lru",
+                Policy::Learned => "learned",
+            },
+            requests: requests.iter().len() as u64,
+            pages_requested: requests.references(),
+            distinct_pages: requests.distinct() as u64,
+            capacities,
+            interrupted,
+        }
+    }
+}
+
+impl Report for RetentionReport {
+    const COMMAND: &'static str = "replay policy";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let rate = |hits| ratio(hits, self.pages_requested) * 100.0;
+        lines.text(format!(
+            "{} requests, {} pages asked for, {} distinct; hits in % of pages asked for",
+            self.requests, self.pages_requested, self.distinct_pages
+        ));
+        for row in &self.capacities {
+            lines.row(
+                format!("{} %", row.percent),
+                format!(
+                    "{:.2} {}, {:.2} LRU ({:+.2}), {:.2} optimum, gap closed {:.1} %; \
+                     {} pages in {} segments, write amplification {:.3} (LRU {:.3}), \
+                     {} GiB written (LRU {}), {} refused, policy {} KiB, {:.1} s (LRU {:.1} s)",
+                    rate(row.pages_hit),
+                    self.policy,
+                    rate(row.lru_pages_hit),
+                    rate(row.pages_hit) - rate(row.lru_pages_hit),
+                    rate(row.optimum_pages_hit),
+                    row.gap_closed * 100.0,
+                    row.pages,
+                    row.segments,
+                    row.write_amplification,
+                    row.lru_write_amplification,
+                    row.bytes_written >> 30,
+                    row.lru_bytes_written >> 30,
+                    row.refused_pages,
+                    row.policy_bytes >> 10,
+                    row.seconds,
+                    row.lru_seconds,
+                ),
+            );
+        }
+        if self.interrupted {
+            lines.text("Interrupted: the last capacity is incomplete.");
+        }
+        lines
+    }
+}

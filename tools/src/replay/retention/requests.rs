@@ -1,0 +1,100 @@
+//! A trace in memory, with small numbers in place of its hash ids.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use larder_format::PageKey;
+
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::replay::BLOCK_TOKENS;
+use crate::trace::Trace;
+use crate::workload;
+
+/// One request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub at_ms: u64,
+    pub output_tokens: Option<u32>,
+    /// 0: not known.
+    pub stop: u32,
+    /// Its last block is not full.
+    pub is_partial: bool,
+    first: usize,
+    count: usize,
+}
+
+/// See the module.
+pub(super) struct Requests {
+    requests: Vec<Request>,
+    blocks: Vec<u32>,
+    /// By block.
+    keys: Vec<PageKey>,
+}
+
+impl Requests {
+    pub(super) fn read(
+        path: &Path,
+        limit: Option<u64>,
+        interrupt: &Interrupt,
+    ) -> Result<Requests, Failure> {
+        let limit = limit.unwrap_or(u64::MAX).try_into().unwrap_or(usize::MAX);
+        let mut numbers: HashMap<u64, u32> = HashMap::new();
+        let mut all = Requests {
+            requests: Vec::new(),
+            blocks: Vec::new(),
+            keys: Vec::new(),
+        };
+        let mut now = 0;
+        for request in Trace::open(path, interrupt)?.take(limit) {
+            let request = request?;
+            let first = all.blocks.len();
+            for id in &request.hash_ids {
+                let number = *numbers.entry(*id).or_insert_with(|| {
+                    all.keys.extend(workload::chain(&[*id]));
+                    (all.keys.len() - 1) as u32
+                });
+                all.blocks.push(number);
+            }
+            // A trace is in the order of its requests; a time without a stamp stands still.
+            now = request.timestamp.map_or(now, |at| now.max(at as u64));
+            let full = request
+                .input_length
+                .map(|tokens| tokens / u64::from(BLOCK_TOKENS));
+            all.requests.push(Request {
+                at_ms: now,
+                output_tokens: request.output_length,
+                stop: request.stop.unwrap_or(0),
+                is_partial: full.is_some_and(|full| full < request.hash_ids.len() as u64),
+                first,
+                count: request.hash_ids.len(),
+            });
+        }
+        Ok(all)
+    }
+
+    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Request> + ExactSizeIterator {
+        self.requests.iter()
+    }
+
+    /// The blocks of a request.
+    pub(super) fn blocks(&self, request: &Request) -> &[u32] {
+        &self.blocks[request.first..][..request.count]
+    }
+
+    /// Their keys.
+    pub(super) fn keys(&self, request: &Request) -> Vec<PageKey> {
+        let blocks = self.blocks(request).iter();
+        blocks.map(|block| self.keys[*block as usize]).collect()
+    }
+
+    /// References to blocks.
+    pub(super) fn references(&self) -> u64 {
+        self.blocks.len() as u64
+    }
+
+    /// Different blocks.
+    pub(super) fn distinct(&self) -> usize {
+        self.keys.len()
+    }
+}

@@ -1,0 +1,348 @@
+//! A core over a volume in memory that keeps descriptor blocks and headers, and drops the rest.
+//!
+//! Every write succeeds at once, and a page is as its key says. So a put, a sync or a step of
+//! reclaim ends before the next call.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use larder_engine::SyncPolicy;
+use larder_engine::capacity::{footprint, usable_blocks};
+use larder_engine::catalog::{Ask, Grant, ReservationId};
+use larder_engine::core::{
+    Config, Copied, Core, Descriptors, Effect, InitState, Io, Recovered, SegmentInit, Victim,
+};
+use larder_engine::index::{Index, Lease, NamespaceSlot};
+use larder_engine::policy::{EvictionPolicy, PolicyMaker};
+use larder_engine::{Hint, PutStatus, Refusal};
+use larder_format::{
+    BLOCK_BYTES, BlockAddress, DescriptorBlock, PageKey, Run, SEGMENTS_OFFSET, SegmentNo, Serial,
+    StoreId,
+};
+
+use super::Played;
+use super::requests::Requests;
+use crate::bench;
+use crate::failure::Failure;
+use crate::replay::BLOCK_TOKENS;
+use crate::size::ByteSize;
+use crate::workload;
+
+/// Segment size where `--segment-size` gives none.
+pub(super) const SEGMENT_BYTES: u64 = 16 << 20;
+
+/// Pages that a step of reclaim looks at.
+const STEP_PAGES: usize = 4096;
+
+/// Tries of a put that finds no room, with the retries of reclaim in between.
+const TRIES: usize = 8;
+
+type Block = [u8; BLOCK_BYTES];
+
+/// The size of a store.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Geometry {
+    pub segments: u32,
+    pub segment_blocks: u32,
+    pub page_bytes: u64,
+    page_blocks: u32,
+    /// Most pages that it keeps.
+    pub pages: usize,
+}
+
+impl Geometry {
+    /// The smallest store that keeps this part of the blocks of a trace.
+    pub(super) fn keeping(
+        percent: f64,
+        requests: &Requests,
+        page_bytes: u64,
+        segment_bytes: u64,
+    ) -> Result<Geometry, Failure> {
+        let wanted = (percent / 100.0 * requests.distinct() as f64) as u64;
+        let page_blocks = page_bytes.div_ceil(BLOCK_BYTES as u64) as u32;
+        let segment_blocks = (segment_bytes / BLOCK_BYTES as u64) as u32;
+        let footprint = footprint(segment_blocks, page_blocks);
+        let kept = |segments: u32| {
+            let usable = usable_blocks(u64::from(segments), 1, segment_blocks);
+            usable.checked_div(footprint).unwrap_or(0)
+        };
+        let sizes = 1..=u32::MAX >> 8;
+        let mut range = (*sizes.start(), *sizes.end());
+        while range.0 < range.1 {
+            let middle = range.0 + (range.1 - range.0) / 2;
+            range = if kept(middle) >= wanted {
+                (range.0, middle)
+            } else {
+                (middle + 1, range.1)
+            };
+        }
+        let segments = range.0;
+        if wanted == 0 || kept(segments) < wanted {
+            return Err(Failure::usage(format!(
+                "no store keeps {percent} % of the trace's {} blocks in segments of {} with pages \
+                 of {}; give another --percent, --segment-size or --page-bytes",
+                requests.distinct(),
+                ByteSize(segment_bytes),
+                ByteSize(page_bytes)
+            )));
+        }
+        Ok(Geometry {
+            segments,
+            segment_blocks,
+            page_bytes,
+            page_blocks,
+            pages: kept(segments) as usize,
+        })
+    }
+}
+
+/// See the module.
+pub(super) struct Volume {
+    core: Core,
+    index: Arc<Index>,
+    namespace: NamespaceSlot,
+    page_blocks: u32,
+    segment_blocks: u32,
+    /// By byte offset.
+    blocks: HashMap<u64, Box<Block>>,
+    settled: HashMap<ReservationId, Vec<PutStatus>>,
+    wants_reclaim: bool,
+    now_ms: u64,
+    refused: u64,
+    unstored: Option<PutStatus>,
+}
+
+impl Volume {
+    pub(super) fn new(
+        geometry: &Geometry,
+        policy: Option<&PolicyMaker<dyn EvictionPolicy>>,
+    ) -> Result<Volume, Failure> {
+        let blocks = u64::from(geometry.segments) * u64::from(geometry.segment_blocks);
+        let index = Arc::new(Index::new(geometry.segments as usize, blocks));
+        if let Some(maker) = policy {
+            index.choose(maker.make());
+        }
+        let free = SegmentInit {
+            state: InitState::Free,
+            sequence: Serial::ZERO,
+            data_end: 0,
+            blocks: 0,
+            last_commit: Serial::ZERO,
+            proven: Serial::ZERO,
+        };
+        let recovered = Recovered {
+            volumes: vec![geometry.segments],
+            segments: vec![free; geometry.segments as usize],
+            namespaces: Vec::new(),
+            first: Serial::first_of(Run::FIRST),
+            clean: true,
+        };
+        let config = Config {
+            store: STORE,
+            segment_blocks: geometry.segment_blocks,
+            sync: SyncPolicy::Relaxed,
+            write_bytes_max: u64::MAX,
+            copy_blocks_max: u64::MAX,
+            read_only: false,
+        };
+        let mut volume = Volume {
+            core: Core::new(config, recovered, index.clone()),
+            index,
+            namespace: NamespaceSlot(0),
+            page_blocks: geometry.page_blocks,
+            segment_blocks: geometry.segment_blocks,
+            blocks: HashMap::new(),
+            settled: HashMap::new(),
+            wants_reclaim: false,
+            now_ms: 0,
+            refused: 0,
+            unstored: None,
+        };
+        volume.with_core(Core::start);
+        let shape = workload::shape(ByteSize(geometry.page_bytes), 1)?;
+        let namespace = workload::namespace("replay", BLOCK_TOKENS, shape)?;
+        let opened = volume.with_core(|core| core.open_namespace(&namespace));
+        let id = opened.ok_or_else(|| Failure::environment("the namespace is refused".to_owned()));
+        volume.namespace = id?.into();
+        Ok(volume)
+    }
+
+    /// Moves the time on.
+    pub(super) fn tick(&mut self, now_ms: u64) {
+        while let Some(due) = self.core.wakes_at()
+            && due < now_ms
+        {
+            self.now_ms = self.now_ms.max(due);
+            let due = self.now_ms;
+            self.with_core(|core| core.tick(due));
+            if self.core.wakes_at() == Some(due) {
+                break;
+            }
+        }
+        self.now_ms = self.now_ms.max(now_ms);
+        let now_ms = self.now_ms;
+        self.with_core(|core| core.tick(now_ms));
+    }
+
+    /// The length of the stored prefix. Changes nothing.
+    pub(super) fn stored(&self, keys: &[PageKey]) -> usize {
+        let stored = self.index.peek(self.namespace, keys);
+        stored.iter().take_while(|is_stored| **is_stored).count()
+    }
+
+    /// A lookup without leases: the trace has no time between it and its read.
+    pub(super) fn look_up(&self, keys: &[PageKey]) {
+        let lease = Lease {
+            now_ms: self.now_ms,
+            duration_ms: 0,
+            blocks_per_page: self.page_blocks,
+        };
+        self.index
+            .longest_prefix(self.namespace, keys, lease, &mut Vec::new());
+    }
+
+    /// Reads pages.
+    pub(super) fn read(&mut self, keys: &[PageKey]) {
+        for located in self.index.pin(self.namespace, keys).into_iter().flatten() {
+            let segment = located.place.segment;
+            if self.index.unpin(segment) {
+                self.with_core(|core| core.unpinned(segment));
+            }
+        }
+    }
+
+    /// Puts the pages of a chain from `first` on, as a patient caller does.
+    pub(super) fn put(&mut self, keys: &[PageKey], first: usize, hint: Hint) {
+        let mut first = first;
+        let mut tries = 0;
+        while first < keys.len() && tries < TRIES {
+            let asks: Vec<Ask> = (first..keys.len())
+                .map(|at| Ask {
+                    key: keys[at],
+                    parent: at.checked_sub(1).map(|parent| keys[parent]),
+                    depth: at as u32,
+                })
+                .collect();
+            let statuses = self.put_once(&asks, hint);
+            let stored = statuses
+                .iter()
+                .take_while(|status| status.is_present())
+                .count();
+            first += stored;
+            tries = if stored == 0 { tries + 1 } else { 0 };
+            let Some(status) = statuses.get(stored) else {
+                continue;
+            };
+            self.unstored = Some(*status);
+            if *status != PutStatus::Refused(Refusal::NoSpace) {
+                break;
+            }
+            if stored == 0
+                && let Some(due) = self.core.wakes_at()
+            {
+                self.tick(due);
+            }
+        }
+        self.refused += (keys.len() - first) as u64;
+    }
+
+    fn put_once(&mut self, asks: &[Ask], hint: Hint) -> Vec<PutStatus> {
+        let namespace = self.namespace;
+        let (id, grants) = self.with_core(|core| core.reserve(namespace, asks, hint));
+        let is_granted = |grant: &Grant| matches!(grant, Grant::Write(_));
+        let checksums: Vec<_> = grants.iter().map(|g| is_granted(g).then_some(0)).collect();
+        let landed: Vec<_> = (0..grants.len())
+            .filter(|at| is_granted(&grants[*at]))
+            .map(|at| (at, true))
+            .collect();
+        self.with_core(|core| core.landed(id, &landed));
+        self.with_core(|core| core.commit(id, &checksums));
+        self.settled.remove(&id).unwrap_or_default()
+    }
+
+    /// Calls the core, and carries out all its effects.
+    fn with_core<R>(&mut self, call: impl FnOnce(&mut Core) -> R) -> R {
+        let result = call(&mut self.core);
+        loop {
+            let effects = self.core.take_effects();
+            if effects.is_empty() && !std::mem::take(&mut self.wants_reclaim) {
+                return result;
+            }
+            for effect in effects {
+                self.carry_out(effect);
+            }
+            while self.core.reclaim_step(STEP_PAGES) {}
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Io { id, io, .. } => {
+                if let Io::Write { offset, bytes } = io {
+                    for (at, bytes) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
+                        let mut block = Box::new([0; BLOCK_BYTES]);
+                        block.copy_from_slice(bytes);
+                        self.blocks
+                            .insert(offset + (at * BLOCK_BYTES) as u64, block);
+                    }
+                }
+                self.core.io_done(id, Ok(()));
+            }
+            Effect::Settled(id, statuses) => {
+                self.settled.insert(id, statuses);
+            }
+            Effect::ReadDescriptors(victim) => {
+                let read = self.descriptors(&victim);
+                self.core.descriptors_read(read);
+            }
+            Effect::Copy(id, pages) => self.core.copied(id, &vec![Copied::Written; pages.len()]),
+            Effect::Reclaim => self.wants_reclaim = true,
+            Effect::Room | Effect::Finished(..) | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
+        }
+    }
+
+    fn descriptors(&self, victim: &Victim) -> Descriptors {
+        let end = u64::from(victim.number + 1) * u64::from(self.segment_blocks);
+        let offset = |index: u32| {
+            let block = end - 1 - u64::from(index);
+            SEGMENTS_OFFSET + block * BLOCK_BYTES as u64
+        };
+        let blocks = (0..victim.blocks).filter_map(|index| {
+            let block = self.blocks.get(&offset(index))?;
+            let address = BlockAddress {
+                store: STORE,
+                volume: 0,
+                segment: SegmentNo(victim.number),
+                segment_blocks: self.segment_blocks,
+                index,
+            };
+            DescriptorBlock::check(&**block).ok()?.at(&address).ok()
+        });
+        Descriptors {
+            blocks: blocks
+                .filter(|block| block.header.sequence == victim.sequence)
+                .collect(),
+            some_unreadable: false,
+        }
+    }
+
+    /// Adds its counters.
+    pub(super) fn sum_up(&self, played: &mut Played) -> Result<(), Failure> {
+        let counters = self.core.counters();
+        if let (Some(status), true) = (self.unstored, counters.pages_put == 0) {
+            return Err(Failure::usage(bench::reason(status)));
+        }
+        self.core.check_invariants().map_err(Failure::environment)?;
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        played.put = counters.pages_put;
+        played.evicted = counters.evicted;
+        played.refused = self.refused;
+        played.put_bytes = bytes(counters.page_blocks_written);
+        played.copied_bytes = bytes(counters.copy_blocks_written);
+        played.written_bytes = bytes(counters.blocks_written());
+        played.policy_bytes = self.index.policy_ram_bytes() as u64;
+        Ok(())
+    }
+}
+
+const STORE: StoreId = StoreId::from_bytes([0x4c; 16]);
