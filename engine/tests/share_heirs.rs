@@ -103,6 +103,26 @@ fn puts_that_may_wait_go_on_through_a_hand_over() {
     });
 }
 
+/// Whether the owner has begun to close the store by then is left to chance.
+#[test]
+fn an_heir_that_dies_leaves_the_store_to_another_process() {
+    let home = Home::with_store(128 * MIB);
+    let (owner, client) = (attach(&home), attach(&home));
+    let keys = chain(1, 9);
+    Pool::new(&owner, "m", &PARTS).put(&keys);
+    for _ in 0..4 {
+        // As if it were killed.
+        drop(keeper(&home));
+        eventually("one of the others is the owner", || {
+            [&owner, &client].iter().any(|of| of.part() == Part::Owner)
+        });
+    }
+    for store in [&owner, &client] {
+        let pool = Pool::new(store, "m", &PARTS);
+        eventually("the pages are there", || pool.hits(&keys) == 9);
+    }
+}
+
 #[test]
 fn an_owner_that_keeps_the_store_gives_it_to_nobody() {
     let home = Home::with_store(128 * MIB);
