@@ -220,23 +220,27 @@ impl World {
     /// A page that a record removes may be missing in any later epoch: the record may vanish for a
     /// time and come back.
     fn note_departure(&mut self, record: &Record) {
+        let now = self.clock;
+        let removed = self.removed_by(record);
+        self.left
+            .extend(removed.into_iter().map(|name| (name, now)));
+    }
+
+    /// The pages that a record removes.
+    pub fn removed_by(&self, record: &Record) -> Vec<Name> {
         let (fingerprint, prefix) = match record {
-            Record::Page(_) => return,
+            Record::Page(_) => return Vec::new(),
             Record::Delete { namespace, key, .. } => (*namespace, Some(key.prefix())),
             Record::Evict { namespace, key, .. } => (*namespace, Some(*key)),
             Record::Clear { namespace, .. } => (*namespace, None),
         };
         let namespace = self.namespace_of(fingerprint);
-        let now = self.clock;
         match prefix {
             Some(prefix) => {
                 let name = self.oracle.by_key(namespace, prefix.as_bytes());
-                self.left.extend(name.map(|name| (name, now)));
+                name.into_iter().collect()
             }
-            None => {
-                let names = self.oracle.names_of(namespace);
-                self.left.extend(names.into_iter().map(|name| (name, now)));
-            }
+            None => self.oracle.names_of(namespace),
         }
     }
 

@@ -52,7 +52,8 @@ impl World {
         });
         // With spoiled metadata the record of an old eviction may vanish and come back.
         let left = self.left.get(&name).is_some_and(|at| known.begun_at <= *at);
-        self.oracle.spoiled && left
+        let may_vanish = self.oracle.spoiled || self.returning.contains(&name);
+        may_vanish && left
             || self.has_bad_bytes(known)
             || older_is_bad
             || known.torn

@@ -266,6 +266,11 @@ impl World {
             for version in self.pages_of(volume, at, &block) {
                 self.oracle.version_mut(version).dropped = true;
             }
+            let beneath = self.disk.volumes()[volume].durable(at).clone();
+            for record in self.records_of(volume, at, &beneath) {
+                let removed = self.removed_by(&record);
+                self.returning.extend(removed);
+            }
         }
     }
 

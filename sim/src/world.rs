@@ -83,6 +83,9 @@ pub struct World {
     pub unsealed: bool,
     /// Pages with a record of their removal, and the time of the last such record.
     pub left: BTreeMap<Name, u64>,
+    /// Pages with a record of their removal beneath a write that a failed sync dropped: no reader
+    /// may see the record now, and it may come back with a power loss.
+    pub returning: BTreeSet<Name>,
     /// A crash tore a header or a descriptor block in the middle: it is neither old nor new.
     pub torn_inside: bool,
     /// Segments whose metadata a failed sync dropped, in their present generation.
@@ -131,6 +134,7 @@ impl World {
             headless: BTreeSet::new(),
             unsealed: false,
             left: BTreeMap::new(),
+            returning: BTreeSet::new(),
             torn_inside: false,
             shaken: BTreeSet::new(),
             forgotten: BTreeSet::new(),
