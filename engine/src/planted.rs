@@ -129,6 +129,14 @@ mod switch {
             RunNotBumped,
             /// A free header that is being written when a sync fails is not written again.
             SureHeader,
+            /// A segment is released though the sync that covers its free header has failed.
+            HastyFree,
+            /// A free header that was answered while a failing sync ran is not written again.
+            LaterFree,
+            /// A page that the policy of admission refuses is stored all the same.
+            DeafAdmission,
+            /// The policy of admission is asked for pages that are stored, too.
+            StrictAdmission,
             /// A recall ends while the put reads the caller's memory.
             HastyRecall,
             /// A write that ends after the recall of its put counts as landed.

@@ -79,7 +79,7 @@ fn first_in_first_out_ignores_uses_and_takes_leaves_only() {
 }
 
 #[test]
-fn a_leased_page_stays_under_any_policy_until_its_lease_lapses() {
+fn row_26_a_leased_page_stays_under_any_policy_until_its_lease_lapses() {
     let index = Index::new(1, 1 << 20);
     index.choose(Box::<Fifo>::default());
     let keys = [chain(1, 1), chain(2, 1), chain(3, 1)].concat();
@@ -357,7 +357,7 @@ impl AdmissionPolicy for Heads {
 }
 
 #[test]
-fn pages_that_are_not_admitted_are_refused_with_all_behind_them() {
+fn row_26_pages_that_are_not_admitted_are_refused_with_all_behind_them() {
     let home = Home::with_store(128 * MIB);
     let store = home.open_with(admitting(|| Heads(3)));
     let pool = Pool::new(&store, "m", &[65536]);

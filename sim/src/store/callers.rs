@@ -123,14 +123,16 @@ pub struct Caller<'a> {
 
 /// Pages of one call.
 pub struct Pages {
-    namespace: usize,
+    pub namespace: usize,
     pub names: Vec<Name>,
-    keys: Vec<PageKey>,
+    pub keys: Vec<PageKey>,
     /// The index before the call.
     pub before: Vec<There>,
     /// The moment before the call.
     pub begun: u64,
     pub misdirected: u64,
+    /// Answers of the policy of admission before the call.
+    pub answers: u64,
     /// Pages that had left the index before the call.
     pub departed: Option<u64>,
 }
@@ -177,6 +179,7 @@ impl State {
             before: self.there(&names),
             begun: self.world.clock,
             misdirected: self.misdirected,
+            answers: self.leases.answers(),
             departed: self.departed(),
             names,
         }

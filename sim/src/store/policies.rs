@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use larder_engine::NamespaceId;
 use larder_engine::format::{KeyPrefix, PageKey};
 use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker,
     Worth,
 };
+use larder_engine::{NamespaceId, PutStatus, Refusal};
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
@@ -45,6 +45,11 @@ struct Book {
     named: Option<Page>,
     evictions: u64,
     refusals: u64,
+    /// Answers of the policy of admission.
+    answers: u64,
+    /// By page: the last of these that took it, and the last that refused it.
+    taken: BTreeMap<Page, u64>,
+    refused: BTreeMap<Page, u64>,
     /// A leased page that was evicted for room.
     broken: Option<Page>,
     /// Faults have ended: every page is admitted.
@@ -95,6 +100,35 @@ impl Leases {
         book.uses.clear();
         book.asked = 0;
         book.named = None;
+        book.taken.clear();
+        book.refused.clear();
+    }
+
+    /// The number of answers of the policy of admission so far.
+    pub fn answers(&self) -> u64 {
+        lock(&self.book).answers
+    }
+
+    /// Checks a put that began after so many answers: it stores a new page only if the policy took
+    /// it, and it refuses the page for the policy only if the policy refused it.
+    pub fn check_admission(
+        &self,
+        answers: u64,
+        namespace: NamespaceId,
+        key: &PageKey,
+        status: PutStatus,
+    ) {
+        let (book, page) = (lock(&self.book), page(namespace, key.prefix()));
+        let is_since = |all: &BTreeMap<Page, u64>| all.get(&page).is_some_and(|at| *at > answers);
+        let fits = match status {
+            PutStatus::Stored => is_since(&book.taken) || !self.admits_some,
+            PutStatus::Refused(Refusal::NotAdmitted) => is_since(&book.refused),
+            _ => true,
+        };
+        assert!(
+            fits,
+            "{page:x?} is {status:?} against the policy of admission"
+        );
     }
 
     pub fn calm_down(&mut self) {
@@ -273,10 +307,18 @@ impl std::fmt::Debug for Moody {
 }
 
 impl AdmissionPolicy for Moody {
-    fn admits(&mut self, _: &Candidate) -> bool {
+    fn admits(&mut self, candidate: &Candidate) -> bool {
         let refuses = self.dice.chance(REFUSED);
-        let mut book = lock(&self.book);
-        book.refusals += u64::from(refuses && !book.is_calm);
-        !refuses || book.is_calm
+        let book = &mut *lock(&self.book);
+        let refuses = refuses && !book.is_calm;
+        book.refusals += u64::from(refuses);
+        book.answers += 1;
+        let answered = match refuses {
+            true => &mut book.refused,
+            false => &mut book.taken,
+        };
+        let page = page(candidate.namespace, candidate.key.prefix());
+        answered.insert(page, book.answers);
+        !refuses
     }
 }

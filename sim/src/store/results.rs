@@ -8,7 +8,7 @@ use larder_sim_runtime::medium::Content;
 use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
 
-use super::callers::Pages;
+use super::callers::{Pages, There};
 use super::{Phase, State};
 use crate::oracle::VersionId;
 use crate::setup::BLOCK;
@@ -29,6 +29,7 @@ impl State {
         });
         let always = self.world.setup.sync == SyncPolicy::Always;
         let failures = self.epoch.as_ref().map_or(0, |epoch| epoch.failures);
+        self.check_admission(pages, &now, statuses);
         for (at, status) in statuses.iter().enumerate() {
             let totals = &mut self.world.totals;
             match status {
@@ -88,6 +89,29 @@ impl State {
                 known.durable = true;
                 known.in_place_of = before.filter(|_| !always);
                 known.dropped &= !(always && *status == PutStatus::Stored);
+            }
+        }
+    }
+
+    /// The policy of admission is asked for new pages alone, and its answer counts. Pages behind
+    /// the first that it refuses are refused without an answer.
+    fn check_admission(&self, pages: &Pages, now: &[There], statuses: &[PutStatus]) {
+        let Some(namespace) = self.ids[pages.namespace] else {
+            return;
+        };
+        for (at, status) in statuses.iter().enumerate() {
+            let is_refused = *status == PutStatus::Refused(Refusal::NotAdmitted);
+            let key = &pages.keys[at];
+            if pages.before[at].is_none() {
+                let answers = pages.answers;
+                self.leases
+                    .check_admission(answers, namespace, key, *status);
+            } else if pages.before[at] == now[at] {
+                let name = pages.names[at];
+                assert!(!is_refused, "{name:?} is stored, and the policy was asked");
+            }
+            if is_refused {
+                return;
             }
         }
     }

@@ -189,7 +189,14 @@ impl Durability {
         segments: &mut Segments,
         mut freed: Vec<SegmentId>,
     ) {
-        freed.append(&mut self.freed);
+        if planted!(HastyFree) {
+            for id in freed.drain(..) {
+                base.announce(Event::Released(id));
+            }
+        }
+        if !planted!(LaterFree) {
+            freed.append(&mut self.freed);
+        }
         let releasing = segments.releasing();
         let is_unknown = |id: &&SegmentId| !freed.contains(*id) && !segments.is_unfreed(**id);
         if !planted!(SureHeader) {

@@ -120,13 +120,14 @@ impl Puts {
             return Grant::Settles;
         }
         let found = below.base.index.locate(page.namespace, &page.key);
+        let is_new = found.is_none() || planted!(StrictAdmission);
+        if is_new && !self.is_admitted(below, &page) && !planted!(DeafAdmission) {
+            return Grant::Refused(Refusal::NotAdmitted);
+        }
         if let Some(found) = found.filter(|found| !found.unproven) {
             adopt_if_missing(below.base, &page);
             self.settle_duplicate(below, id, index, found.place.segment);
             return Grant::Settles;
-        }
-        if found.is_none() && !self.is_admitted(below, &page) {
-            return Grant::Refused(Refusal::NotAdmitted);
         }
         match self.grant(below, id, index, page, Origin::Put) {
             Ok(extent) => Grant::Write(extent),
