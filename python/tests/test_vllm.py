@@ -369,7 +369,7 @@ def imports(said):
     """Imports what vLLM imports of Larder: the seconds of CPU that takes."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "larder"]:
         del sys.modules[name]
-    files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    files, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
     start = time.process_time()
     import larder.vllm
 
@@ -378,7 +378,8 @@ def imports(said):
     from larder.vllm import LarderTier
 
     spent = time.process_time() - start
-    assert len(os.listdir("/proc/self/fd")) == files and threading.active_count() == threads
+    # Files of tests before may have been closed by the garbage collection.
+    assert set(os.listdir("/proc/self/fd")) <= files and threading.active_count() <= threads
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
     assert SecondaryTierFactory.get_tier_class({"type": "larder"}) is LarderTier
