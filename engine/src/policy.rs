@@ -87,7 +87,7 @@ pub struct PageFacts {
     pub bytes: u64,
     /// Its parent in the chain, if that is stored and linked.
     pub parent: Option<PageNumber>,
-    /// Pages that the put or touch of which the policy is told asked for and that were not stored;
+    /// Pages that the reported put or touch asked for and that were not stored;
     /// `None` in other calls.
     pub new_pages: Option<u32>,
     /// Time since a fixed moment, as far as calls told it.

@@ -1,5 +1,5 @@
 //! The guard: LRU and the learned order on two ghost caches, side by side. The store follows the
-//! one that had more hits lately.
+//! policy with more hits lately.
 //!
 //! A ghost cache knows pages by their keys alone. It sees the uses of watched chains: all of them
 //! in a small store, one in eight in others. A chain is watched as a whole, from the page where it

@@ -45,7 +45,7 @@ impl Leaves {
         self.changed.clear();
     }
 
-    /// Removes and returns the leaf of least index; of equal ones the one that was used first.
+    /// Removes and returns the leaf of least index; of equal leaves the least recently used.
     /// `standing` is the class and the last use of a leaf that is still held.
     pub(super) fn take_least(
         &mut self,

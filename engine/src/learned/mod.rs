@@ -13,7 +13,7 @@
 //! | module | content |
 //! |---|---|
 //! | `budget` | how much reclaim may copy |
-//! | `class` | the class of a page, from facts that the store sees or is told |
+//! | `class` | the class of a page, from facts of the store and hints |
 //! | `hazard` | uses and time by class and age, and the index that follows from them |
 //! | `sample` | the keys whose uses are counted, stored or not |
 //! | `ghost` | facts of pages that left |
@@ -27,7 +27,7 @@
 //! class.
 //!
 //! *Superseded*: when a request goes through a page into another child than the last one, the old
-//! branch is one that a conversation left. Its pages get a class of their own.
+//! branch is a branch that a conversation left. Its pages get a class of their own.
 //!
 //! All rates are in uses a second, all times in [`TICKS`] a second.
 

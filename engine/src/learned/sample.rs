@@ -1,5 +1,5 @@
 //! The keys whose uses are counted: a share of all keys by their hash, whether they are stored or
-//! not. So the store's own evictions do not colour what is learned.
+//! not. So the store's own evictions do not bias the tables.
 //!
 //! A key adds a use to the table of its class at the age that it has, and the time in between. A
 //! key that is forgotten has added its time: no use is taken for granted.

@@ -72,7 +72,7 @@ impl Segments {
     /// Whether a segment's free header cannot be written, or its descriptors cannot be read. An
     /// unusable segment may stay so for good. It is not waited for, and the store keeps as many
     /// pages less as if the segment had never been: otherwise all other segments would fill with
-    /// live pages, of which none is worth reclaiming. Returns whether that is new.
+    /// live pages, none of them worth reclaiming. Returns whether that is new.
     pub(in crate::core) fn set_unusable(&mut self, id: SegmentId, unusable: bool) -> bool {
         if std::mem::replace(&mut self.get_mut(id).unusable, unusable) == unusable {
             return false;

@@ -52,7 +52,7 @@ pub struct RetentionArgs {
     /// without moving bytes
     #[arg(long, conflicts_with_all = ["store", "capacity", "l1", "ack_log", "check_log"])]
     pub policy: Option<Policy>,
-    /// The facts that the store is told
+    /// The facts that the store gets
     #[arg(long, value_enum, default_value = "trace", requires = "policy")]
     hints: Hints,
     /// Capacity in hundredths of the trace's distinct blocks

@@ -2,7 +2,7 @@
 //!
 //! After each request the block whose next use is farthest goes, of equal ones the deepest, until
 //! the rest fits. The blocks of the request itself may go too. A block is never used later than its
-//! child, so that this takes leaves only, and what is left of a chain is a prefix of it.
+//! child, so that this takes leaves only, and the rest of a chain is a prefix of it.
 
 use std::collections::BinaryHeap;
 
