@@ -14,6 +14,7 @@ use larder_engine::format::{
     ARCHIVED_PAGES_MAX, ArchiveHead, ArchiveId, ArchiveItem, ArchiveReader, ArchiveWriter,
     ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage, Fingerprint, PageChecksum, PageKey,
 };
+use larder_remote::run::SEALS_MAGIC;
 
 /// Bytes of payload collected before they are written, unless a single page has more.
 const BATCH_BYTES: usize = 8 << 20;
@@ -225,14 +226,17 @@ impl<R: Read> ArchiveSource<R> {
     }
 
     fn nothing_follows(&mut self) -> Result<(), Fault> {
-        let mut byte = [0];
-        loop {
-            match self.input.read(&mut byte) {
-                Ok(0) => return Ok(()),
-                Ok(_) => return Err(self.fault(FaultReason::Surplus)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.fault(FaultReason::Unreadable(error))),
-            }
+        // Seals are for nodes that share a remote.
+        let mut behind = Vec::new();
+        let mut input = self.input.by_ref().take(SEALS_MAGIC.len() as u64);
+        match input.read_to_end(&mut behind) {
+            Ok(_) if behind.is_empty() => Ok(()),
+            Ok(_) if behind == SEALS_MAGIC => match io::copy(&mut self.input, &mut io::sink()) {
+                Ok(_) => Ok(()),
+                Err(error) => Err(self.fault(FaultReason::Unreadable(error))),
+            },
+            Ok(_) => Err(self.fault(FaultReason::Surplus)),
+            Err(error) => Err(self.fault(FaultReason::Unreadable(error))),
         }
     }
 

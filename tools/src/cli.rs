@@ -15,7 +15,7 @@ use nix::sys::signal::{SigSet, Signal};
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, import, inspect, log, manuals,
-    replay, serve, stat, verify,
+    remote, replay, serve, stat, verify,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -52,6 +52,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Stat(stat::StatArgs),
     Delete(delete::DeleteArgs),
+    Remote(remote::RemoteArgs),
     Exporter(exporter::ExporterArgs),
     Demo(demo::DemoArgs),
     Completions(manuals::CompletionsArgs),
@@ -117,6 +118,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Serve(args) => serve::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Delete(args) => delete::run(args),
+        Command::Remote(args) => remote::run(args),
         Command::Exporter(args) => exporter::run(args),
         Command::Demo(args) => demo::run(args, program),
         Command::Completions(args) => manuals::completions(args, Cli::command()),

@@ -13,6 +13,7 @@
 //! | `findings`, `repair` | their report of damage, and its repair |
 //! | `compact` | orders the pages of a store |
 //! | `export`, `import` | pages of a store to a file (`archive`), and from one into a store |
+//! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
 //! | `bench` | measures puts, gets, lookups and loads |
 //! | `replay` | runs a request trace against a store, or through all three tiers |
@@ -68,6 +69,7 @@ mod metrics;
 mod misses;
 mod open;
 pub mod place;
+mod remote;
 mod repair;
 mod replay;
 mod report;

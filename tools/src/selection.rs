@@ -40,6 +40,11 @@ impl Selection {
         self.model.is_none() && !matches!(self.namespace, Some(Wanted::One(_)))
     }
 
+    /// Whether namespaces are chosen by their model.
+    pub fn is_of_a_model(&self) -> bool {
+        self.model.is_some()
+    }
+
     /// Whether a namespace is chosen. Its record may be lost: then it has no model.
     pub fn takes(&self, fingerprint: &Fingerprint, namespace: Option<&Namespace>) -> bool {
         if let Some(model) = &self.model {

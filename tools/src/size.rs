@@ -117,19 +117,20 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     let malformed = || {
         format!(
             "`{text}` is not a duration; write seconds (30) or a whole number and a unit (500ms, \
-             30s, 2m)"
+             30s, 2m, 6h, 7d)"
         )
     };
     let number: u64 = number.parse().map_err(|_| malformed())?;
-    match unit {
-        "ms" => Ok(Duration::from_millis(number)),
-        "" | "s" => Ok(Duration::from_secs(number)),
-        "m" => number
-            .checked_mul(60)
-            .map(Duration::from_secs)
-            .ok_or_else(malformed),
-        _ => Err(malformed()),
-    }
+    let seconds = match unit {
+        "ms" => return Ok(Duration::from_millis(number)),
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 60 * 60,
+        "d" => 24 * 60 * 60,
+        _ => return Err(malformed()),
+    };
+    let seconds = number.checked_mul(seconds);
+    seconds.map(Duration::from_secs).ok_or_else(malformed)
 }
 
 #[cfg(test)]
@@ -216,10 +217,11 @@ mod tests {
 
     #[test]
     fn durations_are_whole_numbers_with_a_unit() {
-        let read =
-            ["0", "30", "30s", "500ms", "2m"].map(|text| duration(text).unwrap().as_millis());
-        assert_eq!(read, [0, 30_000, 30_000, 500, 120_000]);
-        for text in ["", "s", "1.5s", "-1s", "3h", "18446744073709551615m"] {
+        let read = ["0", "30", "30s", "500ms", "2m", "6h", "7d"];
+        let read = read.map(|text| duration(text).unwrap().as_millis());
+        let days = 7 * 86_400_000;
+        assert_eq!(read, [0, 30_000, 30_000, 500, 120_000, 21_600_000, days]);
+        for text in ["", "s", "1.5s", "-1s", "3w", "18446744073709551615m"] {
             assert!(
                 duration(text)
                     .unwrap_err()

@@ -158,6 +158,25 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     flip(Path::new(archive), length / 2);
     printed.run(&["import", empty, archive], 1);
 
+    let (key_file, shared) = (&at("key"), at("shared"));
+    printed.run(&["remote", "key", key_file], 0);
+    let url = &format!("file://{shared}");
+    let keys = ["--key-file", key_file];
+    let few = ["--run-tokens", "1"];
+    printed.run(
+        &[&["remote", "push", store, url][..], &keys, &few].concat(),
+        0,
+    );
+    printed.run(&["remote", "ls", url], 0);
+    printed.run(&["remote", "verify", url, "--key-file", key_file], 0);
+    let another = &at("another-key");
+    printed.run(&["remote", "key", another], 0);
+    printed.run(&["remote", "verify", url, "--key-file", another], 1);
+    let puller = &at("puller");
+    printed.run(&[&["create", puller][..], &size].concat(), 0);
+    printed.run(&[&["remote", "pull", puller, url][..], &keys].concat(), 0);
+    printed.run(&["remote", "prune", url, "--older-than", "1h"], 0);
+
     // Pages that the other store has no segments for.
     let large = &at("large");
     let segments = ["--size", "256MiB", "--segment-size", "32MiB"];

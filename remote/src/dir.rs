@@ -1,0 +1,243 @@
+//! A directory as a remote: a mounted 3FS, CephFS, Lustre or NFS.
+//!
+//! An object gets its name by a hard link to a file that is complete and synced. So no reader sees
+//! a part of one, and of several writers one succeeds. Files that a crash left without their name
+//! are removed by the next listing, an hour later.
+//!
+//! A mounted file system that does not answer blocks its callers for ever. So each call runs on a
+//! thread of its own, and its caller waits until the deadline. Threads that wait for the file
+//! system are bounded: beyond that calls fail at once.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use larder_format::Fingerprint;
+use tempfile::NamedTempFile;
+
+use crate::remote::{Listed, Published, Remote, RemoteError};
+use crate::run::RunName;
+
+/// Most calls that wait for the file system.
+const CALLS_MAX: usize = 64;
+
+/// Begins the name of a file that is being written.
+const UNFINISHED: &str = ".unfinished-";
+
+/// After this time nobody writes such a file any more.
+const UNFINISHED_AGE: Duration = Duration::from_hours(1);
+
+/// Objects in a directory.
+pub struct Dir {
+    root: PathBuf,
+    calls: Arc<AtomicUsize>,
+}
+
+/// A call that waits for the file system.
+struct Call(Arc<AtomicUsize>);
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Dir {
+    /// Objects below a directory. Nothing is created before the first object.
+    #[must_use]
+    pub fn new(root: PathBuf) -> Dir {
+        let calls = Arc::default();
+        Dir { root, calls }
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, RemoteError> {
+        let waiting = self.calls.fetch_add(1, Ordering::AcqRel);
+        let call = Call(Arc::clone(&self.calls));
+        if waiting >= CALLS_MAX {
+            let reason = format!("{CALLS_MAX} calls wait for {}", self.root.display());
+            return Err(RemoteError::Overloaded(reason));
+        }
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let root = self.root.clone();
+        let spawned = thread::Builder::new()
+            .name("larder-remote-dir".to_owned())
+            .spawn(move || {
+                // The caller may have left at its deadline.
+                let _ = sender.send(work(&root));
+                drop(call);
+            });
+        if let Err(error) = spawned {
+            return Err(RemoteError::Failed(format!("starting a thread: {error}")));
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        match receiver.recv_timeout(left) {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(self.failed(&error)),
+            Err(RecvTimeoutError::Timeout) => Err(RemoteError::Deadline),
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(RemoteError::Failed("the call ended early".to_owned()))
+            }
+        }
+    }
+
+    fn failed(&self, error: &io::Error) -> RemoteError {
+        let reason = format!("{}: {error}", self.root.display());
+        match error.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                RemoteError::Denied(reason)
+            }
+            io::ErrorKind::NotFound => RemoteError::Missing(reason),
+            _ => RemoteError::Failed(reason),
+        }
+    }
+}
+
+impl Remote for Dir {
+    fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
+        let name = run.to_string();
+        self.call(deadline, move |root| {
+            let found = root.join(name).symlink_metadata();
+            Ok(absent(found)?.is_some_and(|found| found.is_file()))
+        })
+    }
+
+    fn fetch(
+        &self,
+        run: &RunName,
+        bytes_max: usize,
+        deadline: Instant,
+    ) -> Result<Option<Vec<u8>>, RemoteError> {
+        let name = run.to_string();
+        self.call(deadline, move |root| {
+            let Some(file) = absent(File::open(root.join(name)))? else {
+                return Ok(None);
+            };
+            let bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+            if bytes > bytes_max {
+                return Ok(None);
+            }
+            let mut object = Vec::with_capacity(bytes);
+            // It may have grown since, if somebody means harm.
+            file.take(bytes as u64).read_to_end(&mut object)?;
+            Ok(Some(object))
+        })
+    }
+
+    fn publish(
+        &self,
+        run: &RunName,
+        object: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Published, RemoteError> {
+        let name = run.to_string();
+        self.call(deadline, move |root| {
+            let path = root.join(name);
+            if path.try_exists()? {
+                return Ok(Published::Present);
+            }
+            let directory = path.parent().unwrap_or(root);
+            fs::create_dir_all(directory)?;
+            let mut file = unfinished(directory)?;
+            file.write_all(&object)?;
+            file.as_file().sync_all()?;
+            match fs::hard_link(file.path(), &path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    return Ok(Published::Present);
+                }
+                Err(error) => return Err(error),
+            }
+            File::open(directory)?.sync_all()?;
+            Ok(Published::Created)
+        })
+    }
+
+    fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
+        let name = run.to_string();
+        self.call(deadline, move |root| {
+            absent(fs::remove_file(root.join(name))).map(|_| ())
+        })
+    }
+
+    fn list(
+        &self,
+        within: Option<Fingerprint>,
+        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        deadline: Instant,
+    ) -> Result<(), RemoteError> {
+        let prefix = RunName::prefix(within);
+        let listed = self.call(deadline, move |root| {
+            let mut listed = Vec::new();
+            // Of a remote without objects there is the root alone.
+            root.metadata()?;
+            walk(root, &root.join(prefix), &mut listed)?;
+            Ok(listed)
+        })?;
+        let _ = listed.into_iter().try_for_each(each);
+        Ok(())
+    }
+}
+
+/// The outcome, with `None` if there is no such file.
+fn absent<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A file without its name yet, removed when it is dropped.
+fn unfinished(directory: &Path) -> io::Result<NamedTempFile> {
+    tempfile::Builder::new()
+        .prefix(UNFINISHED)
+        .tempfile_in(directory)
+}
+
+/// Lists the objects below a directory, and removes what crashes have left.
+fn walk(root: &Path, directory: &Path, listed: &mut Vec<Listed>) -> io::Result<()> {
+    let Some(entries) = absent(fs::read_dir(directory))? else {
+        return Ok(());
+    };
+    for entry in entries {
+        let entry = entry?;
+        let path = entry.path();
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            walk(root, &path, listed)?;
+            continue;
+        }
+        let Some(found) = absent(entry.metadata())?.filter(|_| kind.is_file()) else {
+            continue;
+        };
+        let modified = found.modified().unwrap_or(UNIX_EPOCH);
+        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
+            let age = SystemTime::now().duration_since(modified);
+            if age.is_ok_and(|age| age > UNFINISHED_AGE) {
+                // Somebody else may have removed it, or may alone remove it.
+                let _ = fs::remove_file(&path);
+            }
+            continue;
+        }
+        let name = path.strip_prefix(root).ok().and_then(Path::to_str);
+        if let Some(Ok(run)) = name.map(str::parse) {
+            let created = modified.duration_since(UNIX_EPOCH);
+            listed.push(Listed {
+                run,
+                bytes: found.len(),
+                created_unix_s: created.map_or(0, |since| since.as_secs()),
+            });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,32 @@
+//! Runs of pages beyond the node, in a directory that nodes share.
+//!
+//! A store dies with its disk, and a new node begins with none of its pages. A remote keeps pages
+//! for all nodes: one node publishes a run of a chain as one object, and others fetch it. Lookups
+//! need no service and no index: the name of a run follows from its last key.
+//!
+//! Whoever can write to a remote could plant pages. So objects are sealed with a key that the
+//! nodes share ([`keys`]), and no byte of a page is used before its seal was verified
+//! ([`run::open`]).
+//!
+//! | module | content |
+//! |---|---|
+//! | [`run`] | runs, their names, and the objects that hold them |
+//! | [`keys`] | the keys of seals, and key files |
+//! | [`remote`] | the trait [`Remote`], its errors |
+//! | [`place`] | a remote by its URL |
+//! | [`dir`] | a directory |
+//!
+//! This crate does not know stores: its callers read and write pages through the engine.
+
+#![forbid(unsafe_code)]
+
+pub mod dir;
+pub mod keys;
+pub mod place;
+pub mod remote;
+pub mod run;
+
+pub use keys::{KeyError, Keyring, SealKey, Trust};
+pub use place::Place;
+pub use remote::{Listed, PlaceError, Published, Remote, RemoteError};
+pub use run::{Draft, RUN_TOKENS, RunName, RunPage, pages_of_run};

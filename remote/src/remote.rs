@@ -1,0 +1,130 @@
+//! A place for objects beyond the node: the trait, and its errors.
+
+use std::ops::ControlFlow;
+use std::time::Instant;
+
+use larder_format::Fingerprint;
+
+use crate::run::RunName;
+
+/// A place that keeps the objects of runs, for all nodes that use it.
+///
+/// Objects do not change: they are created once, whole, and removed. No call lasts longer than its
+/// deadline. A call that ends at its deadline may still take effect later.
+pub trait Remote: Send + Sync {
+    /// Whether there is an object of this run.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError>;
+
+    /// How many of these runs, consecutive ones of a chain, are there without a gap from the first.
+    /// A chain is published from its head, so the first gap is found by few questions.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn lookup(&self, runs: &[RunName], deadline: Instant) -> Result<usize, RemoteError> {
+        // The runs before `there` are there, the one at `gone` is not.
+        let (mut there, mut gone, mut step) = (0, runs.len(), 1);
+        while there < gone {
+            let probed = (there + step).min(gone) - 1;
+            if self.holds(&runs[probed], deadline)? {
+                there = probed + 1;
+                step *= 2;
+            } else {
+                gone = probed;
+                step = (gone - there).div_ceil(2).max(1);
+            }
+        }
+        Ok(there)
+    }
+
+    /// The object of a run. `None` if there is none, or if it is longer than `bytes_max`.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn fetch(
+        &self,
+        run: &RunName,
+        bytes_max: usize,
+        deadline: Instant,
+    ) -> Result<Option<Vec<u8>>, RemoteError>;
+
+    /// Creates the object of a run, unless there is one.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn publish(
+        &self,
+        run: &RunName,
+        object: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Published, RemoteError>;
+
+    /// Removes the object of a run, if there is one.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError>;
+
+    /// Gives all objects, or those of a namespace, to `each`, until it breaks.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn list(
+        &self,
+        within: Option<Fingerprint>,
+        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        deadline: Instant,
+    ) -> Result<(), RemoteError>;
+}
+
+/// The outcome of a publication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Published {
+    /// The object was created.
+    Created,
+    /// There was one already.
+    Present,
+}
+
+/// An object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name.
+    pub run: RunName,
+    /// Its length in bytes.
+    pub bytes: u64,
+    /// When it was created, in seconds since 1970.
+    pub created_unix_s: u64,
+}
+
+/// Why a remote did not do its work.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RemoteError {
+    /// It did not answer in time.
+    #[error("no answer by the deadline; check the network, or raise the timeout")]
+    Deadline,
+    /// It refuses this node.
+    #[error("access is denied: {0}; check the rights of this user")]
+    Denied(String),
+    /// The directory does not exist.
+    #[error("the place does not exist: {0}; create it, or check its name")]
+    Missing(String),
+    /// It asks for fewer requests, or too many calls wait.
+    #[error("it is overloaded: {0}; lower the rate")]
+    Overloaded(String),
+    /// It cannot be reached, or failed.
+    #[error("{0}; check the endpoint and the network")]
+    Failed(String),
+}
+
+/// A URL that names no remote.
+#[derive(Debug, thiserror::Error)]
+#[error("{url}: {reason}; a remote is file:///DIRECTORY")]
+pub struct PlaceError {
+    /// The URL.
+    pub url: String,
+    /// The reason.
+    pub reason: String,
+}

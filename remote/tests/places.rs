@@ -1,0 +1,188 @@
+//! Places: objects are created once, read whole, found and removed, until a deadline.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::*;
+use larder_remote::dir::Dir;
+use larder_remote::keys::KeyError;
+use larder_remote::{Keyring, Listed, Place, Published, Remote, RemoteError, RunName};
+
+fn listed(remote: &dyn Remote, within: Option<&RunName>) -> Vec<Listed> {
+    let mut listed = Vec::new();
+    let mut each = |object| {
+        listed.push(object);
+        ControlFlow::Continue(())
+    };
+    let within = within.map(|name| name.namespace);
+    remote.list(within, &mut each, later()).unwrap();
+    listed.sort_by_key(|object| object.run);
+    listed
+}
+
+/// Two objects of each of two namespaces.
+fn objects() -> Vec<(RunName, Vec<u8>)> {
+    let chain = chain(1, 4);
+    let run = |model: &str, run| object(&namespace(model), &run_of(&chain, run, 2), &trust(1));
+    vec![run("a", 0), run("a", 1), run("b", 0), run("b", 1)]
+}
+
+#[test]
+fn an_object_is_created_once_and_read_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let remote = Dir::new(directory.path().to_owned());
+    for (name, object) in objects() {
+        assert!(!remote.holds(&name, later()).unwrap());
+        assert_eq!(remote.fetch(&name, usize::MAX, later()), Ok(None));
+        let published = remote.publish(&name, object.clone(), later());
+        assert_eq!(published, Ok(Published::Created));
+        let published = remote.publish(&name, vec![0; 8], later());
+        assert_eq!(published, Ok(Published::Present));
+        assert!(remote.holds(&name, later()).unwrap());
+        let bytes = object.len();
+        assert_eq!(remote.fetch(&name, bytes - 1, later()), Ok(None));
+        assert_eq!(remote.fetch(&name, bytes, later()), Ok(Some(object)));
+    }
+}
+
+#[test]
+fn of_racing_nodes_one_creates_an_object() {
+    let directory = tempfile::tempdir().unwrap();
+    let (name, object) = objects().remove(0);
+    let barrier = Barrier::new(8);
+    let outcomes: Vec<Published> = thread::scope(|scope| {
+        let nodes: Vec<_> = (0..8)
+            .map(|_| {
+                scope.spawn(|| {
+                    let remote = Dir::new(directory.path().to_owned());
+                    barrier.wait();
+                    remote.publish(&name, object.clone(), later()).unwrap()
+                })
+            })
+            .collect();
+        nodes.into_iter().map(|node| node.join().unwrap()).collect()
+    });
+    let created = outcomes
+        .iter()
+        .filter(|outcome| **outcome == Published::Created);
+    assert_eq!(created.count(), 1);
+    // Nothing of the others is left.
+    let path = directory.path().join(name.to_string());
+    let beside = fs::read_dir(path.parent().unwrap()).unwrap();
+    assert_eq!(beside.count(), 1);
+}
+
+#[test]
+fn objects_are_listed_by_namespace_and_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let remote = Dir::new(directory.path().to_owned());
+    assert!(listed(&remote, None).is_empty());
+    let objects = objects();
+    for (name, object) in &objects {
+        remote.publish(name, object.clone(), later()).unwrap();
+    }
+    fs::write(directory.path().join("v1/foreign"), b"not ours").unwrap();
+    let mut names: Vec<RunName> = objects.iter().map(|(name, _)| *name).collect();
+    names.sort_unstable();
+    let found = listed(&remote, None);
+    assert_eq!(found.iter().map(|o| o.run).collect::<Vec<_>>(), names);
+    assert!(found.iter().all(|o| o.bytes == objects[0].1.len() as u64));
+    let of_a = listed(&remote, Some(&objects[0].0));
+    assert_eq!(of_a.len(), 2);
+    remote.remove(&objects[0].0, later()).unwrap();
+    remote.remove(&objects[0].0, later()).unwrap();
+    assert!(!remote.holds(&objects[0].0, later()).unwrap());
+    assert_eq!(listed(&remote, None).len(), 3);
+}
+
+#[test]
+fn a_lookup_finds_the_runs_without_a_gap_by_few_questions() {
+    let directory = tempfile::tempdir().unwrap();
+    let remote = Dir::new(directory.path().to_owned());
+    let keys = chain(1, 21);
+    let namespace = namespace("a");
+    let runs: Vec<_> = (0..21)
+        .map(|run| object(&namespace, &run_of(&keys, run, 1), &trust(1)))
+        .collect();
+    let names: Vec<RunName> = runs.iter().map(|(name, _)| *name).collect();
+    for (there, (name, object)) in runs.into_iter().enumerate() {
+        assert_eq!(remote.lookup(&names, later()), Ok(there));
+        remote.publish(&name, object, later()).unwrap();
+    }
+    assert_eq!(remote.lookup(&names, later()), Ok(21));
+    assert_eq!(remote.lookup(&[], later()), Ok(0));
+}
+
+#[test]
+fn a_directory_that_does_not_answer_is_left_at_the_deadline() {
+    let directory = tempfile::tempdir().unwrap();
+    let remote = Dir::new(directory.path().to_owned());
+    let (name, _) = objects().remove(0);
+    let path = directory.path().join(name.to_string());
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    // Nobody writes to this pipe, so that its open waits.
+    pipe(&path);
+    let begin = Instant::now();
+    let deadline = begin + Duration::from_millis(50);
+    let fetched = remote.fetch(&name, usize::MAX, deadline);
+    assert_eq!(fetched, Err(RemoteError::Deadline));
+    assert!(begin.elapsed() >= Duration::from_millis(50));
+    // Ends the wait of its thread.
+    drop(fs::OpenOptions::new().write(true).open(&path).unwrap());
+}
+
+fn pipe(path: &Path) {
+    rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::RWXU).unwrap();
+}
+
+#[test]
+fn a_missing_directory_is_an_error_of_a_listing() {
+    let remote = Dir::new("/no/such/place".into());
+    let mut each = |_| ControlFlow::Continue(());
+    let error = remote.list(None, &mut each, later()).unwrap_err();
+    assert!(matches!(error, RemoteError::Missing(_)), "{error}");
+}
+
+#[test]
+fn urls_name_places_and_others_are_refused() {
+    let place = |url: &str| {
+        Place {
+            url: url.to_owned(),
+        }
+        .connect()
+        .is_ok()
+    };
+    assert!(place("file:///some/where"));
+    for url in ["file://relative", "/some/where", "ftp://host/"] {
+        assert!(!place(url), "{url}");
+    }
+}
+
+#[test]
+fn a_key_file_has_one_key_or_two() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let load = |text: &str| {
+        fs::write(file.path(), text).unwrap();
+        Keyring::load(file.path())
+    };
+    let (one, two) = ("01".repeat(32), "02".repeat(32));
+    assert_eq!(load(&one).unwrap().current().id(), key(1).id());
+    let both = load(&format!("# rotated\n{two}\n\n{one}\n")).unwrap();
+    assert_eq!(both.current().id(), key(2).id());
+    assert!(both.find(key(1).id()).is_some() && both.find(key(3).id()).is_none());
+    let count = |text: &str| match load(text) {
+        Err(KeyError::Count { found, .. }) => found,
+        other => panic!("{other:?}", other = other.map(|_| ())),
+    };
+    assert_eq!(count(""), 0);
+    assert_eq!(count(&format!("{one}\n{two}\n{one}\n")), 3);
+    let short = load(&format!("{one}\n{}\n", &two[1..]));
+    assert!(matches!(short, Err(KeyError::Malformed { line: 2, .. })));
+}

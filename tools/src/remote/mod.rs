@@ -1,0 +1,143 @@
+//! `larder remote`: runs of pages in a place that nodes share, and from it into a store.
+//!
+//! `push` reads a store as `export` does, without opening it. `pull` stores pages as `import` does.
+//! Both are for an operator: before a roll-out, or for a new node.
+//!
+//! | module | command |
+//! |---|---|
+//! | `key` | `key`: makes a key file |
+//! | `push`, `pull` | runs from a store, and into one |
+//! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
+
+mod key;
+mod pull;
+mod push;
+mod shelf;
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Subcommand};
+use larder_engine::format::Fingerprint;
+use larder_remote::{KeyError, Keyring, Listed, Place, PlaceError, Remote, RemoteError, Trust};
+
+use crate::failure::{Ending, Failure};
+use crate::size;
+
+/// Share pages between nodes: in a directory that all of them mount
+///
+/// Exit codes: 0 done, 1 something is damaged, forged or incomplete, 2 usage, 3 environment, 130
+/// interrupted.
+#[derive(Args, Debug)]
+pub struct RemoteArgs {
+    #[command(subcommand)]
+    command: RemoteCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum RemoteCommand {
+    Key(key::KeyArgs),
+    Push(push::PushArgs),
+    Pull(pull::PullArgs),
+    Ls(shelf::LsArgs),
+    Verify(shelf::VerifyArgs),
+    Prune(shelf::PruneArgs),
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Those of the subcommand.
+pub fn run(args: &RemoteArgs) -> Result<Ending, Failure> {
+    match &args.command {
+        RemoteCommand::Key(args) => key::run(args),
+        RemoteCommand::Push(args) => push::run(args),
+        RemoteCommand::Pull(args) => pull::run(args),
+        RemoteCommand::Ls(args) => shelf::ls(args),
+        RemoteCommand::Verify(args) => shelf::verify(args),
+        RemoteCommand::Prune(args) => shelf::prune(args),
+    }
+}
+
+/// The remote of a command.
+#[derive(Args, Clone, Debug)]
+struct PlaceArgs {
+    /// The remote: file:///DIRECTORY
+    #[arg(value_name = "URL")]
+    url: String,
+    /// Longest wait for an answer of the remote
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = size::duration)]
+    timeout: Duration,
+}
+
+impl PlaceArgs {
+    fn connect(&self) -> Result<Box<dyn Remote>, Failure> {
+        let url = self.url.clone();
+        Ok(Place { url }.connect()?)
+    }
+
+    /// The end of a wait that begins now.
+    fn deadline(&self) -> Instant {
+        Instant::now() + self.timeout
+    }
+
+    /// All objects, or those of a namespace.
+    fn list(
+        &self,
+        remote: &dyn Remote,
+        within: Option<Fingerprint>,
+    ) -> Result<Vec<Listed>, Failure> {
+        let mut listed = Vec::new();
+        let mut each = |object| {
+            listed.push(object);
+            ControlFlow::Continue(())
+        };
+        remote.list(within, &mut each, self.deadline())?;
+        Ok(listed)
+    }
+}
+
+/// The keys of a command.
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+struct TrustArgs {
+    /// The file with the key of the nodes; `larder remote key` makes one
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Without keys: everybody who can write to the remote can plant pages
+    #[arg(long)]
+    unsigned: bool,
+}
+
+impl TrustArgs {
+    fn load(&self) -> Result<Trust, Failure> {
+        match &self.key_file {
+            Some(path) => Ok(Trust::Sealed(Keyring::load(path)?)),
+            None => Ok(Trust::Unsigned),
+        }
+    }
+}
+
+impl From<RemoteError> for Failure {
+    fn from(error: RemoteError) -> Failure {
+        Failure::environment(format!("the remote: {error}"))
+    }
+}
+
+impl From<PlaceError> for Failure {
+    fn from(error: PlaceError) -> Failure {
+        Failure::usage(error.to_string())
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Failure {
+        match error {
+            KeyError::Unreadable { .. } => Failure::environment(error.to_string()),
+            KeyError::Malformed { .. } | KeyError::Count { .. } => {
+                Failure::usage(error.to_string())
+            }
+        }
+    }
+}

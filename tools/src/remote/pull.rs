@@ -1,0 +1,253 @@
+//! `larder remote pull`: runs of a remote into a store.
+//!
+//! Each page is verified before the store takes it: its seal, or without keys its checksum. No page
+//! of the store is evicted for them: the pull ends when the store has no room for the next run.
+
+use std::io::IoSlice;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use larder_engine::format::{BLOCK_BYTES, Namespace};
+use larder_engine::inventory::Inventory;
+use larder_engine::{PageStore, PutOptions, PutPage, PutStatus, Store};
+use larder_remote::run::{self, OpenedPage};
+use larder_remote::{Listed, Remote, Trust};
+use serde::Serialize;
+
+use super::{PlaceArgs, TrustArgs};
+use crate::failure::{Ending, Failure};
+use crate::findings::count;
+use crate::interrupt::Interrupt;
+use crate::open::{self, OpenArgs};
+use crate::place;
+use crate::report::{self, Lines, Report};
+use crate::selection::Selection;
+use crate::size::ByteSize;
+
+/// Longest wait of a put for reclaim to make room.
+const PUT_WAIT: Duration = Duration::from_secs(30);
+
+/// Longest object that is fetched.
+const OBJECT_BYTES_MAX: usize = 4 << 30;
+
+/// Take runs of a remote into a store, also while servers use it
+///
+/// Evicts nothing: it ends when the store is full.
+#[derive(Args, Debug)]
+pub struct PullArgs {
+    /// The store: its first volume, or a backend's directory
+    #[arg(value_parser = place::parser())]
+    path: PathBuf,
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    trust: TrustArgs,
+    #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Default, Serialize)]
+struct PullReport {
+    path: PathBuf,
+    remote: String,
+    runs_pulled: u64,
+    bytes_pulled: u64,
+    pages_put: u64,
+    duplicate_pages: u64,
+    refused_pages: u64,
+    present_runs: u64,
+    faulty_runs: u64,
+    faulty_pages: u64,
+    full: bool,
+    interrupted: bool,
+}
+
+impl Report for PullReport {
+    const COMMAND: &'static str = "remote pull";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let bytes = ByteSize(self.bytes_pulled);
+        lines.row(
+            "Pulled",
+            format!("{}, {bytes}", count(self.runs_pulled, "run")),
+        );
+        lines.row("Stored", count(self.pages_put, "page"));
+        lines.row(
+            "There already",
+            format!(
+                "{}, and {} of other runs",
+                count(self.present_runs, "run"),
+                count(self.duplicate_pages, "page")
+            ),
+        );
+        if self.refused_pages > 0 {
+            lines.row("Refused", count(self.refused_pages, "page"));
+        }
+        if self.faulty_runs + self.faulty_pages > 0 {
+            lines.row(
+                "Not taken",
+                format!(
+                    "{} and {} of others, damaged or forged; `larder remote verify` shows them",
+                    count(self.faulty_runs, "run"),
+                    count(self.faulty_pages, "page")
+                ),
+            );
+        }
+        if self.full {
+            lines.text("The store is full: the other runs were not fetched.");
+        }
+        if self.interrupted {
+            lines.text("Interrupted: run it again for the rest.");
+        }
+        lines
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no store, or the remote fails.
+pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let trust = args.trust.load()?;
+    let remote = args.place.connect()?;
+    let listed = args.place.list(remote.as_ref(), None)?;
+    let report = open::with_any(&args.path, args.open.options(), |store| {
+        let mut pull = Pull {
+            args,
+            store,
+            trust: &trust,
+            remote: remote.as_ref(),
+            report: PullReport {
+                path: args.path.clone(),
+                remote: args.place.url.clone(),
+                ..PullReport::default()
+            },
+        };
+        for object in &listed {
+            if interrupt.is_raised() {
+                pull.report.interrupted = true;
+                break;
+            }
+            if pull.run(object)?.is_none() {
+                pull.report.full = true;
+                break;
+            }
+        }
+        store.flush()?;
+        Ok(pull.report)
+    })?;
+    report::print(&report, args.json)?;
+    let faults = report.faulty_runs + report.faulty_pages + report.refused_pages;
+    Ok(match report.interrupted {
+        true => Ending::Interrupted,
+        false if faults > 0 => Ending::Findings,
+        false => Ending::Done,
+    })
+}
+
+struct Pull<'a> {
+    args: &'a PullArgs,
+    store: &'a Store,
+    trust: &'a Trust,
+    remote: &'a dyn Remote,
+    report: PullReport,
+}
+
+impl Pull<'_> {
+    /// Takes a run. `None` if there is no room for it.
+    fn run(&mut self, object: &Listed) -> Result<Option<()>, Failure> {
+        let name = object.run;
+        let records = self.store.records()?;
+        let known = records
+            .iter()
+            .find(|known| known.fingerprint() == name.namespace);
+        if !self.args.selection.is_open() && known.is_none() && !self.is_named(object) {
+            return Ok(Some(()));
+        }
+        if let Some(known) = known {
+            if !self.args.selection.takes(&name.namespace, Some(known)) {
+                return Ok(Some(()));
+            }
+            let id = self.store.namespace(known)?;
+            if self.store.contains(id, &[name.last]) == [true] {
+                self.report.present_runs += 1;
+                return Ok(Some(()));
+            }
+        }
+        let deadline = self.args.place.deadline();
+        let Some(bytes) = self.remote.fetch(&name, OBJECT_BYTES_MAX, deadline)? else {
+            // Removed since it was listed.
+            return Ok(Some(()));
+        };
+        let opened = run::open(&bytes, &name, self.trust);
+        let namespace = opened.namespace;
+        let chosen = namespace
+            .filter(|namespace| self.args.selection.takes(&name.namespace, Some(namespace)));
+        self.report.faulty_runs += u64::from(opened.fault.is_some());
+        let Some(namespace) = chosen else {
+            return Ok(Some(()));
+        };
+        let (good, faulty): (Vec<_>, Vec<_>) = opened
+            .pages
+            .iter()
+            .partition(|opened| opened.payload.is_ok());
+        self.report.faulty_pages += faulty.len() as u64;
+        let page_bytes = u64::from(namespace.shape().page_blocks()) * BLOCK_BYTES as u64;
+        if self.store.stats().free_pages(page_bytes) < good.len() as u64 {
+            return Ok(None);
+        }
+        self.put(&namespace, &good)?;
+        self.report.runs_pulled += 1;
+        self.report.bytes_pulled += bytes.len() as u64;
+        Ok(Some(()))
+    }
+
+    /// Whether `--namespace` names the namespace of an object.
+    fn is_named(&self, object: &Listed) -> bool {
+        self.args.selection.takes(&object.run.namespace, None)
+            // A model is known only from the object itself.
+            || self.args.selection.is_of_a_model()
+    }
+
+    fn put(&mut self, namespace: &Namespace, opened: &[&OpenedPage<'_>]) -> Result<(), Failure> {
+        let id = self.store.namespace(namespace)?;
+        let shape = namespace.shape();
+        let parts: Vec<Vec<IoSlice<'_>>> = opened
+            .iter()
+            .filter_map(|opened| opened.payload.ok())
+            .map(|payload| {
+                let part = |part| {
+                    let start = usize::try_from(shape.part_offset(part)).unwrap_or(usize::MAX);
+                    IoSlice::new(&payload[start..][..shape.part_bytes(part) as usize])
+                };
+                (0..shape.parts()).map(part).collect()
+            })
+            .collect();
+        let pages: Vec<PutPage<'_>> = opened
+            .iter()
+            .zip(&parts)
+            .map(|(opened, parts)| PutPage {
+                key: opened.page.key,
+                parent: opened.page.parent.map(|parent| parent.padded()),
+                depth: opened.page.depth,
+                parts,
+            })
+            .collect();
+        for status in self.store.put(id, &pages, PutOptions::waiting(PUT_WAIT)) {
+            match status {
+                PutStatus::Stored => self.report.pages_put += 1,
+                PutStatus::Duplicate => self.report.duplicate_pages += 1,
+                _ => self.report.refused_pages += 1,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,251 @@
+//! `larder remote push`: the whole runs of a store to a remote.
+//!
+//! Runs go in the order of their chains, so that an interrupted push leaves prefixes. A run that
+//! the remote holds is passed over: its name covers all its tokens.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use larder_engine::format::{KeyPrefix, Namespace};
+use larder_engine::survey::{Page, RecordId, Survey};
+use larder_remote::{Draft, Published, RUN_TOKENS, Remote, RunPage, Trust, pages_of_run};
+use serde::Serialize;
+
+use super::{PlaceArgs, TrustArgs};
+use crate::failure::{Ending, Failure};
+use crate::findings::{Look, StoreArgs, count};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::selection::Selection;
+use crate::size::ByteSize;
+
+/// Put the whole runs of a store's chains into a remote
+///
+/// Needs no lock and writes nothing to the store. Pages behind the last whole run of a chain are
+/// left out.
+#[derive(Args, Debug)]
+pub struct PushArgs {
+    #[command(flatten)]
+    store: StoreArgs,
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    trust: TrustArgs,
+    #[command(flatten)]
+    selection: Selection,
+    /// Tokens of a run; all nodes need the same number
+    #[arg(long, value_name = "N", default_value_t = RUN_TOKENS)]
+    run_tokens: u32,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Default, Serialize)]
+struct PushReport {
+    path: PathBuf,
+    remote: String,
+    runs_pushed: u64,
+    bytes_pushed: u64,
+    present_runs: u64,
+    damaged_runs: u64,
+    left_out_pages: u64,
+    interrupted: bool,
+}
+
+impl Report for PushReport {
+    const COMMAND: &'static str = "remote push";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let bytes = ByteSize(self.bytes_pushed);
+        lines.row(
+            "Pushed",
+            format!("{}, {bytes}", count(self.runs_pushed, "run")),
+        );
+        lines.row("There already", count(self.present_runs, "run"));
+        if self.damaged_runs > 0 {
+            let runs = count(self.damaged_runs, "run");
+            lines.row(
+                "Damaged",
+                format!("{runs}; `larder verify` shows the pages"),
+            );
+        }
+        lines.row("In no whole run", count(self.left_out_pages, "page"));
+        if self.interrupted {
+            lines.text("Interrupted: run it again for the rest.");
+        }
+        lines
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// There is no store or no such namespace, or the remote fails.
+pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let trust = args.trust.load()?;
+    let remote = args.place.connect()?;
+    let survey = match args.store.look(|options| options)? {
+        Look::Store(survey) => survey,
+        Look::Wreck(_, message) => return Err(Failure::environment(message)),
+    };
+    let mut report = PushReport {
+        path: args.store.path.clone(),
+        remote: args.place.url.clone(),
+        ..PushReport::default()
+    };
+    let mut is_chosen = false;
+    for (at, facts) in survey.namespaces.iter().enumerate() {
+        let Some(namespace) = &facts.record else {
+            continue;
+        };
+        if !args.selection.takes(&facts.fingerprint, Some(namespace)) {
+            continue;
+        }
+        is_chosen = true;
+        let push = Push {
+            args,
+            survey: &survey,
+            namespace,
+            trust: &trust,
+            remote: remote.as_ref(),
+        };
+        push.runs(at, &interrupt, &mut report)?;
+    }
+    if !is_chosen && !args.selection.is_open() {
+        let records = survey
+            .namespaces
+            .iter()
+            .filter_map(|facts| facts.record.as_ref());
+        let models = records.map(|record| &*record.fields().model);
+        return Err(args.selection.unmatched(models));
+    }
+    report::print(&report, args.json)?;
+    Ok(match &report {
+        report if report.interrupted => Ending::Interrupted,
+        report if report.damaged_runs > 0 => Ending::Findings,
+        _ => Ending::Done,
+    })
+}
+
+/// A push of the runs of one namespace.
+struct Push<'a> {
+    args: &'a PushArgs,
+    survey: &'a Survey,
+    namespace: &'a Namespace,
+    trust: &'a Trust,
+    remote: &'a dyn Remote,
+}
+
+impl Push<'_> {
+    fn runs(
+        &self,
+        namespace: usize,
+        interrupt: &Interrupt,
+        report: &mut PushReport,
+    ) -> Result<(), Failure> {
+        let run_pages = pages_of_run(self.namespace, self.args.run_tokens).get();
+        let order = self.survey.chain_order(namespace);
+        let pages = order.iter().map(|&id| (id, self.survey.page_of(id)));
+        let by_key: HashMap<KeyPrefix, (RecordId, Page)> = pages
+            .map(|(id, page)| (page.key.prefix(), (id, page)))
+            .collect();
+        let mut in_runs: HashSet<KeyPrefix> = HashSet::new();
+        for &id in &order {
+            let last = self.survey.page_of(id);
+            let Some(run) = whole_run(id, &last, run_pages, &by_key) else {
+                continue;
+            };
+            in_runs.extend(run.iter().map(|(_, page)| page.key.prefix()));
+            if interrupt.is_raised() {
+                report.interrupted = true;
+                return Ok(());
+            }
+            self.run(&run, report)?;
+        }
+        report.left_out_pages += (order.len() - in_runs.len()) as u64;
+        Ok(())
+    }
+
+    fn run(&self, run: &[(RecordId, Page)], report: &mut PushReport) -> Result<(), Failure> {
+        let pages = run.iter().map(|(_, page)| RunPage {
+            key: page.key,
+            parent: page.parent.map(|parent| parent.padded()),
+            depth: page.depth,
+        });
+        let trust = self.trust.clone();
+        let mut draft = Draft::new(self.namespace.clone(), pages.collect(), trust);
+        let Some(name) = draft.name() else {
+            return Ok(());
+        };
+        if self.remote.holds(&name, self.args.place.deadline())? {
+            report.present_runs += 1;
+            return Ok(());
+        }
+        let ids: Vec<RecordId> = run.iter().map(|(id, _)| *id).collect();
+        let mut payloads = draft.payloads().into_iter();
+        let mut is_whole = true;
+        let read = self
+            .survey
+            .read_pages(&ids, |_, bytes| match (bytes, payloads.next()) {
+                (Ok(bytes), Some(payload)) if bytes.len() == payload.len() => {
+                    payload.copy_from_slice(bytes);
+                    ControlFlow::Continue(())
+                }
+                _ => {
+                    is_whole = false;
+                    ControlFlow::Break(())
+                }
+            });
+        read.map_err(|error| Failure::environment(format!("reading pages: {error}")))?;
+        if !is_whole {
+            report.damaged_runs += 1;
+            return Ok(());
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let object = draft
+            .finish(self.survey.store(), now.map_or(0, |now| now.as_secs()))
+            .map_err(|error| Failure::environment(format!("making an object: {error}")))?;
+        let bytes = object.len() as u64;
+        match self
+            .remote
+            .publish(&name, object, self.args.place.deadline())?
+        {
+            Published::Created => {
+                report.runs_pushed += 1;
+                report.bytes_pushed += bytes;
+            }
+            Published::Present => report.present_runs += 1,
+        }
+        Ok(())
+    }
+}
+
+/// The run that ends in a page; `None` if it ends elsewhere, or if pages of it are not stored.
+fn whole_run(
+    id: RecordId,
+    last: &Page,
+    run_pages: u32,
+    by_key: &HashMap<KeyPrefix, (RecordId, Page)>,
+) -> Option<Vec<(RecordId, Page)>> {
+    if !last.depth.checked_add(1)?.is_multiple_of(run_pages) {
+        return None;
+    }
+    let mut run = vec![(id, *last)];
+    let mut first = *last;
+    for _ in 1..run_pages {
+        let (id, before) = by_key.get(&first.parent?)?;
+        if before.depth.checked_add(1) != Some(first.depth) {
+            return None;
+        }
+        run.push((*id, *before));
+        first = *before;
+    }
+    run.reverse();
+    Some(run)
+}

@@ -1,0 +1,293 @@
+//! `larder remote ls`, `verify` and `prune`: the objects of a remote, without a store.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use larder_engine::format::Fingerprint;
+use larder_remote::run;
+use serde::Serialize;
+
+use super::{PlaceArgs, TrustArgs};
+use crate::failure::{Ending, Failure};
+use crate::findings::count;
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::size::{self, ByteSize};
+
+/// Most faults that are listed for people.
+const LISTED_MAX: usize = 1000;
+
+/// List the namespaces of a remote
+#[derive(Args, Debug)]
+pub struct LsArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct LsReport {
+    remote: String,
+    runs: u64,
+    bytes: u64,
+    namespaces: Vec<NamespaceRow>,
+}
+
+#[derive(Default, Serialize)]
+struct NamespaceRow {
+    fingerprint: String,
+    runs: u64,
+    bytes: u64,
+    newest_unix_s: u64,
+}
+
+impl Report for LsReport {
+    const COMMAND: &'static str = "remote ls";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        for row in &self.namespaces {
+            let (runs, bytes) = (count(row.runs, "run"), ByteSize(row.bytes));
+            lines.row(row.fingerprint.as_str(), format!("{runs}, {bytes}"));
+        }
+        let (runs, bytes) = (count(self.runs, "run"), ByteSize(self.bytes));
+        lines.row("In all", format!("{runs}, {bytes}"));
+        lines
+    }
+}
+
+/// Runs `ls`.
+///
+/// # Errors
+/// The remote fails.
+pub fn ls(args: &LsArgs) -> Result<Ending, Failure> {
+    let remote = args.place.connect()?;
+    let mut rows: BTreeMap<Fingerprint, NamespaceRow> = BTreeMap::new();
+    for object in args.place.list(remote.as_ref(), None)? {
+        let row = rows.entry(object.run.namespace).or_default();
+        row.fingerprint = object.run.namespace.to_string();
+        row.runs += 1;
+        row.bytes += object.bytes;
+        row.newest_unix_s = row.newest_unix_s.max(object.created_unix_s);
+    }
+    let namespaces: Vec<NamespaceRow> = rows.into_values().collect();
+    let report = LsReport {
+        remote: args.place.url.clone(),
+        runs: namespaces.iter().map(|row| row.runs).sum(),
+        bytes: namespaces.iter().map(|row| row.bytes).sum(),
+        namespaces,
+    };
+    report::print(&report, args.json)?;
+    Ok(Ending::Done)
+}
+
+/// Read every object of a remote and verify every page
+#[derive(Args, Debug)]
+pub struct VerifyArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    trust: TrustArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Default, Serialize)]
+struct VerifyReport {
+    remote: String,
+    runs: u64,
+    bytes: u64,
+    good_pages: u64,
+    faults: Vec<FaultRow>,
+    interrupted: bool,
+}
+
+/// A page, or an object, that no node takes.
+#[derive(Serialize)]
+struct FaultRow {
+    run: String,
+    key: Option<String>,
+    reason: String,
+}
+
+impl Report for VerifyReport {
+    const COMMAND: &'static str = "remote verify";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let (runs, bytes) = (count(self.runs, "run"), ByteSize(self.bytes));
+        lines.row("Verified", format!("{runs}, {bytes}"));
+        lines.row("Good", count(self.good_pages, "page"));
+        lines.row("Faults", self.faults.len().to_string());
+        for fault in self.faults.iter().take(LISTED_MAX) {
+            let page = fault.key.as_ref().map(|key| format!("page {key}: "));
+            let page = page.unwrap_or_default();
+            lines.text(format!("{}: {page}{}", fault.run, fault.reason));
+        }
+        if self.faults.len() > LISTED_MAX {
+            lines.text("More faults: --json lists all of them.");
+        }
+        if !self.faults.is_empty() {
+            lines.text("Nodes miss these pages. Remove the objects; a push makes them again.");
+        }
+        if self.interrupted {
+            lines.text("Interrupted: the other objects were not read.");
+        }
+        lines
+    }
+}
+
+/// Runs `verify`.
+///
+/// # Errors
+/// The remote fails.
+pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let trust = args.trust.load()?;
+    let remote = args.place.connect()?;
+    let mut report = VerifyReport {
+        remote: args.place.url.clone(),
+        ..VerifyReport::default()
+    };
+    for object in args.place.list(remote.as_ref(), None)? {
+        if interrupt.is_raised() {
+            report.interrupted = true;
+            break;
+        }
+        let deadline = args.place.deadline();
+        let Some(bytes) = remote.fetch(&object.run, usize::MAX, deadline)? else {
+            continue;
+        };
+        report.runs += 1;
+        report.bytes += bytes.len() as u64;
+        let fault = |key: Option<String>, reason: String| FaultRow {
+            run: object.run.to_string(),
+            key,
+            reason,
+        };
+        let opened = run::open(&bytes, &object.run, &trust);
+        for page in &opened.pages {
+            match page.payload {
+                Ok(_) => report.good_pages += 1,
+                Err(reason) => {
+                    let key = Some(page.page.key.to_string());
+                    report.faults.push(fault(key, reason.to_string()));
+                }
+            }
+        }
+        let reason = opened.fault.map(|reason| fault(None, reason.to_string()));
+        report.faults.extend(reason);
+    }
+    report::print(&report, args.json)?;
+    Ok(match report.interrupted {
+        true => Ending::Interrupted,
+        false if !report.faults.is_empty() => Ending::Findings,
+        false => Ending::Done,
+    })
+}
+
+/// Remove objects of a remote, by age or by namespace
+#[derive(Args, Debug)]
+pub struct PruneArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// Objects that are older than this
+    #[arg(
+        long,
+        value_name = "DURATION",
+        value_parser = size::duration,
+        required_unless_present = "namespace"
+    )]
+    older_than: Option<Duration>,
+    /// Objects of the namespace with this fingerprint, as `larder remote ls` shows it
+    #[arg(long, value_name = "FINGERPRINT", value_parser = fingerprint)]
+    namespace: Option<Fingerprint>,
+    /// Print the number of objects that would be removed, and remove none
+    #[arg(long)]
+    dry_run: bool,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+fn fingerprint(text: &str) -> Result<Fingerprint, String> {
+    let parsed = text.trim().to_ascii_lowercase().parse();
+    parsed.map_err(|error| format!("{error}; `larder remote ls` shows fingerprints"))
+}
+
+#[derive(Default, Serialize)]
+struct PruneReport {
+    remote: String,
+    dry_run: bool,
+    removed_runs: u64,
+    removed_bytes: u64,
+    kept_runs: u64,
+    interrupted: bool,
+}
+
+impl Report for PruneReport {
+    const COMMAND: &'static str = "remote prune";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let done = match self.dry_run {
+            true => "Would remove",
+            false => "Removed",
+        };
+        let (runs, bytes) = (
+            count(self.removed_runs, "run"),
+            ByteSize(self.removed_bytes),
+        );
+        lines.row(done, format!("{runs}, {bytes}"));
+        lines.row("Kept", count(self.kept_runs, "run"));
+        if self.interrupted {
+            lines.text("Interrupted: run it again for the rest.");
+        }
+        lines
+    }
+}
+
+/// Runs `prune`.
+///
+/// # Errors
+/// The remote fails.
+pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let remote = args.place.connect()?;
+    let mut report = PruneReport {
+        remote: args.place.url.clone(),
+        dry_run: args.dry_run,
+        ..PruneReport::default()
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_secs());
+    for object in args.place.list(remote.as_ref(), None)? {
+        if interrupt.is_raised() {
+            report.interrupted = true;
+            break;
+        }
+        let age = now.saturating_sub(object.created_unix_s);
+        let is_old = args.older_than.is_none_or(|limit| age > limit.as_secs());
+        let is_named = args
+            .namespace
+            .is_none_or(|wanted| wanted == object.run.namespace);
+        if !is_old || !is_named {
+            report.kept_runs += 1;
+            continue;
+        }
+        if !args.dry_run {
+            remote.remove(&object.run, args.place.deadline())?;
+        }
+        report.removed_runs += 1;
+        report.removed_bytes += object.bytes;
+    }
+    report::print(&report, args.json)?;
+    Ok(match report.interrupted {
+        true => Ending::Interrupted,
+        false => Ending::Done,
+    })
+}

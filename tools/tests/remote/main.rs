@@ -1,0 +1,275 @@
+//! `larder remote`: pages go from one node's store to another's through a directory, once, whole
+//! and verified.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../transfer/home.rs"]
+#[allow(dead_code)]
+mod home;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::path::PathBuf;
+
+use home::{EVEN, RAGGED, put, put_from};
+use serde_json::Value;
+use support::home::Home;
+use support::{chain, ends, fails, flip, larder, report, text};
+
+/// Pages of a run: of 16 tokens each.
+const RUN_TOKENS: &str = "64";
+const RUN_PAGES: usize = 4;
+
+/// A directory that nodes share, and the file with their key.
+struct Shared {
+    home: tempfile::TempDir,
+}
+
+impl Shared {
+    fn new() -> Shared {
+        let home = support::directory();
+        let shared = Shared { home };
+        fs::create_dir(shared.home.path().join("remote")).unwrap();
+        report(&["remote", "key", text(&shared.key_file("key"))], 0);
+        shared
+    }
+
+    fn key_file(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    fn url(&self) -> String {
+        format!("file://{}", self.home.path().join("remote").display())
+    }
+
+    /// `larder remote SUBCOMMAND`, with the store and the key if it takes them.
+    #[track_caller]
+    fn remote(&self, subcommand: &str, store: Option<&Home>, options: &[&str], code: i32) -> Value {
+        let (url, key) = (self.url(), self.key_file("key"));
+        let mut arguments = vec!["remote", subcommand];
+        arguments.extend(store.map(|store| text(&store.path)));
+        arguments.push(&url);
+        if ["push", "pull", "verify"].contains(&subcommand) {
+            arguments.extend(["--key-file", text(&key)]);
+        }
+        arguments.extend(options);
+        report(&arguments, code)
+    }
+
+    #[track_caller]
+    fn push(&self, store: &Home, code: i32) -> Value {
+        self.remote("push", Some(store), &["--run-tokens", RUN_TOKENS], code)
+    }
+
+    /// The files of all objects.
+    fn objects(&self) -> Vec<PathBuf> {
+        let mut objects = Vec::new();
+        let mut left = vec![self.home.path().join("remote")];
+        while let Some(directory) = left.pop() {
+            for entry in fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                match path.is_dir() {
+                    true => left.push(path),
+                    false => objects.push(path),
+                }
+            }
+        }
+        objects.sort();
+        objects
+    }
+}
+
+/// Chains of 10 and of 7 pages, and a branch behind the sixth page of the first.
+fn populated() -> Home {
+    let home = Home::new();
+    home.with(|store| {
+        put(store, EVEN, &chain(1, 10));
+        put(store, RAGGED, &chain(2, 7));
+        put_from(store, EVEN, &branch(), 6);
+    });
+    home
+}
+
+fn branch() -> Vec<larder_format::PageKey> {
+    let mut branch = chain(1, 6);
+    branch.extend(chain(3, 3));
+    branch
+}
+
+#[test]
+fn a_node_that_never_saw_a_prompt_serves_its_whole_runs_from_its_own_disk() {
+    let (shared, source) = (Shared::new(), populated());
+    let pushed = shared.push(&source, 0);
+    // Two runs of the first chain, one behind the branch, one of the ragged chain.
+    assert_eq!(pushed["runs_pushed"], 4);
+    assert_eq!(shared.objects().len(), 4);
+    // Each chain ends behind its last whole run: by 2 pages, 1 and 3.
+    assert_eq!(pushed["left_out_pages"], 2 + 1 + 3);
+
+    // Of stores of other shapes, too.
+    let node = Home::shaped(&["second"], 5, 24 << 20);
+    let pulled = shared.remote("pull", Some(&node), &[], 0);
+    assert_eq!(pulled["runs_pulled"], 4);
+    // The branch's run has two pages of the first chain.
+    assert_eq!(pulled["pages_put"], 8 + 2 + 4);
+    assert_eq!(pulled["duplicate_pages"], 2);
+    // The bytes of each page are compared.
+    assert_eq!(node.having(EVEN, &chain(1, 8)), 8);
+    assert_eq!(node.having(EVEN, &branch()[..8]), 8);
+    assert_eq!(node.having(RAGGED, &chain(2, 4)), 4);
+    let home = source.pages();
+    assert!(node.pages().iter().all(|page| home.contains(page)));
+    node.report("verify", &["--deep"], 0);
+
+    let again = shared.remote("pull", Some(&node), &[], 0);
+    assert_eq!(again["runs_pulled"], 0);
+    assert_eq!(again["present_runs"], 4);
+}
+
+#[test]
+fn two_nodes_publish_a_run_once() {
+    let shared = Shared::new();
+    let nodes = [Home::new(), Home::new()];
+    for node in &nodes {
+        node.with(|store| put(store, EVEN, &chain(1, 8)));
+    }
+    assert_eq!(shared.push(&nodes[0], 0)["runs_pushed"], 2);
+    let second = shared.push(&nodes[1], 0);
+    assert_eq!(second["runs_pushed"], 0);
+    assert_eq!(second["present_runs"], 2);
+}
+
+#[test]
+fn a_flipped_byte_is_a_page_that_is_not_taken_and_the_others_are() {
+    let shared = Shared::new();
+    let source = Home::new();
+    source.with(|store| put(store, EVEN, &chain(1, 4)));
+    shared.push(&source, 0);
+    // In the third of four payloads of 64 KiB, behind three blocks.
+    flip(&shared.objects()[0], 3 * 4096 + 2 * 65536 + 1234);
+    let verified = shared.remote("verify", None, &[], 1);
+    assert_eq!(verified["good_pages"], 3);
+    assert_eq!(verified["faults"][0]["key"], chain(1, 4)[2].to_string());
+    let node = Home::new();
+    let pulled = shared.remote("pull", Some(&node), &[], 1);
+    assert_eq!(pulled["faulty_pages"], 1);
+    assert_eq!(pulled["pages_put"], 3);
+    assert_eq!(node.having(EVEN, &chain(1, 4)), 3);
+}
+
+#[test]
+fn pages_of_another_key_are_not_taken_and_keys_can_be_rotated() {
+    let (shared, source) = (Shared::new(), populated());
+    shared.push(&source, 0);
+    let own = fs::read_to_string(shared.key_file("key")).unwrap();
+    let other = shared.key_file("other");
+    report(&["remote", "key", text(&other)], 0);
+    let other = fs::read_to_string(other).unwrap();
+    fs::write(shared.key_file("key"), &other).unwrap();
+    let node = Home::new();
+    let pulled = shared.remote("pull", Some(&node), &[], 1);
+    assert_eq!(pulled["faulty_runs"], 4);
+    assert_eq!(pulled["pages_put"], 0);
+    assert!(node.pages().is_empty());
+    fs::write(shared.key_file("key"), other + &own).unwrap();
+    shared.remote("verify", None, &[], 0);
+    assert_eq!(shared.remote("pull", Some(&node), &[], 0)["runs_pulled"], 4);
+}
+
+#[test]
+fn damaged_pages_of_the_store_are_not_pushed() {
+    let (shared, source) = (Shared::new(), populated());
+    flip(&source.path, source.offset_of(&chain(1, 10)[1]) + 99);
+    let pushed = shared.push(&source, 1);
+    assert_eq!(pushed["damaged_runs"], 1);
+    assert_eq!(pushed["runs_pushed"], 3);
+    shared.remote("verify", None, &[], 0);
+}
+
+#[test]
+fn a_full_store_keeps_its_pages() {
+    let (shared, source) = (Shared::new(), Home::new());
+    let chains: Vec<_> = (1..=40).map(|seed| chain(seed, 32)).collect();
+    source.with(|store| chains.iter().for_each(|chain| put(store, EVEN, chain)));
+    shared.push(&source, 0);
+    let node = Home::shaped(&[], 6, 16 << 20);
+    node.with(|store| put(store, RAGGED, &chain(99, 8)));
+    let pulled = shared.remote("pull", Some(&node), &[], 0);
+    assert_eq!(pulled["full"], true);
+    assert!(pulled["pages_put"].as_u64().unwrap() > 0);
+    assert_eq!(node.having(RAGGED, &chain(99, 8)), 8);
+}
+
+#[test]
+fn an_object_is_an_archive_that_import_takes() {
+    let (shared, source) = (Shared::new(), Home::new());
+    source.with(|store| put(store, EVEN, &chain(1, 4)));
+    shared.push(&source, 0);
+    let node = Home::new();
+    let imported = node.report("import", &[text(&shared.objects()[0])], 0);
+    assert_eq!(imported["pages_put"], RUN_PAGES);
+    assert_eq!(node.having(EVEN, &chain(1, 4)), 4);
+}
+
+#[test]
+fn a_pull_goes_to_a_store_that_is_served() {
+    let (shared, source) = (Shared::new(), populated());
+    shared.push(&source, 0);
+    let node = Home::new();
+    let mut owner = support::honest::Process(larder(&["serve", text(&node.path)]).spawn().unwrap());
+    support::honest::eventually("an owner", || larder_engine::report(&node.path).is_ok());
+    let pulled = shared.remote("pull", Some(&node), &[], 0);
+    assert_eq!(pulled["runs_pulled"], 4);
+    owner.0.kill().unwrap();
+    owner.0.wait().unwrap();
+    assert_eq!(node.having(EVEN, &chain(1, 8)), 8);
+}
+
+#[test]
+fn namespaces_are_chosen_listed_and_pruned() {
+    let (shared, source) = (Shared::new(), populated());
+    let model = ["--run-tokens", RUN_TOKENS, "--model", "ragged"];
+    assert_eq!(
+        shared.remote("push", Some(&source), &model, 0)["runs_pushed"],
+        1
+    );
+    shared.push(&source, 0);
+    let listed = shared.remote("ls", None, &[], 0);
+    assert_eq!(listed["runs"], 4);
+    assert_eq!(listed["namespaces"].as_array().unwrap().len(), 2);
+    let node = Home::new();
+    let even = EVEN.fingerprint();
+    let one = ["--namespace", even.as_str()];
+    assert_eq!(
+        shared.remote("pull", Some(&node), &one, 0)["runs_pulled"],
+        3
+    );
+    let young = ["--older-than", "1h"];
+    assert_eq!(shared.remote("prune", None, &young, 0)["removed_runs"], 0);
+    let dry = [&one[..], &["--dry-run"]].concat();
+    assert_eq!(shared.remote("prune", None, &dry, 0)["removed_runs"], 3);
+    assert_eq!(shared.objects().len(), 4);
+    let pruned = shared.remote("prune", None, &one, 0);
+    assert_eq!(pruned["removed_runs"], 3);
+    assert_eq!(pruned["kept_runs"], 1);
+    assert_eq!(shared.objects().len(), 1);
+}
+
+#[test]
+fn mistakes_are_named() {
+    let (shared, source) = (Shared::new(), Home::new());
+    let store = text(&source.path);
+    let url = shared.url();
+    fails(&["remote", "push", store, &url], 2, &["--key-file"]);
+    fails(&["remote", "ls", "nowhere"], 2, &["file:///DIRECTORY"]);
+    fails(&["remote", "prune", &url], 2, &["--older-than"]);
+    let gone = "file:///no/such/place";
+    fails(&["remote", "ls", gone], 3, &["does not exist"]);
+    let key = shared.key_file("key");
+    fails(&["remote", "key", text(&key)], 3, &["exists"]);
+    fs::write(&key, "short\n").unwrap();
+    let keyed = ["remote", "verify", &url, "--key-file", text(&key)];
+    fails(&keyed, 2, &["64 lowercase hex digits"]);
+    ends(&["remote", "verify", &url, "--unsigned"], 0);
+}
