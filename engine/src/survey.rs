@@ -532,6 +532,11 @@ impl Survey {
         live
     }
 
+    /// Blocks of a page.
+    pub(crate) fn page_blocks(&self, page: &Found<Whole>) -> u32 {
+        self.records.blocks(page)
+    }
+
     /// The place of a page's payload.
     pub(crate) fn place_of(&self, page: &Found<Whole>) -> ReadAt {
         self.spots[page.place.segment.0 as usize].data(page.place.start, self.records.blocks(page))

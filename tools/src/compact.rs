@@ -1,12 +1,12 @@
-//! `larder compact`: orders the pages of a closed store, in place or into a new store.
+//! `larder compact`: orders the pages of a store, in place or into a new store.
 //!
 //! In place, the engine moves scattered pages and releases dead space ([`larder_engine::offline`]).
-//! A kill at any moment leaves every page readable. Into a new store the pages are put like any
-//! others. The report describes the layout before and after in the same fields.
+//! A kill at any moment leaves every page readable. In a store that servers use, its owner moves
+//! the pages, segment by segment. Into a new store the pages are put like any others. The report
+//! describes the layout before and after in the same fields.
 
-use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -25,9 +25,10 @@ use crate::size::ByteSize;
 
 /// Put the pages of a store in order, so that a chain is one sequential read, and drop dead space
 ///
-/// Nothing is evicted, and a kill at any moment leaves every page readable. Exit codes: 0 done, 1
-/// the store is damaged, or not all could be put in order, 2 usage, 3 the store is in use, or there
-/// is none.
+/// Nothing is evicted, and a kill at any moment leaves every page readable. While servers use the
+/// store, its owner moves the pages behind their reads, within segments. Exit codes: 0 done, 1 the
+/// store is damaged, or not all could be put in order, 2 usage, 3 the store is in use by a process
+/// that serves no other, or there is none.
 #[derive(Args, Debug)]
 pub struct CompactArgs {
     #[command(flatten)]
@@ -68,6 +69,8 @@ struct CompactReport {
     into: Option<PathBuf>,
     /// Whether nothing was written.
     dry_run: bool,
+    /// Whether servers use the store, and its owner moved the pages.
+    online: bool,
     before: Layout,
     /// Absent when nothing was written.
     after: Option<Layout>,
@@ -163,7 +166,7 @@ impl InPlace {
         }
     }
 
-    fn lines(&self, dry_run: bool, lines: &mut Lines) {
+    fn lines(&self, dry_run: bool, online: bool, lines: &mut Lines) {
         let planned = format!(
             "{} scattered, {} to move, {}",
             count(self.scattered_chains, "chain"),
@@ -185,13 +188,13 @@ impl InPlace {
         );
         if self.left_pages > 0 {
             let left = count(self.left_pages, "page");
-            lines.row(
-                "Left",
-                format!(
-                    "{left}, not moved: no free segment. Let the store run until pages are \
-                     evicted, or use --into"
-                ),
-            );
+            let advice = match online {
+                true => "no free segment could be spared. Run it again when servers put less",
+                false => {
+                    "no free segment. Let the store run until pages are evicted, or use --into"
+                }
+            };
+            lines.row("Left", format!("{left}, not moved: {advice}"));
         }
         if self.damaged_pages + self.unfinished_pages > 0 {
             lines.row(
@@ -245,7 +248,7 @@ impl Report for CompactReport {
         let mut lines = Lines::default();
         lines.row("Before", self.before.line());
         if let Some(in_place) = &self.in_place {
-            in_place.lines(self.dry_run, &mut lines);
+            in_place.lines(self.dry_run, self.online, &mut lines);
         }
         if let Some(copied) = &self.copied {
             copied.lines(&mut lines);
@@ -290,7 +293,12 @@ impl CompactReport {
 /// There is no store, another process has it open, or the new one cannot be created.
 pub fn run(args: &CompactArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    let survey = match look(&args.store)? {
+    if args.into.is_none() && is_served(&args.store.path)? {
+        let report = beside(args, &interrupt)?;
+        report::print(&report, args.json)?;
+        return Ok(report.ending());
+    }
+    let survey = match look(&args.store, true)? {
         Ok(survey) => survey,
         Err(damage) => return Err(unsound(args, damage)),
     };
@@ -302,24 +310,71 @@ pub fn run(args: &CompactArgs) -> Result<Ending, Failure> {
     Ok(report.ending())
 }
 
-/// Surveys a closed store. Returns its content, or the number of damaged things.
-fn look(store: &StoreArgs) -> Result<Result<Box<Survey>, usize>, Failure> {
-    let look = store.look(|options| SurveyOptions {
-        hold: true,
-        ..options
-    })?;
-    Ok(match look {
-        Look::Wreck(damage, _) => Err(damage.len()),
-        Look::Store(survey) => match Finding::all_of(&survey).len() {
-            0 => Ok(survey),
-            damage => Err(damage),
-        },
+/// Whether an owner serves the store to other processes.
+///
+/// # Errors
+/// There is an owner, and it does not serve this process.
+fn is_served(path: &Path) -> Result<bool, Failure> {
+    match larder_engine::report(path) {
+        Ok(_) => Ok(true),
+        // The survey finds out the reason.
+        Err(StoreError::NotServed { .. } | StoreError::Locked { .. }) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Surveys a store, a closed one with `hold`. Returns its content, or the number of damaged things.
+fn look(store: &StoreArgs, hold: bool) -> Result<Result<Box<Survey>, usize>, Failure> {
+    let look = store.look(|options| SurveyOptions { hold, ..options })?;
+    let (survey, found) = match look {
+        Look::Wreck(damage, _) => return Ok(Err(damage.len())),
+        Look::Store(survey) => {
+            let found = Finding::all_of(&survey);
+            (survey, found)
+        }
+    };
+    let damage = match hold {
+        true => found,
+        false => store.lasting(found),
+    };
+    Ok(match damage.len() {
+        0 => Ok(survey),
+        damage => Err(damage),
     })
 }
 
 fn unsound(args: &CompactArgs, flaws: usize) -> Failure {
     let path = args.store.path.clone();
     StoreError::Unsound { path, flaws }.into()
+}
+
+/// Compacts a store that servers use.
+fn beside(args: &CompactArgs, interrupt: &Interrupt) -> Result<CompactReport, Failure> {
+    let survey = match look(&args.store, false)? {
+        Ok(survey) => survey,
+        Err(damage) => return Err(unsound(args, damage)),
+    };
+    let bar = bar("compacting");
+    let mut progress = |done, total| interrupt.advance(&bar, done, total);
+    let path = &args.store.path;
+    let done = offline::compact_beside(path, &survey, args.dry_run, &mut progress);
+    bar.finish_and_clear();
+    let done = done?;
+    let after = match args.dry_run {
+        true => None,
+        false => look(&args.store, false)?.ok(),
+    };
+    Ok(CompactReport {
+        path: path.clone(),
+        into: None,
+        dry_run: args.dry_run,
+        online: true,
+        before: Layout::of(&survey),
+        after: after.map(|survey| Layout::of(&survey)),
+        in_place: Some(InPlace::new(&done)),
+        copied: None,
+        interrupted: done.interrupted,
+    })
 }
 
 fn in_place(
@@ -332,11 +387,11 @@ fn in_place(
     drop(survey);
     let options = OpenOptions::default().with(|o| o.volumes = args.store.volumes.clone());
     let bar = bar("compacting");
-    let mut progress = |done, total| advance(&bar, interrupt, done, total);
+    let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let done = offline::compact(&args.store.path, &options, args.dry_run, &mut progress);
     bar.finish_and_clear();
     let done = done?;
-    let after = match look(&args.store)? {
+    let after = match look(&args.store, true)? {
         Ok(survey) if !args.dry_run => Some(Layout::of(&survey)),
         Ok(_) => None,
         Err(damage) => return Err(unsound(args, damage)),
@@ -345,6 +400,7 @@ fn in_place(
         path: args.store.path.clone(),
         into: None,
         dry_run: args.dry_run,
+        online: false,
         before,
         after,
         in_place: Some(InPlace::new(&done)),
@@ -355,12 +411,11 @@ fn in_place(
 
 fn into(
     args: &CompactArgs,
-    new: &std::path::Path,
+    new: &Path,
     survey: &Survey,
     interrupt: &Interrupt,
 ) -> Result<CompactReport, Failure> {
-    let identity =
-        |path: &std::path::Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
+    let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
     if identity(new).is_some_and(|new| identity(&args.store.path) == Some(new)) {
         return Err(Failure::usage(format!(
             "{}: is the store itself; choose another path, or leave --into out to have it put in \
@@ -391,6 +446,7 @@ fn into(
         path: args.store.path.clone(),
         into: Some(new.to_owned()),
         dry_run: args.dry_run,
+        online: false,
         before: Layout::of(survey),
         after: None,
         in_place: None,
@@ -403,7 +459,7 @@ fn into(
     larder_engine::create(new, &options.with(|o| o.dry_run = false)).map_err(taken)?;
     let store = Store::open(new, OpenOptions::default())?;
     let bar = bar("copying");
-    let mut progress = |done, total| advance(&bar, interrupt, done, total);
+    let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let copied = offline::copy_into(survey, &store, &mut progress);
     bar.finish_and_clear();
     let closed = store.close();
@@ -413,7 +469,7 @@ fn into(
         path: new.to_owned(),
         volumes: Vec::new(),
     };
-    if let Ok(survey) = look(&new_store)? {
+    if let Ok(survey) = look(&new_store, true)? {
         report.after = Some(Layout::of(&survey));
     }
     report.interrupted = copied.interrupted;
@@ -439,14 +495,4 @@ fn bar(doing: &'static str) -> ProgressBar {
     );
     bar.set_message(doing);
     bar
-}
-
-fn advance(bar: &ProgressBar, interrupt: &Interrupt, done: u64, total: u64) -> ControlFlow<()> {
-    bar.set_length(total);
-    bar.set_position(done);
-    if interrupt.is_raised() {
-        ControlFlow::Break(())
-    } else {
-        ControlFlow::Continue(())
-    }
 }

@@ -4,7 +4,6 @@
 //! of a `--prewrite`. If the operator ends it, no store is created.
 
 use std::io::ErrorKind;
-use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -153,15 +152,7 @@ fn create(args: &CreateArgs, interrupt: &Interrupt) -> Result<Option<Created>, F
         "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}",
     );
     bar.set_message("prewriting");
-    let advance = |done: u64, total: u64| {
-        bar.set_length(total);
-        bar.set_position(done);
-        if interrupt.is_raised() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    };
+    let advance = |done, total| interrupt.advance(&bar, done, total);
     let options = CreateOptions::new(args.size.map_or(0, |size| size.0)).with(|o| {
         o.segment_size = args.segment_size.map(|size| size.0);
         o.volumes = args.volumes.clone();

@@ -9,6 +9,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use indicatif::ProgressBar;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{SigSet, Signal};
@@ -75,6 +77,16 @@ impl Interrupt {
     /// Whether a signal has come.
     pub fn is_raised(&self) -> bool {
         self.0.flag.load(Ordering::SeqCst)
+    }
+
+    /// Shows the progress of a work, which ends early when a signal has come.
+    pub fn advance(&self, bar: &ProgressBar, done: u64, total: u64) -> ControlFlow<()> {
+        bar.set_length(total);
+        bar.set_position(done);
+        match self.is_raised() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
     }
 
     /// Sleeps until a signal has come, or for `patience`. Returns whether one has come.

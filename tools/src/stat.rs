@@ -72,6 +72,8 @@ struct StatReport {
     /// Pages of puts that were given up because their client was silent (stopped, for example), and
     /// whose writes may still be in flight.
     adrift_pages: u64,
+    /// Processes that compact the store.
+    compactions: u32,
     /// The settings of all processes that use the store: the time at which puts are durable, the
     /// protection of pages by a lookup, and whether unused blocks are written beforehand.
     sync: String,
@@ -121,6 +123,7 @@ impl StatReport {
             reads_in_flight: told.reads_in_flight,
             puts_in_flight: told.puts_in_flight,
             adrift_pages: told.pages_adrift,
+            compactions: told.compactions,
             staging: told.staging,
             sync: told.settings.sync.to_string(),
             lease_seconds: told.settings.lease.as_secs_f64(),
@@ -174,6 +177,9 @@ impl Report for StatReport {
                     self.adrift_pages
                 ),
             );
+        }
+        if self.compactions > 0 {
+            lines.row("Compaction", "under way: see the pages moved below");
         }
         lines.row(
             "Settings",

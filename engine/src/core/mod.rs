@@ -2,8 +2,7 @@
 //!
 //! Commands and completions go in ([`Core::reserve`], [`Core::commit`], [`Core::landed`],
 //! [`Core::io_done`], ...). [`Effect`]s come out: I/O requests, and answers to callers. Time comes
-//! in as [`Core::tick`]. The same inputs in the same order give the same outputs, bit for bit. The
-//! runtime feeds a core from rings, a simulator feeds it from a fault model.
+//! in as [`Core::tick`]. The same inputs in the same order give the same outputs, bit for bit.
 //!
 //! The core is a house of rooms, one above the other. A room is a struct with fields of its own. It
 //! calls rooms below it. News for a room above is an event: the loop in this module hands it on
@@ -210,10 +209,10 @@ impl Core {
             }
             Event::MoreRoom => {
                 journal.write_homeless(base, segments);
-                Reclaim::check(&mut below);
+                reclaim.check(&mut below);
             }
             Event::CopiesSettled(copied_all) => reclaim.copies_settled(&mut below, copied_all),
-            Event::CheckReclaim => Reclaim::check(&mut below),
+            Event::CheckReclaim => reclaim.check(&mut below),
         }
     }
 
@@ -222,9 +221,9 @@ impl Core {
     /// Called once after opening: evicts the pages that a crash brought back beyond the limit, and
     /// starts reclaim where it is wanted.
     pub fn start(&mut self) {
-        let (_, puts, mut below) = rooms!(self);
+        let (reclaim, puts, mut below) = rooms!(self);
         puts.make_room(&mut below, 0, None);
-        Reclaim::check(&mut below);
+        reclaim.check(&mut below);
         self.run();
     }
 
@@ -441,6 +440,22 @@ impl Core {
         more
     }
 
+    /// Empties a segment with all its pages kept, and then finishes `request`; with
+    /// [`Fault::NoRoom`] if it could not now. False, and no answer, if it has other pages by now.
+    pub(crate) fn empty(&mut self, request: RequestId, wanted: &Emptying) -> bool {
+        let (reclaim, _, mut below) = rooms!(self);
+        let is_taken = reclaim.empty(&mut below, request, wanted);
+        self.run();
+        is_taken
+    }
+
+    /// The caller of [`Core::empty`] waits no longer for its turn; with `at_once` not at all.
+    pub(crate) fn withdraw(&mut self, request: RequestId, at_once: bool) {
+        let (reclaim, _, mut below) = rooms!(self);
+        reclaim.withdraw(&mut below, request, at_once);
+        self.run();
+    }
+
     /// Ends reclaim with the pages that are being copied now.
     pub fn stop_reclaim(&mut self) {
         self.reclaim.stop();
@@ -487,8 +502,7 @@ impl Core {
         id
     }
 
-    /// Takes a segment as a victim: a sealed one, or one whose descriptors could not all be read.
-    /// `None` for any other, and when the serials of this epoch are used up.
+    /// Takes a sealed or unreadable segment as a victim; see [`reclaim::take_named`].
     pub(crate) fn take_named(&mut self, id: SegmentId) -> Option<Victim> {
         let (_, _, mut below) = rooms!(self);
         reclaim::take_named(&mut below, id)
@@ -502,8 +516,7 @@ impl Core {
         moves
     }
 
-    /// The victim's pages have been moved, as far as they could be. Returns whether it is on its
-    /// way to be free.
+    /// The victim's pages have been moved. Returns whether it is on its way to be free.
     pub(crate) fn finish_victim(&mut self, victim: &Victim, moved_all: bool) -> bool {
         let (_, _, mut below) = rooms!(self);
         let is_returning = reclaim::finish_victim(&mut below, victim, moved_all);
@@ -532,8 +545,7 @@ impl Core {
         reclaim::sealed(&self.segments)
     }
 
-    /// A tool that has the store to itself makes copies alone: of the open segments of a volume,
-    /// the one with the most room takes them.
+    /// For a tool that makes copies alone: the open segment with the most room takes them.
     pub(crate) fn open_for_copies(&mut self) {
         self.segments.open_for_copies();
     }

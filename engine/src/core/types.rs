@@ -33,6 +33,20 @@ pub struct Victim {
     pub is_given_up: bool,
 }
 
+/// A segment that a caller wants emptied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emptying {
+    /// Index of its volume.
+    pub volume: usize,
+    /// Its number in the volume.
+    pub number: u32,
+    /// The generation whose pages the caller knows.
+    pub sequence: Serial,
+    /// First blocks of its pages, in the order in which they are copied. Pages that are not among
+    /// them come last.
+    pub starts: Vec<u32>,
+}
+
 /// A page to be moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
@@ -239,6 +253,8 @@ pub struct Counters {
     pub unfinished: u64,
     /// Pages moved by reclaim.
     pub moved: u64,
+    /// Of these, pages moved out of segments that a caller wanted emptied.
+    pub moved_as_wanted: u64,
     /// Segments reclaimed.
     pub reclaimed: u64,
     /// Blocks of page data stored by puts.

@@ -1,4 +1,5 @@
-//! Works on a store that is not in use: repairs it, compacts it, copies it.
+//! Works on a store that is not in use: repairs it, compacts it, copies it. A store in use is
+//! compacted with the help of its owner.
 //!
 //! [`repair`](fn@repair) and [`compact`](fn@compact) open a store as its owner does, with a lock,
 //! an epoch of its own and recovery, but without callers and without the background threads. These
@@ -14,10 +15,12 @@
 //! |---|---|
 //! | `order` | decides in which order pages should lie, and which are worth moving |
 //! | `compact` | moves them |
+//! | `beside` | has the owner of a store in use move them, segment by segment |
 //! | `repair` | plans the remedies for damage, and carries them out |
 //! | `headers` | restores the copies of segment headers |
 //! | `into` | copies the pages of one store into another, in order |
 
+mod beside;
 mod compact;
 mod headers;
 mod into;
@@ -31,6 +34,7 @@ use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, Fingerprint, PageRecord};
 
+pub use beside::compact_beside;
 pub use compact::{Compacted, compact};
 pub use into::{Copied, copy_into};
 pub use repair::{DamagedPage, Repair, Repaired, repair};

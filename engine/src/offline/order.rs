@@ -255,7 +255,7 @@ fn segment_of(page: &Found<Whole>) -> usize {
 }
 
 /// Whether a strand has several gaps that a fresh copy would not have, and lies in short pieces.
-fn is_scattered(
+pub(super) fn is_scattered(
     strand: &[Step],
     pages: &[Found<Whole>],
     page_blocks: impl Fn(&Found<Whole>) -> u32,
@@ -299,7 +299,12 @@ fn adjoin(
 }
 
 /// The segments that should be empty in the end, if `staying` blocks of each stay.
-fn empties(sites: &[Site], staying: &[u64], largest: u64, data_blocks: u64) -> Vec<bool> {
+pub(super) fn empties(
+    sites: &[Site],
+    staying: &[u64],
+    largest: u64,
+    data_blocks: u64,
+) -> Vec<bool> {
     let gain = (data_blocks / GAIN_SHARE).max(1);
     let written = |site: &Site| u64::from(site.data_end.saturating_sub(HEADER_BLOCKS));
     let mut empties: Vec<bool> = sites

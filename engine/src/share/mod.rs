@@ -26,6 +26,7 @@
 //! | `bell` | wakes that thread, and calls that wait for an owner |
 //! | `handle` | the calls of a handle, to the owner of the moment |
 //! | `spaces` | the namespaces of a handle |
+//! | `emptier` | a connection to an owner that empties segments, for a compaction |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
 //! | `staging`, `area` | reads that several processes share: page slots, shared memory |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
@@ -57,6 +58,8 @@
 //! permitted group.
 
 mod bell;
+#[cfg(not(feature = "simulated"))]
+pub(crate) mod emptier;
 mod handle;
 #[doc(hidden)]
 pub mod keys;

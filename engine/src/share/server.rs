@@ -10,6 +10,7 @@
 //! | `peer` | whether the process behind a connection may be a client |
 //! | `tally` | the processes that use the store, with their counters |
 //! | `totals` | the totals of all processes, and their copies in the clients |
+//! | `emptying` | segments that clients want emptied |
 //! | `reads` | the owner's part in shared reads |
 //! | `session` | a client: its connections and its ledger |
 //! | `socket` | the socket file beside a store |
@@ -44,6 +45,7 @@
 mod accept;
 pub mod answer;
 mod books;
+mod emptying;
 pub mod ledger;
 mod peer;
 
@@ -139,6 +141,8 @@ struct Shared {
     /// The clients that have gone. Changed under the lock of the sessions.
     departed: Mutex<Departed>,
     adding: Adding,
+    /// Held while a segment is emptied for a client.
+    emptying: Mutex<()>,
     /// In seconds since 1970.
     started_unix_s: f64,
     /// Called by clients that ask for the ownership.
@@ -205,6 +209,7 @@ impl Server {
                 former: wish.former.clone(),
                 gone: Mutex::default(),
             },
+            emptying: Mutex::new(()),
             started_unix_s: processes::unix_seconds(),
             bell: wish.bell.clone(),
             keeps_ownership: options.keeps_ownership,
@@ -448,7 +453,7 @@ impl Shared {
 
     fn report(&self) -> Report {
         let sessions = self.sessions.lock();
-        let (mut reads, mut puts, mut adrift) = (0, 0, 0);
+        let (mut reads, mut puts, mut adrift, mut compactions) = (0, 0, 0, 0);
         let mut releases = BTreeMap::<&Agreed, u32>::new();
         for session in sessions.values() {
             *releases.entry(&session.agreed).or_default() += 1;
@@ -456,6 +461,7 @@ impl Shared {
             reads += reading;
             puts += putting;
             adrift += session.ledger.kept().len() as u64;
+            compactions += u32::from(session.compacts.load(Ordering::Relaxed));
         }
         let totals = self.totals(&sessions);
         self.tell(&sessions, &totals);
@@ -477,6 +483,7 @@ impl Shared {
             totals,
             started_unix_s: self.started_unix_s,
             format_version: larder_format::FORMAT_VERSION,
+            compactions,
         }
     }
 }

@@ -214,6 +214,15 @@ pub enum Request<'a> {
     /// No reply. The client asks for the ownership. Sent to an owner with the feature
     /// [`HEIRS`](super::protocol::HEIRS) alone.
     Own,
+    /// Moves all pages out of a segment, in the order of their first blocks in `starts`, if it is
+    /// still of this generation.
+    Empty {
+        volume: u16,
+        segment: u32,
+        sequence: u64,
+        #[serde(deserialize_with = "few")]
+        starts: Vec<u32>,
+    },
 }
 
 /// The end of a client's use of a slot.
@@ -286,6 +295,8 @@ pub enum Reply {
     /// The owner ends, and this client is to be the next owner. Sent on the first connection of
     /// each client with the feature [`HEIRS`](super::protocol::HEIRS).
     Heir(ClientId),
+    /// Pages moved out of a segment; `None` if it holds other pages by now.
+    Emptied(Option<u64>),
 }
 
 /// A page that may be read, and its slot where it is shared.
@@ -461,6 +472,8 @@ pub struct Report {
     pub started_unix_s: f64,
     /// Version of the on-disk format. 0 if its release does not tell.
     pub format_version: u32,
+    /// Processes that compact the store.
+    pub compactions: u32,
 }
 
 /// The clients of one release.

@@ -5,6 +5,7 @@
 //! ever submitted with the core locked.
 
 mod catalog;
+mod emptying;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -322,20 +323,29 @@ impl Local {
 
     /// Waits for an answer of the core.
     fn wait_for<T>(&self, take: impl Fn(&mut Answers) -> Option<T>) -> T {
-        let mut answers = self.answers.lock();
         loop {
-            if let Some(answer) = take(&mut answers) {
+            if let Some(answer) = self.wait_a_moment_for(&take, TICK_WHILE_WAITING) {
                 return answer;
             }
             // While a store is being closed no other thread ticks the core.
-            if self
-                .answered
-                .wait_for(&mut answers, TICK_WHILE_WAITING)
-                .timed_out()
-            {
-                drop(answers);
-                self.with_core(|_| ());
-                answers = self.answers.lock();
+            self.with_core(|_| ());
+        }
+    }
+
+    /// Waits for an answer of the core; `None` after `patience`.
+    fn wait_a_moment_for<T>(
+        &self,
+        take: impl Fn(&mut Answers) -> Option<T>,
+        patience: Duration,
+    ) -> Option<T> {
+        let until = Instant::now() + patience;
+        let mut answers = self.answers.lock();
+        loop {
+            if let Some(answer) = take(&mut answers) {
+                return Some(answer);
+            }
+            if self.answered.wait_until(&mut answers, until).timed_out() {
+                return take(&mut answers);
             }
         }
     }

@@ -45,6 +45,7 @@ use crate::api::{
     PutPage, PutStatus, Recall, Refusal, Stats,
 };
 use crate::catalog::{Allocator, Catalog};
+use crate::core::Emptying;
 use crate::counts::Counts;
 use crate::disk::{Disk, Pacing};
 use crate::error::StoreError;
@@ -515,6 +516,16 @@ impl LocalStore {
     /// Counters of the core and of housekeeping.
     pub(crate) fn store_counts(&self) -> StoreCounts {
         self.local.store_counts()
+    }
+
+    /// Empties a segment, with all its pages kept: see [`Local::empty`].
+    pub(crate) fn empty(
+        &self,
+        wanted: &Emptying,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Option<u64>, StoreError> {
+        let _gate = self.enter_to_write()?;
+        self.local.empty(wanted, goes_on)
     }
 
     /// Why calls are refused.

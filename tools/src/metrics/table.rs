@@ -213,6 +213,11 @@ fn owner(table: &mut Table, view: &View) {
         "Pages of puts that were aborted because their client was silent",
         report.pages_adrift,
     );
+    table.gauge(
+        "larder_compactions",
+        "Processes that compact the store",
+        u64::from(report.compactions),
+    );
     table.bytes(
         "larder_shared_reads_used",
         "Memory in use through which processes share reads",

@@ -1,6 +1,7 @@
 //! SIGKILL of `compact` and of `verify --repair` at random moments: no page is lost or wrong, and
 //! running it again finishes.
 
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
@@ -15,12 +16,12 @@ use crate::home::{BLOCK_BYTES, block_offset};
 use crate::support::home::Home;
 use crate::support::honest::{PATIENCE, Process};
 use crate::support::sparse::{pack, unpack};
-use crate::support::{chain, flip};
+use crate::support::{chain, flip, larder, text};
 
 /// Kills of each command; `LARDER_KILLS` asks for more.
 const KILLS: u32 = 20;
 
-fn kills() -> u32 {
+pub fn kills() -> u32 {
     let wanted = std::env::var("LARDER_KILLS").ok();
     wanted.map_or(KILLS, |kills| kills.parse().unwrap())
 }
@@ -28,38 +29,68 @@ fn kills() -> u32 {
 /// Runs a command and stops it with `signal` when so many writes to the store have been seen.
 /// Returns how many were seen when it ended, and its exit code, if it has one.
 fn run(home: &Home, command: &[&str], writes: usize, signal: Signal) -> (usize, Option<i32>) {
-    let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
-    inotify::add_watch(&watch, &home.path, inotify::WatchFlags::MODIFY).unwrap();
-    let started = home
-        .larder(command[0], &command[1..])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn();
-    let Process(child) = &mut Process(started.unwrap());
-    let pid = rustix::process::Pid::from_child(child);
-    let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
-    let patience = Timespec::try_from(PATIENCE).unwrap();
-    let mut seen = 0;
-    while seen < writes {
-        let mut events = [
-            PollFd::new(&watch, PollFlags::IN),
-            PollFd::new(&ended, PollFlags::IN),
-        ];
-        let ready = poll(&mut events, Some(&patience)).unwrap();
-        assert!(ready > 0, "{command:?} neither goes on nor ends");
-        if !events[1].revents().is_empty() {
-            break;
-        }
-        let mut ignored = [0_u8; 4096];
-        rustix::io::read(&watch, &mut ignored).unwrap();
-        seen += 1;
-    }
+    let watch = Watch::on(home);
+    let Process(child) = &mut started(home, command);
+    let seen = watch.await_writes(child, writes);
     stop(child, signal);
     (seen, child.wait().unwrap().code())
 }
 
+/// Starts a command. Its output is of no interest.
+pub fn started(home: &Home, command: &[&str]) -> Process {
+    let words = command[0].split(' ').chain([text(&home.path)]);
+    let arguments: Vec<&str> = words.chain(command[1..].iter().copied()).collect();
+    let mut command = larder(&arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    Process(command.spawn().unwrap())
+}
+
+/// Sees writes to a store, of any process.
+pub struct Watch(OwnedFd);
+
+impl Watch {
+    pub fn on(home: &Home) -> Watch {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+        inotify::add_watch(&watch, &home.path, inotify::WatchFlags::MODIFY).unwrap();
+        Watch(watch)
+    }
+
+    /// Sees changes of all files beside the store, too.
+    pub fn on_directory(home: &Home) -> Watch {
+        let watch = inotify::init(inotify::CreateFlags::CLOEXEC).unwrap();
+        let changes = inotify::WatchFlags::MODIFY
+            | inotify::WatchFlags::CREATE
+            | inotify::WatchFlags::MOVED_TO;
+        inotify::add_watch(&watch, home.directory.path(), changes).unwrap();
+        Watch(watch)
+    }
+
+    /// Waits until so many writes have been seen, or `child` has ended. Returns how many were seen.
+    pub fn await_writes(&self, child: &Child, writes: usize) -> usize {
+        let pid = rustix::process::Pid::from_child(child);
+        let ended = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        let mut seen = 0;
+        while seen < writes {
+            let mut events = [
+                PollFd::new(&self.0, PollFlags::IN),
+                PollFd::new(&ended, PollFlags::IN),
+            ];
+            let ready = poll(&mut events, Some(&patience)).unwrap();
+            assert!(ready > 0, "the command neither goes on nor ends");
+            if !events[1].revents().is_empty() {
+                break;
+            }
+            let mut ignored = [0_u8; 4096];
+            rustix::io::read(&self.0, &mut ignored).unwrap();
+            seen += 1;
+        }
+        seen
+    }
+}
+
 /// A process that has ended and has not been waited for takes no harm from a signal.
-fn stop(child: &Child, signal: Signal) {
+pub fn stop(child: &Child, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), signal).unwrap();
 }
 

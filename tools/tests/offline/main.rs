@@ -1,8 +1,9 @@
-//! `larder verify --repair` and `larder compact` on real stores: damaged in every structure,
-//! scattered, in use, killed half-way.
+//! `larder verify --repair`, `larder compact` and `larder volume` on real stores: damaged in every
+//! structure, scattered, in use, killed half-way.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod beside;
 mod compact;
 #[path = "../inspect_verify/home.rs"]
 mod home;

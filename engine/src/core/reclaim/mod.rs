@@ -6,6 +6,7 @@
 //! | `pick` | which segment is emptied |
 //! | `plan` | which of its pages and records are kept |
 //! | `emergency` | which segment is given up when there is no room for copies |
+//! | `wanted` | when a segment is emptied that a caller names |
 //! | `tools` | (offline tools, which name the segments that they empty) |
 //!
 //! One victim is emptied at a time, in steps:
@@ -44,10 +45,13 @@ mod emergency;
 mod pick;
 mod plan;
 mod tools;
+mod wanted;
 
 use super::puts::{Below, Origin, Puts, Reserver, is_live};
 use super::segments::segment::Trust;
-use super::types::{Copied, Descriptors, Effect, Move, PageCopy, Victim};
+use super::types::{
+    Copied, Descriptors, Effect, Emptying, Fault, Move, PageCopy, RequestId, Victim,
+};
 use crate::api::PutStatus;
 use crate::catalog::ReservationId;
 use crate::index::SegmentId;
@@ -56,12 +60,15 @@ use pick::{View, next_victim};
 use plan::{Forwarding, Plan};
 pub(crate) use tools::SegmentView;
 pub(super) use tools::{plan_whole, room_for_copies, sealed, take_named};
+use wanted::Wanted;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Reclaim {
     work: Work,
     stopping: bool,
+    /// A segment that a caller names. It is the victim once it is being emptied.
+    wanted: Option<Wanted>,
 }
 
 #[derive(Debug, Default)]
@@ -99,8 +106,8 @@ pub(crate) fn batch(moves: &[Move], blocks_max: u64) -> usize {
 
 impl Reclaim {
     /// Requests a step where there is something to empty.
-    pub(super) fn check(below: &mut Below<'_>) {
-        if View::new(below).wants_reclaim() {
+    pub(super) fn check(&self, below: &mut Below<'_>) {
+        if self.wanted.is_some() || View::new(below).wants_reclaim() {
             below.base.call_reclaim();
         }
     }
@@ -110,8 +117,9 @@ impl Reclaim {
     pub(super) fn step(&mut self, puts: &mut Puts, below: &mut Below<'_>, pages: usize) -> bool {
         match std::mem::take(&mut self.work) {
             Work::Idle => {
-                if !self.stopping
-                    && let Some(victim) = next_victim(below)
+                if self.stopping {
+                    self.end_wanted(below, Err(Fault::NoRoom));
+                } else if let Some(victim) = next_victim(below).or_else(|| self.take_wanted(below))
                 {
                     self.work = Work::Reading(victim);
                     below.base.emit(Effect::ReadDescriptors(victim));
@@ -122,8 +130,8 @@ impl Reclaim {
                 self.work = Work::Reading(victim);
                 false
             }
-            Work::Planning(victim, _) if self.stopping => {
-                finish_victim(below, &victim, false);
+            Work::Planning(victim, _) if self.stops() => {
+                self.finish(below, &victim, false);
                 false
             }
             Work::Planning(victim, mut plan) => {
@@ -131,7 +139,7 @@ impl Reclaim {
                     None => Work::Planning(victim, plan),
                     Some(moves) => Work::Copying(Copying {
                         victim,
-                        rest: moves,
+                        rest: self.in_wanted_order(moves),
                         is_busy: false,
                         unsettled: 0,
                         copied_all: true,
@@ -149,14 +157,14 @@ impl Reclaim {
         below: &mut Below<'_>,
         mut copying: Copying,
     ) -> bool {
-        let is_last = !copying.copied_all || self.stopping || copying.rest.is_empty();
+        let is_last = !copying.copied_all || self.stops() || copying.rest.is_empty();
         if copying.is_busy || is_last && copying.unsettled > 0 {
             self.work = Work::Copying(copying);
             return false;
         }
         if is_last {
             let copied_all = copying.copied_all && copying.rest.is_empty();
-            return finish_victim(below, &copying.victim, copied_all) && !self.stopping;
+            return self.finish(below, &copying.victim, copied_all) && !self.stopping;
         }
         let count = batch(&copying.rest, below.base.config.copy_blocks_max);
         let later = copying.rest.split_off(count);
@@ -176,11 +184,13 @@ impl Reclaim {
         };
         if read.some_unreadable {
             put_back_unread(below, &victim);
+            self.emptied(below, false);
         } else {
             below.segments.answers_again(below.base, victim.segment);
             let (segment, sequence) = (victim.segment, victim.sequence);
             below.base.evicted.read(segment, sequence, &read.blocks);
-            let plan = Plan::begin(below, &victim, read.blocks);
+            let mut plan = Plan::begin(below, &victim, read.blocks);
+            plan.keeps_all = self.is_emptying_wanted();
             self.work = Work::Planning(victim, Box::new(plan));
         }
         below.base.call_reclaim();
@@ -237,6 +247,13 @@ impl Reclaim {
             copying.copied_all &= copied_all;
             below.base.call_reclaim();
         }
+    }
+
+    /// The victim's pages have been moved, as far as they could be.
+    fn finish(&mut self, below: &mut Below<'_>, victim: &Victim, moved_all: bool) -> bool {
+        let is_returning = finish_victim(below, victim, moved_all);
+        self.emptied(below, is_returning);
+        is_returning
     }
 
     /// Ends reclaim with the pages that are being copied now.

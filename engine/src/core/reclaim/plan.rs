@@ -36,6 +36,8 @@ const EVICTED_SHARE: usize = 16;
 pub(super) struct Plan {
     forwarding: Forwarding,
     stage: Stage,
+    /// No page is evicted.
+    pub keeps_all: bool,
 }
 
 #[derive(Debug)]
@@ -160,6 +162,7 @@ impl Plan {
         Plan {
             forwarding: Forwarding::begin(below, victim, blocks),
             stage: Stage::Forward,
+            keeps_all: false,
         }
     }
 
@@ -180,7 +183,7 @@ impl Plan {
                 }
                 let pages = std::mem::take(&mut self.forwarding.pages);
                 let segment = below.segments.get(victim.segment);
-                if !victim.is_given_up && !segment.is_suspect() {
+                if !victim.is_given_up && !segment.is_suspect() && !self.keeps_all {
                     self.stage = Stage::Weigh(Weighing {
                         worths: Vec::with_capacity(pages.len()),
                         rest: pages,

@@ -226,6 +226,7 @@ impl Shared {
         }
         self.answer_reads(session, request)
             .or_else(|request| self.answer_books(session, request))
+            .or_else(|request| self.empty(session, request))
             .or_else(|request| self.take_counts(session, request))
             .unwrap_or_else(|request| self.answer(session, request))
     }

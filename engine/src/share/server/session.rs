@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::Shutdown;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::ledger::Ledger;
 use super::reads::HeldReads;
@@ -35,6 +36,8 @@ pub(super) struct Session {
     pub begun: Instant,
     pub tally: Mutex<Tally>,
     pub told: Mutex<Told>,
+    /// The client has wanted a segment emptied.
+    pub compacts: AtomicBool,
 }
 
 /// A client's counters, as it sent them last.
@@ -77,6 +80,7 @@ impl Session {
             begun: Instant::now(),
             tally: Mutex::default(),
             told: Mutex::default(),
+            compacts: AtomicBool::new(false),
         }
     }
 
