@@ -15,7 +15,7 @@ use nix::sys::signal::{SigSet, Signal};
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, import, inspect, log, manuals,
-    remote, replay, serve, stat, verify,
+    remote, replay, serve, stat, verify, volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -41,6 +41,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Create(create::CreateArgs),
+    Volume(volume::VolumeArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
     Compact(compact::CompactArgs),
@@ -107,6 +108,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
     let _ = SigSet::from_iter([Signal::SIGXFSZ]).thread_block();
     let ended = match &cli.command {
         Command::Create(args) => create::run(args),
+        Command::Volume(args) => volume::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Compact(args) => compact::run(args),

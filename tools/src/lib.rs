@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`cli`] | the command line |
 //! | `create` | creates a store, or enlarges one |
+//! | `volume` | adds a volume to a store, or retires one |
 //! | `inspect`, `verify` | examine a store without opening it: its content, its integrity |
 //! | `findings`, `repair` | their report of damage, and its repair |
 //! | `compact` | orders the pages of a store |
@@ -82,4 +83,5 @@ pub mod trace;
 mod turns;
 mod usage;
 mod verify;
+mod volume;
 mod workload;

@@ -535,6 +535,16 @@ impl Core {
         self.segments.get(id).state() == State::Unreadable
     }
 
+    /// Places nothing on a volume any more. Evicts the coldest pages: those that the other volumes
+    /// have no room for, and `more` blocks.
+    pub(crate) fn retire(&mut self, volume: usize, more: u64) {
+        let (_, puts, mut below) = rooms!(self);
+        below.segments.retire(volume);
+        puts.make_room(&mut below, 0, None);
+        puts.evict(&mut below, more);
+        self.run();
+    }
+
     /// Blocks of live pages in a segment.
     pub(crate) fn live_in(&self, id: SegmentId) -> u64 {
         self.segments.get(id).live

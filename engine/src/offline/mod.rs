@@ -6,8 +6,8 @@
 //! modules decide which pages move, and in which order. Every page moves as in reclaim: read,
 //! verify, copy, commit; its old place is released when the copies are synced. So a kill at any
 //! moment leaves each page readable, and the next open finds a store as after any crash. No good
-//! page is ever overwritten, and no page is evicted. If there is no room, less is done, and the
-//! result reports it.
+//! page is ever overwritten, and no page is evicted, except for want of room without a retired
+//! volume. If there is no room, less is done, and the result reports it.
 //!
 //! Only bad copies of superblocks and headers are written in place, from their good copies.
 //!
@@ -18,6 +18,7 @@
 //! | `beside` | has the owner of a store in use move them, segment by segment |
 //! | `repair` | plans the remedies for damage, and carries them out |
 //! | `headers` | restores the copies of segment headers |
+//! | `retire` | moves the pages of a volume to the others, and gives it up |
 //! | `into` | copies the pages of one store into another, in order |
 
 mod beside;
@@ -26,6 +27,7 @@ mod headers;
 mod into;
 mod order;
 mod repair;
+mod retire;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +40,7 @@ pub use beside::compact_beside;
 pub use compact::{Compacted, compact};
 pub use into::{Copied, copy_into};
 pub use repair::{DamagedPage, Repair, Repaired, repair};
+pub use retire::{Retired, retire};
 
 use crate::api::OpenOptions;
 use crate::core::{Core, GAIN_SHARE, InitState, Move, NamespaceInit, batch};

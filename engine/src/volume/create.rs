@@ -1,6 +1,7 @@
 //! Creates stores. Files are preallocated in full, so that a store never runs out of the space it
 //! was given, and never takes more.
 
+mod add;
 mod checks;
 mod left;
 
@@ -27,6 +28,7 @@ use crate::error::{StoreError, count};
 use crate::fit::default_segment_bytes;
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
+pub use add::add;
 use checks::{
     absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,
     identity_bytes, is_there, may_overwrite, parent_of, size_of,

@@ -75,8 +75,7 @@ pub(crate) fn check_used<'a>(
         Err(error) => error.to_string(),
     };
     Err(StoreError::Usage(format!(
-        "a file named as a volume is no volume of this store, and a store keeps the volumes that \
-         it was made with: {why}"
+        "a file named as a volume is no volume of this store (`larder volume add` adds one): {why}"
     )))
 }
 
@@ -311,7 +310,8 @@ impl Volumes {
 
     /// Writes the superblocks of all volumes, changed by `change`, and makes them durable: one
     /// volume after the other, and in each volume one copy after the other, so that one copy is
-    /// whole at every moment.
+    /// whole at every moment. All get the list of the first volume, which counts: a crash may have
+    /// kept its last change from the others.
     ///
     /// # Errors
     /// The error of the system.
@@ -320,6 +320,7 @@ impl Volumes {
         disk: &dyn Disk,
         change: impl Fn(&mut Superblock),
     ) -> Result<(), StoreError> {
+        let listed = self.superblock().volumes.clone();
         let places: Vec<Option<Option<String>>> = self
             .list
             .iter()
@@ -330,6 +331,7 @@ impl Volumes {
                 continue;
             };
             let mut superblock = volume.superblock.clone();
+            superblock.volumes.clone_from(&listed);
             for (entry, place) in superblock.volumes.iter_mut().zip(&places) {
                 entry.lost = place.is_none();
                 // A volume that was named because it had moved is found at its new path from then

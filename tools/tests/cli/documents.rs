@@ -184,6 +184,9 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let one = ["--page-bytes", "20MiB", "--pages", "1", "--batch", "1"];
     printed.run(&[&["bench", large, "--op", "put"][..], &one].concat(), 0);
     printed.run(&["export", large, archive, "--force"], 0);
+    let second = &at("second");
+    printed.run(&["volume", "add", large, second], 0);
+    printed.run(&["volume", "retire", large, second], 0);
     let refused = printed.run(&["import", empty, archive], 1);
     assert_eq!(refused["refusals"][0]["kind"], "too_large");
 

@@ -11,3 +11,4 @@ mod kills;
 mod repair;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+mod volumes;

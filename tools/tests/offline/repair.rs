@@ -245,7 +245,7 @@ fn a_store_grows_on_the_volumes_that_it_has_and_takes_no_others() {
     let grow = ["--grow", "--size", "600MiB"];
     let third = home.beside("third");
     let named = [&grow[..], &["--volume", third.to_str().unwrap()]].concat();
-    home.says("create", &named, 2, &["third", "made with"]);
+    home.says("create", &named, 2, &["third", "larder volume add"]);
     assert!(!third.exists());
     home.says(
         "verify",

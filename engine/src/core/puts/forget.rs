@@ -29,6 +29,12 @@ impl Puts {
         true
     }
 
+    /// Evicts the coldest pages, of so many blocks in all if there are so many.
+    pub(in crate::core) fn evict(&mut self, below: &mut Below<'_>, blocks: u64) {
+        let left = below.segments.live_blocks().saturating_sub(blocks);
+        while below.segments.live_blocks() > left && self.evict_one(below, None) {}
+    }
+
     /// Evicts the coldest leaf. A page whose child is being put is no leaf, though the index does
     /// not know that child yet: without its parent it would never be found. Neither is `parent`.
     pub(in crate::core) fn evict_one(

@@ -44,6 +44,8 @@ struct Volume {
     /// Written to since its last good sync.
     is_dirty: bool,
     service: Service,
+    /// It takes nothing any more, and is to be removed from the store.
+    is_retiring: bool,
     /// Usable blocks that its indexed pages take.
     taken_blocks: u64,
     free: VecDeque<SegmentId>,
@@ -105,6 +107,7 @@ impl Segments {
                 segments: count,
                 is_dirty: false,
                 service: Service::ReadWrite,
+                is_retiring: false,
                 taken_blocks: 0,
                 free: VecDeque::new(),
                 unlendable: 0,

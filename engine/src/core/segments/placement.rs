@@ -107,6 +107,7 @@ impl Segments {
                 && (is_sealed || takes_already)
                 && s.has_room(self.segment_blocks, 0, blocks)
                 && !self.is_read_only(*id)
+                && !self.is_retiring(*id)
         };
         // A segment that takes records already, else the segment that stays longest. A write that
         // failed before may fail again.
@@ -137,7 +138,7 @@ impl Segments {
         data: u32,
         blocks: impl Fn(SegmentId) -> u32,
     ) -> Option<SegmentId> {
-        if self.volumes[volume].service.is_read_only() {
+        if !self.volumes[volume].takes_pages() {
             return None;
         }
         let slot = stream as usize;

@@ -22,6 +22,7 @@
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET};
 
+use super::segment::State;
 use super::{Segments, Volume};
 use crate::core::base::{Base, IoContext};
 use crate::core::types::Effect;
@@ -56,6 +57,13 @@ pub(super) struct Probe {
     next: u32,
     /// When the next one is sent; `None` while one is under way.
     due_ms: Option<u64>,
+}
+
+impl Volume {
+    /// Whether pages and records may be placed on it.
+    pub(super) fn takes_pages(&self) -> bool {
+        !self.is_retiring && !self.service.is_read_only()
+    }
 }
 
 impl Service {
@@ -115,7 +123,26 @@ impl Segments {
 
     pub(super) fn writable(&self) -> impl Iterator<Item = &Volume> {
         let volumes = self.volumes.iter();
-        volumes.filter(|volume| !volume.service.is_read_only())
+        volumes.filter(|volume| volume.takes_pages())
+    }
+
+    /// Ends the use of a volume: it takes nothing more, and the limits are those of the others.
+    pub(in crate::core) fn retire(&mut self, volume: usize) {
+        if std::mem::replace(&mut self.volumes[volume].is_retiring, true) {
+            return;
+        }
+        let Volume { base, segments, .. } = self.volumes[volume];
+        let own = self.segments[base as usize..(base + segments) as usize].iter();
+        let counted = own.filter(|s| !matches!(s.state(), State::Lost | State::Unreadable));
+        self.counted.0 -= 1;
+        self.counted.1 -= counted.count() as u64;
+        self.recount();
+        self.limits.max = self.limits.now;
+    }
+
+    /// Whether the volume of this segment is to be removed from the store.
+    pub(super) fn is_retiring(&self, id: SegmentId) -> bool {
+        self.volumes[self.volume_of(id)].is_retiring
     }
 
     /// Whether some volume is not in read-only service.
