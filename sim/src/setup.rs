@@ -233,6 +233,8 @@ pub struct Setup {
     pub eviction: Eviction,
     /// A policy of admission refuses some pages.
     pub admits_some: bool,
+    /// Further calls that delete pages, as a share of all calls.
+    pub deletes: f64,
     pub faults: Faults,
     /// Steps between two full checks. Cheap checks run at each step.
     pub check_every: u64,
@@ -278,6 +280,7 @@ impl Setup {
                 Eviction::Random,
             ]),
             admits_some: dice.chance(0.1),
+            deletes: dice.pick(&[0.0, 0.0, 0.0, 0.0, 0.3]),
             faults: Faults::draw(dice, steps),
             check_every: dice.pick(&[1, 25, 50, 50, 50, 50, 50, 50]),
         }

@@ -88,15 +88,18 @@ pub fn name(shared: &Shared, store: &Store, namespace: usize) {
 pub fn call(shared: &Shared, store: &Store, own: usize) {
     let caller = Caller { shared, store, own };
     loop {
-        let (what, pause) = {
+        let (what, deletes, pause) = {
             let mut state = shared.lock();
             if state.phase != Phase::Open {
                 return;
             }
+            let deletes = state.world.setup.deletes;
             let dice = &mut state.world.dice;
-            (dice.below(1000), dice.between(0, PAUSE_US_MAX))
+            let deletes = dice.chance(deletes);
+            (dice.below(1000), deletes, dice.between(0, PAUSE_US_MAX))
         };
         match what {
+            _ if deletes => caller.delete(),
             0..450 => caller.put(),
             450..640 => caller.get(),
             640..700 => caller.get_lent(),

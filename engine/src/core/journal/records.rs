@@ -10,6 +10,7 @@ use larder_format::{RECORDS_PER_BLOCK, Record, Serial};
 use super::Journal;
 use crate::core::base::{Base, Event};
 use crate::core::segments::Segments;
+use crate::core::segments::placement::Room;
 use crate::core::types::{Fault, RequestId};
 use crate::index::{NamespaceSlot, SegmentId};
 use crate::planted;
@@ -81,6 +82,7 @@ impl Journal {
         if self.write_all(base, segments, Origin::Request(request), records) < records.len() {
             self.requests.remove(&request);
             base.finish(request, Err(Fault::NoRoom));
+            base.call_reclaim();
         }
     }
 
@@ -92,19 +94,11 @@ impl Journal {
         origin: Origin,
         records: &[Record],
     ) -> usize {
-        let mut placed = 0;
-        for chunk in records.chunks(RECORDS_PER_BLOCK) {
-            let Some(segment) = segments.place_records(base, 1) else {
-                break;
-            };
-            let mut reserved = 1;
-            for record in chunk {
-                let record = Metadata::new(Content::Record(*record), origin);
-                self.queue_record(segment, record, std::mem::take(&mut reserved));
-            }
-            placed += chunk.len();
-        }
-        placed
+        let placed = records.iter().take_while(|record| {
+            let record = Metadata::new(Content::Record(**record), origin);
+            self.queue_anywhere(base, segments, record).is_ok()
+        });
+        placed.count()
     }
 
     /// Queues a record in a segment, with descriptor blocks that were reserved there.
@@ -131,7 +125,15 @@ impl Journal {
         let spare = self.queue_with_spare().filter(|_| is_record);
         let placed = match spare {
             Some(segment) => Some((segment, 0)),
-            None => segments.place_records(base, 1).map(|segment| (segment, 1)),
+            None => {
+                let room = match record.origin {
+                    Origin::Request(_) => Room::Puts,
+                    Origin::Store => Room::Copies,
+                    Origin::Victim(_) => Room::Gaps,
+                };
+                let placed = segments.place_record(base, room);
+                placed.map(|segment| (segment, 1))
+            }
         };
         let Some((segment, reserved)) = placed else {
             return Err(record);
@@ -285,11 +287,9 @@ impl Journal {
         segments: &mut Segments,
         slot: NamespaceSlot,
     ) {
-        if let Some(segment) = segments.place_records(base, 1) {
-            base.namespaces.get_mut(slot).home = Some(segment);
-            let record = Metadata::new(Content::Namespace(slot), Origin::Store);
-            self.queue_record(segment, record, 1);
-        }
+        let record = Metadata::new(Content::Namespace(slot), Origin::Store);
+        // Refused: the namespace has no home until `write_homeless` finds one.
+        let _ = self.queue_anywhere(base, segments, record);
     }
 
     /// Writes the namespaces that found no room before.

@@ -25,7 +25,7 @@
 //! that were open. Without a free segment, and without room in one that takes copies, it gives up
 //! another victim, the coldest, and evicts its pages (`emergency`). Tombstones, which must not be
 //! lost, go into gaps of sealed segments, whose headers are written again to list them
-//! (`Segments::place_records`).
+//! (`Segments::place_record`).
 //!
 //! A segment whose free header cannot be written, and a victim whose descriptors cannot be read, is
 //! tried again now and then and is not waited for. The store keeps as many pages less as if it had

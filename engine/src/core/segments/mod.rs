@@ -17,7 +17,7 @@
 mod failures;
 pub(super) mod headers;
 mod lending;
-mod placement;
+pub(super) mod placement;
 mod recovered;
 pub(super) mod segment;
 mod service;
@@ -452,7 +452,7 @@ impl Segments {
     }
 
     /// The oldest generation that the next open may find, in free segments too: the generation on
-    /// disk, and the one that a power loss brings back. Commits up to `synced` are durable.
+    /// disk, and the generation that a power loss brings back. Commits up to `synced` are durable.
     pub(super) fn oldest_generation(&self, synced: Serial) -> Option<Serial> {
         let generation = |s: &Segment| {
             let is_durable = s.first_commit > Serial::ZERO && s.first_commit <= synced;

@@ -6,6 +6,7 @@ use super::segment::{Extension, Segment, State, Stream};
 use super::{Segments, Volume};
 use crate::core::base::{Base, Event};
 use crate::index::{Place, SegmentId};
+use crate::planted;
 
 /// Bytes of a put that go to one volume before the next volume gets its turn: long enough that
 /// neighbours in a chain are neighbours on disk, short enough that a large put uses every volume.
@@ -13,6 +14,19 @@ pub(crate) const RUN_BYTES: u64 = 4 << 20;
 
 /// Free segments that only copies and records may use.
 const FREE_KEPT_FOR_COPIES: usize = 1;
+
+/// The room that a record may take. A segment with a tombstone can be emptied only if there is room
+/// for the tombstone elsewhere. So only records that reclaim forwards take the last room: if others
+/// had taken it, no segment with a tombstone could be emptied any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::core) enum Room {
+    /// Where puts go.
+    Puts,
+    /// Also the room that is kept for copies.
+    Copies,
+    /// Also the gaps of sealed segments.
+    Gaps,
+}
 
 impl Volume {
     /// The free segment that is opened next.
@@ -67,23 +81,35 @@ impl Segments {
         self.turn_left = RUN_BYTES;
     }
 
-    /// Reserves descriptor blocks for records: in an open segment, else in the gap of a sealed one.
-    pub(in crate::core) fn place_records(
+    /// Reserves a descriptor block for a record.
+    pub(in crate::core) fn place_record(
         &mut self,
         base: &mut Base,
-        blocks: u32,
+        room: Room,
     ) -> Option<SegmentId> {
+        let room = if planted!(GreedyDeletion) {
+            Room::Gaps
+        } else {
+            room
+        };
+        let streams: &[Stream] = match room {
+            Room::Puts => &[Stream::Put],
+            Room::Copies | Room::Gaps => &[Stream::Put, Stream::Copy],
+        };
         let volumes = self.volumes.len();
-        for stream in [Stream::Put, Stream::Copy] {
+        for &stream in streams {
             for step in 0..volumes {
                 let volume = (self.turn + step) % volumes;
-                if let Some(id) = self.open_with_room(base, volume, stream, 0, |_| blocks) {
-                    self.get_mut(id).reserved += blocks;
+                if let Some(id) = self.open_with_room(base, volume, stream, 0, |_| 1) {
+                    self.get_mut(id).reserved += 1;
                     return Some(id);
                 }
             }
         }
-        self.extend_sealed(blocks)
+        match room {
+            Room::Gaps => self.extend_sealed(),
+            Room::Puts | Room::Copies => None,
+        }
     }
 
     /// Reserves further descriptor blocks in a segment; false when it has no room for them.
@@ -97,15 +123,15 @@ impl Segments {
         fits
     }
 
-    /// The last resort for records: the gap that a sealed segment has left between data and
-    /// descriptors.
-    fn extend_sealed(&mut self, blocks: u32) -> Option<SegmentId> {
+    /// The last resort for forwarded records: the gap that a sealed segment has left between data
+    /// and descriptors.
+    fn extend_sealed(&mut self) -> Option<SegmentId> {
         let takes = |(id, s): &(SegmentId, &Segment)| {
             let is_sealed = s.state() == State::Sealed;
             let takes_already = s.is_extended() && s.state() == State::Draining;
             !s.is_suspect()
                 && (is_sealed || takes_already)
-                && s.has_room(self.segment_blocks, 0, blocks)
+                && s.has_room(self.segment_blocks, 0, 1)
                 && !self.is_read_only(*id)
                 && !self.is_retiring(*id)
         };
@@ -114,7 +140,7 @@ impl Segments {
         let worth = |(_, s): &(SegmentId, &Segment)| (!s.poisoned, s.is_extended(), s.live);
         let (id, _) = self.iter().filter(takes).max_by_key(worth)?;
         self.extend(id, Extension::Records);
-        self.get_mut(id).reserved += blocks;
+        self.get_mut(id).reserved += 1;
         Some(id)
     }
 
