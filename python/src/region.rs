@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use larder_engine::memory::move_to_huge_pages;
@@ -97,28 +98,19 @@ impl Region {
         })
     }
 
-    /// Moves the region to huge pages on a thread of its own, until it is done or the region is
-    /// dropped. Reads and writes are faster after it: a device gets a list of the pieces of memory
-    /// of each transfer, and small pages lie all over memory.
-    ///
-    /// The thread is not required: without it, the region works on the pages that it has.
+    /// Moves the region to huge pages, see [`move_in_background`], until it is done or the region
+    /// is dropped.
     pub fn move_to_huge_pages(self: &Arc<Region>) {
-        let (start, length) = (self.address, self.length);
         let region = Arc::downgrade(self);
-        let work = move || {
-            let moved = move_to_huge_pages(start, length, || region.strong_count() > 0);
-            let Some(region) = region.upgrade() else {
-                return;
-            };
-            // The first of several moves counts.
-            let _ = region.moved.set(moved);
-            let (moved, of) = (moved >> 20, length >> 20);
-            tracing::info!("{moved} of {of} MiB registered memory are on huge pages");
+        let held = region.clone();
+        let end = move |moved| {
+            if let Some(region) = region.upgrade() {
+                // The first of several moves counts.
+                let _ = region.moved.set(moved);
+            }
         };
-        let named = std::thread::Builder::new().name("larder-huge".to_owned());
-        if let Err(error) = named.spawn(work) {
-            tracing::warn!(%error, "registered memory stays on small pages: no thread moves it");
-        }
+        let memory = self.address..self.address + self.length;
+        move_in_background(vec![memory], move || held.strong_count() > 0, end);
     }
 
     /// Bytes on huge pages after [`Region::move_to_huge_pages`]; `None` until it has ended.
@@ -185,6 +177,34 @@ impl Region {
             return Err(RegionError::Twice(i64::try_from(row).unwrap_or(i64::MAX)));
         }
         Ok(starts)
+    }
+}
+
+/// Moves ranges of memory to huge pages on a thread of its own, and calls `end` with the bytes that
+/// are on huge pages then. It ends early when `is_wanted` is no longer true. Reads and writes are
+/// faster after it: a device gets a list of the pieces of memory of each transfer, and small pages
+/// lie all over memory.
+///
+/// The thread is not required: without it, the memory works on the pages that it has.
+pub fn move_in_background(
+    ranges: Vec<Range<usize>>,
+    is_wanted: impl Fn() -> bool + Send + 'static,
+    end: impl FnOnce(usize) + Send + 'static,
+) {
+    let work = move || {
+        let to_move = ranges.iter();
+        let moved = to_move.map(|range| move_to_huge_pages(range.start, range.len(), &is_wanted));
+        let moved: usize = moved.sum();
+        if is_wanted() {
+            let of: usize = ranges.iter().map(Range::len).sum();
+            let (moved, of) = (moved >> 20, of >> 20);
+            tracing::info!("{moved} of {of} MiB registered memory are on huge pages");
+        }
+        end(moved);
+    };
+    let named = std::thread::Builder::new().name("larder-huge".to_owned());
+    if let Err(error) = named.spawn(work) {
+        tracing::warn!(%error, "registered memory stays on small pages: no thread moves it");
     }
 }
 

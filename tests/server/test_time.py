@@ -18,6 +18,9 @@ SLOW = 20_000_000
 #: Percent of the processors' time that others may take before a test begins.
 BUSY_MAX = 20
 
+#: Reads until the backend has chosen between reading into the pool and through a buffer.
+TRIALS = 8
+
 LENGTHS = (256, 1024, 4096, 8192)
 
 
@@ -65,14 +68,20 @@ def test_a_hit_in_l3_costs_little_more_than_its_bytes(site, tmp_path):
         assert answer.storage == 4096
         return answer.ttft
 
+    # The first transfers find out which way of reading is the fastest.
+    for _ in range(TRIALS):
+        from_l3()
     l3 = statistics.median(from_l3() for _ in range(5))
+    attach(server, class_name="Instant")
+    instant = statistics.median(from_l3() for _ in range(5))
     server.stop()
     server = site.start()
     server.generate(prompt(2, 600), new=1)
     restarted = server.generate(tokens, new=1)
     assert restarted.storage == 4096
     print(
-        f"TTFT computed {computed.ttft:.3f}, L1 {l1:.3f}, L3 {l3:.3f}, after a restart "
+        f"TTFT computed {computed.ttft:.3f}, L1 {l1:.3f}, L3 {l3:.3f} ({instant:.3f} of a store "
+        f"that reads nothing), after a restart "
         f"{restarted.ttft:.3f} s; allowed above L1 {allowed:.3f} s at {rate / 1e9:.2f} GB/s"
     )
     assert l3 - l1 <= allowed

@@ -11,6 +11,7 @@
 //! `close`, and no other code touches the slots of a call before it returns.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 
 /// One buffer of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,6 +137,23 @@ impl Pool {
     #[must_use]
     pub fn base(&self) -> usize {
         self.buffers[0].base
+    }
+
+    /// The memory of the pool. Ranges do not overlap.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        let end = |buffer: &Buffer| end_of(buffer, self.pages).unwrap_or(buffer.base);
+        let range = |buffer: &Buffer| buffer.base..end(buffer);
+        let mut all: Vec<Range<usize>> = self.buffers.iter().map(range).collect();
+        all.sort_unstable_by_key(|range| range.start);
+        all.dedup_by(|next, before| {
+            let meet = next.start <= before.end;
+            if meet {
+                before.end = before.end.max(next.end);
+            }
+            meet
+        });
+        all
     }
 
     /// The pages that SGLang's indices identify: one index per token, and the first of each page is
@@ -297,6 +315,19 @@ mod tests {
         assert!(Pool::new(one(), vec![vec![0], vec![0]], 1, 4).is_err());
         assert!(Pool::new(one(), vec![vec![]], 1, 4).is_err());
         assert!(Pool::new(one(), vec![vec![0]], 0, 4).is_err());
+    }
+
+    #[test]
+    fn the_ranges_of_a_pool_cover_its_buffers_once() {
+        let ranges = |a, b| {
+            let pool = Pool::new(vec![a, b], vec![vec![0], vec![1]], 1, 4);
+            pool.unwrap().ranges()
+        };
+        let apart = ranges(buffer(8192, 16, 8), buffer(4096, 8, 8));
+        assert_eq!(apart, [4096..4128, 8192..8248]);
+        let interleaved = ranges(buffer(4096, 16, 8), buffer(4104, 16, 8));
+        let whole = 4096..4160;
+        assert_eq!(interleaved, [whole]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use super::Backend;
 use crate::config::OnError;
 use crate::place::{self, Misfit};
+use crate::region::move_in_background;
 use crate::sglang::pool::Pool;
 use crate::sglang::space::{PoolFacts, SpaceError, namespace};
 use crate::sglang::trial::Trial;
@@ -128,7 +129,7 @@ impl Backend {
         let place = match &memory {
             Memory::Mapped(_) if is_huge => "on huge memory pages",
             Memory::Mapped(_) => {
-                "on ordinary memory pages (SGLANG_HUGEPAGE_SIZE=2MB makes reads faster)"
+                "on ordinary memory pages, which are moved to huge ones unless they are pinned"
             }
             Memory::Flat(_) => "passed in page by page",
             Memory::Logical => "other pools determine the pages that can be restored",
@@ -166,9 +167,13 @@ impl Backend {
                 None => {}
             }
         }
-        self.pools
-            .write()
-            .insert(facts.name.clone(), Arc::new(registered));
+        let registered = Arc::new(registered);
+        if !is_huge && let Memory::Mapped(pool) = &registered.memory {
+            let held = Arc::downgrade(&registered);
+            let is_wanted = move || held.strong_count() > 0;
+            move_in_background(pool.ranges(), is_wanted, |_| {});
+        }
+        self.pools.write().insert(facts.name.clone(), registered);
         Ok(line)
     }
 
