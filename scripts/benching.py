@@ -1,6 +1,7 @@
 """What the benchmark scripts share: sizes, programs that are run, and what is said of the machine."""
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -133,6 +134,20 @@ def file_system(directory):
 
 def median(results, field):
     return statistics.median(result[field] for result in results)
+
+
+def interval(ratios):
+    """The median, and the ranks that hold it with 95 %."""
+    ordered = sorted(ratios)
+    number = len(ordered)
+    outside, below = 0.0, 0
+    while below < number // 2:
+        outside += math.comb(number, below) / 2**number
+        if outside > 0.025:
+            break
+        below += 1
+    first = max(below - 1, 0)
+    return statistics.median(ordered), ordered[first], ordered[number - 1 - first]
 
 
 def larder_program(given):
