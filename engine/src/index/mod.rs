@@ -154,8 +154,8 @@ impl Index {
         self.state.write().choose(policy);
     }
 
-    /// The lines of reclaim of such a policy, which is told the blocks of pages that puts and
-    /// reclaim have written; `None` without one: the caller derives them from heats.
+    /// The lines of reclaim of such a policy. It gets the blocks of pages that puts and reclaim
+    /// have written. `None` without such a policy: the caller derives the lines from heats.
     pub fn lines(&self, put: u64, copied: u64) -> Option<ReclaimLines> {
         self.state.read().chosen()?;
         self.state.write().lines(put, copied)

@@ -161,7 +161,7 @@ impl Hazards {
 
     /// Fits the factors of the traits and of the classes.
     fn fit(&mut self, classes: &Classes) {
-        // Uses of each class, and those that the pooled hazard expects.
+        // Uses of each class, and the uses that the pooled hazard expects.
         let totals: Vec<(f64, f64)> = self.rows.iter().map(|row| self.total(row)).collect();
         let all = classes.all();
         let mut sums: Vec<f64> = all

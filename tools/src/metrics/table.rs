@@ -118,7 +118,7 @@ fn by<const N: usize>(
         .collect()
 }
 
-/// All metrics of an owner's answer; without one, those of a store that nobody serves.
+/// All metrics of an owner's answer. Without an answer: the metrics of a store without an owner.
 pub(super) fn metrics(view: Option<&View>, drives: &[(String, Health)]) -> Vec<Metric> {
     let mut table = Table(Vec::new());
     let own = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];

@@ -37,9 +37,9 @@ const PAGE_BYTES: u64 = 2 << 20;
 pub enum Hints {
     /// All of the trace: output tokens, why the answer ended, whether the last page is partial.
     Trace,
-    /// Those that SGLang gives without a change: none; pages are read, then new ones put.
+    /// The hints that SGLang gives without a change: none; pages are read, then new ones put.
     Sglang,
-    /// Those that vLLM gives without a change: none; pages are put after a lookup.
+    /// The hints that vLLM gives without a change: none; pages are put after a lookup.
     Vllm,
     /// None; a request puts all its pages.
     None,
