@@ -105,12 +105,14 @@ fn measure(name: &str, calls: usize, bytes: usize, read: &mut Read<'_>, dice: &m
     let speed = moved / times.iter().sum::<f64>();
     times.sort_unstable_by(f64::total_cmp);
     let at = |share: f64| times[(calls as f64 * share) as usize] * 1e6;
-    println!(
-        r#"{{"way":"{name}","p50_us":{:.1},"p99_us":{:.1},"bytes_per_second":{speed:.0},"cpu_seconds_per_gib":{:.4}}}"#,
-        at(0.5),
-        at(0.99),
-        cpu * BYTES as f64 / moved,
-    );
+    let line = serde_json::json!({
+        "way": name,
+        "p50_us": at(0.5),
+        "p99_us": at(0.99),
+        "bytes_per_second": speed,
+        "cpu_seconds_per_gib": cpu * BYTES as f64 / moved,
+    });
+    println!("{line}");
 }
 
 fn cpu_seconds() -> f64 {

@@ -30,7 +30,7 @@ const CALLS_MAX: usize = 64;
 /// Begins the name of a file that is being written.
 const UNFINISHED: &str = ".unfinished-";
 
-/// After this time nobody writes such a file any more.
+/// After this time no process writes such a file any more.
 const UNFINISHED_AGE: Duration = Duration::from_hours(1);
 
 /// Objects in a directory.

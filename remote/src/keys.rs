@@ -50,7 +50,7 @@ pub struct Keyring {
 pub enum Trust {
     /// Those sealed with one of these keys.
     Sealed(Keyring),
-    /// All with correct checksums: whoever can write to the remote can plant pages.
+    /// All with correct checksums: every writer of the remote can plant pages.
     Unsigned,
 }
 

@@ -4,7 +4,7 @@
 //! for all nodes: one node publishes a run of a chain as one object, and others fetch it. Lookups
 //! need no service and no index: the name of a run follows from its last key.
 //!
-//! Whoever can write to a remote could plant pages. So objects are sealed with a key that the
+//! Every writer of a remote could plant pages. So objects are sealed with a key that the
 //! nodes share ([`keys`]), and no byte of a page is used before its seal was verified
 //! ([`run::open`]).
 //!

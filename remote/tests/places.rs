@@ -127,7 +127,7 @@ fn a_directory_that_does_not_answer_is_left_at_the_deadline() {
     let (name, _) = objects().remove(0);
     let path = directory.path().join(name.to_string());
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    // Nobody writes to this pipe, so that its open waits.
+    // No process writes to this pipe, so that its open waits.
     pipe(&path);
     let begin = Instant::now();
     let deadline = begin + Duration::from_millis(50);

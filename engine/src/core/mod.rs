@@ -535,8 +535,8 @@ impl Core {
         self.segments.get(id).state() == State::Unreadable
     }
 
-    /// Places nothing on a volume any more. Evicts the coldest pages: those that the other volumes
-    /// have no room for, and `more` blocks.
+    /// Places nothing on a volume any more. Evicts the coldest pages: the pages that the other
+    /// volumes have no room for, and `more` blocks.
     pub(crate) fn retire(&mut self, volume: usize, more: u64) {
         let (_, puts, mut below) = rooms!(self);
         below.segments.retire(volume);
