@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use larder_engine::share::Part;
 use larder_engine::{OpenOptions, PageStore, Store};
 use larder_format::PageKey;
 use nix::sys::signal::Signal;
@@ -12,9 +13,9 @@ use serde_json::Value;
 
 use crate::home::Pool;
 use crate::kills::{Watch, kills, started, stop};
-use crate::support::chain;
 use crate::support::home::Home;
 use crate::support::honest::{Process, eventually};
+use crate::support::{chain, flip};
 
 /// Chains whose pages were put in turns: they fill two segments and a part of a third.
 fn chains() -> Vec<Vec<PageKey>> {
@@ -250,4 +251,67 @@ fn a_stopped_owner_is_not_waited_for() {
     stop(&owner.0, Signal::SIGCONT);
     home.says("compact", &[], 0, &["540 pages"]);
     end(owner);
+}
+
+#[test]
+fn puts_and_a_takeover_beside_compactions_lose_nothing_that_was_just_stored() {
+    const BATCHES: u64 = 14;
+    let home = Home::new();
+    let mut owner = serve(&home);
+    let server = client(&home);
+    let pool = Pool::new(&server);
+    let batch = |at: u64| -> Vec<Vec<PageKey>> {
+        (0..4).map(|seed| chain(1 + at * 4 + seed, 40)).collect()
+    };
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let compactions = scope.spawn(|| {
+            let mut codes = Vec::new();
+            while !is_over.load(Ordering::SeqCst) {
+                let mut compact = started(&home, &["compact"]);
+                codes.push(compact.0.wait().unwrap().code());
+            }
+            codes
+        });
+        for at in 0..BATCHES {
+            pool.put_in_turns(&batch(at));
+            // The store keeps six batches. The latest three are the warmest.
+            for recent in at.saturating_sub(2)..=at {
+                assert_eq!(pool.hits(&batch(recent).concat()), 160, "{recent} of {at}");
+            }
+            if at == BATCHES / 2 {
+                eventually("pages are moved", || {
+                    stat(&home)["totals"]["pages_moved"].as_u64() > Some(0)
+                });
+                stop(&owner.0, Signal::SIGKILL);
+                owner.0.wait().unwrap();
+                eventually("another process owns the store", || {
+                    server.part() == Part::Owner
+                });
+            }
+        }
+        is_over.store(true, Ordering::SeqCst);
+        let codes = compactions.join().unwrap();
+        let known = [Some(0), Some(1), Some(3)];
+        assert!(codes.iter().all(|code| known.contains(code)), "{codes:?}");
+        assert!(codes.contains(&Some(0)), "{codes:?}");
+    });
+    server.close().unwrap();
+    home.json("verify", &["--deep"], 0);
+}
+
+#[test]
+fn a_page_found_damaged_on_the_way_is_dropped_and_told() {
+    let home = scattered();
+    let owner = serve(&home);
+    flip(&home.path, home.offset_of(&chains()[3][3]) + 99);
+    let document = home.report("compact", &[], 1);
+    assert_eq!(document["in_place"]["damaged_pages"], 1, "{document:#}");
+    assert_eq!(document["in_place"]["left_pages"], 0);
+    assert_eq!(stat(&home)["pages"], 539);
+    end(owner);
+    assert_eq!(
+        home.json("verify", &["--deep"], 0)["deep"]["good_pages"],
+        539
+    );
 }
