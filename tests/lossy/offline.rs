@@ -1,8 +1,9 @@
-//! The power goes at one write after the other of `compact` and of `verify --repair`: run again,
-//! each ends as if it never had, with every page.
+//! The power goes at one write after the other of `compact`, of `verify --repair` and of `volume
+//! retire`: run again, each ends as if it never had, with every page.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use larder_format::{BLOCK_BYTES, SEGMENTS_OFFSET};
@@ -12,6 +13,7 @@ use crate::device::Device;
 use crate::device_under;
 use crate::support::sparse;
 use crate::support::stage::{Promise, Stage, kills};
+use crate::support::text;
 
 const SEGMENT_BYTES: u64 = 16 << 20;
 
@@ -20,8 +22,8 @@ const LOSSES: usize = 12;
 
 /// A store of conversations that were written in turns, most of it in one segment. Returns the key
 /// of one of its pages.
-fn stage(seed: u64) -> (Stage, String) {
-    let mut stage = Stage::new(1, "128MiB", seed);
+fn stage(seed: u64, volumes: usize, size: &'static str) -> (Stage, String) {
+    let mut stage = Stage::new(volumes, size, seed);
     let mut writer = stage.writer(Promise::Kill);
     writer.args(["--limit", "30"]);
     stage.finish(writer);
@@ -47,11 +49,15 @@ fn good_pages(stage: &Stage) -> u64 {
     found["deep"]["good_pages"].as_u64().unwrap()
 }
 
-/// Runs a command on the stage's store with the power going after some writes, for many numbers of
-/// them.
-fn at_many_writes(stage: &mut Stage, command: &str, options: &[&str]) {
+/// Runs a command on the stage's store with the power of its first volume going after some writes,
+/// for many numbers of them. `further` are the other volumes, which lose nothing.
+fn at_many_writes(stage: &mut Stage, command: &str, options: &[&str], further: &[PathBuf]) {
     let backing = stage.store.clone();
     let packed = sparse::pack(&backing);
+    let others: Vec<_> = further
+        .iter()
+        .map(|path| (path, sparse::pack(path)))
+        .collect();
     let Some(device) = device_under(stage) else {
         return;
     };
@@ -64,8 +70,11 @@ fn at_many_writes(stage: &mut Stage, command: &str, options: &[&str]) {
     let losses = (kills(LOSSES) as u64).min(writes);
     let (mut cut, mut lost) = (0, 0);
     for number in 0..losses {
-        std::fs::remove_file(&backing).unwrap();
-        sparse::unpack(&packed, &backing);
+        let volumes = others.iter().map(|(path, packed)| (*path, packed));
+        for (path, packed) in volumes.chain([(&backing, &packed)]) {
+            std::fs::remove_file(path).unwrap();
+            sparse::unpack(packed, path);
+        }
         let mountpoint = stage.store.parent().unwrap();
         let device = Device::mount(&backing, mountpoint).unwrap();
         let mut child = stage.larder(command, options);
@@ -88,13 +97,26 @@ fn at_many_writes(stage: &mut Stage, command: &str, options: &[&str]) {
 
 #[test]
 fn a_compaction_that_loses_power_at_any_write_is_run_again_and_loses_no_page() {
-    let (mut stage, _) = stage(7000);
-    at_many_writes(&mut stage, "compact", &[]);
+    let (mut stage, _) = stage(7000, 1, "128MiB");
+    at_many_writes(&mut stage, "compact", &[], &[]);
+}
+
+#[test]
+fn a_retirement_that_loses_power_at_any_write_is_run_again_and_loses_no_page() {
+    let (mut stage, _) = stage(7002, 2, "256MiB");
+    let second = stage.beside("volume-1");
+    let options = [text(&second)];
+    at_many_writes(
+        &mut stage,
+        "volume retire",
+        &options,
+        std::slice::from_ref(&second),
+    );
 }
 
 #[test]
 fn a_repair_that_loses_power_at_any_write_is_run_again_and_loses_no_page() {
-    let (mut stage, key) = stage(7001);
+    let (mut stage, key) = stage(7001, 1, "128MiB");
     let (_, found) = document(&stage, "inspect", &["--key", &key]);
     let offset = found["key"]["records"][0]["offset"].as_u64().unwrap();
     let segment = (offset - SEGMENTS_OFFSET) / SEGMENT_BYTES;
@@ -105,5 +127,5 @@ fn a_repair_that_loses_power_at_any_write_is_run_again_and_loses_no_page() {
     drop(file);
     let (code, damaged) = document(&stage, "verify", &[]);
     assert_eq!(code, Some(1), "{damaged:#}");
-    at_many_writes(&mut stage, "verify", &["--repair"]);
+    at_many_writes(&mut stage, "verify", &["--repair"], &[]);
 }

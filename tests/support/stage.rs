@@ -78,8 +78,9 @@ impl Stage {
 
     /// `larder COMMAND STORE OPTIONS...`.
     pub fn larder(&self, command: &str, options: &[&str]) -> Command {
-        let mut child = larder(&[command, text(&self.store)]);
-        child.args(options);
+        let words: Vec<&str> = command.split(' ').collect();
+        let mut child = larder(&words);
+        child.arg(&self.store).args(options);
         child
     }
 
