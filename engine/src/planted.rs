@@ -145,6 +145,16 @@ mod switch {
             RecalledWrite,
             /// A page that a policy names is evicted, leased or not.
             LeaselessPolicy,
+            /// The learned policy keeps a leaf whose page has left.
+            KeptLeaf,
+            /// The learned policy loses a leaf that changes its class.
+            LostLeaf,
+            /// The learned policy takes a leaf for as old as it was when it was filed.
+            ColdLeaf,
+            /// The learned policy names a page that has got a child.
+            NamedParent,
+            /// The learned policy takes lessons without a check of their values.
+            BlindLessons,
             /// A put reports failed writes of page data as landed.
             IgnoredFailure,
             /// A get releases its pins before its reads have ended.

@@ -201,6 +201,24 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
         ReclaimLines::new(None, Worth(u32::MAX))
     }
 
+    /// What it has learned, for [`EvictionPolicy::recall`] after the next open of a store that is a
+    /// file: at most 1 MiB, in a form of its own. Empty: nothing.
+    fn lessons(&self) -> Vec<u8> {
+        Vec::new()
+    }
+
+    /// The lessons of this store's last open; empty if there are none. They may be those of another
+    /// policy or release: it ignores what it cannot use. Comes after `opened`.
+    fn recall(&mut self, lessons: &[u8]) {
+        let _ = lessons;
+    }
+
+    /// The order that it follows now, for people: in a word, and where there is a reason as
+    /// `order: reason`. And how often it has changed.
+    fn order(&self) -> (String, u64) {
+        ("custom".to_owned(), 0)
+    }
+
     /// Bytes allocated.
     fn ram_bytes(&self) -> usize {
         0

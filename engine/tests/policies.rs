@@ -345,6 +345,72 @@ fn an_overfilled_store_holds_its_promises_under_the_learned_order() {
     overfill(&OpenOptions::default().with(|o| o.eviction = Some(PolicyMaker::learned())));
 }
 
+/// First in, first out; keeps the lessons that it is given, and has some of its own.
+#[derive(Debug)]
+struct Pupil(Arc<Mutex<Vec<Vec<u8>>>>, Fifo);
+
+const LESSONS: &[u8] = b"leaves fall in autumn";
+
+impl EvictionPolicy for Pupil {
+    fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.1.arrived(page, facts);
+    }
+
+    fn file(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.1.file(page, facts);
+    }
+
+    fn coldest(
+        &mut self,
+        facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
+    ) -> Option<PageNumber> {
+        self.1.coldest(facts)
+    }
+
+    fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth {
+        self.1.worth(page, facts)
+    }
+
+    fn lessons(&self) -> Vec<u8> {
+        LESSONS.to_vec()
+    }
+
+    fn recall(&mut self, lessons: &[u8]) {
+        self.0.lock().unwrap().push(lessons.to_vec());
+    }
+}
+
+#[test]
+fn the_lessons_of_a_policy_come_back_unless_their_file_is_damaged_or_another_stores() {
+    let recalled = Arc::new(Mutex::new(Vec::new()));
+    let options = OpenOptions::default().with(|o| {
+        let recalled = recalled.clone();
+        let make = move || Pupil(recalled.clone(), Fifo::default());
+        o.eviction = Some(PolicyMaker::eviction(make));
+    });
+    let (home, other) = (Home::with_store(128 * MIB), Home::with_store(128 * MIB));
+    let open = |home: &Home| {
+        home.open_with(options.clone()).close().unwrap();
+        recalled.lock().unwrap().pop().unwrap()
+    };
+    let file = |home: &Home| home.path.with_file_name("store.lessons");
+    assert!(open(&home).is_empty());
+    assert_eq!(open(&home), LESSONS);
+    let whole = std::fs::read(file(&home)).unwrap();
+    for at in 0..whole.len() {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 4;
+        std::fs::write(file(&home), damaged).unwrap();
+        assert!(open(&home).is_empty(), "byte {at}");
+    }
+    std::fs::write(file(&home), vec![0; 2 << 20]).unwrap();
+    assert!(open(&home).is_empty());
+    assert_eq!(open(&home), LESSONS);
+    std::fs::copy(file(&home), file(&other)).unwrap();
+    assert!(open(&other).is_empty());
+    assert_eq!(open(&other), LESSONS);
+}
+
 /// Takes the first pages of each chain, and no page behind them.
 #[derive(Debug)]
 struct Heads(u32);

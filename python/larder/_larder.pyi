@@ -51,6 +51,7 @@ class Store:
         hang_limit: float = 10.0,
         prewrite: bool = False,
         disk: str = "auto",
+        policy: Literal["lru", "learned"] = "lru",
     ) -> Store:
         """Uses a store together with other processes. The first is the owner, the others are its clients; when the owner
         goes, a client takes over.
@@ -58,7 +59,8 @@ class Store:
         ``path`` is a directory, in which the store is the file ``larder.store``; or a block device. A store that does
         not exist is created if ``create``, with ``size`` bytes (a number or a text such as ``512GiB``) and with segments
         that suit pages of ``page_bytes``. ``lease``: seconds that a lookup protects the pages it finds. ``hang_limit``:
-        seconds after which a silent volume's pages miss at once. The owner's ``sync``, ``lease`` and ``prewrite`` hold.
+        seconds after which a silent volume's pages miss at once. ``policy``: the order in which a full store evicts
+        pages (docs/retention.md). The owner's ``sync``, ``lease``, ``prewrite`` and ``policy`` hold.
 
         Raises ValueError for a wrong argument, StoreError for a store that is not to be had."""
 
@@ -75,6 +77,7 @@ class Store:
         hang_limit: float = 10.0,
         prewrite: bool = False,
         disk: str = "auto",
+        policy: Literal["lru", "learned"] = "lru",
     ) -> Store:
         """As :meth:`attach`, for this process alone. ``read_only`` takes no lock and writes nothing."""
 

@@ -28,6 +28,8 @@ class Config(NamedTuple):
     disk: str
     sync: str
     lease: float
+    #: `lru` or `learned`.
+    policy: str
     #: When a read or write must have started.
     timeout: float
 
@@ -54,6 +56,7 @@ class Config(NamedTuple):
             hang_limit=self.timeout,
             prewrite=self.prewrite,
             disk=self.disk,
+            policy=self.policy,
         )
         for remark in store.remarks:
             logger.warning("larder: %s", remark)

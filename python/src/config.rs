@@ -10,12 +10,13 @@ use std::time::Duration;
 
 use larder_engine::SyncPolicy;
 use larder_engine::disk::probe::Want;
+use larder_engine::policy::{EvictionPolicy, PolicyMaker};
 use larder_tools::size::{self, ByteSize};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Larder's keys.
-const KEYS: [&str; 11] = [
+const KEYS: [&str; 12] = [
     "path",
     "size",
     "weights_tag",
@@ -25,6 +26,7 @@ const KEYS: [&str; 11] = [
     "disk",
     "sync",
     "lease",
+    "policy",
     "timeout",
     "transfer",
 ];
@@ -55,6 +57,33 @@ pub enum Transfer {
     Bounce,
 }
 
+/// The order in which pages are evicted; see docs/retention.md.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// Least recently used first.
+    Lru,
+    /// By the learned order, as long as that has more hits.
+    Learned,
+}
+
+impl Policy {
+    /// The words of the policies.
+    pub const WORDS: [(&str, Policy); 2] = [("lru", Policy::Lru), ("learned", Policy::Learned)];
+
+    /// Its word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Policy::Lru => "lru",
+            Policy::Learned => "learned",
+        }
+    }
+
+    /// The engine's option.
+    pub fn maker(self) -> Option<PolicyMaker<dyn EvictionPolicy>> {
+        (self == Policy::Learned).then(PolicyMaker::learned)
+    }
+}
+
 /// A valid configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -77,6 +106,8 @@ pub struct Config {
     pub sync: SyncPolicy,
     /// How long pages stay after a lookup has reported them.
     pub lease: Duration,
+    /// Which pages go first when the store is full.
+    pub policy: Policy,
     /// A batch starts no reads or writes after this time.
     pub timeout: Duration,
     /// How page data is transferred.
@@ -288,6 +319,7 @@ impl Config {
                 ],
             )?,
             lease: keys.duration("lease")?.unwrap_or(Duration::from_secs(30)),
+            policy: keys.choose("policy", &Policy::WORDS)?,
             timeout,
             transfer: keys.choose(
                 "transfer",
@@ -354,6 +386,7 @@ mod tests {
             (r#"{"path":"p","disk":"nvme"}"#, "disk"),
             (r#"{"path":"p","sync":1}"#, "sync"),
             (r#"{"path":"p","lease":"long"}"#, "lease"),
+            (r#"{"path":"p","policy":"mru"}"#, "policy"),
             (r#"{"path":"p","timeout":60}"#, "timeout"),
             (r#"{"path":"p","timeout":0}"#, "timeout"),
             (r#"{"path":"p","timeout":-1}"#, "timeout"),

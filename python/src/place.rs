@@ -182,6 +182,7 @@ pub(crate) fn open_options(config: &Config) -> OpenOptions {
         o.disk = config.disk;
         o.sync = config.sync;
         o.lease = config.lease;
+        o.eviction = config.policy.maker();
         o.hang_limit = config.timeout;
         o.prewrite = config.prewrite;
     })

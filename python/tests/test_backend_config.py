@@ -21,6 +21,7 @@ from support.backend import config, extra, make
         ({"on_error": "ignore"}, "on_error"),
         ({"retry": 0}, "retry"),
         ({"prewrite": "on"}, "prewrite"),
+        ({"policy": "mru"}, "policy"),
         ({"transfer": "fast"}, "transfer"),
     ],
 )

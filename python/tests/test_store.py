@@ -177,7 +177,7 @@ def test_wrong_arguments_are_named(tmp_path, store):
     for size in (-1, 2**64):
         with pytest.raises(ValueError, match=f"`size`: {size} is no number of bytes"):
             make(tmp_path / "other", size=size)
-    for wrong in ({"size": "much"}, {"sync": "often"}, {"lease": -1.0}, {"disk": "tape"}):
+    for wrong in ({"size": "much"}, {"sync": "often"}, {"lease": -1.0}, {"disk": "tape"}, {"policy": "mru"}):
         with pytest.raises(ValueError):
             make(tmp_path / "other", **wrong)
     with pytest.raises(StoreError, match="`size` is missing"):

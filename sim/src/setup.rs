@@ -207,6 +207,8 @@ impl Faults {
 pub enum Eviction {
     /// The store's own.
     Default,
+    /// The learned policy.
+    Learned,
     /// By a policy of the caller: the leaf that was filed first.
     Fifo,
     /// Any leaf.
@@ -275,7 +277,7 @@ impl Setup {
             steps,
             eviction: dice.pick(&[
                 Eviction::Default,
-                Eviction::Default,
+                Eviction::Learned,
                 Eviction::Fifo,
                 Eviction::Random,
             ]),

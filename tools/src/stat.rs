@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
+use crate::findings::count;
 use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::place;
@@ -277,6 +278,7 @@ impl Report for StatReport {
                 stats.evicted, stats.deleted, stats.damaged, stats.unfinished
             ),
         );
+        lines.row("Eviction", eviction_line(stats));
         lines.row(
             "Written",
             format!(
@@ -315,6 +317,12 @@ impl Report for StatReport {
         }
         lines
     }
+}
+
+/// The order in which pages are evicted, for people.
+pub fn eviction_line(stats: &Stats) -> String {
+    let changes = count(stats.eviction_switches, "change");
+    format!("{}; {changes} of the order so far", stats.eviction)
 }
 
 /// How much the owner's writes give way to reads, for people.

@@ -78,6 +78,11 @@ pub struct Stats {
     /// Pages dropped to make room.
     #[serde(rename = "evicted_pages")]
     pub evicted: u64,
+    /// The order of eviction that is followed now, with the reason if it is not the chosen one:
+    /// `lru`, `learned`, `lru: the reason`, or `custom` for a policy of the caller.
+    pub eviction: String,
+    /// How often it has changed since the store was opened.
+    pub eviction_switches: u64,
     /// Pages deleted, one by one or with their namespace.
     #[serde(rename = "deleted_pages")]
     pub deleted: u64,

@@ -382,6 +382,16 @@ impl Chosen {
         self.policy.lines()
     }
 
+    /// What the policy has learned.
+    pub(super) fn lessons(&self) -> Vec<u8> {
+        self.policy.lessons()
+    }
+
+    /// The order that the policy follows, and how often that has changed.
+    pub(super) fn order(&self) -> (String, u64) {
+        self.policy.order()
+    }
+
     /// Adjusts to a lowering of all heats by `cut`.
     pub(super) fn lower(&mut self, cut: u32) {
         self.aside.lower(cut);

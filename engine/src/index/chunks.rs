@@ -1,22 +1,21 @@
 //! A growable array that never moves its elements.
 //!
 //! A `Vec` of ten million entries doubles by copying 320 MB while every lookup waits, and then
-//! holds up to twice the memory that it needs. This one grows by chunks of [`CHUNK`] elements: none
+//! holds up to twice the memory that it needs. This one grows by chunks of 2^`BITS` elements: none
 //! but those of the first chunk ever moves, and at most one chunk is allocated ahead of use.
 
-/// Elements in one chunk.
-pub(super) const CHUNK: usize = 1 << CHUNK_BITS;
+/// `BITS` of large arrays.
 const CHUNK_BITS: u32 = 14;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Chunks<T> {
+pub(crate) struct Chunks<T, const BITS: u32 = CHUNK_BITS> {
     /// All but the last one in use are full; at most one empty one follows it.
     chunks: Vec<Vec<T>>,
     len: usize,
 }
 
-impl<T> Chunks<T> {
+impl<T, const BITS: u32> Chunks<T, BITS> {
     pub(crate) const fn new() -> Self {
         Self {
             chunks: Vec::new(),
@@ -29,10 +28,10 @@ impl<T> Chunks<T> {
     }
 
     pub(crate) fn push(&mut self, value: T) {
-        let chunk = self.len >> CHUNK_BITS;
+        let chunk = self.len >> BITS;
         if chunk == self.chunks.len() {
             // A short array takes no whole chunk: there may be hundreds of them.
-            let ahead = if chunk == 0 { 0 } else { CHUNK };
+            let ahead = if chunk == 0 { 0 } else { 1 << BITS };
             self.chunks.push(Vec::with_capacity(ahead));
         }
         self.chunks[chunk].push(value);
@@ -41,7 +40,7 @@ impl<T> Chunks<T> {
 
     pub(crate) fn pop(&mut self) -> Option<T> {
         let last = self.len.checked_sub(1)?;
-        let chunk = last >> CHUNK_BITS;
+        let chunk = last >> BITS;
         // One empty chunk is kept, so that a length that swings over a chunk's edge does not
         // allocate each time.
         self.chunks.truncate(chunk + 2);
@@ -51,12 +50,12 @@ impl<T> Chunks<T> {
 
     #[inline]
     pub(crate) fn get(&self, index: usize) -> &T {
-        &self.chunks[index >> CHUNK_BITS][index & (CHUNK - 1)]
+        &self.chunks[index >> BITS][index & ((1 << BITS) - 1)]
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, index: usize) -> &mut T {
-        &mut self.chunks[index >> CHUNK_BITS][index & (CHUNK - 1)]
+        &mut self.chunks[index >> BITS][index & ((1 << BITS) - 1)]
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {

@@ -139,12 +139,12 @@ impl Lru {
 /// A four-way min-heap of (heat, slot number), one word each: half the levels of a two-way one, and
 /// the four children lie side by side.
 #[derive(Debug)]
-pub(crate) struct Heap(Chunks<u64>);
+pub(super) struct Heap(Chunks<u64>);
 
 const WAYS: usize = 4;
 
 impl Heap {
-    pub(crate) const fn new() -> Self {
+    pub(super) const fn new() -> Self {
         Self(Chunks::new())
     }
 
@@ -156,11 +156,11 @@ impl Heap {
         (Heat((word >> 32) as u32), PageId(word as u32))
     }
 
-    pub(crate) fn top(&self) -> Option<(Heat, PageId)> {
+    pub(super) fn top(&self) -> Option<(Heat, PageId)> {
         (self.0.len() > 0).then(|| Self::unpack(*self.0.get(0)))
     }
 
-    pub(crate) fn push(&mut self, heat: Heat, id: PageId) {
+    pub(super) fn push(&mut self, heat: Heat, id: PageId) {
         let word = Self::word(heat, id);
         let mut at = self.0.len();
         self.0.push(word);
@@ -176,7 +176,7 @@ impl Heap {
         *self.0.get_mut(at) = word;
     }
 
-    pub(crate) fn pop(&mut self) {
+    pub(super) fn pop(&mut self) {
         if let Some(last) = self.0.pop()
             && self.0.len() > 0
         {
@@ -184,7 +184,7 @@ impl Heap {
         }
     }
 
-    pub(crate) fn replace_top(&mut self, heat: Heat, id: PageId) {
+    pub(super) fn replace_top(&mut self, heat: Heat, id: PageId) {
         self.sink(Self::word(heat, id));
     }
 
@@ -208,7 +208,7 @@ impl Heap {
 
     /// Lowering never swaps two heats, so the heap stays a heap. Heats that become equal at 0 have
     /// no order to keep.
-    pub(crate) fn lower(&mut self, cut: u32) {
+    pub(super) fn lower(&mut self, cut: u32) {
         for word in self.0.iter_mut() {
             let (heat, id) = Self::unpack(*word);
             *word = Self::word(Heat(heat.0.saturating_sub(cut)), id);
@@ -216,7 +216,7 @@ impl Heap {
     }
 
     /// Bytes allocated.
-    pub(crate) fn ram_bytes(&self) -> usize {
+    pub(super) fn ram_bytes(&self) -> usize {
         self.0.ram_bytes()
     }
 

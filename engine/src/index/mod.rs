@@ -90,7 +90,6 @@ use crate::runtime::{RwLock, RwLockReadGuard, RwLockUpgradableReadGuard, RwLockW
 use chosen::Chosen;
 pub(crate) use chunks::Chunks;
 use climb::Climb;
-pub(crate) use coldness::Heap;
 pub use counted::Leased;
 use lease::Leases;
 pub(crate) use slab::PageId;
@@ -510,6 +509,19 @@ impl Index {
     pub fn ram_bytes(&self) -> usize {
         let leases = self.leases.lock().ram_bytes();
         size_of::<Self>() + size_of_val(&*self.pins) + leases + self.state.read().ram_bytes()
+    }
+
+    /// What the chosen policy has learned.
+    pub(crate) fn lessons(&self) -> Vec<u8> {
+        let state = self.state.read();
+        state.chosen().map(Chosen::lessons).unwrap_or_default()
+    }
+
+    /// The order of eviction that is followed now, for people, and how often that has changed.
+    pub fn order(&self) -> (String, u64) {
+        let state = self.state.read();
+        let chosen = state.chosen().map(Chosen::order);
+        chosen.unwrap_or_else(|| ("lru".to_owned(), 0))
     }
 
     /// Those of the chosen policy, and of the facts kept for it.

@@ -1,91 +1,106 @@
-//! The guard: LRU and the learned order on two ghost caches, side by side. The store follows the
-//! policy with more hits lately.
+//! The guard: the store follows the learned order as long as LRU would not have more hits.
 //!
-//! A ghost cache knows pages by their keys alone. It sees the uses of watched chains: all of them
-//! in a small store, one in eight in others. A chain is watched as a whole, from the page where it
-//! leaves another chain. Its capacity is the most watched pages that the store held. What
-//! reclaim drops from the store while that follows the learned order is dropped there too: the
-//! learned order pays for the copies that it saves.
+//! Of both orders all hits are known. Those of the learned order are the hits of the store itself
+//! while it follows it: so it is charged with all that reclaim drops, and with all other costs of
+//! the order. Those of LRU follow from the order of last uses (see [`Recency`]).
+//!
+//! ```text
+//!                   full
+//!   follows LRU ------------> trial: follows the learned order,
+//!        ^                    keeps the lead (hits of the store less those of LRU)
+//!        |                         |
+//!        +-------------------------+ lead below -1/64 of the capacity
+//!         until LRU has taken in one capacity; after each further
+//!         failure of a trial in a row the time is four times as long
+//! ```
+//!
+//! The lead counts up to a bound: hours of more hits give no more credit than minutes of them. A
+//! trial whose lead reaches the bound has succeeded, however it ends.
 
-use std::collections::HashMap;
+use super::SEGMENTS_MIN;
+use super::recency::{Epoch, Recency};
 
-use rapidhash::quality::RandomState;
+/// The lead at which a trial ends, and that at which it has succeeded: parts of the capacity.
+const LOST: f64 = 1.0 / 64.0;
+const WON: f64 = 1.0 / 16.0;
 
-use super::ClassId;
-use super::class::Classes;
-use super::ghost::Memory;
-use super::hazard::Hazards;
-use super::leaves::Leaves;
+/// The same in pages, at least.
+const LOST_PAGES: f64 = 16.0;
 
-/// Stores of more pages watch one chain in eight.
-const ALL_PAGES_MAX: usize = 1 << 15;
+/// The time to the next trial grows by this factor with each failure.
+const PATIENCE: f64 = 4.0;
+const PATIENCE_MAX: i32 = 6;
 
-const SHARE_BITS: u32 = 3;
-
-/// Hits by which an order has to be ahead before the store follows it.
-const LEAD_MIN: f32 = 16.0;
-
-/// The same for each page of capacity.
-const LEAD_SHARE: f32 = 1.0 / 256.0;
+/// While the store follows LRU, a capacity that is too large falls by this part with an eviction.
+const CAPACITY_FALLS: u64 = 1024;
 
 /// An order of eviction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
-    #[default]
     Lru,
     Learned,
 }
 
-/// A use of a watched page.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Used {
-    pub key: u32,
-    pub parent: Option<u32>,
-    pub class: ClassId,
-    pub memory: Memory,
-    pub now: u32,
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    /// Follows LRU for good.
+    Off,
+    /// Follows LRU: nothing was evicted yet.
+    Filling,
+    /// Follows LRU until that has taken in so many bytes more.
+    Waiting(f64),
+    /// Follows the learned order: bytes of the hits of the store less those of LRU.
+    Trial(f64),
 }
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Guard {
-    lru: GhostCache,
-    learned: GhostCache,
-    /// Hits of the learned order less those of LRU; the past fades with one capacity of misses.
-    lead: f32,
-    leader: Order,
+    recency: Recency,
+    phase: Phase,
+    /// Trials that failed since one succeeded.
+    failed: i32,
     switches: u64,
-    /// The store has evicted: it is full.
-    is_full: bool,
-    capacity: usize,
-    /// The page that was used last.
-    last: Option<u32>,
-    /// One chain in 2^shift.
-    shift: u32,
-    /// It watches nothing.
-    is_off: bool,
+    /// Bytes of the pages that LRU would hold.
+    capacity: u64,
 }
 
 impl Default for Guard {
     fn default() -> Guard {
         Guard {
-            lru: GhostCache::new(Order::Lru),
-            learned: GhostCache::new(Order::Learned),
-            lead: 0.0,
-            leader: Order::Lru,
+            recency: Recency::default(),
+            phase: Phase::Filling,
+            failed: 0,
             switches: 0,
-            is_full: false,
             capacity: 0,
-            last: None,
-            shift: 0,
-            is_off: false,
         }
     }
 }
 
+/// The store has to follow another order from now on.
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Switched;
+
 impl Guard {
-    pub(super) fn leader(&self) -> Order {
-        self.leader
+    pub(super) fn order(&self) -> Order {
+        match self.phase {
+            Phase::Trial(_) => Order::Learned,
+            Phase::Off | Phase::Filling | Phase::Waiting(_) => Order::Lru,
+        }
+    }
+
+    /// Why the store does not follow the learned order.
+    pub(super) fn reason(&self) -> Option<String> {
+        match self.phase {
+            Phase::Off => Some(format!("the store has fewer than {SEGMENTS_MIN} segments")),
+            Phase::Filling => Some("the store is not full yet".to_owned()),
+            Phase::Waiting(left) => Some(format!(
+                "the learned order had fewer hits; its next trial begins after {} MiB of new pages",
+                (left / f64::from(1 << 20)).ceil()
+            )),
+            Phase::Trial(_) => None,
+        }
     }
 
     pub(super) fn switches(&self) -> u64 {
@@ -94,259 +109,150 @@ impl Guard {
 
     /// The store follows LRU for good.
     pub(super) fn stay_with_lru(&mut self) {
-        self.is_off = true;
+        self.phase = Phase::Off;
     }
 
-    /// Whether a page is watched that begins a chain or leaves one.
-    pub(super) fn watches(&self, key: u32) -> bool {
-        !self.is_off && (key >> 16).trailing_zeros() >= self.shift
+    /// The epoch of pages that are used now.
+    pub(super) fn now(&self) -> Epoch {
+        self.recency.now()
     }
 
-    /// The store holds so many pages: fewer chains are watched in a large one.
-    pub(super) fn expect(&mut self, pages: usize) {
-        if pages > ALL_PAGES_MAX && self.shift == 0 {
-            self.shift = SHARE_BITS;
-            self.lru = GhostCache::new(Order::Lru);
-            self.learned = GhostCache::new(Order::Learned);
-        }
-    }
-
-    /// The store evicts, and holds so many watched pages.
-    pub(super) fn fill(&mut self, watched: usize) {
-        // A store that reclaim emptied below its limit has the capacity that it had before: LRU
-        // must not pay for the drops of the learned order.
-        (self.is_full, self.capacity) = (true, self.capacity.max(watched));
-    }
-
-    /// A watched page is used. Whether the store has to follow another order.
+    /// A page of so many bytes is used, which was used last in this epoch. `is_hit`: it was stored.
     pub(super) fn used(
         &mut self,
-        used: Used,
-        classes: &mut Classes,
-        hazards: &mut Hazards,
-    ) -> bool {
-        let goes_on = used.parent.is_some() && used.parent == self.last;
-        self.last = Some(used.key);
-        if self.is_full && !goes_on {
-            self.lru.shrink(self.capacity, used.now, hazards);
-            self.learned.shrink(self.capacity, used.now, hazards);
+        before: Option<Epoch>,
+        bytes: u64,
+        is_hit: bool,
+    ) -> Option<Switched> {
+        let held = self.recency.used(before, bytes);
+        let size = bytes as f64;
+        match &mut self.phase {
+            Phase::Off | Phase::Filling => None,
+            Phase::Waiting(left) => {
+                *left -= (1.0 - held) * size;
+                (*left <= 0.0).then(|| self.switch(Phase::Trial(0.0)))
+            }
+            Phase::Trial(lead) => {
+                let capacity = self.capacity as f64;
+                *lead += (f64::from(u8::from(is_hit)) - held) * size;
+                if *lead >= WON * capacity {
+                    *lead = WON * capacity;
+                    self.failed = 0;
+                }
+                let is_lost = *lead < -(LOST * capacity).max(LOST_PAGES * size);
+                is_lost.then(|| {
+                    let patience = PATIENCE.powi(self.failed.min(PATIENCE_MAX));
+                    self.failed += 1;
+                    self.switch(Phase::Waiting(patience * capacity))
+                })
+            }
         }
-        let before = self.lead;
-        if self.learned.used(&used, classes, hazards) {
-            self.lead += 1.0;
-        }
-        if self.lru.used(&used, classes, hazards) {
-            self.lead -= 1.0;
-        } else if self.capacity > 0 {
-            self.lead -= before / self.capacity as f32;
-        }
-        let margin = LEAD_MIN.max(LEAD_SHARE * self.capacity as f32);
-        let wanted = match self.leader {
-            Order::Lru if self.lead > margin => Order::Learned,
-            Order::Learned if self.lead < -margin => Order::Lru,
-            leader => leader,
-        };
-        let switches = wanted != self.leader;
-        self.switches += u64::from(switches);
-        self.leader = wanted;
-        switches
     }
 
-    /// The index of all classes has changed.
-    pub(super) fn forget_values(&mut self) {
-        self.learned.leaves.forget_values();
+    fn switch(&mut self, to: Phase) -> Switched {
+        self.phase = to;
+        self.switches += 1;
+        Switched
     }
 
-    /// A page has another class from now on.
-    pub(super) fn change_class(&mut self, key: u32, class: ClassId) {
-        self.learned.change_class(key, class);
+    /// A page was deleted.
+    pub(super) fn removed(&mut self, before: Epoch, bytes: u64) {
+        self.recency.removed(before, bytes);
     }
 
-    /// Reclaim dropped a page.
-    pub(super) fn dropped(&mut self, key: u32) {
-        if self.leader == Order::Learned {
-            self.learned.drop_leaf(key);
+    /// The store evicts, and holds pages of so many bytes.
+    pub(super) fn evicts(&mut self, stored: u64) -> Option<Switched> {
+        if stored > self.capacity {
+            self.capacity = stored;
+        } else if self.order() == Order::Lru {
+            // The store holds less than before, for good: a volume was lost.
+            self.capacity -= (self.capacity - stored) / CAPACITY_FALLS;
         }
+        self.recency.set_capacity(self.capacity);
+        (self.phase == Phase::Filling).then(|| self.switch(Phase::Trial(0.0)))
     }
 
     pub(super) fn ram_bytes(&self) -> usize {
-        self.lru.ram_bytes() + self.learned.ram_bytes()
+        self.recency.ram_bytes()
     }
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    key: u32,
-    parent: u32,
-    child: u32,
-    children: u32,
-    last: u32,
-    class: ClassId,
-    memory: Memory,
-    is_superseded: bool,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-const NONE: u32 = u32::MAX;
+    const PAGE: u64 = 100;
+    const PAGES: u64 = 6400;
 
-/// A free node has itself as its parent.
-impl Node {
-    fn is_free(&self, at: u32) -> bool {
-        self.parent == at
-    }
-}
-
-#[derive(Debug)]
-struct GhostCache {
-    order: Order,
-    nodes: Vec<Node>,
-    by_key: HashMap<u32, u32, RandomState>,
-    free: Vec<u32>,
-    leaves: Leaves,
-}
-
-impl GhostCache {
-    fn new(order: Order) -> GhostCache {
-        GhostCache {
-            order,
-            nodes: Vec::new(),
-            by_key: HashMap::default(),
-            free: Vec::new(),
-            leaves: Leaves::default(),
+    /// A guard of a store that has just become full.
+    fn full() -> Guard {
+        let mut guard = Guard::default();
+        for _ in 0..PAGES {
+            assert_eq!(guard.used(None, PAGE, false), None);
         }
+        assert_eq!(guard.order(), Order::Lru);
+        assert_eq!(guard.evicts(PAGES * PAGE), Some(Switched));
+        guard
     }
 
-    fn node(&mut self, at: u32) -> &mut Node {
-        &mut self.nodes[at as usize]
+    /// The number of pages that LRU would have had and the store had not, until the trial ends.
+    fn lose(guard: &mut Guard) -> u64 {
+        (1..)
+            .find(|_| {
+                let now = guard.now();
+                guard.used(Some(now), PAGE, false).is_some()
+            })
+            .expect("it has no end")
     }
 
-    /// A page is used. Whether it was there.
-    fn used(&mut self, used: &Used, classes: &mut Classes, hazards: &mut Hazards) -> bool {
-        let parent = used.parent.and_then(|key| self.by_key.get(&key).copied());
-        let found = self.by_key.get(&used.key).copied();
-        // LRU has one class.
-        let class = match self.order {
-            Order::Lru => 0,
-            Order::Learned => used.class,
-        };
-        let at = found.unwrap_or_else(|| self.insert(used.key, parent.unwrap_or(NONE)));
-        let node = self.node(at);
-        let is_filed = found.is_some() && node.class == class;
-        (node.class, node.last, node.memory) = (class, used.now, used.memory);
-        node.is_superseded = false;
-        if !is_filed && node.children == 0 {
-            self.leaves.file(class, used.now, at);
-        }
-        if let (Some(parent), Order::Learned) = (parent, self.order) {
-            let above = self.node(parent);
-            let old = std::mem::replace(&mut above.child, at);
-            if old != at && !above.memory.is_shared() {
-                self.supersede(old, classes, hazards);
-            }
-        }
-        found.is_some()
+    /// The number of new pages until the next trial.
+    fn wait(guard: &mut Guard) -> u64 {
+        (1..)
+            .find(|_| guard.used(None, PAGE, false).is_some())
+            .expect("it has no end")
     }
 
-    fn insert(&mut self, key: u32, parent: u32) -> u32 {
-        let node = Node {
-            key,
-            parent,
-            child: NONE,
-            children: 0,
-            last: 0,
-            class: 0,
-            memory: Memory::NEW,
-            is_superseded: false,
-        };
-        let at = self.free.pop().unwrap_or_else(|| {
-            self.nodes.push(node);
-            (self.nodes.len() - 1) as u32
-        });
-        *self.node(at) = node;
-        self.by_key.insert(key, at);
-        if parent != NONE {
-            self.node(parent).children += 1;
-        }
-        at
+    #[test]
+    fn a_trial_ends_when_the_store_has_lost_a_part_of_its_capacity_to_lru() {
+        let mut guard = full();
+        assert_eq!(guard.order(), Order::Learned);
+        let lost = lose(&mut guard);
+        assert!((PAGES / 64..PAGES / 60).contains(&lost), "{lost}");
+        assert_eq!((guard.order(), guard.switches()), (Order::Lru, 2));
     }
 
-    fn supersede(&mut self, branch: u32, classes: &mut Classes, hazards: &mut Hazards) {
-        let mut at = branch;
-        while at != NONE && !self.node(at).is_superseded {
-            let node = self.node(at);
-            node.is_superseded = true;
-            let (key, class, below) = (node.key, node.class, node.child);
-            let traits = classes.traits(class).superseded();
-            let class = classes.of(traits, hazards);
-            self.change_class(key, class);
-            at = below;
+    #[test]
+    fn each_failure_in_a_row_makes_the_time_to_the_next_trial_longer() {
+        let mut guard = full();
+        let mut waits = Vec::new();
+        for _ in 0..3 {
+            lose(&mut guard);
+            waits.push(wait(&mut guard));
         }
+        assert_eq!(waits, [PAGES, 4 * PAGES, 16 * PAGES]);
     }
 
-    fn change_class(&mut self, key: u32, class: ClassId) {
-        let Some(at) = self.by_key.get(&key).copied() else {
-            return;
-        };
-        let node = self.node(at);
-        if node.class != class {
-            node.class = class;
-            let (last, is_leaf) = (node.last, node.children == 0);
-            if is_leaf {
-                self.leaves.file(class, last, at);
-            }
+    #[test]
+    fn a_success_ends_the_row_and_gives_no_credit_beyond_a_bound() {
+        let mut guard = full();
+        lose(&mut guard);
+        wait(&mut guard);
+        for _ in 0..10 * PAGES {
+            assert_eq!(guard.used(None, PAGE, true), None);
         }
+        let lost = lose(&mut guard);
+        assert!(lost < PAGES / 10, "{lost}");
+        assert_eq!(wait(&mut guard), PAGES);
     }
 
-    /// Evicts until so many pages are left.
-    fn shrink(&mut self, capacity: usize, now: u32, hazards: &Hazards) {
-        while self.by_key.len() > capacity {
-            let nodes = &self.nodes;
-            let standing = |at: u32| {
-                let node = &nodes[at as usize];
-                let is_leaf = !node.is_free(at) && node.children == 0;
-                is_leaf.then_some((node.class, node.last))
-            };
-            let index = |class, last| match self.order {
-                Order::Lru => 0.0,
-                Order::Learned => hazards.index(class, now.saturating_sub(last)),
-            };
-            let Some(at) = self.leaves.take_least(now, standing, index) else {
-                return;
-            };
-            self.remove(at);
+    #[test]
+    fn a_store_that_stays_with_lru_begins_no_trial() {
+        let mut guard = Guard::default();
+        guard.stay_with_lru();
+        for _ in 0..3 * PAGES {
+            assert_eq!(guard.evicts(PAGES * PAGE), None);
+            assert_eq!(guard.used(None, PAGE, false), None);
         }
-    }
-
-    fn remove(&mut self, at: u32) {
-        let Node { key, parent, .. } = *self.node(at);
-        self.by_key.remove(&key);
-        self.node(at).parent = at;
-        self.free.push(at);
-        if parent == NONE {
-            return;
-        }
-        let above = self.node(parent);
-        above.children -= 1;
-        if above.child == at {
-            above.child = NONE;
-        }
-        if above.children == 0 {
-            let (class, last) = (above.class, above.last);
-            self.leaves.file(class, last, parent);
-        }
-    }
-
-    fn drop_leaf(&mut self, key: u32) {
-        if let Some(at) = self.by_key.get(&key).copied()
-            && self.node(at).children == 0
-        {
-            self.remove(at);
-        }
-    }
-
-    fn ram_bytes(&self) -> usize {
-        self.nodes.capacity() * size_of::<Node>()
-            + self.by_key.capacity() * (size_of::<(u32, u32)>() + 1)
-            + self.free.capacity() * size_of::<u32>()
-            + self.leaves.ram_bytes()
+        assert!(guard.reason().is_some());
     }
 }

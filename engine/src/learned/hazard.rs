@@ -114,6 +114,40 @@ impl Hazards {
         self.rows.resize(classes, new);
     }
 
+    /// By class and age: uses, and page-seconds.
+    pub(super) fn tables(&self) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+        let rows = self.rows.iter();
+        rows.map(|row| (row.uses.to_vec(), row.seconds.to_vec()))
+            .unzip()
+    }
+
+    /// With such tables of these classes, and the index that follows from them; `None` if there can
+    /// be none such.
+    pub(super) fn with(
+        classes: &Classes,
+        uses: Vec<Vec<f32>>,
+        seconds: Vec<Vec<f32>>,
+    ) -> Option<Hazards> {
+        let mut hazards = Hazards::default();
+        let number = classes.all().len();
+        hazards.expect(number);
+        if uses.len() != number || seconds.len() != number {
+            return None;
+        }
+        for (row, (uses, seconds)) in hazards.rows.iter_mut().zip(uses.into_iter().zip(seconds)) {
+            row.uses = uses.try_into().ok()?;
+            row.seconds = seconds.try_into().ok()?;
+            let mut all = row.uses.iter().chain(&row.seconds);
+            // No sum of them overflows.
+            if !all.all(|number| (0.0..1e30).contains(number)) {
+                return None;
+            }
+        }
+        hazards.refresh(classes);
+        while hazards.index_some() {}
+        Some(hazards)
+    }
+
     fn step(&self, age: u32) -> usize {
         self.ends.partition_point(|end| *end <= age) - 1
     }

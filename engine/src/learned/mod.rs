@@ -18,6 +18,9 @@
 //! | `sample` | the keys whose uses are counted, stored or not |
 //! | `ghost` | facts of pages that left |
 //! | `guard` | whether the store follows the learned order or LRU |
+//! | `recency` | what LRU would hold |
+//! | `pages` | facts of stored pages |
+//! | `lessons` | the tables as bytes, for the next open |
 //! | `leaves` | the leaves of each class, the oldest first |
 //! | this module | the policy |
 //!
@@ -37,18 +40,23 @@ mod ghost;
 mod guard;
 mod hazard;
 mod leaves;
+mod lessons;
+mod pages;
+mod recency;
 mod sample;
 
 use std::time::Duration;
 
-use crate::index::Chunks;
+use crate::planted;
 use crate::policy::{Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth};
 use budget::Budget;
 use class::{Classes, Traits};
 use ghost::{Ghosts, Memory};
-use guard::{Guard, Order};
+use guard::{Guard, Order, Switched};
 use hazard::Hazards;
 use leaves::Leaves;
+use pages::{NONE, Page, Pages};
+use recency::Epoch;
 use sample::Sample;
 
 /// Steps of the policy's clock a second: 32 bits last for two years.
@@ -71,48 +79,12 @@ const WARM_SHARE: u32 = 4;
 /// A number of a class.
 type ClassId = u16;
 
-/// The facts of a stored page.
-#[derive(Debug, Clone, Copy)]
-struct Page {
-    /// When it was used last.
-    last: u32,
-    /// The child through which the last request went.
-    child: u32,
-    /// Names its key in the sample.
-    key: u32,
-    class: ClassId,
-    memory: Memory,
-    flags: u8,
-}
-
-const NO_CHILD: u32 = u32::MAX;
-
-/// The policy holds it as a leaf.
-const IS_FILED: u8 = 1;
-const IS_SUPERSEDED: u8 = 2;
-/// The guard watches its chain.
-const IS_WATCHED: u8 = 4;
-
-impl Page {
-    const NEW: Page = Page {
-        last: 0,
-        child: NO_CHILD,
-        key: 0,
-        class: 0,
-        memory: Memory::NEW,
-        flags: 0,
-    };
-
-    fn is(&self, flag: u8) -> bool {
-        self.flags & flag != 0
-    }
-}
-
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Learned {
-    pages: Chunks<Page>,
+    pages: Pages,
     stored: usize,
+    stored_bytes: u64,
     most_stored: usize,
     classes: Classes,
     hazards: Hazards,
@@ -121,23 +93,20 @@ pub(crate) struct Learned {
     leaves: Leaves,
     guard: Guard,
     budget: Budget,
-    /// Stored pages that the guard watches.
-    watched: usize,
     now: u32,
     refreshed: u32,
     /// Mean index of the leaves evicted lately.
     cold: f32,
     /// The last use of the leaf evicted last.
     frontier: u32,
-    /// The leaf that was named last.
-    named: u32,
 }
 
 impl Default for Learned {
     fn default() -> Learned {
         Learned {
-            pages: Chunks::new(),
+            pages: Pages::default(),
             stored: 0,
+            stored_bytes: 0,
             most_stored: 0,
             classes: Classes::default(),
             hazards: Hazards::default(),
@@ -146,12 +115,10 @@ impl Default for Learned {
             leaves: Leaves::default(),
             guard: Guard::default(),
             budget: Budget::default(),
-            watched: 0,
             now: 0,
             refreshed: 0,
             cold: 0.0,
             frontier: 0,
-            named: NO_CHILD,
         }
     }
 }
@@ -168,13 +135,17 @@ fn number_of(facts: &PageFacts) -> u64 {
     u64::from_le_bytes(*low) ^ u64::from(facts.namespace.number()) << 48
 }
 
+/// The number that names a key in the sample.
+fn sampled(number: u64) -> u32 {
+    (number >> 16) as u32
+}
+
 impl Learned {
     /// Moves the clock on, and refreshes the tables when it is time.
     fn advance(&mut self, now: Duration) {
         self.now = self.now.max(ticks(now));
         if self.hazards.index_some() {
             self.leaves.forget_values();
-            self.guard.forget_values();
         }
         if self.now - self.refreshed >= REFRESH {
             self.refreshed = self.now;
@@ -183,108 +154,86 @@ impl Learned {
         }
     }
 
-    fn page(&self, id: u32) -> Option<&Page> {
-        ((id as usize) < self.pages.len()).then(|| self.pages.get(id as usize))
-    }
-
-    fn page_mut(&mut self, id: u32) -> &mut Page {
-        while self.pages.len() <= id as usize {
-            self.pages.push(Page::NEW);
-        }
-        self.pages.get_mut(id as usize)
-    }
-
     /// A request used a page, stored before or not. `again`: for the second time, and tells more.
     fn seen(&mut self, id: u32, facts: &PageFacts, again: bool) {
         if let Some(parent) = facts.parent {
             self.pass(parent.0, id);
         }
         let now = self.now;
-        let page = self.page_mut(id);
-        let (memory, key, before) = (page.memory, page.key, page.class);
-        let is_watched = page.is(IS_WATCHED);
-        let traits = Traits::of(facts, memory);
+        let page = *self.pages.get(id);
+        let traits = Traits::of(facts, page.memory());
         let class = self.classes.of(traits, &mut self.hazards);
         if again {
-            self.sample.change_class(key, class, now, &mut self.hazards);
+            self.sample.change_class(id, class, now, &mut self.hazards);
         } else {
-            self.sample.used(key, class, now, &mut self.hazards);
+            let key = sampled(number_of(facts));
+            self.sample.used((id, key), class, now, &mut self.hazards);
         }
-        let page = self.pages.get_mut(id as usize);
-        (page.class, page.last) = (class, now);
-        page.flags &= !IS_SUPERSEDED;
-        if is_watched && !again {
-            let parent = facts.parent.map(|parent| self.pages.get(parent.index()));
-            let parent = parent.filter(|parent| parent.is(IS_WATCHED));
-            let used = guard::Used {
-                key,
-                parent: parent.map(|parent| parent.key),
-                class,
-                memory,
-                now,
-            };
-            self.watch(used);
-        }
-        let page = self.pages.get_mut(id as usize);
+        let page = self.pages.get_mut(id);
+        page.last = now;
+        page.return_to();
         // In the heap of the same class its entry is corrected when it comes to the top.
-        if page.is(IS_FILED) && before != class {
-            self.leaves.file(class, now, id);
+        self.classify(id, class);
+    }
+
+    /// Gives a page another class.
+    fn classify(&mut self, id: u32, class: ClassId) {
+        let page = *self.pages.get(id);
+        if page.class() == class {
+            return;
+        }
+        if page.is_filed() {
+            self.leaves.remove(&mut self.pages, id);
+        }
+        self.pages.get_mut(id).set_class(class);
+        if page.is_filed() && !planted!(LostLeaf) {
+            self.leaves.file(&mut self.pages, id);
         }
     }
 
-    /// A request used a watched page.
-    fn watch(&mut self, used: guard::Used) {
-        if self.guard.used(used, &mut self.classes, &mut self.hazards) {
-            self.leaves.forget_values();
-            let order = self.guard.leader();
-            tracing::info!(
-                switches = self.guard.switches(),
-                "eviction follows the {} order: it had more hits lately",
-                if order == Order::Learned {
-                    "learned"
-                } else {
-                    "LRU"
-                },
-            );
-        }
+    /// Tells the guard the use of a page, which was used last in the epoch `before`.
+    fn count(&mut self, id: u32, facts: &PageFacts, before: Option<Epoch>, is_hit: bool) {
+        let switched = self.guard.used(before, facts.bytes, is_hit);
+        self.pages.get_mut(id).epoch = self.guard.now();
+        self.follow(switched);
+    }
+
+    /// Follows another order from now on, if the guard says so.
+    fn follow(&mut self, switched: Option<Switched>) {
+        let Some(Switched) = switched else {
+            return;
+        };
+        self.leaves.forget_values();
+        let (order, switches) = self.order();
+        tracing::info!(switches, "eviction follows another order now: {order}");
     }
 
     /// A request goes through `parent` into `child`.
     fn pass(&mut self, parent: u32, child: u32) {
-        let page = self.page_mut(parent);
+        let page = self.pages.get_mut(parent);
         let old = std::mem::replace(&mut page.child, child);
-        let is_shared = page.memory.is_shared();
-        if old != child && !is_shared {
+        if old != child && !page.memory().is_shared() {
             self.supersede(old);
-        }
-    }
-
-    /// Whether the chain of a new page is watched: as that of its parent, unless it leaves that.
-    fn is_watched(&self, key: u32, facts: &PageFacts) -> bool {
-        let parent = facts.parent.map(|parent| self.pages.get(parent.index()));
-        match parent {
-            Some(parent) if parent.memory.children() == 0 => parent.is(IS_WATCHED),
-            _ => self.guard.watches(key),
         }
     }
 
     /// A page has a child that it never had before.
     fn adopt(&mut self, parent: u32) {
-        let page = self.page_mut(parent);
-        page.memory.count_child();
-        let memory = page.memory;
+        let page = self.pages.get_mut(parent);
+        let memory = page.memory().with_child();
+        page.set_memory(memory);
         self.change_class(parent, |traits| traits.with_children(memory));
     }
 
     /// The branch that begins with this page was left.
     fn supersede(&mut self, branch: u32) {
         let mut at = branch;
-        while let Some(page) = self.page(at) {
-            if page.is(IS_SUPERSEDED) {
+        while let Some(page) = self.pages.find(at) {
+            if page.is_superseded() {
                 return;
             }
             let below = page.child;
-            self.pages.get_mut(at as usize).flags |= IS_SUPERSEDED;
+            self.pages.get_mut(at).supersede();
             self.change_class(at, Traits::superseded);
             at = below;
         }
@@ -292,26 +241,19 @@ impl Learned {
 
     /// Changes the class of a page that is not used now: its age goes on.
     fn change_class(&mut self, id: u32, change: impl FnOnce(Traits) -> Traits) {
-        let page = *self.pages.get(id as usize);
-        let traits = change(self.classes.traits(page.class));
+        let before = self.pages.get(id).class();
+        let traits = change(self.classes.traits(before));
         let class = self.classes.of(traits, &mut self.hazards);
-        if class == page.class {
-            return;
-        }
-        let hazards = &mut self.hazards;
-        self.sample.change_class(page.key, class, self.now, hazards);
-        self.pages.get_mut(id as usize).class = class;
-        if page.is(IS_WATCHED) {
-            self.guard.change_class(page.key, class);
-        }
-        if page.is(IS_FILED) {
-            self.leaves.file(class, page.last, id);
+        if class != before {
+            let hazards = &mut self.hazards;
+            self.sample.change_class(id, class, self.now, hazards);
+            self.classify(id, class);
         }
     }
 
     fn index_of(&self, page: &Page) -> f32 {
         let age = self.now.saturating_sub(page.last);
-        self.hazards.index(page.class, age)
+        self.hazards.index(page.class(), age)
     }
 }
 
@@ -331,30 +273,20 @@ impl EvictionPolicy for Learned {
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
         self.advance(facts.now);
         self.stored += 1;
+        self.stored_bytes += facts.bytes;
         if self.stored > self.most_stored {
             self.most_stored = self.stored;
             self.ghosts.expect(self.most_stored);
             self.sample.expect(self.most_stored);
-            self.guard.expect(self.most_stored);
         }
-        let number = number_of(facts);
-        let known = self.ghosts.take(number);
-        let mut flags = 0;
-        let key = (number >> 16) as u32;
-        if self.is_watched(key, facts) {
-            flags |= IS_WATCHED;
-            self.watched += 1;
-        }
-        *self.page_mut(page.0) = Page {
-            key,
-            flags,
-            memory: known.map_or(Memory::NEW, Memory::used),
-            ..Page::NEW
-        };
+        let known = self.ghosts.take(number_of(facts));
+        let memory = known.map_or(Memory::NEW, |(memory, _)| memory.used());
+        self.pages.put(page.0, Page::new(memory));
         if let (Some(parent), None) = (facts.parent, known) {
             self.pass(parent.0, page.0);
             self.adopt(parent.0);
         }
+        self.count(page.0, facts, known.map(|(_, epoch)| epoch), false);
         self.seen(page.0, facts, false);
     }
 
@@ -364,75 +296,81 @@ impl EvictionPolicy for Learned {
             return;
         }
         self.advance(facts.now);
-        let now = self.now;
-        let known = self.page_mut(page.0);
-        let again = now - known.last < SAME_REQUEST;
+        let known = self.pages.get_mut(page.0);
+        let again = self.now - known.last < SAME_REQUEST;
         if !again {
-            known.memory = known.memory.used();
+            known.set_memory(known.memory().used());
         }
+        let before = known.epoch;
+        self.count(page.0, facts, Some(before), true);
         self.seen(page.0, facts, again);
     }
 
     fn left(&mut self, page: PageNumber, facts: &PageFacts, why: Departure) {
         self.stored = self.stored.saturating_sub(1);
-        let known = *self.page_mut(page.0);
-        if why == Departure::Evicted {
-            self.ghosts.put(number_of(facts), known.memory);
-            if known.is(IS_WATCHED) && self.named != page.0 {
-                self.guard.dropped(known.key);
+        self.stored_bytes = self.stored_bytes.saturating_sub(facts.bytes);
+        let known = *self.pages.get(page.0);
+        match why {
+            Departure::Evicted => {
+                self.ghosts
+                    .put(number_of(facts), known.memory(), known.epoch);
             }
+            Departure::Removed => self.guard.removed(known.epoch, facts.bytes),
         }
-        self.named = NO_CHILD;
-        self.watched -= usize::from(known.is(IS_WATCHED));
+        if known.is_filed() && !planted!(KeptLeaf) {
+            self.leaves.remove(&mut self.pages, page.0);
+        }
+        self.sample.left(page.0);
         if let Some(parent) = facts.parent
-            && self.page_mut(parent.0).child == page.0
+            && self.pages.get(parent.0).child == page.0
         {
-            self.page_mut(parent.0).child = NO_CHILD;
+            self.pages.get_mut(parent.0).child = NONE;
         }
-        *self.page_mut(page.0) = Page::NEW;
+        self.pages.put(page.0, Page::new(Memory::NEW));
     }
 
     fn file(&mut self, page: PageNumber, _: &PageFacts) {
-        let known = self.page_mut(page.0);
-        known.flags |= IS_FILED;
-        let (class, last) = (known.class, known.last);
-        self.leaves.file(class, last, page.0);
+        if !self.pages.get(page.0).is_filed() {
+            self.leaves.file(&mut self.pages, page.0);
+        }
     }
 
     fn coldest(
         &mut self,
         facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
     ) -> Option<PageNumber> {
+        let switched = self.guard.evicts(self.stored_bytes);
+        self.follow(switched);
         loop {
-            let (pages, hazards, now) = (&self.pages, &self.hazards, self.now);
-            let standing = |id: u32| {
-                let page = pages.get(id as usize);
-                page.is(IS_FILED).then_some((page.class, page.last))
-            };
-            let order = self.guard.leader();
+            let (hazards, now) = (&self.hazards, self.now);
+            let order = self.guard.order();
             let index = |class, last| match order {
                 Order::Lru => 0.0,
                 Order::Learned => hazards.index(class, now.saturating_sub(last)),
             };
-            let id = self.leaves.take_least(now, standing, index)?;
-            self.pages.get_mut(id as usize).flags &= !IS_FILED;
-            let Some(facts) = facts(PageNumber(id)) else {
+            let id = self.leaves.take_least(&mut self.pages, now, index)?;
+            let found = facts(PageNumber(id));
+            if planted!(NamedParent) && found.is_none() {
+                return Some(PageNumber(id));
+            }
+            let Some(facts) = found else {
                 continue;
             };
-            let page = *self.pages.get(id as usize);
+            let page = *self.pages.get(id);
             self.cold += 0.01 * (self.index_of(&page) - self.cold);
-            (self.frontier, self.named) = (page.last, id);
-            self.guard.fill(self.watched);
+            self.frontier = page.last;
             self.advance(facts.now);
             return Some(PageNumber(id));
         }
     }
 
     fn worth(&self, page: PageNumber, _: &PageFacts) -> Worth {
-        let page = self.page(page.0).copied().unwrap_or(Page::NEW);
-        match self.guard.leader() {
+        let Some(page) = self.pages.find(page.0) else {
+            return Worth(0);
+        };
+        match self.guard.order() {
             Order::Lru => Worth(page.last),
-            Order::Learned => worth_of(self.index_of(&page)),
+            Order::Learned => worth_of(self.index_of(page)),
         }
     }
 
@@ -441,13 +379,31 @@ impl EvictionPolicy for Learned {
     }
 
     fn lines(&self) -> ReclaimLines {
-        if self.guard.leader() == Order::Learned {
+        if self.guard.order() == Order::Learned {
             let line = worth_of(self.cold * self.budget.share());
             return ReclaimLines::new(Some(line), line);
         }
         let range = self.now.saturating_sub(self.frontier);
         let line = |share| Worth(self.frontier + range / share);
         ReclaimLines::new(Some(line(COLD_SHARE)), line(WARM_SHARE))
+    }
+
+    fn lessons(&self) -> Vec<u8> {
+        lessons::write(&self.classes, &self.hazards)
+    }
+
+    fn recall(&mut self, lessons: &[u8]) {
+        if let Some((classes, hazards)) = lessons::read(lessons) {
+            (self.classes, self.hazards) = (classes, hazards);
+        }
+    }
+
+    fn order(&self) -> (String, u64) {
+        let order = match self.guard.reason() {
+            None => "learned".to_owned(),
+            Some(why) => format!("lru: {why}"),
+        };
+        (order, self.guard.switches())
     }
 
     fn ram_bytes(&self) -> usize {

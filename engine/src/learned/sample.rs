@@ -4,7 +4,9 @@
 //! A key adds a use to the table of its class at the age that it has, and the time in between. A
 //! key that is forgotten has added its time: no use is taken for granted.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use rapidhash::quality::RandomState;
 
 use super::ClassId;
 use super::hazard::Hazards;
@@ -28,6 +30,8 @@ struct Key {
 pub(super) struct Sample {
     /// In an order of their own: sums over them are the same in every run.
     keys: BTreeMap<u32, Key>,
+    /// The keys among them that are stored, by their pages.
+    stored: HashMap<u32, u32, RandomState>,
     /// Keys by their uses, the first one first; only the last one of each key counts.
     uses: VecDeque<(u32, u32)>,
     max: usize,
@@ -44,15 +48,23 @@ impl Sample {
             let shift = self.shift;
             self.keys.retain(|key, _| is_in(*key, shift));
             self.uses.retain(|(key, _)| is_in(*key, shift));
+            self.stored.retain(|_, key| is_in(*key, shift));
         }
         self.max = wanted >> self.shift;
     }
 
-    /// A key is used now; its page has this class from now on.
-    pub(super) fn used(&mut self, key: u32, class: ClassId, now: u32, hazards: &mut Hazards) {
+    /// A page is used now; it has this class from now on.
+    pub(super) fn used(
+        &mut self,
+        (page, key): (u32, u32),
+        class: ClassId,
+        now: u32,
+        hazards: &mut Hazards,
+    ) {
         if !is_in(key, self.shift) {
             return;
         }
+        self.stored.insert(page, key);
         let fresh = Key {
             class,
             last: now,
@@ -68,20 +80,25 @@ impl Sample {
         }
     }
 
-    /// The page of a key has another class from now on; its age goes on.
+    /// A stored page has another class from now on; its age goes on.
     pub(super) fn change_class(
         &mut self,
-        key: u32,
+        page: u32,
         class: ClassId,
         now: u32,
         hazards: &mut Hazards,
     ) {
-        if is_in(key, self.shift)
-            && let Some(held) = self.keys.get_mut(&key)
+        if let Some(key) = self.stored.get(&page)
+            && let Some(held) = self.keys.get_mut(key)
         {
             add_time(held, now, hazards);
             (held.class, held.counted) = (class, now);
         }
+    }
+
+    /// A page is stored no more; its key is counted on.
+    pub(super) fn left(&mut self, page: u32) {
+        self.stored.remove(&page);
     }
 
     fn forget_oldest(&mut self, now: u32, hazards: &mut Hazards) {
@@ -106,6 +123,7 @@ impl Sample {
     pub(super) fn ram_bytes(&self) -> usize {
         // A node of the tree is three quarters full.
         self.keys.len() * size_of::<(u32, Key)>() * 4 / 3
+            + self.stored.capacity() * (size_of::<(u32, u32)>() + 1)
             + self.uses.capacity() * size_of::<(u32, u32)>()
     }
 }

@@ -1,5 +1,5 @@
-//! The housekeeper thread: ticks the core when something is due, and runs the steps of reclaim. The
-//! reads and copies of a step are carried out on this thread.
+//! The housekeeper thread: ticks the core when something is due, runs the steps of reclaim, and
+//! keeps the policy's lessons. The reads and copies of a step are carried out on this thread.
 //!
 //! It sleeps until it is notified.
 
@@ -7,6 +7,7 @@ use crate::runtime::thread::JoinHandle;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::lessons::Lessons;
 use super::local::Local;
 use crate::core::Core;
 use crate::error::StoreError;
@@ -22,11 +23,14 @@ pub(super) struct Housekeeper {
 }
 
 impl Housekeeper {
-    pub(super) fn start(local: Arc<Local>) -> Result<Housekeeper, StoreError> {
+    pub(super) fn start(
+        local: Arc<Local>,
+        lessons: Option<Lessons>,
+    ) -> Result<Housekeeper, StoreError> {
         let worker = local.clone();
         let thread = crate::runtime::thread::Builder::new()
             .name("larder-keeper".to_owned())
-            .spawn(move || run(&worker))
+            .spawn(move || run(&worker, lessons))
             .map_err(|e| {
                 StoreError::io(
                     "starting the housekeeping thread",
@@ -50,7 +54,7 @@ impl Housekeeper {
     }
 }
 
-fn run(local: &Local) {
+fn run(local: &Local, mut lessons: Option<Lessons>) {
     let mut stopping = false;
     loop {
         let mut inbox = local.inbox.lock();
@@ -76,6 +80,9 @@ fn run(local: &Local) {
             local.with_core(Core::stop_reclaim);
         }
         while local.with_core_by_turns(|core| core.reclaim_step(PLANNED_AT_ONCE)) {}
+        if let Some(lessons) = &mut lessons {
+            lessons.write(&local.index, stopping);
+        }
         if stopping && !local.with_core(|core| core.is_reclaiming()) {
             return;
         }

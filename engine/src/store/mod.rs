@@ -5,6 +5,7 @@
 //! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
 //! | `opening` | from a path to a recovered store, and back to a closed one |
 //! | `keeper` | the housekeeper thread: due syncs, reclaim |
+//! | `lessons` | the file in which the policy of eviction keeps what it has learned |
 //! | `prewriter` | writes unused blocks for the first time, before pages come |
 //! | `mover` | moves pages from segment to segment |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
@@ -23,6 +24,7 @@ mod get;
 mod hang;
 mod keeper;
 mod lent;
+mod lessons;
 pub(crate) mod local;
 pub(crate) mod mover;
 mod notices;
@@ -62,6 +64,7 @@ use data::Counters;
 pub(crate) use data::DataPath;
 pub(crate) use get::is_of_the_medium;
 use keeper::Housekeeper;
+use lessons::Lessons;
 use local::Local;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, services};
 use prewriter::Prewriter;
@@ -185,7 +188,9 @@ impl LocalStore {
         let keeper = if options.read_only {
             None
         } else {
-            Some(Housekeeper::start(local.clone())?)
+            let has_policy = options.eviction.is_some();
+            let lessons = has_policy.then(|| Lessons::beside(&volumes)).flatten();
+            Some(Housekeeper::start(local.clone(), lessons)?)
         };
         let prewriter = if options.prewrite && !options.read_only {
             Prewriter::start(local.clone(), &volumes).map(Some)

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, OpenState, SEGMENTS_OFFSET, SegmentState};
 
+use super::lessons::Lessons;
 use super::local::Local;
 use super::services::Services;
 use crate::api::OpenOptions;
@@ -113,6 +114,9 @@ fn recover_current<E: Extra>(
         if let Some(policy) = &options.eviction {
             let mut policy = policy.make();
             policy.opened(usize::try_from(segments).unwrap_or(usize::MAX));
+            if let Some(lessons) = Lessons::beside(volumes) {
+                policy.recall(&lessons.read());
+            }
             index.choose(policy);
         }
         let (recovery, pages) =

@@ -75,6 +75,7 @@ fn parse_config(config: &str) -> PyResult<String> {
         "disk": config.disk.to_string(),
         "sync": sync,
         "lease": config.lease.as_secs_f64(),
+        "policy": config.policy.word(),
         "timeout": config.timeout.as_secs_f64(),
     });
     Ok(json.to_string())

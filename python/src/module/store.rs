@@ -23,7 +23,7 @@ use pyo3::types::{PyBytes, PyTuple, PyType};
 use super::buffers::{self, Pages};
 use super::queue::Queue;
 use crate::chain::Chain;
-use crate::config::{Config, OnError, Transfer};
+use crate::config::{Config, OnError, Policy, Transfer};
 use crate::place::PlaceError;
 use crate::queue::Limits;
 use crate::region::{Region as Memory, slices, slices_mut};
@@ -119,8 +119,13 @@ impl Opening {
         hang_limit: f64,
         prewrite: bool,
         disk: &str,
+        policy: &str,
     ) -> PyResult<Opening> {
         let wrong = |why: String| PyValueError::new_err(why);
+        let named = Policy::WORDS.iter().find(|(word, _)| *word == policy);
+        let policy = named
+            .map(|(_, policy)| *policy)
+            .ok_or_else(|| wrong(format!("`policy`: `{policy}` is not one of lru, learned")))?;
         let sync = match sync {
             "interval" => SyncPolicy::default(),
             "relaxed" => SyncPolicy::Relaxed,
@@ -145,6 +150,7 @@ impl Opening {
             disk,
             sync,
             lease: seconds(lease)?,
+            policy,
             timeout: seconds(hang_limit)?,
             transfer: Transfer::Auto,
             prefill_rate: None,
@@ -174,7 +180,7 @@ impl Opening {
 impl Store {
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, sync="interval",
-        lease=10.0, hang_limit=10.0, prewrite=false, disk="auto"))]
+        lease=10.0, hang_limit=10.0, prewrite=false, disk="auto", policy="lru"))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn attach(
         py: Python<'_>,
@@ -187,16 +193,17 @@ impl Store {
         hang_limit: f64,
         prewrite: bool,
         disk: &str,
+        policy: &str,
     ) -> PyResult<Store> {
         let opening = Opening::new(
-            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk,
+            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk, policy,
         )?;
         opening.opened(py, Handle::attach)
     }
 
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, read_only=false,
-        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto"))]
+        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto", policy="lru"))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn open(
         py: Python<'_>,
@@ -210,9 +217,10 @@ impl Store {
         hang_limit: f64,
         prewrite: bool,
         disk: &str,
+        policy: &str,
     ) -> PyResult<Store> {
         let opening = Opening::new(
-            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk,
+            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk, policy,
         )?;
         opening.opened(py, |config, page_bytes, creates| {
             Handle::open(config, page_bytes, creates, read_only)

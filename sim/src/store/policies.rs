@@ -1,19 +1,19 @@
-//! Policies of the caller: eviction in the order of arrival or at random, admission at random. And
-//! the leases that a policy cannot break: a page that a lookup confirmed is not evicted for room,
-//! for every answer of the policy.
+//! Policies: eviction in the order of arrival, at random or by the learned policy, admission at
+//! random. And the leases that a policy cannot break: a page that a lookup confirmed is not evicted
+//! for room, for every answer of the policy.
 //!
 //! [`Leases`] holds only leases that are valid for certain: none of a page that a call in progress
 //! may read or replace, and none at all when their total may be above the store's limit, a quarter
 //! of its blocks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder_engine::format::{KeyPrefix, PageKey};
 use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker,
-    Worth,
+    ReclaimLines, Use, Worth,
 };
 use larder_engine::{NamespaceId, PutStatus, Refusal};
 use larder_sim_runtime::dice::Dice;
@@ -52,6 +52,8 @@ struct Book {
     refused: BTreeMap<Page, u64>,
     /// A leased page that was evicted for room.
     broken: Option<Page>,
+    /// What the learned policy has learned.
+    lessons: Vec<u8>,
     /// Faults have ended: every page is admitted.
     is_calm: bool,
 }
@@ -70,6 +72,20 @@ pub struct Lookup {
     call: u64,
     begun: Instant,
     blocks: u64,
+}
+
+impl Book {
+    /// A page leaves.
+    fn left(&mut self, left: Page, why: Departure) {
+        let lease = self.leases.remove(&left);
+        if why == Departure::Evicted {
+            self.evictions += 1;
+            let is_valid = lease.is_some_and(|(until, _)| task::now() < until);
+            if is_valid && self.named.take() == Some(left) {
+                self.broken = Some(left);
+            }
+        }
+    }
 }
 
 fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
@@ -216,14 +232,18 @@ impl Leases {
     /// The policy of eviction of a new epoch.
     pub fn eviction(&self, seed: u64) -> Option<PolicyMaker<dyn EvictionPolicy>> {
         let (book, chosen) = (self.book.clone(), self.chosen);
-        (chosen != Eviction::Default).then(|| {
-            PolicyMaker::eviction(move || Chosen {
+        match chosen {
+            Eviction::Default => None,
+            Eviction::Learned => Some(PolicyMaker::eviction(move || {
+                Learned::new(book.clone(), Dice::new(seed))
+            })),
+            Eviction::Fifo | Eviction::Random => Some(PolicyMaker::eviction(move || Chosen {
                 book: book.clone(),
                 dice: Dice::new(seed),
                 is_random: chosen == Eviction::Random,
                 leaves: Vec::new(),
-            })
-        })
+            })),
+        }
     }
 
     /// The policy of admission of a new epoch.
@@ -254,16 +274,7 @@ impl std::fmt::Debug for Chosen {
 
 impl EvictionPolicy for Chosen {
     fn left(&mut self, _: PageNumber, facts: &PageFacts, why: Departure) {
-        let left = page(facts.namespace, facts.key);
-        let book = &mut *lock(&self.book);
-        let lease = book.leases.remove(&left);
-        if why == Departure::Evicted {
-            book.evictions += 1;
-            let is_valid = lease.is_some_and(|(until, _)| task::now() < until);
-            if is_valid && book.named.take() == Some(left) {
-                book.broken = Some(left);
-            }
-        }
+        lock(&self.book).left(page(facts.namespace, facts.key), why);
     }
 
     fn file(&mut self, page: PageNumber, _: &PageFacts) {
@@ -291,6 +302,145 @@ impl EvictionPolicy for Chosen {
 
     fn worth(&self, _: PageNumber, facts: &PageFacts) -> Worth {
         Worth(facts.depth)
+    }
+}
+
+/// The learned policy, and what it owes the store: it names each leaf that it holds once, and no
+/// other page; it names the least recently used one while it follows LRU; and it takes no harm from
+/// lessons of any content.
+///
+/// The rule about the number of segments is left out: these stores are small.
+struct Learned {
+    policy: Box<dyn EvictionPolicy>,
+    book: Arc<Mutex<Book>>,
+    dice: Dice,
+    /// The leaves that it holds.
+    held: BTreeSet<PageNumber>,
+    /// By page: when it was used last.
+    used: BTreeMap<PageNumber, Duration>,
+    /// The last use of the leaf that it named last under LRU, if no other could have come since.
+    coldest: Duration,
+}
+
+/// The learned policy takes times that lie closer together for one.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Share of the evictions before which the lessons are kept, and of the damaged ones among them.
+const KEPT: f64 = 0.1;
+const DAMAGED: f64 = 0.3;
+
+impl Learned {
+    fn new(book: Arc<Mutex<Book>>, mut dice: Dice) -> Learned {
+        let mut policy = PolicyMaker::learned().make();
+        let mut lessons = lock(&book).lessons.clone();
+        if !lessons.is_empty() && dice.chance(DAMAGED) {
+            // The classes come first; there is most to be wrong.
+            let at = dice.below(lessons.len().min(64));
+            lessons[at] ^= 1 << dice.below(8);
+        }
+        policy.recall(&lessons);
+        Learned {
+            policy,
+            book,
+            dice,
+            held: BTreeSet::new(),
+            used: BTreeMap::new(),
+            coldest: Duration::ZERO,
+        }
+    }
+}
+
+impl std::fmt::Debug for Learned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Learned {{ {} leaves }}", self.held.len())
+    }
+}
+
+impl EvictionPolicy for Learned {
+    fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.used.insert(page, facts.now);
+        self.policy.arrived(page, facts);
+    }
+
+    fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
+        if by != Use::Lookup {
+            self.used.insert(page, facts.now);
+        }
+        self.policy.used(page, facts, by);
+    }
+
+    fn left(&mut self, number: PageNumber, facts: &PageFacts, why: Departure) {
+        lock(&self.book).left(page(facts.namespace, facts.key), why);
+        self.held.remove(&number);
+        self.used.remove(&number);
+        self.policy.left(number, facts, why);
+    }
+
+    fn file(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.coldest = Duration::ZERO;
+        self.held.insert(page);
+        self.policy.file(page, facts);
+    }
+
+    fn coldest(
+        &mut self,
+        facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
+    ) -> Option<PageNumber> {
+        lock(&self.book).named = None;
+        if self.dice.chance(KEPT) {
+            lock(&self.book).lessons = self.policy.lessons();
+        }
+        let mut found = None;
+        let held = &mut self.held;
+        let named = self.policy.coldest(&mut |number| {
+            assert!(
+                held.contains(&number),
+                "the policy does not hold {number:?}"
+            );
+            let seen = facts(number);
+            if seen.is_none() {
+                held.remove(&number);
+            }
+            found = seen.map(|facts| (number, page(facts.namespace, facts.key)));
+            seen
+        });
+        let Some(number) = named else {
+            assert!(held.is_empty(), "the policy has lost the leaves {held:?}");
+            return None;
+        };
+        assert!(
+            held.remove(&number),
+            "the policy names {number:?}, which it does not hold"
+        );
+        let (seen, page) = found.expect("a policy looks at a leaf before it names it");
+        assert_eq!(seen, number, "the policy names a page that is no leaf");
+        lock(&self.book).named = Some(page);
+        let used = self.used.get(&number).copied().unwrap_or_default();
+        if self.policy.order().0 != "learned" {
+            assert!(
+                used + TICK >= self.coldest,
+                "LRU: {number:?} was used at {used:?}, the leaf before it at {:?}",
+                self.coldest
+            );
+            self.coldest = used;
+        }
+        Some(number)
+    }
+
+    fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth {
+        self.policy.worth(page, facts)
+    }
+
+    fn written(&mut self, put: u64, copied: u64) {
+        self.policy.written(put, copied);
+    }
+
+    fn lines(&self) -> ReclaimLines {
+        self.policy.lines()
+    }
+
+    fn ram_bytes(&self) -> usize {
+        self.policy.ram_bytes()
     }
 }
 

@@ -85,6 +85,18 @@ impl EvictionPolicy for LeastUsed {
         ReclaimLines::new(Some(Worth(u32::from(self.copies_much))), Worth(1 << 31))
     }
 
+    fn lessons(&self) -> Vec<u8> {
+        vec![u8::from(self.copies_much)]
+    }
+
+    fn recall(&mut self, lessons: &[u8]) {
+        self.copies_much = lessons == [1];
+    }
+
+    fn order(&self) -> (String, u64) {
+        ("least used".to_owned(), 0)
+    }
+
     fn ram_bytes(&self) -> usize {
         self.uses.capacity() * 4 + self.leaves.capacity() * 8
     }

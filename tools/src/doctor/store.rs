@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::{Facts, RELEASE, remedy};
 use crate::size::ByteSize;
-use crate::stat::{pacing_line, process};
+use crate::stat::{eviction_line, pacing_line, process};
 
 /// The store at a path: whole, closed, in use?
 pub(super) fn store(path: &Path, facts: &mut Facts) {
@@ -79,6 +79,7 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
         facts.add("settings", Level::Ok, what);
         facts.add("protocol", Level::Ok, protocol(&report));
         pacing(&report, facts);
+        eviction(&report, facts);
         service(&report, facts);
     }
 }
@@ -93,6 +94,14 @@ fn pacing(report: &share::Report, facts: &mut Facts) {
         _ => Level::Warn,
     };
     facts.add("pacing", level, pacing_line(&report.stats));
+}
+
+/// The order in which the owner evicts pages.
+fn eviction(report: &share::Report, facts: &mut Facts) {
+    // Empty: the owner's release does not say.
+    if !report.stats.eviction.is_empty() {
+        facts.add("eviction", Level::Ok, eviction_line(&report.stats));
+    }
 }
 
 /// The releases of the owner and of its clients.

@@ -180,7 +180,10 @@ impl Catalog for Local {
         let pages = self.index.len() as u64;
         drop(core);
         let block = BLOCK_BYTES as u64;
+        let (eviction, eviction_switches) = self.index.order();
         Stats {
+            eviction,
+            eviction_switches,
             pages,
             live_bytes: space.live_blocks * block,
             usable_bytes: space.usable_blocks * block,

@@ -10,8 +10,11 @@
 //! | `requests` | the trace in memory |
 //! | `volume` | a core over a volume without payload |
 //! | `optimum` | the optimum |
+//! | `bounds` | (tests: how far the learned policy may fall behind LRU) |
 //! | `report` | the document and its lines |
 
+#[cfg(test)]
+mod bounds;
 mod optimum;
 mod report;
 mod requests;
