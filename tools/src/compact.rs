@@ -189,7 +189,10 @@ impl InPlace {
         if self.left_pages > 0 {
             let left = count(self.left_pages, "page");
             let advice = match online {
-                true => "no free segment could be spared. Run it again when servers put less",
+                true => {
+                    "no free segment could be spared, or a volume refuses writes. Run it again \
+                     when servers put less"
+                }
                 false => {
                     "no free segment. Let the store run until pages are evicted, or use --into"
                 }

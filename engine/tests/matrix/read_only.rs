@@ -1,8 +1,10 @@
 //! Volumes that refuse writes for a while: rows 7 and 9.
 
+use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
+use larder_engine::offline::compact_beside;
 use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{
     OpenOptions, PageStore, PutFailure, PutOptions, PutStatus, Refusal, Store, StoreError,
@@ -260,4 +262,45 @@ fn row_07_a_close_on_a_volume_that_refuses_writes_ends_and_costs_no_page() {
         assert_eq!(pool.hits(&there), there.len());
         assert!(there.len() as u64 * MIB > store.stats().usable_bytes / 2);
     }
+}
+
+/// The pages of several chains in turns: each chain lies in many pieces.
+fn put_in_turns(pool: &Pool<'_>, chains: &[Vec<PageKey>]) {
+    for page in 0..chains[0].len() {
+        for keys in chains {
+            let statuses = pool.put_from(&keys[..=page], page, PutOptions::default());
+            assert_eq!(statuses, [PutStatus::Stored]);
+        }
+    }
+}
+
+#[test]
+fn row_07_a_compaction_beside_an_owner_that_cannot_write_ends_and_costs_no_page() {
+    let home = Home::with_store(SIZE);
+    let (store, disk) = attach_faulty(&home);
+    let pool = Pool::new(&store, "m", &[64 << 10]);
+    let chains: Vec<Vec<PageKey>> = (0..8).map(|seed| chain(seed, 60)).collect();
+    put_in_turns(&pool, &chains);
+    store.flush().unwrap();
+    let compact = || {
+        let survey = Survey::new(&home.path, &SurveyOptions::default()).unwrap();
+        let mut progress = |_, _| ControlFlow::Continue(());
+        compact_beside(&home.path, &survey, false, &mut progress)
+    };
+    disk.when(Fault::Fails(EIO), usize::MAX, is_write);
+    // Its last flush fails if writes are left that do not succeed.
+    if let Ok(done) = compact() {
+        assert!(done.left_pages > 0, "{done:?}");
+    }
+    assert_eq!(pool.hits(&chains.concat()), 480);
+    store.check_invariants().unwrap();
+    disk.clear_rules();
+    put_until_stored(&pool, 1000);
+    eventually("the store is compacted", || {
+        compact().is_ok_and(|done| done.left_pages == 0)
+    });
+    assert_eq!(pool.hits(&chains.concat()), 480);
+    assert!(store.stats().moved > 0);
+    store.check_invariants().unwrap();
+    store.close().unwrap();
 }

@@ -155,6 +155,10 @@ impl Wanted {
         if !is_there(below, self.segment, self.generation) {
             return Turn::Never;
         }
+        // A volume that refuses writes takes no free header.
+        if !segments.may_evict(self.segment) {
+            return Turn::Never;
+        }
         let segment = segments.get(self.segment);
         let blocks = segment.live + u64::from(segment.blocks);
         let room = room_for_copies(segments);
@@ -169,9 +173,8 @@ impl Wanted {
     }
 }
 
-/// Whether a segment is sealed, trusted, of this generation, and on a volume that takes writes.
+/// Whether a segment is sealed, trusted and of this generation.
 fn is_there(below: &Below<'_>, id: SegmentId, generation: Serial) -> bool {
     let segment = below.segments.get(id);
-    let is_whole = segment.state() == State::Sealed && !segment.is_suspect();
-    is_whole && segment.generation == generation && below.segments.may_evict(id)
+    segment.state() == State::Sealed && !segment.is_suspect() && segment.generation == generation
 }
