@@ -1,4 +1,4 @@
-//! Runs of pages beyond the node, in a directory that nodes share.
+//! Runs of pages beyond the node: in an object store, or in a directory that nodes share.
 //!
 //! A store dies with its disk, and a new node begins with none of its pages. A remote keeps pages
 //! for all nodes: one node publishes a run of a chain as one object, and others fetch it. Lookups
@@ -15,6 +15,7 @@
 //! | [`remote`] | the trait [`Remote`], its errors |
 //! | [`place`] | a remote by its URL |
 //! | [`dir`] | a directory |
+//! | `s3` | an S3-compatible object store: with the feature `s3` alone |
 //!
 //! This crate does not know stores: its callers read and write pages through the engine.
 
@@ -25,6 +26,8 @@ pub mod keys;
 pub mod place;
 pub mod remote;
 pub mod run;
+#[cfg(feature = "s3")]
+pub mod s3;
 
 pub use keys::{KeyError, Keyring, SealKey, Trust};
 pub use place::Place;

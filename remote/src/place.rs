@@ -4,31 +4,62 @@ use std::path::PathBuf;
 
 use crate::dir::Dir;
 use crate::remote::{PlaceError, Remote};
+#[cfg(feature = "s3")]
+use crate::s3::{S3, S3Place};
 
 /// A remote as it is configured.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// `file:///DIRECTORY`.
+    /// `s3://BUCKET/PREFIX` or `file:///DIRECTORY`.
     pub url: String,
+    /// The URL of the S3 service, if it is not AWS.
+    pub endpoint: Option<String>,
+    /// A PEM file of certificate authorities to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
 }
 
 impl Place {
     /// A client of this remote. No request is made.
     ///
     /// # Errors
-    /// The URL names no remote.
+    /// The URL names no remote, or the environment makes no client.
     pub fn connect(&self) -> Result<Box<dyn Remote>, PlaceError> {
-        let unusable = |reason: &str| PlaceError {
+        let (scheme, rest) = self
+            .url
+            .split_once("://")
+            .ok_or_else(|| self.unusable("is no URL"))?;
+        match scheme {
+            "file" if rest.starts_with('/') => Ok(Box::new(Dir::new(PathBuf::from(rest)))),
+            "file" => Err(self.unusable("its path is relative")),
+            "s3" => self.connect_to_bucket(rest),
+            _ => Err(self.unusable("has an unknown scheme")),
+        }
+    }
+    /// A client of a bucket, with a prefix of names.
+    #[cfg(feature = "s3")]
+    fn connect_to_bucket(&self, rest: &str) -> Result<Box<dyn Remote>, PlaceError> {
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        if bucket.is_empty() {
+            return Err(self.unusable("names no bucket"));
+        }
+        Ok(Box::new(S3::new(S3Place {
+            bucket: bucket.to_owned(),
+            prefix: prefix.trim_matches('/').to_owned(),
+            endpoint: self.endpoint.clone(),
+            ca_file: self.ca_file.clone(),
+        })?))
+    }
+
+    #[cfg(not(feature = "s3"))]
+    fn connect_to_bucket(&self, _: &str) -> Result<Box<dyn Remote>, PlaceError> {
+        Err(self
+            .unusable("this build has no client for buckets: build it with `--features remote`"))
+    }
+
+    fn unusable(&self, reason: &str) -> PlaceError {
+        PlaceError::Url {
             url: self.url.clone(),
             reason: reason.to_owned(),
-        };
-        match self.url.split_once("://") {
-            Some(("file", path)) if path.starts_with('/') => {
-                Ok(Box::new(Dir::new(PathBuf::from(path))))
-            }
-            Some(("file", _)) => Err(unusable("its path is relative")),
-            Some(_) => Err(unusable("has an unknown scheme")),
-            None => Err(unusable("is no URL")),
         }
     }
 }

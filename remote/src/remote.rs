@@ -106,9 +106,9 @@ pub enum RemoteError {
     #[error("no answer by the deadline; check the network, or raise the timeout")]
     Deadline,
     /// It refuses this node.
-    #[error("access is denied: {0}; check the rights of this user")]
+    #[error("access is denied: {0}; check the credentials, and the rights of this user")]
     Denied(String),
-    /// The directory does not exist.
+    /// The bucket or directory does not exist.
     #[error("the place does not exist: {0}; create it, or check its name")]
     Missing(String),
     /// It asks for fewer requests, or too many calls wait.
@@ -119,12 +119,26 @@ pub enum RemoteError {
     Failed(String),
 }
 
-/// A URL that names no remote.
+/// Why a remote cannot be used at all.
 #[derive(Debug, thiserror::Error)]
-#[error("{url}: {reason}; a remote is file:///DIRECTORY")]
-pub struct PlaceError {
-    /// The URL.
-    pub url: String,
-    /// The reason.
-    pub reason: String,
+pub enum PlaceError {
+    /// Its URL.
+    #[error("{url}: {reason}; a remote is s3://BUCKET/PREFIX or file:///DIRECTORY")]
+    Url {
+        /// The URL.
+        url: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The file of the certificate authority.
+    #[error("{file}: {reason}; name a PEM file with the certificates to trust")]
+    Authority {
+        /// The file.
+        file: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The client.
+    #[error("the client of the object store: {0}; check the endpoint and the AWS_ variables")]
+    Client(String),
 }

@@ -155,6 +155,7 @@ fn urls_name_places_and_others_are_refused() {
     let place = |url: &str| {
         Place {
             url: url.to_owned(),
+            ..Place::default()
         }
         .connect()
         .is_ok()

@@ -25,7 +25,7 @@ use larder_remote::{KeyError, Keyring, Listed, Place, PlaceError, Remote, Remote
 use crate::failure::{Ending, Failure};
 use crate::size;
 
-/// Share pages between nodes: in a directory that all of them mount
+/// Share pages between nodes: in an object store, or a directory that all of them mount
 ///
 /// Exit codes: 0 done, 1 something is damaged, forged or incomplete, 2 usage, 3 environment, 130
 /// interrupted.
@@ -63,9 +63,15 @@ pub fn run(args: &RemoteArgs) -> Result<Ending, Failure> {
 /// The remote of a command.
 #[derive(Args, Clone, Debug)]
 struct PlaceArgs {
-    /// The remote: file:///DIRECTORY
+    /// The remote: s3://BUCKET/PREFIX or file:///DIRECTORY
     #[arg(value_name = "URL")]
     url: String,
+    /// The URL of the S3 service, if it is not AWS
+    #[arg(long, value_name = "URL")]
+    endpoint: Option<String>,
+    /// A PEM file of certificate authorities to trust instead of the system's
+    #[arg(long, value_name = "FILE")]
+    ca_file: Option<PathBuf>,
     /// Longest wait for an answer of the remote
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = size::duration)]
     timeout: Duration,
@@ -73,8 +79,12 @@ struct PlaceArgs {
 
 impl PlaceArgs {
     fn connect(&self) -> Result<Box<dyn Remote>, Failure> {
-        let url = self.url.clone();
-        Ok(Place { url }.connect()?)
+        let place = Place {
+            url: self.url.clone(),
+            endpoint: self.endpoint.clone(),
+            ca_file: self.ca_file.clone(),
+        };
+        Ok(place.connect()?)
     }
 
     /// The end of a wait that begins now.

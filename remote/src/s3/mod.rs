@@ -1,0 +1,321 @@
+//! An S3-compatible object store as a remote.
+//!
+//! The client is asynchronous and its runtime has one thread. Callers wait for it with their
+//! deadlines on a channel; a call whose caller has left is cancelled. Credentials come from the
+//! environment, a web identity, a pod identity or the instance's metadata, as the client finds
+//! them.
+//!
+//! Bodies are sent with CRC-64/NVME instead of a signed SHA-256, which would take more than twice
+//! the processor time. The seals protect the pages.
+
+mod http;
+
+use std::fmt::Write as _;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use futures_util::TryStreamExt;
+use larder_format::Fingerprint;
+use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
+use object_store::path::Path;
+use object_store::{
+    Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
+};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+use crate::remote::{Listed, PlaceError, Published, Remote, RemoteError};
+use crate::run::RunName;
+use http::Connector;
+
+/// How long the client itself tries a request again. A caller's deadline may be shorter.
+const RETRY_TIMEOUT: Duration = Duration::from_secs(2);
+const RETRIES_MAX: usize = 1;
+
+/// Objects whose names have arrived and are not taken yet.
+const LISTED_AHEAD: usize = 1000;
+
+/// Where the objects are.
+#[derive(Clone, Debug, Default)]
+pub struct S3Place {
+    /// The bucket.
+    pub bucket: String,
+    /// Begins the name of every object; may be empty.
+    pub prefix: String,
+    /// The URL of the service; that of AWS in the region of `AWS_REGION` by default.
+    pub endpoint: Option<String>,
+    /// A PEM file of certificate authorities to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+}
+
+/// Objects in a bucket.
+pub struct S3 {
+    store: Arc<AmazonS3>,
+    place: S3Place,
+    runtime: Handle,
+    /// Ends the runtime's thread when it is dropped.
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl S3 {
+    /// A client. No request is made.
+    ///
+    /// # Errors
+    /// The place or the environment makes no client.
+    pub fn new(place: S3Place) -> Result<S3, PlaceError> {
+        let retry = RetryConfig {
+            max_retries: RETRIES_MAX,
+            retry_timeout: RETRY_TIMEOUT,
+            ..RetryConfig::default()
+        };
+        let client = |error: String| PlaceError::Client(error);
+        let mut builder = AmazonS3Builder::from_env()
+            .with_bucket_name(&place.bucket)
+            .with_unsigned_payload(true)
+            .with_checksum_algorithm(Checksum::CRC64NVME)
+            .with_retry(retry)
+            .with_allow_http(true)
+            .with_http_connector(Connector::new(place.ca_file.as_deref())?);
+        if let Some(endpoint) = &place.endpoint {
+            builder = builder.with_endpoint(endpoint);
+        }
+        let store = builder.build().map_err(|error| client(error.to_string()))?;
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| client(error.to_string()))?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = thread::Builder::new()
+            .name("larder-remote".to_owned())
+            .spawn(move || {
+                let _ = runtime.block_on(stopped);
+                // Not by dropping it, which waits for the lookup of a host name.
+                runtime.shutdown_background();
+            })
+            .map_err(|error| client(format!("starting a thread: {error}")))?;
+        Ok(S3 {
+            store: Arc::new(store),
+            place,
+            runtime: handle,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+
+    fn path(&self, name: &str) -> Path {
+        match self.place.prefix.trim_matches('/') {
+            "" => Path::from(name),
+            prefix => Path::from(format!("{prefix}/{name}")),
+        }
+    }
+
+    /// The run that a path names.
+    fn run_of(&self, path: &Path) -> Option<RunName> {
+        let prefix = self.place.prefix.trim_matches('/');
+        let name = path.as_ref().strip_prefix(prefix)?;
+        name.trim_start_matches('/').parse().ok()
+    }
+
+    /// Runs a request on the runtime's thread. It is cancelled at the deadline.
+    fn call<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        request: impl Future<Output = object_store::Result<T>> + Send + 'static,
+    ) -> Result<T, RemoteError> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let bucket = self.place.bucket.clone();
+        let limited = async move {
+            let outcome = tokio::time::timeout_at(deadline.into(), request).await;
+            // The caller waits until it receives this.
+            let _ = sender.send(match outcome {
+                Ok(outcome) => outcome.map_err(|error| explain(&error, &bucket)),
+                Err(_) => Err(RemoteError::Deadline),
+            });
+        };
+        let task = self.runtime.spawn(limited);
+        // The runtime's thread may be late: it serves all calls.
+        let left = deadline.saturating_duration_since(Instant::now());
+        receiver.recv_timeout(left).unwrap_or_else(|_| {
+            task.abort();
+            Err(RemoteError::Deadline)
+        })
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // Its panic has been reported by its thread.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Remote for S3 {
+    fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
+        self.call(deadline, async move { absent(store.head(&path).await) })
+            .map(|found| found.is_some())
+    }
+
+    fn fetch(
+        &self,
+        run: &RunName,
+        bytes_max: usize,
+        deadline: Instant,
+    ) -> Result<Option<Vec<u8>>, RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
+        self.call(deadline, async move {
+            let got = store.get_opts(&path, GetOptions::default()).await;
+            let Some(got) = absent(got)? else {
+                return Ok(None);
+            };
+            let bytes = usize::try_from(got.meta.size).unwrap_or(usize::MAX);
+            if bytes > bytes_max {
+                return Ok(None);
+            }
+            let mut object = Vec::with_capacity(bytes);
+            let mut stream = got.into_stream();
+            while let Some(chunk) = stream.try_next().await? {
+                // A server may send more than it stated.
+                let room = bytes - object.len();
+                object.extend_from_slice(&chunk[..chunk.len().min(room)]);
+            }
+            Ok(Some(object))
+        })
+    }
+
+    fn publish(
+        &self,
+        run: &RunName,
+        object: Vec<u8>,
+        deadline: Instant,
+    ) -> Result<Published, RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
+        self.call(deadline, async move {
+            let options = PutOptions::from(PutMode::Create);
+            match store.put_opts(&path, object.into(), options).await {
+                Ok(_) => Ok(Published::Created),
+                Err(Error::AlreadyExists { .. } | Error::Precondition { .. }) => {
+                    Ok(Published::Present)
+                }
+                Err(error) => Err(error),
+            }
+        })
+    }
+
+    fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
+        self.call(deadline, async move {
+            absent(store.delete(&path).await).map(|_| ())
+        })
+    }
+
+    fn list(
+        &self,
+        within: Option<Fingerprint>,
+        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        deadline: Instant,
+    ) -> Result<(), RemoteError> {
+        let store = Arc::clone(&self.store);
+        let prefix = self.path(&RunName::prefix(within));
+        let bucket = self.place.bucket.clone();
+        let (sender, mut listed) = tokio::sync::mpsc::channel(LISTED_AHEAD);
+        let task = self.runtime.spawn(async move {
+            let mut stream = store.list(Some(&prefix));
+            loop {
+                let next = tokio::time::timeout_at(deadline.into(), stream.try_next()).await;
+                let next = match next {
+                    Ok(next) => next.map_err(|error| explain(&error, &bucket)),
+                    Err(_) => Err(RemoteError::Deadline),
+                };
+                let Some(next) = next.transpose() else {
+                    return;
+                };
+                // The receiver may have enough.
+                let is_last = next.is_err();
+                if sender.send(next).await.is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        let mut outcome = Ok(());
+        while let Some(next) = listed.blocking_recv() {
+            match next {
+                Ok(found) => {
+                    let Some(run) = self.run_of(&found.location) else {
+                        continue;
+                    };
+                    if each(listed_of(run, &found)).is_break() {
+                        break;
+                    }
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        task.abort();
+        outcome
+    }
+}
+
+fn listed_of(run: RunName, found: &ObjectMeta) -> Listed {
+    Listed {
+        run,
+        bytes: found.size,
+        created_unix_s: u64::try_from(found.last_modified.timestamp()).unwrap_or(0),
+    }
+}
+
+/// The outcome, with `None` if there is no such object. A missing bucket is an error.
+fn absent<T>(outcome: object_store::Result<T>) -> object_store::Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(error @ Error::NotFound { .. }) if is_bucket(&error) => Err(error),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether it is the bucket that was not found.
+fn is_bucket(error: &Error) -> bool {
+    said(error).contains("NoSuchBucket")
+}
+
+/// An error with all its causes.
+fn said(error: &Error) -> String {
+    let mut said = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        let text = cause.to_string();
+        if !said.contains(&text) {
+            // Writing to a text does not fail.
+            let _ = write!(said, ": {text}");
+        }
+        source = cause.source();
+    }
+    said.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn explain(error: &Error, bucket: &str) -> RemoteError {
+    let reason = format!("bucket {bucket}: {}", said(error));
+    let says = |words: &[&str]| words.iter().any(|word| reason.contains(word));
+    match error {
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+            RemoteError::Denied(reason)
+        }
+        Error::NotFound { .. } => RemoteError::Missing(reason),
+        _ if says(&["NoSuchBucket"]) => RemoteError::Missing(reason),
+        _ if says(&["SlowDown", "503 Service Unavailable", "429 Too Many"]) => {
+            RemoteError::Overloaded(reason)
+        }
+        _ if says(&["403 Forbidden", "AccessDenied"]) => RemoteError::Denied(reason),
+        _ => RemoteError::Failed(reason),
+    }
+}

@@ -1,0 +1,107 @@
+//! `larder remote` against a real S3 server: SeaweedFS, as one process.
+//!
+//! The server is the program `weed` in `LARDER_WEED`, or in the cache where `tests/run` installs
+//! it. Without it the tests are skipped.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../transfer/home.rs"]
+#[allow(dead_code)]
+mod home;
+mod server;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+use std::thread;
+
+use home::{EVEN, put};
+use server::{Identity, Server};
+use support::home::Home;
+use support::honest::skipped;
+use support::{chain, text};
+
+/// A store with two runs of four pages of 16 tokens.
+fn node() -> Home {
+    let node = Home::new();
+    node.with(|store| put(store, EVEN, &chain(1, 8)));
+    node
+}
+
+const RUN: [&str; 2] = ["--run-tokens", "64"];
+
+fn server() -> Option<Server> {
+    let server = Server::start();
+    if server.is_none() {
+        skipped(
+            "a remote on an S3 server",
+            "there is no `weed`: tests/run installs it",
+        );
+    }
+    server
+}
+
+#[test]
+fn runs_go_from_node_to_node_through_a_bucket() {
+    let Some(server) = server() else { return };
+    let (source, node) = (node(), Home::new());
+    // Nodes with the same pages at the same moment create each object once.
+    let twin = Home::new();
+    twin.with(|store| put(store, EVEN, &chain(1, 8)));
+    let pushed: Vec<_> = thread::scope(|scope| {
+        let push = |home: &Home| {
+            let path = text(&home.path).to_owned();
+            let server = &server;
+            scope.spawn(move || server.remote(&["push", &path], &RUN, Identity::Writer, 0))
+        };
+        let both = [push(&source), push(&twin)];
+        both.into_iter().map(|push| push.join().unwrap()).collect()
+    });
+    let sum = |field: &str| {
+        pushed
+            .iter()
+            .filter_map(|push| push[field].as_u64())
+            .sum::<u64>()
+    };
+    assert_eq!((sum("runs_pushed"), sum("present_runs")), (2, 2));
+
+    let listed = server.remote(&["ls"], &[], Identity::Reader, 0);
+    assert_eq!(listed["runs"], 2);
+    let verified = server.remote(&["verify"], &[], Identity::Reader, 0);
+    assert_eq!(verified["good_pages"], 8);
+    // An identity that may only read.
+    let pull = ["pull", text(&node.path)];
+    let pulled = server.remote(&pull, &[], Identity::Reader, 0);
+    assert_eq!(pulled["pages_put"], 8);
+    assert_eq!(node.having(EVEN, &chain(1, 8)), 8);
+
+    let further = Home::new();
+    further.with(|store| put(store, EVEN, &chain(2, 4)));
+    let push = ["push", text(&further.path)];
+    let denied = server.fails(&push, &RUN, Identity::Reader);
+    assert!(denied.contains("access is denied"), "{denied}");
+    let fingerprint = EVEN.fingerprint();
+    let of_model = ["--namespace", fingerprint.as_str()];
+    let denied = server.fails(&["prune"], &of_model, Identity::Reader);
+    assert!(denied.contains("access is denied"), "{denied}");
+
+    let pruned = server.remote(&["prune"], &of_model, Identity::Writer, 0);
+    assert_eq!(pruned["removed_runs"], 2);
+    assert_eq!(server.remote(&["ls"], &[], Identity::Reader, 0)["runs"], 0);
+}
+
+#[test]
+fn a_bucket_that_is_missing_and_a_server_that_is_stopped_are_named_in_time() {
+    let Some(server) = server() else { return };
+    let source = node();
+    let path = text(&source.path);
+    let missing = server.fails_at("s3://no-such-bucket", &["ls"], &[]);
+    assert!(missing.contains("does not exist"), "{missing}");
+
+    let stopped = server.stopped(|| {
+        let patience = [&RUN[..], &["--timeout", "300ms"]].concat();
+        server.fails(&["push", path], &patience, Identity::Writer)
+    });
+    assert!(stopped.contains("no answer by the deadline"), "{stopped}");
+    let pushed = server.remote(&["push", path], &RUN, Identity::Writer, 0);
+    assert_eq!(pushed["runs_pushed"], 2);
+}
