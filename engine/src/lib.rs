@@ -85,6 +85,7 @@
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
 //! | `store` | opening, the handle of one process, the background threads |
 //! | `share` | the handle: one store, many processes; owner, clients, takeover |
+//! | `beneath` | the seam for a place beneath the store, beyond the node |
 //! | `capacity` | how many pages a store of a given geometry keeps |
 //! | `catalog` | the boundary between handle and allocation: reserve, write, commit |
 //! | `counts` | counters of each process: hits, misses by reason, bytes |
@@ -140,6 +141,8 @@ mod system;
 #[cfg(not(feature = "internals"))]
 mod api;
 #[cfg(not(feature = "internals"))]
+mod beneath;
+#[cfg(not(feature = "internals"))]
 mod capacity;
 #[cfg(not(feature = "internals"))]
 mod catalog;
@@ -184,6 +187,8 @@ mod volume;
 
 #[cfg(feature = "internals")]
 pub mod api;
+#[cfg(feature = "internals")]
+pub mod beneath;
 #[cfg(feature = "internals")]
 pub mod capacity;
 #[cfg(feature = "internals")]

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::beneath::Beneath;
 use crate::disk::Disk;
 use crate::disk::probe::Want;
 use crate::policy::{AdmissionPolicy, EvictionPolicy, PolicyMaker};
@@ -140,6 +141,8 @@ pub struct OpenOptions {
     /// [`Store::attach`](crate::Store::attach). The owner's setting applies to all processes, a
     /// client's setting to its own reads.
     pub shared_reads: SharedReads,
+    /// A place beneath the store, used while this process is the owner.
+    pub(crate) beneath: Option<Arc<dyn Beneath>>,
     /// The catalog protocol that this process speaks: that of this release, except in tests.
     pub(crate) protocol: Protocol,
     /// Bytes of the memory for shared reads, while reads are shared; 512 MiB by default. The
@@ -167,6 +170,7 @@ impl Default for OpenOptions {
             keeps_ownership: false,
             eviction: None,
             admission: None,
+            beneath: None,
             protocol: Protocol::default(),
             shared_reads: SharedReads::Auto,
             staging_bytes: 512 << 20,
@@ -198,6 +202,14 @@ impl OpenOptions {
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
+        self
+    }
+
+    /// These options, with a place beneath the store.
+    #[cfg(feature = "internals")]
+    #[must_use]
+    pub fn over(mut self, beneath: Arc<dyn Beneath>) -> Self {
+        self.beneath = Some(beneath);
         self
     }
 

@@ -44,6 +44,24 @@ impl Store {
         }
         statuses
     }
+
+    /// As [`PageStore::get_lent`], without a wait for pages that are on their way.
+    pub(super) fn get_lent_once(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        deadline: Option<Instant>,
+    ) -> Vec<Result<LentPage, MissReason>> {
+        self.inner
+            .with(namespace, |decider, space| match decider {
+                Decider::Owner(own) => own.store.get_lent(space.id, keys, deadline),
+                Decider::Client(client) => client.counted(|remote, data| {
+                    let catalog: Arc<dyn Catalog> = remote.clone();
+                    data.get_lent(&catalog, space.id, keys, deadline)
+                }),
+            })
+            .unwrap_or_else(|| keys.iter().map(|_| Err(MissReason::Closed)).collect())
+    }
 }
 
 impl PageStore for Store {
@@ -89,11 +107,14 @@ impl PageStore for Store {
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
         let count = pages.len();
-        self.inner
+        let mut statuses = self
+            .inner
             .with(namespace, |decider, space| {
                 decider.get(space, pages, deadline)
             })
-            .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count])
+            .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count]);
+        self.get_arrived(namespace, pages, &mut statuses, deadline);
+        statuses
     }
 
     fn get_lent(
@@ -102,15 +123,9 @@ impl PageStore for Store {
         keys: &[PageKey],
         deadline: Option<Instant>,
     ) -> Vec<Result<LentPage, MissReason>> {
-        self.inner
-            .with(namespace, |decider, space| match decider {
-                Decider::Owner(own) => own.store.get_lent(space.id, keys, deadline),
-                Decider::Client(client) => client.counted(|remote, data| {
-                    let catalog: Arc<dyn Catalog> = remote.clone();
-                    data.get_lent(&catalog, space.id, keys, deadline)
-                }),
-            })
-            .unwrap_or_else(|| keys.iter().map(|_| Err(MissReason::Closed)).collect())
+        let mut pages = self.get_lent_once(namespace, keys, deadline);
+        self.get_lent_arrived(namespace, keys, &mut pages, deadline);
+        pages
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {

@@ -25,6 +25,7 @@
 //! | `monitor` | the thread that keeps a role: takes over when the owner goes |
 //! | `bell` | wakes that thread, and calls that wait for an owner |
 //! | `handle` | the calls of a handle, to the owner of the moment |
+//! | `arrivals` | its reads of pages that are on their way from beneath the store |
 //! | `spaces` | the namespaces of a handle |
 //! | `emptier` | a connection to an owner that empties segments, for a compaction |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
@@ -57,6 +58,7 @@
 //! its checksum. All processes run as one user, who owns the volumes, or as members of the
 //! permitted group.
 
+mod arrivals;
 mod bell;
 #[cfg(not(feature = "simulated"))]
 pub(crate) mod emptier;

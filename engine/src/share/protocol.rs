@@ -61,8 +61,12 @@ pub const TOTALS: u64 = 1 << 3;
 /// the owner names its heir before it ends ([`Reply::Heir`](super::wire::Reply::Heir)).
 pub const HEIRS: u64 = 1 << 4;
 
+/// Feature: the owner waits for pages that are on their way from beneath the store
+/// ([`Request::Arrive`](super::wire::Request::Arrive)).
+pub const BENEATH: u64 = 1 << 5;
+
 /// The features of this release: messages and variants that a release before it does not have.
-const FEATURES: u64 = COUNTS | POLICIES | PACING | TOTALS | HEIRS;
+const FEATURES: u64 = COUNTS | POLICIES | PACING | TOTALS | HEIRS | BENEATH;
 
 /// Longest name of a release, in bytes.
 const RELEASE_BYTES_MAX: usize = 32;

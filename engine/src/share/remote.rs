@@ -26,12 +26,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use larder_format::PageKey;
 use line::Line;
 
 use super::area::Area;
-use super::protocol::{Agreed, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name};
+use super::keys::blob;
+use super::protocol::{
+    Agreed, BENEATH, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name,
+};
 use super::wire::{
-    ClientId, Denial, Failure, MAGIC, Reply, Report, Request, Welcome, WireError, parse, receive,
+    ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, parse,
+    receive,
 };
 use crate::api::NamespaceId;
 use crate::catalog::{NamespaceShape, SegmentMap};
@@ -40,7 +45,7 @@ use crate::disk::Pacing;
 use crate::error::StoreError;
 use crate::fork::Private;
 use crate::hint::Hint;
-use crate::runtime::{Condvar, Mutex, OnceLock};
+use crate::runtime::{Condvar, Instant, Mutex, OnceLock};
 use crate::system::sockets::{self, UnixStream};
 use crate::totals::{Measures, Totals};
 
@@ -149,6 +154,8 @@ pub(super) struct Remote {
     sent: Mutex<Option<Counts>>,
     /// The measures that the owner was sent last.
     measured: Mutex<Measures>,
+    /// Nothing lies beneath the owner's store.
+    is_bottom: AtomicBool,
     /// The staging area, once it was asked for; `None` when there is none.
     area: OnceLock<Option<Arc<Area>>>,
 }
@@ -203,6 +210,7 @@ impl Remote {
             agreed,
             sent: Mutex::default(),
             measured: Mutex::default(),
+            is_bottom: AtomicBool::new(false),
             area: OnceLock::new(),
         };
         Ok((remote, welcome))
@@ -423,6 +431,31 @@ impl Remote {
             );
             Pacing::local(error.to_string())
         }))
+    }
+
+    /// Whether a place beneath the owner's store may have pages.
+    pub(super) fn may_have_beneath(&self) -> bool {
+        self.agreed.has(BENEATH) && !self.is_bottom.load(Ordering::Relaxed)
+    }
+
+    /// Waits until these pages have arrived from beneath the owner's store. Returns whether one is
+    /// stored then.
+    pub(super) fn arrive(&self, namespace: NamespaceId, keys: &[PageKey], until: Instant) -> bool {
+        let mut some_stored = false;
+        for some in keys.chunks(KEYS_MAX) {
+            let patience = until.saturating_duration_since(Instant::now());
+            let request = Request::Arrive {
+                namespace: namespace.0,
+                keys: blob(some),
+                patience_ms: u32::try_from(patience.as_millis()).unwrap_or(u32::MAX),
+            };
+            match self.ask(&request) {
+                Ok(Reply::Count(count)) => some_stored |= count > 0,
+                Ok(Reply::Done) => self.is_bottom.store(true, Ordering::Relaxed),
+                _ => {}
+            }
+        }
+        some_stored
     }
 
     /// Sends this process's counters, if they have changed and the owner takes them.

@@ -484,6 +484,7 @@ impl Shared {
             started_unix_s: self.started_unix_s,
             format_version: larder_format::FORMAT_VERSION,
             compactions,
+            beneath: self.store.beneath_report(),
         }
     }
 }

@@ -22,6 +22,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::protocol::{Agreed, Protocol};
 use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Settings, Stats};
+use crate::beneath::BeneathReport;
 use crate::catalog::{Finding, Pinned, SegmentMap};
 use crate::counts::{Departed, Process};
 use crate::hint::Hint;
@@ -222,6 +223,15 @@ pub enum Request<'a> {
         sequence: u64,
         #[serde(deserialize_with = "few")]
         starts: Vec<u32>,
+    },
+    /// Waits until these pages have arrived from beneath the store. Answered with [`Reply::Count`]:
+    /// 1 if some are stored then, else 0; or with [`Reply::Done`] if nothing lies beneath. Sent to
+    /// an owner with the feature [`BENEATH`](super::protocol::BENEATH) alone.
+    Arrive {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+        patience_ms: u32,
     },
 }
 
@@ -474,6 +484,8 @@ pub struct Report {
     pub format_version: u32,
     /// Processes that compact the store.
     pub compactions: u32,
+    /// The place beneath the store, if there is one.
+    pub beneath: Option<BeneathReport>,
 }
 
 /// The clients of one release.

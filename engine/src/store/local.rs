@@ -12,19 +12,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use larder_format::{BLOCK_BYTES, StoreId};
+use larder_format::{BLOCK_BYTES, Fingerprint, PageKey, StoreId};
 
 use super::mover;
 use super::notices::Notices;
 use super::services::Services;
 use crate::api::{NamespaceId, PutStatus, ReadOnlyVolume};
+use crate::beneath::{Beneath, BeneathReport};
 use crate::catalog::{Catalog, NamespaceShape, ReservationId, SegmentMap};
 use crate::core::{Core, Effect, Fault, Io, IoId, RequestId, Victim};
 use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
 use crate::index::{Adoption, Index, Lease};
 use crate::planted;
 use crate::recovery::scan::{Spot, read_descriptors};
-use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
+use crate::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock};
 use crate::system::processes;
 use crate::totals::{StoreCounts, Written};
 
@@ -72,6 +73,7 @@ pub(crate) struct Local {
     /// Bytes of blocks that were written before their first use.
     pub(super) prewritten: AtomicU64,
     notices: Notices,
+    beneath: OnceLock<Arc<dyn Beneath>>,
     /// Weak reference to itself, for completions.
     this: Weak<Local>,
 }
@@ -133,8 +135,42 @@ impl Local {
             next_request: AtomicU64::new(0),
             prewritten: AtomicU64::new(0),
             notices: Notices::default(),
+            beneath: OnceLock::new(),
             this: this.clone(),
         })
+    }
+
+    /// Puts the store over this place.
+    pub(super) fn lie_over(&self, beneath: Arc<dyn Beneath>) {
+        self.beneath.get_or_init(|| beneath);
+    }
+
+    /// The place beneath the store, with the namespace's name there.
+    pub(super) fn beneath(&self, id: NamespaceId) -> Option<(&Arc<dyn Beneath>, Fingerprint)> {
+        let beneath = self.beneath.get()?;
+        self.shape(id).map(|shape| (beneath, shape.fingerprint))
+    }
+
+    /// See [`LocalStore::arrive`](super::LocalStore::arrive).
+    pub(super) fn arrive(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        until: Instant,
+    ) -> Option<bool> {
+        let (beneath, fingerprint) = self.beneath(namespace)?;
+        beneath.wait(fingerprint, keys, until);
+        // Some may have arrived before the wait. Not by a lookup, which is reported as a use.
+        let (lease, mut orphans) = (self.lease(namespace), Vec::new());
+        let found = self
+            .index
+            .contains(namespace.into(), keys, lease, &mut orphans);
+        self.adopt(&orphans);
+        Some(found.contains(&true))
+    }
+
+    pub(super) fn beneath_report(&self) -> Option<BeneathReport> {
+        self.beneath.get().map(|beneath| beneath.report())
     }
 
     /// Milliseconds since the store was opened, on the monotonic clock.

@@ -46,6 +46,7 @@ use crate::api::{
     GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
     PutPage, PutStatus, Recall, Refusal, Stats,
 };
+use crate::beneath::BeneathReport;
 use crate::catalog::{Allocator, Catalog};
 use crate::core::Emptying;
 use crate::counts::Counts;
@@ -182,6 +183,9 @@ impl LocalStore {
             options.lease,
             services,
         );
+        if let Some(beneath) = &options.beneath {
+            local.lie_over(beneath.clone());
+        }
         if let Some(policy) = &options.admission {
             local.with_core(|core| core.admit_by(policy.make()));
         }
@@ -259,6 +263,22 @@ impl LocalStore {
 
     pub(crate) fn volumes(&self) -> crate::runtime::MutexGuard<'_, Volumes> {
         self.volumes.lock()
+    }
+
+    /// Waits until none of these pages is on its way from beneath the store any more, at most until
+    /// `until`. Returns whether one of them is stored then; `None` if nothing lies beneath.
+    pub(crate) fn arrive(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        until: Instant,
+    ) -> Option<bool> {
+        self.local.arrive(namespace, keys, until)
+    }
+
+    /// The report of the place beneath the store.
+    pub(crate) fn beneath_report(&self) -> Option<BeneathReport> {
+        self.local.beneath_report()
     }
 
     /// The pacing of its disk.

@@ -14,6 +14,7 @@ use crate::api::NamespaceId;
 use crate::fork::keep_private;
 use crate::planted;
 use crate::runtime::Instant;
+use crate::share::keys::keys_of;
 use crate::share::pass::Giving;
 use crate::share::protocol::POLICIES;
 use crate::share::wire::{
@@ -24,6 +25,9 @@ use crate::system::sockets::UnixStream;
 /// Limit for the greeting of a new connection. Before the greeting the connection belongs to no
 /// session that could hang up on it.
 const GREETING_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Longest wait for arriving pages that one request may ask for.
+const ARRIVE_PATIENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Buffers longer than this are not kept for the next message.
 const BUFFER_KEPT_BYTES: usize = 256 << 10;
@@ -224,11 +228,34 @@ impl Shared {
                 None => Reply::Done,
             });
         }
+        if let Request::Arrive {
+            namespace,
+            keys,
+            patience_ms,
+        } = request
+        {
+            return Some(self.arrive(NamespaceId(namespace), keys, patience_ms));
+        }
         self.answer_reads(session, request)
             .or_else(|request| self.answer_books(session, request))
             .or_else(|request| self.empty(session, request))
             .or_else(|request| self.take_counts(session, request))
             .unwrap_or_else(|request| self.answer(session, request))
+    }
+
+    /// Waits for pages that are on their way from beneath the store.
+    fn arrive(&self, namespace: NamespaceId, keys: &[u8], patience_ms: u32) -> Reply {
+        let Some(keys) = keys_of(keys) else {
+            return Reply::Failed(Failure::Protocol("keys are 32 bytes each".to_owned()));
+        };
+        let patience = Duration::from_millis(patience_ms.into()).min(ARRIVE_PATIENCE_MAX);
+        match self
+            .store
+            .arrive(namespace, keys, Instant::now() + patience)
+        {
+            Some(some_stored) => Reply::Count(u64::from(some_stored)),
+            None => Reply::Done,
+        }
     }
 
     /// `None` for requests without a reply.

@@ -49,6 +49,10 @@ impl Catalog for Local {
             fingerprint: namespace.fingerprint(),
             shape: *namespace.shape(),
         });
+        drop(shapes);
+        if let Some(beneath) = self.beneath.get() {
+            beneath.opened(namespace);
+        }
         Ok(id)
     }
 
@@ -66,7 +70,17 @@ impl Catalog for Local {
             self.index
                 .longest_prefix(namespace.into(), keys, self.lease(namespace), &mut orphans);
         self.adopt(&orphans);
-        found
+        let Some((beneath, fingerprint)) = self.beneath(namespace) else {
+            return found;
+        };
+        let (there, missed) = keys.split_at(found);
+        if !there.is_empty() {
+            beneath.used(fingerprint, there);
+        }
+        if missed.is_empty() {
+            return found;
+        }
+        found + beneath.missed(fingerprint, missed).min(missed.len())
     }
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
@@ -75,12 +89,20 @@ impl Catalog for Local {
             self.index
                 .contains(namespace.into(), keys, self.lease(namespace), &mut orphans);
         self.adopt(&orphans);
+        if let Some((beneath, fingerprint)) = self.beneath(namespace) {
+            let there = keys.iter().zip(&found).filter(|(_, is_there)| **is_there);
+            let there: Vec<PageKey> = there.map(|(key, _)| *key).collect();
+            beneath.used(fingerprint, &there);
+        }
         found
     }
 
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
         let now_ms = self.now_ms();
         self.index.touch_as(namespace.into(), keys, hint, now_ms);
+        if let Some((beneath, fingerprint)) = self.beneath(namespace) {
+            beneath.used(fingerprint, keys);
+        }
     }
 
     fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
@@ -228,6 +250,9 @@ impl Allocator for Local {
         hint: Hint,
         asks: &[Ask],
     ) -> (ReservationId, Vec<Grant>) {
+        if let Some((beneath, fingerprint)) = self.beneath(namespace) {
+            beneath.asked(fingerprint, asks);
+        }
         self.with_core(|core| core.reserve(namespace.into(), asks, hint))
     }
 
