@@ -15,14 +15,18 @@
 //! | [`remote`] | the trait [`Remote`], its errors |
 //! | [`place`] | a remote by its URL |
 //! | [`dir`] | a directory |
+//! | [`agent`] | shares the pages of a store while it is in use |
+//! | [`local`] | pages of an object, into a store |
 //! | `s3` | an S3-compatible object store: with the feature `s3` alone |
 //!
-//! This crate does not know stores: its callers read and write pages through the engine.
+//! Pages of a store are read and written through the engine, never beside it.
 
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod dir;
 pub mod keys;
+pub mod local;
 pub mod place;
 pub mod remote;
 pub mod run;

@@ -9,12 +9,14 @@
 //! A service manager is notified (`sd_notify`) when it serves the store or waits for it.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
 use larder_engine::disk::probe::limit;
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{PageStore, Store};
+use larder_remote::agent::Agent;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde::Serialize;
@@ -22,6 +24,7 @@ use serde::Serialize;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::l4::L4Args;
 use crate::open::{OpenArgs, ShareArgs};
 use crate::place;
 use crate::report::{self as output, Lines, Report};
@@ -46,6 +49,8 @@ pub struct ServeArgs {
     open: OpenArgs,
     #[command(flatten)]
     share: ShareArgs,
+    #[command(flatten)]
+    l4: L4Args,
     /// Print one JSON document once the store is served, and before it, if it has to wait
     #[arg(long)]
     json: bool,
@@ -138,17 +143,38 @@ fn take_descriptors() {
 pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     take_descriptors();
-    let options = args.share.options(&args.open, args.group);
-    let store = Store::attach(&args.path, options.with(|o| o.keeps_ownership = true))?;
-    let served = serve(args, &store, &interrupt);
+    let agent = args.l4.agent()?;
+    let mut options = args.share.options(&args.open, args.group);
+    options.keeps_ownership = true;
+    if let Some(agent) = &agent {
+        options = options.over(agent.clone());
+    }
+    let store = Arc::new(Store::attach(&args.path, options)?);
+    let served = match start(agent.as_ref(), &store) {
+        Ok(()) => serve(args, &store, &interrupt),
+        Err(error) => Err(error),
+    };
     tell(&[
         NotifyState::Stopping,
         NotifyState::Status("closing the store"),
     ]);
+    if let Some(agent) = agent {
+        agent.close();
+    }
     let closed = store.close();
     served?;
     closed?;
     Ok(Ending::Done)
+}
+
+/// Starts the agent of the L4 for a store that was opened over it.
+fn start(agent: Option<&Arc<Agent>>, store: &Arc<Store>) -> Result<(), Failure> {
+    let Some(agent) = agent else {
+        return Ok(());
+    };
+    let store: Arc<dyn PageStore> = store.clone();
+    let started = agent.start(&store);
+    started.map_err(|error| Failure::environment(format!("starting a thread: {error}")))
 }
 
 /// Serves the store, or waits until it may, until the operator ends it.

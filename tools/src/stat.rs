@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use larder_engine::beneath::BeneathReport;
 use larder_engine::totals::StoreCounts;
 use larder_engine::{Counts, LatencySummary, Stats, share};
 use serde::Serialize;
@@ -88,6 +89,8 @@ struct StatReport {
     stats: Stats,
     /// The reason for that disk.
     disk_reason: String,
+    /// The remote beneath the store, if there is one.
+    l4: Option<BeneathReport>,
 }
 
 /// Counters of all processes, under this owner and the owners before it.
@@ -131,6 +134,7 @@ impl StatReport {
             prewrite: told.settings.prewrite,
             stats: told.stats,
             disk_reason,
+            l4: told.beneath,
         })
     }
 }
@@ -305,6 +309,9 @@ impl Report for StatReport {
             lines.row(operations, latency_line(latency));
         }
         lines.row("Pacing", pacing_line(stats));
+        if let Some(l4) = &self.l4 {
+            l4_lines(l4, &mut lines);
+        }
         lines.row("Index", size(stats.index_bytes));
         let disk = DiskFacts {
             disk: stats.disk.clone(),
@@ -323,6 +330,46 @@ impl Report for StatReport {
 pub fn eviction_line(stats: &Stats) -> String {
     let changes = count(stats.eviction_switches, "change");
     format!("{}; {changes} of the order so far", stats.eviction)
+}
+
+/// The remote beneath the store, for people.
+fn l4_lines(l4: &BeneathReport, lines: &mut Lines) {
+    let of = |name: &str| l4.counts.get(name).copied().unwrap_or_default();
+    let size = |name: &str| ByteSize(of(name));
+    lines.row("L4", format!("{}, {}", l4.place, l4.state));
+    lines.row(
+        "  published",
+        format!(
+            "{} runs, {}; {} there already, {} waiting; dropped: {} for the queue, {} for a \
+             budget, {} not stored any more, {} failed",
+            of("published_runs"),
+            size("published_bytes"),
+            of("present_runs"),
+            of("waiting_runs"),
+            of("dropped_queue_runs"),
+            of("dropped_budget_runs"),
+            of("dropped_absent_runs"),
+            of("dropped_failed_runs")
+        ),
+    );
+    lines.row(
+        "  fetched",
+        format!(
+            "{} runs, {}, at {} a second; {} pages stored, {} refused, {} faulty; {} faulty runs, \
+             {} gone, {} late, {} failed, {} too slow",
+            of("fetched_runs"),
+            size("fetched_bytes"),
+            size("speed_bytes_per_s"),
+            of("stored_pages"),
+            of("refused_pages"),
+            of("faulty_pages"),
+            of("faulty_runs"),
+            of("gone_runs"),
+            of("late_runs"),
+            of("failed_fetches"),
+            of("too_slow_runs")
+        ),
+    );
 }
 
 /// How much the owner's writes give way to reads, for people.

@@ -3,14 +3,14 @@
 //! Each page is verified before the store takes it: its seal, or without keys its checksum. No page
 //! of the store is evicted for them: the pull ends when the store has no room for the next run.
 
-use std::io::IoSlice;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use larder_engine::format::{BLOCK_BYTES, Namespace};
 use larder_engine::inventory::Inventory;
-use larder_engine::{PageStore, PutOptions, PutPage, PutStatus, Store};
+use larder_engine::{PageStore, PutOptions, PutStatus, Store};
+use larder_remote::local;
 use larder_remote::run::{self, OpenedPage};
 use larder_remote::{Listed, Remote, Trust};
 use serde::Serialize;
@@ -219,29 +219,8 @@ impl Pull<'_> {
 
     fn put(&mut self, namespace: &Namespace, opened: &[&OpenedPage<'_>]) -> Result<(), Failure> {
         let id = self.store.namespace(namespace)?;
-        let shape = namespace.shape();
-        let parts: Vec<Vec<IoSlice<'_>>> = opened
-            .iter()
-            .filter_map(|opened| opened.payload.ok())
-            .map(|payload| {
-                let part = |part| {
-                    let start = usize::try_from(shape.part_offset(part)).unwrap_or(usize::MAX);
-                    IoSlice::new(&payload[start..][..shape.part_bytes(part) as usize])
-                };
-                (0..shape.parts()).map(part).collect()
-            })
-            .collect();
-        let pages: Vec<PutPage<'_>> = opened
-            .iter()
-            .zip(&parts)
-            .map(|(opened, parts)| PutPage {
-                key: opened.page.key,
-                parent: opened.page.parent.map(|parent| parent.padded()),
-                depth: opened.page.depth,
-                parts,
-            })
-            .collect();
-        for status in self.store.put(id, &pages, PutOptions::waiting(PUT_WAIT)) {
+        let options = PutOptions::waiting(PUT_WAIT);
+        for status in local::put(self.store, id, namespace.shape(), opened, options) {
             match status {
                 PutStatus::Stored => self.report.pages_put += 1,
                 PutStatus::Duplicate => self.report.duplicate_pages += 1,

@@ -205,7 +205,8 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     drop(Process(exporter));
     printed.note("exporter", exported.as_bytes());
 
-    let mut owner = larder(&["serve", empty, "--json"])
+    let l4 = ["--l4", url, "--l4-key-file", key_file];
+    let mut owner = larder(&[&["serve", empty, "--json"][..], &l4].concat())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();

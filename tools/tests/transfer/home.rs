@@ -48,7 +48,7 @@ impl Model {
     }
 
     /// The parts of a page.
-    fn content(self, key: &PageKey) -> Vec<Vec<u8>> {
+    pub fn content(self, key: &PageKey) -> Vec<Vec<u8>> {
         let byte = |part: usize, at: usize| {
             let key = key.as_bytes()[(at + 7 * part) % 32];
             key ^ u8::try_from(at / 32 % 251).unwrap()

@@ -1,0 +1,92 @@
+//! The pages of puts, and the runs that they make.
+
+use std::collections::{HashMap, VecDeque};
+
+use larder_engine::catalog::Ask;
+use larder_format::KeyPrefix;
+
+use crate::run::RunPage;
+
+/// Pages that are remembered for each namespace; about 100 bytes each.
+const PAGES_MAX: usize = 1 << 18;
+
+/// The last pages that puts asked to store.
+#[derive(Default)]
+pub(super) struct Chains {
+    pages: HashMap<KeyPrefix, RunPage>,
+    /// In the order of their arrival.
+    order: VecDeque<KeyPrefix>,
+}
+
+impl Chains {
+    /// Remembers a page.
+    pub(super) fn add(&mut self, ask: &Ask) {
+        let page = RunPage {
+            key: ask.key,
+            parent: ask.parent,
+            depth: ask.depth,
+        };
+        let prefix = ask.key.prefix();
+        if self.pages.insert(prefix, page).is_some() {
+            return;
+        }
+        self.order.push_back(prefix);
+        while self.order.len() > PAGES_MAX {
+            let oldest = self.order.pop_front();
+            oldest.and_then(|oldest| self.pages.remove(&oldest));
+        }
+    }
+
+    /// The run of `run_pages` pages that ends in this page; `None` if it ends elsewhere, or if
+    /// pages of it are not remembered.
+    pub(super) fn run(&self, last: &KeyPrefix, run_pages: u32) -> Option<Vec<RunPage>> {
+        let last = self.pages.get(last)?;
+        if !last.depth.checked_add(1)?.is_multiple_of(run_pages) {
+            return None;
+        }
+        let mut run = vec![*last];
+        let mut first = *last;
+        for _ in 1..run_pages {
+            let before = self.pages.get(&first.parent?.prefix())?;
+            if before.depth.checked_add(1) != Some(first.depth) {
+                return None;
+            }
+            run.push(*before);
+            first = *before;
+        }
+        run.reverse();
+        Some(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder_format::PageKey;
+
+    use super::*;
+
+    fn ask(number: u8, depth: u32) -> Ask {
+        let key = |number: u8| PageKey::from_bytes([number; 32]);
+        Ask {
+            key: key(number),
+            parent: (depth > 0).then(|| key(number - 1)),
+            depth,
+        }
+    }
+
+    #[test]
+    fn a_run_is_whole_and_aligned() {
+        let mut chains = Chains::default();
+        let asks: Vec<Ask> = (0..6).map(|at| ask(10 + at, u32::from(at))).collect();
+        asks.iter().for_each(|ask| chains.add(ask));
+        let tail = |at: usize| asks[at].key.prefix();
+        let run = chains.run(&tail(3), 2).map(|run| run.len());
+        assert_eq!(run, Some(2));
+        assert_eq!(chains.run(&tail(2), 2), None);
+        assert_eq!(chains.run(&tail(3), 4).map(|run| run[0].depth), Some(0));
+        let mut part = Chains::default();
+        asks[1..].iter().for_each(|ask| part.add(ask));
+        assert_eq!(part.run(&tail(1), 2), None);
+        assert!(part.run(&tail(3), 2).is_some());
+    }
+}

@@ -1,0 +1,441 @@
+//! The state of an agent under one lock, and its decisions. Nothing here waits or does I/O.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+use larder_engine::catalog::Ask;
+use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
+
+use super::chains::Chains;
+use super::limits::{Breaker, Budget, Speed};
+use super::{Admission, AgentOptions};
+use crate::remote::RemoteError;
+use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
+
+/// Most runs that wait for their publication: beyond it the oldest are dropped.
+const OUTGOING_MAX: usize = 4096;
+
+/// Most runs whose names are known; 12 bytes each, and as much for the table.
+pub(super) const RUNS_MAX: usize = 4 << 20;
+
+/// A run that is to be published.
+pub(super) struct Outgoing {
+    pub(super) namespace: Fingerprint,
+    pub(super) pages: Vec<RunPage>,
+    /// Not before this moment.
+    pub(super) due: Instant,
+    /// Failed attempts.
+    pub(super) tries: u32,
+}
+
+/// A run that is to be fetched.
+pub(super) struct Incoming {
+    pub(super) name: RunName,
+    /// The pages of it that a lookup missed.
+    pub(super) pages: Vec<PageKey>,
+    pub(super) bytes: u64,
+    /// From this moment on no caller waits for it.
+    pub(super) until: Instant,
+}
+
+/// A namespace in use.
+pub(super) struct Space {
+    pub(super) namespace: Namespace,
+    run_pages: NonZeroU32,
+    /// Bytes of the object of a run.
+    run_bytes: u64,
+    chains: Chains,
+}
+
+/// The runs of a namespace in the remote.
+#[derive(Default)]
+struct Runs {
+    known: HashSet<KeyPrefix>,
+    /// Runs with a fault: they are not fetched again.
+    faulty: HashSet<KeyPrefix>,
+}
+
+/// Runs that were queued for publication, and others that were dropped for them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Noted {
+    pub(super) queued: u64,
+    pub(super) dropped: u64,
+}
+
+/// The answer to a lookup.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Missed {
+    /// Pages that will be stored in time.
+    pub(super) promised: usize,
+    /// Fetches that begin.
+    pub(super) begun: u64,
+    /// Runs that are known and would arrive too late, or later than they are computed.
+    pub(super) too_slow: u64,
+}
+
+pub(super) struct Desk {
+    spaces: HashMap<Fingerprint, Space>,
+    runs: HashMap<Fingerprint, Runs>,
+    /// Known runs of all namespaces.
+    known: usize,
+    outgoing: VecDeque<Outgoing>,
+    /// Runs that are queued for publication or being published.
+    queued: HashSet<(Fingerprint, KeyPrefix)>,
+    incoming: VecDeque<Incoming>,
+    /// Runs that are queued or being fetched.
+    fetching: HashSet<RunName>,
+    /// Pages of those runs, with the number of the runs.
+    arriving: HashMap<(Fingerprint, PageKey), u32>,
+    /// Bytes of those runs.
+    arriving_bytes: u64,
+    pub(super) breaker: Breaker,
+    pub(super) speed: Speed,
+    pub(super) day: Budget,
+    pub(super) second: Budget,
+    pub(super) hour: Budget,
+    is_closed: bool,
+}
+
+impl Desk {
+    pub(super) fn new(options: &AgentOptions, now: Instant) -> Desk {
+        let hours = Duration::from_hours;
+        Desk {
+            spaces: HashMap::new(),
+            runs: HashMap::new(),
+            known: 0,
+            outgoing: VecDeque::new(),
+            queued: HashSet::new(),
+            incoming: VecDeque::new(),
+            fetching: HashSet::new(),
+            arriving: HashMap::new(),
+            arriving_bytes: 0,
+            breaker: Breaker::Closed { failures: 0 },
+            speed: Speed::default(),
+            day: Budget::new(options.bytes_per_day, hours(24), now),
+            second: Budget::new(options.bytes_per_second, Duration::from_secs(1), now),
+            hour: Budget::new(options.requests_per_hour, hours(1), now),
+            is_closed: false,
+        }
+    }
+
+    pub(super) fn open(&mut self, namespace: &Namespace, options: &AgentOptions) {
+        let fingerprint = namespace.fingerprint();
+        self.spaces.entry(fingerprint).or_insert_with(|| {
+            let run_pages = pages_of_run(namespace, options.run_tokens);
+            let pages = usize::try_from(run_pages.get()).unwrap_or(usize::MAX);
+            Space {
+                namespace: namespace.clone(),
+                run_pages,
+                run_bytes: object_bytes(namespace, pages) as u64,
+                chains: Chains::default(),
+            }
+        });
+    }
+
+    /// The namespace, and the bytes of the object of a run.
+    pub(super) fn space(&self, namespace: Fingerprint) -> Option<(Namespace, u64)> {
+        let space = self.spaces.get(&namespace)?;
+        Some((space.namespace.clone(), space.run_bytes))
+    }
+
+    /// Notes the pages of a put.
+    pub(super) fn asked(
+        &mut self,
+        namespace: Fingerprint,
+        pages: &[Ask],
+        now: Instant,
+        options: &AgentOptions,
+    ) -> Noted {
+        let mut noted = Noted::default();
+        for page in pages {
+            let Some(space) = self.spaces.get_mut(&namespace) else {
+                break;
+            };
+            space.chains.add(page);
+            if options.admission == Admission::Through {
+                self.note(namespace, &page.key, now + options.delay, &mut noted);
+            }
+        }
+        noted
+    }
+
+    /// Notes the use of stored pages.
+    pub(super) fn used(&mut self, namespace: Fingerprint, keys: &[PageKey], now: Instant) -> Noted {
+        let mut noted = Noted::default();
+        for key in keys {
+            self.note(namespace, key, now, &mut noted);
+        }
+        noted
+    }
+
+    /// Queues the run that ends in a page, if it is whole and not in the remote.
+    fn note(&mut self, namespace: Fingerprint, last: &PageKey, due: Instant, noted: &mut Noted) {
+        let Some(space) = self.spaces.get(&namespace) else {
+            return;
+        };
+        let prefix = last.prefix();
+        let Some(pages) = space.chains.run(&prefix, space.run_pages.get()) else {
+            return;
+        };
+        let run = (namespace, prefix);
+        if self.is_closed || self.is_known(run) || !self.queued.insert(run) {
+            return;
+        }
+        noted.queued += 1;
+        noted.dropped += self.queue(Outgoing {
+            namespace,
+            pages,
+            due,
+            tries: 0,
+        });
+    }
+
+    /// Queues a run. Returns the number of runs that were dropped for it.
+    pub(super) fn queue(&mut self, run: Outgoing) -> u64 {
+        self.outgoing.push_back(run);
+        if self.outgoing.len() <= OUTGOING_MAX {
+            return 0;
+        }
+        let oldest = self.outgoing.pop_front();
+        u64::from(oldest.is_some_and(|oldest| self.queued.remove(&oldest.id())))
+    }
+
+    /// The next run to publish, or the time to wait for it; `None` without one.
+    pub(super) fn next_outgoing(&mut self, now: Instant) -> Option<Result<Outgoing, Duration>> {
+        if !self.breaker.is_closed() {
+            return None;
+        }
+        let debt = self.second.debt(now);
+        let due = self.outgoing.front()?.due;
+        let wait = due.saturating_duration_since(now).max(debt);
+        if wait > Duration::ZERO {
+            return Some(Err(wait));
+        }
+        self.outgoing.pop_front().map(Ok)
+    }
+
+    /// The publication of a run is over. It may be queued again, unless it is in the remote.
+    pub(super) fn published(&mut self, run: &Outgoing, is_there: bool) {
+        self.queued.remove(&run.id());
+        if is_there {
+            self.add_known(run.id());
+        }
+    }
+
+    /// Whether a run is in the remote, as far as it is known.
+    pub(super) fn is_known(&self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
+        let runs = self.runs.get(&namespace);
+        runs.is_some_and(|runs| runs.known.contains(&last))
+    }
+
+    /// A run is in the remote. False if there is no room for its name.
+    pub(super) fn add_known(&mut self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
+        if self.known >= RUNS_MAX {
+            return false;
+        }
+        let runs = self.runs.entry(namespace).or_default();
+        if !runs.faulty.contains(&last) && runs.known.insert(last) {
+            self.known += 1;
+        }
+        true
+    }
+
+    /// A run is not in the remote any more, or has a fault.
+    fn forget(&mut self, name: &RunName, is_faulty: bool) {
+        let runs = self.runs.entry(name.namespace).or_default();
+        let last = name.last.prefix();
+        if runs.known.remove(&last) {
+            self.known -= 1;
+        }
+        if is_faulty {
+            runs.faulty.insert(last);
+        }
+    }
+
+    /// Begins fetches for consecutive pages of a chain that a lookup missed.
+    ///
+    /// A known run is found by the key of its last page, and has a fixed number of pages: so the
+    /// place of `keys` in their chain need not be known.
+    pub(super) fn missed(
+        &mut self,
+        namespace: Fingerprint,
+        keys: &[PageKey],
+        now: Instant,
+        options: &AgentOptions,
+    ) -> Missed {
+        let mut missed = Missed::default();
+        let (Some(space), Some(runs)) = (self.spaces.get(&namespace), self.runs.get(&namespace))
+        else {
+            return missed;
+        };
+        if self.is_closed || !self.breaker.is_closed() {
+            return missed;
+        }
+        let run_pages = space.run_pages.get() as usize;
+        let (mut reached, mut bytes) = (0, self.arriving_bytes);
+        let mut begun: Vec<Incoming> = Vec::new();
+        for (at, key) in keys.iter().enumerate() {
+            if at - reached >= run_pages {
+                break;
+            }
+            let name = RunName {
+                namespace,
+                last: *key,
+            };
+            let is_arriving = self.fetching.contains(&name);
+            if !is_arriving && !runs.known.contains(&key.prefix()) {
+                continue;
+            }
+            if !is_arriving {
+                bytes += space.run_bytes;
+                let time = self.speed.time_of(bytes);
+                if time.is_some_and(|time| time > options.patience) {
+                    missed.too_slow += 1;
+                    break;
+                }
+                begun.push(Incoming {
+                    name,
+                    pages: keys[reached..=at].to_vec(),
+                    bytes: space.run_bytes,
+                    until: now + options.patience,
+                });
+                if time.is_none() {
+                    // Fetched to measure the speed; nothing is promised.
+                    break;
+                }
+            }
+            reached = at + 1;
+        }
+        let new_bytes = bytes - self.arriving_bytes;
+        if let (Some(rate), Some(time)) = (options.prefill_rate, self.speed.time_of(new_bytes)) {
+            let tokens = reached as f64 * f64::from(space.namespace.fields().page_tokens);
+            if time.as_secs_f64() > tokens / rate {
+                missed.too_slow += begun.len() as u64;
+                return missed;
+            }
+        }
+        let is_measured = self.speed.time_of(0).is_some();
+        missed.promised = if is_measured { reached } else { 0 };
+        missed.begun = begun.len() as u64;
+        begun.into_iter().for_each(|run| self.begin(run));
+        missed
+    }
+
+    fn begin(&mut self, run: Incoming) {
+        self.fetching.insert(run.name);
+        self.arriving_bytes += run.bytes;
+        for page in &run.pages {
+            let arriving = self.arriving.entry((run.name.namespace, *page));
+            *arriving.or_default() += 1;
+        }
+        self.incoming.push_back(run);
+    }
+
+    /// The next run to fetch.
+    pub(super) fn next_incoming(&mut self) -> Option<Incoming> {
+        self.incoming.pop_front()
+    }
+
+    /// A fetch is over, or given up.
+    pub(super) fn arrived(&mut self, run: &Incoming, end: End) {
+        self.fetching.remove(&run.name);
+        self.arriving_bytes -= run.bytes;
+        for page in &run.pages {
+            let page = (run.name.namespace, *page);
+            if let Some(runs) = self.arriving.get_mut(&page) {
+                *runs -= 1;
+                if *runs == 0 {
+                    self.arriving.remove(&page);
+                }
+            }
+        }
+        match end {
+            End::Stored | End::GivenUp => {}
+            End::Gone => self.forget(&run.name, false),
+            End::Faulty => self.forget(&run.name, true),
+        }
+    }
+
+    /// Gives up the fetches that have not begun. Returns their number.
+    pub(super) fn give_up(&mut self) -> u64 {
+        let given_up = std::mem::take(&mut self.incoming);
+        for run in &given_up {
+            self.arrived(run, End::GivenUp);
+        }
+        given_up.len() as u64
+    }
+
+    /// Whether one of these pages is on its way.
+    pub(super) fn some_arriving(&self, namespace: Fingerprint, keys: &[PageKey]) -> bool {
+        let is_arriving = |key: &PageKey| self.arriving.contains_key(&(namespace, *key));
+        !self.arriving.is_empty() && keys.iter().any(is_arriving)
+    }
+
+    pub(super) fn close(&mut self) {
+        self.is_closed = true;
+        self.give_up();
+        self.arriving.clear();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    pub(super) fn works(&self) -> bool {
+        self.breaker.is_closed() && !self.is_closed
+    }
+
+    /// The state in a sentence.
+    pub(super) fn state(&self, now: Instant) -> String {
+        let probe = self.breaker.probe_at();
+        match (self.breaker.reason(), probe) {
+            _ if self.is_closed => "closed".to_owned(),
+            (Some(reason), Some(until)) => {
+                let left = until.saturating_duration_since(now).as_secs();
+                format!("no requests, the next attempt in {left} s: {reason}")
+            }
+            _ => "in use".to_owned(),
+        }
+    }
+
+    /// Present sizes, with their names.
+    pub(super) fn sizes(&self) -> [(&'static str, u64); 4] {
+        [
+            ("known_runs", self.known as u64),
+            ("waiting_runs", self.outgoing.len() as u64),
+            ("arriving_runs", self.fetching.len() as u64),
+            ("speed_bytes_per_s", self.speed.bytes_per_second()),
+        ]
+    }
+
+    /// A request failed. Returns whether the breaker opened.
+    pub(super) fn failed(&mut self, error: &RemoteError, options: &AgentOptions) -> bool {
+        if matches!(error, RemoteError::Overloaded(_)) {
+            self.second.halve(options.bytes_per_second);
+        }
+        self.breaker.failed(error, Instant::now())
+    }
+}
+
+/// The end of a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Its good pages are stored, as far as the store took them.
+    Stored,
+    /// It failed, or came too late.
+    GivenUp,
+    /// The remote has no such run.
+    Gone,
+    /// It has a faulty page, or is faulty itself.
+    Faulty,
+}
+
+impl Outgoing {
+    fn id(&self) -> (Fingerprint, KeyPrefix) {
+        // A run has pages.
+        let last = self.pages.last().map(|page| page.key.prefix());
+        let last = last.unwrap_or(KeyPrefix::from_bytes([0; 12]));
+        (self.namespace, last)
+    }
+}

@@ -1,0 +1,223 @@
+//! The budgets of the publisher, the measured speed, and the breaker. They read no clock: callers
+//! pass the time.
+
+use std::time::{Duration, Instant};
+
+use crate::remote::RemoteError;
+
+/// Failures in a row that open the breaker.
+const FAILURES_MAX: u32 = 5;
+
+/// How long the breaker stays open: doubled by each failed probe.
+const PAUSE: Duration = Duration::from_secs(5);
+const PAUSE_MAX: Duration = Duration::from_mins(5);
+
+/// Share of a new measurement in the speed.
+const NEWEST: f64 = 0.25;
+
+/// A budget: an amount for each period, which may be spent at once.
+pub(super) struct Budget {
+    most: f64,
+    period: Duration,
+    left: f64,
+    at: Instant,
+}
+
+impl Budget {
+    pub(super) fn new(most: u64, period: Duration, now: Instant) -> Budget {
+        let most = most as f64;
+        Budget {
+            most,
+            period,
+            left: most,
+            at: now,
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.at);
+        self.at = now;
+        let gained = self.most * passed.as_secs_f64() / self.period.as_secs_f64();
+        self.left = (self.left + gained).min(self.most);
+    }
+
+    /// Whether this amount is left now.
+    pub(super) fn has(&mut self, amount: u64, now: Instant) -> bool {
+        self.refill(now);
+        self.left >= amount as f64
+    }
+
+    /// Spends an amount, also one that is not left.
+    pub(super) fn spend(&mut self, amount: u64) {
+        self.left -= amount as f64;
+    }
+
+    /// The time until nothing is owed any more.
+    pub(super) fn debt(&mut self, now: Instant) -> Duration {
+        self.refill(now);
+        let owed = (-self.left / self.most).max(0.0);
+        self.period.mul_f64(owed.min(1000.0))
+    }
+
+    /// Halves the amount, down to a hundredth of `first`.
+    pub(super) fn halve(&mut self, first: u64) {
+        self.most = (self.most / 2.0).max(first as f64 / 100.0);
+        self.left = self.left.min(self.most);
+    }
+}
+
+/// The speed of the remote, as fetches measure it.
+#[derive(Default)]
+pub(super) struct Speed {
+    /// Bytes a second; `None` before the first fetch.
+    rate: Option<f64>,
+}
+
+impl Speed {
+    /// So many bytes arrived in this time, for all fetches together.
+    pub(super) fn measure(&mut self, bytes: u64, took: Duration) {
+        let rate = bytes as f64 / took.as_secs_f64().max(1e-6);
+        self.rate = Some(match self.rate {
+            None => rate,
+            Some(before) => before + NEWEST * (rate - before),
+        });
+    }
+
+    /// The time in which so many bytes arrive; `None` if it is not known.
+    pub(super) fn time_of(&self, bytes: u64) -> Option<Duration> {
+        let seconds = bytes as f64 / self.rate?;
+        Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    }
+
+    pub(super) fn bytes_per_second(&self) -> u64 {
+        self.rate.map_or(0, |rate| rate as u64)
+    }
+}
+
+/// Keeps requests from a remote that fails.
+pub(super) enum Breaker {
+    /// Requests are made.
+    Closed { failures: u32 },
+    /// None is made but a probe, from `until` on.
+    Open {
+        until: Instant,
+        pause: Duration,
+        reason: String,
+    },
+}
+
+impl Breaker {
+    pub(super) fn is_closed(&self) -> bool {
+        matches!(self, Breaker::Closed { .. })
+    }
+
+    /// A request was answered, or a probe.
+    pub(super) fn succeeded(&mut self) {
+        *self = Breaker::Closed { failures: 0 };
+    }
+
+    /// A request failed, or a probe. Returns whether the breaker opened.
+    pub(super) fn failed(&mut self, error: &RemoteError, now: Instant) -> bool {
+        let is_final = matches!(error, RemoteError::Denied(_) | RemoteError::Missing(_));
+        let (pause, opens) = match self {
+            Breaker::Closed { failures } if !is_final && *failures + 1 < FAILURES_MAX => {
+                *failures += 1;
+                return false;
+            }
+            Breaker::Closed { .. } => (PAUSE, true),
+            Breaker::Open { until, pause, .. } if now >= *until => {
+                ((*pause * 2).min(PAUSE_MAX), false)
+            }
+            // A request that began before it opened.
+            Breaker::Open { .. } => return false,
+        };
+        *self = Breaker::Open {
+            until: now + pause,
+            pause,
+            reason: error.to_string(),
+        };
+        opens
+    }
+
+    /// The time of the next probe; `None` while it is closed.
+    pub(super) fn probe_at(&self) -> Option<Instant> {
+        match self {
+            Breaker::Closed { .. } => None,
+            Breaker::Open { until, .. } => Some(*until),
+        }
+    }
+
+    /// Why it is open.
+    pub(super) fn reason(&self) -> Option<&str> {
+        match self {
+            Breaker::Closed { .. } => None,
+            Breaker::Open { reason, .. } => Some(reason),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn a_budget_is_spent_and_refilled() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(100, 10 * SECOND, begin);
+        assert!(budget.has(100, begin) && !budget.has(101, begin));
+        budget.spend(150);
+        assert_eq!(budget.debt(begin), 5 * SECOND);
+        assert!(!budget.has(1, begin + 5 * SECOND));
+        assert!(budget.has(50, begin + 10 * SECOND));
+        assert!(!budget.has(101, begin + 1000 * SECOND));
+        budget.halve(100);
+        assert!(!budget.has(51, begin + 2000 * SECOND));
+    }
+
+    #[test]
+    fn a_breaker_opens_after_failures_in_a_row_and_closes_with_a_probe() {
+        let begin = Instant::now();
+        let failed = RemoteError::Deadline;
+        let mut breaker = Breaker::Closed { failures: 0 };
+        for _ in 1..FAILURES_MAX {
+            assert!(!breaker.failed(&failed, begin));
+        }
+        breaker.succeeded();
+        for _ in 1..FAILURES_MAX {
+            assert!(!breaker.failed(&failed, begin));
+        }
+        assert!(breaker.failed(&failed, begin));
+        assert_eq!(breaker.probe_at(), Some(begin + PAUSE));
+        // Requests from before do not prolong it, probes do.
+        assert!(!breaker.failed(&failed, begin));
+        assert_eq!(breaker.probe_at(), Some(begin + PAUSE));
+        assert!(!breaker.failed(&failed, begin + PAUSE));
+        assert_eq!(breaker.probe_at(), Some(begin + 3 * PAUSE));
+        breaker.succeeded();
+        assert!(breaker.is_closed());
+    }
+
+    #[test]
+    fn a_denial_opens_the_breaker_at_once() {
+        let mut breaker = Breaker::Closed { failures: 0 };
+        let denied = RemoteError::Denied("no".to_owned());
+        assert!(breaker.failed(&denied, Instant::now()));
+        assert!(
+            breaker
+                .reason()
+                .is_some_and(|reason| reason.contains("denied"))
+        );
+    }
+
+    #[test]
+    fn the_speed_follows_the_measurements() {
+        let mut speed = Speed::default();
+        assert_eq!(speed.time_of(1), None);
+        speed.measure(1000, SECOND);
+        assert_eq!(speed.time_of(500), Some(SECOND / 2));
+        speed.measure(5000, SECOND);
+        assert_eq!(speed.bytes_per_second(), 2000);
+    }
+}

@@ -1,0 +1,189 @@
+//! `larder serve --l4`: nodes share pages through a directory while their stores are in use.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+#[path = "../transfer/home.rs"]
+#[allow(dead_code)]
+mod home;
+mod node;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use home::{EVEN, RAGGED};
+use node::{Node, Shared};
+use support::honest::eventually;
+use support::{chain, flip};
+
+/// Pages of a run: of 16 tokens each.
+const RUN_TOKENS: &str = "64";
+const THROUGH: [&str; 2] = ["--l4-admission", "through"];
+
+#[test]
+fn a_node_that_never_saw_a_prompt_reads_its_pages_and_serves_them_from_its_own_disk() {
+    let shared = Shared::new();
+    let first = Node::serving(&shared, &THROUGH);
+    let prompt = chain(1, 10);
+    first.put(EVEN, &prompt);
+    first.reaches("published_runs", 2);
+
+    let second = Node::serving(&shared, &THROUGH);
+    second.knows(EVEN, 2);
+    // Two whole runs, without the two pages behind them. The first lookup counts them.
+    assert_eq!(second.found(EVEN, &prompt), 8);
+    let is_hit = second.read(EVEN, &prompt);
+    assert_eq!(is_hit, [[true; 8].as_slice(), &[false; 2]].concat());
+    assert_eq!(second.count("stored_pages"), 8);
+    assert_eq!(second.count("fetched_runs"), 2);
+
+    shared.remove();
+    assert_eq!(second.found(EVEN, &prompt), 8);
+    assert!(second.read(EVEN, &prompt[..8]).iter().all(|is_hit| *is_hit));
+}
+
+#[test]
+fn nodes_with_the_same_pages_publish_a_run_once() {
+    let shared = Shared::new();
+    let nodes = [
+        Node::serving(&shared, &THROUGH),
+        Node::serving(&shared, &THROUGH),
+    ];
+    for node in &nodes {
+        node.put(RAGGED, &chain(1, 8));
+    }
+    for node in &nodes {
+        eventually("both runs to be there", || {
+            node.count("published_runs") + node.count("present_runs") == 2
+        });
+    }
+    let published = nodes.iter().map(|node| node.count("published_runs"));
+    assert_eq!(published.sum::<u64>(), 2);
+    assert_eq!(shared.objects().len(), 2);
+}
+
+#[test]
+fn a_run_is_published_when_it_is_used_again() {
+    let shared = Shared::new();
+    let node = Node::serving(&shared, &[]);
+    node.put(EVEN, &chain(1, 4));
+    node.put(EVEN, &chain(2, 4));
+    // As the next turn of a conversation finds it.
+    assert_eq!(node.found(EVEN, &chain(2, 4)), 4);
+    node.reaches("published_runs", 1);
+    let objects = shared.objects();
+    assert_eq!(objects.len(), 1);
+    let last = chain(2, 4)[3].to_string();
+    assert!(objects[0].to_str().unwrap().contains(&last));
+}
+
+#[test]
+fn a_flipped_byte_is_a_miss_of_its_page_alone() {
+    let shared = Shared::new();
+    let first = Node::serving(&shared, &THROUGH);
+    let prompt = chain(1, 4);
+    first.put(EVEN, &prompt);
+    first.reaches("published_runs", 1);
+    // In the third of four payloads of 64 KiB, behind three blocks.
+    flip(&shared.objects()[0], 3 * 4096 + 2 * 65536 + 1234);
+    let second = Node::serving(&shared, &THROUGH);
+    second.knows(EVEN, 1);
+    assert_eq!(second.found(EVEN, &prompt), 4);
+    assert_eq!(second.read(EVEN, &prompt), [true, true, false, true]);
+    assert_eq!(second.count("faulty_pages"), 1);
+    // It is not fetched again.
+    assert_eq!(second.found(EVEN, &prompt), 2);
+    assert_eq!(second.count("fetched_runs"), 1);
+}
+
+#[test]
+fn pages_that_are_sealed_with_another_key_are_not_taken() {
+    let shared = Shared::new();
+    let first = Node::serving(&shared, &THROUGH);
+    first.put(EVEN, &chain(1, 4));
+    first.reaches("published_runs", 1);
+    shared.change_key();
+    let second = Node::serving(&shared, &THROUGH);
+    second.knows(EVEN, 1);
+    assert_eq!(second.found(EVEN, &chain(1, 4)), 4);
+    assert_eq!(second.read(EVEN, &chain(1, 4)), [false; 4]);
+    assert_eq!(second.count("faulty_runs"), 1);
+    assert_eq!(second.count("stored_pages"), 0);
+}
+
+#[test]
+fn a_remote_that_does_not_answer_costs_a_read_its_deadline_and_is_left_alone() {
+    let shared = Shared::new();
+    let first = Node::serving(&shared, &THROUGH);
+    let prompt = chain(1, 24);
+    first.put(EVEN, &prompt);
+    first.reaches("published_runs", 6);
+    let second = Node::serving(&shared, &["--l4-timeout", "300ms"]);
+    second.knows(EVEN, 6);
+    second.put(EVEN, &chain(2, 4));
+    // A reader of a pipe waits for its writer.
+    for object in shared.objects() {
+        fs::remove_file(&object).unwrap();
+        let pipe = rustix::fs::mkfifoat(rustix::fs::CWD, &object, rustix::fs::Mode::RWXU);
+        pipe.unwrap();
+    }
+    assert_eq!(second.found(EVEN, &prompt), 24);
+    let begin = Instant::now();
+    assert_eq!(second.read(EVEN, &prompt), [false; 24]);
+    assert!(begin.elapsed() < Duration::from_secs(60));
+    eventually("an end of the requests", || {
+        // Each lookup begins fetches, until the failures are enough.
+        second.found(EVEN, &prompt);
+        second.count("breaker_openings") == 1
+    });
+    assert_eq!(second.found(EVEN, &prompt), 0);
+    assert!(
+        second.state().contains("no answer by the deadline"),
+        "{}",
+        second.state()
+    );
+    assert_eq!(second.read(EVEN, &chain(2, 4)), [true; 4]);
+    // Its close does not wait for the remote either.
+    let begin = Instant::now();
+    second.end();
+    assert!(begin.elapsed() < Duration::from_secs(60));
+}
+
+#[test]
+fn a_missing_remote_is_named_and_the_store_works() {
+    let shared = Shared::new();
+    shared.remove();
+    let node = Node::serving(&shared, &[]);
+    eventually("a word about it", || {
+        node.state().contains("does not exist")
+    });
+    node.put(EVEN, &chain(1, 4));
+    assert_eq!(node.read(EVEN, &chain(1, 4)), [true; 4]);
+}
+
+#[test]
+fn pages_that_are_computed_faster_than_they_arrive_are_not_fetched() {
+    let shared = Shared::new();
+    let first = Node::serving(&shared, &THROUGH);
+    first.put(EVEN, &chain(1, 4));
+    first.reaches("published_runs", 1);
+    let fast = ["--l4-prefill-rate", "1e15"];
+    let second = Node::serving(&shared, &fast);
+    second.knows(EVEN, 1);
+    assert_eq!(second.found(EVEN, &chain(1, 4)), 0);
+    assert_eq!(second.count("too_slow_runs"), 1);
+    assert_eq!(second.count("fetched_runs"), 0);
+}
+
+#[test]
+fn a_budget_bounds_the_published_bytes() {
+    let shared = Shared::new();
+    // Room for one run of four pages of 64 KiB.
+    let budget = [&THROUGH[..], &["--l4-bytes-per-day", "400KiB"]].concat();
+    let node = Node::serving(&shared, &budget);
+    node.put(EVEN, &chain(1, 12));
+    node.reaches("dropped_budget_runs", 2);
+    assert_eq!(node.count("published_runs"), 1);
+    assert_eq!(shared.objects().len(), 1);
+}

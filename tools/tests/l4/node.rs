@@ -1,0 +1,170 @@
+//! A node: a store that `larder serve --l4` owns, and this process as its client.
+
+use std::fs;
+use std::io::{BufRead, BufReader, IoSliceMut};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use larder_engine::{GetPage, OpenOptions, PageStore, Store};
+use larder_format::PageKey;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::home::{Model, put};
+use crate::support::home::Home;
+use crate::support::honest::{Process, eventually};
+use crate::support::{directory, larder, report, text};
+
+/// A directory that nodes share, and the file with their key.
+pub struct Shared {
+    home: tempfile::TempDir,
+}
+
+impl Shared {
+    pub fn new() -> Shared {
+        let shared = Shared { home: directory() };
+        fs::create_dir(shared.place()).unwrap();
+        report(&["remote", "key", text(&shared.key_file())], 0);
+        shared
+    }
+
+    fn place(&self) -> PathBuf {
+        self.home.path().join("remote")
+    }
+
+    fn key_file(&self) -> PathBuf {
+        self.home.path().join("key")
+    }
+
+    pub fn remove(&self) {
+        fs::remove_dir_all(self.place()).unwrap();
+    }
+
+    pub fn change_key(&self) {
+        fs::remove_file(self.key_file()).unwrap();
+        report(&["remote", "key", text(&self.key_file())], 0);
+    }
+
+    /// The files of all objects.
+    pub fn objects(&self) -> Vec<PathBuf> {
+        let mut objects = Vec::new();
+        let mut left = vec![self.place()];
+        while let Some(directory) = left.pop() {
+            for entry in fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                match path.is_dir() {
+                    true => left.push(path),
+                    false => objects.push(path),
+                }
+            }
+        }
+        objects.sort();
+        objects
+    }
+}
+
+pub struct Node {
+    home: Home,
+    owner: Process,
+    store: Store,
+}
+
+impl Node {
+    /// A node with an empty store, whose owner has these options.
+    pub fn serving(shared: &Shared, options: &[&str]) -> Node {
+        let home = Home::new();
+        let url = format!("file://{}", shared.place().display());
+        let key = shared.key_file();
+        let l4 = ["--l4", &url, "--l4-key-file", text(&key)];
+        // A slow machine measures a low speed.
+        let runs = ["--l4-run-tokens", crate::RUN_TOKENS, "--l4-patience", "60s"];
+        let mut command = larder(&[&["serve", text(&home.path)], &l4[..], &runs, options].concat());
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        let stdout = child.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut said).unwrap();
+        assert!(said.contains("Serving on"), "{said}");
+        let store = Store::attach(&home.path, OpenOptions::default()).unwrap();
+        Node {
+            owner: Process(child),
+            store,
+            home,
+        }
+    }
+
+    pub fn put(&self, model: Model, keys: &[PageKey]) {
+        put(&self.store, model, keys);
+    }
+
+    /// The answer to one lookup.
+    pub fn found(&self, model: Model, keys: &[PageKey]) -> usize {
+        let id = self.store.namespace(&model.namespace()).unwrap();
+        self.store.longest_prefix(id, keys)
+    }
+
+    /// Reads pages in one call with a deadline. Returns which of them were hits. Their bytes must
+    /// be right.
+    #[track_caller]
+    pub fn read(&self, model: Model, keys: &[PageKey]) -> Vec<bool> {
+        let id = self.store.namespace(&model.namespace()).unwrap();
+        let expected: Vec<_> = keys.iter().map(|key| model.content(key)).collect();
+        let mut memory = expected.clone();
+        memory.iter_mut().flatten().for_each(|part| part.fill(0xee));
+        let slices = memory
+            .iter_mut()
+            .map(|page| page.iter_mut().map(|part| IoSliceMut::new(part)).collect());
+        let mut slices: Vec<Vec<IoSliceMut<'_>>> = slices.collect();
+        let pages = keys.iter().zip(&mut slices);
+        let mut pages: Vec<GetPage<'_, '_>> = pages
+            .map(|(key, parts)| GetPage { key: *key, parts })
+            .collect();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        let statuses = self.store.get(id, &mut pages, Some(deadline));
+        let is_hit: Vec<bool> = statuses.iter().map(|status| status.is_hit()).collect();
+        for (at, is_hit) in is_hit.iter().enumerate() {
+            assert!(
+                !is_hit || memory[at] == expected[at],
+                "wrong bytes of page {at}"
+            );
+        }
+        is_hit
+    }
+
+    fn stat(&self) -> Value {
+        report(&["stat", text(&self.home.path)], 0)["l4"].clone()
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        let stat = self.stat();
+        let count = stat["counts"][name].as_u64();
+        count.unwrap_or_else(|| panic!("no {name} in {stat}"))
+    }
+
+    pub fn state(&self) -> String {
+        self.stat()["state"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits until a counter has a value.
+    #[track_caller]
+    pub fn reaches(&self, name: &str, value: u64) {
+        eventually(name, || self.count(name) == value);
+    }
+
+    /// Waits until the runs of the remote and its speed are known.
+    #[track_caller]
+    pub fn knows(&self, model: Model, runs: u64) {
+        // Tells the owner the namespace.
+        assert_eq!(self.found(model, &[]), 0);
+        self.reaches("known_runs", runs);
+        eventually("a speed", || self.count("speed_bytes_per_s") > 0);
+    }
+
+    /// Ends the owner in order.
+    pub fn end(mut self) {
+        let pid = Pid::from_raw(i32::try_from(self.owner.0.id()).unwrap());
+        kill(pid, Signal::SIGTERM).unwrap();
+        assert!(self.owner.0.wait().unwrap().success());
+    }
+}
