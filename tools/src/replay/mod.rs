@@ -5,6 +5,7 @@
 //! | `store_only` | the store alone: the longest stored prefix is read, the rest put |
 //! | `sizes` | the same for stores of several sizes, and the gain of a larger store |
 //! | `retention` | a policy of eviction beside LRU and the optimum, without bytes |
+//! | `fleet` | nodes that share an L4 and lose their disks, without bytes |
 //! | `tiers` | L1, L2 and the store in front of servers that compute, with and without each tier |
 //! | `drive` | one run of a trace through servers, in virtual time |
 //! | `server` | one of them: its cache, its queue, its prefills |
@@ -18,6 +19,7 @@
 //! In both modes every byte that is read back is compared with its expected value.
 
 mod drive;
+mod fleet;
 mod machine;
 mod model;
 mod outcome;
@@ -56,7 +58,7 @@ pub struct ReplayArgs {
     #[arg(
         long,
         value_parser = crate::place::parser(),
-        required_unless_present = "policy",
+        required_unless_present_any = ["policy", "l4"],
         default_value = "store"
     )]
     store: PathBuf,
@@ -67,11 +69,11 @@ pub struct ReplayArgs {
         long,
         value_name = "SIZE",
         value_delimiter = ',',
-        required_unless_present = "policy"
+        required_unless_present_any = ["policy", "l4"]
     )]
     capacity: Vec<ByteSize>,
     /// Size of a page
-    #[arg(long, required_unless_present_any = ["l1", "policy"], conflicts_with = "TiersArgs")]
+    #[arg(long, required_unless_present_any = ["l1", "policy", "l4"], conflicts_with = "TiersArgs")]
     page_bytes: Option<ByteSize>,
     /// Size of a segment of a store that is created [default: by its size]
     #[arg(long)]
@@ -107,6 +109,8 @@ pub struct ReplayArgs {
     tiers: tiers::TiersArgs,
     #[command(flatten)]
     retention: retention::RetentionArgs,
+    #[command(flatten)]
+    fleet: fleet::FleetArgs,
 }
 
 /// Runs the command.
@@ -114,6 +118,9 @@ pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     if let Some(policy) = args.retention.policy {
         return retention::run(args, policy, &interrupt);
+    }
+    if let Some(admission) = args.fleet.l4 {
+        return fleet::run(args, admission, &interrupt);
     }
     match (args.page_bytes, args.tiers.plan()?) {
         (_, Some(_)) if args.capacity.len() > 1 => Err(Failure::usage(

@@ -138,6 +138,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.run(&[&sizes[..], &pages].concat(), 0);
     let policy = ["replay", trace, "--policy", "learned", "--percent", "50"];
     printed.run(&policy, 0);
+    printed.run(&["replay", trace, "--l4", "through"], 0);
     let acks = std::fs::read_to_string(acks).unwrap();
     let key = acks.split_whitespace().nth(1).unwrap();
 

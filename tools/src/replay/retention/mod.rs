@@ -17,7 +17,7 @@
 mod bounds;
 mod optimum;
 mod report;
-mod requests;
+pub(super) mod requests;
 mod volume;
 
 use clap::{Args, ValueEnum};

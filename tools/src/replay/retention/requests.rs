@@ -13,7 +13,7 @@ use crate::workload;
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
+pub(in crate::replay) struct Request {
     pub at_ms: u64,
     pub output_tokens: Option<u32>,
     /// 0: not known.
@@ -25,7 +25,7 @@ pub(super) struct Request {
 }
 
 /// See the module.
-pub(super) struct Requests {
+pub(in crate::replay) struct Requests {
     requests: Vec<Request>,
     blocks: Vec<u32>,
     /// By block.
@@ -33,7 +33,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    pub(super) fn read(
+    pub(in crate::replay) fn read(
         path: &Path,
         limit: Option<u64>,
         interrupt: &Interrupt,
@@ -73,28 +73,30 @@ impl Requests {
         Ok(all)
     }
 
-    pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = &Request> + ExactSizeIterator {
+    pub(in crate::replay) fn iter(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = &Request> + ExactSizeIterator {
         self.requests.iter()
     }
 
     /// The blocks of a request.
-    pub(super) fn blocks(&self, request: &Request) -> &[u32] {
+    pub(in crate::replay) fn blocks(&self, request: &Request) -> &[u32] {
         &self.blocks[request.first..][..request.count]
     }
 
     /// Their keys.
-    pub(super) fn keys(&self, request: &Request) -> Vec<PageKey> {
+    pub(in crate::replay) fn keys(&self, request: &Request) -> Vec<PageKey> {
         let blocks = self.blocks(request).iter();
         blocks.map(|block| self.keys[*block as usize]).collect()
     }
 
     /// References to blocks.
-    pub(super) fn references(&self) -> u64 {
+    pub(in crate::replay) fn references(&self) -> u64 {
         self.blocks.len() as u64
     }
 
     /// Different blocks.
-    pub(super) fn distinct(&self) -> usize {
+    pub(in crate::replay) fn distinct(&self) -> usize {
         self.keys.len()
     }
 }
