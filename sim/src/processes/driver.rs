@@ -44,6 +44,9 @@ const STOPS: [Duration; 3] = [
 /// Processes that take the places of killed ones.
 const REPLACEMENTS_MAX: usize = 6;
 
+/// Processes of a run that break the rules of the protocol.
+const STRAYS_MAX: usize = 20;
+
 struct Driver {
     shared: Shared,
     running: Vec<Rc<Running>>,
@@ -54,6 +57,7 @@ struct Driver {
     clients: Vec<Process>,
     stopped: Vec<(Rc<Running>, Instant)>,
     replacements: usize,
+    strays: usize,
     begun: Instant,
     journal: Option<Journal>,
     // Dropped in this order: the queues of the machine belong to the world.
@@ -84,6 +88,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         clients: Vec::new(),
         stopped: Vec::new(),
         replacements: 0,
+        strays: 0,
         begun: world.now(),
         journal,
         shared: Rc::new(RefCell::new(State {
@@ -415,7 +420,12 @@ impl Driver {
     }
 
     /// A process that breaks the rules of the protocol.
-    fn begin_stray(&self) {
+    fn begin_stray(&mut self) {
+        // A stray process makes steps, and each step may begin another one.
+        if self.strays == STRAYS_MAX {
+            return;
+        }
+        self.strays += 1;
         let process = self.world.process("a stray process");
         let shared = self.shared.clone();
         self.world
