@@ -1,14 +1,18 @@
 //! The options of an L4: a remote beneath a store that is served.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use larder_engine::survey::{Survey, SurveyOptions};
 use larder_remote::agent::{Admission, Agent, AgentOptions};
-use larder_remote::{Keyring, Place, RUN_TOKENS, Trust};
+use larder_remote::{Keyring, Place, RUN_TOKENS, Trust, pages_of_run};
 
 use crate::failure::Failure;
+use crate::remote::runs::{run_pages, whole_runs};
 use crate::size::{self, ByteSize};
 
 /// A remote beneath the store. See docs/remote.md.
@@ -73,6 +77,47 @@ enum AdmissionArg {
     Through,
     /// A run that is used again after it was put
     SecondTouch,
+}
+
+impl L4Args {
+    /// Offers the agent the runs that the store already has, on a thread of its own: a former owner
+    /// may have ended before it published them. Runs are published when they are put, or never.
+    ///
+    /// # Errors
+    /// The thread cannot be started.
+    pub fn resume(&self, agent: &Arc<Agent>, path: &Path) -> io::Result<()> {
+        if self.l4_admission != AdmissionArg::Through {
+            return Ok(());
+        }
+        let (agent, path, run_tokens) = (Arc::clone(agent), path.to_owned(), self.l4_run_tokens);
+        let thread = thread::Builder::new().name("larder-resume".to_owned());
+        thread.spawn(move || offer_all(&agent, &path, run_tokens))?;
+        Ok(())
+    }
+}
+
+fn offer_all(agent: &Agent, path: &Path, run_tokens: u32) {
+    let survey = match Survey::new(path, &SurveyOptions::default()) {
+        Ok(survey) => survey,
+        Err(error) => {
+            tracing::warn!(
+                %error,
+                "runs that were put before this start are not published; `larder remote push` does"
+            );
+            return;
+        }
+    };
+    for (at, facts) in survey.namespaces.iter().enumerate() {
+        let Some(namespace) = &facts.record else {
+            continue;
+        };
+        let pages = pages_of_run(namespace, run_tokens).get();
+        let (runs, _) = whole_runs(&survey, at, pages);
+        let mut runs = runs.iter().map(|run| run_pages(run));
+        if !runs.all(|run| agent.offer(namespace, run)) {
+            return;
+        }
+    }
 }
 
 /// Time in which the pages of a put are written.

@@ -150,7 +150,7 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
         options = options.over(agent.clone());
     }
     let store = Arc::new(Store::attach(&args.path, options)?);
-    let served = match start(agent.as_ref(), &store) {
+    let served = match start(args, agent.as_ref(), &store) {
         Ok(()) => serve(args, &store, &interrupt),
         Err(error) => Err(error),
     };
@@ -168,12 +168,14 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
 }
 
 /// Starts the agent of the L4 for a store that was opened over it.
-fn start(agent: Option<&Arc<Agent>>, store: &Arc<Store>) -> Result<(), Failure> {
+fn start(args: &ServeArgs, agent: Option<&Arc<Agent>>, store: &Arc<Store>) -> Result<(), Failure> {
     let Some(agent) = agent else {
         return Ok(());
     };
     let store: Arc<dyn PageStore> = store.clone();
-    let started = agent.start(&store);
+    let started = agent
+        .start(&store)
+        .and_then(|()| args.l4.resume(agent, &args.path));
     started.map_err(|error| Failure::environment(format!("starting a thread: {error}")))
 }
 

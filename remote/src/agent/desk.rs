@@ -178,17 +178,44 @@ impl Desk {
         let Some(pages) = space.chains.run(&prefix, space.run_pages.get()) else {
             return;
         };
-        let run = (namespace, prefix);
-        if self.is_closed || self.is_known(run) || !self.queued.insert(run) {
-            return;
-        }
-        noted.queued += 1;
-        noted.dropped += self.queue(Outgoing {
+        self.note_run(namespace, pages, due, noted);
+    }
+
+    /// Queues a run of stored pages.
+    pub(super) fn offer(
+        &mut self,
+        namespace: Fingerprint,
+        pages: Vec<RunPage>,
+        now: Instant,
+    ) -> Noted {
+        let mut noted = Noted::default();
+        self.note_run(namespace, pages, now, &mut noted);
+        noted
+    }
+
+    fn note_run(
+        &mut self,
+        namespace: Fingerprint,
+        pages: Vec<RunPage>,
+        due: Instant,
+        noted: &mut Noted,
+    ) {
+        let run = Outgoing {
             namespace,
             pages,
             due,
             tries: 0,
-        });
+        };
+        if self.is_closed || self.is_known(run.id()) || !self.queued.insert(run.id()) {
+            return;
+        }
+        noted.queued += 1;
+        noted.dropped += self.queue(run);
+    }
+
+    /// Whether so many runs are queued that others can wait.
+    pub(super) fn is_busy(&self) -> bool {
+        self.outgoing.len() >= OUTGOING_MAX / 2
     }
 
     /// Queues a run. Returns the number of runs that were dropped for it.

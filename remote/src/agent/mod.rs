@@ -50,6 +50,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::keys::Trust;
 use crate::remote::Remote;
+use crate::run::RunPage;
 use counts::{Count, Counts};
 use desk::Desk;
 use threads::Threads;
@@ -103,8 +104,8 @@ pub struct Agent {
     desk: Mutex<Desk>,
     /// Notified when there is work for a thread.
     work: Condvar,
-    /// Notified when pages have arrived, or will not.
-    arrived: Condvar,
+    /// Notified when pages have arrived, or will not, and when a publication is over.
+    changed: Condvar,
     counts: Counts,
     threads: Threads,
 }
@@ -118,7 +119,7 @@ impl Agent {
             remote,
             options,
             work: Condvar::new(),
-            arrived: Condvar::new(),
+            changed: Condvar::new(),
             counts: Counts::default(),
             threads: Threads::default(),
         })
@@ -132,11 +133,26 @@ impl Agent {
         self.threads.start(self, store)
     }
 
+    /// Offers a run of stored pages that a former owner may not have published. Waits while many
+    /// runs are queued. False when the agent is closed.
+    pub fn offer(&self, namespace: &Namespace, pages: Vec<RunPage>) -> bool {
+        let mut desk = self.desk.lock();
+        desk.open(namespace, &self.options);
+        while !desk.is_closed() && desk.is_busy() {
+            self.changed.wait(&mut desk);
+        }
+        let noted = desk.offer(namespace.fingerprint(), pages, Instant::now());
+        let is_closed = desk.is_closed();
+        drop(desk);
+        self.noted(noted);
+        !is_closed
+    }
+
     /// Ends the work. Waits at most two seconds for requests in progress.
     pub fn close(&self) {
         self.desk.lock().close();
         self.work.notify_all();
-        self.arrived.notify_all();
+        self.changed.notify_all();
         self.threads.wait_for_end(Instant::now() + CLOSE_PATIENCE);
     }
 
@@ -189,7 +205,7 @@ impl Beneath for Agent {
         let until = until.min(Instant::now() + self.options.patience);
         let mut desk = self.desk.lock();
         while desk.some_arriving(namespace, keys) {
-            if self.arrived.wait_until(&mut desk, until).timed_out() {
+            if self.changed.wait_until(&mut desk, until).timed_out() {
                 break;
             }
         }

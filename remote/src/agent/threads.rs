@@ -108,6 +108,7 @@ impl Agent {
         while let Some(run) = self.next_outgoing() {
             let outcome = self.publish(&run, store);
             self.published(run, &outcome);
+            self.changed.notify_all();
         }
     }
 
@@ -240,7 +241,7 @@ impl Agent {
                 false => self.fetch(&run, store),
             };
             self.desk.lock().arrived(&run, end);
-            self.arrived.notify_all();
+            self.changed.notify_all();
         }
     }
 
@@ -345,7 +346,7 @@ impl Agent {
             "no requests to {} for some time: {error}; lookups answer from the local store alone",
             self.options.place
         );
-        self.arrived.notify_all();
+        self.changed.notify_all();
         // The minder probes.
         self.work.notify_all();
     }

@@ -7,11 +7,13 @@
 //! |---|---|
 //! | `key` | `key`: makes a key file |
 //! | `push`, `pull` | runs from a store, and into one |
+//! | `runs` | the whole runs of a store |
 //! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
 
 mod key;
 mod pull;
 mod push;
+pub mod runs;
 mod shelf;
 
 use std::ops::ControlFlow;

@@ -3,17 +3,17 @@
 //! Runs go in the order of their chains, so that an interrupted push leaves prefixes. A run that
 //! the remote holds is passed over: its name covers all its tokens.
 
-use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use larder_engine::format::{KeyPrefix, Namespace};
+use larder_engine::format::Namespace;
 use larder_engine::survey::{Page, RecordId, Survey};
-use larder_remote::{Draft, Published, RUN_TOKENS, Remote, RunPage, Trust, pages_of_run};
+use larder_remote::{Draft, Published, RUN_TOKENS, Remote, Trust, pages_of_run};
 use serde::Serialize;
 
+use super::runs::{run_pages, whole_runs};
 use super::{PlaceArgs, TrustArgs};
 use crate::failure::{Ending, Failure};
 use crate::findings::{Look, StoreArgs, count};
@@ -149,37 +149,22 @@ impl Push<'_> {
         interrupt: &Interrupt,
         report: &mut PushReport,
     ) -> Result<(), Failure> {
-        let run_pages = pages_of_run(self.namespace, self.args.run_tokens).get();
-        let order = self.survey.chain_order(namespace);
-        let pages = order.iter().map(|&id| (id, self.survey.page_of(id)));
-        let by_key: HashMap<KeyPrefix, (RecordId, Page)> = pages
-            .map(|(id, page)| (page.key.prefix(), (id, page)))
-            .collect();
-        let mut in_runs: HashSet<KeyPrefix> = HashSet::new();
-        for &id in &order {
-            let last = self.survey.page_of(id);
-            let Some(run) = whole_run(id, &last, run_pages, &by_key) else {
-                continue;
-            };
-            in_runs.extend(run.iter().map(|(_, page)| page.key.prefix()));
+        let pages = pages_of_run(self.namespace, self.args.run_tokens).get();
+        let (runs, left_out) = whole_runs(self.survey, namespace, pages);
+        for run in &runs {
             if interrupt.is_raised() {
                 report.interrupted = true;
                 return Ok(());
             }
-            self.run(&run, report)?;
+            self.run(run, report)?;
         }
-        report.left_out_pages += (order.len() - in_runs.len()) as u64;
+        report.left_out_pages += left_out;
         Ok(())
     }
 
     fn run(&self, run: &[(RecordId, Page)], report: &mut PushReport) -> Result<(), Failure> {
-        let pages = run.iter().map(|(_, page)| RunPage {
-            key: page.key,
-            parent: page.parent.map(|parent| parent.padded()),
-            depth: page.depth,
-        });
         let trust = self.trust.clone();
-        let mut draft = Draft::new(self.namespace.clone(), pages.collect(), trust);
+        let mut draft = Draft::new(self.namespace.clone(), run_pages(run), trust);
         let Some(name) = draft.name() else {
             return Ok(());
         };
@@ -224,28 +209,4 @@ impl Push<'_> {
         }
         Ok(())
     }
-}
-
-/// The run that ends in a page; `None` if it ends elsewhere, or if pages of it are not stored.
-fn whole_run(
-    id: RecordId,
-    last: &Page,
-    run_pages: u32,
-    by_key: &HashMap<KeyPrefix, (RecordId, Page)>,
-) -> Option<Vec<(RecordId, Page)>> {
-    if !last.depth.checked_add(1)?.is_multiple_of(run_pages) {
-        return None;
-    }
-    let mut run = vec![(id, *last)];
-    let mut first = *last;
-    for _ in 1..run_pages {
-        let (id, before) = by_key.get(&first.parent?)?;
-        if before.depth.checked_add(1) != Some(first.depth) {
-            return None;
-        }
-        run.push((*id, *before));
-        first = *before;
-    }
-    run.reverse();
-    Some(run)
 }

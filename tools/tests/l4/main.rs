@@ -187,3 +187,17 @@ fn a_budget_bounds_the_published_bytes() {
     assert_eq!(node.count("published_runs"), 1);
     assert_eq!(shared.objects().len(), 1);
 }
+
+#[test]
+fn an_owner_that_is_killed_leaves_whole_objects_and_the_next_one_publishes_the_rest() {
+    let shared = Shared::new();
+    // One run in four seconds.
+    let slow = [&THROUGH[..], &["--l4-bytes-per-second", "64KiB"]].concat();
+    let node = Node::serving(&shared, &slow);
+    node.put(EVEN, &chain(1, 24));
+    eventually("an object", || !shared.objects().is_empty());
+    let node = node.killed(&shared, &THROUGH);
+    eventually("the other runs", || shared.verify()["good_pages"] == 24);
+    assert_eq!(node.found(EVEN, &chain(1, 24)), 24);
+    assert!(node.count("published_runs") > 0);
+}

@@ -47,6 +47,14 @@ impl Shared {
         report(&["remote", "key", text(&self.key_file())], 0);
     }
 
+    /// `larder remote verify`; its document.
+    #[track_caller]
+    pub fn verify(&self) -> Value {
+        let url = format!("file://{}", self.place().display());
+        let key = self.key_file();
+        report(&["remote", "verify", &url, "--key-file", text(&key)], 0)
+    }
+
     /// The files of all objects.
     pub fn objects(&self) -> Vec<PathBuf> {
         let mut objects = Vec::new();
@@ -74,13 +82,31 @@ pub struct Node {
 impl Node {
     /// A node with an empty store, whose owner has these options.
     pub fn serving(shared: &Shared, options: &[&str]) -> Node {
-        let home = Home::new();
+        Node::of(Home::new(), shared, options)
+    }
+
+    /// Kills the owner. Another one with these options takes over the store.
+    pub fn killed(self, shared: &Shared, options: &[&str]) -> Node {
+        let Node { home, owner, store } = self;
+        // This client may not own the store itself.
+        drop(store);
+        drop(owner);
+        Node::of(home, shared, options)
+    }
+
+    fn of(home: Home, shared: &Shared, options: &[&str]) -> Node {
         let url = format!("file://{}", shared.place().display());
         let key = shared.key_file();
         let l4 = ["--l4", &url, "--l4-key-file", text(&key)];
+        Node::with(home, &[&l4, options].concat(), &[])
+    }
+
+    /// A node whose owner has these options for its L4, and these variables.
+    pub fn with(home: Home, l4: &[&str], variables: &[(&str, &str)]) -> Node {
         // A slow machine measures a low speed.
         let runs = ["--l4-run-tokens", crate::RUN_TOKENS, "--l4-patience", "60s"];
-        let mut command = larder(&[&["serve", text(&home.path)], &l4[..], &runs, options].concat());
+        let mut command = larder(&[&["serve", text(&home.path)], l4, &runs].concat());
+        command.envs(variables.iter().copied());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
         let stdout = child.stdout.take().unwrap();

@@ -8,6 +8,9 @@
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;
+#[path = "../l4/node.rs"]
+#[allow(dead_code)]
+mod node;
 mod server;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
@@ -15,9 +18,10 @@ mod support;
 use std::thread;
 
 use home::{EVEN, put};
+use node::Node;
 use server::{Identity, Server};
 use support::home::Home;
-use support::honest::skipped;
+use support::honest::{eventually, skipped};
 use support::{chain, text};
 
 /// A store with two runs of four pages of 16 tokens.
@@ -27,7 +31,9 @@ fn node() -> Home {
     node
 }
 
-const RUN: [&str; 2] = ["--run-tokens", "64"];
+/// Tokens of a run.
+const RUN_TOKENS: &str = "64";
+const RUN: [&str; 2] = ["--run-tokens", RUN_TOKENS];
 
 fn server() -> Option<Server> {
     let server = Server::start();
@@ -104,4 +110,41 @@ fn a_bucket_that_is_missing_and_a_server_that_is_stopped_are_named_in_time() {
     assert!(stopped.contains("no answer by the deadline"), "{stopped}");
     let pushed = server.remote(&["push", path], &RUN, Identity::Writer, 0);
     assert_eq!(pushed["runs_pushed"], 2);
+}
+
+#[test]
+fn nodes_share_pages_through_a_bucket_and_go_on_while_its_server_is_stopped() {
+    let Some(server) = server() else { return };
+    let serving = |options: &[&str]| {
+        let l4 = server.l4();
+        let l4: Vec<&str> = l4.iter().map(String::as_str).collect();
+        let variables = Identity::Writer.variables();
+        Node::with(Home::new(), &[&l4[..], options].concat(), &variables)
+    };
+    let through = ["--l4-admission", "through"];
+    let first = serving(&through);
+    first.put(EVEN, &chain(1, 8));
+    first.put(EVEN, &chain(2, 8));
+    first.reaches("published_runs", 4);
+
+    let second = serving(&["--l4-timeout", "300ms"]);
+    second.knows(EVEN, 4);
+    assert_eq!(second.found(EVEN, &chain(1, 8)), 8);
+    assert_eq!(second.read(EVEN, &chain(1, 8)), [true; 8]);
+    server.stopped(|| {
+        eventually("an end of the requests", || {
+            // Each lookup begins fetches, until the failures are enough.
+            second.found(EVEN, &chain(2, 8));
+            second.count("breaker_openings") == 1
+        });
+        assert_eq!(second.found(EVEN, &chain(2, 8)), 0);
+        second.put(EVEN, &chain(3, 4));
+        assert_eq!(second.read(EVEN, &chain(3, 4)), [true; 4]);
+        assert_eq!(second.read(EVEN, &chain(1, 8)), [true; 8]);
+    });
+    // By itself: a request tests the server after some seconds.
+    eventually("the requests again", || {
+        second.found(EVEN, &chain(2, 8)) == 8
+    });
+    assert_eq!(second.read(EVEN, &chain(2, 8)), [true; 8]);
 }

@@ -33,6 +33,16 @@ pub enum Identity {
 }
 
 impl Identity {
+    /// The variables of the environment.
+    pub fn variables(self) -> [(&'static str, &'static str); 3] {
+        let (key, secret) = self.credentials();
+        [
+            ("AWS_ACCESS_KEY_ID", key),
+            ("AWS_SECRET_ACCESS_KEY", secret),
+            ("AWS_REGION", "us-east-1"),
+        ]
+    }
+
     fn credentials(self) -> (&'static str, &'static str) {
         match self {
             Identity::Writer => ("AK", "SKSKSKSK"),
@@ -133,13 +143,10 @@ impl Server {
     }
 
     fn command(&self, arguments: &[&str], identity: Identity) -> Command {
-        let (key, secret) = identity.credentials();
         let mut command = larder(arguments);
         command
             .args(["--endpoint", &self.endpoint])
-            .env("AWS_ACCESS_KEY_ID", key)
-            .env("AWS_SECRET_ACCESS_KEY", secret)
-            .env("AWS_REGION", "us-east-1");
+            .envs(identity.variables());
         command
     }
 
@@ -204,6 +211,19 @@ impl Server {
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(3), "{subcommand:?}: {said}");
         said
+    }
+
+    /// The options of a node's L4.
+    pub fn l4(&self) -> Vec<String> {
+        let url = format!("s3://{BUCKET}/of/nodes");
+        let options = [
+            "--l4",
+            &url,
+            "--l4-endpoint",
+            &self.endpoint,
+            "--l4-unsigned",
+        ];
+        options.map(str::to_owned).to_vec()
     }
 
     /// Works while the server is stopped.

@@ -1,0 +1,62 @@
+//! The whole runs of a store, read without opening it.
+
+use std::collections::{HashMap, HashSet};
+
+use larder_engine::format::KeyPrefix;
+use larder_engine::survey::{Page, RecordId, Survey};
+use larder_remote::RunPage;
+
+/// A run: its pages in the order of their chain.
+pub type Run = Vec<(RecordId, Page)>;
+
+/// The whole runs of a namespace, those of a chain in its order, and the number of pages in none.
+pub fn whole_runs(survey: &Survey, namespace: usize, run_pages: u32) -> (Vec<Run>, u64) {
+    let order = survey.chain_order(namespace);
+    let pages = order.iter().map(|&id| (id, survey.page_of(id)));
+    let by_key: HashMap<KeyPrefix, (RecordId, Page)> = pages
+        .map(|(id, page)| (page.key.prefix(), (id, page)))
+        .collect();
+    let runs = order.iter().filter_map(|&id| {
+        let last = survey.page_of(id);
+        whole_run(id, &last, run_pages, &by_key)
+    });
+    let runs: Vec<Run> = runs.collect();
+    let in_runs = runs.iter().flatten().map(|(_, page)| page.key.prefix());
+    let in_runs: HashSet<KeyPrefix> = in_runs.collect();
+    let left_out = order.len() - in_runs.len();
+    (runs, left_out as u64)
+}
+
+/// The pages of a run for its object.
+pub fn run_pages(run: &[(RecordId, Page)]) -> Vec<RunPage> {
+    let page = |(_, page): &(RecordId, Page)| RunPage {
+        key: page.key,
+        parent: page.parent.map(|parent| parent.padded()),
+        depth: page.depth,
+    };
+    run.iter().map(page).collect()
+}
+
+/// The run that ends in a page; `None` if it ends elsewhere, or if pages of it are not stored.
+fn whole_run(
+    id: RecordId,
+    last: &Page,
+    run_pages: u32,
+    by_key: &HashMap<KeyPrefix, (RecordId, Page)>,
+) -> Option<Run> {
+    if !last.depth.checked_add(1)?.is_multiple_of(run_pages) {
+        return None;
+    }
+    let mut run = vec![(id, *last)];
+    let mut first = *last;
+    for _ in 1..run_pages {
+        let (id, before) = by_key.get(&first.parent?)?;
+        if before.depth.checked_add(1) != Some(first.depth) {
+            return None;
+        }
+        run.push((*id, *before));
+        first = *before;
+    }
+    run.reverse();
+    Some(run)
+}
