@@ -284,7 +284,7 @@ pub enum Refusal {
     Unreachable,
     /// The store was opened read-only.
     ReadOnly,
-    /// The store is closed, or a volume has failed for good.
+    /// The store is closed, or a shared store has no owner.
     Closed,
     /// The serial numbers of the store's epoch are used up: reopen it.
     Exhausted,

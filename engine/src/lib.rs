@@ -1,6 +1,6 @@
 //! The page store: keeps KV-cache pages on NVMe between requests, restarts and processes.
 //!
-//! An engine that embeds a store:
+//! A server that embeds a store:
 //!
 //! ```
 //! # let directory = tempfile::tempdir()?;
@@ -22,7 +22,7 @@
 //! let mut buffers = pages.buffers(chain.keys().len())?;
 //! let mut slots: Vec<_> = buffers.iter_mut().map(|page| page.parts_mut()).collect();
 //! let read = pages.read_prefix(&chain, &mut slots, None);
-//! // The engine computes the rest of the prompt into its pages, and stores them.
+//! // The server computes the rest of the prompt into its pages, and stores them.
 //! slots[read..].iter_mut().for_each(|parts| parts[0].fill(1));
 //! let computed: Vec<_> = buffers[read..].iter().map(|page| page.parts()).collect();
 //! let stored = pages.append(&chain.skip(read), &computed, PutOptions::default());
@@ -44,7 +44,7 @@
 //! | use it | [`NamespaceHandle`] and [`Chain`], or the calls of [`PageStore`] |
 //! | read without memory of your own, until a deadline | [`NamespaceHandle::get_lent`] |
 //! | choose the kept pages | [`policy::EvictionPolicy`], [`policy::AdmissionPolicy`], [`Hint`] |
-//! | put another store beneath an engine | an implementation of [`PageStore`] |
+//! | put another store beneath a server | an implementation of [`PageStore`] |
 //! | watch it | [`PageStore::stats`], [`report`] |
 //!
 //! # The code
@@ -69,8 +69,7 @@
 //!  +-------+
 //! ```
 //!
-//! `docs/design.md` in the repository describes the design: terms, states, crashes, recovery,
-//! reclaim, sharing. Of the modules, all but [`fit`] and [`policy`] are private. The feature
+//! Of the modules, all but [`fit`] and [`policy`] are private. The feature
 //! `internals` makes public what the simulation, the fuzz targets, the tiers, the tools and the
 //! tests need; it has no stable interface.
 //!
@@ -83,8 +82,8 @@
 //! | `pages` | the pages of a namespace, and their chains |
 //! | `error` | why a store could not be opened or used, and the remedy |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
-//! | `store` | opening, the handle of one process, the background threads |
-//! | `share` | the handle: one store, many processes; owner, clients, takeover |
+//! | `store` | a store of one process: opening, calls, background threads |
+//! | `share` | [`Store`], the handle of callers: alone, as owner, or as client |
 //! | `beneath` | the seam for a place beneath the store, beyond the node |
 //! | `capacity` | how many pages a store of a given geometry keeps |
 //! | `catalog` | the boundary between handle and allocation: reserve, write, commit |
@@ -97,7 +96,7 @@
 //! | `offline` | work on a store that is not in use: repair, compaction |
 //! | `runtime` | threads, locks and time: those of the system, or of a simulation |
 //! | `sealed` | memory that several processes map |
-//! | `seldom` | the limit of a log line that may recur |
+//! | `seldom` | limits how often a log line is repeated |
 //! | `totals` | counters of all processes, across owners |
 //! | `spaces` | reads by namespace |
 //! | `system` | the calls to the operating system that a simulation has to control |

@@ -22,13 +22,13 @@
 //!
 //! - A page becomes visible only when its bytes *and* its descriptor are on the device.
 //! - After a failed write, no page of its segment is acknowledged that was not visible before.
-//! - `synced` never passes a commit whose bytes a failed sync may have lost.
+//! - The flush watermark (`synced`) waits for the rewrite of all suspects of a failed sync.
 //! - A page whose bytes failed after its descriptor was written is never proven: the durable
 //!   watermark stays below its commit until a header excludes the page (`Segment::held`).
 //! - Where a descriptor write failed, empty blocks are written before the segment is sealed. No
 //!   header proves blocks behind a hole that could not be filled (`Segment::trust_end`).
-//! - Nothing in a segment is acknowledged before its first header is written: recovery finds the
-//!   segment by that header, or by its first block.
+//! - Nothing in a segment is acknowledged before its first header is written: without that header
+//!   recovery finds the segment only by its first descriptor block, which may be absent.
 //! - A segment is released only after everything forwarded out of it is synced, and no reader has
 //!   it pinned. It is written again only when its free header is durable: otherwise a power loss
 //!   leaves the old generation with the new one's bytes.

@@ -2,15 +2,16 @@
 //!
 //! A disk takes batches of operations ([`Op`]) on the store's volumes. It answers each one exactly
 //! once, through the [`Sink`] that came with it. It decides nothing: the core decides which bytes
-//! go where, and the reader verifies them. It owns three things:
+//! go where, and the reader verifies them. It owns four things:
 //!
 //! - *Progress*: a short transfer is resumed. An interrupted, cancelled or postponed one is retried
 //!   a bounded number of times. A transfer without progress is a failure ([`DiskError`]). A read
 //!   that fails with `EIO` is tried three times. A failed sync is never retried: the kernel reports
 //!   a lost write once.
 //! - *Depth*: at most `depth` operations of a volume are in the kernel at once. The rest wait.
-//! - *Order*: reads of calls, records and syncs come before writes of puts, and these before work
-//!   in the background ([`Purpose`]). Beside reads the others are paced (`pace`).
+//! - *Order*: reads of calls, the store's own structures (superblocks, headers, descriptors) and
+//!   syncs come first, then writes of puts, then work in the background ([`Purpose`]). While a call
+//!   reads, puts and work in the background are paced (`pace`).
 //! - *Deadlines*: an operation that has not been handed to the kernel by its deadline never is. It
 //!   is answered [`DiskError::Deadline`] when its turn comes, or at a call of [`Disk::expire`]. An
 //!   operation in the kernel is always waited for: its buffers belong to the kernel.

@@ -10,11 +10,12 @@
 //!
 //! - A page is found from the moment `publish` returns until it leaves, and always at a place that
 //!   was published or relocated for that very name.
-//! - A pin is taken in the same hold of the lock in which the entry points at the segment, or while
-//!   pages are being written there. So a segment without entries, without writes and with 0 pins is
-//!   unused and stays unused.
-//! - Eviction takes leaves only (a page goes after all its descendants), the least recently used
-//!   first, and no leased page.
+//! - A lookup finds the entry and pins its segment in one hold of the lock. The core may also pin a
+//!   segment while pages are being written into it. So a segment without entries, without writes
+//!   and with 0 pins is unused and stays unused.
+//! - Eviction takes leaves only (a page goes after all its descendants), and no leased page: the
+//!   least recently used first, or in the order of the policy of eviction. Only the core's
+//!   emergency removes pages without these rules.
 //! - A lookup waits for at most one step of a writer: a batch of 256 changes and one shard of the
 //!   table growing, under a millisecond with ten million pages (figures in `table`). The one
 //!   exception is the lowering of all heats, once in a billion calls (see [`Heat`]): 21 to 33 ms.
@@ -28,8 +29,8 @@
 //!
 //! *Two pages under one name*: 96 bits of SHA-256 collide by chance once in 10^15 stores of ten
 //! million pages. The payload checksum covers the whole key and the namespace, so a collision is a
-//! miss and never wrong bytes. (A hash over key and namespace was measured and refused: one block
-//! of BLAKE3 takes 75 to 90 ns, more than the 73 ns that a whole lookup may take.)
+//! miss and never wrong bytes. The name is no hash over key and namespace: one block of BLAKE3
+//! takes 75 to 90 ns, and a whole lookup may take 73 ns.
 //!
 //! *A stale view of a page*: a conclusion from bytes on disk is applied only if the page still lies
 //! at the place of those bytes (`forget`, `prove`, `relocate`, `evict_if_leaf` name the place).
@@ -59,7 +60,7 @@
 //! | `slab` | the entries |
 //! | `table` | from a hash to slots |
 //! | `coldness` | the next page to evict |
-//! | `chosen` | the same by a policy of another crate, and the facts that it sees |
+//! | `chosen` | the same under a policy of eviction, and the facts that it sees |
 //! | `climb` | a preview of the order of eviction |
 //! | `lease` | the pages that must not be evicted |
 //! | `counted` | the same, until their leases are returned |

@@ -24,15 +24,17 @@
 //! | `leaves` | the leaves of each class, the oldest first |
 //! | this module | the policy |
 //!
-//! *Index*: the highest rate of uses that a page of this class and age reaches over any time ahead
-//! (the Gittins index of a job that may end with a use). It is made to fall with age, so that the
-//! oldest leaf of a class is always the one of least index, and an eviction compares one leaf a
-//! class.
+//! *Hazard*: the uses a second of the pages of a class at one age.
 //!
-//! *Superseded*: when a request goes through a page into another child than the last one, the old
-//! branch is a branch that a conversation left. Its pages get a class of their own.
+//! *Index* of a leaf (not the module `index`): the highest mean rate of uses that a page of its
+//! class and age reaches over any time ahead (the Gittins index). It is made to fall with age, so
+//! that the oldest leaf of a class is always the one of least index, and an eviction compares one
+//! leaf a class.
 //!
-//! All rates are in uses a second, all times in [`TICKS`] a second.
+//! *Superseded*: when a request goes from a page to another child than the request before, that
+//! conversation went another way. The pages below the earlier child get a class of their own.
+//!
+//! Times are in ticks, [`TICKS`] to a second. Rates are in uses a second.
 
 mod budget;
 mod class;

@@ -69,7 +69,7 @@ pub(crate) struct SegmentSummary {
     last_commit: Serial,
     /// A part of its headers or blocks could not be read. Unreadable is not empty.
     unreadable: bool,
-    /// Both copies of its header are bad.
+    /// No copy of its header is whole, and one is bad.
     headless: bool,
     /// One copy of its header is whole, and the other differs from it.
     uneven: bool,

@@ -3,20 +3,20 @@
 //! First every segment is scanned ([`scan`]). Then the records are compared (`judge`):
 //!
 //! - Of several records of one key, the highest version counts. Of equal versions (copies), the
-//!   highest commit counts. If that record is not proven, the newest whole record counts (`doubt`).
-//!   Recovery reads payload in this case only.
+//!   highest commit counts. If that record is not proven, the newest record counts whose payload
+//!   has the right checksum, or that is proven (`doubt`). Recovery reads payload in this case only.
 //! - A deletion kills the pages of its key that have a lower version. A clear does so for its
 //!   namespace.
-//! - A page is *proven* if its commit is covered by its segment's header, or by a `synced`
-//!   watermark in any block or header of the same epoch. The header must be sealed, or open and
-//!   written by a clean close. An unproven page is served only if its checksum matches. A segment
-//!   whose headers are both bad has no proven page: only the header excluded the pages whose writes
-//!   the device had refused.
+//! - If the segment's header is sealed, or open and written by a clean close, it alone decides
+//!   which pages are *proven*. Otherwise the highest durable watermark of the same epoch in any
+//!   block or header decides (`synced` on disk). An unproven page is served only if its checksum
+//!   matches. A segment without a valid header and with a bad copy has no proven page: the absent
+//!   header may have excluded pages whose writes failed.
 //!
 //! Pages enter the index in the order of their commits, so the oldest pages are the coldest after a
-//! restart. A page that reclaim copied counts from its copy on. Evictions are records too. Without
-//! them a crash would bring evicted pages back, and the pages that were kept instead would have to
-//! make room for them.
+//! restart. For this order a moved page has the commit of its copy. Evictions are records too.
+//! Without them a crash would bring evicted pages back, and the pages that were kept instead would
+//! have to make room for them.
 //!
 //! A record with a good checksum may still be wrong. Recovery disbelieves combinations that no
 //! writer produces, and reports them:
@@ -28,8 +28,8 @@
 //! - More namespaces than the index can number.
 //!
 //! Recovery writes nothing. It returns the headers that the opener has to write
-//! ([`Recovery::adoptions`]). Then segments that a crash left open need no second scan, and
-//! unproven pages stay unproven.
+//! ([`Recovery::adoptions`]). After the opener has written them, segments that a crash left open
+//! need no second scan, and unproven pages stay unproven.
 
 mod doubt;
 mod fault;

@@ -6,14 +6,14 @@
 //! data themselves. When the owner goes, a client takes its place.
 //!
 //! ```text
-//!   client                                owner                          volumes
-//!  +--------------+  lookup, pin, reserve,  +-------------------+
-//!  | Store  | --------------------->  | Store       |
-//!  |   remote     |     commit, wait        |   server -> Store | --------> descriptors,
-//!  |   own ring   |                         |             ring  |           headers, syncs
-//!  +--------------+                         +-------------------+
-//!        |            page data, straight between                             ^
-//!        +------------------------------------------------------------------- +
+//!   client                                 owner                             volumes
+//!  +------------+  lookup, pin, reserve,  +------------------------+
+//!  | Store      | ----------------------> | Store                  |
+//!  |   remote   |  commit, wait           |   server -> LocalStore | ---> descriptors,
+//!  |   own disk |                         |               its disk |      headers, syncs
+//!  +------------+                         +------------------------+
+//!        |          page data, straight between                              ^
+//!        +-------------------------------------------------------------------+
 //! ```
 //!
 //! | module | content |
@@ -25,7 +25,7 @@
 //! | `monitor` | the thread that keeps a role: takes over when the owner goes |
 //! | `bell` | wakes that thread, and calls that wait for an owner |
 //! | `handle` | the calls of a handle, to the owner of the moment |
-//! | `arrivals` | its reads of pages that are on their way from beneath the store |
+//! | `arrivals` | a handle's reads of pages that are on their way from beneath the store |
 //! | `spaces` | the namespaces of a handle |
 //! | `emptier` | a connection to an owner that empties segments, for a compaction |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
@@ -40,19 +40,19 @@
 //! - An extent that was granted to a client is granted again only after that client's last write is
 //!   over, even if the owner changes meanwhile.
 //! - A client that dies, or stops in the middle of a put, blocks the writes of others for seconds
-//!   at most. Its pages fail. The segments that it may still write to stay reserved until it has
-//!   gone or resumes. But no process can become the owner while a client of the previous owner is
+//!   at most. Its pages fail. The segments that it may still write to stay pinned until it has gone
+//!   or resumes. But no process can become the owner while a client of the previous owner is
 //!   stopped: the new owner does not know the extents granted to that client.
 //! - A client whose owner goes misses at once, until it has found a new owner or become the owner.
 //!   All acknowledged pages are there then. A put waits for a new owner as long as it may wait for
 //!   room, and is made once more.
 //!
-//! Several processes may use the pages of one namespace (ranks of a model whose whole cache every
-//! rank holds). Such pages are read from the device once: the first process to ask reads a page
-//! into memory that all of them map, and all copy it from there ([`SharedReads`]). A copy is
-//! verified after it was made, like a read from the device. So the worst damage that a process can
-//! do through that memory, or through the messages about it, is that each other process reads the
-//! page itself. `get_lent` always reads for itself.
+//! Several processes may use the pages of one namespace (for example the ranks of a model, if each
+//! rank holds the whole cache). Such pages are read from the device once: the first process to ask
+//! reads a page into memory that all of them map, and all copy it from there ([`SharedReads`]). A
+//! copy is verified after it was made, like a read from the device. So the worst damage that a
+//! process can do through that memory, or through the messages about it, is that each other process
+//! reads the page itself. `get_lent` always reads for itself.
 //!
 //! Not protected against: a client that writes outside its extents, or forges a page together with
 //! its checksum. All processes run as one user, who owns the volumes, or as members of the

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
 //! | `opening` | from a path to a recovered store, and back to a closed one |
-//! | `keeper` | the housekeeper thread: due syncs, reclaim |
+//! | `keeper` | the keeper thread: due syncs, reclaim |
 //! | `lessons` | the file in which the policy of eviction keeps what it has learned |
 //! | `prewriter` | writes unused blocks for the first time, before pages come |
 //! | `mover` | moves pages from segment to segment |
@@ -14,7 +14,8 @@
 //! | `lent` | gets into memory of the store's own, which may outlast the call's deadline |
 //! | `staged` | gets that are shared with other processes |
 //! | `services` | log lines about volumes in read-only service |
-//! | `recheck` | for a handle without the lock: whether segments are still in the same generation |
+//! | `notices` | log lines about refused and failed puts |
+//! | `recheck` | for a read-only handle: whether a segment is still in the generation it has read |
 //! | `hang` | which volumes have gone silent |
 //! | `simulated` | a store over a simulated disk; in the build for the simulation alone |
 

@@ -46,10 +46,7 @@ impl Notices {
                 "their chain is longer than all that the store keeps: create a larger store",
             ),
             Refusal::ReadOnly => (5, "the store was opened read-only"),
-            Refusal::Closed => (
-                6,
-                "the store is closed or has no owner, or a volume has failed",
-            ),
+            Refusal::Closed => (6, "the store is closed or has no owner"),
             // The volume's change of service is logged, with its reason; a policy logs for itself.
             Refusal::ReadOnlyService | Refusal::NotAdmitted => return,
             Refusal::Exhausted => (

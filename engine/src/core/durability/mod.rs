@@ -1,25 +1,26 @@
 //! Durability: sync rounds, the callers that wait for them, and the cost of a failed sync.
 //!
-//! A round syncs every volume that was written to since its last sync. It proves all groups that
-//! were complete when it began. A round starts only if something waits for it: a flush, a put under
-//! `always`, a segment to be sealed or released, the interval.
+//! A round syncs every volume that was written to since its last sync. It covers all commits below
+//! the lowest group that was incomplete when the round began. A round starts only if something
+//! waits for it: a flush, a put under `always`, a segment to be sealed or released, the interval.
 //!
 //! After a failed sync the kernel may have dropped the pages that it could not write, and call the
 //! next sync good. So the next sync proves nothing. Every segment of that volume that was written
 //! since the last good sync becomes a *suspect*: reclaim reads each of its pages back, verifies it
-//! and writes it again. Until that is done `synced` stands still, and flushes fail. Only segments
-//! that reclaim has emptied since are released meanwhile, by *partial* rounds: without them a full
-//! store would have nowhere to write again. After that nothing on the volume is waited for: a
-//! volume whose every sync fails is in no round before it is written to again. If a suspect stays
-//! unreadable, its pages are dropped from the index.
+//! and writes it again. Until all suspects are rewritten, the flush watermark stands still, and
+//! flushes fail. Meanwhile *partial* rounds release emptied segments of which no forwarded data is
+//! in a suspect: without them a full store would have no room to write again. Once its suspects are
+//! rewritten elsewhere, nothing waits for that volume: rounds leave it out until it is written to
+//! again. If a suspect stays unreadable, its pages are dropped from the index.
 //!
-//! There are two watermarks ([`Watermarks`](super::base::Watermarks)). A flush reports `synced`.
-//! Recovery trusts `durable`. After a failed sync, or a failed write of a page's bytes, `durable`
-//! has to stay below every commit whose payload may be missing, since its descriptor may be on
-//! disk. It goes on when headers exclude those pages and a sync that began after that has made
-//! these headers durable. A further failed sync may lose a header too, and the header is written
-//! again. If a device never takes one, `durable` stands still. Flushes and reclaim go on. The
-//! price: after a crash more pages are unproven than necessary.
+//! There are two watermarks ([`Watermarks`](super::base::Watermarks)). A flush succeeds when the
+//! flush watermark (`synced`) reaches its commit. Recovery trusts the durable watermark
+//! (`durable`). After a failed sync, or a failed write of a page's bytes, the durable watermark has
+//! to stay below every commit whose payload may be missing, since its descriptor may be on disk. It
+//! moves again when headers exclude those pages and a sync that began after that has made these
+//! headers durable. A further failed sync may lose a header too, and the header is written again.
+//! If a device refuses such a header for good, the durable watermark stands still. Flushes and
+//! reclaim go on. The price: after a crash more pages are unproven than necessary.
 
 mod release;
 

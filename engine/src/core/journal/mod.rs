@@ -2,8 +2,8 @@
 //!
 //! While a few groups are in flight, later descriptors gather for the next one: many small puts
 //! share blocks, and a lone put waits for no other. A group has one commit number. It is *complete*
-//! when each of its block writes is answered and each of its pages has its status. Syncs cover
-//! complete groups only.
+//! when each of its block writes is answered and each of its pages is published or failed. Under
+//! `always` the statuses come later, after a sync. Syncs cover complete groups only.
 //!
 //! The journal knows commits and records. A page is a [`Ticket`] to it: the rooms above learn from
 //! events which tickets were grouped and described.

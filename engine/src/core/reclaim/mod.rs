@@ -1,5 +1,5 @@
-//! Reclaim: emptying the segment with the fewest live blocks, so that it can be written again.
-//! Tombstones that must be forwarded count like pages.
+//! Reclaim: empties segments, so that they can be written again. `pick` chooses them: usually the
+//! segment with the fewest live blocks. Tombstones that must be forwarded count like pages.
 //!
 //! | module | decides |
 //! |---|---|
@@ -21,25 +21,25 @@
 //! on the way spoils no segment. The victim is released once a sync covers everything that was
 //! forwarded out of it, and no reader is in it.
 //!
-//! Reclaim must go on in the worst of states, since a crash in the middle of it seals the segments
-//! that were open. Without a free segment, and without room in one that takes copies, it gives up
-//! another victim, the coldest, and evicts its pages (`emergency`). Tombstones, which must not be
-//! lost, go into gaps of sealed segments, whose headers are written again to list them
-//! (`Segments::place_record`).
+//! Reclaim must go on even when no segment is free. Repeated crashes lead there: each recovery
+//! seals the segments that were open, part-filled. Without a free segment, and without room in one
+//! that takes copies, it gives up another victim, the coldest, and evicts its pages (`emergency`).
+//! Tombstones, which must not be lost, go into gaps of sealed segments, whose headers are written
+//! again to list them (`Segments::place_record`).
 //!
 //! A segment whose free header cannot be written, and a victim whose descriptors cannot be read, is
-//! tried again now and then and is not waited for. The store keeps as many pages less as if it had
-//! never been there (`Segments::set_unusable`). So reclaim goes on without a volume that dies, and
-//! has its room back when the volume works again.
+//! tried again now and then and is not waited for. The limit of the store falls as if the segment
+//! did not exist (`Segments::set_unusable`). So reclaim goes on when a volume fails, and the limit
+//! rises again when the volume works.
 //!
-//! The constants come from a simulation (exact page LRU over a one-hour chat trace of 288,500 block
-//! references, 2026-11). Copies in a segment of their own are essential: mixed with new pages they
-//! doubled the write amplification (1.2 to 1.9 in the steady state). With 87.5 % of the room in use
-//! it is 1.19 with 63 segments and 1.09 with 255; at 90 % it is 1.3 to 1.6. Picking the victim by
-//! fewest live bytes was never worse than cost-benefit or age. Dropping the coldest twentieth of
-//! the cache instead of copying it saves up to half of the copies, and costs at most 0.03 points of
-//! hit rate. More free segments than needed cost amplification, since they come out of the same
-//! slack.
+//! The constants (`COLD_SHARE`, the limit of 7/8, the free target) follow from a simulation: exact
+//! page LRU over a one-hour chat trace of 288,500 block references (2026-11). With 87.5 % of the
+//! room in use the write amplification is 1.19 with 63 segments and 1.09 with 255; at 90 % it is
+//! 1.3 to 1.6. Copies and new pages share no segment: mixed, it rises from 1.2 to 1.9. The victim
+//! with the fewest live bytes is never worse than a victim by cost-benefit or by age. Evicting the
+//! coldest twentieth of the cache instead of copying it saves up to half of the copies, and costs
+//! at most 0.03 points of hit rate. More free segments than needed raise the amplification, since
+//! they come out of the same slack.
 
 mod emergency;
 mod pick;

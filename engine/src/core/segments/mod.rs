@@ -11,8 +11,8 @@
 //! | `service` | the volumes that take writes |
 //!
 //! Invariants: data and descriptor blocks never meet (`data_end + blocks + reserved <=
-//! segment_blocks`); the last free segment is kept for copies and records, so that reclaim can
-//! always go on; `live` counts exactly the blocks of indexed pages.
+//! segment_blocks`); no put and no deletion opens the last free segment, so that reclaim can always
+//! go on; `live` counts exactly the blocks of indexed pages.
 
 mod failures;
 pub(super) mod headers;
@@ -41,7 +41,7 @@ struct Volume {
     /// Store-wide number of its first segment.
     base: u32,
     segments: u32,
-    /// Written to since its last good sync.
+    /// Written to since it was last taken for a sync.
     is_dirty: bool,
     service: Service,
     /// It takes nothing any more, and is to be removed from the store.

@@ -3,8 +3,9 @@
 //! | state | event | next state |
 //! |---|---|---|
 //! | Free | a page or record finds no room in the open segment | Open |
-//! | Open | full, or a write failed, or reclaim wants it | Draining |
+//! | Open | full, or a write or a sync failed, or reclaim wants it | Draining |
 //! | Draining | all writes ended and are durable | Sealing |
+//! | Draining | a header must exclude pages, or list blocks | Sealing |
 //! | Draining | a sync failed, or nothing needs a header | Sealed |
 //! | Sealing | the sealed header is written, or refused | Sealed |
 //! | Sealed | records find no room elsewhere | Draining |
