@@ -315,3 +315,27 @@ fn a_page_found_damaged_on_the_way_is_dropped_and_told() {
         539
     );
 }
+
+#[test]
+fn a_hand_over_in_the_middle_of_a_compaction_is_in_order() {
+    let home = scattered();
+    let server = client(&home);
+    let watch = Watch::on(&home);
+    let mut compact = started(&home, &["compact"]);
+    watch.await_writes(&compact.0, 1);
+    let owner = serve(&home);
+    eventually("the service owns the store", || {
+        server.part() == Part::Client
+    });
+    let code = compact.0.wait().unwrap().code();
+    assert!(matches!(code, Some(3 | 0)), "{code:?}");
+    let told = stat(&home);
+    assert_eq!(
+        (&told["pages"], &told["unproven_pages"]),
+        (&540.into(), &0.into())
+    );
+    home.says("compact", &[], 0, &["540 pages"]);
+    assert_eq!(Pool::new(&server).hits(&chains().concat()), 540);
+    server.close().unwrap();
+    end(owner);
+}
