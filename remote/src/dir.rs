@@ -1,8 +1,9 @@
 //! A directory as a remote: a mounted 3FS, CephFS, Lustre or NFS.
 //!
-//! An object gets its name by a hard link to a file that is complete and synced. So no reader sees
-//! a part of one, and of several writers one succeeds. Files that a crash left without their name
-//! are removed by the next listing, an hour later.
+//! The directory itself must exist: a file system that is not mounted must not become files of the
+//! directory beneath it. An object gets its name by a hard link to a file that is complete and
+//! synced. So no reader sees a part of one, and of several writers one succeeds. Files that a crash
+//! left without their name are removed by the next listing, an hour later.
 //!
 //! A mounted file system that does not answer blocks its callers for ever. So each call runs on a
 //! thread of its own, and its caller waits until the deadline. Threads that wait for the file
@@ -49,7 +50,7 @@ impl Drop for Call {
 }
 
 impl Dir {
-    /// Objects below a directory. Nothing is created before the first object.
+    /// Objects below a directory, which must exist. Nothing is created before the first object.
     #[must_use]
     pub fn new(root: PathBuf) -> Dir {
         let calls = Arc::default();
@@ -106,8 +107,11 @@ impl Remote for Dir {
     fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
-            let found = root.join(name).symlink_metadata();
-            Ok(absent(found)?.is_some_and(|found| found.is_file()))
+            let found = absent(root.join(name).symlink_metadata())?;
+            if found.is_none() {
+                root.metadata()?;
+            }
+            Ok(found.is_some_and(|found| found.is_file()))
         })
     }
 
@@ -145,6 +149,7 @@ impl Remote for Dir {
             if path.try_exists()? {
                 return Ok(Published::Present);
             }
+            root.metadata()?;
             let directory = path.parent().unwrap_or(root);
             fs::create_dir_all(directory)?;
             let mut file = unfinished(directory)?;

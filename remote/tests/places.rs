@@ -143,11 +143,19 @@ fn pipe(path: &Path) {
 }
 
 #[test]
-fn a_missing_directory_is_an_error_of_a_listing() {
-    let remote = Dir::new("/no/such/place".into());
+fn a_missing_directory_is_an_error_and_is_not_made() {
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("not mounted");
+    let remote = Dir::new(root.clone());
+    let is_missing = |error: RemoteError| {
+        assert!(matches!(error, RemoteError::Missing(_)), "{error}");
+    };
     let mut each = |_| ControlFlow::Continue(());
-    let error = remote.list(None, &mut each, later()).unwrap_err();
-    assert!(matches!(error, RemoteError::Missing(_)), "{error}");
+    is_missing(remote.list(None, &mut each, later()).unwrap_err());
+    let (name, object) = objects().remove(0);
+    is_missing(remote.holds(&name, later()).unwrap_err());
+    is_missing(remote.publish(&name, object, later()).unwrap_err());
+    assert!(!root.exists());
 }
 
 #[test]

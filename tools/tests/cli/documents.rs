@@ -160,6 +160,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.run(&["import", empty, archive], 1);
 
     let (key_file, shared) = (&at("key"), at("shared"));
+    std::fs::create_dir(&shared).unwrap();
     printed.run(&["remote", "key", key_file], 0);
     let url = &format!("file://{shared}");
     let keys = ["--key-file", key_file];
