@@ -8,7 +8,7 @@ use larder_format::KeyPrefix;
 use crate::run::RunPage;
 
 /// Pages that are remembered for each namespace; about 100 bytes each.
-const PAGES_MAX: usize = 1 << 18;
+const PAGES_MAX: usize = 1 << 17;
 
 /// The last pages that puts asked to store.
 #[derive(Default)]

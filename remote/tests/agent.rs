@@ -1,0 +1,307 @@
+//! Agents of two nodes over a remote that fails, lies and loses. Each page that a store returns has
+//! its own bytes, and no read waits much longer than its deadline.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::*;
+use larder_engine::beneath::Beneath;
+use larder_engine::{
+    CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
+};
+use larder_format::{Fingerprint, PageKey};
+use larder_remote::agent::{Admission, Agent, AgentOptions};
+use larder_remote::{Listed, Published, Remote, RemoteError, RunName};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+
+/// Longest time of the whole test, on a loaded machine too.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+const PAGES: usize = 8;
+const RUN_PAGES: usize = 4;
+
+type Objects = Arc<Mutex<BTreeMap<RunName, Vec<u8>>>>;
+
+/// Objects in memory, behind a network and a server that cannot be trusted.
+struct Faulty {
+    objects: Objects,
+    random: Mutex<Pcg64>,
+}
+
+impl Faulty {
+    /// A number below `below`, or a fault that any request may have.
+    fn begin(&self, below: u32) -> Result<u32, RemoteError> {
+        let (fault, number) = {
+            let mut random = self.random.lock().unwrap();
+            (random.random_range(0..20), random.random_range(0..below))
+        };
+        match fault {
+            0 => return Err(RemoteError::Failed("a test".to_owned())),
+            1 => return Err(RemoteError::Deadline),
+            2 => return Err(RemoteError::Overloaded("a test".to_owned())),
+            _ => {}
+        }
+        Ok(number)
+    }
+
+    fn at(&self, below: usize) -> usize {
+        self.random.lock().unwrap().random_range(0..below)
+    }
+}
+
+impl Remote for Faulty {
+    fn holds(&self, run: &RunName, _: Instant) -> Result<bool, RemoteError> {
+        let lies = self.begin(10)? == 0;
+        Ok(self.objects.lock().unwrap().contains_key(run) != lies)
+    }
+
+    fn fetch(
+        &self,
+        run: &RunName,
+        bytes_max: usize,
+        _: Instant,
+    ) -> Result<Option<Vec<u8>>, RemoteError> {
+        let kind = self.begin(12)?;
+        let objects = self.objects.lock().unwrap();
+        let Some(object) = objects.get(run).filter(|object| object.len() <= bytes_max) else {
+            return Ok(None);
+        };
+        let mut object = object.clone();
+        match kind {
+            // A flipped bit, anywhere.
+            0 | 1 => {
+                let at = self.at(object.len());
+                object[at] ^= 1;
+            }
+            2 => object.truncate(self.at(object.len())),
+            // Another run under this name.
+            3 => {
+                object = objects
+                    .values()
+                    .nth(self.at(objects.len()))
+                    .unwrap()
+                    .clone();
+            }
+            // Payloads of two pages exchanged.
+            4 => {
+                let payload = 3 * 4096;
+                let (first, second) = object[payload..].split_at_mut(12288);
+                first.swap_with_slice(&mut second[..12288]);
+            }
+            // The true name and pages, sealed by another key.
+            5 => object = forged(run, &object),
+            _ => {}
+        }
+        Ok(Some(object))
+    }
+
+    fn publish(
+        &self,
+        run: &RunName,
+        mut object: Vec<u8>,
+        _: Instant,
+    ) -> Result<Published, RemoteError> {
+        let kind = self.begin(12)?;
+        match kind {
+            // Acknowledged and lost.
+            0 => return Ok(Published::Created),
+            // Torn.
+            1 => object.truncate(self.at(object.len())),
+            _ => {}
+        }
+        let mut objects = self.objects.lock().unwrap();
+        if objects.contains_key(run) {
+            return Ok(Published::Present);
+        }
+        objects.insert(*run, object);
+        Ok(Published::Created)
+    }
+
+    fn remove(&self, run: &RunName, _: Instant) -> Result<(), RemoteError> {
+        self.objects.lock().unwrap().remove(run);
+        Ok(())
+    }
+
+    fn list(
+        &self,
+        _: Option<Fingerprint>,
+        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        _: Instant,
+    ) -> Result<(), RemoteError> {
+        self.begin(1)?;
+        let objects = self.objects.lock().unwrap();
+        let listed = objects.iter().map(|(run, object)| Listed {
+            run: *run,
+            bytes: object.len() as u64,
+            created_unix_s: 0,
+        });
+        let listed: Vec<Listed> = listed.collect();
+        drop(objects);
+        let _ = listed.into_iter().try_for_each(each);
+        Ok(())
+    }
+}
+
+/// The same run with other bytes and right checksums, as an attacker without the key makes it.
+fn forged(run: &RunName, object: &[u8]) -> Vec<u8> {
+    let opened = larder_remote::run::open(object, run, &trust(1));
+    let pages: Vec<_> = opened.pages.iter().map(|opened| opened.page).collect();
+    let pages = pages.iter().map(|page| larder_remote::RunPage {
+        key: page.key,
+        parent: page.parent.map(|parent| parent.padded()),
+        depth: page.depth,
+    });
+    let pages: Vec<_> = pages.collect();
+    let mut draft = larder_remote::Draft::new(namespace("model"), pages, trust(2));
+    draft
+        .payloads()
+        .into_iter()
+        .for_each(|page| page[..5000].fill(0x66));
+    let store = larder_format::StoreId::from_bytes([9; 16]);
+    draft.finish(store, 1).unwrap_or_default()
+}
+
+struct Node {
+    agent: Arc<Agent>,
+    store: Arc<Store>,
+    id: larder_engine::NamespaceId,
+    _directory: tempfile::TempDir,
+}
+
+impl Node {
+    fn new(objects: &Objects, seed: u64) -> Node {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = directory.path().join("store");
+        let size = CreateOptions::new(128 << 20).with(|o| o.segment_size = Some(16 << 20));
+        create(&path, &size).unwrap();
+        let remote = Faulty {
+            objects: Arc::clone(objects),
+            random: Mutex::new(Pcg64::seed_from_u64(seed)),
+        };
+        let options = AgentOptions {
+            place: "a test".to_owned(),
+            trust: trust(1),
+            run_tokens: 16 * u32::try_from(RUN_PAGES).unwrap(),
+            admission: Admission::Through,
+            bytes_per_day: 1 << 40,
+            bytes_per_second: 1 << 40,
+            requests_per_hour: 1 << 40,
+            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(1),
+            prefill_rate: None,
+            refresh: Duration::from_millis(20),
+            delay: Duration::from_millis(1),
+        };
+        let agent = Agent::new(Box::new(remote), options);
+        let store = OpenOptions::default().over(agent.clone());
+        let store = Arc::new(Store::open(&path, store).unwrap());
+        let id = store.namespace(&namespace("model")).unwrap();
+        let of_agent: Arc<dyn PageStore> = store.clone();
+        agent.start(&of_agent).unwrap();
+        Node {
+            agent,
+            store,
+            id,
+            _directory: directory,
+        }
+    }
+
+    fn put(&self, keys: &[PageKey]) {
+        let payloads: Vec<Vec<u8>> = keys.iter().map(payload).collect();
+        let parts: Vec<[IoSlice<'_>; 2]> = payloads
+            .iter()
+            .map(|page| [IoSlice::new(&page[..5000]), IoSlice::new(&page[8192..8492])])
+            .collect();
+        let pages: Vec<PutPage<'_>> = (0..keys.len())
+            .map(|at| PutPage {
+                key: keys[at],
+                parent: at.checked_sub(1).map(|before| keys[before]),
+                depth: u32::try_from(at).unwrap(),
+                parts: &parts[at],
+            })
+            .collect();
+        self.store
+            .put(self.id, &pages, PutOptions::waiting(PATIENCE));
+    }
+
+    /// Looks pages up and reads those found. Returns the number of hits.
+    fn read(&self, keys: &[PageKey]) -> usize {
+        let found = self.store.longest_prefix(self.id, keys);
+        let mut memory = vec![([0xee; 5000], [0xee; 300]); found];
+        let mut parts: Vec<[IoSliceMut<'_>; 2]> = memory
+            .iter_mut()
+            .map(|(first, second)| [IoSliceMut::new(first), IoSliceMut::new(second)])
+            .collect();
+        let mut pages: Vec<GetPage<'_, '_>> = keys
+            .iter()
+            .zip(&mut parts)
+            .map(|(key, parts)| GetPage { key: *key, parts })
+            .collect();
+        let begin = Instant::now();
+        let deadline = begin + Duration::from_secs(5);
+        let statuses = self.store.get(self.id, &mut pages, Some(deadline));
+        assert!(begin.elapsed() < PATIENCE);
+        let hits = statuses
+            .iter()
+            .enumerate()
+            .filter(|(_, status)| status.is_hit());
+        let hits: Vec<usize> = hits.map(|(at, _)| at).collect();
+        for at in &hits {
+            let expected = payload(&keys[*at]);
+            assert!(
+                memory[*at].0 == expected[..5000],
+                "wrong bytes of page {at}"
+            );
+            assert!(
+                memory[*at].1 == expected[8192..8492],
+                "wrong bytes of page {at}"
+            );
+        }
+        hits.len()
+    }
+
+    fn count(&self, name: &str) -> u64 {
+        self.agent.report().counts[name]
+    }
+
+    fn close(&self) {
+        let begin = Instant::now();
+        self.agent.close();
+        self.store.close().unwrap();
+        assert!(begin.elapsed() < PATIENCE);
+    }
+}
+
+#[test]
+fn no_fault_of_the_remote_makes_a_store_return_a_wrong_byte_or_wait() {
+    let objects = Objects::default();
+    let nodes = [Node::new(&objects, 1), Node::new(&objects, 2)];
+    let begin = Instant::now();
+    let mut hits = 0;
+    let is_done = || {
+        let second = |name| nodes[1].count(name);
+        let faulty = second("faulty_pages") > 8 && second("faulty_runs") > 8;
+        faulty && second("stored_pages") > 100 && second("failed_fetches") > 4
+    };
+    let mut seed = 0;
+    while !is_done() {
+        assert!(begin.elapsed() < PATIENCE, "{:?}", nodes[1].agent.report());
+        seed += 1;
+        nodes[0].put(&chain(seed, PAGES));
+        // Runs that have been published meanwhile.
+        for before in seed.saturating_sub(20)..seed {
+            hits += nodes[1].read(&chain(before, PAGES));
+        }
+    }
+    assert!(hits > 0);
+    // Of the remote alone: the second node puts nothing itself.
+    assert!(nodes[1].count("published_runs") <= nodes[1].count("stored_pages"));
+    nodes.iter().for_each(Node::close);
+}
