@@ -1,6 +1,7 @@
 //! Every metric: its name, unit and meaning, and its samples.
 
 use larder_engine::Stats;
+use larder_engine::beneath::BeneathReport;
 use larder_engine::disk::health::Health;
 use larder_engine::share::View;
 use larder_engine::spaces::Spaces;
@@ -147,6 +148,9 @@ pub(super) fn metrics(view: Option<&View>, drives: &[(String, Health)]) -> Vec<M
         namespaces(&mut table, view);
         reads(&mut table, &view.report.totals.spaces);
         totals(&mut table, &view.report.totals);
+        if let Some(l4) = &view.report.beneath {
+            remote(&mut table, l4);
+        }
     }
     wear(&mut table, drives);
     table.0
@@ -348,6 +352,53 @@ fn reads(table: &mut Table, spaces: &Spaces) {
     );
 }
 
+/// Counters of the L4, each with the value of its label.
+const L4_OUTGOING: [(&str, &str); 6] = [
+    ("published", "published_runs"),
+    ("present", "present_runs"),
+    ("dropped_queue", "dropped_queue_runs"),
+    ("dropped_budget", "dropped_budget_runs"),
+    ("dropped_absent", "dropped_absent_runs"),
+    ("dropped_failed", "dropped_failed_runs"),
+];
+const L4_INCOMING: [(&str, &str); 6] = [
+    ("fetched", "fetched_runs"),
+    ("faulty", "faulty_runs"),
+    ("gone", "gone_runs"),
+    ("late", "late_runs"),
+    ("failed", "failed_fetches"),
+    ("too_slow", "too_slow_runs"),
+];
+const L4_PAGES: [(&str, &str); 3] = [
+    ("stored", "stored_pages"),
+    ("refused", "refused_pages"),
+    ("faulty", "faulty_pages"),
+];
+
+/// The remote beneath the store.
+fn remote(table: &mut Table, l4: &BeneathReport) {
+    let of = |name: &str| l4.counts.get(name).copied().unwrap_or_default();
+    let up = "Whether requests are made to the remote";
+    table.gauge("larder_l4_up", up, u64::from(l4.works));
+    let known = "Runs of the remote whose names are known";
+    table.gauge("larder_l4_known_runs", known, of("known_runs"));
+    let outgoing = L4_OUTGOING.map(|(outcome, name)| (outcome, of(name)));
+    let help = "Runs that were to be published, by outcome";
+    let samples = by("outcome", outgoing, count);
+    table.add("larder_l4_outgoing_runs", help, None, samples);
+    let incoming = L4_INCOMING.map(|(outcome, name)| (outcome, of(name)));
+    let help = "Runs that lookups missed and the remote has, by outcome";
+    let samples = by("outcome", incoming, count);
+    table.add("larder_l4_incoming_runs", help, None, samples);
+    let pages = L4_PAGES.map(|(outcome, name)| (outcome, of(name)));
+    let help = "Pages of fetched runs, by outcome";
+    table.add("larder_l4_pages", help, None, by("outcome", pages, count));
+    let help = "Bytes of published objects";
+    table.bytes_counter("larder_l4_published", help, of("published_bytes"));
+    let help = "Bytes of fetched objects";
+    table.bytes_counter("larder_l4_fetched", help, of("fetched_bytes"));
+}
+
 /// The reports of the drives.
 fn wear(table: &mut Table, drives: &[(String, Health)]) {
     let of = |value: &dyn Fn(&Health) -> Option<Value>| -> Vec<Sample> {
@@ -528,7 +579,10 @@ pub(super) mod tests {
                 namespace: None,
             }
         };
-        let mut report = Report::default();
+        let mut report = Report {
+            beneath: Some(BeneathReport::default()),
+            ..Report::default()
+        };
         let reads = r#"{"other": {"pages_hit": 1}}"#;
         report.totals.spaces = serde_json::from_str(reads).expect("it is JSON");
         View {
