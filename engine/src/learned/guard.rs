@@ -5,11 +5,11 @@
 //! the order. Those of LRU follow from the order of last uses (see [`Recency`]).
 //!
 //! ```text
-//!                   full
-//!   follows LRU ------------> trial: follows the learned order,
-//!        ^                    keeps the lead (hits of the store less those of LRU)
-//!        |                         |
-//!        +-------------------------+ lead below -1/64 of the capacity
+//!               full, and half a capacity later
+//!   follows LRU --------------------------------> trial: follows the learned order,
+//!        ^                         keeps the lead (hits of the store less those of LRU)
+//!        |                                       |
+//!        +---------------------------------------+ lead below a bound
 //!         until LRU has taken in one capacity; after each further
 //!         failure of a trial in a row the time is four times as long
 //! ```
@@ -20,12 +20,17 @@
 use super::SEGMENTS_MIN;
 use super::recency::{Epoch, Recency};
 
-/// The lead at which a trial ends, and that at which it has succeeded: parts of the capacity.
-const LOST: f64 = 1.0 / 64.0;
-const WON: f64 = 1.0 / 16.0;
+/// The lead at which a trial ends, and that at which it has succeeded: parts of the capacity, and
+/// besides so many times the usual lead of a request. One long chain decides nothing.
+const LOST: (f64, f64) = (1.0 / 64.0, 4.0);
+const WON: (f64, f64) = (1.0 / 16.0, 16.0);
 
-/// The same in pages, at least.
-const LOST_PAGES: f64 = 16.0;
+/// What is left of the past after one request with a lead.
+const FADE: f64 = 0.97;
+
+/// LRU takes in this part of the capacity between the first eviction and the first trial. The
+/// tables know little of ages that few pages have reached.
+const FIRST: f64 = 0.5;
 
 /// The time to the next trial grows by this factor with each failure.
 const PATIENCE: f64 = 4.0;
@@ -58,6 +63,9 @@ enum Phase {
 pub(super) struct Guard {
     recency: Recency,
     phase: Phase,
+    /// The lead of the request at this time, and the mean square of those before it.
+    request: (u32, f64),
+    square: f64,
     /// Trials that failed since one succeeded.
     failed: i32,
     switches: u64,
@@ -70,6 +78,8 @@ impl Default for Guard {
         Guard {
             recency: Recency::default(),
             phase: Phase::Filling,
+            request: (0, 0.0),
+            square: 0.0,
             failed: 0,
             switches: 0,
             capacity: 0,
@@ -96,7 +106,11 @@ impl Guard {
             Phase::Off => Some(format!("the store has fewer than {SEGMENTS_MIN} segments")),
             Phase::Filling => Some("the store is not full yet".to_owned()),
             Phase::Waiting(left) => Some(format!(
-                "the learned order had fewer hits; its next trial begins after {} MiB of new pages",
+                "{}; the next trial begins after {} MiB of new pages",
+                match self.failed {
+                    0 => "the learned order was not tried yet",
+                    _ => "the learned order had fewer hits",
+                },
                 (left / f64::from(1 << 20)).ceil()
             )),
             Phase::Trial(_) => None,
@@ -118,14 +132,20 @@ impl Guard {
     }
 
     /// A page of so many bytes is used, which was used last in this epoch. `is_hit`: it was stored.
+    /// Uses at one time are those of a request.
     pub(super) fn used(
         &mut self,
         before: Option<Epoch>,
         bytes: u64,
         is_hit: bool,
+        now: u32,
     ) -> Option<Switched> {
         let held = self.recency.used(before, bytes);
         let size = bytes as f64;
+        let gain = (f64::from(u8::from(is_hit)) - held) * size;
+        let capacity = self.capacity as f64;
+        let usual = self.square.sqrt();
+        let bound = |(share, times)| share * capacity + times * usual;
         match &mut self.phase {
             Phase::Off | Phase::Filling => None,
             Phase::Waiting(left) => {
@@ -133,13 +153,14 @@ impl Guard {
                 (*left <= 0.0).then(|| self.switch(Phase::Trial(0.0)))
             }
             Phase::Trial(lead) => {
-                let capacity = self.capacity as f64;
-                *lead += (f64::from(u8::from(is_hit)) - held) * size;
-                if *lead >= WON * capacity {
-                    *lead = WON * capacity;
+                *lead += gain;
+                let (won, lost) = (bound(WON), bound(LOST));
+                if *lead >= won {
+                    *lead = won;
                     self.failed = 0;
                 }
-                let is_lost = *lead < -(LOST * capacity).max(LOST_PAGES * size);
+                let is_lost = *lead < -lost;
+                self.note(gain, now);
                 is_lost.then(|| {
                     let patience = PATIENCE.powi(self.failed.min(PATIENCE_MAX));
                     self.failed += 1;
@@ -147,6 +168,19 @@ impl Guard {
                 })
             }
         }
+    }
+
+    /// Notes the gain of a use during a trial.
+    fn note(&mut self, gain: f64, now: u32) {
+        let (at, lead) = self.request;
+        if at == now {
+            self.request.1 += gain;
+            return;
+        }
+        if lead != 0.0 {
+            self.square = FADE * self.square + (1.0 - FADE) * lead * lead;
+        }
+        self.request = (now, gain);
     }
 
     fn switch(&mut self, to: Phase) -> Switched {
@@ -161,7 +195,7 @@ impl Guard {
     }
 
     /// The store evicts, and holds pages of so many bytes.
-    pub(super) fn evicts(&mut self, stored: u64) -> Option<Switched> {
+    pub(super) fn evicts(&mut self, stored: u64) {
         if stored > self.capacity {
             self.capacity = stored;
         } else if self.order() == Order::Lru {
@@ -169,7 +203,9 @@ impl Guard {
             self.capacity -= (self.capacity - stored) / CAPACITY_FALLS;
         }
         self.recency.set_capacity(self.capacity);
-        (self.phase == Phase::Filling).then(|| self.switch(Phase::Trial(0.0)))
+        if self.phase == Phase::Filling {
+            self.phase = Phase::Waiting(FIRST * self.capacity as f64);
+        }
     }
 
     pub(super) fn ram_bytes(&self) -> usize {
@@ -183,15 +219,17 @@ mod tests {
 
     const PAGE: u64 = 100;
     const PAGES: u64 = 6400;
+    const NOW: u32 = 7;
 
     /// A guard of a store that has just become full.
     fn full() -> Guard {
         let mut guard = Guard::default();
         for _ in 0..PAGES {
-            assert_eq!(guard.used(None, PAGE, false), None);
+            assert_eq!(guard.used(None, PAGE, false, NOW), None);
         }
+        guard.evicts(PAGES * PAGE);
         assert_eq!(guard.order(), Order::Lru);
-        assert_eq!(guard.evicts(PAGES * PAGE), Some(Switched));
+        assert_eq!(wait(&mut guard), PAGES / 2);
         guard
     }
 
@@ -200,7 +238,7 @@ mod tests {
         (1..)
             .find(|_| {
                 let now = guard.now();
-                guard.used(Some(now), PAGE, false).is_some()
+                guard.used(Some(now), PAGE, false, NOW).is_some()
             })
             .expect("it has no end")
     }
@@ -208,7 +246,7 @@ mod tests {
     /// The number of new pages until the next trial.
     fn wait(guard: &mut Guard) -> u64 {
         (1..)
-            .find(|_| guard.used(None, PAGE, false).is_some())
+            .find(|_| guard.used(None, PAGE, false, NOW).is_some())
             .expect("it has no end")
     }
 
@@ -238,7 +276,7 @@ mod tests {
         lose(&mut guard);
         wait(&mut guard);
         for _ in 0..10 * PAGES {
-            assert_eq!(guard.used(None, PAGE, true), None);
+            assert_eq!(guard.used(None, PAGE, true, NOW), None);
         }
         let lost = lose(&mut guard);
         assert!(lost < PAGES / 10, "{lost}");
@@ -250,8 +288,8 @@ mod tests {
         let mut guard = Guard::default();
         guard.stay_with_lru();
         for _ in 0..3 * PAGES {
-            assert_eq!(guard.evicts(PAGES * PAGE), None);
-            assert_eq!(guard.used(None, PAGE, false), None);
+            guard.evicts(PAGES * PAGE);
+            assert_eq!(guard.used(None, PAGE, false, NOW), None);
         }
         assert!(guard.reason().is_some());
     }

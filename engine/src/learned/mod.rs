@@ -195,7 +195,7 @@ impl Learned {
 
     /// Tells the guard the use of a page, which was used last in the epoch `before`.
     fn count(&mut self, id: u32, facts: &PageFacts, before: Option<Epoch>, is_hit: bool) {
-        let switched = self.guard.used(before, facts.bytes, is_hit);
+        let switched = self.guard.used(before, facts.bytes, is_hit, self.now);
         self.pages.get_mut(id).epoch = self.guard.now();
         self.follow(switched);
     }
@@ -341,8 +341,7 @@ impl EvictionPolicy for Learned {
         &mut self,
         facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
     ) -> Option<PageNumber> {
-        let switched = self.guard.evicts(self.stored_bytes);
-        self.follow(switched);
+        self.guard.evicts(self.stored_bytes);
         loop {
             let (hazards, now) = (&self.hazards, self.now);
             let order = self.guard.order();
