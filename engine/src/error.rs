@@ -401,7 +401,7 @@ fn unlock(is_unserved: bool, holder: HolderState) -> &'static str {
              here; wait for it, stop it, or mount the store's directory; `larder inspect` needs \
              no lock"
         }
-        (false, _) => "stop it first; `larder inspect` needs no lock",
+        (false, _) => "stop it first; `larder inspect` and `larder verify --online` need no lock",
     }
 }
 

@@ -13,7 +13,8 @@ pub const STORE_FILE: &str = "larder.store";
 #[must_use]
 pub fn volume_at(path: PathBuf) -> PathBuf {
     let file = path.join(STORE_FILE);
-    if path.is_dir() && file.exists() {
+    // A directory that this user may not enter: the file in it is refused with that reason.
+    if path.is_dir() && file.try_exists().unwrap_or(true) {
         file
     } else {
         path

@@ -67,11 +67,16 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
             return;
         }
     };
-    let report = locked.then(|| share::report(path).ok()).flatten();
-    let (level, what) = match &report {
-        Some(report) => (Level::Ok, served_by(report.pid)),
-        None => in_use(superblock, locked),
+    let asked = locked.then(|| share::report(path));
+    let (level, what) = match &asked {
+        Some(Ok(report)) => (Level::Ok, served_by(report.pid)),
+        Some(Err(StoreError::Unanswered { reason, .. })) => {
+            let (_, holder) = in_use(superblock, locked);
+            (Level::Fail, format!("{holder}; {reason}"))
+        }
+        _ => in_use(superblock, locked),
     };
+    let report = asked.and_then(Result::ok);
     facts.add("store in use", level, what);
     if let Some(report) = report {
         let owner = process(report.pid);

@@ -235,6 +235,11 @@ fn an_owner_that_is_stopped_is_told_from_one_that_denies_a_user() {
     kill(pid, Signal::SIGSTOP).unwrap();
     let said = fails(&["stat", text(&path)], 3, &["has not answered", "stopped"]);
     assert!(!said.contains("user") && !said.contains("group"), "{said}");
+    let process = format!("process {pid}");
+    let doctor = larder(&["doctor", text(&path)]).output().unwrap();
+    let said = String::from_utf8_lossy(&doctor.stdout);
+    let names_owner = |line: &str| line.contains(&process) && line.contains("has not answered");
+    assert!(said.lines().any(names_owner), "{said}");
     kill(pid, Signal::SIGCONT).unwrap();
     json(&["stat", text(&path)]);
 }
