@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 
+use crate::copies::copied;
 use crate::home::Pool;
 use crate::kills::{Watch, kills, started, stop};
 use crate::support::home::Home;
@@ -23,9 +24,9 @@ fn chains() -> Vec<Vec<PageKey>> {
 }
 
 fn scattered() -> Home {
-    let home = Home::new();
-    home.with(|pool| pool.put_in_turns(&chains()));
-    home
+    copied("beside", &[], |home| {
+        home.with(|pool| pool.put_in_turns(&chains()));
+    })
 }
 
 /// A process that serves the store.

@@ -5,6 +5,7 @@
 
 mod beside;
 mod compact;
+mod copies;
 #[path = "../inspect_verify/home.rs"]
 mod home;
 mod kills;

@@ -5,6 +5,7 @@ use nix::sys::signal::Signal;
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
 
+use crate::copies::copied;
 use crate::kills::{Watch, kills, started, stop};
 use crate::support::home::{Home, SEGMENTS};
 use crate::support::honest::Process;
@@ -16,9 +17,9 @@ fn chains() -> Vec<Vec<PageKey>> {
 
 /// A store on these volumes, with pages on each of them.
 fn filled(further: &[&str]) -> Home {
-    let home = Home::with_volumes(further);
-    home.with(|pool| pool.put_in_turns(&chains()));
-    home
+    copied("volumes", further, |home| {
+        home.with(|pool| pool.put_in_turns(&chains()));
+    })
 }
 
 /// All pages are there and good, and the store is sound.
