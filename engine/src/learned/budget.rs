@@ -39,9 +39,14 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// So many bytes have been put and copied in all.
-    pub(super) fn written(&mut self, put: u64, copied: u64) {
+    /// So many bytes have been put and copied in all. Copies of another order do not count:
+    /// `is_followed` says whether reclaim follows the share.
+    pub(super) fn written(&mut self, put: u64, copied: u64, is_followed: bool) {
         let (put_before, copied_before) = std::mem::replace(&mut self.totals, (put, copied));
+        if !is_followed {
+            (self.share, self.put, self.copied) = (1.0, 0.0, 0.0);
+            return;
+        }
         self.put = FADE * self.put + put.saturating_sub(put_before) as f64;
         self.copied = FADE * self.copied + copied.saturating_sub(copied_before) as f64;
         self.share = if self.copied > COPIED_MAX * self.put {
@@ -67,13 +72,23 @@ mod tests {
         let (mut put, mut copied) = (0, 0);
         for _ in 0..100 {
             (put, copied) = (put + 100, copied + 50);
-            budget.written(put, copied);
+            budget.written(put, copied, true);
         }
         assert!(budget.share() > 100.0, "{}", budget.share());
         for _ in 0..2000 {
             put += 100;
-            budget.written(put, copied);
+            budget.written(put, copied, true);
         }
         assert!(budget.share() < 1.01, "{}", budget.share());
+    }
+
+    #[test]
+    fn copies_of_another_order_raise_no_share() {
+        let mut budget = Budget::default();
+        for count in 1..1000 {
+            budget.written(count * 100, count * 50, false);
+        }
+        budget.written(100_000, 50_000, true);
+        assert!(budget.share() < 1.1, "{}", budget.share());
     }
 }

@@ -25,6 +25,9 @@ use super::recency::{Epoch, Recency};
 const LOST: (f64, f64) = (1.0 / 64.0, 4.0);
 const WON: (f64, f64) = (1.0 / 16.0, 16.0);
 
+/// Each byte that reclaim emptied beyond need lowers the lead by so much: its pages will be missed.
+const EMPTY: f64 = 0.25;
+
 /// What is left of the past after one request with a lead.
 const FADE: f64 = 0.97;
 
@@ -69,8 +72,9 @@ pub(super) struct Guard {
     /// Trials that failed since one succeeded.
     failed: i32,
     switches: u64,
-    /// Bytes of the pages that LRU would hold.
+    /// Bytes of the pages that LRU would hold, and of the stored ones.
     capacity: u64,
+    stored: u64,
 }
 
 impl Default for Guard {
@@ -83,6 +87,7 @@ impl Default for Guard {
             failed: 0,
             switches: 0,
             capacity: 0,
+            stored: 0,
         }
     }
 }
@@ -159,7 +164,8 @@ impl Guard {
                     *lead = won;
                     self.failed = 0;
                 }
-                let is_lost = *lead < -lost;
+                let empty = self.capacity.saturating_sub(self.stored) as f64;
+                let is_lost = *lead - EMPTY * empty < -lost;
                 self.note(gain, now);
                 is_lost.then(|| {
                     let patience = PATIENCE.powi(self.failed.min(PATIENCE_MAX));
@@ -189,13 +195,19 @@ impl Guard {
         Switched
     }
 
+    /// The store holds pages of so many bytes now.
+    pub(super) fn holds(&mut self, stored: u64) {
+        self.stored = stored;
+    }
+
     /// A page was deleted.
     pub(super) fn removed(&mut self, before: Epoch, bytes: u64) {
         self.recency.removed(before, bytes);
     }
 
-    /// The store evicts, and holds pages of so many bytes.
-    pub(super) fn evicts(&mut self, stored: u64) {
+    /// The store evicts: it is full.
+    pub(super) fn evicts(&mut self) {
+        let stored = self.stored;
         if stored > self.capacity {
             self.capacity = stored;
         } else if self.order() == Order::Lru {
@@ -227,7 +239,8 @@ mod tests {
         for _ in 0..PAGES {
             assert_eq!(guard.used(None, PAGE, false, NOW), None);
         }
-        guard.evicts(PAGES * PAGE);
+        guard.holds(PAGES * PAGE);
+        guard.evicts();
         assert_eq!(guard.order(), Order::Lru);
         assert_eq!(wait(&mut guard), PAGES / 2);
         guard
@@ -260,6 +273,14 @@ mod tests {
     }
 
     #[test]
+    fn a_trial_ends_when_reclaim_empties_the_store() {
+        let mut guard = full();
+        guard.holds(PAGES * PAGE * 9 / 10);
+        let now = guard.now();
+        assert_eq!(guard.used(Some(now), PAGE, true, NOW), Some(Switched));
+    }
+
+    #[test]
     fn each_failure_in_a_row_makes_the_time_to_the_next_trial_longer() {
         let mut guard = full();
         let mut waits = Vec::new();
@@ -288,7 +309,8 @@ mod tests {
         let mut guard = Guard::default();
         guard.stay_with_lru();
         for _ in 0..3 * PAGES {
-            guard.evicts(PAGES * PAGE);
+            guard.holds(PAGES * PAGE);
+            guard.evicts();
             assert_eq!(guard.used(None, PAGE, false, NOW), None);
         }
         assert!(guard.reason().is_some());

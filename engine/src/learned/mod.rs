@@ -276,6 +276,7 @@ impl EvictionPolicy for Learned {
         self.advance(facts.now);
         self.stored += 1;
         self.stored_bytes += facts.bytes;
+        self.guard.holds(self.stored_bytes);
         if self.stored > self.most_stored {
             self.most_stored = self.stored;
             self.ghosts.expect(self.most_stored);
@@ -311,6 +312,7 @@ impl EvictionPolicy for Learned {
     fn left(&mut self, page: PageNumber, facts: &PageFacts, why: Departure) {
         self.stored = self.stored.saturating_sub(1);
         self.stored_bytes = self.stored_bytes.saturating_sub(facts.bytes);
+        self.guard.holds(self.stored_bytes);
         let known = *self.pages.get(page.0);
         match why {
             Departure::Evicted => {
@@ -341,7 +343,7 @@ impl EvictionPolicy for Learned {
         &mut self,
         facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
     ) -> Option<PageNumber> {
-        self.guard.evicts(self.stored_bytes);
+        self.guard.evicts();
         loop {
             let (hazards, now) = (&self.hazards, self.now);
             let order = self.guard.order();
@@ -376,7 +378,8 @@ impl EvictionPolicy for Learned {
     }
 
     fn written(&mut self, put: u64, copied: u64) {
-        self.budget.written(put, copied);
+        let is_followed = self.guard.order() == Order::Learned;
+        self.budget.written(put, copied, is_followed);
     }
 
     fn lines(&self) -> ReclaimLines {
