@@ -65,25 +65,28 @@ impl Metadata {
 }
 
 impl Journal {
-    /// Writes the records of a caller's deletion.
+    /// Writes the records of a caller's deletion. Returns how many found room: if not all, the
+    /// request has failed.
     pub(in crate::core) fn write_request(
         &mut self,
         base: &mut Base,
         segments: &mut Segments,
         request: RequestId,
         records: &[Record],
-    ) {
+    ) -> usize {
         if records.is_empty() {
             base.finish(request, Ok(()));
-            return;
+            return 0;
         }
         let left = self.requests.entry(request).or_insert((0, Serial::ZERO));
         left.0 += records.len();
-        if self.write_all(base, segments, Origin::Request(request), records) < records.len() {
+        let placed = self.write_all(base, segments, Origin::Request(request), records);
+        if placed < records.len() {
             self.requests.remove(&request);
             base.finish(request, Err(Fault::NoRoom));
             base.call_reclaim();
         }
+        placed
     }
 
     /// Queues records, as many to a block as it holds. Returns how many found room.

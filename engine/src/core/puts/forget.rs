@@ -214,7 +214,8 @@ impl Puts {
     }
 
     /// Deletes keys: from the index at once, from the disk when `request` is finished. Returns how
-    /// many were there.
+    /// many were there. Without room for the tombstones of some keys the request fails, and these
+    /// keys stay.
     pub(in crate::core) fn delete(
         &mut self,
         below: &mut Below<'_>,
@@ -225,18 +226,6 @@ impl Puts {
         if refuses_records(below, request) {
             return 0;
         }
-        let blocks = below.base.namespaces.page_blocks(namespace);
-        let mut found = 0;
-        for key in keys {
-            if let Some(ticket) = self.in_flight.remove(&(namespace, key.prefix())) {
-                self.pending[ticket].deleted = true;
-            }
-            if let Some(place) = below.base.index.remove(namespace, key.prefix()) {
-                below.segments.drop_live(place.segment, blocks);
-                found += 1;
-            }
-        }
-        below.base.counters.deleted += found;
         let fingerprint = below.base.namespaces.get(namespace).fingerprint;
         let tombstone = |key: &PageKey| {
             Some(Record::Delete {
@@ -246,7 +235,19 @@ impl Puts {
             })
         };
         let records: Option<Vec<Record>> = keys.iter().map(tombstone).collect();
-        write_tombstones(below, request, records);
+        let placed = write_tombstones(below, request, records);
+        let blocks = below.base.namespaces.page_blocks(namespace);
+        let mut found = 0;
+        for key in &keys[..placed] {
+            if let Some(ticket) = self.in_flight.remove(&(namespace, key.prefix())) {
+                self.pending[ticket].deleted = true;
+            }
+            if let Some(place) = below.base.index.remove(namespace, key.prefix()) {
+                below.segments.drop_live(place.segment, blocks);
+                found += 1;
+            }
+        }
+        below.base.counters.deleted += found;
         found
     }
 
@@ -282,14 +283,22 @@ impl Puts {
         if refuses_records(below, request) {
             return 0;
         }
-        let Some(version) = below.base.next_serial() else {
-            write_tombstones(below, request, None);
+        let fingerprint = below.base.namespaces.get(namespace).fingerprint;
+        let version = below.base.next_serial();
+        let tombstone = version.map(|birth| {
+            vec![Record::Clear {
+                namespace: fingerprint,
+                birth,
+            }]
+        });
+        let placed = write_tombstones(below, request, tombstone);
+        let Some(version) = version.filter(|_| placed > 0) else {
             return 0;
         };
         let state = below.base.namespaces.get_mut(namespace);
         // Puts under way have an older version: they find themselves cleared when they settle.
         state.cleared = version;
-        let (fingerprint, blocks) = (state.fingerprint, state.page_blocks);
+        let blocks = state.page_blocks;
         self.in_flight.retain(|(other, _), _| *other != namespace);
         let segments = &mut *below.segments;
         let mut found = 0;
@@ -298,11 +307,6 @@ impl Puts {
             found += 1;
         });
         below.base.counters.deleted += found;
-        let tombstone = Record::Clear {
-            namespace: fingerprint,
-            birth: version,
-        };
-        write_tombstones(below, request, Some(vec![tombstone]));
         found
     }
 }
@@ -317,18 +321,22 @@ fn refuses_records(below: &mut Below<'_>, request: RequestId) -> bool {
     refuses
 }
 
-/// `None` when this epoch has no serial left for them.
-fn write_tombstones(below: &mut Below<'_>, request: RequestId, records: Option<Vec<Record>>) {
-    match records {
-        Some(records) => {
-            let Below {
-                base,
-                segments,
-                journal,
-                ..
-            } = below;
-            journal.write_request(base, segments, request, &records);
-        }
-        None => below.base.finish(request, Err(Fault::NoRoom)),
-    }
+/// Queues tombstones; `None` when this epoch has no serial left for them. Returns how many found
+/// room.
+fn write_tombstones(
+    below: &mut Below<'_>,
+    request: RequestId,
+    records: Option<Vec<Record>>,
+) -> usize {
+    let Below {
+        base,
+        segments,
+        journal,
+        ..
+    } = below;
+    let Some(records) = records else {
+        base.finish(request, Err(Fault::NoRoom));
+        return 0;
+    };
+    journal.write_request(base, segments, request, &records)
 }

@@ -11,7 +11,7 @@ use crate::catalog::{
     Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
     Putting, ReservationId,
 };
-use crate::core::{Fault, NAMESPACES_MAX};
+use crate::core::{Fault, NAMESPACES_MAX, RequestId};
 use crate::error::StoreError;
 use crate::hint::Hint;
 use crate::index::SegmentId;
@@ -25,6 +25,9 @@ const ROOM_PATIENCE: Duration = Duration::from_secs(1);
 /// Most pages of a long list that are passed to the core at once. It bounds how long other callers
 /// wait for the core.
 const PAGES_AT_ONCE: usize = 2048;
+
+/// Longest wait of a deletion for room for its record.
+const RECORD_PATIENCE: Duration = Duration::from_secs(10);
 
 fn failure(fault: Fault) -> StoreError {
     match fault {
@@ -144,12 +147,15 @@ impl Catalog for Local {
         if self.shape(namespace).is_none() {
             return Err(StoreError::UnknownNamespace);
         }
+        let room = self.room();
+        let delete =
+            |request, some| self.with_core(|core| core.delete(request, namespace.into(), some));
         let mut found = 0;
         let mut requests = Vec::with_capacity(keys.len().div_ceil(PAGES_AT_ONCE));
         for some in keys.chunks(PAGES_AT_ONCE) {
             let request = self.new_request();
-            requests.push(request);
-            found += self.with_core(|core| core.delete(request, namespace.into(), some));
+            requests.push((request, some));
+            found += delete(request, some);
         }
         if planted!(EarlyDelete) {
             return Ok(found);
@@ -157,7 +163,9 @@ impl Catalog for Local {
         // Waits for all of them, even if one fails.
         let outcomes: Vec<_> = requests
             .into_iter()
-            .map(|request| self.wait_for_request(request))
+            .map(|(request, some)| {
+                self.wait_for_record(request, room, |again| found += delete(again, some))
+            })
             .collect();
         outcomes
             .into_iter()
@@ -179,9 +187,12 @@ impl Catalog for Local {
             found += some;
             step = next;
         }
+        let room = self.room();
+        let clear = |request| self.with_core(|core| core.clear(request, namespace.into()));
         let request = self.new_request();
-        found += self.with_core(|core| core.clear(request, namespace.into()));
-        self.wait_for_request(request).map_err(failure)?;
+        found += clear(request);
+        self.wait_for_record(request, room, |again| found += clear(again))
+            .map_err(failure)?;
         Ok(found)
     }
 
@@ -289,5 +300,27 @@ impl Allocator for Local {
             }
         }
         true
+    }
+}
+
+impl Local {
+    /// Waits for a deletion. Without room for its records it had no effect on some keys: when
+    /// reclaim has won room, it is made `again`. `room` was seen before it was made.
+    fn wait_for_record(
+        &self,
+        mut request: RequestId,
+        mut room: u64,
+        mut again: impl FnMut(RequestId),
+    ) -> Result<(), Fault> {
+        let until = Instant::now() + RECORD_PATIENCE;
+        loop {
+            let outcome = self.wait_for_request(request);
+            if outcome != Err(Fault::NoRoom) || !self.wait_for_room(room, until) {
+                return outcome;
+            }
+            room = self.room();
+            request = self.new_request();
+            again(request);
+        }
     }
 }
