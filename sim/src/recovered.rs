@@ -55,9 +55,11 @@ impl World {
             );
             // The new epoch does not know of the failed sync. A header that it dropped is lost,
             // whatever reads return now. An older page that must survive in place of this one
-            // yields to it all the same.
+            // yields to it all the same. A page that was evicted, and is back where it lay before,
+            // is not promised, although a copy of it was durable.
             let known = self.oracle.version_mut(*version);
-            let is_promised = known.durable && known.in_place_of.is_none();
+            let is_expected = expected.names.contains_key(name);
+            let is_promised = is_expected && known.durable && known.in_place_of.is_none();
             known.rotten |= !is_promised && self.shaken.contains(&place.segment);
             if self.is_intact(*version, *place) {
                 continue;
