@@ -131,7 +131,7 @@ impl Remote for Dir {
                 return Ok(None);
             }
             let mut object = Vec::with_capacity(bytes);
-            // It may have grown since, if somebody means harm.
+            // It may have grown since: another writer of the remote may be hostile.
             file.take(bytes as u64).read_to_end(&mut object)?;
             Ok(Some(object))
         })

@@ -38,7 +38,7 @@ pub struct SealKey {
     run: [u8; SECRET_BYTES],
 }
 
-/// The keys of a node: one that seals, and one more that is accepted while keys are rotated.
+/// The keys of a node: one seals, a second is accepted while keys are rotated.
 #[derive(Clone)]
 pub struct Keyring {
     current: SealKey,

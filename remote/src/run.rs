@@ -350,7 +350,7 @@ pub enum PageFault {
     /// Its bytes differ from the written ones.
     #[error("its bytes do not match their checksum")]
     Checksum,
-    /// Its bytes have the right checksum and the wrong seal: somebody without the key made them.
+    /// Its bytes have the right checksum and the wrong seal: a writer without the key made them.
     #[error("its bytes match their checksum and not their seal: it is forged")]
     Seal,
 }

@@ -155,7 +155,7 @@ fn seal_at(object: &[u8], page: usize) -> usize {
     object.len() - BLOCK_BYTES + 64 + 32 * page
 }
 
-/// Replaces a payload as somebody without the key can: structures and checksums are right.
+/// Replaces a payload as a writer without the key can: structures and checksums are right.
 fn forge(whole: &[u8], name: &RunName, page: usize, payload: &[u8]) -> Vec<u8> {
     let mut forged = whole.to_vec();
     forged[payload_at(page)..payload_at(page + 1)].copy_from_slice(payload);

@@ -5,7 +5,7 @@
 //! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
 //! | `opening` | from a path to a recovered store, and back to a closed one |
 //! | `keeper` | the keeper thread: due syncs, reclaim |
-//! | `lessons` | the file in which the policy of eviction keeps what it has learned |
+//! | `lessons` | the file with the tables of the policy of eviction |
 //! | `prewriter` | writes unused blocks for the first time, before pages come |
 //! | `mover` | moves pages from segment to segment |
 //! | `books` | leases with a count, lists of pages, evictions, usage |

@@ -47,7 +47,7 @@ impl Budget {
         self.left >= amount as f64
     }
 
-    /// Spends an amount, also one that is not left.
+    /// Spends an amount, even if less is left.
     pub(super) fn spend(&mut self, amount: u64) {
         self.left -= amount as f64;
     }
