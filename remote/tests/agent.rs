@@ -27,6 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const PAGES: usize = 8;
 const RUN_PAGES: usize = 4;
 
+/// Offset of the first payload in an object, and length of a payload. Both in bytes.
+const PAYLOADS: usize = 3 * 4096;
+const PAYLOAD: usize = 12288;
+
 type Objects = Arc<Mutex<BTreeMap<RunName, Vec<u8>>>>;
 
 /// Objects in memory, behind a network and a server that cannot be trusted.
@@ -51,8 +55,10 @@ impl Faulty {
         Ok(number)
     }
 
-    fn at(&self, below: usize) -> usize {
-        self.random.lock().unwrap().random_range(0..below)
+    /// An offset below `length`. 0 where the length is 0.
+    fn at(&self, length: usize) -> usize {
+        let mut random = self.random.lock().unwrap();
+        random.random_range(0..length.max(1))
     }
 }
 
@@ -78,7 +84,12 @@ impl Remote for Faulty {
             // A flipped bit, anywhere.
             0 | 1 => {
                 let at = self.at(object.len());
-                object[at] ^= 1;
+                // A torn object may be empty.
+                object
+                    .iter_mut()
+                    .skip(at)
+                    .take(1)
+                    .for_each(|byte| *byte ^= 1);
             }
             2 => object.truncate(self.at(object.len())),
             // Another run under this name.
@@ -90,10 +101,9 @@ impl Remote for Faulty {
                     .clone();
             }
             // Payloads of two pages exchanged.
-            4 => {
-                let payload = 3 * 4096;
-                let (first, second) = object[payload..].split_at_mut(12288);
-                first.swap_with_slice(&mut second[..12288]);
+            4 if object.len() >= PAYLOADS + 2 * PAYLOAD => {
+                let (first, second) = object[PAYLOADS..].split_at_mut(PAYLOAD);
+                first.swap_with_slice(&mut second[..PAYLOAD]);
             }
             // The true name and pages, sealed by another key.
             5 => object = forged(run, &object),
