@@ -5,12 +5,15 @@
 //! | line | operations | order |
 //! |---|---|---|
 //! | first | reads of calls, records of the store, syncs | as submitted |
-//! | puts | writes of calls | after the first line, at the pace of the volume |
+//! | puts | writes of calls | as submitted, at the pace of the volume |
 //! | background | reads and writes that no call waits for | the same, after puts |
 //!
+//! The pace alone puts reads before writes. Where it lets a write start, the write comes before
+//! the reads that were submitted after it: else reads that fill the volume's depth would starve it.
+//!
 //! Invariants: an operation is in one line; each line keeps the order of submission; a put that was
-//! submitted more than [`STEP_BACK`] after an operation in the background comes after it, so that
-//! none is starved.
+//! submitted more than [`STEP_BACK`] after an operation in the background comes after it. So no
+//! operation is starved.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,7 +29,7 @@ const STEP_BACK: Nanos = 20 * MS;
 
 /// See the module.
 pub(super) struct Queue {
-    first: VecDeque<Op>,
+    first: VecDeque<Waiting>,
     puts: VecDeque<Waiting>,
     background: VecDeque<Waiting>,
     pace: Pace,
@@ -76,44 +79,61 @@ impl Queue {
                     self.background.push_back(Waiting { op, since });
                 }
                 (Purpose::Call, Action::Write { .. }) => self.puts.push_back(Waiting { op, since }),
-                _ => self.first.push_back(op),
+                _ => self.first.push_back(Waiting { op, since }),
             }
         }
     }
 
     /// The operation whose turn it is.
     pub(super) fn next(&mut self, now: Nanos) -> Next {
-        if let Some(op) = self.first.pop_front() {
-            return self.start(op, now);
+        let (first, paced) = (since(&self.first), since(self.paced()));
+        let mut held = None;
+        if let Some(paced) = paced
+            && first.is_none_or(|first| paced < first)
+        {
+            match self.turn(now) {
+                Turn::Now => return self.start_paced(now),
+                Turn::At(moment) => held = Some(Next::Held(Some(moment))),
+                Turn::AfterAnother => held = Some(Next::Held(None)),
+            }
         }
-        let since = |line: &VecDeque<Waiting>| line.front().map(|waiting| waiting.since);
+        match self.first.pop_front() {
+            Some(waiting) => self.start(waiting.op, now),
+            None => held.unwrap_or(Next::Nothing),
+        }
+    }
+
+    /// The line of the next paced operation.
+    fn paced(&mut self) -> &mut VecDeque<Waiting> {
         let is_put = match (since(&self.puts), since(&self.background)) {
             (Some(put), Some(other)) => put <= other.saturating_add(STEP_BACK),
             (put, _) => put.is_some(),
         };
-        let line = match is_put {
+        match is_put {
             true => &mut self.puts,
             false => &mut self.background,
-        };
-        let Some(waiting) = line.front() else {
+        }
+    }
+
+    /// Whether the next paced operation may start.
+    fn turn(&mut self, now: Nanos) -> Turn {
+        let bytes = self
+            .paced()
+            .front()
+            .map(|next| Traffic::of(&next.op).bytes());
+        match self.pacing.words(self.volume) {
+            Some(words) => self.pace.turn(words, bytes.unwrap_or(0), now),
+            None => Turn::Now,
+        }
+    }
+
+    fn start_paced(&mut self, now: Nanos) -> Next {
+        let Some(Waiting { op, since }) = self.paced().pop_front() else {
             return Next::Nothing;
         };
-        if let Some(words) = self.pacing.words(self.volume) {
-            let bytes = Traffic::of(&waiting.op).bytes();
-            match self.pace.turn(words, bytes, now) {
-                Turn::Now => {}
-                Turn::At(moment) => return Next::Held(Some(moment)),
-                Turn::AfterAnother => return Next::Held(None),
-            }
-        }
-        match line.pop_front() {
-            Some(Waiting { op, since }) => {
-                let waited = now.saturating_sub(since);
-                self.pacing.note(self.volume, &self.pace, &op, waited);
-                self.start(op, now)
-            }
-            None => Next::Nothing,
-        }
+        let waited = now.saturating_sub(since);
+        self.pacing.note(self.volume, &self.pace, &op, waited);
+        self.start(op, now)
     }
 
     fn start(&mut self, op: Op, now: Nanos) -> Next {
@@ -136,30 +156,33 @@ impl Queue {
     /// Takes out all operations that must not be started any more.
     pub(super) fn take_late(&mut self) -> Vec<Op> {
         let now = Instant::now();
-        let mut late = Vec::from(take_if(&mut self.first, |op| is_late(op, now)));
-        for line in [&mut self.puts, &mut self.background] {
-            let over = take_if(line, |waiting| is_late(&waiting.op, now));
-            late.extend(over.into_iter().map(|waiting| waiting.op));
-        }
-        late
+        let lines = [&mut self.first, &mut self.puts, &mut self.background];
+        let late = lines.map(|line| take_if(line, |waiting| is_late(&waiting.op, now)));
+        late.into_iter()
+            .flatten()
+            .map(|waiting| waiting.op)
+            .collect()
     }
 
     /// Takes one operation out, whatever its turn.
     pub(super) fn pop(&mut self) -> Option<Op> {
-        if let Some(op) = self.first.pop_front() {
-            return Some(op);
-        }
-        let put = self.puts.pop_front();
-        Some(put.or_else(|| self.background.pop_front())?.op)
+        let mut lines = [&mut self.first, &mut self.puts, &mut self.background].into_iter();
+        Some(lines.find_map(VecDeque::pop_front)?.op)
     }
 
     /// Takes out all operations.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Op> {
-        let waiting = self.puts.drain(..).chain(self.background.drain(..));
-        self.first
-            .drain(..)
-            .chain(waiting.map(|waiting| waiting.op))
+        let lines = [&mut self.first, &mut self.puts, &mut self.background];
+        lines
+            .into_iter()
+            .flat_map(|line| line.drain(..))
+            .map(|waiting| waiting.op)
     }
+}
+
+/// When the next operation of a line was submitted.
+fn since(line: &VecDeque<Waiting>) -> Option<Nanos> {
+    line.front().map(|waiting| waiting.since)
 }
 
 /// Takes out some elements; the others stay in order.
@@ -246,6 +269,52 @@ mod tests {
         queue.extend(ops, BEGIN);
         assert_eq!(started(&mut queue, BEGIN), [4, 5, 6, 2, 3, 0, 1]);
         assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_write_that_may_start_comes_before_reads_submitted_later() {
+        let mut queue = Queue::new(0, Arc::default());
+        queue.extend(vec![op(0, Purpose::Call, read)], BEGIN);
+        queue.extend(vec![op(1, Purpose::Call, write)], BEGIN + 1);
+        queue.extend(vec![op(2, Purpose::Call, read)], BEGIN + 1);
+        queue.extend(vec![op(3, Purpose::Background, write)], BEGIN + 2);
+        queue.extend(vec![op(4, Purpose::Call, read)], BEGIN + 3);
+        assert_eq!(started(&mut queue, BEGIN + 3), [0, 2, 1, 3, 4]);
+    }
+
+    #[test]
+    fn reads_that_fill_the_depth_do_not_starve_writes() {
+        let mut queue = Queue::new(0, Arc::new(Pacing::create()));
+        let reads = (0..20).map(|tag| op(tag, Purpose::Call, read));
+        queue.extend(reads.collect(), BEGIN);
+        let writes = (100..110).map(|tag| op(tag, Purpose::Call, write));
+        queue.extend(writes.collect(), BEGIN + 1);
+        // One operation ends at each millisecond, and its reader submits another read.
+        let mut written = 0;
+        for passed in 1..1500 {
+            let now = BEGIN + passed * MS;
+            queue.extend(vec![op(50, Purpose::Call, read)], now);
+            let Next::Start(op) = queue.next(now) else {
+                panic!("there are reads in the queue");
+            };
+            let mut ended = Ended::default();
+            ended.add(Traffic::of(&op));
+            queue.end(ended, now);
+            written += u32::from((100..110).contains(&op.tag));
+        }
+        assert_eq!(written, 10);
+    }
+
+    #[test]
+    fn reads_pass_the_writes_that_are_held_back() {
+        let mut queue = Queue::new(0, Arc::new(Pacing::create()));
+        let writes = (0..20).map(|tag| op(tag, Purpose::Call, write));
+        queue.extend(vec![op(100, Purpose::Call, read)], BEGIN);
+        queue.extend(writes.collect(), BEGIN);
+        queue.extend(vec![op(101, Purpose::Call, read)], BEGIN + 1);
+        let tags = started(&mut queue, BEGIN + 1);
+        assert_eq!((tags.first(), tags.last()), (Some(&100), Some(&101)));
+        assert!(tags.len() < 22 && !queue.is_empty(), "{tags:?}");
     }
 
     #[test]
