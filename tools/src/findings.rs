@@ -21,7 +21,7 @@ const LISTED_MAX: usize = 1000;
 
 /// The remedy for a page whose bytes are lost.
 const PAGE_ADVICE: &str = "the page is lost: reading it is a miss, and putting it again repairs \
-    that; `larder verify --repair` drops it";
+    that; `larder verify --repair` drops it from a store that no process uses";
 
 /// Closed in order.
 pub const CLEAN: &str = "clean";

@@ -114,8 +114,9 @@ struct ImportReport {
     refusals: Vec<RefusalRow>,
     /// Pages whose write failed.
     failed_pages: u64,
-    /// Pages evicted meanwhile to make room.
+    /// Pages evicted meanwhile to make room, and the pages of the store afterwards.
     evicted_pages: u64,
+    store_pages: u64,
     /// Pages that the export had to leave out.
     left_out_pages: u64,
     /// How long it took, and how fast it was.
@@ -186,7 +187,14 @@ impl Report for ImportReport {
             lines.row("Failed", count(self.failed_pages, "write"));
         }
         if self.evicted_pages > 0 {
-            lines.row("Evicted for them", count(self.evicted_pages, "page"));
+            let kept = count(self.store_pages, "page");
+            lines.row(
+                "Evicted for them",
+                format!(
+                    "{}; the store has {kept} now",
+                    count(self.evicted_pages, "page")
+                ),
+            );
         }
         for damage in &self.damage {
             lines.text(damage.archive_line());
@@ -436,7 +444,9 @@ fn import(
     if !args.dry_run {
         store.flush()?;
     }
-    report.evicted_pages = store.stats().evicted.saturating_sub(before.evicted);
+    let after = store.stats();
+    report.evicted_pages = after.evicted.saturating_sub(before.evicted);
+    report.store_pages = after.pages;
     report.seconds = started.elapsed().as_secs_f64();
     report.bytes_per_second = usage::per_second(report.bytes_put, report.seconds);
     Ok(report)

@@ -52,7 +52,7 @@ impl VolumeRow {
             ("truncated", Some(bytes)) => {
                 format!("{path}, TRUNCATED to {bytes} bytes of {segments}")
             }
-            ("given_up", _) => format!("{path}, given up, {segments} lost"),
+            ("given_up", _) => format!("{path}, retired or given up, {segments} out of service"),
             _ => format!("{path}, MISSING, {segments}"),
         }
     }
