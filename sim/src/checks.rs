@@ -292,13 +292,27 @@ impl World {
         );
     }
 
-    /// The content of the index, by name. Everything in it must have been put.
+    /// The content of the index, by name.
     pub fn snapshot(
         &self,
         index: &Index,
         namespaces: &[usize],
     ) -> BTreeMap<Name, (VersionId, Place, bool)> {
         let mut pages = Vec::with_capacity(index.len());
+        self.each_page(index, namespaces, |name, version, place, unproven| {
+            pages.push((name, (version, place, unproven)));
+        });
+        pages.into_iter().collect()
+    }
+
+    /// Passes each page of the index on: its name, version, place, and whether it is unproven.
+    /// Everything in the index must have been put.
+    pub fn each_page(
+        &self,
+        index: &Index,
+        namespaces: &[usize],
+        mut take: impl FnMut(Name, VersionId, Place, bool),
+    ) {
         index.each(|page| {
             let namespace = namespaces[usize::from(page.namespace.0)];
             let name = self
@@ -309,9 +323,8 @@ impl World {
                 .oracle
                 .find(name, page.checksum)
                 .expect("the index holds a checksum that was never put under this name");
-            pages.push((name, (version, page.place, page.unproven)));
+            take(name, version, page.place, page.unproven);
         });
-        pages.into_iter().collect()
     }
 
     /// The namespace of each slot.

@@ -58,18 +58,19 @@ impl SimDisk {
         self.kernel.lock().unwrap()
     }
 
-    /// A read of adjacent blocks.
+    /// A read of adjacent blocks. `take` is called with their contents if it succeeds.
     pub fn read(
         &self,
         volume: usize,
         start: usize,
         count: usize,
-    ) -> Result<Vec<Content>, DiskError> {
+        take: impl FnOnce(&[Content]),
+    ) -> Result<(), DiskError> {
         let volume = &mut self.volumes()[volume];
         let mut kernel = self.kernel();
         kernel.read(start, count, |start, count| volume.fails(start, count))?;
-        let blocks = start..start + count;
-        Ok(blocks.map(|at| volume.visible(at).clone()).collect())
+        take(volume.all_visible(start, count));
+        Ok(())
     }
 
     /// A write of adjacent blocks, with its outcome. Returns the answer of the device.
@@ -111,8 +112,8 @@ impl SimDisk {
             panic!("a read into memory that the simulation does not own");
         };
         let start = usize::try_from(offset).unwrap() / BLOCK_BYTES;
-        let blocks = self.read(volume, start, bytes.len() / BLOCK_BYTES);
-        let result = blocks.map(|blocks| {
+        let count = bytes.len() / BLOCK_BYTES;
+        let result = self.read(volume, start, count, |blocks| {
             for (block, out) in blocks.iter().zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
                 // The buffer is zeroed already.
                 if *block != Content::Zero {

@@ -138,15 +138,20 @@ impl Oracle {
         is_one.then_some(name)
     }
 
-    /// A new attempt to store a page.
-    pub fn write(&mut self, name: Name, now: u64, namespace: &Namespace) -> VersionId {
+    /// A new attempt to store a page. Writes the bytes of the page to `out`.
+    pub fn write(
+        &mut self,
+        name: Name,
+        now: u64,
+        namespace: &Namespace,
+        out: &mut [u8],
+    ) -> VersionId {
         let id = VersionId(self.versions.len());
         let blocks = namespace.shape().page_blocks();
         let mut checksum = PageChecksum::new(namespace.fingerprint(), &self.names[name.0].key);
-        let mut bytes = [0; BLOCK];
-        for at in 0..blocks {
-            self.content(id, at).render(&mut bytes);
-            checksum.blocks(&bytes);
+        for (at, block) in (0..blocks).zip(out.chunks_exact_mut(BLOCK)) {
+            self.content(id, at).render(block);
+            checksum.blocks(block);
         }
         self.versions.push(Version {
             name,
@@ -220,11 +225,6 @@ impl Oracle {
         );
         let name = (id.0 as u64) << 16 | u64::from(at);
         Content::Data(name << 24 | mix(self.salt, name) & 0xff_ffff)
-    }
-
-    pub fn payload(&self, id: VersionId) -> Vec<Content> {
-        let blocks = self.versions[id.0].blocks;
-        (0..blocks).map(|at| self.content(id, at)).collect()
     }
 
     pub fn is_payload(&self, id: VersionId, blocks: &[Content]) -> bool {

@@ -63,8 +63,10 @@ impl World {
             }
             // An unreadable copy counts as an absent one.
             let [a, b] = [0, 1].map(|copy| {
-                let block = self.disk.read(volume, block_of(copy), 1);
-                decode(block.as_ref().map_or(&Content::Zero, |blocks| &blocks[0]))
+                let mut block = Content::Zero;
+                let take = |blocks: &[Content]| block.clone_from(&blocks[0]);
+                let _ = self.disk.read(volume, block_of(copy), 1, take);
+                decode(&block)
             });
             let sound = self.copies[volume].iter().flatten().max().copied();
             let found = newest(a, b);

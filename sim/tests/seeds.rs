@@ -1,5 +1,5 @@
 //! One process that uses a store, and several that share one, under crashes and faults.
-//! `cargo run --release -p larder-sim` plays more seeds.
+//! `cargo run --profile simulation -p larder-sim` plays more seeds.
 
 use larder_sim::{Campaign, Class, Heap, Mode, campaign, play_script, report};
 

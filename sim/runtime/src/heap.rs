@@ -129,6 +129,8 @@ fn areas() -> *mut u8 {
             )
         };
         if mapped != libc::MAP_FAILED {
+            // SAFETY: the mapping just made. A kernel without huge pages refuses.
+            unsafe { libc::madvise(mapped, AREAS * AREA_BYTES, libc::MADV_HUGEPAGE) };
             AREAS_BEGIN.store(mapped.cast(), Ordering::Release);
         }
     });

@@ -196,6 +196,12 @@ impl Medium {
         &self.visible[block]
     }
 
+    /// The content of adjacent blocks that reads see.
+    #[must_use]
+    pub fn all_visible(&self, start: usize, count: usize) -> &[Content] {
+        &self.visible[start..start + count]
+    }
+
     /// The content that survives a power loss.
     #[must_use]
     pub fn durable(&self, block: usize) -> &Content {

@@ -13,7 +13,7 @@ mod world;
 use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::panic::{AssertUnwindSafe, Location, catch_unwind};
 use std::ptr;
 use std::time::Duration;
@@ -22,6 +22,7 @@ use corosensei::stack::DefaultStack;
 use corosensei::{Coroutine, Yielder};
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
+use rapidhash::RapidHashMap;
 
 use crate::time::Instant;
 pub use world::{Setup, Step, World};
@@ -105,7 +106,7 @@ struct Scheduler {
     timers: BinaryHeap<Reverse<(u64, u64, u32, u32)>>,
     timers_set: u64,
     /// By address. Never iterated.
-    queues: HashMap<usize, VecDeque<u32>>,
+    queues: RapidHashMap<usize, VecDeque<u32>>,
     running: u32,
     /// The clock stands still until this step.
     frozen_until: u64,

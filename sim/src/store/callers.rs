@@ -247,25 +247,18 @@ impl Caller<'_> {
             let space = state.world.setup.namespaces[namespace].clone();
             let knows_parents = state.world.dice.chance(0.9);
             let is_aligned = state.world.dice.chance(0.8);
-            let oracle = &mut state.world.oracle;
-            let versions: Vec<VersionId> = names
-                .iter()
-                .map(|name| oracle.write(*name, u64::MAX, &space))
-                .collect();
+            let State { world, pool, .. } = &mut *state;
+            let oracle = &mut world.oracle;
+            let blocks = space.shape().page_blocks() as usize;
+            let written = names.iter().map(|name| {
+                let mut memory = pool.take(blocks, is_aligned);
+                let version = oracle.write(*name, u64::MAX, &space, &mut memory);
+                (version, memory)
+            });
+            let (versions, memory): (Vec<VersionId>, Vec<Memory>) = written.unzip();
             for version in &versions {
                 oracle.version_mut(*version).begun_at = pages.begun;
             }
-            let memory: Vec<Memory> = versions
-                .iter()
-                .map(|version| {
-                    let payload = oracle.payload(*version);
-                    let mut memory = Memory::new(payload.len(), is_aligned);
-                    for (block, out) in payload.iter().zip(memory.chunks_exact_mut(BLOCK)) {
-                        block.render(out);
-                    }
-                    memory
-                })
-                .collect();
             let parents: Vec<Option<PageKey>> = names
                 .iter()
                 .map(|name| {
@@ -318,8 +311,8 @@ impl Caller<'_> {
         drop(asked);
         drop(parts);
         // The memory is the caller's again.
-        memory.iter_mut().for_each(|memory| memory.fill(SCRIBBLE));
         let mut state = self.shared.lock();
+        state.pool.give_back(memory);
         for version in &versions {
             state.putting.remove(version);
             state.under_recall.remove(version);
@@ -348,11 +341,11 @@ impl Caller<'_> {
                 self.draw_deadline_of(dice),
             )
         };
-        let mut memory: Vec<Memory> = pages
-            .names
-            .iter()
-            .map(|_| Memory::new(blocks, is_aligned))
-            .collect();
+        let mut memory: Vec<Memory> = {
+            let pool = &mut self.shared.lock().pool;
+            let each = pages.names.iter();
+            each.map(|_| pool.take(blocks, is_aligned)).collect()
+        };
         let places = memory
             .iter()
             .map(|memory| (memory.as_ptr().addr(), memory.len()));
@@ -383,6 +376,7 @@ impl Caller<'_> {
             for (at, status) in statuses.iter().enumerate() {
                 state.check_get(pages, at, *status, &memory[at], deadline);
             }
+            state.pool.give_back(memory);
         }
     }
 
@@ -527,11 +521,11 @@ impl Caller<'_> {
             state.calls[self.own] = Call::Flush;
             let State { world, epoch, .. } = &*state;
             let epoch = epoch.as_ref().expect("an open store");
-            let pages = world.snapshot(&epoch.index, &world.namespaces_by_slot(epoch));
-            let versions: Vec<(Name, VersionId)> = pages
-                .into_iter()
-                .map(|(name, (version, ..))| (name, version))
-                .collect();
+            let namespaces = world.namespaces_by_slot(epoch);
+            let mut versions: Vec<(Name, VersionId)> = Vec::with_capacity(epoch.index.len());
+            world.each_page(&epoch.index, &namespaces, |name, version, _, _| {
+                versions.push((name, version));
+            });
             (versions, world.oracle.acked_deletions())
         };
         let flushed = self.store.flush();
@@ -616,14 +610,47 @@ pub struct Memory {
     bytes: usize,
 }
 
+/// Where the page begins in its buffer.
+fn from(is_aligned: bool) -> usize {
+    if is_aligned { 0 } else { 64 }
+}
+
 impl Memory {
     pub fn new(blocks: usize, is_aligned: bool) -> Memory {
-        let from = if is_aligned { 0 } else { 64 };
+        let from = from(is_aligned);
         let whole = (blocks + 1) * BLOCK;
         Memory {
             buffer: AlignedBuf::zeroed(whole).expect("memory"),
             from,
             bytes: blocks * BLOCK,
+        }
+    }
+}
+
+/// Memory of pages that no call uses. Each block differs from all blocks of pages: those repeat
+/// their first word.
+#[derive(Default)]
+pub struct Pool(Vec<Memory>);
+
+impl Pool {
+    fn take(&mut self, blocks: usize, is_aligned: bool) -> Memory {
+        let bytes = blocks * BLOCK;
+        match self.0.iter().rposition(|memory| memory.bytes == bytes) {
+            Some(at) => {
+                let memory = self.0.swap_remove(at);
+                let from = from(is_aligned);
+                Memory { from, ..memory }
+            }
+            None => Memory::new(blocks, is_aligned),
+        }
+    }
+
+    fn give_back(&mut self, memory: Vec<Memory>) {
+        for mut memory in memory {
+            for block in memory.chunks_exact_mut(BLOCK) {
+                block[..8].fill(SCRIBBLE);
+            }
+            self.0.push(memory);
         }
     }
 }

@@ -115,6 +115,22 @@ fn fill(buffer: &mut Buffer, blocks: &[Content]) {
     }
 }
 
+/// Memory that a get has lent may be written until the get returns.
+fn check_lent(buffer: &Buffer, lent: &[(usize, usize)]) {
+    let Buffer::Borrowed(pieces) = buffer else {
+        return;
+    };
+    let is_lent = |piece: &Piece| {
+        let (first, end) = (piece.ptr.addr(), piece.ptr.addr() + piece.len);
+        let mut lent = lent.iter();
+        lent.any(|(start, length)| *start <= first && end <= start + length)
+    };
+    assert!(
+        pieces.iter().all(is_lent),
+        "a read ends in memory whose get has returned"
+    );
+}
+
 /// The content of one block.
 fn content_of(world: &World, block: &Block) -> Content {
     let word = u64::from_le_bytes(block[..8].try_into().expect("a word"));
@@ -264,7 +280,7 @@ impl State {
             _ if is_late => Err(DiskError::Deadline),
             What::Read => self.land_read(&mut flight),
             What::Sync(covers) => self.land_sync(volume, covers),
-            what => self.land_write(&flight, what),
+            what => self.land_write(&mut flight, what),
         };
         self.end_read(&flight);
         let what = flight.what;
@@ -294,23 +310,14 @@ impl State {
             false => (false, start),
         };
         self.misdirected += u64::from(misdirected);
-        let blocks = self.world.disk.read(volume, from, count)?;
-        if let Buffer::Borrowed(pieces) = &*buffer {
-            let is_lent = |piece: &Piece| {
-                let (first, end) = (piece.ptr.addr(), piece.ptr.addr() + piece.len);
-                let mut lent = self.lent.iter();
-                lent.any(|(start, length)| *start <= first && end <= start + length)
-            };
-            assert!(
-                pieces.iter().all(is_lent),
-                "a read ends in memory whose get has returned"
-            );
-        }
-        fill(buffer, &blocks);
-        Ok(())
+        let lent = &self.lent;
+        self.world.disk.read(volume, from, count, |blocks| {
+            check_lent(buffer, lent);
+            fill(buffer, blocks);
+        })
     }
 
-    fn land_write(&mut self, flight: &Flight, what: What) -> Result<(), DiskError> {
+    fn land_write(&mut self, flight: &mut Flight, what: What) -> Result<(), DiskError> {
         let (volume, start) = (flight.op.volume, flight.start);
         let mut recalled = None;
         if let Action::Write { buffer, .. } = &flight.op.action {
@@ -330,7 +337,7 @@ impl State {
         // The device may have read the memory before it changed.
         let blocks = match recalled {
             Some(blocks) if self.world.dice.chance(0.5) => blocks,
-            _ => flight.blocks.clone(),
+            _ => std::mem::take(&mut flight.blocks),
         };
         let error = |faults: &Faults| match what {
             What::Superblock => (faults.superblock_error, Class::SuperblockError),
@@ -405,17 +412,21 @@ impl State {
         }
     }
 
-    /// Ends the operations of a volume that are due.
-    fn land_due(&mut self, disk: u64, volume: usize) -> Vec<(Arc<dyn Sink>, Vec<Done>)> {
+    /// Ends the operations of a volume that are due. Returns the answers by receiver, and the
+    /// moment when the next operation is due.
+    fn land_due(&mut self, disk: u64, volume: usize) -> (Vec<Answers>, Option<Instant>) {
         let now = task::now();
-        let mut answers: Vec<(Arc<dyn Sink>, Vec<Done>)> = Vec::new();
-        loop {
-            let due = self.flights.iter().enumerate().filter(|(_, flight)| {
-                flight.disk == disk && flight.volume() == volume && flight.due <= now
-            });
-            let Some((at, _)) = due.min_by_key(|(_, flight)| (flight.due, flight.number)) else {
-                break;
+        let mut answers: Vec<Answers> = Vec::new();
+        let next = loop {
+            let own = self.flights.iter().enumerate();
+            let own = own.filter(|(_, flight)| flight.disk == disk && flight.volume() == volume);
+            let first = own.min_by_key(|(_, flight)| (flight.due, flight.number));
+            let Some((at, first)) = first else {
+                break None;
             };
+            if first.due > now {
+                break Some(first.due);
+            }
             let flight = self.flights.swap_remove(at);
             let (sink, done) = self.land(flight);
             match answers
@@ -427,8 +438,8 @@ impl State {
                 }
                 None => answers.push((sink, vec![done])),
             }
-        }
-        answers
+        };
+        (answers, next)
     }
 }
 
@@ -456,6 +467,9 @@ fn answer(op: Op, result: Result<(), DiskError>) -> (Arc<dyn Sink>, Done) {
     };
     (op.sink, done)
 }
+
+/// Answers for one receiver.
+type Answers = (Arc<dyn Sink>, Vec<Done>);
 
 struct Lines {
     shared: Shared,
@@ -509,14 +523,7 @@ impl Device {
 impl Lines {
     fn serve(&self, volume: usize) {
         loop {
-            let (answers, next) = {
-                let mut state = self.shared.lock();
-                let answers = state.land_due(self.number, volume);
-                let flights = state.flights.iter();
-                let own = flights
-                    .filter(|flight| flight.disk == self.number && flight.volume() == volume);
-                (answers, own.map(|flight| flight.due).min())
-            };
+            let (answers, next) = self.shared.lock().land_due(self.number, volume);
             if !answers.is_empty() {
                 for (sink, batch) in answers {
                     sink.done(batch);

@@ -12,6 +12,7 @@ use larder_sim_runtime::machine::{Machine, Odds};
 use larder_sim_runtime::thread::JoinHandle;
 use larder_sim_runtime::{Process, Step, task};
 
+use super::callers::Pool;
 use super::policies::Leases;
 use super::process::{open, run};
 use super::reader::read;
@@ -120,6 +121,7 @@ impl Driver {
             under_recall: Default::default(),
             recalled: Default::default(),
             deletions: Deletions::default(),
+            pool: Pool::default(),
             lent: Vec::new(),
             misdirected: 0,
             is_read_only: false,

@@ -167,12 +167,12 @@ impl State {
             return;
         };
         let namespaces = world.namespaces_by_slot(epoch);
-        for (version, place, _) in world.snapshot(&epoch.index, &namespaces).values() {
+        world.each_page(&epoch.index, &namespaces, |_, version, place, _| {
             assert!(
-                !world.is_undead(*version, *place),
+                !world.is_undead(version, place),
                 "{version:?} at {place:?} was deleted"
             );
-        }
+        });
     }
 
     /// The process is dead. Operations in flight leave any part of their blocks.

@@ -42,6 +42,7 @@ use crate::expected::Expected;
 use crate::oracle::VersionId;
 use crate::totals::Totals;
 use crate::world::{Epoch, Journal, World};
+use callers::Pool;
 use device::Flight;
 use driver::Driver;
 use policies::Leases;
@@ -120,6 +121,8 @@ pub struct State {
     /// Versions of puts that were recalled.
     recalled: BTreeSet<VersionId>,
     deletions: Deletions,
+    /// Memory of calls that have ended.
+    pool: Pool,
     /// Memory of gets in progress: address and length.
     lent: Vec<(usize, usize)>,
     /// Reads of page data from a wrong address.

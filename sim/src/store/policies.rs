@@ -6,7 +6,7 @@
 //! may read or replace, and none at all when their total may be above the store's limit, a quarter
 //! of its blocks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use larder_engine::{NamespaceId, PutStatus, Refusal};
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
+use rapidhash::RapidHashMap;
 
 use crate::classes::Class;
 use crate::setup::{Eviction, Setup};
@@ -34,11 +35,11 @@ type Page = (u16, [u8; 12]);
 #[derive(Debug, Default)]
 struct Book {
     /// By page: the end of its lease, and the blocks of a page.
-    leases: BTreeMap<Page, (Instant, u64)>,
+    leases: RapidHashMap<Page, (Instant, u64)>,
     /// Begins and ends of calls that may end leases, and begins of calls that take leases.
     calls: u64,
     /// By page: the calls in progress that may end its lease.
-    uses: BTreeMap<Page, u32>,
+    uses: RapidHashMap<Page, u32>,
     /// Blocks that lookups in progress may lease.
     asked: u64,
     /// The page that a policy named last.
@@ -48,8 +49,8 @@ struct Book {
     /// Answers of the policy of admission.
     answers: u64,
     /// By page: the last of these that took it, and the last that refused it.
-    taken: BTreeMap<Page, u64>,
-    refused: BTreeMap<Page, u64>,
+    taken: RapidHashMap<Page, u64>,
+    refused: RapidHashMap<Page, u64>,
     /// A leased page that was evicted for room.
     broken: Option<Page>,
     /// What the learned policy has learned.
@@ -135,7 +136,8 @@ impl Leases {
         status: PutStatus,
     ) {
         let (book, page) = (lock(&self.book), page(namespace, key.prefix()));
-        let is_since = |all: &BTreeMap<Page, u64>| all.get(&page).is_some_and(|at| *at > answers);
+        let is_since =
+            |all: &RapidHashMap<Page, u64>| all.get(&page).is_some_and(|at| *at > answers);
         let fits = match status {
             PutStatus::Stored => is_since(&book.taken) || !self.admits_some,
             PutStatus::Refused(Refusal::NotAdmitted) => is_since(&book.refused),
@@ -317,7 +319,7 @@ struct Learned {
     /// The leaves that it holds.
     held: BTreeSet<PageNumber>,
     /// By page: when it was used last.
-    used: BTreeMap<PageNumber, Duration>,
+    used: RapidHashMap<PageNumber, Duration>,
     /// The last use of the leaf that it named last under LRU, if no other could have come since.
     coldest: Duration,
 }
@@ -344,7 +346,7 @@ impl Learned {
             book,
             dice,
             held: BTreeSet::new(),
-            used: BTreeMap::new(),
+            used: RapidHashMap::default(),
             coldest: Duration::ZERO,
         }
     }

@@ -1,6 +1,6 @@
 //! A run of the scheduler, as its driver sees it: steps, and a report of the waiting tasks.
 
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 use std::fmt;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use corosensei::CoroutineResult;
 use rand::SeedableRng;
 use rand_pcg::Pcg64Mcg;
+use rapidhash::RapidHashMap;
 
 use super::{
     BEGIN, LOCKS_LEFT, Life, Process, ProcessState, QUEUED, SCHEDULER, Scheduler, State, Wait,
@@ -71,7 +72,7 @@ impl World {
             able: Vec::new(),
             timers: BinaryHeap::new(),
             timers_set: 0,
-            queues: HashMap::new(),
+            queues: RapidHashMap::default(),
             running: 0,
             frozen_until: 0,
         };
