@@ -87,11 +87,16 @@ impl Node {
 
     /// Kills the owner. Another one with these options takes over the store.
     pub fn killed(self, shared: &Shared, options: &[&str]) -> Node {
+        Node::of(self.kill(), shared, options)
+    }
+
+    /// Kills the owner. Its store.
+    pub fn kill(self) -> Home {
         let Node { home, owner, store } = self;
         // This client may not own the store itself.
         drop(store);
         drop(owner);
-        Node::of(home, shared, options)
+        home
     }
 
     fn of(home: Home, shared: &Shared, options: &[&str]) -> Node {
@@ -104,8 +109,11 @@ impl Node {
     /// A node whose owner has these options for its L4, and these variables.
     pub fn with(home: Home, l4: &[&str], variables: &[(&str, &str)]) -> Node {
         // A slow machine measures a low speed.
-        let runs = ["--l4-run-tokens", crate::RUN_TOKENS, "--l4-patience", "60s"];
-        let mut command = larder(&[&["serve", text(&home.path)], l4, &runs].concat());
+        let patience = ["--l4-patience", "60s"];
+        let mut command = larder(&[&["serve", text(&home.path)], l4, &patience].concat());
+        if !l4.contains(&"--l4-run-tokens") {
+            command.args(["--l4-run-tokens", crate::RUN_TOKENS]);
+        }
         command.envs(variables.iter().copied());
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut said = String::new();
@@ -134,6 +142,12 @@ impl Node {
     /// be right.
     #[track_caller]
     pub fn read(&self, model: Model, keys: &[PageKey]) -> Vec<bool> {
+        self.read_until(model, keys, Instant::now() + Duration::from_secs(30))
+    }
+
+    /// The same with this deadline.
+    #[track_caller]
+    pub fn read_until(&self, model: Model, keys: &[PageKey], deadline: Instant) -> Vec<bool> {
         let id = self.store.namespace(&model.namespace()).unwrap();
         let expected: Vec<_> = keys.iter().map(|key| model.content(key)).collect();
         let mut memory = expected.clone();
@@ -146,7 +160,6 @@ impl Node {
         let mut pages: Vec<GetPage<'_, '_>> = pages
             .map(|(key, parts)| GetPage { key: *key, parts })
             .collect();
-        let deadline = Instant::now() + Duration::from_secs(30);
         let statuses = self.store.get(id, &mut pages, Some(deadline));
         let is_hit: Vec<bool> = statuses.iter().map(|status| status.is_hit()).collect();
         for (at, is_hit) in is_hit.iter().enumerate() {

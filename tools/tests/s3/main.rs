@@ -1,7 +1,6 @@
 //! `larder remote` against a real S3 server: SeaweedFS, as one process.
 //!
-//! The server is the program `weed` in `LARDER_WEED`, or in the cache where `tests/run` installs
-//! it. Without it the tests are skipped.
+//! Without the program `weed` the tests are skipped. Further servers: `tests/run --remote`.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -11,9 +10,13 @@ mod home;
 #[path = "../l4/node.rs"]
 #[allow(dead_code)]
 mod node;
+mod ports;
+#[allow(dead_code)]
 mod server;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+#[allow(dead_code)]
+mod weed;
 
 use std::thread;
 
@@ -36,7 +39,7 @@ const RUN_TOKENS: &str = "64";
 const RUN: [&str; 2] = ["--run-tokens", RUN_TOKENS];
 
 fn server() -> Option<Server> {
-    let server = Server::start();
+    let server = weed::single();
     if server.is_none() {
         skipped(
             "a remote on an S3 server",

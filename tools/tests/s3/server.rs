@@ -1,29 +1,17 @@
-//! A SeaweedFS server of a test's own, on ports of the loopback interface.
+//! An S3 server of a test's own, and commands that use it.
 
-use std::fs;
-use std::io::Write;
-use std::net::TcpListener;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use tempfile::TempDir;
 
-use crate::support::honest::{Process, eventually};
-use crate::support::{directory, larder};
+use crate::support::honest::Process;
+use crate::support::{larder, text};
 
-/// Every port has a second one, for gRPC, so much higher.
-const TWIN: u16 = 10_000;
-
-const BUCKET: &str = "kvpages";
-
-const IDENTITIES: &str = r#"{"identities": [
-    {"name": "larder", "credentials": [{"accessKey": "AK", "secretKey": "SKSKSKSK"}],
-     "actions": ["Admin", "Read", "Write", "List", "Tagging"]},
-    {"name": "reader", "credentials": [{"accessKey": "RO", "secretKey": "RORORORO"}],
-     "actions": ["Read:kvpages", "List:kvpages"]}]}"#;
+pub const BUCKET: &str = "kvpages";
 
 /// The identity of a command.
 #[derive(Clone, Copy)]
@@ -43,7 +31,7 @@ impl Identity {
         ]
     }
 
-    fn credentials(self) -> (&'static str, &'static str) {
+    pub fn credentials(self) -> (&'static str, &'static str) {
         match self {
             Identity::Writer => ("AK", "SKSKSKSK"),
             Identity::Reader => ("RO", "RORORORO"),
@@ -51,102 +39,25 @@ impl Identity {
     }
 }
 
+/// A server with a bucket and both identities.
 pub struct Server {
-    directory: tempfile::TempDir,
-    process: Process,
-    endpoint: String,
-}
-
-/// The program, if it is installed.
-fn weed() -> Option<PathBuf> {
-    let named = std::env::var_os("LARDER_WEED").map(PathBuf::from);
-    let cache = || {
-        let set = std::env::var_os("LARDER_PYTHON_CACHE").map(PathBuf::from);
-        let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-        let home = std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
-        let place = set.or_else(|| cache.or(home).map(|cache| cache.join("larder/python")))?;
-        Some(place.join("seaweedfs/venv/bin/weed"))
-    };
-    named.or_else(cache).filter(|weed| weed.exists())
-}
-
-/// A port that is free, as is its twin.
-fn port() -> u16 {
-    loop {
-        let bound = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = bound.local_addr().unwrap().port();
-        let twin = port.checked_add(TWIN);
-        if twin.is_some_and(|twin| TcpListener::bind(("127.0.0.1", twin)).is_ok()) {
-            return port;
-        }
-    }
+    /// In the order of their start. They end before their directory is removed.
+    pub processes: Vec<Process>,
+    pub directory: TempDir,
+    pub endpoint: String,
+    /// The authority of its certificate, if it has one.
+    pub ca_file: Option<PathBuf>,
 }
 
 impl Server {
-    /// `None` without the program.
-    pub fn start() -> Option<Server> {
-        let weed = weed()?;
-        let directory = directory();
-        let at = |name: &str| directory.path().join(name).display().to_string();
-        fs::write(at("s3.json"), IDENTITIES).unwrap();
-        fs::create_dir(at("data")).unwrap();
-        let [s3, master, volume, filer] = [port(), port(), port(), port()];
-        let mut command = Command::new(&weed);
-        command
-            .arg("server")
-            .args(["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"])
-            .args(["-master.telemetry=false", "-master.volumeSizeLimitMB=64"])
-            .args(["-volume.max=8", "-s3.port.iceberg=0", "-s3.port.lance=0"])
-            .arg(format!("-dir={}", at("data")))
-            .arg(format!("-s3.config={}", at("s3.json")))
-            .arg(format!("-s3.port={s3}"))
-            .arg(format!("-master.port={master}"))
-            .arg(format!("-volume.port={volume}"))
-            .arg(format!("-filer.port={filer}"))
-            .current_dir(directory.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(fs::File::create(at("log")).unwrap())
-            .process_group(0);
-        let server = Server {
-            process: Process(command.spawn().unwrap()),
-            endpoint: format!("http://127.0.0.1:{s3}"),
-            directory,
-        };
-        eventually("a bucket", || {
-            let mut shell = Command::new(&weed)
-                .arg("shell")
-                .arg(format!("-master=127.0.0.1:{master}"))
-                .arg(format!("-filer=127.0.0.1:{filer}"))
-                .current_dir(server.directory.path())
-                .stdin(Stdio::piped())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            let create = format!("s3.bucket.create -name {BUCKET}\nexit\n");
-            let mut stdin = shell.stdin.take().unwrap();
-            // The shell may have ended for want of a server.
-            let _ = stdin.write_all(create.as_bytes());
-            drop(stdin);
-            shell.wait().unwrap();
-            let url = format!("s3://{BUCKET}");
-            let arguments = ["remote", "ls", &url];
-            server
-                .command(&arguments, Identity::Writer)
-                .output()
-                .unwrap()
-                .status
-                .success()
-        });
-        Some(server)
-    }
-
     fn command(&self, arguments: &[&str], identity: Identity) -> Command {
         let mut command = larder(arguments);
         command
             .args(["--endpoint", &self.endpoint])
             .envs(identity.variables());
+        if let Some(file) = &self.ca_file {
+            command.args(["--ca-file", text(file)]);
+        }
         command
     }
 
@@ -176,13 +87,15 @@ impl Server {
     ) -> Value {
         let url = format!("s3://{BUCKET}/of/a-test");
         let arguments = self.arguments(&url, subcommand, options);
-        let output = self
-            .command(&arguments, identity)
-            .arg("--json")
-            .output()
-            .unwrap();
+        self.document(&arguments, identity, code)
+    }
+
+    #[track_caller]
+    fn document(&self, arguments: &[&str], identity: Identity, code: i32) -> Value {
+        let mut command = self.command(arguments, identity);
+        let output = command.arg("--json").output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{subcommand:?}: {said}");
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
@@ -213,6 +126,21 @@ impl Server {
         said
     }
 
+    /// Whether a listing of the bucket succeeds.
+    pub fn answers(&self) -> bool {
+        let url = format!("s3://{BUCKET}");
+        let mut command = self.command(&["remote", "ls", &url], Identity::Writer);
+        command.output().unwrap().status.success()
+    }
+
+    /// `larder remote verify` for the objects of nodes; its document.
+    #[track_caller]
+    pub fn verify(&self) -> Value {
+        let url = format!("s3://{BUCKET}/of/nodes");
+        let arguments = self.arguments(&url, &["verify"], &[]);
+        self.document(&arguments, Identity::Writer, 0)
+    }
+
     /// The options of a node's L4.
     pub fn l4(&self) -> Vec<String> {
         let url = format!("s3://{BUCKET}/of/nodes");
@@ -223,12 +151,16 @@ impl Server {
             &self.endpoint,
             "--l4-unsigned",
         ];
-        options.map(str::to_owned).to_vec()
+        let authority = self.ca_file.iter();
+        let authority = authority.flat_map(|file| ["--l4-ca-file", text(file)]);
+        let options = options.into_iter().chain(authority);
+        options.map(str::to_owned).collect()
     }
 
-    /// Works while the server is stopped.
+    /// Works while the first process is stopped.
     pub fn stopped<T>(&self, work: impl FnOnce() -> T) -> T {
-        let pid = Pid::from_raw(i32::try_from(self.process.0.id()).unwrap());
+        let id = self.processes[0].0.id();
+        let pid = Pid::from_raw(i32::try_from(id).unwrap());
         kill(pid, Signal::SIGSTOP).unwrap();
         let value = work();
         kill(pid, Signal::SIGCONT).unwrap();
