@@ -31,29 +31,34 @@ impl Place {
         match scheme {
             "file" if rest.starts_with('/') => Ok(Box::new(Dir::new(PathBuf::from(rest)))),
             "file" => Err(self.unusable("its path is relative")),
-            "s3" => self.connect_to_bucket(rest),
+            #[cfg(feature = "s3")]
+            "s3" => Ok(Box::new(self.bucket()?)),
+            #[cfg(not(feature = "s3"))]
+            "s3" => Err(self.unusable(
+                "this build has no client for buckets: build it with `--features remote`",
+            )),
             _ => Err(self.unusable("has an unknown scheme")),
         }
     }
-    /// A client of a bucket, with a prefix of names.
+
+    /// A client of a bucket. No request is made.
+    ///
+    /// # Errors
+    /// The URL names no bucket, or the environment makes no client.
     #[cfg(feature = "s3")]
-    fn connect_to_bucket(&self, rest: &str) -> Result<Box<dyn Remote>, PlaceError> {
+    pub fn bucket(&self) -> Result<S3, PlaceError> {
+        let rest = self.url.strip_prefix("s3://");
+        let rest = rest.ok_or_else(|| self.unusable("names no bucket"))?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if bucket.is_empty() {
             return Err(self.unusable("names no bucket"));
         }
-        Ok(Box::new(S3::new(S3Place {
+        S3::new(S3Place {
             bucket: bucket.to_owned(),
             prefix: prefix.trim_matches('/').to_owned(),
             endpoint: self.endpoint.clone(),
             ca_file: self.ca_file.clone(),
-        })?))
-    }
-
-    #[cfg(not(feature = "s3"))]
-    fn connect_to_bucket(&self, _: &str) -> Result<Box<dyn Remote>, PlaceError> {
-        Err(self
-            .unusable("this build has no client for buckets: build it with `--features remote`"))
+        })
     }
 
     fn unusable(&self, reason: &str) -> PlaceError {

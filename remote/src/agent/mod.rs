@@ -54,6 +54,7 @@ use crate::run::RunPage;
 use counts::{Count, Counts};
 use desk::Desk;
 use threads::Threads;
+pub use threads::{FETCHERS, PUBLISHERS};
 
 /// Longest wait of [`Agent::close`].
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);

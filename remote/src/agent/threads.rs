@@ -21,7 +21,10 @@ use crate::remote::{Published, RemoteError};
 use crate::run::{self, Draft, RunName};
 
 /// Fetches at once.
-const FETCHERS: usize = 4;
+pub const FETCHERS: usize = 4;
+
+/// Publications at once.
+pub const PUBLISHERS: usize = 1;
 
 /// Attempts to publish a run. Its pages may be on their way into the store, or the remote fails.
 const TRIES_MAX: u32 = 5;

@@ -8,6 +8,7 @@
 //! Bodies are sent with CRC-64/NVME instead of a signed SHA-256, which would take more than twice
 //! the processor time. The seals protect the pages.
 
+mod alone;
 mod http;
 
 use std::fmt::Write as _;

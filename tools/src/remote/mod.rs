@@ -6,10 +6,13 @@
 //! | module | command |
 //! |---|---|
 //! | `key` | `key`: makes a key file |
+//! | `bench` | `bench`: the speed of a bucket; with the feature `remote` alone |
 //! | `push`, `pull` | runs from a store, and into one |
 //! | `runs` | the whole runs of a store |
 //! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
 
+#[cfg(feature = "remote")]
+mod bench;
 mod key;
 mod pull;
 mod push;
@@ -45,6 +48,8 @@ enum RemoteCommand {
     Ls(shelf::LsArgs),
     Verify(shelf::VerifyArgs),
     Prune(shelf::PruneArgs),
+    #[cfg(feature = "remote")]
+    Bench(bench::BenchArgs),
 }
 
 /// Runs the command.
@@ -59,6 +64,8 @@ pub fn run(args: &RemoteArgs) -> Result<Ending, Failure> {
         RemoteCommand::Ls(args) => shelf::ls(args),
         RemoteCommand::Verify(args) => shelf::verify(args),
         RemoteCommand::Prune(args) => shelf::prune(args),
+        #[cfg(feature = "remote")]
+        RemoteCommand::Bench(args) => bench::run(args),
     }
 }
 

@@ -1,0 +1,80 @@
+//! The client of the object store alone, for a comparison: it moves bytes between the server and
+//! memory, without runs, seals and a store.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use object_store::{ObjectStoreExt, PutPayload};
+
+use super::S3;
+use crate::remote::RemoteError;
+
+impl S3 {
+    /// Puts objects with this content, so many at once.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn put_alone(
+        &self,
+        names: &[String],
+        content: Vec<u8>,
+        at_once: usize,
+        deadline: Instant,
+    ) -> Result<(), RemoteError> {
+        let store = Arc::clone(&self.store);
+        let paths: Vec<_> = names.iter().map(|name| self.path(name)).collect();
+        let content = PutPayload::from(content);
+        self.call(deadline, async move {
+            stream::iter(paths)
+                .map(|path| {
+                    let (store, content) = (Arc::clone(&store), content.clone());
+                    async move { store.put(&path, content).await }
+                })
+                .buffer_unordered(at_once)
+                .try_for_each(|_| std::future::ready(Ok(())))
+                .await
+        })
+    }
+
+    /// Gets objects, so many at once. Returns their bytes in all.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn get_alone(
+        &self,
+        names: &[String],
+        at_once: usize,
+        deadline: Instant,
+    ) -> Result<u64, RemoteError> {
+        let store = Arc::clone(&self.store);
+        let paths: Vec<_> = names.iter().map(|name| self.path(name)).collect();
+        self.call(deadline, async move {
+            stream::iter(paths)
+                .map(|path| {
+                    let store = Arc::clone(&store);
+                    async move { store.get(&path).await?.bytes().await }
+                })
+                .buffer_unordered(at_once)
+                .try_fold(0, |sum, content| {
+                    std::future::ready(Ok(sum + content.len() as u64))
+                })
+                .await
+        })
+    }
+
+    /// Removes objects that [`S3::put_alone`] made.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn remove_alone(&self, names: &[String], deadline: Instant) -> Result<(), RemoteError> {
+        let store = Arc::clone(&self.store);
+        let paths: Vec<_> = names.iter().map(|name| self.path(name)).collect();
+        self.call(deadline, async move {
+            for path in &paths {
+                super::absent(store.delete(path).await)?;
+            }
+            Ok(())
+        })
+    }
+}

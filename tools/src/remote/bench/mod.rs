@@ -1,0 +1,287 @@
+//! `larder remote bench`: the speed of publications and fetches, beside the client of the object
+//! store alone, and the cost of an idle L4 for a store.
+//!
+//! Both move as many bytes in as many objects, to and from the same server, in turns within each
+//! round. A publication reads the pages of a store, seals them and creates an object. A fetch gets
+//! an object, verifies it and puts its pages into another store: both as the agent of `larder
+//! serve --l4` does them. The client alone moves bytes of memory. Scratch stores and objects are
+//! removed at the end.
+//!
+//! | module | content |
+//! |---|---|
+//! | `scratch` | stores, agents and objects for the time of a measurement |
+//! | `pairs` | measurements in pairs, and the ratios of pairs |
+
+mod pairs;
+mod scratch;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use indicatif::ProgressBar;
+use larder_remote::agent::{FETCHERS, PUBLISHERS};
+use serde::Serialize;
+
+use super::{PlaceArgs, TrustArgs};
+use crate::failure::{Ending, Failure};
+use crate::interrupt::Interrupt;
+use crate::report::{self, Lines, Report};
+use crate::size::ByteSize;
+use crate::usage::rate;
+use pairs::{Pairs, Sample};
+use scratch::{Objects, Scratch};
+
+/// Pairs of the measurement of an idle L4.
+const IDLE_PAIRS: u32 = 9;
+
+/// Pages of the chains that it puts and gets, in runs.
+const IDLE_RUNS: u64 = 2;
+
+/// Measure publications and fetches, beside the client of the object store alone
+///
+/// Makes scratch stores and objects, and removes them.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// A directory for the scratch stores, on the disk of the store
+    #[arg(value_name = "DIRECTORY")]
+    directory: PathBuf,
+    #[command(flatten)]
+    place: PlaceArgs,
+    #[command(flatten)]
+    trust: TrustArgs,
+    /// Bytes of a run
+    #[arg(long, value_name = "SIZE", default_value = "32MiB")]
+    run_bytes: ByteSize,
+    /// Size of a page
+    #[arg(long, value_name = "SIZE", default_value = "2MiB")]
+    page_bytes: ByteSize,
+    /// Runs of a round
+    #[arg(long, value_name = "N", default_value_t = 8,
+        value_parser = clap::value_parser!(u64).range(1..=1024))]
+    runs: u64,
+    /// Rounds
+    #[arg(long, value_name = "N", default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct BenchReport {
+    path: PathBuf,
+    remote: String,
+    run_bytes: u64,
+    page_bytes: u64,
+    runs: u64,
+    rounds: u32,
+    publish: WayReport,
+    fetch: WayReport,
+    idle_put: RatioReport,
+    idle_get: RatioReport,
+    interrupted: bool,
+}
+
+/// One way, with the client alone beside it.
+#[derive(Serialize)]
+struct WayReport {
+    bytes_per_second: f64,
+    alone_bytes_per_second: f64,
+    speed: RatioReport,
+    cpu_seconds_per_gib: f64,
+    alone_cpu_seconds_per_gib: f64,
+}
+
+/// Ratios of pairs.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(super) struct RatioReport {
+    median: f64,
+    lowest: f64,
+    highest: f64,
+    pairs: usize,
+}
+
+impl std::fmt::Display for RatioReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let RatioReport {
+            median,
+            lowest,
+            highest,
+            pairs,
+        } = self;
+        write!(
+            f,
+            "{median:.2} ({lowest:.2} to {highest:.2}, {pairs} pairs)"
+        )
+    }
+}
+
+impl WayReport {
+    fn of(pairs: &Pairs) -> WayReport {
+        let (ours, alone) = pairs.sums();
+        WayReport {
+            bytes_per_second: ours.bytes_per_second(),
+            alone_bytes_per_second: alone.bytes_per_second(),
+            speed: pairs.ratios(),
+            cpu_seconds_per_gib: ours.cpu_seconds_per_gib(),
+            alone_cpu_seconds_per_gib: alone.cpu_seconds_per_gib(),
+        }
+    }
+
+    fn lines(&self, what: &str, lines: &mut Lines) {
+        let speeds = format!(
+            "{}; the client alone {}; ratio {}",
+            rate(self.bytes_per_second),
+            rate(self.alone_bytes_per_second),
+            self.speed
+        );
+        lines.row(what, speeds);
+        let cpu = format!(
+            "{:.2} s/GiB; the client alone {:.2}; {:.2} above it",
+            self.cpu_seconds_per_gib,
+            self.alone_cpu_seconds_per_gib,
+            self.cpu_seconds_per_gib - self.alone_cpu_seconds_per_gib
+        );
+        lines.row("  CPU", cpu);
+    }
+}
+
+impl Report for BenchReport {
+    const COMMAND: &'static str = "remote bench";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let bytes = ByteSize(self.run_bytes);
+        let runs = format!(
+            "{} of {bytes}, {} rounds; {PUBLISHERS} published at once, {FETCHERS} fetched",
+            self.runs, self.rounds
+        );
+        lines.row("Runs", runs);
+        self.publish.lines("Publish", &mut lines);
+        self.fetch.lines("Fetch", &mut lines);
+        let idle = "of the speed without one";
+        lines.row("Put, L4 idle", format!("{} {idle}", self.idle_put));
+        lines.row("Get, L4 idle", format!("{} {idle}", self.idle_get));
+        if self.interrupted {
+            lines.text("Interrupted: fewer rounds were measured.");
+        }
+        lines
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The remote fails, or the directory takes no store.
+pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
+    let interrupt = Interrupt::watch();
+    let objects = Objects::new(args)?;
+    let outcome = measure(args, &objects, &interrupt);
+    let removed = objects.remove();
+    let report = outcome?;
+    removed?;
+    report::print(&report, args.json)?;
+    Ok(match report.interrupted {
+        true => Ending::Interrupted,
+        false => Ending::Done,
+    })
+}
+
+fn measure(
+    args: &BenchArgs,
+    objects: &Objects,
+    interrupt: &Interrupt,
+) -> Result<BenchReport, Failure> {
+    let mut scratch = Scratch::new(args)?;
+    let rounds = u64::from(args.rounds);
+    let steps = 4 * rounds + u64::from(IDLE_PAIRS);
+    let bar = report::progress(Some(steps), "{msg} {wide_bar} {pos}/{len}");
+    let (mut publish, mut fetch) = (Pairs::default(), Pairs::default());
+    for round in 0..args.rounds {
+        if interrupt.is_raised() && round > 0 {
+            break;
+        }
+        self::round(
+            &mut scratch,
+            objects,
+            round,
+            (&mut publish, &mut fetch),
+            &bar,
+        )?;
+    }
+    bar.set_message("idle");
+    let (mut put, mut get) = (Pairs::default(), Pairs::default());
+    let mut idle = scratch.idle(objects, IDLE_RUNS)?;
+    for pair in 0..IDLE_PAIRS {
+        if interrupt.is_raised() && pair > 0 {
+            break;
+        }
+        let (plain, over) = idle.pair(pair)?;
+        put.add(over.put, plain.put);
+        get.add(over.get, plain.get);
+        bar.inc(1);
+    }
+    idle.close()?;
+    bar.finish_and_clear();
+    scratch.close()?;
+    Ok(BenchReport {
+        path: args.directory.clone(),
+        remote: args.place.url.clone(),
+        run_bytes: args.run_bytes.0,
+        page_bytes: args.page_bytes.0,
+        runs: args.runs,
+        rounds: args.rounds,
+        publish: WayReport::of(&publish),
+        fetch: WayReport::of(&fetch),
+        idle_put: put.ratios(),
+        idle_get: get.ratios(),
+        interrupted: interrupt.is_raised(),
+    })
+}
+
+/// Publishes and fetches new runs, and moves as many bytes by the client alone: the one or the
+/// other first, in turns.
+fn round(
+    scratch: &mut Scratch,
+    objects: &Objects,
+    round: u32,
+    (publish, fetch): (&mut Pairs, &mut Pairs),
+    bar: &ProgressBar,
+) -> Result<(), Failure> {
+    let measured = |what: &'static str, work: &mut dyn FnMut() -> Result<Sample, Failure>| {
+        bar.set_message(what);
+        let sample = work();
+        bar.inc(1);
+        sample
+    };
+    let chain = scratch.put_chain(u64::from(round))?;
+    let names = objects.names(round);
+    let mut put_alone = || objects.put_alone(&names);
+    let mut publish_runs = || scratch.publish(objects, &chain);
+    let pair = match round % 2 {
+        0 => {
+            let alone = measured("client alone", &mut put_alone)?;
+            (measured("publish", &mut publish_runs)?, alone)
+        }
+        _ => {
+            let ours = measured("publish", &mut publish_runs)?;
+            (ours, measured("client alone", &mut put_alone)?)
+        }
+    };
+    publish.add(pair.0, pair.1);
+    let mut get_alone = || objects.get_alone(&names);
+    let mut fetch_runs = || scratch.fetch(objects, &chain);
+    let pair = match round % 2 {
+        0 => {
+            let ours = measured("fetch", &mut fetch_runs)?;
+            (ours, measured("client alone", &mut get_alone)?)
+        }
+        _ => {
+            let alone = measured("client alone", &mut get_alone)?;
+            (measured("fetch", &mut fetch_runs)?, alone)
+        }
+    };
+    fetch.add(pair.0, pair.1);
+    Ok(())
+}
