@@ -9,18 +9,24 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::path::Path;
 
 use larder_format::{Fingerprint, Namespace, PageKey};
 use serde::{Deserialize, Serialize};
 
 use crate::catalog::Ask;
+use crate::error::StoreError;
 use crate::runtime::Instant;
+use crate::share;
 
 /// A place beneath the store.
 ///
 /// All calls but [`wait`](Beneath::wait) come on the threads of puts and lookups, under no lock of
 /// the store. They must be short, and must not call the store.
 pub trait Beneath: fmt::Debug + Send + Sync {
+    /// The store is open in this process, which owns it.
+    fn began(&self);
+
     /// A caller uses this namespace. Comes before all other calls for it, and may come again.
     fn opened(&self, namespace: &Namespace);
 
@@ -30,15 +36,27 @@ pub trait Beneath: fmt::Debug + Send + Sync {
     /// A lookup found these pages, or a caller touched them.
     fn used(&self, namespace: Fingerprint, keys: &[PageKey]);
 
-    /// A lookup did not find these consecutive pages of a chain. Returns the number of them, from
-    /// the first without a gap, that will be stored in time for a read.
-    fn missed(&self, namespace: Fingerprint, keys: &[PageKey]) -> usize;
+    /// Of these consecutive pages of a chain a lookup found the first `found`. Returns the number
+    /// of the others, without a gap, that will be stored in time for a read.
+    fn missed(&self, namespace: Fingerprint, keys: &[PageKey], found: usize) -> usize;
 
     /// Waits until none of these pages is on its way any more, at most until `until`.
     fn wait(&self, namespace: Fingerprint, keys: &[PageKey], until: Instant);
 
+    /// Ends or resumes its work, as an operator decides. Without its work it has no pages.
+    fn use_it(&self, is_used: bool);
+
     /// Its state and its counters.
     fn report(&self) -> BeneathReport;
+}
+
+/// Ends or resumes the work of the place beneath a store, in the process that owns the store. It
+/// lasts until that process ends. False if nothing lies beneath.
+///
+/// # Errors
+/// Those of [`share::report`], and [`StoreError::OwnerOlder`] when the owner's release cannot.
+pub fn use_beneath(path: &Path, is_used: bool) -> Result<bool, StoreError> {
+    share::use_beneath(path, is_used)
 }
 
 /// State and counters of a place beneath a store.

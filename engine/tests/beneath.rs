@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain};
-use larder_engine::beneath::{Beneath, BeneathReport};
+use larder_engine::beneath::{Beneath, BeneathReport, use_beneath};
 use larder_engine::catalog::Ask;
 use larder_engine::format::{Fingerprint, Namespace, PageKey};
 use larder_engine::{OpenOptions, PageStore, Store};
@@ -27,6 +27,8 @@ struct State {
     used: Vec<PageKey>,
     missed: Vec<PageKey>,
     is_promising: bool,
+    has_begun: bool,
+    is_off: bool,
     waiting: usize,
 }
 
@@ -46,6 +48,10 @@ impl Place {
 }
 
 impl Beneath for Place {
+    fn began(&self) {
+        self.state.lock().unwrap().has_begun = true;
+    }
+
     fn opened(&self, namespace: &Namespace) {
         let model = namespace.fields().model.clone();
         self.state.lock().unwrap().opened.push(model);
@@ -60,10 +66,15 @@ impl Beneath for Place {
         self.state.lock().unwrap().used.extend(keys);
     }
 
-    fn missed(&self, _: Fingerprint, keys: &[PageKey]) -> usize {
+    fn missed(&self, _: Fingerprint, keys: &[PageKey], found: usize) -> usize {
         let mut state = self.state.lock().unwrap();
-        state.missed = keys.to_vec();
-        if state.is_promising { keys.len() } else { 0 }
+        state.missed = keys[found..].to_vec();
+        let is_promising = state.is_promising && !state.is_off;
+        if is_promising { keys.len() - found } else { 0 }
+    }
+
+    fn use_it(&self, is_used: bool) {
+        self.state.lock().unwrap().is_off = !is_used;
     }
 
     fn wait(&self, _: Fingerprint, _: &[PageKey], until: Instant) {
@@ -119,6 +130,7 @@ fn a_place_learns_of_the_puts_and_lookups_of_all_processes() {
     );
     {
         let state = place.state.lock().unwrap();
+        assert!(state.has_begun);
         assert!(state.opened.iter().all(|model| model == "m") && !state.opened.is_empty());
         assert_eq!(state.asked[0], (keys[0], None, 0));
         assert_eq!(state.asked[1], (keys[1], Some(keys[0]), 1));
@@ -209,4 +221,25 @@ fn a_client_of_an_owner_without_a_place_misses_at_once() {
     assert!(begin.elapsed() < Duration::from_secs(10));
     client.close().unwrap();
     owner.close().unwrap();
+}
+
+#[test]
+fn an_operator_switches_a_place_off_and_on() {
+    let home = Home::with_store(128 * MIB);
+    let (place, owner, client) = sharing(&home);
+    place.promise(true);
+    let pool = Pool::new(&client, "m", &[65536]);
+    let found = || pool.store.longest_prefix(pool.id, &chain(1, 2));
+    assert_eq!(found(), 2);
+    assert!(use_beneath(&home.path, false).unwrap());
+    assert_eq!(found(), 0);
+    assert!(use_beneath(&home.path, true).unwrap());
+    assert_eq!(found(), 2);
+    place.promise(false);
+    client.close().unwrap();
+    owner.close().unwrap();
+    let bare = Store::attach(&home.path, OpenOptions::default()).unwrap();
+    assert!(!use_beneath(&home.path, false).unwrap());
+    bare.close().unwrap();
+    assert!(use_beneath(&home.path, false).is_err());
 }

@@ -24,19 +24,7 @@ pub trait Remote: Send + Sync {
     /// # Errors
     /// [`RemoteError`].
     fn lookup(&self, runs: &[RunName], deadline: Instant) -> Result<usize, RemoteError> {
-        // The runs before `there` are there, the one at `gone` is not.
-        let (mut there, mut gone, mut step) = (0, runs.len(), 1);
-        while there < gone {
-            let probed = (there + step).min(gone) - 1;
-            if self.holds(&runs[probed], deadline)? {
-                there = probed + 1;
-                step *= 2;
-            } else {
-                gone = probed;
-                step = (gone - there).div_ceil(2).max(1);
-            }
-        }
-        Ok(there)
+        gallop(runs.len(), |at| self.holds(&runs[at], deadline))
     }
 
     /// The object of a run. `None` if there is none, or if it is longer than `bytes_max`.
@@ -77,6 +65,26 @@ pub trait Remote: Send + Sync {
         each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
         deadline: Instant,
     ) -> Result<(), RemoteError>;
+}
+
+/// The number of runs that are there without a gap from the first, by few questions.
+pub(crate) fn gallop<E>(
+    runs: usize,
+    mut holds: impl FnMut(usize) -> Result<bool, E>,
+) -> Result<usize, E> {
+    // The runs before `there` are there, the one at `gone` is not.
+    let (mut there, mut gone, mut step) = (0, runs, 1);
+    while there < gone {
+        let probed = (there + step).min(gone) - 1;
+        if holds(probed)? {
+            there = probed + 1;
+            step *= 2;
+        } else {
+            gone = probed;
+            step = (gone - there).div_ceil(2).max(1);
+        }
+    }
+    Ok(there)
 }
 
 /// The outcome of a publication.

@@ -63,7 +63,7 @@ mod import;
 mod inspect;
 mod interrupt;
 mod l1;
-mod l4;
+pub mod l4;
 pub mod log;
 mod losses;
 mod manuals;

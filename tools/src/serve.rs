@@ -16,7 +16,6 @@ use clap::Args;
 use larder_engine::disk::probe::limit;
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{PageStore, Store};
-use larder_remote::agent::Agent;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde::Serialize;
@@ -24,7 +23,7 @@ use serde::Serialize;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::l4::L4Args;
+use crate::l4::{L4, L4Args};
 use crate::open::{OpenArgs, ShareArgs};
 use crate::place;
 use crate::report::{self as output, Lines, Report};
@@ -143,14 +142,17 @@ fn take_descriptors() {
 pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     take_descriptors();
-    let agent = args.l4.agent()?;
+    let l4 = args.l4.config().connect()?;
     let mut options = args.share.options(&args.open, args.group);
     options.keeps_ownership = true;
-    if let Some(agent) = &agent {
-        options = options.over(agent.clone());
+    if let Some(l4) = &l4 {
+        options = l4.beneath(options);
     }
     let store = Arc::new(Store::attach(&args.path, options)?);
-    let served = match start(args, agent.as_ref(), &store) {
+    let started = l4.iter().try_for_each(|l4| l4.start(&store, &args.path));
+    let started =
+        started.map_err(|error| Failure::environment(format!("starting a thread: {error}")));
+    let served = match started {
         Ok(()) => serve(args, &store, &interrupt),
         Err(error) => Err(error),
     };
@@ -158,25 +160,11 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
         NotifyState::Stopping,
         NotifyState::Status("closing the store"),
     ]);
-    if let Some(agent) = agent {
-        agent.close();
-    }
+    l4.iter().for_each(L4::close);
     let closed = store.close();
     served?;
     closed?;
     Ok(Ending::Done)
-}
-
-/// Starts the agent of the L4 for a store that was opened over it.
-fn start(args: &ServeArgs, agent: Option<&Arc<Agent>>, store: &Arc<Store>) -> Result<(), Failure> {
-    let Some(agent) = agent else {
-        return Ok(());
-    };
-    let store: Arc<dyn PageStore> = store.clone();
-    let started = agent
-        .start(&store)
-        .and_then(|()| args.l4.resume(agent, &args.path));
-    started.map_err(|error| Failure::environment(format!("starting a thread: {error}")))
 }
 
 /// Serves the store, or waits until it may, until the operator ends it.

@@ -120,6 +120,7 @@ pub use server::socket_path;
 use spaces::Spaces;
 pub use staging::StagingReport;
 pub use wire::Report;
+use wire::{Reply, Request};
 
 /// How long an attaching process tries to find or become the owner. While another process is
 /// opening the store, which takes a second for some millions of pages, the second limit applies.
@@ -304,6 +305,19 @@ pub fn report(path: &Path) -> Result<Report, StoreError> {
     let report = remote.report();
     remote.hang_up();
     report.map_err(|_| StoreError::OwnerGone)
+}
+
+/// Ends or resumes the work of the place beneath the store of a running owner. False if there is
+/// none.
+pub(crate) fn use_beneath(path: &Path, is_used: bool) -> Result<bool, StoreError> {
+    let remote = reach(path)?;
+    let answer = remote.ask(&Request::UseBeneath { is_used });
+    remote.hang_up();
+    match answer {
+        Ok(Reply::Count(places)) => Ok(places > 0),
+        Ok(Reply::Failed(failure)) => Err(failure.into()),
+        Ok(_) | Err(_) => Err(StoreError::OwnerGone),
+    }
 }
 
 /// Connects to a running owner, to ask it.

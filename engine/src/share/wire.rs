@@ -233,6 +233,11 @@ pub enum Request<'a> {
         keys: &'a [u8],
         patience_ms: u32,
     },
+    /// Ends or resumes the work of the place beneath the store. Answered with [`Reply::Count`]: 1
+    /// if there is one, else 0.
+    UseBeneath {
+        is_used: bool,
+    },
 }
 
 /// The end of a client's use of a slot.

@@ -142,7 +142,7 @@ impl Local {
 
     /// Puts the store over this place.
     pub(super) fn lie_over(&self, beneath: Arc<dyn Beneath>) {
-        self.beneath.get_or_init(|| beneath);
+        self.beneath.get_or_init(|| beneath).began();
     }
 
     /// The place beneath the store, with the namespace's name there.
@@ -167,6 +167,11 @@ impl Local {
             .contains(namespace.into(), keys, lease, &mut orphans);
         self.adopt(&orphans);
         Some(found.contains(&true))
+    }
+
+    pub(super) fn use_beneath(&self, is_used: bool) -> bool {
+        let beneath = self.beneath.get();
+        beneath.inspect(|beneath| beneath.use_it(is_used)).is_some()
     }
 
     pub(super) fn beneath_report(&self) -> Option<BeneathReport> {

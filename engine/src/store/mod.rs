@@ -277,6 +277,11 @@ impl LocalStore {
         self.local.arrive(namespace, keys, until)
     }
 
+    /// Ends or resumes the work of the place beneath the store. False if there is none.
+    pub(crate) fn use_beneath(&self, is_used: bool) -> bool {
+        self.local.use_beneath(is_used)
+    }
+
     /// The report of the place beneath the store.
     pub(crate) fn beneath_report(&self) -> Option<BeneathReport> {
         self.local.beneath_report()

@@ -8,7 +8,7 @@ use larder_format::KeyPrefix;
 use crate::run::RunPage;
 
 /// Pages that are remembered for each namespace; about 100 bytes each.
-const PAGES_MAX: usize = 1 << 17;
+pub(super) const PAGES_MAX: usize = 1 << 17;
 
 /// The last pages that puts asked to store.
 #[derive(Default)]
@@ -35,6 +35,18 @@ impl Chains {
             let oldest = self.order.pop_front();
             oldest.and_then(|oldest| self.pages.remove(&oldest));
         }
+    }
+
+    /// Pages before this one in its chain, if it is remembered.
+    pub(super) fn depth(&self, page: &KeyPrefix) -> Option<u32> {
+        self.pages.get(page).map(|page| page.depth)
+    }
+
+    /// The pages that are remembered, in the order of their arrival.
+    pub(super) fn pages(&self) -> impl DoubleEndedIterator<Item = &RunPage> {
+        self.order
+            .iter()
+            .filter_map(|prefix| self.pages.get(prefix))
     }
 
     /// The run of `run_pages` pages that ends in this page; `None` if it ends elsewhere, or if

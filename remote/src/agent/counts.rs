@@ -25,9 +25,12 @@ pub(super) enum Count {
     RunsLate,
     FetchesFailed,
     BreakerOpenings,
+    Questions,
+    RunsSearched,
+    Listings,
 }
 
-const NAMES: [&str; 19] = [
+const NAMES: [&str; 22] = [
     "published_runs",
     "published_bytes",
     "present_runs",
@@ -47,6 +50,9 @@ const NAMES: [&str; 19] = [
     "late_runs",
     "failed_fetches",
     "breaker_openings",
+    "search_requests",
+    "searched_runs",
+    "listings",
 ];
 
 /// Counters since the agent was made.

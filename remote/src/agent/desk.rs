@@ -9,6 +9,8 @@ use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 
 use super::chains::Chains;
 use super::limits::{Breaker, Budget, Speed};
+use super::planted::{Bug, planted};
+use super::search::{Search, Searches};
 use super::{Admission, AgentOptions};
 use crate::remote::RemoteError;
 use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
@@ -48,6 +50,20 @@ pub(super) struct Space {
     chains: Chains,
 }
 
+impl Space {
+    /// Pages between the first `found` of these consecutive ones and the next run of their chain.
+    fn pages_to_a_run(&self, keys: &[PageKey], found: usize) -> usize {
+        let depth = |at: usize| {
+            let depth = self.chains.depth(&keys.get(at)?.prefix())? as usize;
+            depth.checked_sub(at)
+        };
+        // Other lookups begin at the head of their chain.
+        let first = depth(0).or_else(|| depth(found.checked_sub(1)?));
+        let next = first.unwrap_or(0) + found;
+        next.next_multiple_of(self.run_pages.get() as usize) - next
+    }
+}
+
 /// The runs of a namespace in the remote.
 #[derive(Default)]
 struct Runs {
@@ -63,6 +79,22 @@ pub(super) struct Noted {
     pub(super) dropped: u64,
 }
 
+/// The part of a lookup that the remote has.
+#[derive(Default)]
+struct Reach {
+    /// Pages from the first without a gap.
+    pages: usize,
+    /// Runs for them that are on their way.
+    arriving: Vec<RunName>,
+    /// Runs for them that are not on their way yet.
+    begun: Vec<Incoming>,
+    /// Their bytes.
+    bytes: u64,
+    too_slow: u64,
+    /// No run behind these pages is known.
+    is_end: bool,
+}
+
 /// The answer to a lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Missed {
@@ -70,6 +102,8 @@ pub(super) struct Missed {
     pub(super) promised: usize,
     /// Fetches that begin.
     pub(super) begun: u64,
+    /// Searches that begin.
+    pub(super) searches: u64,
     /// Runs that are known and would arrive too late, or later than they are computed.
     pub(super) too_slow: u64,
 }
@@ -83,8 +117,8 @@ pub(super) struct Desk {
     /// Runs that are queued for publication or being published.
     queued: HashSet<(Fingerprint, KeyPrefix)>,
     incoming: VecDeque<Incoming>,
-    /// Runs that are queued or being fetched.
-    fetching: HashSet<RunName>,
+    /// Runs that are queued or being fetched, until no caller waits for them.
+    fetching: HashMap<RunName, Instant>,
     /// Pages of those runs, with the number of the runs.
     arriving: HashMap<(Fingerprint, PageKey), u32>,
     /// Bytes of those runs.
@@ -94,7 +128,25 @@ pub(super) struct Desk {
     pub(super) day: Budget,
     pub(super) second: Budget,
     pub(super) hour: Budget,
+    searches: Searches,
+    /// Pages of puts to a former owner, of namespaces that are not in use yet.
+    recalled: HashMap<Fingerprint, Chains>,
+    /// This process owns the store.
+    is_in_use: bool,
+    /// By the decision of an operator.
+    is_off: bool,
     is_closed: bool,
+}
+
+/// The regular work of an agent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Chore {
+    /// Tests whether the remote answers again.
+    Probe,
+    /// Lists the remote.
+    List,
+    /// Writes the memory of pages that were put.
+    Remember,
 }
 
 impl Desk {
@@ -107,7 +159,7 @@ impl Desk {
             outgoing: VecDeque::new(),
             queued: HashSet::new(),
             incoming: VecDeque::new(),
-            fetching: HashSet::new(),
+            fetching: HashMap::new(),
             arriving: HashMap::new(),
             arriving_bytes: 0,
             breaker: Breaker::Closed { failures: 0 },
@@ -115,8 +167,35 @@ impl Desk {
             day: Budget::new(options.bytes_per_day, hours(24), now),
             second: Budget::new(options.bytes_per_second, Duration::from_secs(1), now),
             hour: Budget::new(options.requests_per_hour, hours(1), now),
+            searches: Searches::default(),
+            recalled: HashMap::new(),
+            is_in_use: false,
+            is_off: false,
             is_closed: false,
         }
+    }
+
+    /// Pages of puts to a former owner.
+    pub(super) fn recall(&mut self, chains: HashMap<Fingerprint, Chains>) {
+        self.recalled = chains;
+    }
+
+    /// The pages that puts asked to store, by namespace.
+    pub(super) fn chains(&self) -> impl Iterator<Item = (Fingerprint, &Chains)> {
+        let used = self
+            .spaces
+            .iter()
+            .map(|(name, space)| (*name, &space.chains));
+        used.chain(self.recalled.iter().map(|(name, chains)| (*name, chains)))
+    }
+
+    pub(super) fn begin_use(&mut self) {
+        self.is_in_use = true;
+    }
+
+    /// Whether this process owns the store.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.is_in_use
     }
 
     pub(super) fn open(&mut self, namespace: &Namespace, options: &AgentOptions) {
@@ -128,7 +207,7 @@ impl Desk {
                 namespace: namespace.clone(),
                 run_pages,
                 run_bytes: object_bytes(namespace, pages) as u64,
-                chains: Chains::default(),
+                chains: self.recalled.remove(&fingerprint).unwrap_or_default(),
             }
         });
     }
@@ -153,7 +232,7 @@ impl Desk {
                 break;
             };
             space.chains.add(page);
-            if options.admission == Admission::Through {
+            if options.admission == Admission::Through || planted(Bug::EagerRun) {
                 self.note(namespace, &page.key, now + options.delay, &mut noted);
             }
         }
@@ -230,7 +309,7 @@ impl Desk {
 
     /// The next run to publish, or the time to wait for it; `None` without one.
     pub(super) fn next_outgoing(&mut self, now: Instant) -> Option<Result<Outgoing, Duration>> {
-        if !self.breaker.is_closed() {
+        if !self.may_ask() {
             return None;
         }
         let debt = self.second.debt(now);
@@ -272,85 +351,150 @@ impl Desk {
     fn forget(&mut self, name: &RunName, is_faulty: bool) {
         let runs = self.runs.entry(name.namespace).or_default();
         let last = name.last.prefix();
-        if runs.known.remove(&last) {
+        let is_kept = planted(Bug::StaleName) && !is_faulty;
+        if !is_kept && runs.known.remove(&last) {
             self.known -= 1;
         }
-        if is_faulty {
+        if is_faulty && !planted(Bug::FaultAgain) {
             runs.faulty.insert(last);
         }
     }
 
-    /// Begins fetches for consecutive pages of a chain that a lookup missed.
+    /// Begins fetches for the pages of a chain behind the first `found`, and a search for runs
+    /// behind the known ones.
     ///
     /// A known run is found by the key of its last page, and has a fixed number of pages: so the
-    /// place of `keys` in their chain need not be known.
+    /// place of `keys` in their chain need not be known. A search begins at the chain's head,
+    /// unless a put has shown where the chain stands.
     pub(super) fn missed(
         &mut self,
         namespace: Fingerprint,
         keys: &[PageKey],
+        found: usize,
         now: Instant,
         options: &AgentOptions,
     ) -> Missed {
         let mut missed = Missed::default();
-        let (Some(space), Some(runs)) = (self.spaces.get(&namespace), self.runs.get(&namespace))
-        else {
+        let Some(space) = self.spaces.get(&namespace) else {
             return missed;
         };
-        if self.is_closed || !self.breaker.is_closed() {
+        if !self.may_ask() {
             return missed;
         }
+        let (page_tokens, skipped) = (
+            space.namespace.fields().page_tokens,
+            space.pages_to_a_run(keys, found),
+        );
         let run_pages = space.run_pages.get() as usize;
-        let (mut reached, mut bytes) = (0, self.arriving_bytes);
-        let mut begun: Vec<Incoming> = Vec::new();
+        let reach = self.reach(namespace, &keys[found..], now, options);
+        let aligned = found + reach.pages;
+        let aligned = if reach.pages > 0 {
+            aligned
+        } else {
+            found + skipped
+        };
+        if reach.is_end && aligned < keys.len() {
+            let (left, memory) = (&keys[aligned..], options.refresh);
+            let is_new = self.searches.add(namespace, left, run_pages, now, memory);
+            missed.searches = u64::from(is_new);
+        }
+        missed.too_slow = reach.too_slow;
+        let is_measured = self.speed.time_of(0).is_some();
+        if let (Some(rate), Some(time)) = (options.prefill_rate, self.speed.time_of(reach.bytes)) {
+            let tokens = reach.pages as f64 * f64::from(page_tokens);
+            if time.as_secs_f64() > tokens / rate {
+                missed.too_slow += reach.begun.len() as u64;
+                return missed;
+            }
+        }
+        missed.promised = if is_measured { reach.pages } else { 0 };
+        missed.begun = reach.begun.len() as u64;
+        for run in reach.arriving.iter().filter(|_| !planted(Bug::OldPromise)) {
+            let until = now + options.patience;
+            self.fetching.entry(*run).and_modify(|then| *then = until);
+        }
+        reach.begun.into_iter().for_each(|run| self.begin(run));
+        missed
+    }
+
+    /// The runs for the first of these pages that are known and arrive in time.
+    fn reach(
+        &self,
+        namespace: Fingerprint,
+        keys: &[PageKey],
+        now: Instant,
+        options: &AgentOptions,
+    ) -> Reach {
+        let mut reach = Reach::default();
+        let (Some(space), runs) = (self.spaces.get(&namespace), self.runs.get(&namespace)) else {
+            return reach;
+        };
+        let run_pages = space.run_pages.get() as usize;
         for (at, key) in keys.iter().enumerate() {
-            if at - reached >= run_pages {
+            if at - reach.pages >= run_pages {
                 break;
             }
             let name = RunName {
                 namespace,
                 last: *key,
             };
-            let is_arriving = self.fetching.contains(&name);
-            if !is_arriving && !runs.known.contains(&key.prefix()) {
+            let is_arriving = self.fetching.contains_key(&name);
+            let is_known = runs.is_some_and(|runs| runs.known.contains(&key.prefix()));
+            if !is_arriving && !is_known {
                 continue;
             }
-            if !is_arriving {
-                bytes += space.run_bytes;
-                let time = self.speed.time_of(bytes);
-                if time.is_some_and(|time| time > options.patience) {
-                    missed.too_slow += 1;
-                    break;
+            if is_arriving {
+                reach.arriving.push(name);
+            } else {
+                reach.bytes += space.run_bytes;
+                let time = self.speed.time_of(self.arriving_bytes + reach.bytes);
+                let is_late = time.is_some_and(|time| time > options.patience);
+                if is_late && !planted(Bug::LateByte) {
+                    reach.bytes -= space.run_bytes;
+                    reach.too_slow += 1;
+                    return reach;
                 }
-                begun.push(Incoming {
+                reach.begun.push(Incoming {
                     name,
-                    pages: keys[reached..=at].to_vec(),
+                    pages: keys[reach.pages..=at].to_vec(),
                     bytes: space.run_bytes,
                     until: now + options.patience,
                 });
                 if time.is_none() {
                     // Fetched to measure the speed; nothing is promised.
-                    break;
+                    reach.pages = at + 1;
+                    return reach;
                 }
             }
-            reached = at + 1;
+            reach.pages = at + 1;
         }
-        let new_bytes = bytes - self.arriving_bytes;
-        if let (Some(rate), Some(time)) = (options.prefill_rate, self.speed.time_of(new_bytes)) {
-            let tokens = reached as f64 * f64::from(space.namespace.fields().page_tokens);
-            if time.as_secs_f64() > tokens / rate {
-                missed.too_slow += begun.len() as u64;
-                return missed;
-            }
+        reach.is_end = true;
+        reach
+    }
+
+    /// The next search; `None` without one.
+    pub(super) fn next_search(&mut self) -> Option<Search> {
+        if !self.may_ask() {
+            return None;
         }
-        let is_measured = self.speed.time_of(0).is_some();
-        missed.promised = if is_measured { reached } else { 0 };
-        missed.begun = begun.len() as u64;
-        begun.into_iter().for_each(|run| self.begin(run));
-        missed
+        self.searches.next()
+    }
+
+    /// A search found the first `there` runs.
+    pub(super) fn searched(&mut self, search: &Search, there: usize, until: Instant) {
+        let is_blind = planted(Bug::BlindSearch) && there > 0;
+        let there = if is_blind { search.0.len() } else { there };
+        let (found, left) = search.0.split_at(there.min(search.0.len()));
+        for run in found {
+            self.add_known((run.namespace, run.last.prefix()));
+        }
+        if let Some(absent) = left.first() {
+            self.searches.note_absent(absent, until);
+        }
     }
 
     fn begin(&mut self, run: Incoming) {
-        self.fetching.insert(run.name);
+        self.fetching.insert(run.name, run.until);
         self.arriving_bytes += run.bytes;
         for page in &run.pages {
             let arriving = self.arriving.entry((run.name.namespace, *page));
@@ -361,13 +505,19 @@ impl Desk {
 
     /// The next run to fetch.
     pub(super) fn next_incoming(&mut self) -> Option<Incoming> {
-        self.incoming.pop_front()
+        let mut run = self.incoming.pop_front()?;
+        // Another lookup may have asked for it since.
+        run.until = *self.fetching.get(&run.name)?;
+        Some(run)
     }
 
     /// A fetch is over, or given up.
     pub(super) fn arrived(&mut self, run: &Incoming, end: End) {
         self.fetching.remove(&run.name);
         self.arriving_bytes -= run.bytes;
+        if planted(Bug::LeftArrival) && end == End::GivenUp {
+            return;
+        }
         for page in &run.pages {
             let page = (run.name.namespace, *page);
             if let Some(runs) = self.arriving.get_mut(&page) {
@@ -402,6 +552,7 @@ impl Desk {
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.give_up();
+        self.searches.clear();
         self.arriving.clear();
     }
 
@@ -409,8 +560,44 @@ impl Desk {
         self.is_closed
     }
 
-    pub(super) fn works(&self) -> bool {
-        self.breaker.is_closed() && !self.is_closed
+    /// Ends or resumes all requests. Returns the number of fetches that are given up.
+    pub(super) fn use_it(&mut self, is_used: bool) -> u64 {
+        self.is_off = !is_used;
+        if is_used {
+            return 0;
+        }
+        self.searches.clear();
+        self.give_up()
+    }
+
+    /// Whether requests may be made.
+    pub(super) fn may_ask(&self) -> bool {
+        let is_on = !self.is_off || planted(Bug::DeafSwitch);
+        let answers = self.breaker.is_closed() || planted(Bug::DeafBreaker);
+        let is_open = !self.is_closed || planted(Bug::RestlessEnd);
+        is_on && answers && is_open
+    }
+
+    /// The next regular work, or the time of it; `None` while there is none.
+    pub(super) fn next_chore(
+        &self,
+        now: Instant,
+        listing: Instant,
+        writing: Instant,
+    ) -> Option<Result<Chore, Instant>> {
+        if !self.is_in_use() || self.is_closed {
+            return None;
+        }
+        let (at, request) = match self.breaker.probe_at() {
+            Some(at) => (at, Chore::Probe),
+            None => (listing, Chore::List),
+        };
+        let writes = (writing, Chore::Remember);
+        let (at, chore) = match self.is_off {
+            true => writes,
+            false => std::cmp::min_by_key((at, request), writes, |(at, _)| *at),
+        };
+        Some(if at <= now { Ok(chore) } else { Err(at) })
     }
 
     /// The state in a sentence.
@@ -418,6 +605,7 @@ impl Desk {
         let probe = self.breaker.probe_at();
         match (self.breaker.reason(), probe) {
             _ if self.is_closed => "closed".to_owned(),
+            _ if self.is_off => "switched off: `larder remote on` resumes its work".to_owned(),
             (Some(reason), Some(until)) => {
                 let left = until.saturating_duration_since(now).as_secs();
                 format!("no requests, the next attempt in {left} s: {reason}")
@@ -437,11 +625,16 @@ impl Desk {
     }
 
     /// A request failed. Returns whether the breaker opened.
-    pub(super) fn failed(&mut self, error: &RemoteError, options: &AgentOptions) -> bool {
+    pub(super) fn failed(
+        &mut self,
+        error: &RemoteError,
+        now: Instant,
+        options: &AgentOptions,
+    ) -> bool {
         if matches!(error, RemoteError::Overloaded(_)) {
             self.second.halve(options.bytes_per_second);
         }
-        self.breaker.failed(error, Instant::now())
+        self.breaker.failed(error, now)
     }
 }
 

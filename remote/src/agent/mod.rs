@@ -9,13 +9,13 @@
 //!        |  asked, used, missed: RAM alone                       wait
 //!   +----v-----------------------------------------------------------+
 //!   | desk: chains of pages, known runs, queues, breaker, speed      |
-//!   +----+-------------------------+----------------------+----------+
-//!        | runs to send            | runs to bring        | due
-//!   +----v------+           +------v-----+         +------v-----+
-//!   | publisher |           | fetchers   |         | minder     |
-//!   +----+------+           +------+-----+         +------+-----+
-//!        | publish                 | fetch                | list, probe
-//!        +-------------------------+----------------------+--------> remote
+//!   +----+----------------+----------------+----------------+--------+
+//!        | runs to send   | runs to bring  | prefixes       | due
+//!   +----v------+  +------v-----+  +-------v----+  +--------v---+
+//!   | publisher |  | fetchers   |  | searcher   |  | minder     |
+//!   +----+------+  +------+-----+  +-------+----+  +--------+---+
+//!        | publish        | fetch          | holds          | list, probe
+//!        +----------------+----------------+----------------+------> remote
 //! ```
 //!
 //! | module | content |
@@ -24,7 +24,12 @@
 //! | `chains` | the pages of puts, and the runs that they make |
 //! | `limits` | the budgets of the publisher, the measured speed, the breaker |
 //! | `counts` | the counters |
-//! | `threads` | publisher, fetchers, minder |
+//! | `search` | the prefixes whose runs are searched for in the remote |
+//! | `memory` | the file that keeps the pages of puts from owner to owner |
+//! | `publish`, `fetch`, `mind` | the work of the threads |
+//! | `threads` | the threads, and their waits |
+//! | `levels` | several remotes beneath one store |
+//! | `planted` | bugs to test the simulation with |
 //!
 //! Promises:
 //! - No put, lookup or close waits for the remote, and a read waits at most until its deadline or
@@ -35,11 +40,21 @@
 mod chains;
 mod counts;
 mod desk;
+mod fetch;
+mod levels;
 mod limits;
+mod memory;
+mod mind;
+mod planted;
+mod publish;
+mod search;
+#[cfg(test)]
+mod simulated;
 mod threads;
 
 use std::fmt;
-use std::sync::Arc;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use larder_engine::PageStore;
@@ -53,6 +68,8 @@ use crate::remote::Remote;
 use crate::run::RunPage;
 use counts::{Count, Counts};
 use desk::Desk;
+pub use levels::Levels;
+use memory::Memory;
 use threads::Threads;
 pub use threads::{FETCHERS, PUBLISHERS};
 
@@ -83,7 +100,7 @@ pub struct AgentOptions {
     pub bytes_per_day: u64,
     /// Most bytes published in a second.
     pub bytes_per_second: u64,
-    /// Most requests of the publisher in an hour.
+    /// Most requests of publications and searches in an hour.
     pub requests_per_hour: u64,
     /// Longest time in which a read waits for pages of the remote.
     pub patience: Duration,
@@ -92,7 +109,7 @@ pub struct AgentOptions {
     /// Tokens that the engine computes in a second: pages that it computes faster than they arrive
     /// are not fetched. Without it the patience alone decides.
     pub prefill_rate: Option<f64>,
-    /// Time between two listings of the remote.
+    /// Time between two listings of the remote, and between two searches for a prefix.
     pub refresh: Duration,
     /// Time between the note of a run and its publication, in which its pages are written.
     pub delay: Duration,
@@ -109,21 +126,48 @@ pub struct Agent {
     changed: Condvar,
     counts: Counts,
     threads: Threads,
+    memory: OnceLock<Memory>,
+    clock: Box<dyn Fn() -> Instant + Send + Sync>,
 }
 
 impl Agent {
     /// An agent without a store yet.
     #[must_use]
     pub fn new(remote: Box<dyn Remote>, options: AgentOptions) -> Arc<Agent> {
+        Agent::with_clock(remote, options, Box::new(Instant::now))
+    }
+
+    fn with_clock(
+        remote: Box<dyn Remote>,
+        options: AgentOptions,
+        clock: Box<dyn Fn() -> Instant + Send + Sync>,
+    ) -> Arc<Agent> {
         Arc::new(Agent {
-            desk: Mutex::new(Desk::new(&options, Instant::now())),
+            desk: Mutex::new(Desk::new(&options, clock())),
             remote,
             options,
             work: Condvar::new(),
             changed: Condvar::new(),
             counts: Counts::default(),
             threads: Threads::default(),
+            memory: OnceLock::new(),
+            clock,
         })
+    }
+
+    fn now(&self) -> Instant {
+        (self.clock)()
+    }
+
+    /// Recalls the pages of puts from the file beside a store, by its first volume, and keeps them
+    /// there if `keeps`. Before [`start`](Self::start).
+    pub fn remember_beside(&self, volume: &Path, keeps: bool) {
+        if let Some(memory) = Memory::beside(volume) {
+            self.desk.lock().recall(memory.read());
+            if keeps {
+                self.memory.get_or_init(|| memory);
+            }
+        }
     }
 
     /// Starts to work for the store that was opened over this agent.
@@ -137,12 +181,13 @@ impl Agent {
     /// Offers a run of stored pages that a former owner may not have published. Waits while many
     /// runs are queued. False when the agent is closed.
     pub fn offer(&self, namespace: &Namespace, pages: Vec<RunPage>) -> bool {
+        let now = self.now();
         let mut desk = self.desk.lock();
         desk.open(namespace, &self.options);
         while !desk.is_closed() && desk.is_busy() {
             self.changed.wait(&mut desk);
         }
-        let noted = desk.offer(namespace.fingerprint(), pages, Instant::now());
+        let noted = desk.offer(namespace.fingerprint(), pages, now);
         let is_closed = desk.is_closed();
         drop(desk);
         self.noted(noted);
@@ -155,6 +200,16 @@ impl Agent {
         self.work.notify_all();
         self.changed.notify_all();
         self.threads.wait_for_end(Instant::now() + CLOSE_PATIENCE);
+        self.remember();
+    }
+
+    /// Waits until the store uses this agent. False when it is closed before.
+    pub fn wait_for_use(&self) -> bool {
+        let mut desk = self.desk.lock();
+        while !desk.is_closed() && !desk.is_in_use() {
+            self.changed.wait(&mut desk);
+        }
+        !desk.is_closed()
     }
 
     fn count(&self, what: Count, number: u64) {
@@ -169,13 +224,19 @@ impl fmt::Debug for Agent {
 }
 
 impl Beneath for Agent {
+    fn began(&self) {
+        self.desk.lock().begin_use();
+        self.work.notify_all();
+        self.changed.notify_all();
+    }
+
     fn opened(&self, namespace: &Namespace) {
         self.desk.lock().open(namespace, &self.options);
     }
 
     fn asked(&self, namespace: Fingerprint, pages: &[Ask]) {
         let mut desk = self.desk.lock();
-        let noted = desk.asked(namespace, pages, Instant::now(), &self.options);
+        let noted = desk.asked(namespace, pages, self.now(), &self.options);
         drop(desk);
         self.noted(noted);
     }
@@ -185,18 +246,19 @@ impl Beneath for Agent {
             return;
         }
         let mut desk = self.desk.lock();
-        let noted = desk.used(namespace, keys, Instant::now());
+        let noted = desk.used(namespace, keys, self.now());
         drop(desk);
         self.noted(noted);
     }
 
-    fn missed(&self, namespace: Fingerprint, keys: &[PageKey]) -> usize {
+    fn missed(&self, namespace: Fingerprint, keys: &[PageKey], found: usize) -> usize {
+        let now = self.now();
         let mut desk = self.desk.lock();
-        let missed = desk.missed(namespace, keys, Instant::now(), &self.options);
+        let missed = desk.missed(namespace, keys, found, now, &self.options);
         drop(desk);
         self.count(Count::RunsTooSlow, missed.too_slow);
         self.count(Count::PagesPromised, missed.promised as u64);
-        if missed.begun > 0 {
+        if missed.begun + missed.searches > 0 {
             self.work.notify_all();
         }
         missed.promised
@@ -212,12 +274,24 @@ impl Beneath for Agent {
         }
     }
 
+    fn use_it(&self, is_used: bool) {
+        let late = self.desk.lock().use_it(is_used);
+        self.count(Count::RunsLate, late);
+        tracing::info!(
+            "{}: switched {}",
+            self.options.place,
+            if is_used { "on" } else { "off" }
+        );
+        self.work.notify_all();
+        self.changed.notify_all();
+    }
+
     fn report(&self) -> BeneathReport {
         let desk = self.desk.lock();
         BeneathReport {
             place: self.options.place.clone(),
-            state: desk.state(Instant::now()),
-            works: desk.works(),
+            state: desk.state(self.now()),
+            works: desk.may_ask(),
             counts: self.counts.all(&desk.sizes()),
         }
     }

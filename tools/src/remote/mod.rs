@@ -10,6 +10,7 @@
 //! | `push`, `pull` | runs from a store, and into one |
 //! | `runs` | the whole runs of a store |
 //! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
+//! | `switch` | `on`, `off`: the remotes of a store in use |
 
 #[cfg(feature = "remote")]
 mod bench;
@@ -18,6 +19,7 @@ mod pull;
 mod push;
 pub mod runs;
 mod shelf;
+mod switch;
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -28,6 +30,7 @@ use larder_engine::format::Fingerprint;
 use larder_remote::{KeyError, Keyring, Listed, Place, PlaceError, Remote, RemoteError, Trust};
 
 use crate::failure::{Ending, Failure};
+use crate::l4::L4Error;
 use crate::size;
 
 /// Share pages between nodes: in an object store, or a directory that all of them mount
@@ -50,6 +53,11 @@ enum RemoteCommand {
     Prune(shelf::PruneArgs),
     #[cfg(feature = "remote")]
     Bench(bench::BenchArgs),
+    /// Make no requests to the remotes of a store in use, until `larder remote on` or the end of
+    /// its owner
+    Off(switch::SwitchArgs),
+    /// Resume the work of the remotes of a store in use
+    On(switch::SwitchArgs),
 }
 
 /// Runs the command.
@@ -66,6 +74,8 @@ pub fn run(args: &RemoteArgs) -> Result<Ending, Failure> {
         RemoteCommand::Prune(args) => shelf::prune(args),
         #[cfg(feature = "remote")]
         RemoteCommand::Bench(args) => bench::run(args),
+        RemoteCommand::Off(args) => switch::run(args, false),
+        RemoteCommand::On(args) => switch::run(args, true),
     }
 }
 
@@ -147,6 +157,16 @@ impl From<RemoteError> for Failure {
 impl From<PlaceError> for Failure {
     fn from(error: PlaceError) -> Failure {
         Failure::usage(error.to_string())
+    }
+}
+
+impl From<L4Error> for Failure {
+    fn from(error: L4Error) -> Failure {
+        match error {
+            L4Error::NoKey => Failure::usage(error.to_string()),
+            L4Error::Key(error) => error.into(),
+            L4Error::Place(error) => error.into(),
+        }
     }
 }
 

@@ -217,6 +217,10 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let checked = larder(&["stat", empty, "--check", "--json"])
         .output()
         .unwrap();
+    let off = larder(&["remote", "off", empty, "--json"])
+        .output()
+        .unwrap();
+    let on = larder(&["remote", "on", empty, "--json"]).output().unwrap();
     // Ended before the assertions: a failure leaves no process running.
     let pid = Pid::from_raw(i32::try_from(owner.id()).unwrap());
     kill(pid, Signal::SIGTERM).unwrap();
@@ -224,6 +228,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.note("serve", served.as_bytes());
     let told = printed.note("stat", &told.stdout);
     printed.note("stat", &checked.stdout);
+    printed.note("remote on", &[off.stdout, on.stdout].concat());
     assert!(["uring", "threads"].contains(&told["disk"].as_str().unwrap()));
 
     // Pages of 32 MiB, of which 8 KiB are moved.

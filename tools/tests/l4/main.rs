@@ -201,3 +201,117 @@ fn an_owner_that_is_killed_leaves_whole_objects_and_the_next_one_publishes_the_r
     assert_eq!(node.found(EVEN, &chain(1, 24)), 24);
     assert!(node.count("published_runs") > 0);
 }
+
+/// A listing in an hour, so that only the one at the start.
+const UNLISTED: [&str; 2] = ["--l4-refresh", "1h"];
+
+#[test]
+fn a_prefix_that_was_not_listed_is_searched_for_and_found_by_the_next_lookup() {
+    let shared = Shared::new();
+    let second = Node::serving(&shared, &UNLISTED);
+    second.knows_nothing(EVEN);
+    let first = Node::serving(&shared, &THROUGH);
+    let prompt = chain(1, 30);
+    first.put(EVEN, &prompt);
+    first.reaches("published_runs", 7);
+    assert_eq!(second.found(EVEN, &prompt), 0);
+    second.reaches("searched_runs", 7);
+    // By fewer questions than runs and one, and none of them for the next lookup.
+    assert!(second.count("search_requests") <= 7);
+    // The first fetch measures the speed.
+    eventually("all pages", || second.found(EVEN, &prompt) == 28);
+    assert_eq!(second.read(EVEN, &prompt[..28]), [true; 28]);
+    // Behind the stored pages, and not again for the same chain.
+    let asked = second.count("search_requests");
+    let longer = [&prompt[..28], &chain(2, 40)[28..]].concat();
+    assert_eq!(second.found(EVEN, &longer), 28);
+    second.reaches("search_requests", asked + 1);
+    assert_eq!(second.found(EVEN, &longer), 28);
+    assert_eq!(second.found(EVEN, &prompt), 28);
+    assert_eq!(second.count("search_requests"), asked + 1);
+}
+
+#[test]
+fn a_run_that_is_gone_is_a_miss_and_its_name_goes() {
+    let shared = Shared::new();
+    let first = Node::serving(&shared, &THROUGH);
+    first.put(EVEN, &chain(1, 4));
+    first.reaches("published_runs", 1);
+    let second = Node::serving(&shared, &UNLISTED);
+    second.knows(EVEN, 1);
+    fs::remove_file(&shared.objects()[0]).unwrap();
+    assert_eq!(second.found(EVEN, &chain(1, 4)), 4);
+    assert_eq!(second.read(EVEN, &chain(1, 4)), [false; 4]);
+    assert_eq!(second.count("gone_runs"), 1);
+    assert_eq!(second.count("known_runs"), 0);
+    assert_eq!(second.found(EVEN, &chain(1, 4)), 0);
+}
+
+#[test]
+fn a_second_remote_has_the_pages_that_the_first_lacks() {
+    let (near, far) = (Shared::new(), Shared::new());
+    far.take_key_of(&near);
+    let of_far = Node::serving(&far, &THROUGH);
+    of_far.put(EVEN, &chain(1, 12));
+    of_far.reaches("published_runs", 3);
+    let of_near = Node::serving(&near, &THROUGH);
+    of_near.put(EVEN, &chain(1, 4));
+    of_near.reaches("published_runs", 1);
+
+    let both = Node::serving(&near, &[&THROUGH[..], &["--l4", &far.url()]].concat());
+    // Listed by both levels, and measured: the counters of a level are added.
+    both.knows(EVEN, 4);
+    eventually("two speeds", || both.found(EVEN, &chain(1, 12)) == 12);
+    assert_eq!(both.read(EVEN, &chain(1, 12)), [true; 12]);
+    assert_eq!(both.count("stored_pages"), 12);
+    // The first level gets the runs that it lacked; the second has them all.
+    eventually("the runs in the first remote", || near.objects().len() == 3);
+    assert_eq!(far.objects().len(), 3);
+    assert!(both.state().contains(&far.url()), "{}", both.state());
+}
+
+#[test]
+fn an_operator_switches_the_remote_off_and_on_without_a_restart() {
+    let shared = Shared::new();
+    let first = Node::serving(&shared, &THROUGH);
+    first.put(EVEN, &chain(1, 8));
+    first.reaches("published_runs", 2);
+    let second = Node::serving(&shared, &THROUGH);
+    second.knows(EVEN, 2);
+    second.switch("off");
+    assert!(
+        second.state().contains("switched off"),
+        "{}",
+        second.state()
+    );
+    assert_eq!(second.found(EVEN, &chain(1, 8)), 0);
+    second.put(EVEN, &chain(2, 4));
+    assert_eq!(second.read(EVEN, &chain(2, 4)), [true; 4]);
+    assert_eq!(shared.objects().len(), 2);
+    second.switch("on");
+    second.reaches("published_runs", 1);
+    assert_eq!(second.found(EVEN, &chain(1, 8)), 8);
+    assert_eq!(second.read(EVEN, &chain(1, 8)), [true; 8]);
+    // A store without a remote.
+    let alone = Node::without_l4();
+    assert!(alone.switch_fails("off").contains("no L4"));
+}
+
+#[test]
+fn a_run_of_a_former_owner_is_published_when_it_is_used_again() {
+    let shared = Shared::new();
+    let node = Node::serving(&shared, &[]);
+    node.put(EVEN, &chain(1, 4));
+    let node = node.restarted(&shared, &[]);
+    assert_eq!(node.found(EVEN, &chain(1, 4)), 4);
+    node.reaches("published_runs", 1);
+    // A torn memory is ignored.
+    node.put(EVEN, &chain(2, 4));
+    let node = node.restarted_with(&shared, &[], |memory| flip(memory, 50));
+    assert_eq!(node.found(EVEN, &chain(2, 4)), 4);
+    assert_eq!(node.count("waiting_runs"), 0);
+    node.put(EVEN, &chain(3, 4));
+    assert_eq!(node.found(EVEN, &chain(3, 4)), 4);
+    node.reaches("published_runs", 1);
+    assert_eq!(shared.objects().len(), 2);
+}

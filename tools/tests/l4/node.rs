@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, IoSliceMut};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,14 @@ impl Shared {
         self.home.path().join("key")
     }
 
+    pub fn url(&self) -> String {
+        format!("file://{}", self.place().display())
+    }
+
+    pub fn take_key_of(&self, other: &Shared) {
+        fs::copy(other.key_file(), self.key_file()).unwrap();
+    }
+
     pub fn remove(&self) {
         fs::remove_dir_all(self.place()).unwrap();
     }
@@ -50,8 +58,7 @@ impl Shared {
     /// `larder remote verify`; its document.
     #[track_caller]
     pub fn verify(&self) -> Value {
-        let url = format!("file://{}", self.place().display());
-        let key = self.key_file();
+        let (url, key) = (self.url(), self.key_file());
         report(&["remote", "verify", &url, "--key-file", text(&key)], 0)
     }
 
@@ -99,9 +106,35 @@ impl Node {
         home
     }
 
+    /// Ends the owner in order. Another one with these options takes over the store.
+    pub fn restarted(self, shared: &Shared, options: &[&str]) -> Node {
+        self.restarted_with(shared, options, |_| {})
+    }
+
+    /// The same, with work on the file that remembers its puts in between.
+    pub fn restarted_with(
+        self,
+        shared: &Shared,
+        options: &[&str],
+        work: impl FnOnce(&Path),
+    ) -> Node {
+        let Node {
+            home,
+            mut owner,
+            store,
+        } = self;
+        drop(store);
+        end(&mut owner);
+        work(&home.path.with_file_name("store.touched"));
+        Node::of(home, shared, options)
+    }
+
+    pub fn without_l4() -> Node {
+        Node::with(Home::new(), &[], &[])
+    }
+
     fn of(home: Home, shared: &Shared, options: &[&str]) -> Node {
-        let url = format!("file://{}", shared.place().display());
-        let key = shared.key_file();
+        let (url, key) = (shared.url(), shared.key_file());
         let l4 = ["--l4", &url, "--l4-key-file", text(&key)];
         Node::with(home, &[&l4, options].concat(), &[])
     }
@@ -110,8 +143,9 @@ impl Node {
     pub fn with(home: Home, l4: &[&str], variables: &[(&str, &str)]) -> Node {
         // A slow machine measures a low speed.
         let patience = ["--l4-patience", "60s"];
-        let mut command = larder(&[&["serve", text(&home.path)], l4, &patience].concat());
-        if !l4.contains(&"--l4-run-tokens") {
+        let patience = if l4.is_empty() { &[] } else { &patience[..] };
+        let mut command = larder(&[&["serve", text(&home.path)], l4, patience].concat());
+        if !l4.is_empty() && !l4.contains(&"--l4-run-tokens") {
             command.args(["--l4-run-tokens", crate::RUN_TOKENS]);
         }
         command.envs(variables.iter().copied());
@@ -200,10 +234,37 @@ impl Node {
         eventually("a speed", || self.count("speed_bytes_per_s") > 0);
     }
 
+    /// Waits until an empty remote was listed.
+    #[track_caller]
+    pub fn knows_nothing(&self, model: Model) {
+        assert_eq!(self.found(model, &[]), 0);
+        self.reaches("listings", 1);
+    }
+
+    /// `larder remote on` or `off`.
+    #[track_caller]
+    pub fn switch(&self, word: &str) {
+        report(&["remote", word, text(&self.home.path)], 0);
+    }
+
+    /// The message of one that fails.
+    #[track_caller]
+    pub fn switch_fails(&self, word: &str) -> String {
+        let failed = larder(&["remote", word, text(&self.home.path)])
+            .output()
+            .unwrap();
+        assert_eq!(failed.status.code(), Some(3));
+        String::from_utf8(failed.stderr).unwrap()
+    }
+
     /// Ends the owner in order.
     pub fn end(mut self) {
-        let pid = Pid::from_raw(i32::try_from(self.owner.0.id()).unwrap());
-        kill(pid, Signal::SIGTERM).unwrap();
-        assert!(self.owner.0.wait().unwrap().success());
+        end(&mut self.owner);
     }
+}
+
+fn end(owner: &mut Process) {
+    let pid = Pid::from_raw(i32::try_from(owner.0.id()).unwrap());
+    kill(pid, Signal::SIGTERM).unwrap();
+    assert!(owner.0.wait().unwrap().success());
 }

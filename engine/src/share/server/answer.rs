@@ -233,6 +233,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Pacing => return nonsense("nothing is paced here"),
             Request::Own => return nonsense("no ownership is given away here"),
             Request::Empty { .. } => return nonsense("no segments are emptied here"),
+            Request::UseBeneath { .. } => return nonsense("nothing lies beneath here"),
             Request::Arrive { .. } => return nonsense("nothing arrives here"),
         })
     }

@@ -236,6 +236,9 @@ impl Shared {
         {
             return Some(self.arrive(NamespaceId(namespace), keys, patience_ms));
         }
+        if let Request::UseBeneath { is_used } = request {
+            return Some(Reply::Count(self.store.use_beneath(is_used).into()));
+        }
         self.answer_reads(session, request)
             .or_else(|request| self.answer_books(session, request))
             .or_else(|request| self.empty(session, request))

@@ -76,14 +76,14 @@ impl Catalog for Local {
         let Some((beneath, fingerprint)) = self.beneath(namespace) else {
             return found;
         };
-        let (there, missed) = keys.split_at(found);
-        if !there.is_empty() {
-            beneath.used(fingerprint, there);
+        if found > 0 {
+            beneath.used(fingerprint, &keys[..found]);
         }
-        if missed.is_empty() {
-            return found;
+        let left = keys.len() - found;
+        match left {
+            0 => found,
+            _ => found + beneath.missed(fingerprint, keys, found).min(left),
         }
-        found + beneath.missed(fingerprint, missed).min(missed.len())
     }
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {

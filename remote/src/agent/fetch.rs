@@ -1,0 +1,95 @@
+//! Fetches: a run, out of the remote and into the store.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use larder_engine::{PageStore, PutOptions};
+
+use super::Agent;
+use super::counts::Count;
+use super::desk::{End, Incoming};
+use super::planted::{Bug, planted};
+use crate::keys::Trust;
+use crate::local;
+use crate::run::{self, RunName};
+
+/// Longest wait of a put for room.
+const PUT_WAIT: Duration = Duration::from_secs(1);
+
+impl Agent {
+    /// Fetches a run into the store, unless it is too late, and notes the end.
+    pub(super) fn bring(&self, run: &Incoming, store: &dyn PageStore) {
+        let end = match self.now() >= run.until {
+            true => {
+                self.count(Count::RunsLate, 1);
+                End::GivenUp
+            }
+            false => self.fetch(run, store),
+        };
+        self.desk.lock().arrived(run, end);
+        self.changed.notify_all();
+    }
+
+    fn fetch(&self, run: &Incoming, store: &dyn PageStore) -> End {
+        // The pages of all fetches that end meanwhile count in the speed of each.
+        let (begin, before) = (self.now(), self.counts.of(Count::BytesFetched));
+        let bytes_max = usize::try_from(run.bytes).unwrap_or(usize::MAX);
+        let object = match self.remote.fetch(&run.name, bytes_max, self.deadline()) {
+            Ok(Some(object)) => object,
+            Ok(None) => {
+                self.succeeded();
+                self.count(Count::RunsGone, 1);
+                return End::Gone;
+            }
+            Err(error) => {
+                self.count(Count::FetchesFailed, 1);
+                self.failed(&error);
+                return End::GivenUp;
+            }
+        };
+        self.succeeded();
+        self.count(Count::RunsFetched, 1);
+        self.count(Count::BytesFetched, object.len() as u64);
+        let arrived = self.counts.of(Count::BytesFetched) - before;
+        self.desk
+            .lock()
+            .speed
+            .measure(arrived, self.now().saturating_duration_since(begin));
+        self.take(&run.name, &object, store)
+    }
+
+    /// Puts the good pages of an object into the store.
+    fn take(&self, name: &RunName, object: &[u8], store: &dyn PageStore) -> End {
+        let trust = match planted(Bug::UnsealedPage) {
+            true => &Trust::Unsigned,
+            false => &self.options.trust,
+        };
+        let opened = run::open(object, name, trust);
+        let (good, faulty): (Vec<_>, Vec<_>) =
+            opened.pages.iter().partition(|page| page.payload.is_ok());
+        let is_faulty = opened.fault.is_some() || !faulty.is_empty();
+        self.count(Count::RunsFaulty, u64::from(opened.fault.is_some()));
+        self.count(Count::PagesFaulty, faulty.len() as u64);
+        if is_faulty && !self.threads.has_warned.swap(true, Ordering::Relaxed) {
+            let page = faulty.iter().find_map(|page| page.payload.err());
+            let fault = opened.fault.as_ref().map(ToString::to_string);
+            let reason = fault.or(page.map(|page| page.to_string()));
+            tracing::warn!(
+                run = %name,
+                "pages of the remote are not taken: {}; `larder remote verify` lists all (logged \
+                 once)",
+                reason.unwrap_or_default()
+            );
+        }
+        if let Some(namespace) = &opened.namespace
+            && let Ok(id) = store.namespace(namespace)
+        {
+            let options = PutOptions::waiting(PUT_WAIT);
+            let statuses = local::put(store, id, namespace.shape(), &good, options);
+            let stored = statuses.iter().filter(|status| status.is_present()).count();
+            self.count(Count::PagesStored, stored as u64);
+            self.count(Count::PagesRefused, (statuses.len() - stored) as u64);
+        }
+        if is_faulty { End::Faulty } else { End::Stored }
+    }
+}

@@ -1,0 +1,196 @@
+//! The file beside a store in which an agent remembers the pages of puts from owner to owner.
+//!
+//! A run is published when its pages are used again, which may be after a restart. The file is
+//! `NAME.touched` beside the first volume `NAME`, if that is a file. The agent does without it: a
+//! file that is missing, too long, torn or of another release is ignored, and so it is written
+//! without a sync. Names of pages that the store does not have do no harm: their publication finds
+//! none.
+//!
+//! ```text
+//!   magic, 8 bytes | BLAKE3 of the rest, 32 bytes | pages, the newest last:
+//!   namespace, 16 bytes | key, 32 bytes | parent, 32 bytes | depth, 4 bytes
+//! ```
+//!
+//! The parent of a page at depth 0 is zero.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use larder_engine::catalog::Ask;
+use larder_format::{Fingerprint, PageKey};
+
+use super::chains::{Chains, PAGES_MAX};
+
+const MAGIC: [u8; 8] = *b"LarderT1";
+const HEAD: usize = 40;
+const PAGE: usize = 84;
+
+/// Longest file.
+const LENGTH_MAX: usize = HEAD + PAGES_MAX * PAGE;
+
+/// See the module.
+pub(super) struct Memory {
+    path: PathBuf,
+}
+
+impl Memory {
+    /// The file of a store; `None` where there can be none.
+    pub(super) fn beside(volume: &Path) -> Option<Memory> {
+        let is_file = fs::metadata(volume).is_ok_and(|found| found.is_file());
+        is_file.then(|| {
+            let mut path = OsString::from(volume);
+            path.push(".touched");
+            Memory { path: path.into() }
+        })
+    }
+
+    /// The pages of the file, by namespace. None if there is no such file.
+    pub(super) fn read(&self) -> HashMap<Fingerprint, Chains> {
+        let mut bytes = Vec::new();
+        let read = File::open(&self.path)
+            .and_then(|file| file.take(LENGTH_MAX as u64 + 1).read_to_end(&mut bytes));
+        match read {
+            Ok(_) => decode(&bytes).unwrap_or_else(|| {
+                tracing::warn!(
+                    "{}: no memory of puts of this release, or damaged; runs that were put before \
+                     are published when they are put again",
+                    self.path.display()
+                );
+                HashMap::new()
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => HashMap::new(),
+            Err(error) => {
+                self.complain("read", &error);
+                HashMap::new()
+            }
+        }
+    }
+
+    /// Replaces the file.
+    pub(super) fn write(&self, bytes: &[u8]) {
+        if let Err(error) = self.replace(bytes) {
+            self.complain("written", &error);
+        }
+    }
+
+    fn replace(&self, bytes: &[u8]) -> io::Result<()> {
+        let mut beside = OsString::from(&self.path);
+        beside.push(".new");
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&beside)?;
+        file.write_all(bytes)?;
+        drop(file);
+        fs::rename(&beside, &self.path)
+    }
+
+    fn complain(&self, done: &str, error: &io::Error) {
+        tracing::warn!(
+            "{}: the memory of puts cannot be {done} ({error}); runs that were put before the next \
+             start are published when they are put again",
+            self.path.display()
+        );
+    }
+}
+
+/// The newest pages of each namespace as the bytes of a file.
+pub(super) fn encode<'a>(chains: impl Iterator<Item = (Fingerprint, &'a Chains)>) -> Vec<u8> {
+    let chains: Vec<(Fingerprint, &Chains)> = chains.collect();
+    let share = PAGES_MAX / chains.len().max(1);
+    let mut pages = Vec::new();
+    for (namespace, chains) in chains {
+        let skipped = chains.pages().count().saturating_sub(share);
+        for page in chains.pages().skip(skipped) {
+            pages.extend_from_slice(namespace.as_bytes());
+            pages.extend_from_slice(page.key.as_bytes());
+            let parent = page.parent.unwrap_or(PageKey::from_bytes([0; 32]));
+            pages.extend_from_slice(parent.as_bytes());
+            pages.extend_from_slice(&page.depth.to_le_bytes());
+        }
+    }
+    let sum = blake3::hash(&pages);
+    [&MAGIC, sum.as_bytes().as_slice(), &pages].concat()
+}
+
+/// The pages of a file; `None` if it is not whole.
+fn decode(bytes: &[u8]) -> Option<HashMap<Fingerprint, Chains>> {
+    let (head, pages) = bytes.split_at_checked(HEAD)?;
+    let is_whole = head[..8] == MAGIC
+        && head[8..] == *blake3::hash(pages).as_bytes()
+        && pages.len().is_multiple_of(PAGE)
+        && bytes.len() <= LENGTH_MAX;
+    if !is_whole {
+        return None;
+    }
+    let mut all: HashMap<Fingerprint, Chains> = HashMap::new();
+    for page in pages.chunks_exact(PAGE) {
+        let (namespace, page) = page.split_first_chunk::<16>()?;
+        let (key, page) = page.split_first_chunk::<32>()?;
+        let (parent, depth) = page.split_first_chunk::<32>()?;
+        let depth = u32::from_le_bytes(depth.try_into().ok()?);
+        let ask = Ask {
+            key: PageKey::from_bytes(*key),
+            parent: (depth > 0).then(|| PageKey::from_bytes(*parent)),
+            depth,
+        };
+        let chains = all.entry(Fingerprint::from_bytes(*namespace));
+        chains.or_default().add(&ask);
+    }
+    Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::RunPage;
+
+    fn page(at: u32) -> Ask {
+        let key = |at: u32| PageKey::from_bytes([u8::try_from(at).unwrap_or(0); 32]);
+        Ask {
+            key: key(at + 1),
+            parent: (at > 0).then(|| key(at)),
+            depth: at,
+        }
+    }
+
+    fn remembered() -> (Fingerprint, Chains) {
+        let mut chains = Chains::default();
+        (0..4).for_each(|at| chains.add(&page(at)));
+        (Fingerprint::from_bytes([7; 16]), chains)
+    }
+
+    #[test]
+    fn pages_come_back_in_their_order() {
+        let (namespace, chains) = remembered();
+        let bytes = encode([(namespace, &chains)].into_iter());
+        let read = decode(&bytes).unwrap_or_default();
+        assert_eq!(read.len(), 1);
+        let read: Vec<RunPage> = read[&namespace].pages().copied().collect();
+        assert_eq!(read, chains.pages().copied().collect::<Vec<_>>());
+        let last = page(3).key.prefix();
+        assert_eq!(chains.run(&last, 4).map(|run| run.len()), Some(4));
+    }
+
+    #[test]
+    fn a_file_that_is_not_whole_is_ignored() {
+        let (namespace, chains) = remembered();
+        let bytes = encode([(namespace, &chains)].into_iter());
+        for cut in [0, 1, HEAD - 1, HEAD, bytes.len() - PAGE, bytes.len() - 1] {
+            assert!(decode(&bytes[..cut]).is_none(), "cut to {cut} bytes");
+        }
+        for at in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1;
+            assert!(decode(&flipped).is_none(), "byte {at}");
+        }
+        let nothing = encode(std::iter::empty());
+        assert!(decode(&nothing).is_some_and(|pages| pages.is_empty()));
+    }
+}

@@ -1,0 +1,58 @@
+//! Bugs that can be planted, to check that the simulation of an agent notices them. Outside of the
+//! tests of this crate none is ever planted.
+
+/// A deliberate mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Bug {
+    /// Faulty pages of an object are stored.
+    UnsealedPage,
+    /// A lookup promises more bytes than arrive in time.
+    LateByte,
+    /// A run is promised again, and given up when the wait of the first reader ends.
+    OldPromise,
+    /// Requests are made while the breaker is open.
+    DeafBreaker,
+    /// A run that is gone stays known.
+    StaleName,
+    /// A run with a fault is fetched again.
+    FaultAgain,
+    /// A publication that failed is neither repeated nor counted.
+    LostRun,
+    /// Published bytes are not taken from the budgets.
+    FreeBytes,
+    /// Pages of a fetch that was given up stay on their way.
+    LeftArrival,
+    /// Each run is published, used or not.
+    EagerRun,
+    /// A run is published although pages of it could not be read.
+    HollowRun,
+    /// A closed agent makes requests.
+    RestlessEnd,
+    /// An agent that was switched off makes requests.
+    DeafSwitch,
+    /// A gap between two runs is not noticed by the search.
+    BlindSearch,
+}
+
+#[cfg(test)]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Bug>> = const { std::cell::Cell::new(None) };
+}
+
+/// Plants a bug for this thread.
+#[cfg(test)]
+pub(super) fn plant(bug: Option<Bug>) {
+    PLANTED.set(bug);
+}
+
+/// Whether this bug is planted.
+#[cfg(test)]
+pub(super) fn planted(bug: Bug) -> bool {
+    PLANTED.get() == Some(bug)
+}
+
+/// Whether this bug is planted: never.
+#[cfg(not(test))]
+pub(super) const fn planted(_: Bug) -> bool {
+    false
+}

@@ -1,0 +1,146 @@
+//! Publication: a run, out of the store and into the remote.
+
+use std::io::IoSliceMut;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use larder_engine::{GetPage, PageStore};
+use larder_format::{Namespace, PageKey, PageShape, StoreId};
+
+use super::counts::Count;
+use super::desk::Outgoing;
+use super::planted::{Bug, planted};
+use super::{Admission, Agent};
+use crate::remote::{Published, RemoteError};
+use crate::run::Draft;
+
+/// Attempts to publish a run. Its pages may be on their way into the store, or the remote fails.
+const TRIES_MAX: u32 = 5;
+
+/// Why a run was not published.
+enum NotPublished {
+    /// A budget is used up.
+    Budget,
+    /// The store does not have all its pages.
+    Absent,
+    Failed(RemoteError),
+}
+
+impl From<RemoteError> for NotPublished {
+    fn from(error: RemoteError) -> NotPublished {
+        NotPublished::Failed(error)
+    }
+}
+
+impl Agent {
+    /// Publishes a run, and notes the outcome.
+    pub(super) fn send(&self, run: Outgoing, store: &dyn PageStore) {
+        let outcome = self.publish(&run, store);
+        self.published(run, &outcome);
+        self.changed.notify_all();
+    }
+
+    fn publish(&self, run: &Outgoing, store: &dyn PageStore) -> Result<Published, NotPublished> {
+        let (namespace, bytes) = {
+            let mut desk = self.desk.lock();
+            let (namespace, bytes) = desk.space(run.namespace).ok_or(NotPublished::Absent)?;
+            let now = self.now();
+            // The question whether it is there, and the publication.
+            if !desk.hour.has(2, now) || !desk.day.has(bytes, now) {
+                return Err(NotPublished::Budget);
+            }
+            desk.hour.spend(1);
+            (namespace, bytes)
+        };
+        let trust = self.options.trust.clone();
+        let mut draft = Draft::new(namespace.clone(), run.pages.clone(), trust);
+        let name = draft.name().ok_or(NotPublished::Absent)?;
+        if self.remote.holds(&name, self.deadline())? {
+            return Ok(Published::Present);
+        }
+        let keys: Vec<PageKey> = run.pages.iter().map(|page| page.key).collect();
+        if !read(store, &namespace, &keys, &mut draft) && !planted(Bug::HollowRun) {
+            return Err(NotPublished::Absent);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        // An object is the same whichever node made it, but for its time.
+        let store_id = StoreId::from_bytes([0; 16]);
+        let object = draft.finish(store_id, now.map_or(0, |now| now.as_secs()));
+        let object = object.map_err(|_| NotPublished::Absent)?;
+        {
+            let mut desk = self.desk.lock();
+            desk.hour.spend(1);
+            if !planted(Bug::FreeBytes) {
+                desk.day.spend(bytes);
+                desk.second.spend(bytes);
+            }
+        }
+        Ok(self.remote.publish(&name, object, self.deadline())?)
+    }
+
+    fn published(&self, mut run: Outgoing, outcome: &Result<Published, NotPublished>) {
+        run.tries += 1;
+        let is_last = run.tries >= TRIES_MAX;
+        let may_come = self.options.admission == Admission::Through || run.tries < 2;
+        let (count, again) = match outcome {
+            Ok(Published::Created) => (Count::RunsPublished, false),
+            Ok(Published::Present) => (Count::RunsPresent, false),
+            Err(NotPublished::Budget) => (Count::RunsDroppedBudget, false),
+            Err(NotPublished::Absent) => (Count::RunsDroppedAbsent, may_come && !is_last),
+            Err(NotPublished::Failed(_)) => (Count::RunsDroppedFailed, !is_last),
+        };
+        match outcome {
+            Ok(_) => self.succeeded(),
+            Err(NotPublished::Failed(error)) => self.failed(error),
+            Err(_) => {}
+        }
+        if planted(Bug::LostRun) && matches!(outcome, Err(NotPublished::Failed(_))) {
+            self.desk.lock().published(&run, false);
+            return;
+        }
+        let mut desk = self.desk.lock();
+        if again {
+            run.due = self.now() + self.options.delay;
+            let dropped = desk.queue(run);
+            drop(desk);
+            self.count(Count::RunsDroppedQueue, dropped);
+            return;
+        }
+        desk.published(&run, outcome.is_ok());
+        let bytes = desk.space(run.namespace).map_or(0, |(_, bytes)| bytes);
+        drop(desk);
+        self.count(count, 1);
+        if matches!(outcome, Ok(Published::Created)) {
+            self.count(Count::BytesPublished, bytes);
+        }
+    }
+}
+
+/// Reads the pages of a run from the store. Returns whether all were there.
+fn read(store: &dyn PageStore, namespace: &Namespace, keys: &[PageKey], draft: &mut Draft) -> bool {
+    let Ok(id) = store.namespace(namespace) else {
+        return false;
+    };
+    let shape = namespace.shape();
+    let payloads = draft.payloads().into_iter();
+    let mut parts: Vec<_> = payloads.map(|payload| parts_of(payload, shape)).collect();
+    let pages = keys.iter().zip(&mut parts);
+    let mut pages: Vec<GetPage<'_, '_>> = pages
+        .map(|(key, parts)| GetPage { key: *key, parts })
+        .collect();
+    let statuses = store.get(id, &mut pages, None);
+    statuses.iter().all(|status| status.is_hit())
+}
+
+/// The parts of a page in its memory.
+fn parts_of<'a>(payload: &'a mut [u8], shape: &PageShape) -> Vec<IoSliceMut<'a>> {
+    let mut rest = payload;
+    let mut parts = Vec::with_capacity(shape.parts());
+    for part in 0..shape.parts() {
+        let bytes = shape.part_bytes(part) as usize;
+        let padded = bytes.next_multiple_of(larder_format::BLOCK_BYTES);
+        let (memory, behind) = rest.split_at_mut(padded);
+        parts.push(IoSliceMut::new(&mut memory[..bytes]));
+        rest = behind;
+    }
+    parts
+}

@@ -1,0 +1,417 @@
+//! A simulation of two agents that share a remote: seeded, on one thread, with virtual time.
+//!
+//! It drives the code of the agents' threads in a random order, without their waits: they wait for
+//! the clock and for each other alone. The remote fails, lies, delays and loses ([`remote`]), the
+//! stores evict and refuse ([`shelf`]). Both check each call, and [`Sim::settle`] checks the end.
+//! A planted bug must be noticed by a seed (`every_planted_bug_is_noticed`).
+
+mod remote;
+mod shelf;
+
+use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use larder_engine::beneath::Beneath;
+use larder_engine::catalog::Ask;
+use larder_format::{Fingerprint, Namespace, PageKey, PageShape};
+use parking_lot::Mutex;
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64;
+
+use super::desk::Chore;
+use super::planted::{Bug, plant};
+use super::{Admission, Agent, AgentOptions};
+use crate::keys::{Keyring, SealKey, Trust};
+use crate::run::RunName;
+use remote::{Faulty, Mood, World};
+use shelf::Shelf;
+
+const CHAINS: usize = 3;
+const RUNS: usize = 24;
+const RUN_PAGES: usize = 4;
+const PAGES: usize = RUNS * RUN_PAGES;
+
+/// Bytes of a page without its padding.
+const PAGE: usize = 300;
+
+/// Bytes that the remote moves in a second.
+const BANDWIDTH: f64 = 1e6;
+
+/// Longest wait of a read: about five runs arrive in it.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+const BYTES_PER_SECOND: u64 = 200_000;
+const BYTES_PER_DAY: u64 = 3_000_000;
+const STEPS: usize = 600;
+
+/// Seeds of a correct agent, and most seeds until a bug is noticed.
+const SEEDS: u64 = 300;
+const SEEDS_OF_A_BUG: u64 = 1000;
+
+fn namespace() -> Namespace {
+    let shape = PageShape::new(&[PAGE as u32]).expect("a shape");
+    let builder = Namespace::builder("model", "", 16, shape);
+    builder.build().expect("a namespace")
+}
+
+fn trust(fill: u8) -> Trust {
+    Trust::Sealed(Keyring::new(SealKey::new(&[fill; 32]), None))
+}
+
+/// Page `at` of a chain.
+fn key(chain: usize, at: usize) -> PageKey {
+    let mut bytes = [7; 32];
+    bytes[..8].copy_from_slice(&(chain * PAGES + at + 1).to_le_bytes());
+    PageKey::from_bytes(bytes)
+}
+
+fn chain_of(key: &PageKey) -> (usize, usize) {
+    let (number, _) = key.as_bytes().split_first_chunk::<8>().expect("a key");
+    let number = usize::from_le_bytes(*number) - 1;
+    (number / PAGES, number % PAGES)
+}
+
+/// The bytes of a page.
+fn content(key: &PageKey) -> [u8; PAGE] {
+    std::array::from_fn(|at| key.as_bytes()[at % 32] | 1)
+}
+
+fn name(chain: usize, run: usize) -> RunName {
+    RunName {
+        namespace: namespace().fingerprint(),
+        last: key(chain, (run + 1) * RUN_PAGES - 1),
+    }
+}
+
+struct Node {
+    agent: Arc<Agent>,
+    shelf: Arc<Shelf>,
+    listing: Instant,
+    is_off: bool,
+}
+
+struct Sim {
+    world: Arc<Mutex<World>>,
+    nodes: Vec<Node>,
+    random: Pcg64,
+    space: Fingerprint,
+}
+
+impl Sim {
+    fn new(seed: u64) -> Sim {
+        let mut random = Pcg64::seed_from_u64(seed);
+        let world = Arc::new(Mutex::new(World::new(random.random())));
+        let nodes = (0..2).map(|at| {
+            let options = AgentOptions {
+                place: format!("node {at}"),
+                trust: trust(1),
+                run_tokens: 16 * RUN_PAGES as u32,
+                admission: match at {
+                    0 => Admission::Through,
+                    _ => Admission::SecondTouch,
+                },
+                bytes_per_day: BYTES_PER_DAY,
+                bytes_per_second: BYTES_PER_SECOND,
+                requests_per_hour: 1_000_000,
+                patience: PATIENCE,
+                timeout: Duration::from_secs(2),
+                prefill_rate: None,
+                refresh: Duration::from_mins(5),
+                delay: Duration::from_millis(100),
+            };
+            let clock = Arc::clone(&world);
+            let agent = Agent::with_clock(
+                Box::new(Faulty::new(&world, at)),
+                options,
+                Box::new(move || clock.lock().now()),
+            );
+            agent.began();
+            agent.opened(&namespace());
+            Node {
+                shelf: Arc::new(Shelf::new(&agent)),
+                listing: agent.now(),
+                agent,
+                is_off: false,
+            }
+        });
+        let nodes: Vec<Node> = nodes.collect();
+        let space = namespace().fingerprint();
+        Sim {
+            world,
+            nodes,
+            random,
+            space,
+        }
+    }
+
+    fn run(&mut self) {
+        for _ in 0..STEPS {
+            let at = self.random.random_range(0..self.nodes.len());
+            match self.random.random_range(0..100) {
+                0..20 => self.put(at),
+                20..42 => self.look(at),
+                42..56 => drop(self.publish(at)),
+                56..68 => drop(self.fetch(at)),
+                68..78 => drop(self.search(at)),
+                78..84 => self.mind(at),
+                84..90 => self.pass(),
+                90..94 => {
+                    let mood = self.random.random();
+                    self.world.lock().change_mood(mood);
+                }
+                94..96 => self.world.lock().lose(),
+                96..98 => {
+                    let page = self.any_page();
+                    self.nodes[at].shelf.evict(&page);
+                }
+                98 => self.nodes[at].shelf.clear(),
+                _ => self.switch(at),
+            }
+        }
+    }
+
+    fn any_page(&mut self) -> PageKey {
+        let chain = self.random.random_range(0..CHAINS);
+        key(chain, self.random.random_range(0..PAGES))
+    }
+
+    fn pass(&mut self) {
+        let most = [100, 5_000, 400_000][self.random.random_range(0..3)];
+        let passed = Duration::from_millis(self.random.random_range(0..most));
+        self.world.lock().advance(passed);
+    }
+
+    fn switch(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        node.is_off = !node.is_off;
+        node.agent.use_it(!node.is_off);
+        self.world.lock().facts[at].is_off = node.is_off;
+    }
+
+    /// A chain grows by some pages.
+    fn put(&mut self, at: usize) {
+        let chain = self.random.random_range(0..CHAINS);
+        let pages = self.random.random_range(1..3 * RUN_PAGES);
+        let shelf = &self.nodes[at].shelf;
+        let begin = shelf.prefix(chain);
+        let asks: Vec<Ask> = (begin..PAGES.min(begin + pages))
+            .map(|at| Ask {
+                key: key(chain, at),
+                parent: at.checked_sub(1).map(|before| key(chain, before)),
+                depth: at as u32,
+            })
+            .collect();
+        self.nodes[at].agent.asked(self.space, &asks);
+        for ask in &asks {
+            shelf.keep(&ask.key);
+        }
+    }
+
+    /// A lookup, and perhaps a read of the pages that it promised.
+    fn look(&mut self, at: usize) {
+        let chain = self.random.random_range(0..CHAINS);
+        let keys: Vec<PageKey> = (0..PAGES).map(|page| key(chain, page)).collect();
+        let node = &self.nodes[at];
+        let found = node.shelf.prefix(chain);
+        self.world.lock().facts[at].used.extend(&keys[..found]);
+        if found > 0 {
+            node.agent.used(self.space, &keys[..found]);
+        }
+        let (begin, promised) = {
+            let promised = node.agent.missed(self.space, &keys, found);
+            (node.agent.now(), &keys[found..found + promised])
+        };
+        if promised.is_empty() || self.random.random_range(0..2) == 0 {
+            return;
+        }
+        let mut runs = promised.iter().filter_map(|page| {
+            let (chain, page) = chain_of(page);
+            let is_last = (page + 1).is_multiple_of(RUN_PAGES);
+            is_last.then(|| name(chain, page / RUN_PAGES))
+        });
+        // Else the promise cannot be kept.
+        let is_fair = {
+            let world = self.world.lock();
+            world.mood == Mood::Fine && runs.all(|run| world.is_good(&run))
+        };
+        while self.fetch(at) {}
+        let node = &self.nodes[at];
+        let is_there = promised.iter().all(|page| node.shelf.holds(page));
+        let took = node.agent.now() - begin;
+        assert!(
+            is_there || !is_fair,
+            "a promised page did not arrive in {took:?}"
+        );
+    }
+
+    /// Publishes a run, if one is due.
+    fn publish(&self, at: usize) -> bool {
+        let node = &self.nodes[at];
+        let run = node.agent.desk.lock().next_outgoing(node.agent.now());
+        let Some(Ok(run)) = run else {
+            return false;
+        };
+        node.agent.send(run, &*node.shelf);
+        true
+    }
+
+    fn fetch(&self, at: usize) -> bool {
+        let node = &self.nodes[at];
+        let run = node.agent.desk.lock().next_incoming();
+        run.iter()
+            .for_each(|run| node.agent.bring(run, &*node.shelf));
+        run.is_some()
+    }
+
+    fn search(&self, at: usize) -> bool {
+        let node = &self.nodes[at];
+        let search = node.agent.desk.lock().next_search();
+        search.iter().for_each(|search| node.agent.search(search));
+        search.is_some()
+    }
+
+    fn mind(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let (now, never) = (node.agent.now(), node.agent.now() + Duration::from_hours(1));
+        let chore = node.agent.desk.lock().next_chore(now, node.listing, never);
+        match chore {
+            Some(Ok(Chore::Probe)) => node.agent.probe(),
+            Some(Ok(Chore::List)) => {
+                self.world.lock().facts[at].is_listing = true;
+                node.agent.list();
+                self.world.lock().facts[at].is_listing = false;
+                node.listing = node.agent.now() + node.agent.options.refresh;
+            }
+            _ => {}
+        }
+    }
+
+    /// The remote works again, and all queues run empty. Then nothing is on its way, and each run
+    /// has an end.
+    fn settle(&mut self) {
+        self.world.lock().mood = Mood::Fine;
+        for at in 0..self.nodes.len() {
+            if self.nodes[at].is_off {
+                self.switch(at);
+            }
+            let outgoing = |sim: &Sim| sim.nodes[at].agent.report().counts["waiting_runs"];
+            for _ in 0..10_000 {
+                let works = self.publish(at) | self.fetch(at) | self.search(at);
+                if !works {
+                    self.mind(at);
+                    self.world.lock().advance(Duration::from_secs(2));
+                    if outgoing(self) == 0 && self.nodes[at].agent.desk.lock().may_ask() {
+                        break;
+                    }
+                }
+            }
+            assert_eq!(outgoing(self), 0, "runs wait for ever");
+            let node = &self.nodes[at];
+            let desk = node.agent.desk.lock();
+            for chain in 0..CHAINS {
+                let keys: Vec<PageKey> = (0..PAGES).map(|page| key(chain, page)).collect();
+                let arrives = desk.some_arriving(self.space, &keys);
+                assert!(!arrives, "a page stays on its way for ever");
+            }
+            drop(desk);
+            if node.agent.options.admission == Admission::Through {
+                self.check_ends(at);
+            }
+        }
+    }
+
+    /// Each run that the node was asked to store is in the remote, as far as the node knows, or a
+    /// counter says that it was dropped.
+    fn check_ends(&self, at: usize) {
+        let node = &self.nodes[at];
+        let counts = node.agent.report().counts;
+        let dropped: u64 = counts
+            .iter()
+            .filter(|(name, _)| name.starts_with("dropped"))
+            .map(|(_, count)| count)
+            .sum();
+        let world = self.world.lock();
+        let lost = (0..CHAINS).flat_map(|chain| (0..RUNS).map(move |run| (chain, run)));
+        let lost = lost.filter(|&(chain, run)| {
+            let mut pages = run * RUN_PAGES..(run + 1) * RUN_PAGES;
+            let is_stored = pages.all(|page| node.shelf.holds(&key(chain, page)));
+            is_stored && !world.facts[at].announced.contains(&name(chain, run))
+        });
+        let lost: HashSet<(usize, usize)> = lost.collect();
+        assert!(
+            lost.len() as u64 <= dropped,
+            "{} runs were lost, and {dropped} counted: {lost:?}",
+            lost.len()
+        );
+    }
+
+    /// A closed agent makes no requests.
+    fn close(&mut self) {
+        for at in 0..self.nodes.len() {
+            let node = &self.nodes[at];
+            node.agent.desk.lock().close();
+            self.world.lock().facts[at].is_closed = true;
+        }
+        for at in 0..self.nodes.len() {
+            for _ in 0..10 {
+                self.put(at);
+                self.look(at);
+                self.world.lock().advance(Duration::from_secs(1));
+                while self.publish(at) | self.fetch(at) | self.search(at) {}
+                self.mind(at);
+            }
+        }
+    }
+}
+
+fn simulate(seed: u64) {
+    let mut sim = Sim::new(seed);
+    sim.run();
+    sim.settle();
+    sim.close();
+}
+
+#[test]
+fn agents_keep_their_promises_over_any_remote() {
+    for seed in 0..SEEDS {
+        let passed = catch_unwind(|| simulate(seed));
+        assert!(passed.is_ok(), "seed {seed}");
+    }
+}
+
+#[test]
+fn every_planted_bug_is_noticed() {
+    let bugs = [
+        Bug::UnsealedPage,
+        Bug::LateByte,
+        Bug::OldPromise,
+        Bug::DeafBreaker,
+        Bug::StaleName,
+        Bug::FaultAgain,
+        Bug::LostRun,
+        Bug::FreeBytes,
+        Bug::LeftArrival,
+        Bug::EagerRun,
+        Bug::HollowRun,
+        Bug::RestlessEnd,
+        Bug::DeafSwitch,
+        Bug::BlindSearch,
+    ];
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    let unnoticed: Vec<Bug> = bugs
+        .into_iter()
+        .filter(|bug| {
+            plant(Some(*bug));
+            let is_noticed = |seed| catch_unwind(AssertUnwindSafe(|| simulate(seed))).is_err();
+            let noticed = (0..SEEDS_OF_A_BUG).find(|seed| is_noticed(*seed));
+            plant(None);
+            println!("{bug:?}: {noticed:?}");
+            noticed.is_none()
+        })
+        .collect();
+    std::panic::set_hook(hook);
+    assert_eq!(unnoticed, []);
+}
