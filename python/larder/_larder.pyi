@@ -52,6 +52,7 @@ class Store:
         prewrite: bool = False,
         disk: str = "auto",
         policy: Literal["lru", "learned"] = "lru",
+        l4: Mapping[str, Any] | None = None,
     ) -> Store:
         """Uses a store together with other processes. The first is the owner, the others are its clients; when the owner
         goes, a client takes over.
@@ -60,7 +61,8 @@ class Store:
         not exist is created if ``create``, with ``size`` bytes (a number or a text such as ``512GiB``) and with segments
         that suit pages of ``page_bytes``. ``lease``: seconds that a lookup protects the pages it finds. ``hang_limit``:
         seconds after which a silent volume's pages miss at once. ``policy``: the order in which a full store evicts
-        pages (docs/retention.md). The owner's ``sync``, ``lease``, ``prewrite`` and ``policy`` hold.
+        pages (docs/retention.md). ``l4``: the keys of the remotes beneath the store, by their names in docs/remote.md; they
+        work in the process that owns the store. The owner's ``sync``, ``lease``, ``prewrite`` and ``policy`` hold.
 
         Raises ValueError for a wrong argument, StoreError for a store that is not to be had."""
 
@@ -78,6 +80,7 @@ class Store:
         prewrite: bool = False,
         disk: str = "auto",
         policy: Literal["lru", "learned"] = "lru",
+        l4: Mapping[str, Any] | None = None,
     ) -> Store:
         """As :meth:`attach`, for this process alone. ``read_only`` takes no lock and writes nothing."""
 

@@ -32,6 +32,8 @@ class Config(NamedTuple):
     policy: str
     #: When a read or write must have started.
     timeout: float
+    #: The keys of the remotes beneath the store, as they were given (docs/remote.md).
+    l4: dict[str, Any]
 
     @classmethod
     def parse(cls, keys: Mapping[str, Any]) -> Config:
@@ -57,6 +59,7 @@ class Config(NamedTuple):
             prewrite=self.prewrite,
             disk=self.disk,
             policy=self.policy,
+            l4=self.l4,
         )
         for remark in store.remarks:
             logger.warning("larder: %s", remark)

@@ -4,6 +4,8 @@
 //! touched; otherwise a typing error might be found weeks later, by a store in the wrong place or
 //! of the wrong size.
 
+pub mod l4;
+
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,11 +13,12 @@ use std::time::Duration;
 use larder_engine::SyncPolicy;
 use larder_engine::disk::probe::Want;
 use larder_engine::policy::{EvictionPolicy, PolicyMaker};
+use larder_tools::l4::L4Config;
 use larder_tools::size::{self, ByteSize};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Larder's keys.
+/// Larder's keys, without those of the remotes.
 const KEYS: [&str; 12] = [
     "path",
     "size",
@@ -85,7 +88,7 @@ impl Policy {
 }
 
 /// A valid configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// A directory, created if necessary, or a block device.
     pub path: PathBuf,
@@ -115,6 +118,8 @@ pub struct Config {
     /// Tokens per second that the engine computes, if pages that take longer to read are left
     /// unread. Only engines that ask before each read have this key.
     pub prefill_rate: Option<NonZeroU32>,
+    /// The remotes beneath the store.
+    pub l4: L4Config,
 }
 
 /// Why a configuration is refused. Contains the key.
@@ -124,7 +129,8 @@ pub enum ConfigError {
     #[error("the extra config is not a table of keys and values: {0}")]
     NotATable(String),
     /// An unknown key.
-    #[error("`{key}` is not a key of Larder's config; the keys are {}", KEYS.join(", "))]
+    #[error("`{key}` is not a key of Larder's config; the keys are {}, {}",
+        KEYS.join(", "), l4::KEYS.join(", "))]
     Unknown {
         /// The key.
         key: String,
@@ -189,8 +195,7 @@ impl Keys {
     }
 
     /// Bytes: a number, or a text such as `512GiB`.
-    fn size(&mut self) -> Result<Option<u64>, ConfigError> {
-        let key = "size";
+    fn size(&mut self, key: &'static str) -> Result<Option<u64>, ConfigError> {
         let wrong = |why: String| ConfigError::Value { key, why };
         match self.take::<Value>(key)? {
             None => Ok(None),
@@ -241,6 +246,22 @@ impl Config {
         Some(remark)
     }
 
+    /// Reads the keys of the remotes alone, as JSON.
+    ///
+    /// # Errors
+    /// As [`Config::parse`].
+    pub fn parse_l4(json: &str) -> Result<L4Config, ConfigError> {
+        let table = serde_json::from_str(json);
+        let mut keys = Keys(
+            table.map_err(|error: serde_json::Error| ConfigError::NotATable(error.to_string()))?,
+        );
+        let l4 = l4::take(&mut keys, None)?;
+        match keys.0.into_iter().next() {
+            Some((key, _)) => Err(ConfigError::Unknown { key }),
+            None => Ok(l4),
+        }
+    }
+
     /// Reads a configuration, as JSON.
     ///
     /// # Errors
@@ -264,7 +285,8 @@ impl Config {
         for key in engines_keys {
             keys.0.remove(*key);
         }
-        if let Some(key) = keys.0.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        let is_known = |key: &str| KEYS.contains(&key) || l4::KEYS.contains(&key);
+        if let Some(key) = keys.0.keys().find(|key| !is_known(key)) {
             return Err(ConfigError::Unknown { key: key.clone() });
         }
         let path: String = keys.take("path")?.ok_or(ConfigError::Missing(
@@ -299,7 +321,7 @@ impl Config {
         }
         Ok(Config {
             path: PathBuf::from(path),
-            size: keys.size()?,
+            size: keys.size("size")?,
             weights_tag,
             on_error: keys.choose(
                 "on_error",
@@ -330,6 +352,7 @@ impl Config {
                 ],
             )?,
             prefill_rate,
+            l4: l4::take(&mut keys, prefill_rate.map(|rate| rate.get().into()))?,
         })
     }
 }

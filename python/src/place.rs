@@ -8,10 +8,12 @@
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::fit::{PageFit, largest_page, least_size, page_fit, segment_bytes_for};
 use larder_engine::{CreateOptions, OpenOptions, PageStore, Stats, Store, StoreError, create};
+use larder_tools::l4::{L4, L4Error};
 use larder_tools::place::STORE_FILE;
 use larder_tools::size::ByteSize;
 use rustix::fs::FlockOperation;
@@ -63,6 +65,12 @@ pub enum PlaceError {
     /// No page of a pool can ever be stored.
     #[error("pool {0}: {1}")]
     Misfit(String, Misfit),
+    /// The remotes or their keys cannot be used.
+    #[error("`l4`: {0}")]
+    L4(#[from] L4Error),
+    /// The threads of the remotes cannot be started.
+    #[error("`l4`: starting a thread: {0}; raise the limit of threads")]
+    Threads(std::io::Error),
     /// An error of the engine.
     #[error("`path`: {0}")]
     Store(#[from] StoreError),
@@ -71,7 +79,9 @@ pub enum PlaceError {
 /// A store that this process uses.
 pub struct Attached {
     /// The handle.
-    pub store: Store,
+    pub store: Arc<Store>,
+    /// The remotes beneath it.
+    pub l4: Option<L4>,
     /// The path of the first volume.
     pub volume: PathBuf,
     /// A remark on its size, if it differs from the configured size.
@@ -79,13 +89,34 @@ pub struct Attached {
 }
 
 impl Attached {
-    fn new(config: &Config, volume: PathBuf, store: Store) -> Attached {
+    fn new(
+        config: &Config,
+        volume: PathBuf,
+        options: OpenOptions,
+        open: impl FnOnce(&Path, OpenOptions) -> Result<Store, StoreError>,
+    ) -> Result<Attached, PlaceError> {
+        let l4 = match options.read_only {
+            true => None,
+            false => config.l4.connect()?,
+        };
+        let options = match &l4 {
+            Some(l4) => l4.beneath(options),
+            None => options,
+        };
+        let store = Arc::new(open(&volume, options)?);
+        let started = l4.iter().try_for_each(|l4| l4.start(&store, &volume));
+        if let Err(error) = started {
+            l4.iter().for_each(L4::close);
+            store.close()?;
+            return Err(PlaceError::Threads(error));
+        }
         let remark = remark(config, &volume, store.stats().capacity_bytes);
-        Attached {
+        Ok(Attached {
             store,
+            l4,
             volume,
             remark,
-        }
+        })
     }
 }
 
@@ -141,8 +172,10 @@ pub fn attach_existing(config: &Config) -> Result<Attached, PlaceError> {
 }
 
 fn attach_to(config: &Config, volume: PathBuf) -> Result<Attached, PlaceError> {
-    let store = Store::attach(&volume, open_options(config))?;
-    Ok(Attached::new(config, volume, store))
+    let options = open_options(config);
+    Attached::new(config, volume, options, |volume, options| {
+        Store::attach(volume, options)
+    })
 }
 
 /// Opens the store in `config` for this process alone. Creates it if `creates` and it does not
@@ -161,8 +194,9 @@ pub fn open(
         false => volume_of(&config.path),
     };
     let options = open_options(config).with(|o| o.read_only = read_only);
-    let store = Store::open(&volume, options)?;
-    Ok(Attached::new(config, volume, store))
+    Attached::new(config, volume, options, |volume, options| {
+        Store::open(volume, options)
+    })
 }
 
 /// Ensures that there is a store. Returns its first volume.

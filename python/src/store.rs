@@ -17,6 +17,7 @@ use larder_engine::{
     Refusal, Settings, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
+use larder_tools::l4::L4;
 use parking_lot::Mutex;
 
 use crate::chain::{self, Chain};
@@ -37,7 +38,8 @@ const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
 
 /// An open store.
 pub struct Handle {
-    store: Store,
+    store: Arc<Store>,
+    l4: Option<L4>,
     volume: PathBuf,
     remarks: Vec<String>,
     queues: Mutex<Vec<Weak<Queue>>>,
@@ -131,11 +133,13 @@ impl Handle {
     pub(crate) fn new(attached: Attached) -> Handle {
         let Attached {
             store,
+            l4,
             volume,
             remark,
         } = attached;
         Handle {
             store,
+            l4,
             volume,
             remarks: remark.into_iter().collect(),
             queues: Mutex::default(),
@@ -295,6 +299,7 @@ impl Handle {
             return Ok(false);
         }
         self.closed.store(true, Ordering::SeqCst);
+        self.l4.iter().for_each(L4::close);
         self.store.close().map(|()| true)
     }
 

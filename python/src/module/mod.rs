@@ -26,7 +26,7 @@ use larder_tools::size::ByteSize;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::config::{Config, OnError};
+use crate::config::{Config, OnError, l4};
 use crate::status::NAMES;
 use crate::{device, doctor, sglang, weights};
 
@@ -54,6 +54,13 @@ fn main(py: Python<'_>, program: PathBuf, leading: Vec<OsString>, arguments: Vec
 /// in seconds and sizes in bytes.
 #[pyfunction]
 fn parse_config(config: &str) -> PyResult<String> {
+    // The remotes have their keys as they were given, for the call that attaches.
+    let given: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(config).unwrap_or_default();
+    let l4: serde_json::Map<String, serde_json::Value> = given
+        .into_iter()
+        .filter(|(key, value)| l4::KEYS.contains(&key.as_str()) && !value.is_null())
+        .collect();
     let config = Config::parse(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
     let sync = match config.sync {
         SyncPolicy::Relaxed => "relaxed",
@@ -77,6 +84,7 @@ fn parse_config(config: &str) -> PyResult<String> {
         "lease": config.lease.as_secs_f64(),
         "policy": config.policy.word(),
         "timeout": config.timeout.as_secs_f64(),
+        "l4": l4,
     });
     Ok(json.to_string())
 }

@@ -28,6 +28,7 @@ use crate::place::PlaceError;
 use crate::queue::Limits;
 use crate::region::{Region as Memory, slices, slices_mut};
 use crate::store::{Handle, Space};
+use larder_tools::l4::L4Config;
 
 create_exception!(
     larder._larder,
@@ -100,6 +101,13 @@ pub struct Region {
     described: String,
 }
 
+/// The keys of the remotes, from a mapping.
+fn read_l4(keys: &Bound<'_, PyAny>) -> PyResult<L4Config> {
+    let json = keys.py().import("json")?.call_method1("dumps", (keys,))?;
+    let read = Config::parse_l4(json.extract()?);
+    read.map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
 /// The arguments of an open that become a configuration.
 struct Opening {
     config: Config,
@@ -120,6 +128,7 @@ impl Opening {
         prewrite: bool,
         disk: &str,
         policy: &str,
+        l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Opening> {
         let wrong = |why: String| PyValueError::new_err(why);
         let named = Policy::WORDS.iter().find(|(word, _)| *word == policy);
@@ -154,6 +163,7 @@ impl Opening {
             timeout: seconds(hang_limit)?,
             transfer: Transfer::Auto,
             prefill_rate: None,
+            l4: l4.map_or_else(|| Ok(L4Config::default()), read_l4)?,
         };
         // Relative to the working directory of now.
         let _ = config.resolve();
@@ -180,7 +190,8 @@ impl Opening {
 impl Store {
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, sync="interval",
-        lease=10.0, hang_limit=10.0, prewrite=false, disk="auto", policy="lru"))]
+        lease=10.0, hang_limit=10.0, prewrite=false, disk="auto", policy="lru",
+        l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn attach(
         py: Python<'_>,
@@ -194,16 +205,18 @@ impl Store {
         prewrite: bool,
         disk: &str,
         policy: &str,
+        l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
         let opening = Opening::new(
-            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk, policy,
+            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk, policy, l4,
         )?;
         opening.opened(py, Handle::attach)
     }
 
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, read_only=false,
-        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto", policy="lru"))]
+        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto", policy="lru",
+        l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn open(
         py: Python<'_>,
@@ -218,9 +231,10 @@ impl Store {
         prewrite: bool,
         disk: &str,
         policy: &str,
+        l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
         let opening = Opening::new(
-            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk, policy,
+            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk, policy, l4,
         )?;
         opening.opened(py, |config, page_bytes, creates| {
             Handle::open(config, page_bytes, creates, read_only)

@@ -80,7 +80,8 @@ fn slow_backend(path: &Path, server: Server, memory: &mut Memories) -> (Arc<Back
     let options = open_options(&config).with(|o| o.disk_wrapper = Some(wrapper));
     let store = Store::attach(&volume, options).unwrap();
     let handle = Handle::new(Attached {
-        store,
+        store: Arc::new(store),
+        l4: None,
         volume,
         remark: None,
     });

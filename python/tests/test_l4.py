@@ -1,0 +1,105 @@
+"""Remotes beneath the store, by configuration alone: pages of another node, through a directory that both mount."""
+
+from __future__ import annotations
+
+import shutil
+import time
+
+import pytest
+from larder.config import Config
+from larder.store import Status
+from test_store import OK, PAGE, SIZE, content, keys, name
+
+#: Pages of a run.
+RUN = 4
+
+#: Seconds after which a wait of a test has failed.
+PATIENCE = 120
+
+
+def eventually(what, is_so):
+    until = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < until, f"it never came to this: {what}"
+        time.sleep(0.01)
+
+
+class Node:
+    """A node with a store of its own, by the keys of an engine's config."""
+
+    def __init__(self, path, place, **further):
+        keys = {"path": str(path), "size": SIZE, "prewrite": False, "l4": f"file://{place}", "l4_unsigned": True}
+        # A loaded machine measures a low speed.
+        keys |= {"l4_admission": "through", "l4_run_tokens": 64 * RUN, "l4_patience": "60s"}
+        self.store = Config.parse(keys | further).attach(PAGE)
+        self.pages = name(self.store)
+
+    def read(self, count):
+        made = bytearray(count * PAGE)
+        return self.pages.get(keys(count), made), made
+
+
+def objects(place):
+    return [path for path in place.rglob("*.run") if path.is_file()]
+
+
+def test_a_node_that_never_saw_a_prompt_gets_its_pages_and_keeps_them(tmp_path):
+    place = tmp_path / "shared"
+    place.mkdir()
+    first = Node(tmp_path / "first", place)
+    made = content(2 * RUN + 1)
+    assert first.pages.put(keys(2 * RUN + 1), made) == OK * (2 * RUN + 1)
+    eventually("both runs in the remote", lambda: len(objects(place)) == 2)
+    first.store.close()
+
+    second = Node(tmp_path / "second", place)
+    assert second.store.part == "owner"
+    # The first fetch measures the speed.
+    eventually("pages of the remote", lambda: second.pages.longest_prefix(keys(2 * RUN + 1)) == 2 * RUN)
+    statuses, read = second.read(2 * RUN)
+    assert statuses == OK * 2 * RUN
+    assert read == made[: 2 * RUN * PAGE]
+
+    shutil.rmtree(place)
+    second.store.close()
+    again = Node(tmp_path / "second", place)
+    statuses, read = again.read(2 * RUN + 1)
+    assert statuses == OK * 2 * RUN + bytes([Status.ABSENT])
+    assert read[: 2 * RUN * PAGE] == made[: 2 * RUN * PAGE]
+    again.store.close()
+
+
+def test_a_second_process_uses_the_owners_remote(tmp_path):
+    place = tmp_path / "shared"
+    place.mkdir()
+    first = Node(tmp_path / "first", place)
+    made = content(RUN)
+    assert first.pages.put(keys(RUN), made) == OK * RUN
+    eventually("the run in the remote", lambda: len(objects(place)) == 1)
+    first.store.close()
+    owner = Node(tmp_path / "second", place)
+    client = Node(tmp_path / "second", place)
+    assert client.store.part == "client"
+    eventually("pages of the remote", lambda: client.pages.longest_prefix(keys(RUN)) == RUN)
+    statuses, read = client.read(RUN)
+    assert statuses == OK * RUN and read == made
+    client.store.close()
+    owner.store.close()
+
+
+def test_several_remotes_are_a_list_and_wrong_keys_are_named(tmp_path):
+    places = [tmp_path / "near", tmp_path / "far"]
+    for place in places:
+        place.mkdir()
+    both = Node(tmp_path / "store", places[0], l4=[f"file://{place}" for place in places])
+    assert both.pages.put(keys(RUN), content(RUN)) == OK * RUN
+    eventually("the run in both remotes", lambda: all(len(objects(place)) == 1 for place in places))
+    both.store.close()
+    for wrong, named in [
+        ({"l4": "file:///p"}, "l4_key_file"),
+        ({"l4_key_file": "k"}, "l4_key_file"),
+        ({"l4": 7, "l4_unsigned": True}, "`l4`"),
+        ({"l4": "file:///p", "l4_unsigned": True, "l4_bytes_per_day": "1 TB"}, "l4_bytes_per_day"),
+    ]:
+        with pytest.raises(ValueError, match=named):
+            Config.parse({"path": "p", "size": SIZE} | wrong)
