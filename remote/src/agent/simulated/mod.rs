@@ -3,7 +3,7 @@
 //! It drives the code of the agents' threads in a random order, without their waits: they wait for
 //! the clock and for each other alone. The remote fails, lies, delays and loses ([`remote`]), the
 //! stores evict and refuse ([`shelf`]). Both check each call, and [`Sim::settle`] checks the end.
-//! A planted bug must be noticed by a seed (`every_planted_bug_is_noticed`).
+//! A planted bug must be noticed by a seed (`a_seed_notices_each_planted_bug`).
 
 mod remote;
 mod shelf;
@@ -382,7 +382,7 @@ fn agents_keep_their_promises_over_any_remote() {
 }
 
 #[test]
-fn every_planted_bug_is_noticed() {
+fn a_seed_notices_each_planted_bug() {
     let bugs = [
         Bug::UnsealedPage,
         Bug::LateByte,
