@@ -25,9 +25,6 @@ use super::recency::{Epoch, Recency};
 const LOST: (f64, f64) = (1.0 / 64.0, 4.0);
 const WON: (f64, f64) = (1.0 / 16.0, 16.0);
 
-/// Each byte that reclaim emptied beyond need lowers the lead by so much: its pages will be missed.
-const EMPTY: f64 = 0.25;
-
 /// What is left of the past after one request with a lead.
 const FADE: f64 = 0.97;
 
@@ -164,8 +161,7 @@ impl Guard {
                     *lead = won;
                     self.failed = 0;
                 }
-                let empty = self.capacity.saturating_sub(self.stored) as f64;
-                let is_lost = *lead - EMPTY * empty < -lost;
+                let is_lost = *lead < -lost;
                 self.note(gain, now);
                 is_lost.then(|| {
                     let patience = PATIENCE.powi(self.failed.min(PATIENCE_MAX));
@@ -270,14 +266,6 @@ mod tests {
         let lost = lose(&mut guard);
         assert!((PAGES / 64..PAGES / 60).contains(&lost), "{lost}");
         assert_eq!((guard.order(), guard.switches()), (Order::Lru, 2));
-    }
-
-    #[test]
-    fn a_trial_ends_when_reclaim_empties_the_store() {
-        let mut guard = full();
-        guard.holds(PAGES * PAGE * 9 / 10);
-        let now = guard.now();
-        assert_eq!(guard.used(Some(now), PAGE, true, NOW), Some(Switched));
     }
 
     #[test]

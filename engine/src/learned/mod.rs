@@ -78,6 +78,9 @@ const SAME_REQUEST: u32 = TICKS / 4;
 const COLD_SHARE: u32 = 20;
 const WARM_SHARE: u32 = 4;
 
+/// Pages of a chain that count for the worth of its first one.
+const CHAIN: usize = 3;
+
 /// A number of a class.
 type ClassId = u16;
 
@@ -253,6 +256,15 @@ impl Learned {
         }
     }
 
+    /// The index of a page for reclaim: at least that of the pages below it, which go first.
+    /// Reclaim looks at the pages of least worth first, and of equal ones at the deepest. So a page
+    /// has no children any more when its turn comes, if all of them could be dropped.
+    fn index_of_chain(&self, page: &Page) -> f32 {
+        let below = std::iter::successors(Some(page), |page| self.pages.find(page.child));
+        let indexes = below.take(CHAIN).map(|page| self.index_of(page));
+        indexes.fold(0.0, f32::max)
+    }
+
     fn index_of(&self, page: &Page) -> f32 {
         let age = self.now.saturating_sub(page.last);
         self.hazards.index(page.class(), age)
@@ -373,7 +385,7 @@ impl EvictionPolicy for Learned {
         };
         match self.guard.order() {
             Order::Lru => Worth(page.last),
-            Order::Learned => worth_of(self.index_of(page)),
+            Order::Learned => worth_of(self.index_of_chain(page)),
         }
     }
 
@@ -385,7 +397,9 @@ impl EvictionPolicy for Learned {
     fn lines(&self) -> ReclaimLines {
         if self.guard.order() == Order::Learned {
             let line = worth_of(self.cold * self.budget.share());
-            return ReclaimLines::new(Some(line), line);
+            // No page goes for the room of others: that would be most of the store while the share
+            // is high.
+            return ReclaimLines::new(Some(line), Worth(0));
         }
         let range = self.now.saturating_sub(self.frontier);
         let line = |share| Worth(self.frontier + range / share);

@@ -80,6 +80,22 @@ fn pages_drawn_with_fixed_odds_cost_at_most_three_tenths_of_a_point() {
     }
 }
 
+/// Reclaim meets chains of high worth, and copies more than the bound of write amplification
+/// allows.
+#[test]
+fn chains_drawn_with_fixed_odds_cost_at_most_three_tenths_of_a_point() {
+    for (segments, seed) in [(64, 6), (512, 7)] {
+        let mut dice = Pcg64::seed_from_u64(seed);
+        let zipf = Zipf::new(3_000, 0.9);
+        let trace = times(40_000).map(|at| {
+            let chain = zipf.draw(&mut dice) * 8;
+            (at, (chain..=chain + chain / 8 % 8).collect())
+        });
+        let lead = lead(&trace.collect(), segments);
+        assert!(lead > -0.3, "{segments} segments: {lead}");
+    }
+}
+
 #[test]
 fn a_loop_larger_than_the_store_costs_at_most_a_point() {
     let trace = times(30_000).enumerate().map(|(step, at)| {
