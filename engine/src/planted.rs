@@ -169,6 +169,8 @@ mod switch {
             DeafFlush,
             /// A deletion returns before it is recorded.
             EarlyDelete,
+            /// A deletion without room for its record fails at once.
+            HastyDelete,
             /// The housekeeper is not called for reclaim.
             DeafKeeper,
         }

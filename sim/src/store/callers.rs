@@ -10,7 +10,8 @@ use larder_engine::index::SegmentId;
 use larder_engine::memory::AlignedBuf;
 use larder_engine::store::LocalStore as Store;
 use larder_engine::{
-    GetPage, GetStatus, Hint, PageStore, PutOptions, PutPage, PutStatus, Recall, SyncPolicy,
+    GetPage, GetStatus, Hint, PageStore, PutOptions, PutPage, PutStatus, Recall, StoreError,
+    SyncPolicy,
 };
 use larder_sim_runtime::task;
 use larder_sim_runtime::thread;
@@ -35,6 +36,9 @@ const RECALL_AGAIN: Duration = Duration::from_micros(20);
 
 /// Longest wait for room, in microseconds.
 const ROOM_US_MAX: u64 = 20_000;
+
+/// A deletion waits so long for room.
+const RECORD_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A byte that no page consists of.
 const SCRIBBLE: u8 = 0xa5;
@@ -476,11 +480,7 @@ impl Caller<'_> {
         self.remove(&names, || self.store.clear_namespace(id));
     }
 
-    fn remove(
-        &self,
-        names: &[Name],
-        remove: impl FnOnce() -> Result<u64, larder_engine::StoreError>,
-    ) {
+    fn remove(&self, names: &[Name], remove: impl FnOnce() -> Result<u64, StoreError>) {
         let request = {
             let mut state = self.shared.lock();
             let world = &mut state.world;
@@ -495,7 +495,13 @@ impl Caller<'_> {
             state.deletions.is_vague |= !state.putting.is_empty();
             request
         };
+        let begun = task::now();
         let removed = remove();
+        let waited = task::now().duration_since(begun);
+        assert!(
+            !matches!(removed, Err(StoreError::NoRoom)) || waited >= RECORD_PATIENCE,
+            "a deletion finds no room, and has waited {waited:?}"
+        );
         let mut state = self.shared.lock();
         state
             .world
