@@ -368,6 +368,43 @@ fn the_durable_watermark_advances_with_the_sync_that_makes_the_free_header_durab
     }
 }
 
+/// The header that excludes a page is on its way when a sync fails. The device answers that the
+/// header is written, and has lost it.
+#[test]
+fn a_header_that_was_on_its_way_during_a_failed_sync_excludes_nothing() {
+    let keys = chain(1, 3);
+    let mut store = Store::new();
+    store.put(keys[0]);
+    let (refused, _) = store.submit(keys[1]);
+    store.carry_out();
+    store.core.landed(refused, &[(0, false)]);
+    let is_header = |effect: &mut Effect| {
+        let Effect::Io { io, .. } = effect else {
+            return false;
+        };
+        matches!(io, Io::Write { offset, .. } if headers().contains(offset))
+    };
+    let mut effects = store.core.take_effects();
+    let held: Vec<Effect> = effects.extract_if(.., is_header).collect();
+    let [Effect::Io { id: header, .. }] = held[..] else {
+        panic!("no header is on its way: {effects:?}");
+    };
+    store.carry_out_these(effects);
+    store.lost = Some(BTreeSet::new());
+    assert_eq!(store.flush(), Err(Fault::Sync));
+    store.core.io_done(header, Ok(()));
+    store.carry_out();
+    store.reclaim();
+    store.pause();
+    assert_eq!(store.core.counters().syncs, 1);
+    // Its descriptor would carry a durable watermark above the refused page.
+    store.put(keys[2]);
+    store.lost = Some(headers());
+    assert_eq!(store.flush(), Err(Fault::Sync));
+    store.lose_power();
+    assert_eq!(are_proven(&store, &keys[1..2]), [Some(false)]);
+}
+
 /// A sync loses a page's bytes, and its segment's descriptors cannot be read for a while: the store
 /// goes on without the segment, and is closed.
 #[test]
