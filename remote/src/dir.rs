@@ -235,14 +235,9 @@ fn walk(root: &Path, directory: &Path, listed: &mut Vec<Listed>) -> io::Result<(
             continue;
         }
         let name = path.strip_prefix(root).ok().and_then(Path::to_str);
-        if let Some(Ok(run)) = name.map(str::parse) {
-            let created = modified.duration_since(UNIX_EPOCH);
-            listed.push(Listed {
-                run,
-                bytes: found.len(),
-                created_unix_s: created.map_or(0, |since| since.as_secs()),
-            });
-        }
+        let created = modified.duration_since(UNIX_EPOCH);
+        let created = created.map_or(0, |since| since.as_secs());
+        listed.extend(name.and_then(|name| Listed::of(name, found.len(), created)));
     }
     Ok(())
 }

@@ -107,6 +107,18 @@ pub struct Listed {
     pub created_unix_s: u64,
 }
 
+impl Listed {
+    /// An object that a place lists with this name; `None` if it names no run.
+    pub(crate) fn of(name: &str, bytes: u64, created_unix_s: u64) -> Option<Listed> {
+        let run = name.parse().ok()?;
+        Some(Listed {
+            run,
+            bytes,
+            created_unix_s,
+        })
+    }
+}
+
 /// Why a remote did not do its work.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RemoteError {

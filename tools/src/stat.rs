@@ -18,6 +18,7 @@ use crate::findings::count;
 use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::place;
+use crate::remote::cost::monthly;
 use crate::report::{self as output, Lines, Report};
 use crate::size::ByteSize;
 use processes::{Before, Processes};
@@ -337,6 +338,9 @@ fn l4_lines(l4: &BeneathReport, lines: &mut Lines) {
     let of = |name: &str| l4.counts.get(name).copied().unwrap_or_default();
     let size = |name: &str| ByteSize(of(name));
     lines.row("L4", format!("{}, {}", l4.place, l4.state));
+    if let Some(cost) = monthly(l4) {
+        lines.row("  cost", cost);
+    }
     lines.row(
         "  published",
         format!(

@@ -287,12 +287,16 @@ impl Beneath for Agent {
     }
 
     fn report(&self) -> BeneathReport {
+        let budgets = [
+            ("budget_bytes_per_day", self.options.bytes_per_day),
+            ("budget_requests_per_hour", self.options.requests_per_hour),
+        ];
         let desk = self.desk.lock();
         BeneathReport {
             place: self.options.place.clone(),
             state: desk.state(self.now()),
             works: desk.may_ask(),
-            counts: self.counts.all(&desk.sizes()),
+            counts: self.counts.all(&[&desk.sizes()[..], &budgets].concat()),
         }
     }
 }

@@ -116,11 +116,12 @@ impl S3 {
         }
     }
 
-    /// The run that a path names.
-    fn run_of(&self, path: &Path) -> Option<RunName> {
+    /// An object of a listing, if it is the object of a run.
+    fn listed(&self, found: &ObjectMeta) -> Option<Listed> {
         let prefix = self.place.prefix.trim_matches('/');
-        let name = path.as_ref().strip_prefix(prefix)?;
-        name.trim_start_matches('/').parse().ok()
+        let name = found.location.as_ref().strip_prefix(prefix)?;
+        let created = u64::try_from(found.last_modified.timestamp()).unwrap_or(0);
+        Listed::of(name.trim_start_matches('/'), found.size, created)
     }
 
     /// Runs a request on the runtime's thread. It is cancelled at the deadline.
@@ -251,10 +252,10 @@ impl Remote for S3 {
         while let Some(next) = listed.blocking_recv() {
             match next {
                 Ok(found) => {
-                    let Some(run) = self.run_of(&found.location) else {
-                        continue;
-                    };
-                    if each(listed_of(run, &found)).is_break() {
+                    if self
+                        .listed(&found)
+                        .is_some_and(|listed| each(listed).is_break())
+                    {
                         break;
                     }
                 }
@@ -263,14 +264,6 @@ impl Remote for S3 {
         }
         task.abort();
         outcome
-    }
-}
-
-fn listed_of(run: RunName, found: &ObjectMeta) -> Listed {
-    Listed {
-        run,
-        bytes: found.size,
-        created_unix_s: u64::try_from(found.last_modified.timestamp()).unwrap_or(0),
     }
 }
 

@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{Facts, RELEASE, remedy};
+use crate::remote::cost::monthly;
 use crate::size::ByteSize;
 use crate::stat::{eviction_line, pacing_line, process};
 
@@ -85,7 +86,20 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
         facts.add("protocol", Level::Ok, protocol(&report));
         pacing(&report, facts);
         eviction(&report, facts);
+        remote(&report, facts);
         service(&report, facts);
+    }
+}
+
+/// The remote beneath the store, and the cost of its budgets.
+fn remote(report: &share::Report, facts: &mut Facts) {
+    let Some(l4) = &report.beneath else {
+        return;
+    };
+    let level = if l4.works { Level::Ok } else { Level::Warn };
+    facts.add("l4", level, format!("{}, {}", l4.place, l4.state));
+    if let Some(cost) = monthly(l4) {
+        facts.add("l4 cost", Level::Ok, cost);
     }
 }
 

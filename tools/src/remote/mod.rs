@@ -7,6 +7,8 @@
 //! |---|---|
 //! | `key` | `key`: makes a key file |
 //! | `bench` | `bench`: the speed of a bucket; with the feature `remote` alone |
+//! | `init` | `init`: the settings of a bucket |
+//! | `cost` | the cost of an L4 in a bucket |
 //! | `push`, `pull` | runs from a store, and into one |
 //! | `runs` | the whole runs of a store |
 //! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
@@ -14,6 +16,8 @@
 
 #[cfg(feature = "remote")]
 mod bench;
+pub mod cost;
+mod init;
 mod key;
 mod pull;
 mod push;
@@ -22,16 +26,19 @@ mod shelf;
 mod switch;
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use larder_engine::format::Fingerprint;
 use larder_remote::{KeyError, Keyring, Listed, Place, PlaceError, Remote, RemoteError, Trust};
+use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
+use crate::findings::count;
 use crate::l4::L4Error;
-use crate::size;
+use crate::report::Lines;
+use crate::size::{self, ByteSize};
 
 /// Share pages between nodes: in an object store, or a directory that all of them mount
 ///
@@ -45,6 +52,7 @@ pub struct RemoteArgs {
 
 #[derive(Debug, Subcommand)]
 enum RemoteCommand {
+    Init(init::InitArgs),
     Key(key::KeyArgs),
     Push(push::PushArgs),
     Pull(pull::PullArgs),
@@ -66,6 +74,7 @@ enum RemoteCommand {
 /// Those of the subcommand.
 pub fn run(args: &RemoteArgs) -> Result<Ending, Failure> {
     match &args.command {
+        RemoteCommand::Init(args) => init::run(args),
         RemoteCommand::Key(args) => key::run(args),
         RemoteCommand::Push(args) => push::run(args),
         RemoteCommand::Pull(args) => pull::run(args),
@@ -145,6 +154,45 @@ impl TrustArgs {
             Some(path) => Ok(Trust::Sealed(Keyring::load(path)?)),
             None => Ok(Trust::Unsigned),
         }
+    }
+}
+
+/// The reports of `push` and `pull` begin with the same fields.
+#[derive(Default, Serialize)]
+struct Between {
+    path: PathBuf,
+    remote: String,
+    present_runs: u64,
+    interrupted: bool,
+}
+
+impl Between {
+    fn new(path: &Path, place: &PlaceArgs) -> Between {
+        Between {
+            path: path.to_owned(),
+            remote: place.url.clone(),
+            ..Between::default()
+        }
+    }
+
+    fn last_line(&self, lines: &mut Lines) {
+        if self.interrupted {
+            lines.text("Interrupted: run it again for the rest.");
+        }
+    }
+}
+
+/// `3 runs, 96 MiB`.
+fn size_of_runs(runs: u64, bytes: u64) -> String {
+    format!("{}, {}", count(runs, "run"), ByteSize(bytes))
+}
+
+/// The end of a command that can be interrupted.
+fn ending(interrupted: bool, has_findings: bool) -> Ending {
+    match (interrupted, has_findings) {
+        (true, _) => Ending::Interrupted,
+        (false, true) => Ending::Findings,
+        (false, false) => Ending::Done,
     }
 }
 

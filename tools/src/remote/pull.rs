@@ -15,7 +15,7 @@ use larder_remote::run::{self, OpenedPage};
 use larder_remote::{Listed, Remote, Trust};
 use serde::Serialize;
 
-use super::{PlaceArgs, TrustArgs};
+use super::{Between, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::count;
 use crate::interrupt::Interrupt;
@@ -23,7 +23,6 @@ use crate::open::{self, OpenArgs};
 use crate::place;
 use crate::report::{self, Lines, Report};
 use crate::selection::Selection;
-use crate::size::ByteSize;
 
 /// Longest wait of a put for reclaim to make room.
 const PUT_WAIT: Duration = Duration::from_secs(30);
@@ -54,18 +53,16 @@ pub struct PullArgs {
 
 #[derive(Default, Serialize)]
 struct PullReport {
-    path: PathBuf,
-    remote: String,
+    #[serde(flatten)]
+    between: Between,
     runs_pulled: u64,
     bytes_pulled: u64,
     pages_put: u64,
     duplicate_pages: u64,
     refused_pages: u64,
-    present_runs: u64,
     faulty_runs: u64,
     faulty_pages: u64,
     full: bool,
-    interrupted: bool,
 }
 
 impl Report for PullReport {
@@ -73,17 +70,13 @@ impl Report for PullReport {
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
-        let bytes = ByteSize(self.bytes_pulled);
-        lines.row(
-            "Pulled",
-            format!("{}, {bytes}", count(self.runs_pulled, "run")),
-        );
+        lines.row("Pulled", size_of_runs(self.runs_pulled, self.bytes_pulled));
         lines.row("Stored", count(self.pages_put, "page"));
         lines.row(
             "There already",
             format!(
                 "{}, and {} of other runs",
-                count(self.present_runs, "run"),
+                count(self.between.present_runs, "run"),
                 count(self.duplicate_pages, "page")
             ),
         );
@@ -103,9 +96,7 @@ impl Report for PullReport {
         if self.full {
             lines.text("The store is full: the other runs were not fetched.");
         }
-        if self.interrupted {
-            lines.text("Interrupted: run it again for the rest.");
-        }
+        self.between.last_line(&mut lines);
         lines
     }
 }
@@ -126,14 +117,13 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
             trust: &trust,
             remote: remote.as_ref(),
             report: PullReport {
-                path: args.path.clone(),
-                remote: args.place.url.clone(),
+                between: Between::new(&args.path, &args.place),
                 ..PullReport::default()
             },
         };
         for object in &listed {
             if interrupt.is_raised() {
-                pull.report.interrupted = true;
+                pull.report.between.interrupted = true;
                 break;
             }
             if pull.run(object)?.is_none() {
@@ -146,11 +136,7 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     })?;
     report::print(&report, args.json)?;
     let faults = report.faulty_runs + report.faulty_pages + report.refused_pages;
-    Ok(match report.interrupted {
-        true => Ending::Interrupted,
-        false if faults > 0 => Ending::Findings,
-        false => Ending::Done,
-    })
+    Ok(ending(report.between.interrupted, faults > 0))
 }
 
 struct Pull<'a> {
@@ -178,7 +164,7 @@ impl Pull<'_> {
             }
             let id = self.store.namespace(known)?;
             if self.store.contains(id, &[name.last]) == [true] {
-                self.report.present_runs += 1;
+                self.report.between.present_runs += 1;
                 return Ok(Some(()));
             }
         }

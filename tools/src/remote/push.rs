@@ -4,7 +4,6 @@
 //! the remote holds is passed over: its name covers all its tokens.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
@@ -14,13 +13,12 @@ use larder_remote::{Draft, Published, RUN_TOKENS, Remote, Trust, pages_of_run};
 use serde::Serialize;
 
 use super::runs::{run_pages, whole_runs};
-use super::{PlaceArgs, TrustArgs};
+use super::{Between, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::{Look, StoreArgs, count};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
 use crate::selection::Selection;
-use crate::size::ByteSize;
 
 /// Put the whole runs of a store's chains into a remote
 ///
@@ -46,14 +44,12 @@ pub struct PushArgs {
 
 #[derive(Default, Serialize)]
 struct PushReport {
-    path: PathBuf,
-    remote: String,
+    #[serde(flatten)]
+    between: Between,
     runs_pushed: u64,
     bytes_pushed: u64,
-    present_runs: u64,
     damaged_runs: u64,
     left_out_pages: u64,
-    interrupted: bool,
 }
 
 impl Report for PushReport {
@@ -61,12 +57,8 @@ impl Report for PushReport {
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
-        let bytes = ByteSize(self.bytes_pushed);
-        lines.row(
-            "Pushed",
-            format!("{}, {bytes}", count(self.runs_pushed, "run")),
-        );
-        lines.row("There already", count(self.present_runs, "run"));
+        lines.row("Pushed", size_of_runs(self.runs_pushed, self.bytes_pushed));
+        lines.row("There already", count(self.between.present_runs, "run"));
         if self.damaged_runs > 0 {
             let runs = count(self.damaged_runs, "run");
             lines.row(
@@ -75,9 +67,7 @@ impl Report for PushReport {
             );
         }
         lines.row("In no whole run", count(self.left_out_pages, "page"));
-        if self.interrupted {
-            lines.text("Interrupted: run it again for the rest.");
-        }
+        self.between.last_line(&mut lines);
         lines
     }
 }
@@ -95,8 +85,7 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
         Look::Wreck(_, message) => return Err(Failure::environment(message)),
     };
     let mut report = PushReport {
-        path: args.store.path.clone(),
-        remote: args.place.url.clone(),
+        between: Between::new(&args.store.path, &args.place),
         ..PushReport::default()
     };
     let mut is_chosen = false;
@@ -126,11 +115,7 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
         return Err(args.selection.unmatched(models));
     }
     report::print(&report, args.json)?;
-    Ok(match &report {
-        report if report.interrupted => Ending::Interrupted,
-        report if report.damaged_runs > 0 => Ending::Findings,
-        _ => Ending::Done,
-    })
+    Ok(ending(report.between.interrupted, report.damaged_runs > 0))
 }
 
 /// A push of the runs of one namespace.
@@ -153,7 +138,7 @@ impl Push<'_> {
         let (runs, left_out) = whole_runs(self.survey, namespace, pages);
         for run in &runs {
             if interrupt.is_raised() {
-                report.interrupted = true;
+                report.between.interrupted = true;
                 return Ok(());
             }
             self.run(run, report)?;
@@ -169,7 +154,7 @@ impl Push<'_> {
             return Ok(());
         };
         if self.remote.holds(&name, self.args.place.deadline())? {
-            report.present_runs += 1;
+            report.between.present_runs += 1;
             return Ok(());
         }
         let ids: Vec<RecordId> = run.iter().map(|(id, _)| *id).collect();
@@ -205,7 +190,7 @@ impl Push<'_> {
                 report.runs_pushed += 1;
                 report.bytes_pushed += bytes;
             }
-            Published::Present => report.present_runs += 1,
+            Published::Present => report.between.present_runs += 1,
         }
         Ok(())
     }

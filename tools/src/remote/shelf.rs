@@ -8,12 +8,12 @@ use larder_engine::format::Fingerprint;
 use larder_remote::run;
 use serde::Serialize;
 
-use super::{PlaceArgs, TrustArgs};
+use super::{PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::count;
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
-use crate::size::{self, ByteSize};
+use crate::size;
 
 /// Most faults that are listed for people.
 const LISTED_MAX: usize = 1000;
@@ -50,11 +50,9 @@ impl Report for LsReport {
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
         for row in &self.namespaces {
-            let (runs, bytes) = (count(row.runs, "run"), ByteSize(row.bytes));
-            lines.row(row.fingerprint.as_str(), format!("{runs}, {bytes}"));
+            lines.row(row.fingerprint.as_str(), size_of_runs(row.runs, row.bytes));
         }
-        let (runs, bytes) = (count(self.runs, "run"), ByteSize(self.bytes));
-        lines.row("In all", format!("{runs}, {bytes}"));
+        lines.row("In all", size_of_runs(self.runs, self.bytes));
         lines
     }
 }
@@ -119,8 +117,7 @@ impl Report for VerifyReport {
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
-        let (runs, bytes) = (count(self.runs, "run"), ByteSize(self.bytes));
-        lines.row("Verified", format!("{runs}, {bytes}"));
+        lines.row("Verified", size_of_runs(self.runs, self.bytes));
         lines.row("Good", count(self.good_pages, "page"));
         lines.row("Faults", self.faults.len().to_string());
         for fault in self.faults.iter().take(LISTED_MAX) {
@@ -183,11 +180,7 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
         report.faults.extend(reason);
     }
     report::print(&report, args.json)?;
-    Ok(match report.interrupted {
-        true => Ending::Interrupted,
-        false if !report.faults.is_empty() => Ending::Findings,
-        false => Ending::Done,
-    })
+    Ok(ending(report.interrupted, !report.faults.is_empty()))
 }
 
 /// Remove objects of a remote, by age or by namespace
@@ -238,11 +231,7 @@ impl Report for PruneReport {
             true => "Would remove",
             false => "Removed",
         };
-        let (runs, bytes) = (
-            count(self.removed_runs, "run"),
-            ByteSize(self.removed_bytes),
-        );
-        lines.row(done, format!("{runs}, {bytes}"));
+        lines.row(done, size_of_runs(self.removed_runs, self.removed_bytes));
         lines.row("Kept", count(self.kept_runs, "run"));
         if self.interrupted {
             lines.text("Interrupted: run it again for the rest.");
@@ -286,8 +275,5 @@ pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
         report.removed_bytes += object.bytes;
     }
     report::print(&report, args.json)?;
-    Ok(match report.interrupted {
-        true => Ending::Interrupted,
-        false => Ending::Done,
-    })
+    Ok(ending(report.interrupted, false))
 }

@@ -219,6 +219,17 @@ impl Node {
         self.stat()["state"].as_str().unwrap().to_owned()
     }
 
+    /// The level of a fact of `larder doctor`, and its text.
+    pub fn doctor(&self, name: &str) -> (String, String) {
+        let path = text(&self.home.path);
+        let output = larder(&["doctor", path, "--json"]).output().unwrap();
+        let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let facts = document["facts"].as_array().unwrap();
+        let fact = facts.iter().find(|fact| fact["name"] == name).unwrap();
+        let field = |name: &str| fact[name].as_str().unwrap().to_owned();
+        (field("level"), field("what"))
+    }
+
     /// Waits until a counter has a value.
     #[track_caller]
     pub fn reaches(&self, name: &str, value: u64) {

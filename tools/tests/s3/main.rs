@@ -116,6 +116,61 @@ fn a_bucket_that_is_missing_and_a_server_that_is_stopped_are_named_in_time() {
 }
 
 #[test]
+fn the_settings_of_a_bucket_are_printed() {
+    let Some(server) = server() else { return };
+    let printed = server.remote(&["init"], &["--days", "3"], Identity::Reader, 0);
+    assert_eq!(printed["problem"], serde_json::Value::Null);
+    let rule = &printed["lifecycle"]["Rules"][0];
+    assert_eq!(rule["Expiration"]["Days"], 3);
+    assert_eq!(rule["Filter"]["Prefix"], "of/a-test/v1/");
+    let of_objects = &printed["policy"]["Statement"][0];
+    assert_eq!(
+        of_objects["Action"],
+        serde_json::json!(["s3:GetObject", "s3:PutObject"])
+    );
+    assert_eq!(
+        of_objects["Resource"],
+        "arn:aws:s3:::kvpages/of/a-test/v1/*"
+    );
+    let read_only = server.remote(&["init"], &["--read-only"], Identity::Reader, 0);
+    let actions = &read_only["policy"]["Statement"][0]["Action"];
+    assert_eq!(*actions, serde_json::json!(["s3:GetObject"]));
+    let missing = server.missing_bucket(&["init"], 1);
+    let problem = missing["problem"].as_str().unwrap();
+    assert!(problem.contains("does not exist"), "{problem}");
+}
+
+#[test]
+fn a_missing_bucket_and_a_refused_access_are_named_in_stat_and_doctor() {
+    let Some(server) = server() else { return };
+    let serving = |url: &str, secret: &str| {
+        let l4 = [
+            "--l4",
+            url,
+            "--l4-endpoint",
+            &server.endpoint,
+            "--l4-unsigned",
+        ];
+        let mut variables = Identity::Writer.variables();
+        variables[1].1 = secret;
+        Node::with(Home::new(), &l4, &variables)
+    };
+    let says = |node: &Node, words: &str| {
+        eventually(words, || node.state().contains(words));
+        let (level, what) = node.doctor("l4");
+        assert!(level == "warn" && what.contains(words), "{level} {what}");
+    };
+    let node = serving("s3://no-such-bucket", "SKSKSKSK");
+    says(&node, "does not exist");
+    let (_, cost) = node.doctor("l4 cost");
+    assert!(cost.contains("a month for requests"), "{cost}");
+    says(
+        &serving("s3://kvpages", "not-the-secret"),
+        "access is denied",
+    );
+}
+
+#[test]
 fn nodes_share_pages_through_a_bucket_and_go_on_while_its_server_is_stopped() {
     let Some(server) = server() else { return };
     let serving = |options: &[&str]| {

@@ -126,6 +126,13 @@ impl Server {
         said
     }
 
+    /// `larder remote SUBCOMMAND` for a bucket that does not exist.
+    #[track_caller]
+    pub fn missing_bucket(&self, subcommand: &[&str], code: i32) -> Value {
+        let arguments = self.arguments("s3://no-such-bucket", subcommand, &[]);
+        self.document(&arguments, Identity::Writer, code)
+    }
+
     /// Whether a listing of the bucket succeeds.
     pub fn answers(&self) -> bool {
         let url = format!("s3://{BUCKET}");

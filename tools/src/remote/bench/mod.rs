@@ -22,7 +22,7 @@ use indicatif::ProgressBar;
 use larder_remote::agent::{FETCHERS, PUBLISHERS};
 use serde::Serialize;
 
-use super::{PlaceArgs, TrustArgs};
+use super::{PlaceArgs, TrustArgs, ending};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
@@ -182,10 +182,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     let report = outcome?;
     removed?;
     report::print(&report, args.json)?;
-    Ok(match report.interrupted {
-        true => Ending::Interrupted,
-        false => Ending::Done,
-    })
+    Ok(ending(report.interrupted, false))
 }
 
 fn measure(

@@ -1,0 +1,142 @@
+//! `larder remote init`: the settings that a bucket needs, printed for its owner. Nothing is set.
+
+use std::ops::ControlFlow;
+
+use clap::Args;
+use larder_remote::RemoteError;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{PlaceArgs, ending};
+use crate::failure::{Ending, Failure};
+use crate::report::{self, Lines, Report};
+
+/// Print the settings that a bucket needs: a rule that expires objects, and a minimal policy
+///
+/// Sets nothing. Looks whether the bucket answers.
+#[derive(Args, Debug)]
+pub struct InitArgs {
+    #[command(flatten)]
+    place: PlaceArgs,
+    /// Days after which an object expires
+    #[arg(long, value_name = "N", default_value_t = 7,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    days: u32,
+    /// The policy of nodes that fetch and do not publish
+    #[arg(long)]
+    read_only: bool,
+    /// The user of a policy that is attached to the bucket instead of the user: an ARN
+    #[arg(long, value_name = "ARN")]
+    principal: Option<String>,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct InitReport {
+    remote: String,
+    /// Why the remote does not answer; `null` if it does.
+    problem: Option<String>,
+    lifecycle: Value,
+    policy: Value,
+}
+
+impl Report for InitReport {
+    const COMMAND: &'static str = "remote init";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        let answers = match &self.problem {
+            None => "answers".to_owned(),
+            Some(problem) => problem.clone(),
+        };
+        lines.row("Remote", format!("{}: {answers}", self.remote));
+        for (what, document) in [("Life cycle", &self.lifecycle), ("Policy", &self.policy)] {
+            lines.text(format!("\n{what}:"));
+            lines.text(format!("{document:#}"));
+        }
+        lines.text("\nNothing was set. docs/remote.md has the commands that set them.");
+        lines
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// The URL names no bucket.
+pub fn run(args: &InitArgs) -> Result<Ending, Failure> {
+    let url = &args.place.url;
+    let rest = url.strip_prefix("s3://").ok_or_else(|| {
+        Failure::usage(format!(
+            "{url}: a directory needs no settings; name s3://BUCKET/PREFIX"
+        ))
+    })?;
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    let prefix = prefix.trim_matches('/');
+    let report = InitReport {
+        remote: url.clone(),
+        problem: problem(args)?,
+        lifecycle: lifecycle(prefix, args.days),
+        policy: policy(bucket, prefix, args),
+    };
+    report::print(&report, args.json)?;
+    Ok(ending(false, report.problem.is_some()))
+}
+
+/// Why a listing of the remote fails.
+fn problem(args: &InitArgs) -> Result<Option<String>, Failure> {
+    let remote = args.place.connect()?;
+    let mut none = |_| ControlFlow::Break(());
+    let listed = remote.list(None, &mut none, args.place.deadline());
+    Ok(listed.err().map(|error: RemoteError| error.to_string()))
+}
+
+/// `v1/` below the prefix: the names of all objects.
+fn below(prefix: &str) -> String {
+    match prefix {
+        "" => "v1/".to_owned(),
+        prefix => format!("{prefix}/v1/"),
+    }
+}
+
+/// Objects expire, with their old versions and the parts of uploads that were not completed.
+fn lifecycle(prefix: &str, days: u32) -> Value {
+    json!({"Rules": [{
+        "ID": "larder",
+        "Status": "Enabled",
+        "Filter": {"Prefix": below(prefix)},
+        "Expiration": {"Days": days},
+        "NoncurrentVersionExpiration": {"NoncurrentDays": 1},
+        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+    }]})
+}
+
+/// The rights that a node uses, and no others. `prune` deletes; the life cycle does it otherwise.
+fn policy(bucket: &str, prefix: &str, args: &InitArgs) -> Value {
+    let bucket = format!("arn:aws:s3:::{bucket}");
+    let mut of_objects = vec!["s3:GetObject"];
+    if !args.read_only {
+        of_objects.push("s3:PutObject");
+    }
+    let objects = json!({
+        "Sid": "LarderObjects",
+        "Effect": "Allow",
+        "Action": of_objects,
+        "Resource": format!("{bucket}/{}*", below(prefix)),
+    });
+    // Without this right a missing object is answered with 403 instead of 404.
+    let list = json!({
+        "Sid": "LarderList",
+        "Effect": "Allow",
+        "Action": ["s3:ListBucket"],
+        "Resource": bucket,
+    });
+    let mut statements = [objects, list];
+    if let Some(principal) = &args.principal {
+        for statement in &mut statements {
+            statement["Principal"] = json!({"AWS": [principal]});
+        }
+    }
+    json!({"Version": "2012-10-17", "Statement": statements})
+}
