@@ -5,6 +5,7 @@
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;
+#[allow(dead_code)]
 mod node;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
