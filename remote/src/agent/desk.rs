@@ -51,16 +51,16 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Pages between the first `found` of these consecutive ones and the next run of their chain.
-    fn pages_to_a_run(&self, keys: &[PageKey], found: usize) -> usize {
+    /// The last page of the run that has page `at` of a lookup.
+    fn last_of_run(&self, keys: &[PageKey], at: usize) -> usize {
         let depth = |at: usize| {
             let depth = self.chains.depth(&keys.get(at)?.prefix())? as usize;
             depth.checked_sub(at)
         };
         // Other lookups begin at the head of their chain.
-        let first = depth(0).or_else(|| depth(found.checked_sub(1)?));
-        let next = first.unwrap_or(0) + found;
-        next.next_multiple_of(self.run_pages.get() as usize) - next
+        let first = depth(0).or_else(|| depth(at.checked_sub(1)?));
+        let run_pages = self.run_pages.get() as usize;
+        at + run_pages - 1 - (first.unwrap_or(0) + at) % run_pages
     }
 }
 
@@ -381,21 +381,17 @@ impl Desk {
         if !self.may_ask() {
             return missed;
         }
-        let (page_tokens, skipped) = (
-            space.namespace.fields().page_tokens,
-            space.pages_to_a_run(keys, found),
-        );
+        let page_tokens = space.namespace.fields().page_tokens;
         let run_pages = space.run_pages.get() as usize;
         let reach = self.reach(namespace, &keys[found..], now, options);
-        let aligned = found + reach.pages;
-        let aligned = if reach.pages > 0 {
-            aligned
-        } else {
-            found + skipped
+        let last = match reach.pages {
+            0 => space.last_of_run(keys, found),
+            // Known runs end where others begin.
+            pages => found + pages + run_pages - 1,
         };
-        if reach.is_end && aligned < keys.len() {
-            let (left, memory) = (&keys[aligned..], options.refresh);
-            let is_new = self.searches.add(namespace, left, run_pages, now, memory);
+        if reach.is_end {
+            let last = keys.iter().skip(last).step_by(run_pages);
+            let is_new = self.searches.add(namespace, last, now, options.refresh);
             missed.searches = u64::from(is_new);
         }
         missed.too_slow = reach.too_slow;

@@ -30,17 +30,15 @@ pub(super) struct Searches {
 }
 
 impl Searches {
-    /// Queues a search for the runs that end in each `run_pages`-th page of consecutive `pages`,
-    /// unless its first run was searched for in the last `memory`. Returns whether it is queued.
-    pub(super) fn add(
+    /// Queues a search for the consecutive runs that end in these pages, unless the first was
+    /// searched for in the last `memory`. Returns whether it is queued.
+    pub(super) fn add<'a>(
         &mut self,
         namespace: Fingerprint,
-        pages: &[PageKey],
-        run_pages: usize,
+        last: impl Iterator<Item = &'a PageKey>,
         now: Instant,
         memory: Duration,
     ) -> bool {
-        let last = pages.iter().skip(run_pages - 1).step_by(run_pages);
         let name = |last: &PageKey| RunName {
             namespace,
             last: *last,
@@ -93,17 +91,17 @@ mod tests {
     #[test]
     fn a_prefix_is_searched_for_once_in_a_while() {
         let space = Fingerprint::from_bytes([1; 16]);
-        let pages: Vec<PageKey> = (0..7).map(|at| PageKey::from_bytes([at; 32])).collect();
+        let pages: Vec<PageKey> = (0..3).map(|at| PageKey::from_bytes([at; 32])).collect();
         let (mut searches, now, memory) =
             (Searches::default(), Instant::now(), Duration::from_secs(60));
-        assert!(!searches.add(space, &pages[..1], 2, now, memory));
-        assert!(searches.add(space, &pages, 2, now, memory));
-        assert!(!searches.add(space, &pages, 2, now + memory / 2, memory));
+        assert!(!searches.add(space, [].iter(), now, memory));
+        assert!(searches.add(space, pages.iter(), now, memory));
+        assert!(!searches.add(space, pages.iter(), now + memory / 2, memory));
         let found = searches.next().map(|search| search.0);
         let last = found.unwrap_or_default();
         let last: Vec<PageKey> = last.iter().map(|run| run.last).collect();
-        assert_eq!(last, [pages[1], pages[3], pages[5]]);
+        assert_eq!(last, pages);
         assert!(searches.next().is_none());
-        assert!(searches.add(space, &pages, 2, now + memory, memory));
+        assert!(searches.add(space, pages.iter(), now + memory, memory));
     }
 }

@@ -33,12 +33,18 @@ impl Backend {
         let Some((_store, space)) = self.space_of(pool) else {
             return 0;
         };
-        let found = space.longest_prefix(keys);
-        if let (Some(before), Some(first), true) = (chain.before, keys.first(), found > 0) {
-            // A lookup of consecutive pages of a chain records their parents.
-            space.held_now(&[before, *first]);
+        let Some(before) = chain.before else {
+            return space.longest_prefix(keys);
+        };
+        // With the page before them: a lookup of consecutive pages records their parents, and shows
+        // a remote beneath the store where they stand in their chain.
+        let after: Vec<PageKey> = std::iter::once(before)
+            .chain(keys.iter().copied())
+            .collect();
+        match space.longest_prefix(&after) {
+            0 => space.longest_prefix(keys),
+            found => found - 1,
         }
-        found
     }
 
     /// The pages that several pools hold of a chain whose KV is in `anchor`, as far as they are

@@ -374,6 +374,26 @@ fn simulate(seed: u64) {
 }
 
 #[test]
+fn a_search_begins_in_the_run_where_the_pages_end() {
+    let sim = Sim::new(1);
+    let agent = &sim.nodes[0].agent;
+    let keys: Vec<PageKey> = (0..PAGES).map(|page| key(0, page)).collect();
+    let asks: Vec<Ask> = (0..RUN_PAGES + 2)
+        .map(|at| Ask {
+            key: keys[at],
+            parent: at.checked_sub(1).map(|before| keys[before]),
+            depth: at as u32,
+        })
+        .collect();
+    agent.asked(sim.space, &asks);
+    // From the middle of the second run, of which the first page is found.
+    assert_eq!(agent.missed(sim.space, &keys[RUN_PAGES + 1..], 1), 0);
+    let search = agent.desk.lock().next_search().expect("a search");
+    let runs: Vec<RunName> = (1..RUNS).map(|run| name(0, run)).collect();
+    assert_eq!(search.0, runs);
+}
+
+#[test]
 fn agents_keep_their_promises_over_any_remote() {
     for seed in 0..SEEDS {
         let passed = catch_unwind(|| simulate(seed));
