@@ -40,6 +40,7 @@ osd crush chooseleaf type = 0
 mon allow pool size one = true
 mon max pg per osd = 1000
 mon pg warn min per osd = 0
+mon data avail crit = 1
 public addr = 127.0.0.1
 cluster addr = 127.0.0.1
 run dir = DIRECTORY/run
@@ -96,7 +97,10 @@ pub fn gateway() -> Result<Server, &'static str> {
         let arguments: Vec<&str> = arguments.split(' ').collect();
         command(&path, "ceph", &arguments).output().unwrap()
     };
+    let monitor = &mut server.processes[0].0;
     eventually("a number for the store", || {
+        let ended = monitor.try_wait().unwrap();
+        assert_eq!(ended, None, "the monitor has ended; mon.a.log tells why");
         ceph(&format!("--connect-timeout 10 osd new {STORE}"));
         // It is published some time after the answer, and the store ends without it.
         let dump = ceph("--connect-timeout 10 osd dump");

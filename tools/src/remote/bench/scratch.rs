@@ -210,7 +210,7 @@ impl Scratch {
         let id = self.source.namespace(&self.namespace)?;
         put(
             &mut self.buffers,
-            &*self.source,
+            &self.source,
             id,
             &links,
             &mut Meter::default(),
