@@ -67,6 +67,15 @@ fn eventually_counted(home: &Home, hits: u64) -> f64 {
     report(&home.path).unwrap().started_unix_s
 }
 
+/// Sets the flag when it is dropped, so also when the test fails.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn puts_that_may_wait_go_on_through_a_hand_over() {
     let home = Home::with_store(256 * MIB);
@@ -90,9 +99,10 @@ fn puts_that_may_wait_go_on_through_a_hand_over() {
     std::thread::scope(|scope| {
         let puts = [(&owner, 0), (&client, 1000)]
             .map(|(store, first)| scope.spawn(move || put(store, first)));
+        let over = Over(&is_over);
         let heir = keeper(&home);
         eventually("the heir is the owner", || heir.part() == Part::Owner);
-        is_over.store(true, Ordering::SeqCst);
+        drop(over);
         let stored = puts.map(|put| put.join().unwrap());
         let pool = Pool::new(&heir, "m", &PARTS);
         for keys in stored.iter().flatten() {

@@ -6,6 +6,7 @@ mod common;
 use std::io::{IoSlice, IoSliceMut};
 use std::time::{Duration, Instant};
 
+use common::honest::eventually;
 use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::probe::Want;
 use larder_engine::volume::HolderState;
@@ -508,6 +509,18 @@ fn every_sync_policy_and_both_disks_store_and_return_the_same() {
             assert_eq!(Pool::new(&store, "m", &[65536]).hits(&chain(59, 64)), 64);
         }
     }
+}
+
+/// No other call comes meanwhile: counters do not advance the store.
+#[test]
+fn a_page_is_synced_in_time_without_another_call() {
+    let home = Home::with_store(128 * MIB);
+    let interval = SyncPolicy::Interval(Duration::from_millis(50));
+    let store = home.open_with(OpenOptions::default().with(|o| o.sync = interval));
+    let before = store.stats().syncs;
+    let status = Pool::new(&store, "m", &[65536]).put(&chain(1, 1));
+    assert_eq!(status, [PutStatus::Stored]);
+    eventually("the page is synced", || store.stats().syncs > before);
 }
 
 #[test]
