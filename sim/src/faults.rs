@@ -266,10 +266,15 @@ impl World {
             for version in self.pages_of(volume, at, &block) {
                 self.oracle.version_mut(version).dropped = true;
             }
-            let beneath = self.disk.volumes()[volume].durable(at).clone();
-            for record in self.records_of(volume, at, &beneath) {
-                let removed = self.removed_by(&record);
-                self.returning.extend(removed);
+            let beneath: Vec<Content> = {
+                let volumes = self.disk.volumes();
+                volumes[volume].survivors(at).cloned().collect()
+            };
+            for content in beneath {
+                for record in self.records_of(volume, at, &content) {
+                    let removed = self.removed_by(&record);
+                    self.returning.extend(removed);
+                }
             }
         }
     }

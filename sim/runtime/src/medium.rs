@@ -208,6 +208,16 @@ impl Medium {
         &self.durable[block]
     }
 
+    /// The contents of a block that a sync or a power loss may leave: the durable one, and those of
+    /// unsynced writes.
+    pub fn survivors(&self, block: usize) -> impl Iterator<Item = &Content> {
+        let unsynced = self.unsynced.iter().flat_map(|written| &written.blocks);
+        let unsynced = unsynced.filter(move |(at, _)| *at == block);
+        [&self.durable[block]]
+            .into_iter()
+            .chain(unsynced.map(|(_, content)| content))
+    }
+
     /// A write. `keep` decides for each block whether it arrives.
     ///
     /// # Panics
