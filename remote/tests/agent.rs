@@ -159,6 +159,38 @@ impl Remote for Faulty {
     }
 }
 
+/// Objects in memory that this node may read, and not create.
+struct ReadOnly {
+    objects: Objects,
+}
+
+impl Remote for ReadOnly {
+    fn holds(&self, run: &RunName, _: Instant) -> Result<bool, RemoteError> {
+        Ok(self.objects.lock().unwrap().contains_key(run))
+    }
+
+    fn fetch(&self, run: &RunName, _: usize, _: Instant) -> Result<Option<Vec<u8>>, RemoteError> {
+        Ok(self.objects.lock().unwrap().get(run).cloned())
+    }
+
+    fn publish(&self, _: &RunName, _: Vec<u8>, _: Instant) -> Result<Published, RemoteError> {
+        Err(RemoteError::Denied("a test".to_owned()))
+    }
+
+    fn remove(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
+        Err(RemoteError::Denied("a test".to_owned()))
+    }
+
+    fn list(
+        &self,
+        _: Option<Fingerprint>,
+        _: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        _: Instant,
+    ) -> Result<(), RemoteError> {
+        Ok(())
+    }
+}
+
 /// The same run with other bytes and right checksums, as an attacker without the key makes it.
 fn forged(run: &RunName, object: &[u8]) -> Vec<u8> {
     let opened = larder_remote::run::open(object, run, &trust(1));
@@ -186,15 +218,11 @@ struct Node {
 }
 
 impl Node {
-    fn new(objects: &Objects, seed: u64) -> Node {
+    fn new(remote: Box<dyn Remote>) -> Node {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = directory.path().join("store");
         let size = CreateOptions::new(128 << 20).with(|o| o.segment_size = Some(16 << 20));
         create(&path, &size).unwrap();
-        let remote = Faulty {
-            objects: Arc::clone(objects),
-            random: Mutex::new(Pcg64::seed_from_u64(seed)),
-        };
         let options = AgentOptions {
             place: "a test".to_owned(),
             trust: trust(1),
@@ -209,7 +237,7 @@ impl Node {
             refresh: Duration::from_millis(20),
             delay: Duration::from_millis(1),
         };
-        let agent = Agent::new(Box::new(remote), options);
+        let agent = Agent::new(remote, options);
         let store = OpenOptions::default().over(agent.clone());
         let store = Arc::new(Store::open(&path, store).unwrap());
         let id = store.namespace(&namespace("model")).unwrap();
@@ -292,7 +320,11 @@ impl Node {
 #[test]
 fn no_fault_of_the_remote_makes_a_store_return_a_wrong_byte_or_wait() {
     let objects = Objects::default();
-    let nodes = [Node::new(&objects, 1), Node::new(&objects, 2)];
+    let faulty = |seed| Faulty {
+        objects: Arc::clone(&objects),
+        random: Mutex::new(Pcg64::seed_from_u64(seed)),
+    };
+    let nodes = [1, 2].map(|seed| Node::new(Box::new(faulty(seed))));
     let begin = Instant::now();
     let mut hits = 0;
     let is_done = || {
@@ -314,4 +346,31 @@ fn no_fault_of_the_remote_makes_a_store_return_a_wrong_byte_or_wait() {
     // Of the remote alone: the second node puts nothing itself.
     assert!(nodes[1].count("published_runs") <= nodes[1].count("stored_pages"));
     nodes.iter().for_each(Node::close);
+}
+
+#[test]
+fn a_node_that_may_not_publish_reads_on() {
+    let objects = Objects::default();
+    let pages = chain(1, PAGES);
+    let runs = 0..PAGES / RUN_PAGES;
+    let made = runs.map(|run| {
+        let pages = run_of(&pages, run, RUN_PAGES);
+        object(&namespace("model"), &pages, &trust(1))
+    });
+    objects.lock().unwrap().extend(made);
+    let node = Node::new(Box::new(ReadOnly {
+        objects: Arc::clone(&objects),
+    }));
+    let begin = Instant::now();
+    while node.count("dropped_failed_runs") < 2 {
+        assert!(begin.elapsed() < PATIENCE, "{:?}", node.agent.report());
+        node.put(&chain(begin.elapsed().as_nanos() as u64 | 2, PAGES));
+    }
+    while node.read(&pages) < PAGES {
+        assert!(begin.elapsed() < PATIENCE, "{:?}", node.agent.report());
+    }
+    assert_eq!(node.count("breaker_openings"), 0);
+    let report = node.agent.report();
+    assert!(report.state.contains("no publications"), "{report:?}");
+    node.close();
 }

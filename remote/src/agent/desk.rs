@@ -124,6 +124,8 @@ pub(super) struct Desk {
     /// Bytes of those runs.
     arriving_bytes: u64,
     pub(super) breaker: Breaker,
+    /// Of publications alone: the remote may let this node read, and refuse its objects.
+    pub(super) publications: Breaker,
     pub(super) speed: Speed,
     pub(super) day: Budget,
     pub(super) second: Budget,
@@ -163,6 +165,7 @@ impl Desk {
             arriving: HashMap::new(),
             arriving_bytes: 0,
             breaker: Breaker::Closed { failures: 0 },
+            publications: Breaker::Closed { failures: 0 },
             speed: Speed::default(),
             day: Budget::new(options.bytes_per_day, hours(24), now),
             second: Budget::new(options.bytes_per_second, Duration::from_secs(1), now),
@@ -606,7 +609,10 @@ impl Desk {
                 let left = until.saturating_duration_since(now).as_secs();
                 format!("no requests, the next attempt in {left} s: {reason}")
             }
-            _ => "in use".to_owned(),
+            _ => match self.publications.reason() {
+                Some(reason) => format!("in use for reads; no publications: {reason}"),
+                None => "in use".to_owned(),
+            },
         }
     }
 

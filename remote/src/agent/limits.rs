@@ -111,6 +111,11 @@ impl Breaker {
         matches!(self, Breaker::Closed { .. })
     }
 
+    /// Whether a request may be made now that is its own probe.
+    pub(super) fn may_try(&self, now: Instant) -> bool {
+        self.probe_at().is_none_or(|at| at <= now)
+    }
+
     /// A request was answered, or a probe.
     pub(super) fn succeeded(&mut self) {
         *self = Breaker::Closed { failures: 0 };

@@ -22,6 +22,8 @@ enum NotPublished {
     Budget,
     /// The store does not have all its pages.
     Absent,
+    /// The remote takes no objects from this node. It may be read all the same.
+    Denied,
     Failed(RemoteError),
 }
 
@@ -44,6 +46,9 @@ impl Agent {
             let mut desk = self.desk.lock();
             let (namespace, bytes) = desk.space(run.namespace).ok_or(NotPublished::Absent)?;
             let now = self.now();
+            if !desk.publications.may_try(now) {
+                return Err(NotPublished::Denied);
+            }
             // The question whether it is there, and the publication.
             if !desk.hour.has(2, now) || !desk.day.has(bytes, now) {
                 return Err(NotPublished::Budget);
@@ -74,7 +79,27 @@ impl Agent {
                 desk.second.spend(bytes);
             }
         }
-        Ok(self.remote.publish(&name, object, self.deadline())?)
+        let published = self.remote.publish(&name, object, self.deadline());
+        let mut desk = self.desk.lock();
+        match published {
+            Ok(published) => {
+                desk.publications.succeeded();
+                Ok(published)
+            }
+            Err(error @ RemoteError::Denied(_)) => {
+                let is_first = desk.publications.failed(&error, self.now());
+                drop(desk);
+                if is_first {
+                    tracing::warn!(
+                        "{} takes no objects from this node ({error}); its runs are read all the \
+                         same. Set `l4_bytes_per_day = 0` if that is intended",
+                        self.options.place
+                    );
+                }
+                Err(NotPublished::Denied)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn published(&self, mut run: Outgoing, outcome: &Result<Published, NotPublished>) {
@@ -86,6 +111,7 @@ impl Agent {
             Ok(Published::Present) => (Count::RunsPresent, false),
             Err(NotPublished::Budget) => (Count::RunsDroppedBudget, false),
             Err(NotPublished::Absent) => (Count::RunsDroppedAbsent, may_come && !is_last),
+            Err(NotPublished::Denied) => (Count::RunsDroppedFailed, false),
             Err(NotPublished::Failed(_)) => (Count::RunsDroppedFailed, !is_last),
         };
         match outcome {
