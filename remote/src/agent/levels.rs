@@ -14,7 +14,7 @@ use larder_format::{Fingerprint, Namespace, PageKey};
 
 use super::Agent;
 
-/// See the [module](self).
+/// The remotes of an owner, in the order in which a page is looked for.
 pub struct Levels(pub Vec<Arc<Agent>>);
 
 impl fmt::Debug for Levels {
