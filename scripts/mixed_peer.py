@@ -3,7 +3,7 @@
     INTERPRETER scripts/mixed_peer.py PEER DIRECTORY PAGE_BYTES READ_BATCH WRITE_BATCH SECONDS
 
 PEER is `raw_block` (LMCache, O_DIRECT and io_uring), `fs` (vLLM's tier) or `HiCacheFile` (SGLang).
-INTERPRETER is the one that python/tests/prepare makes for it. Reader and writer are two threads of
+INTERPRETER is of the environment that python/tests/prepare makes. Reader and writer are two threads of
 one process, as in each of the three engines, with one call in flight each, called as the engine
 calls it. Prints the JSON lines of engine/examples/mixed_speed.rs: the reader alone, the writer
 alone, both.

@@ -386,7 +386,7 @@ fn a_search_begins_in_the_run_where_the_pages_end() {
         })
         .collect();
     agent.asked(sim.space, &asks);
-    // From the middle of the second run, of which the first page is found.
+    // From the middle of the second run, whose first page is found.
     assert_eq!(agent.missed(sim.space, &keys[RUN_PAGES + 1..], 1), 0);
     let search = agent.desk.lock().next_search().expect("a search");
     let runs: Vec<RunName> = (1..RUNS).map(|run| name(0, run)).collect();

@@ -294,7 +294,10 @@ impl Remote for Faulty {
         let mut world = self.world.lock();
         {
             let facts = &world.facts[self.node];
-            assert!(facts.announced.contains(run), "a run nobody announced");
+            assert!(
+                facts.announced.contains(run),
+                "a run that was never announced"
+            );
             assert!(!facts.gone.contains(run), "a run that is gone, again");
             assert!(!facts.faulty.contains(run), "a run with a fault, again");
         }
@@ -324,7 +327,7 @@ impl Remote for Faulty {
         assert!(is_good(&object, run), "an object with wrong pages");
         if self.node == 1 {
             let is_used = world.facts[1].used.contains(&run.last);
-            assert!(is_used, "a run that nobody used");
+            assert!(is_used, "a run without a user");
         }
         let now = world.now;
         let facts = &mut world.facts[self.node];
