@@ -22,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use larder_format::Fingerprint;
 use tempfile::NamedTempFile;
 
+use crate::buffer::Buffer;
 use crate::remote::{Listed, Published, Remote, RemoteError};
 use crate::run::RunName;
 
@@ -120,9 +121,9 @@ impl Remote for Dir {
         run: &RunName,
         bytes_max: usize,
         deadline: Instant,
-    ) -> Result<Option<Vec<u8>>, RemoteError> {
+    ) -> Result<Option<Buffer>, RemoteError> {
         let name = run.to_string();
-        self.call(deadline, move |root| {
+        let fetched = self.call(deadline, move |root| {
             let Some(file) = absent(File::open(root.join(name)))? else {
                 return Ok(None);
             };
@@ -130,17 +131,15 @@ impl Remote for Dir {
             if bytes > bytes_max {
                 return Ok(None);
             }
-            let mut object = Vec::with_capacity(bytes);
-            // It may have grown since: another writer of the remote may be hostile.
-            file.take(bytes as u64).read_to_end(&mut object)?;
-            Ok(Some(object))
-        })
+            Ok(Some(read(file, bytes)?))
+        })?;
+        fetched.transpose()
     }
 
     fn publish(
         &self,
         run: &RunName,
-        object: Vec<u8>,
+        object: Buffer,
         deadline: Instant,
     ) -> Result<Published, RemoteError> {
         let name = run.to_string();
@@ -191,6 +190,26 @@ impl Remote for Dir {
         let _ = listed.into_iter().try_for_each(each);
         Ok(())
     }
+}
+
+/// So many bytes of a file, or fewer if it has been cut: another writer of the remote may be
+/// hostile.
+fn read(mut file: File, bytes: usize) -> io::Result<Result<Buffer, RemoteError>> {
+    let mut object = match Buffer::of(bytes) {
+        Ok(object) => object,
+        Err(error) => return Ok(Err(error)),
+    };
+    let mut filled = 0;
+    while filled < bytes {
+        match file.read(&mut object[filled..]) {
+            Ok(0) => break,
+            Ok(read) => filled += read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    object.truncate(filled);
+    Ok(Ok(object))
 }
 
 /// The outcome, with `None` if there is no such file.

@@ -12,6 +12,7 @@
 //! |---|---|
 //! | [`run`] | runs, their names, and the objects that hold them |
 //! | [`keys`] | the keys of seals, and key files |
+//! | [`buffer`] | memory for objects |
 //! | [`remote`] | the trait [`Remote`], its errors |
 //! | [`place`] | a remote by its URL |
 //! | [`dir`] | a directory |
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod buffer;
 pub mod dir;
 pub mod keys;
 pub mod local;
@@ -33,6 +35,7 @@ pub mod run;
 #[cfg(feature = "s3")]
 pub mod s3;
 
+pub use buffer::Buffer;
 pub use keys::{KeyError, Keyring, SealKey, Trust};
 pub use place::Place;
 pub use remote::{Listed, PlaceError, Published, Remote, RemoteError};

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use larder_format::Fingerprint;
 
+use crate::buffer::Buffer;
 use crate::run::RunName;
 
 /// A place that keeps the objects of runs, for all nodes that use it.
@@ -36,7 +37,7 @@ pub trait Remote: Send + Sync {
         run: &RunName,
         bytes_max: usize,
         deadline: Instant,
-    ) -> Result<Option<Vec<u8>>, RemoteError>;
+    ) -> Result<Option<Buffer>, RemoteError>;
 
     /// Creates the object of a run, unless there is one.
     ///
@@ -45,7 +46,7 @@ pub trait Remote: Send + Sync {
     fn publish(
         &self,
         run: &RunName,
-        object: Vec<u8>,
+        object: Buffer,
         deadline: Instant,
     ) -> Result<Published, RemoteError>;
 
@@ -134,6 +135,9 @@ pub enum RemoteError {
     /// It asks for fewer requests, or too many calls wait.
     #[error("it is overloaded: {0}; lower the rate")]
     Overloaded(String),
+    /// This process has no memory for an object of so many bytes.
+    #[error("no memory for an object of {0} bytes; free some, or configure shorter runs")]
+    Memory(usize),
     /// It cannot be reached, or failed.
     #[error("{0}; check the endpoint and the network")]
     Failed(String),

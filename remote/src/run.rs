@@ -33,7 +33,9 @@ use larder_format::{
     PageChecksum, PageKey, StoreId,
 };
 
+use crate::buffer::Buffer;
 use crate::keys::{SealKey, SealKeyId, Trust};
+use crate::remote::RemoteError;
 
 /// Tokens of a run, unless a node is configured otherwise.
 pub const RUN_TOKENS: u32 = 512;
@@ -180,7 +182,7 @@ pub struct RunPage {
 
 /// An object in the making: memory into which a store reads the pages of a run.
 pub struct Draft {
-    bytes: Vec<u8>,
+    bytes: Buffer,
     layout: Layout,
     namespace: Namespace,
     pages: Vec<RunPage>,
@@ -188,16 +190,38 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Memory for the pages of a run, of zeros.
-    #[must_use]
-    pub fn new(namespace: Namespace, pages: Vec<RunPage>, trust: Trust) -> Draft {
+    /// Memory for the pages of a run. Their padding is zero, all other bytes are to be written.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn new(
+        namespace: Namespace,
+        pages: Vec<RunPage>,
+        trust: Trust,
+    ) -> Result<Draft, RemoteError> {
         let layout = layout(&namespace, pages.len(), matches!(trust, Trust::Sealed(_)));
-        Draft {
-            bytes: vec![0; layout.bytes()],
+        let mut draft = Draft {
+            bytes: Buffer::of(layout.bytes())?,
             layout,
             namespace,
             pages,
             trust,
+        };
+        draft.clear_padding();
+        Ok(draft)
+    }
+
+    /// Used memory may have the bytes of another tenant.
+    fn clear_padding(&mut self) {
+        let shape = *self.namespace.shape();
+        for payload in self.payloads() {
+            let mut rest = payload;
+            for part in 0..shape.parts() {
+                let bytes = shape.part_bytes(part) as usize;
+                let (padded, behind) = rest.split_at_mut(bytes.next_multiple_of(BLOCK_BYTES));
+                padded[bytes..].fill(0);
+                rest = behind;
+            }
         }
     }
 
@@ -230,12 +254,16 @@ impl Draft {
     ///
     /// # Errors
     /// The run has no pages, or more than an archive can state.
-    pub fn finish(mut self, store: StoreId, created_unix_s: u64) -> Result<Vec<u8>, Damage> {
+    pub fn finish(mut self, store: StoreId, created_unix_s: u64) -> Result<Buffer, Damage> {
         let name = self.name().ok_or(Damage::Field {
             field: "pages",
             value: 0,
         })?;
-        let records = self.records();
+        let key = match &self.trust {
+            Trust::Sealed(keys) => Some(keys.current().clone()),
+            Trust::Unsigned => None,
+        };
+        let (records, of_pages) = self.sealed(key.as_ref());
         let mut writer = ArchiveWriter::new(name.archive());
         let blocks = self.layout.page_bytes / BLOCK_BYTES * self.layout.pages;
         let head = ArchiveItem::Head(ArchiveHead {
@@ -255,28 +283,34 @@ impl Draft {
         let end = ArchiveItem::End(writer.counts(0));
         let archive_bytes = self.layout.archive_bytes();
         self.structure(archive_bytes / BLOCK_BYTES - 1, &end, &mut writer)?;
-        if let Trust::Sealed(keys) = &self.trust {
-            let seals = self.seals(keys.current(), &name, &records);
-            self.bytes[archive_bytes..][..seals.len()].copy_from_slice(&seals);
+        if let Some(key) = &key {
+            let seals = encode_seals(key, &name, &of_pages);
+            let (of_seals, padding) = self.bytes[archive_bytes..].split_at_mut(seals.len());
+            of_seals.copy_from_slice(&seals);
+            padding.fill(0);
         }
         Ok(self.bytes)
     }
 
-    /// The seals, encoded.
-    fn seals(&self, key: &SealKey, name: &RunName, records: &[ArchivedPage]) -> Vec<u8> {
-        let pages = records.iter().enumerate();
-        let of_pages: Vec<Seal> = pages
-            .map(|(at, page)| page_seal(key, name.namespace, page, self.payload(at)))
-            .collect();
-        let mut bytes = Vec::from(SEALS_MAGIC);
-        bytes.extend(key.id().0);
-        bytes.extend((records.len() as u64).to_le_bytes());
-        bytes.extend([0_u8; 8]);
-        bytes.extend(run_seal(key, name, &of_pages).as_bytes());
-        for seal in &of_pages {
-            bytes.extend(seal.as_bytes());
+    /// The record of each page, and with a key its seal. Each payload is read once from memory, and
+    /// the second time from the processor's cache.
+    fn sealed(&self, key: Option<&SealKey>) -> (Vec<ArchivedPage>, Vec<Seal>) {
+        let fingerprint = self.namespace.fingerprint();
+        let (mut records, mut seals) = (Vec::new(), Vec::new());
+        for (at, page) in self.pages.iter().enumerate() {
+            let payload = self.payload(at);
+            let mut checksum = PageChecksum::new(fingerprint, &page.key);
+            checksum.blocks(payload);
+            let record = ArchivedPage {
+                key: page.key,
+                parent: page.parent.map(|parent| parent.prefix()),
+                depth: page.depth,
+                checksum: checksum.finish(),
+            };
+            seals.extend(key.map(|key| page_seal(key, fingerprint, &record, payload)));
+            records.push(record);
         }
-        bytes
+        (records, seals)
     }
 
     fn structure(
@@ -295,21 +329,19 @@ impl Draft {
         let start = self.layout.payload(page);
         &self.bytes[start..start + self.layout.page_bytes]
     }
+}
 
-    fn records(&self) -> Vec<ArchivedPage> {
-        let fingerprint = self.namespace.fingerprint();
-        let record = |(at, page): (usize, &RunPage)| {
-            let mut checksum = PageChecksum::new(fingerprint, &page.key);
-            checksum.blocks(self.payload(at));
-            ArchivedPage {
-                key: page.key,
-                parent: page.parent.map(|parent| parent.prefix()),
-                depth: page.depth,
-                checksum: checksum.finish(),
-            }
-        };
-        self.pages.iter().enumerate().map(record).collect()
+/// The seals of an object, encoded.
+fn encode_seals(key: &SealKey, name: &RunName, of_pages: &[Seal]) -> Vec<u8> {
+    let mut bytes = Vec::from(SEALS_MAGIC);
+    bytes.extend(key.id().0);
+    bytes.extend((of_pages.len() as u64).to_le_bytes());
+    bytes.extend([0_u8; 8]);
+    bytes.extend(run_seal(key, name, of_pages).as_bytes());
+    for seal in of_pages {
+        bytes.extend(seal.as_bytes());
     }
+    bytes
 }
 
 fn page_seal(key: &SealKey, namespace: Fingerprint, page: &ArchivedPage, payload: &[u8]) -> Seal {

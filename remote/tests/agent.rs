@@ -17,7 +17,7 @@ use larder_engine::{
 };
 use larder_format::{Fingerprint, PageKey};
 use larder_remote::agent::{Admission, Agent, AgentOptions};
-use larder_remote::{Listed, Published, Remote, RemoteError, RunName};
+use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -73,7 +73,7 @@ impl Remote for Faulty {
         run: &RunName,
         bytes_max: usize,
         _: Instant,
-    ) -> Result<Option<Vec<u8>>, RemoteError> {
+    ) -> Result<Option<Buffer>, RemoteError> {
         let kind = self.begin(12)?;
         let objects = self.objects.lock().unwrap();
         let Some(object) = objects.get(run).filter(|object| object.len() <= bytes_max) else {
@@ -109,13 +109,13 @@ impl Remote for Faulty {
             5 => object = forged(run, &object),
             _ => {}
         }
-        Ok(Some(object))
+        Buffer::copy_of(&object).map(Some)
     }
 
     fn publish(
         &self,
         run: &RunName,
-        mut object: Vec<u8>,
+        mut object: Buffer,
         _: Instant,
     ) -> Result<Published, RemoteError> {
         let kind = self.begin(12)?;
@@ -130,7 +130,7 @@ impl Remote for Faulty {
         if objects.contains_key(run) {
             return Ok(Published::Present);
         }
-        objects.insert(*run, object);
+        objects.insert(*run, object.to_vec());
         Ok(Published::Created)
     }
 
@@ -169,11 +169,13 @@ impl Remote for ReadOnly {
         Ok(self.objects.lock().unwrap().contains_key(run))
     }
 
-    fn fetch(&self, run: &RunName, _: usize, _: Instant) -> Result<Option<Vec<u8>>, RemoteError> {
-        Ok(self.objects.lock().unwrap().get(run).cloned())
+    fn fetch(&self, run: &RunName, _: usize, _: Instant) -> Result<Option<Buffer>, RemoteError> {
+        let objects = self.objects.lock().unwrap();
+        let object = objects.get(run).map(|object| Buffer::copy_of(object));
+        object.transpose()
     }
 
-    fn publish(&self, _: &RunName, _: Vec<u8>, _: Instant) -> Result<Published, RemoteError> {
+    fn publish(&self, _: &RunName, _: Buffer, _: Instant) -> Result<Published, RemoteError> {
         Err(RemoteError::Denied("a test".to_owned()))
     }
 
@@ -201,13 +203,15 @@ fn forged(run: &RunName, object: &[u8]) -> Vec<u8> {
         depth: page.depth,
     });
     let pages: Vec<_> = pages.collect();
-    let mut draft = larder_remote::Draft::new(namespace("model"), pages, trust(2));
+    let mut draft = larder_remote::Draft::new(namespace("model"), pages, trust(2)).unwrap();
     draft
         .payloads()
         .into_iter()
         .for_each(|page| page[..5000].fill(0x66));
     let store = larder_format::StoreId::from_bytes([9; 16]);
-    draft.finish(store, 1).unwrap_or_default()
+    // A torn object has no pages.
+    let object = draft.finish(store, 1);
+    object.map_or_else(|_| Vec::new(), |object| object.to_vec())
 }
 
 struct Node {

@@ -6,9 +6,10 @@ mod common;
 use common::*;
 use larder_format::{
     ArchiveId, ArchiveItem, ArchiveReader, ArchiveWriter, BLOCK_BYTES, PageChecksum, PageKey,
+    StoreId,
 };
 use larder_remote::run::{PageFault, RunFault, object_bytes, open, pages_of_run};
-use larder_remote::{Keyring, RunName, Trust};
+use larder_remote::{Buffer, Draft, Keyring, RunName, Trust};
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
@@ -55,6 +56,29 @@ fn two_nodes_make_the_same_name_and_an_object_of_the_stated_length() {
     let (again, _) = object(&namespace, &run, &trust(2));
     assert_eq!(name, again);
     assert_eq!(sealed.len(), object_bytes(&namespace, 4));
+}
+
+#[test]
+fn used_memory_leaves_nothing_in_an_object() {
+    // Longer than the objects of other tests of this process.
+    const PAGES: usize = 400;
+    let (namespace, run) = (namespace("model"), run_of(&chain(1, PAGES), 0, PAGES));
+    let (_, expected) = object(&namespace, &run, &trust(1));
+    let mut used = Buffer::of(object_bytes(&namespace, PAGES)).unwrap();
+    used.fill(0xee);
+    let place = used.as_ptr();
+    drop(used);
+    let mut draft = Draft::new(namespace.clone(), run.clone(), trust(1)).unwrap();
+    for (memory, page) in draft.payloads().into_iter().zip(&run) {
+        let payload = payload(&page.key);
+        // The parts, without their padding.
+        for part in [0..5000, 8192..8492] {
+            memory[part.clone()].copy_from_slice(&payload[part]);
+        }
+    }
+    let made = draft.finish(StoreId::from_bytes([7; 16]), 1).unwrap();
+    assert_eq!(made.as_ptr(), place);
+    assert!(*made == *expected);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use super::chains::Chains;
 use super::limits::{Breaker, Budget, Speed};
 use super::planted::{Bug, planted};
 use super::search::{Search, Searches};
+use super::threads::FETCHES;
 use super::{Admission, AgentOptions};
 use crate::remote::RemoteError;
 use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
@@ -117,6 +118,8 @@ pub(super) struct Desk {
     /// Runs that are queued for publication or being published.
     queued: HashSet<(Fingerprint, KeyPrefix)>,
     incoming: VecDeque<Incoming>,
+    /// Fetches whose requests are in progress.
+    fetches: usize,
     /// Runs that are queued or being fetched, until no caller waits for them.
     fetching: HashMap<RunName, Instant>,
     /// Pages of those runs, with the number of the runs.
@@ -161,6 +164,7 @@ impl Desk {
             outgoing: VecDeque::new(),
             queued: HashSet::new(),
             incoming: VecDeque::new(),
+            fetches: 0,
             fetching: HashMap::new(),
             arriving: HashMap::new(),
             arriving_bytes: 0,
@@ -502,12 +506,21 @@ impl Desk {
         self.incoming.push_back(run);
     }
 
-    /// The next run to fetch.
+    /// The next run to fetch; `None` without one, or while enough requests are in progress.
     pub(super) fn next_incoming(&mut self) -> Option<Incoming> {
+        if self.fetches >= FETCHES {
+            return None;
+        }
         let mut run = self.incoming.pop_front()?;
         // Another lookup may have asked for it since.
         run.until = *self.fetching.get(&run.name)?;
+        self.fetches += 1;
         Some(run)
+    }
+
+    /// The request of a fetch is over.
+    pub(super) fn end_fetch(&mut self) {
+        self.fetches -= 1;
     }
 
     /// A fetch is over, or given up.
@@ -548,11 +561,13 @@ impl Desk {
         !self.arriving.is_empty() && keys.iter().any(is_arriving)
     }
 
-    pub(super) fn close(&mut self) {
-        self.is_closed = true;
+    /// Returns whether it was open.
+    pub(super) fn close(&mut self) -> bool {
+        let was_open = !std::mem::replace(&mut self.is_closed, true);
         self.give_up();
         self.searches.clear();
         self.arriving.clear();
+        was_open
     }
 
     pub(super) fn is_closed(&self) -> bool {

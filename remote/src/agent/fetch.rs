@@ -9,6 +9,7 @@ use super::Agent;
 use super::counts::Count;
 use super::desk::{End, Incoming};
 use super::planted::{Bug, planted};
+use crate::buffer::Buffer;
 use crate::keys::Trust;
 use crate::local;
 use crate::run::{self, RunName};
@@ -19,18 +20,23 @@ const PUT_WAIT: Duration = Duration::from_secs(1);
 impl Agent {
     /// Fetches a run into the store, unless it is too late, and notes the end.
     pub(super) fn bring(&self, run: &Incoming, store: &dyn PageStore) {
-        let end = match self.now() >= run.until {
-            true => {
-                self.count(Count::RunsLate, 1);
-                End::GivenUp
-            }
-            false => self.fetch(run, store),
+        let fetched = self.fetch(run);
+        self.desk.lock().end_fetch();
+        // The next request, while this object is stored.
+        self.work.notify_all();
+        let end = match fetched {
+            Ok(object) => self.take(&run.name, &object, store),
+            Err(end) => end,
         };
         self.desk.lock().arrived(run, end);
         self.changed.notify_all();
     }
 
-    fn fetch(&self, run: &Incoming, store: &dyn PageStore) -> End {
+    fn fetch(&self, run: &Incoming) -> Result<Buffer, End> {
+        if self.now() >= run.until {
+            self.count(Count::RunsLate, 1);
+            return Err(End::GivenUp);
+        }
         // The pages of all fetches that end meanwhile count in the speed of each.
         let (begin, before) = (self.now(), self.counts.of(Count::BytesFetched));
         let bytes_max = usize::try_from(run.bytes).unwrap_or(usize::MAX);
@@ -39,12 +45,12 @@ impl Agent {
             Ok(None) => {
                 self.succeeded();
                 self.count(Count::RunsGone, 1);
-                return End::Gone;
+                return Err(End::Gone);
             }
             Err(error) => {
                 self.count(Count::FetchesFailed, 1);
                 self.failed(&error);
-                return End::GivenUp;
+                return Err(End::GivenUp);
             }
         };
         self.succeeded();
@@ -55,7 +61,7 @@ impl Agent {
             .lock()
             .speed
             .measure(arrived, self.now().saturating_duration_since(begin));
-        self.take(&run.name, &object, store)
+        Ok(object)
     }
 
     /// Puts the good pages of an object into the store.

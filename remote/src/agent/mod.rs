@@ -71,7 +71,7 @@ use desk::Desk;
 pub use levels::Levels;
 use memory::Memory;
 use threads::Threads;
-pub use threads::{FETCHERS, PUBLISHERS};
+pub use threads::{FETCHES, PUBLICATIONS};
 
 /// Longest wait of [`Agent::close`].
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
@@ -196,11 +196,14 @@ impl Agent {
 
     /// Ends the work. Waits at most two seconds for requests in progress.
     pub fn close(&self) {
-        self.desk.lock().close();
+        let was_open = self.desk.lock().close();
         self.work.notify_all();
         self.changed.notify_all();
         self.threads.wait_for_end(Instant::now() + CLOSE_PATIENCE);
-        self.remember();
+        // The next owner may keep the file already.
+        if was_open {
+            self.remember();
+        }
     }
 
     /// Waits until the store uses this agent. False when it is closed before.
@@ -210,6 +213,20 @@ impl Agent {
             self.changed.wait(&mut desk);
         }
         !desk.is_closed()
+    }
+
+    /// Waits until this holds of the report, and looks when a fetch or a publication has ended.
+    /// False at `until`.
+    pub fn wait_for(&self, until: Instant, is_so: impl Fn(&BeneathReport) -> bool) -> bool {
+        let mut desk = self.desk.lock();
+        loop {
+            if is_so(&self.report_of(&desk)) {
+                return true;
+            }
+            if self.changed.wait_until(&mut desk, until).timed_out() {
+                return false;
+            }
+        }
     }
 
     fn count(&self, what: Count, number: u64) {
@@ -287,11 +304,16 @@ impl Beneath for Agent {
     }
 
     fn report(&self) -> BeneathReport {
+        self.report_of(&self.desk.lock())
+    }
+}
+
+impl Agent {
+    fn report_of(&self, desk: &Desk) -> BeneathReport {
         let budgets = [
             ("budget_bytes_per_day", self.options.bytes_per_day),
             ("budget_requests_per_hour", self.options.requests_per_hour),
         ];
-        let desk = self.desk.lock();
         BeneathReport {
             place: self.options.place.clone(),
             state: desk.state(self.now()),
@@ -299,9 +321,7 @@ impl Beneath for Agent {
             counts: self.counts.all(&[&desk.sizes()[..], &budgets].concat()),
         }
     }
-}
 
-impl Agent {
     /// Runs were noted for publication, and others dropped for them.
     fn noted(&self, noted: desk::Noted) {
         self.count(Count::RunsDroppedQueue, noted.dropped);

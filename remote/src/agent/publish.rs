@@ -38,6 +38,8 @@ impl Agent {
     pub(super) fn send(&self, run: Outgoing, store: &dyn PageStore) {
         let outcome = self.publish(&run, store);
         self.published(run, &outcome);
+        // Not between the look of a waiter and its sleep.
+        drop(self.desk.lock());
         self.changed.notify_all();
     }
 
@@ -57,7 +59,7 @@ impl Agent {
             (namespace, bytes)
         };
         let trust = self.options.trust.clone();
-        let mut draft = Draft::new(namespace.clone(), run.pages.clone(), trust);
+        let mut draft = Draft::new(namespace.clone(), run.pages.clone(), trust)?;
         let name = draft.name().ok_or(NotPublished::Absent)?;
         if self.remote.holds(&name, self.deadline())? {
             return Ok(Published::Present);

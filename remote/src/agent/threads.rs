@@ -9,16 +9,23 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use larder_engine::PageStore;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::Agent;
-use super::desk::{Chore, Incoming, Outgoing};
+use super::desk::{Chore, Desk, Incoming, Outgoing};
+use crate::buffer;
 
-/// Fetches at once.
-pub const FETCHERS: usize = 4;
+/// Requests of fetches at once.
+pub const FETCHES: usize = 4;
 
-/// Publications at once.
-pub const PUBLISHERS: usize = 1;
+/// Threads that fetch. Some store the objects that have arrived, while others are on their way.
+const FETCHERS: usize = FETCHES + 2;
+
+/// Publications at once: the next run is read and sealed while one is sent.
+pub const PUBLICATIONS: usize = 2;
+
+/// Time without work after which the memory of objects is freed.
+const MEMORY_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Time between two writes of the memory of puts.
 const MEMORY_PERIOD: Duration = Duration::from_mins(10);
@@ -34,9 +41,11 @@ pub(super) struct Threads {
 
 impl Threads {
     pub(super) fn start(&self, agent: &Arc<Agent>, store: &Arc<dyn PageStore>) -> io::Result<()> {
-        self.spawn("larder-publish", agent, store, Agent::publish_runs)?;
         self.spawn("larder-remotes", agent, store, |agent, _| agent.mind())?;
         self.spawn("larder-search", agent, store, |agent, _| agent.seek())?;
+        for _ in 0..PUBLICATIONS {
+            self.spawn("larder-publish", agent, store, Agent::publish_runs)?;
+        }
         for _ in 0..FETCHERS {
             self.spawn("larder-fetch", agent, store, Agent::fetch_runs)?;
         }
@@ -85,7 +94,7 @@ impl Agent {
 
     /// Waits for a run; `None` when the agent is closed.
     fn next_outgoing(&self) -> Option<Outgoing> {
-        let mut desk = self.desk.lock();
+        let (mut desk, mut has_memory) = (self.desk.lock(), true);
         loop {
             if desk.is_closed() {
                 return None;
@@ -95,8 +104,18 @@ impl Agent {
                 Some(Err(wait)) => {
                     self.work.wait_for(&mut desk, wait);
                 }
-                None => self.work.wait(&mut desk),
+                None => self.idle(&mut desk, &mut has_memory),
             }
+        }
+    }
+
+    /// Waits for work on objects, or until their memory was freed because none came.
+    fn idle(&self, desk: &mut MutexGuard<'_, Desk>, has_memory: &mut bool) {
+        if !*has_memory {
+            self.work.wait(desk);
+        } else if self.work.wait_for(desk, MEMORY_PATIENCE).timed_out() {
+            MutexGuard::unlocked(desk, buffer::release);
+            *has_memory = false;
         }
     }
 
@@ -108,7 +127,7 @@ impl Agent {
 
     /// Waits for a run; `None` when the agent is closed.
     fn next_incoming(&self) -> Option<Incoming> {
-        let mut desk = self.desk.lock();
+        let (mut desk, mut has_memory) = (self.desk.lock(), true);
         loop {
             if desk.is_closed() {
                 return None;
@@ -116,7 +135,7 @@ impl Agent {
             if let Some(run) = desk.next_incoming() {
                 return Some(run);
             }
-            self.work.wait(&mut desk);
+            self.idle(&mut desk, &mut has_memory);
         }
     }
 

@@ -19,6 +19,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures_util::TryStreamExt;
 use larder_format::Fingerprint;
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
@@ -29,6 +30,7 @@ use object_store::{
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
+use crate::buffer::Buffer;
 use crate::remote::{Listed, PlaceError, Published, Remote, RemoteError};
 use crate::run::RunName;
 use http::Connector;
@@ -172,9 +174,9 @@ impl Remote for S3 {
         run: &RunName,
         bytes_max: usize,
         deadline: Instant,
-    ) -> Result<Option<Vec<u8>>, RemoteError> {
+    ) -> Result<Option<Buffer>, RemoteError> {
         let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
-        self.call(deadline, async move {
+        let fetched = self.call(deadline, async move {
             let got = store.get_opts(&path, GetOptions::default()).await;
             let Some(got) = absent(got)? else {
                 return Ok(None);
@@ -183,24 +185,32 @@ impl Remote for S3 {
             if bytes > bytes_max {
                 return Ok(None);
             }
-            let mut object = Vec::with_capacity(bytes);
-            let mut stream = got.into_stream();
+            let mut object = match Buffer::of(bytes) {
+                Ok(object) => object,
+                Err(error) => return Ok(Some(Err(error))),
+            };
+            let (mut filled, mut stream) = (0, got.into_stream());
             while let Some(chunk) = stream.try_next().await? {
                 // A server may send more than it stated.
-                let room = bytes - object.len();
-                object.extend_from_slice(&chunk[..chunk.len().min(room)]);
+                let room = &mut object[filled..];
+                let taken = chunk.len().min(room.len());
+                room[..taken].copy_from_slice(&chunk[..taken]);
+                filled += taken;
             }
-            Ok(Some(object))
-        })
+            object.truncate(filled);
+            Ok(Some(Ok(object)))
+        })?;
+        fetched.transpose()
     }
 
     fn publish(
         &self,
         run: &RunName,
-        object: Vec<u8>,
+        object: Buffer,
         deadline: Instant,
     ) -> Result<Published, RemoteError> {
         let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
+        let object = Bytes::from_owner(object);
         self.call(deadline, async move {
             let options = PutOptions::from(PutMode::Create);
             match store.put_opts(&path, object.into(), options).await {

@@ -48,12 +48,13 @@ pub fn payload(key: &PageKey) -> Vec<u8> {
 
 /// The object of a run, and its name.
 pub fn object(namespace: &Namespace, pages: &[RunPage], trust: &Trust) -> (RunName, Vec<u8>) {
-    let mut draft = Draft::new(namespace.clone(), pages.to_vec(), trust.clone());
+    let mut draft = Draft::new(namespace.clone(), pages.to_vec(), trust.clone()).unwrap();
     for (memory, page) in draft.payloads().into_iter().zip(pages) {
         memory.copy_from_slice(&payload(&page.key));
     }
     let name = draft.name().unwrap();
-    (name, draft.finish(StoreId::from_bytes([7; 16]), 1).unwrap())
+    let object = draft.finish(StoreId::from_bytes([7; 16]), 1);
+    (name, object.unwrap().to_vec())
 }
 
 /// Keys of the pages that a node takes from an object. Their bytes must be right.

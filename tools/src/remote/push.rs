@@ -149,7 +149,7 @@ impl Push<'_> {
 
     fn run(&self, run: &[(RecordId, Page)], report: &mut PushReport) -> Result<(), Failure> {
         let trust = self.trust.clone();
-        let mut draft = Draft::new(self.namespace.clone(), run_pages(run), trust);
+        let mut draft = Draft::new(self.namespace.clone(), run_pages(run), trust)?;
         let Some(name) = draft.name() else {
             return Ok(());
         };

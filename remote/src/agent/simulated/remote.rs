@@ -14,6 +14,7 @@ use super::{
     BANDWIDTH, BYTES_PER_DAY, BYTES_PER_SECOND, RUN_PAGES, chain_of, content, name, namespace,
     trust,
 };
+use crate::buffer::Buffer;
 use crate::remote::{Listed, Published, Remote, RemoteError};
 use crate::run::{Draft, RunName, RunPage, open};
 
@@ -248,13 +249,13 @@ fn forged(run: &RunName) -> Vec<u8> {
         depth: at as u32,
     };
     let pages = (last + 1 - RUN_PAGES..=last).map(page).collect();
-    let mut draft = Draft::new(namespace(), pages, trust(2));
+    let mut draft = Draft::new(namespace(), pages, trust(2)).expect("memory");
     draft
         .payloads()
         .into_iter()
         .for_each(|page| page[..100].fill(0x66));
     let object = draft.finish(StoreId::from_bytes([0; 16]), 1);
-    object.unwrap_or_default()
+    object.map_or_else(|_| Vec::new(), |object| object.to_vec())
 }
 
 /// The remote of one agent.
@@ -290,7 +291,7 @@ impl Remote for Faulty {
         run: &RunName,
         bytes_max: usize,
         deadline: Instant,
-    ) -> Result<Option<Vec<u8>>, RemoteError> {
+    ) -> Result<Option<Buffer>, RemoteError> {
         let mut world = self.world.lock();
         {
             let facts = &world.facts[self.node];
@@ -314,13 +315,13 @@ impl Remote for Faulty {
         if !world.facts[self.node].is_listing && !is_good(&object, run) {
             world.facts[self.node].faulty.insert(*run);
         }
-        Ok(Some(object))
+        Buffer::copy_of(&object).map(Some)
     }
 
     fn publish(
         &self,
         run: &RunName,
-        mut object: Vec<u8>,
+        mut object: Buffer,
         deadline: Instant,
     ) -> Result<Published, RemoteError> {
         let mut world = self.world.lock();
@@ -352,7 +353,7 @@ impl Remote for Faulty {
         if world.objects.contains_key(run) {
             return Ok(Published::Present);
         }
-        world.objects.insert(*run, object);
+        world.objects.insert(*run, object.to_vec());
         Ok(Published::Created)
     }
 

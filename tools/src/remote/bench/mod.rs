@@ -19,7 +19,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use larder_remote::agent::{FETCHERS, PUBLISHERS};
+use larder_remote::agent::{FETCHES, PUBLICATIONS};
 use serde::Serialize;
 
 use super::{PlaceArgs, TrustArgs, ending};
@@ -154,7 +154,7 @@ impl Report for BenchReport {
         let mut lines = Lines::default();
         let bytes = ByteSize(self.run_bytes);
         let runs = format!(
-            "{} of {bytes}, {} rounds; {PUBLISHERS} published at once, {FETCHERS} fetched",
+            "{} of {bytes}, {} rounds; {PUBLICATIONS} published at once, {FETCHES} fetched",
             self.runs, self.rounds
         );
         lines.row("Runs", runs);

@@ -12,7 +12,7 @@ use larder_engine::random::random_bytes;
 use larder_engine::{
     CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, Store, create,
 };
-use larder_remote::agent::{Admission, Agent, AgentOptions, FETCHERS, PUBLISHERS};
+use larder_remote::agent::{Admission, Agent, AgentOptions, FETCHES, PUBLICATIONS};
 use larder_remote::s3::S3;
 use larder_remote::{Place, Remote, RunPage, Trust};
 
@@ -83,14 +83,14 @@ impl Objects {
         let content = vec![0x5a; bytes];
         Sample::of(self.bytes(), || {
             let until = Instant::now() + STEP_MAX;
-            Ok(self.client.put_alone(names, content, PUBLISHERS, until)?)
+            Ok(self.client.put_alone(names, content, PUBLICATIONS, until)?)
         })
     }
 
     pub fn get_alone(&self, names: &[String]) -> Result<Sample, Failure> {
         let until = Instant::now() + STEP_MAX;
         Sample::of(self.bytes(), || {
-            let got = self.client.get_alone(names, FETCHERS, until)?;
+            let got = self.client.get_alone(names, FETCHES, until)?;
             match got == self.bytes() {
                 true => Ok(()),
                 false => Err(Failure::environment(format!(
