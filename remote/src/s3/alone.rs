@@ -1,17 +1,22 @@
 //! The client of the object store alone, for a comparison: it moves bytes between the server and
 //! memory, without runs, seals and a store.
 
+use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use futures_util::future::{Either, select};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStoreExt, PutPayload};
 
 use super::S3;
 use crate::remote::RemoteError;
 
+/// Interval at which requests are looked at to be stopped.
+const LOOK: Duration = Duration::from_millis(50);
+
 impl S3 {
-    /// Puts objects with this content, so many at once.
+    /// Puts objects with this content, so many at once. `None` when it was stopped.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -21,11 +26,12 @@ impl S3 {
         content: Vec<u8>,
         at_once: usize,
         deadline: Instant,
-    ) -> Result<(), RemoteError> {
+        is_stopped: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Result<Option<()>, RemoteError> {
         let store = Arc::clone(&self.store);
         let paths: Vec<_> = names.iter().map(|name| self.path(name)).collect();
         let content = PutPayload::from(content);
-        self.call(deadline, async move {
+        let puts = async move {
             stream::iter(paths)
                 .map(|path| {
                     let (store, content) = (Arc::clone(&store), content.clone());
@@ -34,10 +40,11 @@ impl S3 {
                 .buffer_unordered(at_once)
                 .try_for_each(|_| std::future::ready(Ok(())))
                 .await
-        })
+        };
+        self.call(deadline, unless(is_stopped, puts))
     }
 
-    /// Gets objects, so many at once. Returns their bytes in all.
+    /// Gets objects, so many at once. Returns their bytes in all, or `None` when it was stopped.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -46,10 +53,11 @@ impl S3 {
         names: &[String],
         at_once: usize,
         deadline: Instant,
-    ) -> Result<u64, RemoteError> {
+        is_stopped: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Result<Option<u64>, RemoteError> {
         let store = Arc::clone(&self.store);
         let paths: Vec<_> = names.iter().map(|name| self.path(name)).collect();
-        self.call(deadline, async move {
+        let gets = async move {
             stream::iter(paths)
                 .map(|path| {
                     let store = Arc::clone(&store);
@@ -60,7 +68,8 @@ impl S3 {
                     std::future::ready(Ok(sum + content.len() as u64))
                 })
                 .await
-        })
+        };
+        self.call(deadline, unless(is_stopped, gets))
     }
 
     /// Removes objects that [`S3::put_alone`] made.
@@ -76,5 +85,21 @@ impl S3 {
             }
             Ok(())
         })
+    }
+}
+
+/// The outcome of requests, or `None` when they were stopped.
+async fn unless<T>(
+    is_stopped: impl Fn() -> bool,
+    requests: impl Future<Output = object_store::Result<T>>,
+) -> object_store::Result<Option<T>> {
+    let stop = async {
+        while !is_stopped() {
+            tokio::time::sleep(LOOK).await;
+        }
+    };
+    match select(pin!(requests), pin!(stop)).await {
+        Either::Left((outcome, _)) => outcome.map(Some),
+        Either::Right(_) => Ok(None),
     }
 }

@@ -4,8 +4,10 @@
 //! Both move as many bytes in as many objects, to and from the same server, in turns within each
 //! round. A publication reads the pages of a store, seals them and creates an object. A fetch gets
 //! an object, verifies it and puts its pages into another store: both as the agent of `larder
-//! serve --l4` does them. The client alone moves bytes of memory. Scratch stores and objects are
-//! removed at the end.
+//! serve --l4` does them. The client alone moves bytes of memory. The CPU time of the seals, and of
+//! the stores, is measured apart: that of a publication or fetch above the client's cannot be less.
+//!
+//! Scratch stores and objects are removed at the end. A signal ends each wait.
 //!
 //! | module | content |
 //! |---|---|
@@ -91,6 +93,8 @@ struct WayReport {
     speed: RatioReport,
     cpu_seconds_per_gib: f64,
     alone_cpu_seconds_per_gib: f64,
+    seals_cpu_seconds_per_gib: f64,
+    store_cpu_seconds_per_gib: f64,
 }
 
 /// Ratios of pairs.
@@ -118,7 +122,8 @@ impl std::fmt::Display for RatioReport {
 }
 
 impl WayReport {
-    fn of(pairs: &Pairs) -> WayReport {
+    /// Of the pairs of a way, with the CPU time of its seals and of its store.
+    fn of(pairs: &Pairs, seals: Sample, store: Sample) -> WayReport {
         let (ours, alone) = pairs.sums();
         WayReport {
             bytes_per_second: ours.bytes_per_second(),
@@ -126,10 +131,12 @@ impl WayReport {
             speed: pairs.ratios(),
             cpu_seconds_per_gib: ours.cpu_seconds_per_gib(),
             alone_cpu_seconds_per_gib: alone.cpu_seconds_per_gib(),
+            seals_cpu_seconds_per_gib: seals.cpu_seconds_per_gib(),
+            store_cpu_seconds_per_gib: store.cpu_seconds_per_gib(),
         }
     }
 
-    fn lines(&self, what: &str, lines: &mut Lines) {
+    fn lines(&self, what: &str, of_store: &str, lines: &mut Lines) {
         let speeds = format!(
             "{}; the client alone {}; ratio {}",
             rate(self.bytes_per_second),
@@ -138,10 +145,12 @@ impl WayReport {
         );
         lines.row(what, speeds);
         let cpu = format!(
-            "{:.2} s/GiB; the client alone {:.2}; {:.2} above it",
+            "{:.2} s/GiB; the client alone {:.2}; {:.2} above it (seals {:.2}, {of_store} {:.2})",
             self.cpu_seconds_per_gib,
             self.alone_cpu_seconds_per_gib,
-            self.cpu_seconds_per_gib - self.alone_cpu_seconds_per_gib
+            self.cpu_seconds_per_gib - self.alone_cpu_seconds_per_gib,
+            self.seals_cpu_seconds_per_gib,
+            self.store_cpu_seconds_per_gib,
         );
         lines.row("  CPU", cpu);
     }
@@ -158,8 +167,8 @@ impl Report for BenchReport {
             self.runs, self.rounds
         );
         lines.row("Runs", runs);
-        self.publish.lines("Publish", &mut lines);
-        self.fetch.lines("Fetch", &mut lines);
+        self.publish.lines("Publish", "get", &mut lines);
+        self.fetch.lines("Fetch", "put", &mut lines);
         let idle = "of the speed without one";
         lines.row("Put, L4 idle", format!("{} {idle}", self.idle_put));
         lines.row("Get, L4 idle", format!("{} {idle}", self.idle_get));
@@ -170,17 +179,59 @@ impl Report for BenchReport {
     }
 }
 
+/// Why a measurement has no result.
+enum Stop {
+    /// A signal has come.
+    Interrupted,
+    Failed(Failure),
+}
+
+impl<E: Into<Failure>> From<E> for Stop {
+    fn from(error: E) -> Stop {
+        Stop::Failed(error.into())
+    }
+}
+
+/// The results until now.
+#[derive(Default)]
+struct Found {
+    publish: Pairs,
+    fetch: Pairs,
+    /// A store over an idle L4, and one without.
+    put: Pairs,
+    get: Pairs,
+    /// Making the seals of runs, and verifying them.
+    seal: Sample,
+    verify: Sample,
+}
+
 /// Runs the command.
 ///
 /// # Errors
 /// The remote fails, or the directory takes no store.
 pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    let objects = Objects::new(args)?;
-    let outcome = measure(args, &objects, &interrupt);
+    let objects = Objects::new(args, &interrupt)?;
+    let mut found = Found::default();
+    let outcome = measure(args, &objects, &interrupt, &mut found);
     let removed = objects.remove();
-    let report = outcome?;
+    if let Err(Stop::Failed(failure)) = outcome {
+        return Err(failure);
+    }
     removed?;
+    let report = BenchReport {
+        path: args.directory.clone(),
+        remote: args.place.url.clone(),
+        run_bytes: args.run_bytes.0,
+        page_bytes: args.page_bytes.0,
+        runs: args.runs,
+        rounds: args.rounds,
+        publish: WayReport::of(&found.publish, found.seal, found.get.sums().1),
+        fetch: WayReport::of(&found.fetch, found.verify, found.put.sums().1),
+        idle_put: found.put.ratios(),
+        idle_get: found.get.ratios(),
+        interrupted: outcome.is_err(),
+    };
     report::print(&report, args.json)?;
     Ok(ending(report.interrupted, false))
 }
@@ -189,52 +240,39 @@ fn measure(
     args: &BenchArgs,
     objects: &Objects,
     interrupt: &Interrupt,
-) -> Result<BenchReport, Failure> {
-    let mut scratch = Scratch::new(args)?;
-    let rounds = u64::from(args.rounds);
-    let steps = 4 * rounds + u64::from(IDLE_PAIRS);
+    found: &mut Found,
+) -> Result<(), Stop> {
+    let mut scratch = Scratch::new(args, objects, interrupt)?;
+    let outcome = rounds(args, objects, &mut scratch, found);
+    let closed = scratch.close();
+    outcome?;
+    Ok(closed?)
+}
+
+fn rounds(
+    args: &BenchArgs,
+    objects: &Objects,
+    scratch: &mut Scratch,
+    found: &mut Found,
+) -> Result<(), Stop> {
+    let steps = 4 * u64::from(args.rounds) + u64::from(IDLE_PAIRS);
     let bar = report::progress(Some(steps), "{msg} {wide_bar} {pos}/{len}");
-    let (mut publish, mut fetch) = (Pairs::default(), Pairs::default());
+    (found.seal, found.verify) = scratch.seals(objects)?;
     for round in 0..args.rounds {
-        if interrupt.is_raised() && round > 0 {
-            break;
-        }
-        self::round(
-            &mut scratch,
-            objects,
-            round,
-            (&mut publish, &mut fetch),
-            &bar,
-        )?;
+        self::round(scratch, objects, round, found, &bar)?;
     }
     bar.set_message("idle");
-    let (mut put, mut get) = (Pairs::default(), Pairs::default());
     let mut idle = scratch.idle(objects, IDLE_RUNS)?;
-    for pair in 0..IDLE_PAIRS {
-        if interrupt.is_raised() && pair > 0 {
-            break;
-        }
+    let measured = (0..IDLE_PAIRS).try_for_each(|pair| {
         let (plain, over) = idle.pair(pair)?;
-        put.add(over.put, plain.put);
-        get.add(over.get, plain.get);
+        found.put.add(over.put, plain.put);
+        found.get.add(over.get, plain.get);
         bar.inc(1);
-    }
-    idle.close()?;
+        Ok(())
+    });
+    let closed = idle.close();
     bar.finish_and_clear();
-    scratch.close()?;
-    Ok(BenchReport {
-        path: args.directory.clone(),
-        remote: args.place.url.clone(),
-        run_bytes: args.run_bytes.0,
-        page_bytes: args.page_bytes.0,
-        runs: args.runs,
-        rounds: args.rounds,
-        publish: WayReport::of(&publish),
-        fetch: WayReport::of(&fetch),
-        idle_put: put.ratios(),
-        idle_get: get.ratios(),
-        interrupted: interrupt.is_raised(),
-    })
+    measured.and(closed.map_err(Stop::from))
 }
 
 /// Publishes and fetches new runs, and moves as many bytes by the client alone: the one or the
@@ -243,19 +281,18 @@ fn round(
     scratch: &mut Scratch,
     objects: &Objects,
     round: u32,
-    (publish, fetch): (&mut Pairs, &mut Pairs),
+    found: &mut Found,
     bar: &ProgressBar,
-) -> Result<(), Failure> {
-    let measured = |what: &'static str, work: &mut dyn FnMut() -> Result<Sample, Failure>| {
+) -> Result<(), Stop> {
+    let measured = |what: &'static str, work: &mut dyn FnMut() -> Result<Sample, Stop>| {
         bar.set_message(what);
         let sample = work();
         bar.inc(1);
         sample
     };
     let chain = scratch.put_chain(u64::from(round))?;
-    let names = objects.names(round);
-    let mut put_alone = || objects.put_alone(&names);
-    let mut publish_runs = || scratch.publish(objects, &chain);
+    let mut put_alone = || objects.put_alone(round);
+    let mut publish_runs = || scratch.publish(&chain);
     let pair = match round % 2 {
         0 => {
             let alone = measured("client alone", &mut put_alone)?;
@@ -266,8 +303,8 @@ fn round(
             (ours, measured("client alone", &mut put_alone)?)
         }
     };
-    publish.add(pair.0, pair.1);
-    let mut get_alone = || objects.get_alone(&names);
+    found.publish.add(pair.0, pair.1);
+    let mut get_alone = || objects.get_alone(round);
     let mut fetch_runs = || scratch.fetch(objects, &chain);
     let pair = match round % 2 {
         0 => {
@@ -279,6 +316,6 @@ fn round(
             (measured("fetch", &mut fetch_runs)?, alone)
         }
     };
-    fetch.add(pair.0, pair.1);
+    found.fetch.add(pair.0, pair.1);
     Ok(())
 }

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::RatioReport;
-use crate::failure::Failure;
 use crate::usage::{cpu_time, per_gib, per_second};
 
 /// Bytes that were moved, and the time for it.
@@ -17,7 +16,7 @@ pub struct Sample {
 
 impl Sample {
     /// Measures work that moves so many bytes.
-    pub fn of(bytes: u64, work: impl FnOnce() -> Result<(), Failure>) -> Result<Sample, Failure> {
+    pub fn of<E>(bytes: u64, work: impl FnOnce() -> Result<(), E>) -> Result<Sample, E> {
         let (cpu, begin) = (cpu_time(), Instant::now());
         work()?;
         Ok(Sample {

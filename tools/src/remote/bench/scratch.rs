@@ -1,24 +1,26 @@
 //! Stores, agents and objects for the time of a measurement.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use larder_engine::beneath::Beneath;
-use larder_engine::format::{Namespace, PageKey};
+use larder_engine::beneath::{Beneath, BeneathReport};
+use larder_engine::format::{Namespace, PageKey, StoreId};
 use larder_engine::random::random_bytes;
 use larder_engine::{
     CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, Store, create,
 };
 use larder_remote::agent::{Admission, Agent, AgentOptions, FETCHES, PUBLICATIONS};
+use larder_remote::run::open;
 use larder_remote::s3::S3;
-use larder_remote::{Place, Remote, RunPage, Trust};
+use larder_remote::{Draft, Place, Remote, RunPage, Trust};
 
-use super::BenchArgs;
 use super::pairs::Sample;
+use super::{BenchArgs, Stop};
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::usage::Meter;
 use crate::workload::{self, Link, PageBuffers};
 
@@ -30,13 +32,18 @@ const PUT_WAIT: Duration = Duration::from_secs(30);
 /// Longest time of a measured step.
 const STEP_MAX: Duration = Duration::from_mins(10);
 
-/// Interval at which an agent is asked for its progress: a thousandth of a step.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval at which a wait looks for a signal.
+const LOOK: Duration = Duration::from_millis(100);
 
+/// Segments of a store: of large runs, and of small ones.
 const SEGMENT_BYTES: u64 = 64 << 20;
+const SMALL_SEGMENT_BYTES: u64 = 16 << 20;
 
 /// Segments of a store besides those of its pages.
 const SEGMENTS_FREE: u64 = 12;
+
+/// Runs whose seals are made and verified.
+const SEALED_RUNS: u64 = 8;
 
 /// The place of the objects, and a client of it.
 pub struct Objects {
@@ -46,12 +53,14 @@ pub struct Objects {
     timeout: Duration,
     run_bytes: u64,
     runs: u64,
-    rounds: u32,
+    /// Rounds whose objects of the client alone may be there.
+    rounds: Cell<u32>,
+    interrupt: Interrupt,
 }
 
 impl Objects {
     /// Below a name of its own within the remote.
-    pub fn new(args: &BenchArgs) -> Result<Objects, Failure> {
+    pub fn new(args: &BenchArgs, interrupt: &Interrupt) -> Result<Objects, Failure> {
         let unique: [u8; 8] = random_bytes()
             .map_err(|error| Failure::environment(format!("random bytes: {error}")))?;
         let unique = u64::from_le_bytes(unique);
@@ -68,36 +77,51 @@ impl Objects {
             timeout: args.place.timeout,
             run_bytes: args.run_bytes.0,
             runs: args.runs,
-            rounds: args.rounds,
+            rounds: Cell::new(0),
+            interrupt: interrupt.clone(),
         })
     }
 
     /// The names of a round's objects of the client alone.
-    pub fn names(&self, round: u32) -> Vec<String> {
+    fn names(&self, round: u32) -> Vec<String> {
         let name = |run| format!("alone/{round}-{run}");
         (0..self.runs).map(name).collect()
     }
 
-    pub fn put_alone(&self, names: &[String]) -> Result<Sample, Failure> {
+    /// Puts the objects of a round by the client alone.
+    pub fn put_alone(&self, round: u32) -> Result<Sample, Stop> {
         let bytes = usize::try_from(self.run_bytes).unwrap_or(usize::MAX);
         let content = vec![0x5a; bytes];
+        self.rounds.set(round + 1);
         Sample::of(self.bytes(), || {
-            let until = Instant::now() + STEP_MAX;
-            Ok(self.client.put_alone(names, content, PUBLICATIONS, until)?)
+            let (until, names) = (Instant::now() + STEP_MAX, self.names(round));
+            let put =
+                self.client
+                    .put_alone(&names, content, PUBLICATIONS, until, self.is_stopped())?;
+            put.ok_or(Stop::Interrupted)
         })
     }
 
-    pub fn get_alone(&self, names: &[String]) -> Result<Sample, Failure> {
-        let until = Instant::now() + STEP_MAX;
+    /// Gets the objects of a round by the client alone.
+    pub fn get_alone(&self, round: u32) -> Result<Sample, Stop> {
+        let (until, names) = (Instant::now() + STEP_MAX, self.names(round));
         Sample::of(self.bytes(), || {
-            let got = self.client.get_alone(names, FETCHES, until)?;
-            match got == self.bytes() {
-                true => Ok(()),
-                false => Err(Failure::environment(format!(
-                    "the server returned {got} bytes"
-                ))),
+            let got = self
+                .client
+                .get_alone(&names, FETCHES, until, self.is_stopped())?;
+            match got.ok_or(Stop::Interrupted)? {
+                got if got == self.bytes() => Ok(()),
+                got => {
+                    let reason = format!("the server returned {got} bytes");
+                    Err(Failure::environment(reason).into())
+                }
             }
         })
+    }
+
+    fn is_stopped(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let interrupt = self.interrupt.clone();
+        move || interrupt.is_raised()
     }
 
     /// Bytes of a round.
@@ -108,7 +132,7 @@ impl Objects {
     /// Removes all of them.
     pub fn remove(&self) -> Result<(), Failure> {
         let until = || Instant::now() + self.timeout;
-        for round in 0..self.rounds {
+        for round in 0..self.rounds.get() {
             self.client.remove_alone(&self.names(round), until())?;
         }
         let mut runs = Vec::new();
@@ -158,6 +182,8 @@ impl Chain {
 pub struct Scratch {
     directory: tempfile::TempDir,
     source: Arc<Store>,
+    /// Publishes runs of the source.
+    publisher: Arc<Agent>,
     namespace: Namespace,
     buffers: PageBuffers,
     /// Pages of a run.
@@ -167,15 +193,20 @@ pub struct Scratch {
     seed: u64,
     /// Runs that were published.
     published: u64,
+    interrupt: Interrupt,
 }
 
 impl Scratch {
-    pub fn new(args: &BenchArgs) -> Result<Scratch, Failure> {
+    pub fn new(
+        args: &BenchArgs,
+        objects: &Objects,
+        interrupt: &Interrupt,
+    ) -> Result<Scratch, Stop> {
         let (run_bytes, page_bytes) = (args.run_bytes.0, args.page_bytes.0);
         let run_pages = run_bytes.checked_div(page_bytes).unwrap_or(0);
         if run_pages == 0 || !run_bytes.is_multiple_of(page_bytes) {
             let reason = "--run-bytes is no multiple of --page-bytes";
-            return Err(Failure::usage(reason.to_owned()));
+            return Err(Failure::usage(reason.to_owned()).into());
         }
         let shape = workload::shape(args.page_bytes, 1)?;
         let namespace = workload::namespace("remote-bench", PAGE_TOKENS, shape)?;
@@ -186,19 +217,27 @@ impl Scratch {
         let seed: [u8; 8] = random_bytes()
             .map_err(|error| Failure::environment(format!("random bytes: {error}")))?;
         let bytes = run_bytes * args.runs * u64::from(args.rounds);
-        let source = make(directory.path().join("source"), bytes)?;
-        make(directory.path().join("sink"), bytes)?;
+        let source = make(directory.path().join("source"), bytes, interrupt)?;
+        make(directory.path().join("sink"), bytes, interrupt)?;
         let slots = usize::try_from(run_pages * args.runs).unwrap_or(usize::MAX);
+        let run_pages = u32::try_from(run_pages).unwrap_or(u32::MAX);
+        let buffers = PageBuffers::new(&shape, slots)?;
+        let publisher = objects.agent(run_pages, u64::MAX)?;
+        let options = OpenOptions::default().over(publisher.clone());
+        let source = Arc::new(Store::open(&source, options)?);
+        start(&publisher, &source)?;
         Ok(Scratch {
-            source: Arc::new(Store::open(&source, OpenOptions::default())?),
+            source,
+            publisher,
             directory,
             namespace,
-            buffers: PageBuffers::new(&shape, slots)?,
-            run_pages: u32::try_from(run_pages).unwrap_or(u32::MAX),
+            buffers,
+            run_pages,
             runs: args.runs,
             run_bytes,
             seed: u64::from_le_bytes(seed),
             published: 0,
+            interrupt: interrupt.clone(),
         })
     }
 
@@ -219,50 +258,101 @@ impl Scratch {
         Ok(Chain { links })
     }
 
-    /// Publishes the runs of a chain.
-    pub fn publish(&mut self, objects: &Objects, chain: &Chain) -> Result<Sample, Failure> {
-        let agent = objects.agent(self.run_pages, u64::MAX)?;
-        start(&agent, &self.source)?;
-        // Its first listing, which fetches an object for the speed.
-        self.wait_for_listing(&agent)?;
-        let run_pages = self.run_pages as usize;
-        let runs = chain.links.chunks(run_pages).map(|run| {
-            let page = |link: &Link| RunPage {
-                key: link.key,
-                parent: link.parent,
-                depth: link.depth,
-            };
-            run.iter().map(page).collect::<Vec<_>>()
+    /// Makes the seals of some runs, and verifies them, in memory that has been used.
+    pub fn seals(&self, objects: &Objects) -> Result<(Sample, Sample), Stop> {
+        let keys = workload::chain_after(&[self.seed], u64::from(self.run_pages));
+        let pages = pages_of(&workload::links(&keys));
+        let make = || {
+            let trust = objects.trust.clone();
+            let draft = Draft::new(self.namespace.clone(), pages.clone(), trust)?;
+            let name = draft.name().ok_or_else(|| {
+                Failure::environment("a run without pages cannot be sealed".to_owned())
+            })?;
+            let object = draft
+                .finish(StoreId::from_bytes([0; 16]), 0)
+                .map_err(|error| Failure::environment(format!("making an object: {error}")))?;
+            Ok::<_, Stop>((name, object))
+        };
+        let (name, object) = make()?;
+        let bytes = SEALED_RUNS * self.run_bytes;
+        let verify = Sample::of(bytes, || {
+            (0..SEALED_RUNS).try_for_each(|_| match open(&object, &name, &objects.trust).fault {
+                None => Ok(()),
+                Some(fault) => Err(Failure::environment(fault.to_string())),
+            })
         });
-        let runs: Vec<Vec<RunPage>> = runs.collect();
-        let bytes = self.run_bytes * self.runs;
-        let sample = Sample::of(bytes, || {
+        let verify = verify?;
+        drop(object);
+        let seal = Sample::of(bytes, || {
+            (0..SEALED_RUNS).try_for_each(|_| make().map(drop))
+        });
+        Ok((seal?, verify))
+    }
+
+    /// Publishes the runs of a chain.
+    pub fn publish(&mut self, chain: &Chain) -> Result<Sample, Stop> {
+        let run_pages = self.run_pages as usize;
+        let runs: Vec<Vec<RunPage>> = chain.links.chunks(run_pages).map(pages_of).collect();
+        let (agent, goal) = (&self.publisher, self.published + self.runs);
+        let sample = Sample::of(self.run_bytes * self.runs, || {
             for run in runs {
                 agent.offer(&self.namespace, run);
             }
-            reach(&agent, "published_runs", self.runs)
-        });
-        agent.close();
-        self.published += self.runs;
-        sample
+            self.reach(agent, |count| {
+                let dropped = ["queue", "budget", "absent", "failed"];
+                let dropped = dropped.map(|why| count(&format!("dropped_{why}_runs")));
+                let dropped: u64 = dropped.iter().sum();
+                count("published_runs") + count("present_runs") + dropped >= goal
+            })
+        })?;
+        let counts = agent.report().counts;
+        if counts.get("published_runs") != Some(&goal) {
+            let reason = format!("runs were not published: {counts:?}");
+            return Err(Failure::environment(reason).into());
+        }
+        self.published = goal;
+        Ok(sample)
+    }
+
+    /// Waits until the counters of an agent are so.
+    fn reach(
+        &self,
+        agent: &Agent,
+        is_so: impl Fn(&dyn Fn(&str) -> u64) -> bool,
+    ) -> Result<(), Stop> {
+        let until = Instant::now() + STEP_MAX;
+        let holds = |report: &BeneathReport| {
+            is_so(&|name| report.counts.get(name).copied().unwrap_or_default())
+        };
+        while !agent.wait_for(Instant::now() + LOOK, holds) {
+            let report = agent.report();
+            if !report.works || Instant::now() > until {
+                let reason = format!("the remote: {}", report.state);
+                return Err(Failure::environment(reason).into());
+            }
+            if self.interrupt.is_raised() {
+                return Err(Stop::Interrupted);
+            }
+        }
+        Ok(())
     }
 
     /// Waits until the agent knows all runs, and the speed of the remote if there are any.
-    fn wait_for_listing(&self, agent: &Agent) -> Result<(), Failure> {
-        reach(agent, "known_runs", self.published)?;
-        match self.published {
-            0 => Ok(()),
-            _ => reach(agent, "speed_bytes_per_s", 1),
-        }
+    fn wait_for_listing(&self, agent: &Agent) -> Result<(), Stop> {
+        self.reach(agent, |count| {
+            let is_measured = count("speed_bytes_per_s") > 0 || self.published == 0;
+            count("listings") > 0 && count("known_runs") >= self.published && is_measured
+        })
     }
 
     /// Fetches the runs of a chain into the second store, and checks all bytes.
-    pub fn fetch(&mut self, objects: &Objects, chain: &Chain) -> Result<Sample, Failure> {
+    pub fn fetch(&mut self, objects: &Objects, chain: &Chain) -> Result<Sample, Stop> {
         let agent = objects.agent(self.run_pages, u64::MAX)?;
         let options = OpenOptions::default().over(agent.clone());
         let path = self.directory.path().join("sink");
         let store = Arc::new(Store::open(&path, options)?);
-        let outcome = start(&agent, &store).and_then(|()| self.fetch_into(&agent, &store, chain));
+        let started = start(&agent, &store).map_err(Stop::from);
+        let outcome = started.and_then(|()| self.fetch_into(&agent, &store, chain));
         agent.close();
         let closed = store.close();
         let sample = outcome?;
@@ -270,30 +360,21 @@ impl Scratch {
         Ok(sample)
     }
 
-    fn fetch_into(
-        &mut self,
-        agent: &Agent,
-        store: &Store,
-        chain: &Chain,
-    ) -> Result<Sample, Failure> {
+    fn fetch_into(&mut self, agent: &Agent, store: &Store, chain: &Chain) -> Result<Sample, Stop> {
         let id = store.namespace(&self.namespace)?;
         self.wait_for_listing(agent)?;
         let keys = chain.keys();
         let bytes = self.run_bytes * self.runs;
         let sample = Sample::of(bytes, || {
             let promised = store.longest_prefix(id, &keys);
-            agent.wait(
-                self.namespace.fingerprint(),
-                &keys,
-                Instant::now() + STEP_MAX,
-            );
+            self.reach(agent, |count| count("arriving_runs") == 0)?;
             match promised == keys.len() {
                 true => Ok(()),
-                false => Err(Failure::environment(format!(
-                    "{promised} of {} pages were promised: {}",
-                    keys.len(),
-                    agent.report().state
-                ))),
+                false => {
+                    let (all, state) = (keys.len(), agent.report().state);
+                    let reason = format!("{promised} of {all} pages were promised: {state}");
+                    Err(Stop::from(Failure::environment(reason)))
+                }
             }
         })?;
         let batch = self.run_pages as usize;
@@ -305,34 +386,42 @@ impl Scratch {
         };
         match keys.iter().enumerate().all(right) {
             true => Ok(sample),
-            false => Err(Failure::environment(
-                "pages that were fetched are missing or wrong; `larder remote verify` tells more"
-                    .to_owned(),
-            )),
+            false => Err(Stop::from(Failure::environment(
+                "pages that were fetched are missing or wrong; `larder remote verify` tells more",
+            ))),
         }
     }
 
     /// Two stores, the second over an idle agent.
-    pub fn idle(&mut self, objects: &Objects, runs: u64) -> Result<Idle<'_>, Failure> {
+    pub fn idle(&mut self, objects: &Objects, runs: u64) -> Result<Idle<'_>, Stop> {
         // Nothing is published.
         let agent = objects.agent(self.run_pages, 0)?;
         let runs = runs.min(self.runs);
-        let make = |name: &str| make(self.directory.path().join(name), 4 * runs * self.run_bytes);
+        let make = |name: &str| {
+            let (path, bytes) = (self.directory.path().join(name), 4 * runs * self.run_bytes);
+            make(path, bytes, &self.interrupt)
+        };
         let plain = Store::open(&make("plain")?, OpenOptions::default())?;
         let options = OpenOptions::default().over(agent.clone());
         let over = Arc::new(Store::open(&make("over")?, options)?);
-        start(&agent, &over)?;
-        self.wait_for_listing(&agent)?;
-        Ok(Idle {
+        let started = start(&agent, &over).map_err(Stop::from);
+        let listed = started.and_then(|()| self.wait_for_listing(&agent));
+        let idle = Idle {
             pages: u64::from(self.run_pages) * runs,
             scratch: self,
             plain: Arc::new(plain),
             over,
             agent,
-        })
+        };
+        if let Err(stop) = listed {
+            idle.close()?;
+            return Err(stop);
+        }
+        Ok(idle)
     }
 
     pub fn close(self) -> Result<(), Failure> {
+        self.publisher.close();
         self.source.close()?;
         let failed = |error: std::io::Error| Failure::environment(format!("scratch: {error}"));
         self.directory.close().map_err(failed)
@@ -357,7 +446,10 @@ pub struct Local {
 
 impl Idle<'_> {
     /// Measures both stores: the one or the other first, in turns.
-    pub fn pair(&mut self, number: u32) -> Result<(Local, Local), Failure> {
+    pub fn pair(&mut self, number: u32) -> Result<(Local, Local), Stop> {
+        if self.scratch.interrupt.is_raised() {
+            return Err(Stop::Interrupted);
+        }
         let (plain, over) = (Arc::clone(&self.plain), Arc::clone(&self.over));
         if number.is_multiple_of(2) {
             let measured = self.measure(&plain, number)?;
@@ -410,14 +502,36 @@ impl Idle<'_> {
 }
 
 /// A store with room for so many bytes of pages.
-fn make(path: PathBuf, bytes: u64) -> Result<PathBuf, Failure> {
-    let segments = bytes.div_ceil(SEGMENT_BYTES) * 5 / 4 + SEGMENTS_FREE;
-    let options = CreateOptions::new(segments * SEGMENT_BYTES).with(|o| {
-        o.segment_size = Some(SEGMENT_BYTES);
+fn make(path: PathBuf, bytes: u64, interrupt: &Interrupt) -> Result<PathBuf, Stop> {
+    let segment_bytes = match bytes < 2 * SEGMENT_BYTES {
+        true => SMALL_SEGMENT_BYTES,
+        false => SEGMENT_BYTES,
+    };
+    let segments = bytes.div_ceil(segment_bytes) * 5 / 4 + SEGMENTS_FREE;
+    let progress = |_, _| match interrupt.is_raised() {
+        true => ControlFlow::Break(()),
+        false => ControlFlow::Continue(()),
+    };
+    let options = CreateOptions::new(segments * segment_bytes).with(|o| {
+        o.segment_size = Some(segment_bytes);
         o.prewrite = true;
+        o.progress = Some(&progress);
     });
-    create(&path, &options)?;
-    Ok(path)
+    match create(&path, &options) {
+        Ok(_) => Ok(path),
+        Err(_) if interrupt.is_raised() => Err(Stop::Interrupted),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The pages of a run.
+fn pages_of(links: &[Link]) -> Vec<RunPage> {
+    let page = |link: &Link| RunPage {
+        key: link.key,
+        parent: link.parent,
+        depth: link.depth,
+    };
+    links.iter().map(page).collect()
 }
 
 fn start(agent: &Arc<Agent>, store: &Arc<Store>) -> Result<(), Failure> {
@@ -439,23 +553,5 @@ fn put(
         Some(status) => Err(Failure::environment(format!(
             "a scratch store takes no page: {status:?}"
         ))),
-    }
-}
-
-/// Waits until a counter of an agent has at least this value.
-fn reach(agent: &Agent, name: &str, value: u64) -> Result<(), Failure> {
-    let until = Instant::now() + STEP_MAX;
-    loop {
-        let report = agent.report();
-        if report.counts.get(name).is_some_and(|count| *count >= value) {
-            return Ok(());
-        }
-        if !report.works || Instant::now() > until {
-            return Err(Failure::environment(format!(
-                "the remote: {}",
-                report.state
-            )));
-        }
-        thread::sleep(LOOK);
     }
 }
