@@ -397,6 +397,10 @@ fn remote(table: &mut Table, l4: &BeneathReport) {
     table.bytes_counter("larder_l4_published", help, of("published_bytes"));
     let help = "Bytes of fetched objects";
     table.bytes_counter("larder_l4_fetched", help, of("fetched_bytes"));
+    let help = "Requests that searched for prefixes without a known run";
+    table.counter("larder_l4_search_requests", help, of("search_requests"));
+    let help = "Runs found by searches";
+    table.counter("larder_l4_searched_runs", help, of("searched_runs"));
 }
 
 /// The reports of the drives.

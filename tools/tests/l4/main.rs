@@ -230,6 +230,9 @@ fn a_prefix_that_was_not_listed_is_searched_for_and_found_by_the_next_lookup() {
     assert_eq!(second.found(EVEN, &longer), 28);
     assert_eq!(second.found(EVEN, &prompt), 28);
     assert_eq!(second.count("search_requests"), asked + 1);
+    let metric = |name: &str| second.metric(&format!("larder_l4_{name}_total"));
+    assert_eq!(metric("search_requests"), (asked + 1) as f64);
+    assert_eq!(metric("searched_runs"), 7.0);
 }
 
 #[test]

@@ -81,7 +81,7 @@ impl Shared {
 }
 
 pub struct Node {
-    home: Home,
+    pub home: Home,
     owner: Process,
     store: Store,
 }
@@ -213,6 +213,16 @@ impl Node {
         let stat = self.stat();
         let count = stat["counts"][name].as_u64();
         count.unwrap_or_else(|| panic!("no {name} in {stat}"))
+    }
+
+    /// The value of a metric.
+    pub fn metric(&self, name: &str) -> f64 {
+        let arguments = ["stat", text(&self.home.path), "--openmetrics"];
+        let output = larder(&arguments).output().unwrap();
+        let exported = String::from_utf8(output.stdout).unwrap();
+        let mut lines = exported.lines().filter_map(|line| line.split_once(' '));
+        let value = lines.find_map(|(metric, value)| (metric == name).then_some(value));
+        value.and_then(|value| value.parse().ok()).expect(name)
     }
 
     pub fn state(&self) -> String {
