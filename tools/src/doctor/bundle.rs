@@ -41,8 +41,8 @@ doctor.json         `larder doctor --json`
 stat.json           `larder stat --json`, or the reason why there is none
 log.txt             the last lines of the log, if one was named
 
-Salts, tenants, models, paths, hosts and credentials are replaced by words in brackets. Logs are
-free text: read log.txt before you send the archive.
+Salts, tenants, models, buckets, paths, hosts and credentials are replaced by words in brackets.
+Logs are free text: read log.txt before you send the archive.
 ";
 
 /// Writes the archive. An existing file is not replaced.
@@ -70,6 +70,7 @@ pub(super) fn write(
     redactor.knows(&path.to_string_lossy(), "store");
     let stat =
         stat::document(&store).unwrap_or_else(|failure| json!({ "reason": failure.to_string() }));
+    bucket_values(&stat, &mut redactor);
     let configuration = json!({
         "store": geometry,
         "environment": variables(),
@@ -160,6 +161,19 @@ fn store_values(survey: &Survey, redactor: &mut Redactor) {
         for value in fields.extra.values() {
             redactor.knows(value, "namespace field");
         }
+    }
+}
+
+/// Buckets of the remotes beneath the store, and prefixes in them: errors of a server name both.
+fn bucket_values(stat: &Value, redactor: &mut Redactor) {
+    let places = stat["l4"]["place"].as_str().unwrap_or_default();
+    let buckets = places
+        .split(", ")
+        .filter_map(|url| url.strip_prefix("s3://"));
+    for place in buckets {
+        let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
+        redactor.knows(bucket, "bucket");
+        redactor.knows(prefix.trim_matches('/'), "prefix");
     }
 }
 

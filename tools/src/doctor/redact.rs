@@ -25,10 +25,14 @@ const NAMES: &str = "(?:[\\w.-]*(?:salt|tenant|customer|model|weights|secret|pas
 static PATTERNS: LazyLock<Vec<(Regex, String)>> = LazyLock::new(|| {
     let value = r#"(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?:\[[a-z0-9 ]+\]|[^\s,;()\[\]{}])+)"#;
     let domains = "com|net|org|io|ai|cn|dev|cloud|internal|intranet|local|lan|corp|svc|cluster";
-    let patterns: [&str; 17] = [
+    let patterns: [&str; 20] = [
         // Of a URL also the path and the query.
         r#"\b([A-Za-z][A-Za-z0-9+.-]*://)[^\s"'<>]+ -> $1[address]"#,
         r"(?i)\b(bearer|basic) +[A-Za-z0-9._~+/=-]+ -> $1 [credential]",
+        // Of a log line whose store is not in use any more.
+        r"\b(bucket) [a-z0-9][a-z0-9.-]+: -> $1 [bucket]:",
+        r"<(BucketName|Key|Resource)>[^<]*</\w+> -> [$1]",
+        r"[\w./+=-]*\bv1/[0-9a-f]{32}[\w./]* -> [object]",
         r#""/[^"]*" -> "[path]""#,
         r"'/[^']*' -> '[path]'",
         r#"(^|[\s=(\[{<,"'])~?/[^\s"'\])}>,;:]+ -> $1[path]"#,
@@ -141,7 +145,7 @@ mod tests {
 
     #[test]
     fn every_pattern_is_one() {
-        assert_eq!(PATTERNS.len(), 17);
+        assert_eq!(PATTERNS.len(), 20);
     }
 
     #[test]
@@ -172,6 +176,14 @@ mod tests {
             (
                 "client 10.1.2.3 and fe80::1 of gpu7.acme.internal",
                 "client [address] and [address] of [host]",
+            ),
+            (
+                "access is denied: bucket acme-pages: <BucketName>acme-pages</BucketName>",
+                "access is denied: bucket [bucket]: [BucketName]",
+            ),
+            (
+                "acme/prod/v1/0123456789abcdef0123456789abcdef/7f/ab.run not found",
+                "[object] not found",
             ),
             (
                 "release 0.1.0 at 12:34:56, /dev/nvme0n1",
