@@ -5,76 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
+use super::page::{is_complete, keys_of, knows, sections};
 use super::support::{flip, overwrite};
 use super::*;
-
-const PAGE: &str = include_str!("../../../docs/json.md");
-
-/// Whose keys are those of a namespace's owner.
-const FREE: &str = "extra";
 
 /// Keys that nothing here brings about.
 const ABSENT: [(&str, &str); 2] = [("replay tiers", "ttft_refused"), ("stat", "reason")];
 
-/// Commands that are not run here: `demo` runs for long, and a bucket needs the feature `remote`
-/// and a server (`tests/s3`).
+/// Commands whose keys are compared elsewhere: `demo` runs for long, and a bucket needs the feature
+/// `remote` and a server (`tests/s3`).
 const NOT_RUN: [&str; 3] = ["demo", "remote bench", "remote init"];
-
-/// The keys of the page's tables, by section.
-fn sections() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
-    let mut sections: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    let mut section = "";
-    for line in PAGE.lines() {
-        if let Some(title) = line.strip_prefix("## ") {
-            section = title.strip_prefix("larder ").unwrap_or(title);
-        }
-        let key = line.strip_prefix("| `").and_then(|row| row.split_once('`'));
-        if let Some((key, _)) = key {
-            sections.entry(section).or_default().insert(key);
-        }
-    }
-    sections
-}
-
-/// Every key of a document, at any depth.
-pub fn keys_of(value: &Value) -> BTreeSet<String> {
-    match value {
-        Value::Object(fields) => {
-            let inner = fields.iter().filter(|(key, _)| *key != FREE);
-            let inner = inner.flat_map(|(_, value)| keys_of(value));
-            fields.keys().cloned().chain(inner).collect()
-        }
-        Value::Array(elements) => elements.iter().flat_map(keys_of).collect(),
-        _ => BTreeSet::new(),
-    }
-}
-
-#[track_caller]
-fn knows(command: &str, keys: &BTreeSet<String>) {
-    let sections = sections();
-    let own = sections.get(command);
-    let own = own.unwrap_or_else(|| panic!("docs/json.md has no section on {command}"));
-    let known = [own, &sections[""], &sections["Findings"]];
-    for key in keys {
-        let is_known = known.iter().any(|section| section.contains(key.as_str()));
-        assert!(
-            is_known,
-            "docs/json.md does not say what `{key}` of {command} is"
-        );
-    }
-}
-
-/// The section of a command has only printed keys, and keys that no run here can print.
-#[track_caller]
-pub fn is_complete(command: &str, printed: &BTreeSet<String>, absent: &[(&str, &str)]) {
-    for key in &sections()[command] {
-        let is_printed = printed.contains(*key) || absent.contains(&(command, key));
-        assert!(
-            is_printed,
-            "docs/json.md has `{key}`, which {command} does not print"
-        );
-    }
-}
 
 /// The keys that commands have printed.
 #[derive(Default)]

@@ -8,6 +8,7 @@ mod containers;
 mod documents;
 mod metrics;
 mod operator;
+mod page;
 mod prometheus;
 mod served;
 #[path = "../../../tests/support/mod.rs"]
@@ -541,7 +542,7 @@ fn the_demo_survives_its_kill_and_cleans_up() {
         shown["second_process_pages_hit"],
         shown["second_process_pages_requested"]
     );
-    documents::is_complete("demo", &documents::keys_of(&shown), &[]);
+    page::is_complete("demo", &page::keys_of(&shown), &[]);
     assert_eq!(
         std::fs::read_dir(directory.path()).unwrap().count(),
         0,

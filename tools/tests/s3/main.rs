@@ -10,6 +10,8 @@ mod home;
 #[path = "../l4/node.rs"]
 #[allow(dead_code)]
 mod node;
+#[path = "../cli/page.rs"]
+mod page;
 mod ports;
 #[allow(dead_code)]
 mod server;
@@ -18,14 +20,20 @@ mod support;
 #[allow(dead_code)]
 mod weed;
 
+use std::fs;
+use std::io::Read;
 use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
 
 use home::{EVEN, put};
 use node::Node;
-use server::{Identity, Server};
+use server::{Identity, SMALL_RUNS, Server};
 use support::home::Home;
-use support::honest::{eventually, skipped};
-use support::{chain, text};
+use support::honest::{Process, eventually, skipped};
+use support::{chain, directory, larder, text};
 
 /// A store with two runs of four pages of 16 tokens.
 fn node() -> Home {
@@ -115,11 +123,116 @@ fn a_bucket_that_is_missing_and_a_server_that_is_stopped_are_named_in_time() {
     assert_eq!(pushed["runs_pushed"], 2);
 }
 
+/// docs/json.md has exactly the keys of a document.
+#[track_caller]
+fn is_documented(document: &Value) {
+    let command = document["command"].as_str().unwrap();
+    let keys = page::keys_of(document);
+    page::knows(command, &keys);
+    page::is_complete(command, &keys, &[]);
+}
+
+#[test]
+fn a_bench_measures_each_round_beside_the_client_alone() {
+    let Some(server) = server() else { return };
+    let place = directory();
+    let bench = ["bench", text(place.path())];
+    let options = [&SMALL_RUNS[..], &["--rounds", "2"]].concat();
+    let measured = server.remote(&bench, &options, Identity::Writer, 0);
+    is_documented(&measured);
+    for way in ["publish", "fetch"] {
+        assert_eq!(measured[way]["speed"]["pairs"], 2, "{measured}");
+        assert!(measured[way]["speed"]["lowest"].as_f64() > Some(0.0));
+        assert!(measured[way]["seals_cpu_seconds_per_gib"].as_f64() > Some(0.0));
+    }
+    assert!(measured["idle_put"]["lowest"].as_f64() > Some(0.0));
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+}
+
+/// Ends a process by one signal. Returns its exit code and its output.
+fn ended(mut process: Process, signal: Signal) -> (Option<i32>, String) {
+    let id = i32::try_from(process.0.id()).unwrap();
+    kill(Pid::from_raw(id), signal).unwrap();
+    eventually("an end by one signal", || {
+        process.0.try_wait().unwrap().is_some()
+    });
+    let mut said = String::new();
+    let mut stdout = process.0.stdout.take().unwrap();
+    stdout.read_to_string(&mut said).unwrap();
+    (process.0.wait().unwrap().code(), said)
+}
+
+#[test]
+fn a_bench_ends_at_its_first_signal_also_while_the_server_is_stopped() {
+    let Some(server) = server() else { return };
+    let bench = |signal, is_stopped: bool| {
+        let place = directory();
+        let before = server.data_bytes();
+        let process = server.endless_bench(place.path());
+        eventually("objects", || server.data_bytes() > before + (1 << 20));
+        let outcome = match is_stopped {
+            true => server.stopped(|| ended(process, signal)),
+            false => ended(process, signal),
+        };
+        assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        outcome
+    };
+    for signal in [Signal::SIGINT, Signal::SIGTERM] {
+        let (code, said) = bench(signal, false);
+        assert_eq!(code, Some(130), "{said}");
+        let document: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(document["interrupted"], true);
+    }
+    // Its objects cannot be removed, which it says.
+    assert_eq!(bench(Signal::SIGINT, true).0, Some(3));
+}
+
+#[test]
+fn the_archive_of_doctor_has_no_name_of_a_bucket() {
+    let Some(server) = server() else { return };
+    let l4 = [
+        "--l4",
+        "s3://acme-pages/of-umbrella",
+        "--l4-endpoint",
+        &server.endpoint,
+    ];
+    let variables = Identity::Writer.variables();
+    let node = Node::with(
+        Home::new(),
+        &[&l4[..], &["--l4-unsigned"]].concat(),
+        &variables,
+    );
+    eventually("a refusal", || node.state().contains("does not exist"));
+    let place = directory();
+    let archive = place.path().join("facts.tar");
+    let path = text(&node.home.path);
+    let mut doctor = larder(&["doctor", path, "--bundle", text(&archive)]);
+    assert!(
+        doctor
+            .output()
+            .unwrap()
+            .status
+            .code()
+            .is_some_and(|code| code <= 1)
+    );
+    let bytes = fs::read(&archive).unwrap();
+    let has = |word: &str| {
+        bytes
+            .windows(word.len())
+            .any(|some| some == word.as_bytes())
+    };
+    assert!(has("does not exist"), "the reason");
+    for secret in ["acme-pages", "umbrella"] {
+        assert!(!has(secret), "{secret}");
+    }
+}
+
 #[test]
 fn the_settings_of_a_bucket_are_printed() {
     let Some(server) = server() else { return };
     let printed = server.remote(&["init"], &["--days", "3"], Identity::Reader, 0);
-    assert_eq!(printed["problem"], serde_json::Value::Null);
+    is_documented(&printed);
+    assert_eq!(printed["problem"], Value::Null);
     let rule = &printed["lifecycle"]["Rules"][0];
     assert_eq!(rule["Expiration"]["Days"], 3);
     assert_eq!(rule["Filter"]["Prefix"], "of/a-test/v1/");

@@ -1,7 +1,8 @@
 //! An S3 server of a test's own, and commands that use it.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -12,6 +13,16 @@ use crate::support::honest::Process;
 use crate::support::{larder, text};
 
 pub const BUCKET: &str = "kvpages";
+
+/// Options of `larder remote bench`.
+pub const SMALL_RUNS: [&str; 6] = [
+    "--run-bytes",
+    "64KiB",
+    "--page-bytes",
+    "16KiB",
+    "--runs",
+    "2",
+];
 
 /// The identity of a command.
 #[derive(Clone, Copy)]
@@ -71,7 +82,7 @@ impl Server {
         arguments.extend(subcommand);
         arguments.push(url);
         arguments.extend(options);
-        let is_trusting = ["push", "pull", "verify"].contains(&subcommand[0]);
+        let is_trusting = ["push", "pull", "verify", "bench"].contains(&subcommand[0]);
         arguments.extend(is_trusting.then_some("--unsigned"));
         arguments
     }
@@ -124,6 +135,28 @@ impl Server {
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(3), "{subcommand:?}: {said}");
         said
+    }
+
+    /// `larder remote bench` of small runs, which goes on until it is ended.
+    pub fn endless_bench(&self, directory: &Path) -> Process {
+        let url = format!("s3://{BUCKET}/of/a-test");
+        let bench = ["bench", text(directory)];
+        let options = [
+            &SMALL_RUNS[..],
+            &["--rounds", "500", "--timeout", "2s", "--json"],
+        ]
+        .concat();
+        let arguments = self.arguments(&url, &bench, &options);
+        let mut command = self.command(&arguments, Identity::Writer);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Process(command.spawn().unwrap())
+    }
+
+    /// Bytes of the files below the server's directory for data.
+    pub fn data_bytes(&self) -> u64 {
+        let entries = fs::read_dir(self.directory.path().join("data")).unwrap();
+        let bytes = entries.filter_map(|entry| entry.ok()?.metadata().ok());
+        bytes.map(|found| found.len()).sum()
     }
 
     /// `larder remote SUBCOMMAND` for a bucket that does not exist.
