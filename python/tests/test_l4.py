@@ -1,14 +1,16 @@
-"""Remotes beneath the store, by configuration alone: pages of another node, through a directory that both mount."""
+"""Remotes beneath the store, by configuration alone: pages of another node, through a directory that both mount, or a bucket."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 
 import pytest
 from larder.config import Config
-from larder.store import Status
-from test_store import OK, PAGE, SIZE, content, keys, name
+from larder.store import Status, StoreError
+from support import weed
+from test_store import OK, PAGE, SIZE, content, keys, make, name
 
 #: Pages of a run.
 RUN = 4
@@ -103,3 +105,44 @@ def test_several_remotes_are_a_list_and_wrong_keys_are_named(tmp_path):
     ]:
         with pytest.raises(ValueError, match=named):
             Config.parse({"path": "p", "size": SIZE} | wrong)
+
+
+#: Set where the wheel has the client of buckets: then nothing of it is skipped.
+BUCKETS = "LARDER_BUCKETS"
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server, with the credentials in the environment."""
+    program = weed.program()
+    if program is None:
+        pytest.skip("there is no `weed`: tests/run installs it")
+    for variable, value in weed.CREDENTIALS.items():
+        monkeypatch.setenv(variable, value)
+    place = tmp_path / "weed"
+    place.mkdir()
+    running = weed.Server(program, place)
+    yield running
+    running.stop()
+
+
+def test_a_wheel_with_object_stores_shares_pages_through_a_bucket(tmp_path, server):
+    remote = {"l4": f"s3://{weed.BUCKET}/of-python", "l4_endpoint": server.endpoint, "l4_unsigned": True}
+    remote |= {"l4_admission": "through", "l4_run_tokens": 64 * RUN, "l4_patience": "60s", "l4_refresh": "100ms"}
+    try:
+        first = make(tmp_path / "first", l4=remote)
+    except StoreError as error:
+        if BUCKETS in os.environ or "no client for buckets" not in str(error):
+            raise
+        pytest.skip("this wheel has no client for buckets")
+    made = content(2 * RUN)
+    assert name(first).put(keys(2 * RUN), made) == OK * 2 * RUN
+    # Its listings find the runs that the first node publishes.
+    second = make(tmp_path / "second", l4=remote)
+    pages = name(second)
+    eventually("pages of the bucket", lambda: pages.longest_prefix(keys(2 * RUN)) == 2 * RUN)
+    read = bytearray(2 * RUN * PAGE)
+    assert pages.get(keys(2 * RUN), read) == OK * 2 * RUN
+    assert read == made
+    second.close()
+    first.close()
