@@ -18,6 +18,8 @@
 //! | [`dir`] | a directory |
 //! | [`agent`] | shares the pages of a store while it is in use |
 //! | [`local`] | pages of an object, into a store |
+//! | [`stored`] | the whole runs of a store |
+//! | [`l4`] | remotes beneath a store, by their configuration |
 //! | `s3` | an S3-compatible object store: with the feature `s3` alone |
 //!
 //! Pages of a store are read and written through the engine, never beside it.
@@ -28,12 +30,14 @@ pub mod agent;
 pub mod buffer;
 pub mod dir;
 pub mod keys;
+pub mod l4;
 pub mod local;
 pub mod place;
 pub mod remote;
 pub mod run;
 #[cfg(feature = "s3")]
 pub mod s3;
+pub mod stored;
 
 pub use buffer::Buffer;
 pub use keys::{KeyError, Keyring, SealKey, Trust};

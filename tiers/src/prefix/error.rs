@@ -3,6 +3,7 @@
 use larder_engine::StoreError;
 use larder_engine::format::{NamespaceError, ShapeError};
 use larder_kernels::DeviceError;
+use larder_remote::l4::L4Error;
 
 use crate::cache::CacheError;
 use crate::core::{Broken, NoRoom};
@@ -39,8 +40,11 @@ pub enum OpenError {
         #[source]
         error: std::io::Error,
     },
-    /// The thread that polls cannot be started.
-    #[error("no thread to poll the cache: {0}")]
+    /// The remotes beneath the store, or their keys.
+    #[error(transparent)]
+    L4(#[from] L4Error),
+    /// A thread that polls, or works for a remote, cannot be started.
+    #[error("no thread for the cache: {0}")]
     Thread(#[source] std::io::Error),
 }
 

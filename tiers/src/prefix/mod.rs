@@ -79,6 +79,7 @@ use std::time::{Duration, Instant};
 
 use larder_engine::{PageStore, Store};
 use larder_kernels::L1Pool;
+use larder_remote::l4::L4;
 
 use crate::cache::Cache;
 use crate::core::{Busy, Core, Event, Leak, Stats};
@@ -94,6 +95,8 @@ use shared::{Poller, Shared};
 pub struct PrefixCache {
     shared: Arc<Shared>,
     poller: Option<Poller>,
+    /// Ends before the store.
+    l4: Option<L4>,
     store: Option<Arc<Store>>,
     begin_wait: Duration,
     close_wait: Duration,
@@ -225,6 +228,7 @@ impl PrefixCache {
         let is_settled = self.settle(Instant::now() + self.close_wait);
         let left = self.with_core(|core| (core.orders_out(), core.inserts_pending()));
         self.shared.end();
+        self.l4 = None;
         if let Some(store) = self.store.take() {
             let flushed = store.flush();
             store.close()?;

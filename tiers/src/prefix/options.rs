@@ -9,6 +9,7 @@ use larder_engine::format::Namespace;
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create};
 use larder_kernels::{Device, HostDevice, HostMemory, KvShape, L1Pool, Layout, pool_bytes};
+use larder_remote::l4::{L4, L4Config};
 
 use super::PrefixCache;
 use super::error::OpenError;
@@ -67,6 +68,8 @@ pub struct PrefixOptions {
     pub l1: Option<L1Memory>,
     /// How the store is opened.
     pub store: OpenOptions,
+    /// The remotes beneath the store. Default: none.
+    pub l4: L4Config,
     /// Whether a thread polls the cache. Without it, the caller calls [`PrefixCache::poll`] in its
     /// loop, also while it is idle. Default: true.
     pub polls_itself: bool,
@@ -90,6 +93,7 @@ impl PrefixOptions {
             config,
             l1: None,
             store: OpenOptions::default(),
+            l4: L4Config::default(),
             polls_itself: true,
             begin_wait: Duration::from_secs(10),
             close_wait: Duration::from_secs(30),
@@ -113,11 +117,19 @@ impl PrefixOptions {
             Ok(_) | Err(StoreError::Exists(_) | StoreError::Locked { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        let store = Arc::new(Store::attach(path, self.store.clone())?);
+        let l4 = self.l4.connect()?;
+        let options = match &l4 {
+            Some(l4) => l4.beneath(self.store.clone()),
+            None => self.store.clone(),
+        };
+        let store = Arc::new(Store::attach(path, options)?);
+        if let Some(l4) = &l4 {
+            l4.start(&store, path).map_err(OpenError::Thread)?;
+        }
         let namespace = self.namespace()?;
         let shared: Arc<dyn PageStore> = store.clone();
         let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions::waiting(PUT_WAIT));
-        self.over_store(Some(Arc::new(l3)), Some(store))
+        self.over_store(Some(Arc::new(l3)), Some(store), l4)
     }
 
     /// A cache over this L3, or over none.
@@ -125,7 +137,7 @@ impl PrefixOptions {
     /// # Errors
     /// The memory or the configuration.
     pub fn over(self, l3: Option<Arc<dyn L3>>) -> Result<PrefixCache, OpenError> {
-        self.over_store(l3, None)
+        self.over_store(l3, None, None)
     }
 
     /// The namespace of the model.
@@ -148,6 +160,7 @@ impl PrefixOptions {
         self,
         l3: Option<Arc<dyn L3>>,
         store: Option<Arc<Store>>,
+        l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
         let (shape, config) = (self.model.shape, self.config);
         let (is_on_host, device, l1) = match self.l1 {
@@ -170,6 +183,7 @@ impl PrefixOptions {
         Ok(PrefixCache {
             poller: poller.transpose().map_err(OpenError::Thread)?,
             shared,
+            l4,
             store,
             begin_wait: self.begin_wait,
             close_wait: self.close_wait,

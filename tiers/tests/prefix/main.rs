@@ -12,6 +12,7 @@ mod kills;
 mod lives;
 mod memory;
 mod random;
+mod remotes;
 mod rules;
 
 use std::time::{Duration, Instant};

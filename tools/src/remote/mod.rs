@@ -10,7 +10,6 @@
 //! | `init` | `init`: the settings of a bucket |
 //! | `cost` | the cost of an L4 in a bucket |
 //! | `push`, `pull` | runs from a store, and into one |
-//! | `runs` | the whole runs of a store |
 //! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
 //! | `switch` | `on`, `off`: the remotes of a store in use |
 
@@ -21,7 +20,6 @@ mod init;
 mod key;
 mod pull;
 mod push;
-pub mod runs;
 mod shelf;
 mod switch;
 

@@ -9,10 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use clap::Args;
 use larder_engine::format::Namespace;
 use larder_engine::survey::{Page, RecordId, Survey};
+use larder_remote::stored::{run_pages, whole_runs};
 use larder_remote::{Draft, Published, RUN_TOKENS, Remote, Trust, pages_of_run};
 use serde::Serialize;
 
-use super::runs::{run_pages, whole_runs};
 use super::{Between, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::{Look, StoreArgs, count};

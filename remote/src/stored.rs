@@ -2,14 +2,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use larder_engine::format::KeyPrefix;
 use larder_engine::survey::{Page, RecordId, Survey};
-use larder_remote::RunPage;
+use larder_format::KeyPrefix;
+
+use crate::run::RunPage;
 
 /// A run: its pages in the order of their chain.
 pub type Run = Vec<(RecordId, Page)>;
 
 /// The whole runs of a namespace, those of a chain in its order, and the number of pages in none.
+#[must_use]
 pub fn whole_runs(survey: &Survey, namespace: usize, run_pages: u32) -> (Vec<Run>, u64) {
     let order = survey.chain_order(namespace);
     let pages = order.iter().map(|&id| (id, survey.page_of(id)));
@@ -28,6 +30,7 @@ pub fn whole_runs(survey: &Survey, namespace: usize, run_pages: u32) -> (Vec<Run
 }
 
 /// The pages of a run for its object.
+#[must_use]
 pub fn run_pages(run: &[(RecordId, Page)]) -> Vec<RunPage> {
     let page = |(_, page): &(RecordId, Page)| RunPage {
         key: page.key,
