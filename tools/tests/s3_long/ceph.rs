@@ -108,7 +108,15 @@ pub fn gateway() -> Result<Server, &'static str> {
     });
     let make = ["-i", "0", "--mkfs", "--osd-uuid", STORE];
     ends(&path, "ceph-osd", &make);
-    let of_store = start(&path, "ceph-osd", &["-i", "0", "-f"]);
+    let mut of_store = start(&path, "ceph-osd", &["-i", "0", "-f"]);
+    eventually("a store of objects", || {
+        // It ends if it asks the monitor before it has the monitor's map, on a busy machine.
+        if of_store.0.try_wait().unwrap().is_some() {
+            of_store = start(&path, "ceph-osd", &["-i", "0", "-f"]);
+        }
+        let dump = ceph("--connect-timeout 10 osd dump");
+        String::from_utf8_lossy(&dump.stdout).contains("osd.0 up")
+    });
     let placed = ceph("osd crush add osd.0 1.0 root=default host=localhost");
     assert!(placed.status.success(), "{placed:?}");
     let of_gateway = start(&path, "radosgw", &["-n", "client.rgw.a", "-f"]);
