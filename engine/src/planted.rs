@@ -153,6 +153,8 @@ mod switch {
             ColdLeaf,
             /// The learned policy names a page that has got a child.
             NamedParent,
+            /// Of a chain that reclaim evicts, only the first page is missed in its segment.
+            UnbookedChain,
             /// The learned policy takes lessons without a check of their values.
             BlindLessons,
             /// A put reports failed writes of page data as landed.

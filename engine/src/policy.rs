@@ -120,8 +120,8 @@ pub enum Departure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReclaimLines {
-    /// A leaf of at most this worth is evicted rather than copied. `None`: no leaf is evicted for
-    /// its worth alone.
+    /// A leaf of at most this worth is evicted rather than copied, and so is a page with the chain
+    /// below it. `None`: no page is evicted for its worth alone.
     pub drop_up_to: Option<Worth>,
     /// A page of at least this worth is copied, even if the live pages of its segment fill more
     /// than half of it. Below this line leaves of such a segment are evicted, the least worth
@@ -184,6 +184,14 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
     /// for each page of a segment that it empties. A page whose worth rises meanwhile is compared
     /// again.
     fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth;
+
+    /// A stored child of a page, if it knows one. Reclaim evicts a page that is not worth a copy
+    /// with the chain below it, as far as the policy names that chain. By default it names none,
+    /// and a page with children is copied.
+    fn child(&self, page: PageNumber) -> Option<PageNumber> {
+        let _ = page;
+        None
+    }
 
     /// The bytes of pages that puts and reclaim have written since the store was opened. Comes
     /// before `lines`.

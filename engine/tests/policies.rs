@@ -228,6 +228,73 @@ fn a_policy_that_never_forgets_a_page_cannot_hold_the_store_up() {
     }
 }
 
+/// Knows for each page the child that came last. What it says of others is wrong.
+#[derive(Debug, Default)]
+struct Genealogist(std::collections::HashMap<PageNumber, PageNumber>);
+
+impl EvictionPolicy for Genealogist {
+    fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.0.extend(facts.parent.map(|parent| (parent, page)));
+    }
+
+    fn file(&mut self, _: PageNumber, _: &PageFacts) {}
+
+    fn coldest(
+        &mut self,
+        _: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
+    ) -> Option<PageNumber> {
+        None
+    }
+
+    fn worth(&self, _: PageNumber, _: &PageFacts) -> Worth {
+        Worth(0)
+    }
+
+    fn child(&self, page: PageNumber) -> Option<PageNumber> {
+        Some(self.0.get(&page).copied().unwrap_or(page))
+    }
+}
+
+#[test]
+fn a_chain_leaves_as_a_whole_the_deepest_page_first_or_not_at_all() {
+    let index = Index::new(1, 1 << 20);
+    index.choose(Box::<Genealogist>::default());
+    let keys = chain(1, 4);
+    publish(&index, &keys, Hint::default());
+    let place = |at: u32| Place {
+        segment: SegmentId(0),
+        start: 2 + at,
+    };
+    let evict = |at: usize, now_ms, stays: Option<usize>| -> Vec<_> {
+        let stays = stays.map(|at: usize| keys[at].prefix());
+        let (key, place) = (keys[at].prefix(), place(at as u32));
+        let stays = |_, key, _| Some(key) == stays;
+        let gone = index.evict_chain(NS, key, place, now_ms, stays);
+        index.check_invariants().unwrap();
+        gone.into_iter().map(|page| page.key).collect()
+    };
+    // A page below has to stay; so does one under a lease of either kind.
+    assert_eq!(evict(1, 0, Some(3)), []);
+    let lease = Lease {
+        now_ms: 0,
+        duration_ms: 1000,
+        blocks_per_page: 16,
+    };
+    index.longest_prefix(NS, &keys, lease, &mut Vec::new());
+    assert_eq!(evict(1, 10, None), []);
+    index.lease(NS, &keys[2..3], 16);
+    assert_eq!(evict(1, 2000, None), []);
+    index.unlease(NS, &keys[2..3]);
+    let expected = [keys[3], keys[2], keys[1]].map(|key| key.prefix());
+    assert_eq!(evict(1, 2000, None), expected);
+    // Two children: the policy knows one of them.
+    for tail in [chain(2, 1), chain(3, 1)] {
+        publish(&index, &[keys[0], tail[0]], Hint::default());
+    }
+    assert_eq!(evict(0, 2000, None), []);
+    assert_eq!(index.len(), 3);
+}
+
 /// Evicts the page that was filed last. Panics when it is given a page that it holds.
 #[derive(Debug, Default)]
 struct Strict(Vec<PageNumber>);

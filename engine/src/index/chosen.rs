@@ -337,6 +337,16 @@ impl Chosen {
         }
     }
 
+    /// A child of a page, if the policy names one.
+    pub(super) fn child(&self, slab: &Slab, id: PageId) -> Option<PageId> {
+        let named = self.policy.child(PageNumber(id.0))?;
+        let child = PageId(named.0);
+        let is_child = named.index() < slab.slots()
+            && slab.entry(child).spot.has(LIVE)
+            && slab.link(child).parent == id;
+        is_child.then_some(child)
+    }
+
     /// Files leaves again that were set aside below a heat.
     fn take_back(&mut self, slab: &mut Slab, counted: &Counted, next: Heat, below: Heat) {
         while let Some((heat, id)) = self.aside.top()

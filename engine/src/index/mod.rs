@@ -33,7 +33,7 @@
 //! takes 75 to 90 ns, and a whole lookup may take 73 ns.
 //!
 //! *A stale view of a page*: a conclusion from bytes on disk is applied only if the page still lies
-//! at the place of those bytes (`forget`, `prove`, `relocate`, `evict_if_leaf` name the place).
+//! at the place of those bytes (`forget`, `prove`, `relocate`, `evict_chain` name the place).
 //!
 //! *False kinship*: a wrong or circular parent claimed by a caller can spoil the order of eviction.
 //! It cannot make a circle, and cannot make a page vanish.
@@ -107,6 +107,10 @@ const HOLD_CHANGES: usize = 256;
 /// Pages to which an open gives one stamp: about as many as a put brings in, so that old and new
 /// stamps measure alike.
 const LOAD_STAMP_PAGES: usize = 32;
+
+/// Most pages of a chain that [`Index::evict_chain`] evicts: about 30 us. To copy the first page of
+/// a longer one is less than to lose it.
+const CHAIN_PAGES_MAX: usize = 64;
 
 /// Slots that a sweep checks in one hold of the read lock: 128 KiB of entries, about 10 us.
 const HOLD_SLOTS: usize = 4096;
@@ -357,26 +361,28 @@ impl Index {
         self.state.write().unpark();
     }
 
-    /// Evicts the page, if it still lies at `place`, has no stored children and is not leased at
-    /// `now_ms`. Returns whether it did.
-    pub fn evict_if_leaf(
+    /// Evicts the page, if it still lies at `place`, with the chain below it, the deepest page
+    /// first. Returns the pages that left: all of the chain or none.
+    ///
+    /// None leaves if one of them is leased at `now_ms`, if `stays` is true for one, or if the
+    /// chain forks, is longer than 64 pages, or is unknown: the children of a page are known to the
+    /// policy of eviction alone, and not to every policy. So without one only a leaf leaves.
+    pub fn evict_chain(
         &self,
         namespace: NamespaceSlot,
         key: KeyPrefix,
         place: Place,
         now_ms: u64,
-    ) -> bool {
+        stays: impl Fn(NamespaceSlot, KeyPrefix, SegmentId) -> bool,
+    ) -> Vec<Departed> {
         let mut state = self.state.write();
         let floor = self.leases.lock().expire(now_ms);
-        let Some(id) = state.find_at(namespace, key, place) else {
-            return false;
-        };
-        let is_leased = state.slab().entry(id).mark().is_leased(floor);
-        if is_leased || state.slab().link(id).children > 0 {
-            return false;
-        }
-        self.take_out(&mut state, id, Departure::Evicted);
-        true
+        let head = state.find_at(namespace, key, place);
+        let chain = head.and_then(|head| state.chain_below(head, CHAIN_PAGES_MAX, floor, stays));
+        let chain = chain.unwrap_or_default().into_iter().rev();
+        chain
+            .map(|id| self.take_out(&mut state, id, Departure::Evicted))
+            .collect()
     }
 
     /// The facts that reclaim weighs, if the page still lies at `place`.
@@ -513,7 +519,7 @@ impl Index {
     }
 
     /// What the chosen policy has learned.
-    pub(crate) fn lessons(&self) -> Vec<u8> {
+    pub fn lessons(&self) -> Vec<u8> {
         let state = self.state.read();
         state.chosen().map(Chosen::lessons).unwrap_or_default()
     }

@@ -411,6 +411,32 @@ impl State {
 
     // ---- leaving
 
+    /// The page and the chain below it, if all of these pages may go and there are at most `most`.
+    pub(super) fn chain_below(
+        &self,
+        head: PageId,
+        most: usize,
+        floor: Heat,
+        stays: impl Fn(NamespaceSlot, KeyPrefix, SegmentId) -> bool,
+    ) -> Option<Vec<PageId>> {
+        let mut chain = vec![head];
+        let mut at = head;
+        loop {
+            let entry = self.slab.entry(at);
+            let (namespace, segment) = (entry.spot.namespace(), entry.spot.place().segment);
+            if entry.mark().is_leased(floor) || stays(namespace, entry.key(), segment) {
+                return None;
+            }
+            match self.slab.link(at).children {
+                0 => return Some(chain),
+                // A counted lease counts like a child, which no policy names.
+                1 if chain.len() < most => at = self.chosen()?.child(&self.slab, at)?,
+                _ => return None,
+            }
+            chain.push(at);
+        }
+    }
+
     /// Removes a stored page. Its mark names the lease to return. Its children stay, as orphans of
     /// a ghost.
     pub(super) fn take_out(&mut self, id: PageId, floor: Heat, why: Departure) -> (Departed, Mark) {

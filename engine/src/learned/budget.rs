@@ -1,10 +1,10 @@
 //! The copies of reclaim: as many as the bound of write amplification allows.
 //!
-//! Reclaim drops a leaf instead of copying it if its index is below a share of that of the leaves
-//! evicted lately. The share is one while reclaim copies little: such a leaf is among the next to
-//! be evicted anyway. It is the higher the more reclaim copies beyond the bound, so that retention
-//! is given up, and one again as soon as the copies are within it. A page whose stored children lie
-//! in other segments is copied in any case.
+//! Reclaim drops a page, with the chain below it, instead of copying it if its index is below a
+//! share of that of the leaves evicted lately. The share is one while reclaim copies little: such a
+//! page is among the next to be evicted anyway. It is the higher the more reclaim copies beyond the
+//! bound, so that retention is given up, and one again as soon as the copies are within it. A page
+//! of several stored children is copied in any case.
 
 /// Copies for each byte put: a write amplification of 1.1, less the excess at which the share
 /// suffices.

@@ -389,6 +389,11 @@ impl EvictionPolicy for Learned {
         }
     }
 
+    fn child(&self, page: PageNumber) -> Option<PageNumber> {
+        let page = self.pages.find(page.0)?;
+        (page.child != NONE).then_some(PageNumber(page.child))
+    }
+
     fn written(&mut self, put: u64, copied: u64) {
         let is_followed = self.guard.order() == Order::Learned;
         self.budget.written(put, copied, is_followed);

@@ -173,7 +173,7 @@ fn findings_about_an_old_place_change_nothing_at_the_new_one() {
     assert!(!index.relocate(NS, name, old, place(0, 6)));
     assert!(!index.forget(NS, name, old));
     assert!(!index.prove(NS, name, old));
-    assert!(!index.evict_if_leaf(NS, name, old, 0));
+    assert_eq!(index.evict_chain(NS, name, old, 0, |_, _, _| false), []);
     assert_eq!(index.live(NS, name, old, 0), None);
     let found = index.locate(NS, &key(0, 0)).unwrap();
     assert_eq!((found.place, found.unproven), (new, true));
@@ -467,7 +467,8 @@ fn a_leased_page_is_not_evicted_until_the_lease_lapses() {
     index.longest_prefix(NS, &chain(0, 2), lease(100, 50), &mut Vec::new());
     assert!(live(&index, key(0, 0), 149).unwrap().leased);
     assert_eq!(evict_all(&index, 149), prefixes(&[key(1, 1), key(1, 0)]));
-    assert!(!index.evict_if_leaf(NS, key(0, 1).prefix(), place(0, 1), 149));
+    let gone = index.evict_chain(NS, key(0, 1).prefix(), place(0, 1), 149, |_, _, _| false);
+    assert_eq!(gone, []);
     assert_eq!(index.evict_coldest(149, |_, _| false, |_| false), None);
     index.check_invariants().unwrap();
     assert!(!live(&index, key(0, 0), 150).unwrap().leased);

@@ -383,11 +383,12 @@ impl Pair {
                 let at = self.place_of(*name, true);
                 let prefix = name_key(*name).prefix();
                 let may = self.model.evictable().iter().any(|(_, leaf)| leaf == name);
+                let now_ms = self.model.now_ms;
                 let gone = self
                     .index
-                    .evict_if_leaf(slot(*name), prefix, at, self.model.now_ms);
-                assert_eq!(gone, may);
-                if gone {
+                    .evict_chain(slot(*name), prefix, at, now_ms, |_, _, _| false);
+                assert_eq!(gone.len(), usize::from(may));
+                if may {
                     self.model.remove(*name);
                 }
             }

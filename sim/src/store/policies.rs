@@ -433,6 +433,10 @@ impl EvictionPolicy for Learned {
         self.policy.worth(page, facts)
     }
 
+    fn child(&self, page: PageNumber) -> Option<PageNumber> {
+        self.policy.child(page)
+    }
+
     fn written(&mut self, put: u64, copied: u64) {
         self.policy.written(put, copied);
     }

@@ -63,18 +63,29 @@ impl Puts {
         true
     }
 
-    /// Evicts a page of a victim, if it is a leaf.
-    pub(in crate::core) fn evict_if_leaf(&mut self, below: &mut Below<'_>, page: &Move) -> bool {
-        let key = page.record.key.prefix();
+    /// Evicts a page of a victim with the chain below it, if all of them may go. Returns whether
+    /// they went.
+    pub(in crate::core) fn evict_chain(&mut self, below: &mut Below<'_>, page: &Move) -> bool {
+        let segments = &*below.segments;
+        let stays = |namespace, key, segment| {
+            self.awaited.contains_key(&(namespace, key)) || !segments.may_evict(segment)
+        };
         let (index, now) = (&below.base.index, below.base.now_ms);
-        let is_evicted = !self.awaited.contains_key(&(page.namespace, key))
-            && index.evict_if_leaf(page.namespace, key, page.from, now);
-        if is_evicted {
+        let key = page.record.key.prefix();
+        let gone = index.evict_chain(page.namespace, key, page.from, now, stays);
+        for left in &gone {
             let log = &mut below.base.evicted;
-            log.left_whole(page.namespace, page.record.key, page.from);
-            self.evicted(below, page.namespace, key, page.from);
+            if left.place == page.from {
+                log.left_whole(left.namespace, page.record.key, left.place);
+            } else if planted!(UnbookedChain) {
+                continue;
+            } else {
+                let generation = below.segments.get(left.place.segment).generation;
+                log.left(left.namespace, left.key, left.place, generation);
+            }
+            self.evicted(below, left.namespace, left.key, left.place);
         }
-        is_evicted
+        !gone.is_empty()
     }
 
     /// Evicts a page of a victim with all that descends from it, leased or not: the price of going

@@ -447,7 +447,7 @@ impl Dropping {
             match worth_of(below.base, &page) {
                 // Used since: it has its turn after the pages that are colder now.
                 Some(now) if now > worth => self.kept.push((now, page)),
-                Some(_) if !puts.evict_if_leaf(below, &page) => self.kept.push((worth, page)),
+                Some(_) if !puts.evict_chain(below, &page) => self.kept.push((worth, page)),
                 Some(_) | None => self.total -= u64::from(page.record.blocks),
             }
         }
