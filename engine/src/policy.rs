@@ -193,6 +193,11 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Whether it wants to be told of lookups ([`Use::Lookup`]). Asked once, first.
+    fn sees_lookups(&self) -> bool {
+        true
+    }
+
     /// The bytes of pages that puts and reclaim have written since the store was opened. Comes
     /// before `lines`.
     fn written(&mut self, put: u64, copied: u64) {

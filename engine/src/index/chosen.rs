@@ -54,14 +54,23 @@ pub(super) struct Chosen {
     aside: Heap,
     aside_since: Heat,
     parked: Vec<PageId>,
-    noted: Mutex<Vec<Noted>>,
+    noted: Mutex<Noted>,
+    sees_lookups: bool,
 }
 
-/// A use of a page that the policy does not know yet.
-#[derive(Debug)]
+/// Uses that the policy does not know yet.
+#[derive(Debug, Default)]
 struct Noted {
-    id: PageId,
-    used: Used,
+    ids: Vec<PageId>,
+    /// For each call with some of them: the end of its run in `ids`.
+    calls: Vec<(usize, Used)>,
+}
+
+impl Noted {
+    fn ram_bytes(&self) -> usize {
+        self.ids.capacity() * size_of::<PageId>()
+            + self.calls.capacity() * size_of::<(usize, Used)>()
+    }
 }
 
 /// The facts that only a policy needs.
@@ -111,6 +120,8 @@ impl Note {
 struct Times {
     list: VecDeque<(Heat, u64)>,
     now_ms: u64,
+    /// The stamp that was asked for last, and its time: pages of a chain mostly share one.
+    recent: Option<(Heat, u64)>,
 }
 
 impl Times {
@@ -122,14 +133,22 @@ impl Times {
                 self.list.pop_front();
             }
             self.list.push_back((stamp, now_ms));
+            self.recent = None;
         }
     }
 
     /// The time since a stamp, and the time now.
-    fn of(&self, stamp: Heat) -> (Duration, Duration) {
-        let behind = self.list.partition_point(|(noted, _)| *noted <= stamp);
-        let noted = self.list.get(behind.saturating_sub(1));
-        let then = noted.map_or(self.now_ms, |(_, ms)| *ms);
+    fn of(&mut self, stamp: Heat) -> (Duration, Duration) {
+        let then = match self.recent {
+            Some((recent, ms)) if recent == stamp => ms,
+            _ => {
+                let behind = self.list.partition_point(|(noted, _)| *noted <= stamp);
+                let noted = self.list.get(behind.saturating_sub(1));
+                let then = noted.map_or(self.now_ms, |(_, ms)| *ms);
+                self.recent = noted.map(|_| (stamp, then));
+                then
+            }
+        };
         let since = Duration::from_millis(self.now_ms - then);
         (since, Duration::from_millis(self.now_ms))
     }
@@ -138,6 +157,7 @@ impl Times {
         for (stamp, _) in &mut self.list {
             *stamp = Heat(stamp.0.saturating_sub(cut));
         }
+        self.recent = None;
     }
 }
 
@@ -206,6 +226,7 @@ fn is_leaf(slab: &Slab, id: PageId) -> bool {
 impl Chosen {
     pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Chosen {
         Chosen {
+            sees_lookups: policy.sees_lookups(),
             policy,
             seen: Seen {
                 notes: Chunks::new(),
@@ -244,31 +265,42 @@ impl Chosen {
 
     /// Notes uses of pages by a reader. Returns whether they are to be reported at once.
     pub(super) fn note_uses(&self, ids: &[PageId], used: Used) -> bool {
+        if used.by == Use::Lookup && !self.sees_lookups {
+            return false;
+        }
         let mut noted = self.noted.lock();
         let found = ids.iter().filter(|id| **id != PageId::NONE);
-        noted.extend(found.map(|id| Noted { id: *id, used }));
-        noted.len() >= NOTED_MAX
+        noted.ids.extend(found);
+        let end = noted.ids.len();
+        noted.calls.push((end, used));
+        end >= NOTED_MAX
     }
 
     pub(super) fn has_unreported(&self) -> bool {
-        !self.noted.lock().is_empty()
+        !self.noted.lock().ids.is_empty()
     }
 
     pub(super) fn report_uses(&mut self, view: View<'_>) {
-        for Noted { id, used } in self.noted.get_mut().drain(..) {
-            let note = self.seen.note_mut(id);
-            if used.by != Use::Lookup {
-                note.count_hit();
+        let Noted { ids, calls } = self.noted.get_mut();
+        let mut begin = 0;
+        for (end, used) in calls.drain(..) {
+            for id in &ids[begin..end] {
+                let note = self.seen.note_mut(*id);
+                if used.by != Use::Lookup {
+                    note.count_hit();
+                }
+                if let Some(hint) = used.hint {
+                    note.hint = hint.bits();
+                }
+                let facts = PageFacts {
+                    new_pages: used.new_pages,
+                    ..self.seen.facts(view, *id)
+                };
+                self.policy.used(PageNumber(id.0), &facts, used.by);
             }
-            if let Some(hint) = used.hint {
-                note.hint = hint.bits();
-            }
-            let facts = PageFacts {
-                new_pages: used.new_pages,
-                ..self.seen.facts(view, id)
-            };
-            self.policy.used(PageNumber(id.0), &facts, used.by);
+            begin = end;
         }
+        ids.clear();
     }
 
     pub(super) fn note_time(&self, stamp: Heat, now_ms: u64) {
@@ -419,6 +451,6 @@ impl Chosen {
             + self.seen.times.lock().list.capacity() * size_of::<(Heat, u64)>()
             + self.aside.ram_bytes()
             + self.parked.capacity() * size_of::<PageId>()
-            + self.noted.lock().capacity() * size_of::<Noted>()
+            + self.noted.lock().ram_bytes()
     }
 }

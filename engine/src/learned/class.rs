@@ -87,8 +87,17 @@ impl Traits {
 pub(super) struct Classes {
     known: HashMap<Traits, ClassId, RandomState>,
     traits: Vec<Traits>,
-    /// The class that was asked for last: pages of a request mostly share one.
-    recent: (Traits, ClassId),
+    /// Classes that were asked for lately, each at the place that its traits give: pages of a
+    /// request share a few.
+    recent: [(Traits, ClassId); RECENT],
+}
+
+/// A power of two.
+const RECENT: usize = 64;
+
+fn place_of(traits: Traits) -> usize {
+    let number = u64::from_le_bytes(traits.0);
+    (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - RECENT.trailing_zeros())) as usize
 }
 
 impl Default for Classes {
@@ -97,7 +106,7 @@ impl Default for Classes {
         Classes {
             known: HashMap::default(),
             traits: vec![unknown],
-            recent: (unknown, 0),
+            recent: [(unknown, 0); RECENT],
         }
     }
 }
@@ -105,12 +114,13 @@ impl Default for Classes {
 impl Classes {
     /// The number of a class.
     pub(super) fn of(&mut self, traits: Traits, hazards: &mut Hazards) -> ClassId {
-        if self.recent.0 == traits {
-            return self.recent.1;
+        let recent = place_of(traits);
+        if self.recent[recent].0 == traits {
+            return self.recent[recent].1;
         }
         let known = self.known.get(&traits).copied();
         let class = known.unwrap_or_else(|| self.add(traits, hazards));
-        self.recent = (traits, class);
+        self.recent[recent] = (traits, class);
         class
     }
 

@@ -32,6 +32,10 @@ pub(super) struct Leaves {
     valued: Option<u32>,
     /// Classes whose tops have changed since.
     changed: Vec<ClassId>,
+    /// The class whose top was taken: the word there is of no leaf until the next call fills the
+    /// place. Mostly that call files the parent of the leaf, which is about as old and stays at the
+    /// top, so that no entry moves.
+    hole: Option<ClassId>,
 }
 
 impl Leaves {
@@ -46,13 +50,32 @@ impl Leaves {
         }
         let heap = &mut self.heaps[class];
         let word = word(page.last, id);
-        heap.push(word);
-        raise(heap, pages, heap.len() - 1, word);
+        if self.hole == Some(page.class()) {
+            self.hole = None;
+            sink(heap, pages, 0, word);
+        } else {
+            heap.push(word);
+            raise(heap, pages, heap.len() - 1, word);
+        }
         self.change(page.class());
+    }
+
+    /// Fills the place of the leaf that was taken with the last one of its heap.
+    fn fill_hole(&mut self, pages: &mut Pages) {
+        let Some(class) = self.hole.take() else {
+            return;
+        };
+        let heap = &mut self.heaps[usize::from(class)];
+        if let Some(last) = heap.pop()
+            && heap.len() > 0
+        {
+            sink(heap, pages, 0, last);
+        }
     }
 
     /// Gives up a leaf that it holds. To be called before its class changes.
     pub(super) fn remove(&mut self, pages: &mut Pages, id: u32) {
+        self.fill_hole(pages);
         let page = pages.get_mut(id);
         let class = page.class();
         let at = std::mem::replace(&mut page.at, NONE) as usize;
@@ -86,6 +109,7 @@ impl Leaves {
         now: u32,
         index: impl Fn(ClassId, u32) -> f32,
     ) -> Option<u32> {
+        self.fill_hole(pages);
         if self.valued != Some(now) {
             self.changed.clear();
             self.changed.extend(0..self.heaps.len() as ClassId);
@@ -109,7 +133,9 @@ impl Leaves {
             if let Some((last, id)) = top
                 && last == least.1
             {
-                self.remove(pages, id);
+                pages.get_mut(id).at = NONE;
+                self.hole = Some(at as ClassId);
+                self.change(at as ClassId);
                 return Some(id);
             }
             self.changed.push(at as ClassId);

@@ -394,6 +394,10 @@ impl EvictionPolicy for Learned {
         (page.child != NONE).then_some(PageNumber(page.child))
     }
 
+    fn sees_lookups(&self) -> bool {
+        false
+    }
+
     fn written(&mut self, put: u64, copied: u64) {
         let is_followed = self.guard.order() == Order::Learned;
         self.budget.written(put, copied, is_followed);

@@ -32,6 +32,8 @@ pub(super) struct Sample {
     keys: BTreeMap<u32, Key>,
     /// The keys among them that are stored, by their pages.
     stored: HashMap<u32, u32, RandomState>,
+    /// One bit a page: whether `stored` has it. Most pages are not sampled.
+    is_stored: Vec<u64>,
     /// Keys by their uses, the first one first; only the last one of each key counts.
     uses: VecDeque<(u32, u32)>,
     max: usize,
@@ -49,6 +51,10 @@ impl Sample {
             self.keys.retain(|key, _| is_in(*key, shift));
             self.uses.retain(|(key, _)| is_in(*key, shift));
             self.stored.retain(|_, key| is_in(*key, shift));
+            self.is_stored.fill(0);
+            for page in self.stored.keys() {
+                self.is_stored[*page as usize / 64] |= 1 << (page % 64);
+            }
         }
         self.max = wanted >> self.shift;
     }
@@ -65,6 +71,11 @@ impl Sample {
             return;
         }
         self.stored.insert(page, key);
+        let at = page as usize / 64;
+        if at >= self.is_stored.len() {
+            self.is_stored.resize(at + 1, 0);
+        }
+        self.is_stored[at] |= 1 << (page % 64);
         let fresh = Key {
             class,
             last: now,
@@ -88,7 +99,8 @@ impl Sample {
         now: u32,
         hazards: &mut Hazards,
     ) {
-        if let Some(key) = self.stored.get(&page)
+        if self.has(page)
+            && let Some(key) = self.stored.get(&page)
             && let Some(held) = self.keys.get_mut(key)
         {
             add_time(held, now, hazards);
@@ -98,7 +110,16 @@ impl Sample {
 
     /// A page is stored no more; its key is counted on.
     pub(super) fn left(&mut self, page: u32) {
-        self.stored.remove(&page);
+        if self.has(page) {
+            self.stored.remove(&page);
+            self.is_stored[page as usize / 64] &= !(1 << (page % 64));
+        }
+    }
+
+    /// Whether this page is stored and sampled.
+    fn has(&self, page: u32) -> bool {
+        let bits = self.is_stored.get(page as usize / 64);
+        bits.is_some_and(|bits| bits >> (page % 64) & 1 == 1)
     }
 
     fn forget_oldest(&mut self, now: u32, hazards: &mut Hazards) {
@@ -124,6 +145,7 @@ impl Sample {
         // A node of the tree is three quarters full.
         self.keys.len() * size_of::<(u32, Key)>() * 4 / 3
             + self.stored.capacity() * (size_of::<(u32, u32)>() + 1)
+            + self.is_stored.capacity() * size_of::<u64>()
             + self.uses.capacity() * size_of::<(u32, u32)>()
     }
 }

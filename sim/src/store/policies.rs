@@ -437,6 +437,10 @@ impl EvictionPolicy for Learned {
         self.policy.child(page)
     }
 
+    fn sees_lookups(&self) -> bool {
+        self.policy.sees_lookups()
+    }
+
     fn written(&mut self, put: u64, copied: u64) {
         self.policy.written(put, copied);
     }
