@@ -148,6 +148,12 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
         let _ = segments;
     }
 
+    /// Pages of these names may arrive or leave next: a policy that remembers names can fetch its
+    /// memory of them, so that no page waits for another page's cache miss.
+    fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
+        let _ = names;
+    }
+
     /// A page is stored, by a put or by the recovery of an open (the oldest first, with the facts
     /// that the disk has).
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use larder_format::BLOCK_BYTES;
+use larder_format::{BLOCK_BYTES, KeyPrefix};
 use parking_lot::Mutex;
 
 use super::chunks::Chunks;
@@ -22,7 +22,7 @@ use super::coldness::{Heap, Standing};
 use super::counted::Counted;
 use super::lookup::Used;
 use super::slab::{LIVE, PageId, QUEUED, Slab};
-use super::types::{Heat, Told};
+use super::types::{Heat, NamespaceSlot, Told};
 use crate::api::NamespaceId;
 use crate::hint::Hint;
 use crate::planted;
@@ -241,6 +241,12 @@ impl Chosen {
     }
 
     // ---- the facts for the policy
+
+    /// Pages of these names are about to be published, or to leave.
+    pub(super) fn fetch(&self, names: impl Iterator<Item = (NamespaceSlot, KeyPrefix)>) {
+        let mut names = names.map(|(namespace, key)| (NamespaceId(namespace.0), key));
+        self.policy.fetch(&mut names);
+    }
 
     pub(super) fn arrived(&mut self, view: View<'_>, id: PageId, told: Told) {
         self.seen.tell(view.slab, id, told);

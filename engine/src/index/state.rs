@@ -248,6 +248,9 @@ impl State {
             self.table.fetch(hash)
         });
         std::hint::black_box(lines.fold(0, |all, line| all ^ line));
+        if let Some(chosen) = &self.chosen {
+            chosen.fetch(pages.iter().map(|page| (page.namespace, page.key)));
+        }
     }
 
     /// Makes one page visible, under its heat; links it if its parent is stored. `previous` is a
@@ -521,7 +524,14 @@ impl State {
         };
         let id = match &mut self.chosen {
             None => self.cold.coldest(next, floor, |id| look(slab, id))?,
-            Some(chosen) => chosen.coldest(slab, &self.counted, (next, floor), look)?,
+            Some(chosen) => {
+                let id = chosen.coldest(slab, &self.counted, (next, floor), look)?;
+                // The misses of the two tables that forget it overlap.
+                let entry = self.slab.entry(id);
+                std::hint::black_box(self.table.fetch(hash_of(self.names, entry)));
+                chosen.fetch(std::iter::once((entry.spot.namespace(), entry.key())));
+                id
+            }
         };
         self.slab.entry_mut(id).spot.clear(QUEUED);
         Some(self.take_out(id, floor, Departure::Evicted).0)

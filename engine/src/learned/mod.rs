@@ -49,6 +49,9 @@ mod sample;
 
 use std::time::Duration;
 
+use larder_format::KeyPrefix;
+
+use crate::api::NamespaceId;
 use crate::planted;
 use crate::policy::{Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth};
 use budget::Budget;
@@ -135,9 +138,15 @@ fn ticks(time: Duration) -> u32 {
 
 /// A number for a key. Keys are hashes already.
 fn number_of(facts: &PageFacts) -> u64 {
-    let bytes = facts.key.as_bytes();
-    let (low, _) = bytes.split_first_chunk::<8>().expect("it has 12 bytes");
-    u64::from_le_bytes(*low) ^ u64::from(facts.namespace.number()) << 48
+    number(facts.namespace, facts.key)
+}
+
+fn number(namespace: NamespaceId, key: KeyPrefix) -> u64 {
+    let (low, _) = key
+        .as_bytes()
+        .split_first_chunk::<8>()
+        .expect("it has 12 bytes");
+    u64::from_le_bytes(*low) ^ u64::from(namespace.number()) << 48
 }
 
 /// The number that names a key in the sample.
@@ -282,6 +291,11 @@ impl EvictionPolicy for Learned {
             );
             self.guard.stay_with_lru();
         }
+    }
+
+    fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
+        let fetched = names.map(|(namespace, key)| self.ghosts.fetch(number(namespace, key)));
+        std::hint::black_box(fetched.fold(0, |all, word| all ^ word));
     }
 
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {

@@ -359,6 +359,10 @@ impl std::fmt::Debug for Learned {
 }
 
 impl EvictionPolicy for Learned {
+    fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
+        self.policy.fetch(names);
+    }
+
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
         self.used.insert(page, facts.now);
         self.policy.arrived(page, facts);
