@@ -20,6 +20,8 @@ mod report;
 pub(super) mod requests;
 mod volume;
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 use larder_engine::{Class, Hint, Stop};
 
@@ -52,11 +54,17 @@ pub enum Hints {
 #[derive(Args, Clone, Debug)]
 pub struct RetentionArgs {
     /// Compare this policy of eviction with LRU and with the optimum, in the time of the trace and
-    /// without moving bytes
-    #[arg(long, conflicts_with_all = ["store", "capacity", "l1", "ack_log", "check_log"])]
+    /// without moving bytes; with --store and --capacity, evict by it there
+    #[arg(long, conflicts_with_all = ["l1", "ack_log", "check_log"])]
     pub policy: Option<Policy>,
     /// The facts that the store gets
-    #[arg(long, value_enum, default_value = "trace", requires = "policy")]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "trace",
+        requires = "policy",
+        conflicts_with = "capacity"
+    )]
     hints: Hints,
     /// Capacity in hundredths of the trace's distinct blocks
     #[arg(
@@ -64,9 +72,18 @@ pub struct RetentionArgs {
         value_name = "PERCENT",
         value_delimiter = ',',
         default_value = "2,5,10,20",
-        requires = "policy"
+        requires = "policy",
+        conflicts_with = "capacity"
     )]
     percent: Vec<f64>,
+    /// Begin with the tables that the policy learns on this trace
+    #[arg(
+        long,
+        value_name = "TRACE",
+        requires = "policy",
+        conflicts_with = "capacity"
+    )]
+    pub(super) learned_on: Option<PathBuf>,
 }
 
 /// Runs it.
@@ -76,14 +93,22 @@ pub fn run(args: &ReplayArgs, policy: Policy, interrupt: &Interrupt) -> Result<E
     let segment_bytes = args
         .segment_size
         .map_or(volume::SEGMENT_BYTES, |size| size.0);
+    let learned_on = args.retention.learned_on.as_ref();
+    let earlier = learned_on
+        .map(|path| Requests::read(path, args.limit, interrupt))
+        .transpose()?;
     let mut rows = Vec::new();
     for percent in &args.retention.percent {
         let geometry = Geometry::keeping(*percent, &requests, page_bytes, segment_bytes)?;
         let hints = args.retention.hints;
-        let lru = play(&requests, &geometry, Policy::Lru, hints, interrupt)?;
+        let lru = play(&requests, &geometry, Policy::Lru, hints, &[], interrupt)?;
+        let lessons = match &earlier {
+            Some(earlier) => play(earlier, &geometry, policy, hints, &[], interrupt)?.lessons,
+            None => Vec::new(),
+        };
         let run = match policy {
             Policy::Lru => lru.clone(),
-            Policy::Learned => play(&requests, &geometry, policy, hints, interrupt)?,
+            Policy::Learned => play(&requests, &geometry, policy, hints, &lessons, interrupt)?,
         };
         let best = optimum::hits(&requests, geometry.pages);
         rows.push(Row::new(*percent, &geometry, &run, &lru, best));
@@ -104,6 +129,8 @@ pub fn run(args: &ReplayArgs, policy: Policy, interrupt: &Interrupt) -> Result<E
 #[derive(Clone, Debug, Default)]
 struct Played {
     hits: u64,
+    /// By request.
+    hits_of: Vec<usize>,
     put: u64,
     refused: u64,
     written_bytes: u64,
@@ -111,6 +138,8 @@ struct Played {
     copied_bytes: u64,
     evicted: u64,
     policy_bytes: u64,
+    /// What the policy has learned.
+    lessons: Vec<u8>,
     seconds: f64,
 }
 
@@ -119,9 +148,15 @@ fn play(
     geometry: &Geometry,
     policy: Policy,
     hints: Hints,
+    lessons: &[u8],
     interrupt: &Interrupt,
 ) -> Result<Played, Failure> {
-    let mut volume = Volume::new(geometry, policy.maker().as_ref())?;
+    let policy = policy.maker().map(|maker| {
+        let mut policy = maker.make();
+        policy.recall(lessons);
+        policy
+    });
+    let mut volume = Volume::new(geometry, policy)?;
     let begun = std::time::Instant::now();
     let mut played = Played::default();
     for request in requests.iter() {
@@ -132,6 +167,7 @@ fn play(
         volume.tick(request.at_ms);
         let stored = volume.stored(&keys);
         played.hits += stored as u64;
+        played.hits_of.push(stored);
         match hints {
             Hints::Trace => {
                 let full = keys.len() - usize::from(request.is_partial);

@@ -19,6 +19,8 @@ pub(super) struct RetentionReport {
     requests: u64,
     pages_requested: u64,
     distinct_pages: u64,
+    /// The trace whose tables the policy began with.
+    learned_on: Option<PathBuf>,
     /// One for each capacity.
     capacities: Vec<Row>,
     /// Whether the operator ended it early.
@@ -111,6 +113,7 @@ impl RetentionReport {
             requests: requests.iter().len() as u64,
             pages_requested: requests.references(),
             distinct_pages: requests.distinct() as u64,
+            learned_on: args.retention.learned_on.clone(),
             capacities,
             interrupted,
         }

@@ -13,7 +13,7 @@ use larder_engine::core::{
     Config, Copied, Core, Descriptors, Effect, InitState, Io, Recovered, SegmentInit, Victim,
 };
 use larder_engine::index::{Index, Lease, NamespaceSlot};
-use larder_engine::policy::{EvictionPolicy, PolicyMaker};
+use larder_engine::policy::EvictionPolicy;
 use larder_engine::{Hint, PutStatus, Refusal};
 use larder_format::{
     BLOCK_BYTES, BlockAddress, DescriptorBlock, PageKey, Run, SEGMENTS_OFFSET, SegmentNo, Serial,
@@ -115,12 +115,12 @@ pub(super) struct Volume {
 impl Volume {
     pub(super) fn new(
         geometry: &Geometry,
-        policy: Option<&PolicyMaker<dyn EvictionPolicy>>,
+        policy: Option<Box<dyn EvictionPolicy>>,
     ) -> Result<Volume, Failure> {
         let blocks = u64::from(geometry.segments) * u64::from(geometry.segment_blocks);
         let index = Arc::new(Index::new(geometry.segments as usize, blocks));
-        if let Some(maker) = policy {
-            index.choose(maker.make());
+        if let Some(policy) = policy {
+            index.choose(policy);
         }
         let free = SegmentInit {
             state: InitState::Free,
@@ -341,6 +341,7 @@ impl Volume {
         played.copied_bytes = bytes(counters.copy_blocks_written);
         played.written_bytes = bytes(counters.blocks_written());
         played.policy_bytes = self.index.policy_ram_bytes() as u64;
+        played.lessons = self.index.lessons();
         Ok(())
     }
 }
