@@ -144,7 +144,21 @@ impl OpenArgs {
         path: &Path,
         work: impl FnOnce(&Store) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let store = Store::open(path, self.options())?;
+        self.with_policy(path, Policy::Lru, work)
+    }
+
+    /// The same, evicting by this policy.
+    ///
+    /// # Errors
+    /// As those of `with`.
+    pub fn with_policy<T>(
+        &self,
+        path: &Path,
+        policy: Policy,
+        work: impl FnOnce(&Store) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        let options = self.options().with(|o| o.eviction = policy.maker());
+        let store = Store::open(path, options)?;
         let outcome = work(&store);
         finish(&store, outcome)
     }

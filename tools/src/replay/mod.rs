@@ -116,7 +116,9 @@ pub struct ReplayArgs {
 /// Runs the command.
 pub fn run(args: &ReplayArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    if let Some(policy) = args.retention.policy {
+    if let Some(policy) = args.retention.policy
+        && args.capacity.is_empty()
+    {
         return retention::run(args, policy, &interrupt);
     }
     if let Some(admission) = args.fleet.l4 {

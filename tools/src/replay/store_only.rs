@@ -23,6 +23,7 @@ use crate::bench;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::open::Policy;
 use crate::report::{self, Lines, Report};
 use crate::session::{self, Counts, Session, Witness};
 use crate::size::ByteSize;
@@ -237,7 +238,8 @@ fn with_report<T>(
         history,
         shape,
     };
-    args.open.with(&args.store, |store| {
+    let policy = args.retention.policy.unwrap_or(Policy::Lru);
+    args.open.with_policy(&args.store, policy, |store| {
         take(replay(args, store, input, interrupt)?).map(Some)
     })
 }
