@@ -7,8 +7,8 @@
 //! of several stored children is copied in any case.
 
 /// Copies for each byte put: a write amplification of 1.1, less the excess at which the share
-/// suffices.
-const COPIED_MAX: f64 = 0.07;
+/// suffices, and less the copies of the time before the first trial.
+const COPIED_MAX: f64 = 0.06;
 
 /// What is left of the past after one victim: about 200 count.
 const FADE: f64 = 0.995;
