@@ -28,8 +28,9 @@ pub(super) const MS: Nanos = 1_000_000;
 /// How long a claim lasts after a read began or ended.
 pub(crate) const CLAIM: Nanos = 50 * MS;
 
-/// The slow-down of reads at which the rate of writes stays the same.
-const SLOWDOWN: f64 = 1.2;
+/// The slow-down of reads at which the rate of writes stays the same. Reads keep 0.82 of their
+/// speed, since they have the rests for themselves.
+const SLOWDOWN: f64 = 1.23;
 
 /// The lowest rate, and the rate at the beginning of a claim, as parts of the device's write speed.
 const FLOOR: f64 = 0.1;
@@ -58,6 +59,13 @@ const BESIDE_TIME: Nanos = 50 * MS;
 /// time, if they are more.
 const FREE_BYTES_MIN: u64 = 8 << 20;
 const FREE_TIME: Nanos = 16 * MS;
+
+/// At the beginning of a claim, the device still has the writes that began before it. For so long
+/// they slow the reads, and the rate does not.
+const SETTLES: Nanos = 2 * FREE_TIME;
+
+/// The rate of the last claim is forgotten after this time.
+const RATE_LASTS: Nanos = 1000 * MS;
 
 /// Unused rate is kept for this long: a wake-up may be late by as much, and so may the next put.
 const CREDIT: Nanos = 8 * MS;
@@ -89,6 +97,8 @@ const COUNTS: usize = 6;
 pub(crate) struct Words {
     /// When a read last began or ended.
     claimed_at: AtomicU64,
+    /// When the present claim, or the last one, began.
+    claimed_since: AtomicU64,
     /// The slow-down of reads, below the low half of the moment of its publication.
     slowdown: AtomicU64,
     /// Numbers of paced operations begun and ended, and when the last one began or ended.
@@ -108,6 +118,19 @@ impl Words {
     /// Whether there is a claim.
     pub(super) fn is_claimed(&self, now: Nanos) -> bool {
         self.claim_end(now).is_some()
+    }
+
+    /// A read begins or ends.
+    fn claim(&self, now: Nanos) {
+        if !self.is_claimed(now) {
+            self.claimed_since.store(now, Relaxed);
+        }
+        self.claimed_at.store(now, Relaxed);
+    }
+
+    /// Whether the device has ended the writes from before the claim at this moment.
+    fn is_settled(&self, moment: Nanos) -> bool {
+        self.claimed_since.load(Relaxed).abs_diff(moment) >= SETTLES
     }
 
     /// The last published slow-down of reads; 0 before the first.
@@ -276,7 +299,7 @@ struct Reads {
 
 impl Reads {
     fn begin(&mut self, words: &Words, bytes: u64, now: Nanos) {
-        words.claimed_at.store(now, Relaxed);
+        words.claim(now);
         if self.count == 0 {
             // The reader's own time counts: it is shorter where a slower device has it wait less.
             let own = now.saturating_sub(self.since);
@@ -292,7 +315,7 @@ impl Reads {
     }
 
     fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
-        words.claimed_at.store(now, Relaxed);
+        words.claim(now);
         let took = now.saturating_sub(self.since).max(1);
         let clean = self.time_alone(words, now).min(took);
         let clean_bytes = (ended.read_bytes as f64 * clean as f64 / took as f64) as u64;
@@ -300,7 +323,8 @@ impl Reads {
         let size = size_class(self.bytes / self.count.max(1));
         let alone = &mut self.alone[size][count_class(self.most.max(self.most_before))];
         alone.add(clean, clean_bytes);
-        if let Some(expected) = alone.time_for(ended.read_bytes - clean_bytes) {
+        let expected = alone.time_for(ended.read_bytes - clean_bytes);
+        if let Some(expected) = expected.filter(|_| words.is_settled(self.since)) {
             self.took += (took - clean) as f64;
             self.expected += expected;
             self.fresh += took - clean;
@@ -389,11 +413,8 @@ impl Writes {
 
     fn begin_claim(&mut self, words: &Words, now: Nanos) {
         let first = self.speed.get() * FIRST;
-        self.rate = if self.rate > 0.0 {
-            self.rate.min(first)
-        } else {
-            first
-        };
+        let is_known = now.saturating_sub(self.credited_at) < RATE_LASTS;
+        self.rate = if is_known { self.rate.min(first) } else { first };
         (self.credit, self.credited_at) = (0.0, now);
         self.followed = words.slowdown.load(Relaxed);
     }
