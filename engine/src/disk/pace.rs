@@ -13,7 +13,8 @@
 //!
 //! Claims and slow-downs are in [`Words`] that processes share. All words are hints. A process that
 //! forges them, or stops in the middle, slows the writes of others to the floor at worst. A claim
-//! ends by itself after [`CLAIM`].
+//! ends by itself after [`CLAIM`], unless a read begins or ends, or is still in flight in a process
+//! that renews it ([`Pace::renew`]).
 //!
 //! Owns: the account of one volume in one process ([`Pace`]). It reads no clock and does no I/O:
 //! its caller passes the time, in nanoseconds of the system's monotonic clock.
@@ -25,12 +26,15 @@ pub(crate) type Nanos = u64;
 
 pub(super) const MS: Nanos = 1_000_000;
 
-/// How long a claim lasts after a read began or ended.
+/// How long a claim lasts after a read began or ended, or after it was renewed.
 pub(crate) const CLAIM: Nanos = 50 * MS;
 
-/// The slow-down of reads at which the rate of writes stays the same. Reads keep 0.82 of their
+/// Age at which the claim of reads in flight is renewed.
+const RENEWED: Nanos = CLAIM / 2;
+
+/// The slow-down of reads at which the rate of writes stays the same. Reads keep 0.83 of their
 /// speed, since they have the rests for themselves.
-const SLOWDOWN: f64 = 1.23;
+const SLOWDOWN: f64 = 1.22;
 
 /// The lowest rate, and the rate at the beginning of a claim, as parts of the device's write speed.
 const FLOOR: f64 = 0.1;
@@ -49,6 +53,9 @@ const REST_EVERY: Nanos = 1000 * MS;
 
 /// The write speed that is assumed before one was measured, in bytes per second.
 const SPEED_MIN: f64 = (128 << 20) as f64;
+
+/// More than any device reads, in bytes per nanosecond.
+const SPEED_MAX: u64 = 64;
 
 /// Most paced bytes in flight beside a claim: this, or the bytes of this time at the paced rate, if
 /// they are more. One operation is always possible.
@@ -95,12 +102,14 @@ const COUNTS: usize = 6;
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Words {
-    /// When a read last began or ended.
+    /// When a read last began or ended, or when the claim was renewed.
     claimed_at: AtomicU64,
     /// When the present claim, or the last one, began.
     claimed_since: AtomicU64,
     /// The slow-down of reads, below the low half of the moment of its publication.
     slowdown: AtomicU64,
+    /// Bytes of all reads that have ended.
+    read: AtomicU64,
     /// Numbers of paced operations begun and ended, and when the last one began or ended.
     begun: AtomicU64,
     ended: AtomicU64,
@@ -120,7 +129,7 @@ impl Words {
         self.claim_end(now).is_some()
     }
 
-    /// A read begins or ends.
+    /// A read begins, ends, or is still in flight.
     fn claim(&self, now: Nanos) {
         if !self.is_claimed(now) {
             self.claimed_since.store(now, Relaxed);
@@ -218,6 +227,11 @@ impl Pace {
         }
     }
 
+    /// Keeps the claim of reads that are in flight. Returns when to call it again, if there are any.
+    pub(crate) fn renew(&self, words: &Words, now: Nanos) -> Option<Nanos> {
+        self.reads.renew(words, now)
+    }
+
     /// The rate of paced operations beside a claim, in bytes per second.
     pub(crate) fn rate(&self) -> f64 {
         self.writes.rate
@@ -284,6 +298,8 @@ struct Reads {
     /// When the device began with the next of them to end: at the end of the one before. If it was
     /// idle in between, that time counts up to the time that it was busy before.
     since: Nanos,
+    /// The bytes that all had read by then.
+    seen: u64,
     /// No paced operation was in flight by then.
     is_unpaced: bool,
     alone: [[Measured; COUNTS]; SIZES],
@@ -303,8 +319,11 @@ impl Reads {
         if self.count == 0 {
             // The reader's own time counts: it is shorter where a slower device has it wait less.
             let own = now.saturating_sub(self.since);
-            let own = if own < CLAIM { own.min(self.busy) } else { 0 };
-            self.since = now - own;
+            if own >= CLAIM || own > self.busy {
+                let own = if own < CLAIM { self.busy } else { 0 };
+                self.since = now.saturating_sub(own);
+                self.seen = words.read.load(Relaxed);
+            }
             self.busy_since = now;
             self.is_unpaced = words.unpaced_since(now).is_some();
             self.most_before = std::mem::take(&mut self.most);
@@ -314,16 +333,29 @@ impl Reads {
         self.most = self.most.max(self.count);
     }
 
+    fn renew(&self, words: &Words, now: Nanos) -> Option<Nanos> {
+        if self.count == 0 {
+            return None;
+        }
+        let claimed_at = words.claimed_at.load(Relaxed);
+        if claimed_at.abs_diff(now) < RENEWED {
+            return Some(claimed_at + RENEWED);
+        }
+        words.claim(now);
+        Some(now + RENEWED)
+    }
+
     fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
         words.claim(now);
         let took = now.saturating_sub(self.since).max(1);
+        let bytes = self.bytes_of_all(words, ended.read_bytes, took);
         let clean = self.time_alone(words, now).min(took);
-        let clean_bytes = (ended.read_bytes as f64 * clean as f64 / took as f64) as u64;
-        let clean_bytes = clean_bytes.min(ended.read_bytes);
+        let clean_bytes = (bytes as f64 * clean as f64 / took as f64) as u64;
+        let clean_bytes = clean_bytes.min(bytes);
         let size = size_class(self.bytes / self.count.max(1));
         let alone = &mut self.alone[size][count_class(self.most.max(self.most_before))];
         alone.add(clean, clean_bytes);
-        let expected = alone.time_for(ended.read_bytes - clean_bytes);
+        let expected = alone.time_for(bytes - clean_bytes);
         if let Some(expected) = expected.filter(|_| words.is_settled(self.since)) {
             self.took += (took - clean) as f64;
             self.expected += expected;
@@ -339,6 +371,16 @@ impl Reads {
         }
         self.since = now;
         self.is_unpaced = words.unpaced_since(now).is_some();
+    }
+
+    /// The bytes that all processes have read since the last read of this process ended. They share
+    /// the device: the time between two ends is that of the bytes of all.
+    fn bytes_of_all(&mut self, words: &Words, bytes: u64, took: Nanos) -> u64 {
+        let read = words.read.fetch_add(bytes, Relaxed).wrapping_add(bytes);
+        let seen = std::mem::replace(&mut self.seen, read);
+        // Whatever the word says: not less than its own, nor more than any device reads.
+        let most = took.saturating_mul(SPEED_MAX).max(bytes);
+        read.wrapping_sub(seen).clamp(bytes, most)
     }
 
     /// How long, since the last read ended, the device had no paced operations and was to have
@@ -414,7 +456,11 @@ impl Writes {
     fn begin_claim(&mut self, words: &Words, now: Nanos) {
         let first = self.speed.get() * FIRST;
         let is_known = now.saturating_sub(self.credited_at) < RATE_LASTS;
-        self.rate = if is_known { self.rate.min(first) } else { first };
+        self.rate = if is_known {
+            self.rate.min(first)
+        } else {
+            first
+        };
         (self.credit, self.credited_at) = (0.0, now);
         self.followed = words.slowdown.load(Relaxed);
     }

@@ -146,6 +146,13 @@ impl Queue {
         Next::Start(op)
     }
 
+    /// Keeps the claim of reads that are in flight for long. Returns when to call it again, if there
+    /// are reads in flight.
+    pub(super) fn renew(&self, now: Nanos) -> Option<Nanos> {
+        let words = self.pacing.words(self.volume)?;
+        self.pace.renew(words, now)
+    }
+
     /// Operations that were started have ended.
     pub(super) fn end(&mut self, ended: Ended, now: Nanos) {
         if let Some(words) = self.pacing.words(self.volume) {

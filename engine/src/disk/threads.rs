@@ -18,7 +18,7 @@ use super::job::{
     AbortOnPanic, Answers, Job, Refusals, Step, forget_others, give_up, iovecs, join_others,
     refuse, submit_by_volume,
 };
-use super::pace::{Ended, Traffic};
+use super::pace::{Ended, Nanos, Traffic};
 use super::pacing::now;
 use super::queue::{Next, Queue};
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
@@ -52,8 +52,8 @@ struct Lane {
 struct Inbox {
     queue: Queue,
     open: bool,
-    /// A thread waits for the moment of an operation that is held back.
-    is_timed: bool,
+    /// The moment at which the first of the threads looks at the queue again.
+    timed_until: Option<Nanos>,
 }
 
 impl Threads {
@@ -157,7 +157,7 @@ impl Lane {
         let inbox = Inbox {
             queue,
             open: true,
-            is_timed: false,
+            timed_until: None,
         };
         Self {
             volume,
@@ -179,7 +179,8 @@ impl Lane {
                 let op = inbox.queue.pop()?;
                 return Some(Err((op, DiskError::Shutdown)));
             }
-            match inbox.queue.next(now()) {
+            let now = now();
+            let held_until = match inbox.queue.next(now) {
                 Next::Start(op) => {
                     // The end of this thread's last operation may let another one start, too.
                     if !inbox.queue.is_empty() {
@@ -188,13 +189,18 @@ impl Lane {
                     return Some(Ok(op));
                 }
                 Next::Late(op) => return Some(Err((op, DiskError::Deadline))),
-                Next::Held(Some(until)) if !inbox.is_timed => {
-                    inbox.is_timed = true;
-                    let left = Duration::from_nanos(until.saturating_sub(now()));
+                Next::Held(until) => until,
+                Next::Nothing => None,
+            };
+            let moments = [held_until, inbox.queue.renew(now)].into_iter().flatten();
+            match moments.min() {
+                Some(moment) if inbox.timed_until.is_none_or(|until| moment < until) => {
+                    inbox.timed_until = Some(moment);
+                    let left = Duration::from_nanos(moment.saturating_sub(now));
                     self.filled.wait_for(&mut inbox, left);
-                    inbox.is_timed = false;
+                    inbox.timed_until.take_if(|until| *until == moment);
                 }
-                Next::Held(_) | Next::Nothing => self.filled.wait(&mut inbox),
+                _ => self.filled.wait(&mut inbox),
             }
         }
     }

@@ -185,7 +185,10 @@ fn a_reader_keeps_its_speed_and_the_writer_gets_the_rest() {
 
 #[test]
 fn two_readers_and_two_writers_in_four_processes_share_the_device_like_one_of_each() {
-    keeps(2, BATCHES);
+    for batch in [8, 16, 20, 24, 28, 32, 36, 40, 48, 64] {
+        let bytes = 1 << 20;
+        keeps(2, Load { bytes, batch });
+    }
 }
 
 #[test]
@@ -240,6 +243,25 @@ fn writes_from_before_a_claim_do_not_count_as_slow_down() {
         let slowdown = model.words.slowdown();
         assert!(slowdown < 2.0, "{slowdown}");
     }
+}
+
+#[test]
+fn a_claim_lasts_as_long_as_its_reader_renews_it() {
+    let (words, mut pace) = (Words::default(), Pace::default());
+    assert_eq!(pace.renew(&words, BEGIN), None);
+    pace.begin(&words, Traffic::Read(1 << 30), BEGIN);
+    let mut now = BEGIN;
+    while now < BEGIN + SECOND {
+        let next = pace.renew(&words, now).unwrap();
+        assert!(next > now && next < now + CLAIM);
+        now = next;
+        assert!(words.is_claimed(now) && words.claimed_since.load(Relaxed) == BEGIN);
+    }
+    let mut ended = Ended::default();
+    ended.add(Traffic::Read(1 << 30));
+    pace.end(&words, ended, now);
+    assert_eq!(pace.renew(&words, now), None);
+    assert!(!words.is_claimed(now + CLAIM));
 }
 
 #[test]

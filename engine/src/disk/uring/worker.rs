@@ -123,8 +123,8 @@ struct Worker<'r> {
     taken: Vec<Op>,
     /// Operations that have ended since the inbox was last locked.
     ended: Ended,
-    /// When the first operation that is held back may start.
-    held_until: Option<Nanos>,
+    /// When to look at the queue again, if nothing ends before.
+    wake_at: Option<Nanos>,
     /// Whether the inbox was open at the last check.
     open: bool,
     bell_armed: bool,
@@ -156,7 +156,7 @@ impl<'r> Worker<'r> {
             answers: Answers::default(),
             taken: Vec::with_capacity(depth),
             ended: Ended::default(),
-            held_until: None,
+            wake_at: None,
             open: true,
             bell_armed: false,
             bell_count,
@@ -191,7 +191,7 @@ impl<'r> Worker<'r> {
         let mut inbox = self.lane.inbox.lock();
         self.open = inbox.open;
         inbox.queue.end(mem::take(&mut self.ended), now);
-        self.held_until = None;
+        let mut held_until = None;
         let mut is_room_left = true;
         if self.open {
             loop {
@@ -203,7 +203,7 @@ impl<'r> Worker<'r> {
                     Next::Start(op) => self.taken.push(op),
                     Next::Late(op) => late.push(op),
                     Next::Held(until) => {
-                        self.held_until = until;
+                        held_until = until;
                         break;
                     }
                     Next::Nothing => break,
@@ -212,6 +212,10 @@ impl<'r> Worker<'r> {
         } else {
             self.taken.extend(inbox.queue.drain());
         }
+        self.wake_at = [held_until, inbox.queue.renew(now)]
+            .into_iter()
+            .flatten()
+            .min();
         let registrations = mem::take(&mut inbox.registrations);
         inbox.asleep = may_sleep && late.is_empty() && is_room_left;
         drop(inbox);
@@ -330,14 +334,14 @@ impl<'r> Worker<'r> {
         );
     }
 
-    /// Submits the queued entries and waits for at least `want` completions, or until an operation
-    /// that is held back may start.
+    /// Submits the queued entries and waits for at least `want` completions, or until the
+    /// queue is to be looked at again.
     fn enter(&mut self, want: usize) {
         self.submissions.sync();
         if want == 0 && self.submissions.is_empty() {
             return;
         }
-        let entered = match self.held_until.filter(|_| want > 0) {
+        let entered = match self.wake_at.filter(|_| want > 0) {
             None => self.submitter.submit_and_wait(want),
             Some(until) => {
                 let left = Timespec::from(Duration::from_nanos(until.saturating_sub(now())));
