@@ -227,7 +227,8 @@ impl Pace {
         }
     }
 
-    /// Keeps the claim of reads that are in flight. Returns when to call it again, if there are any.
+    /// Keeps the claim of reads that are in flight. Returns when to call it again: `None` if there
+    /// are none.
     pub(crate) fn renew(&self, words: &Words, now: Nanos) -> Option<Nanos> {
         self.reads.renew(words, now)
     }
@@ -435,6 +436,8 @@ impl Writes {
             self.begin_claim(words, now);
         }
         if self.in_flight > 0 && self.in_flight.saturating_add(bytes) > most {
+            // The bound grows with the rate.
+            self.is_held |= self.is_beside;
             return Turn::AfterAnother;
         }
         let Some(claim_end) = claim_end else {
