@@ -98,22 +98,22 @@ const SIZES: usize = 6;
 const COUNTS: usize = 6;
 
 /// The state of one volume that processes share: in a cache line of its own, valid with any
-/// content.
+/// content. Processes of other versions use it too: new words come last.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub(crate) struct Words {
     /// When a read last began or ended, or when the claim was renewed.
     claimed_at: AtomicU64,
-    /// When the present claim, or the last one, began.
-    claimed_since: AtomicU64,
     /// The slow-down of reads, below the low half of the moment of its publication.
     slowdown: AtomicU64,
-    /// Bytes of all reads that have ended.
-    read: AtomicU64,
     /// Numbers of paced operations begun and ended, and when the last one began or ended.
     begun: AtomicU64,
     ended: AtomicU64,
     paced_at: AtomicU64,
+    /// When the present claim, or the last one, began.
+    claimed_since: AtomicU64,
+    /// Bytes of all reads that have ended.
+    read: AtomicU64,
 }
 
 impl Words {

@@ -146,8 +146,8 @@ impl Queue {
         Next::Start(op)
     }
 
-    /// Keeps the claim of reads that are in flight for long. Returns when to call it again: `None` if
-    /// there are none.
+    /// Keeps the claim of reads that are in flight for long. Returns when to call it again: `None`
+    /// if there are none.
     pub(super) fn renew(&self, now: Nanos) -> Option<Nanos> {
         let words = self.pacing.words(self.volume)?;
         self.pace.renew(words, now)
