@@ -199,7 +199,7 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Whether it wants to be told of lookups ([`Use::Lookup`]). Asked once, first.
+    /// Whether [`EvictionPolicy::used`] is called for lookups ([`Use::Lookup`]). Asked once, first.
     fn sees_lookups(&self) -> bool {
         true
     }

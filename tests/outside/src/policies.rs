@@ -39,10 +39,12 @@ impl EvictionPolicy for LeastUsed {
         *self.uses(page) = 0;
     }
 
-    fn used(&mut self, page: PageNumber, _: &PageFacts, by: Use) {
-        if by != Use::Lookup {
-            *self.uses(page) += 1;
-        }
+    fn used(&mut self, page: PageNumber, _: &PageFacts, _: Use) {
+        *self.uses(page) += 1;
+    }
+
+    fn sees_lookups(&self) -> bool {
+        false
     }
 
     fn left(&mut self, _: PageNumber, _: &PageFacts, why: Departure) {
