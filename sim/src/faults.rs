@@ -175,10 +175,10 @@ impl World {
         }
     }
 
-    /// A sync of a volume begins. Returns the number of unsynced writes that it covers. Returns
-    /// `None` when these are lost already: the failure is reported later.
-    pub fn begin_sync(&mut self, volume: usize) -> Option<usize> {
-        let covers = self.disk.volumes()[volume].unsynced();
+    /// A sync of a volume begins. Returns the number of the first write that it does not cover.
+    /// Returns `None` when the others are lost already: the failure is reported later.
+    pub fn begin_sync(&mut self, volume: usize) -> Option<u64> {
+        let covers = self.disk.volumes()[volume].next();
         if self.strikes(Class::SyncLostBefore, self.sync_error()) {
             self.losing.push((volume, covers));
             return None;
@@ -194,9 +194,9 @@ impl World {
         }
     }
 
-    /// A sync of the first `covers` unsynced writes of a volume ends. Returns whether the device
+    /// A sync of the writes before `covers` of a volume ends. Returns whether the device
     /// reports success.
-    pub fn sync(&mut self, volume: usize, covers: Option<usize>) -> bool {
+    pub fn sync(&mut self, volume: usize, covers: Option<u64>) -> bool {
         self.lose_begun();
         let is_dead = matches!(
             self.disk.volumes()[volume].left,
@@ -216,21 +216,22 @@ impl World {
         }
         // Of the writes that were answered since it began, it may lose the first ones.
         let covers = covers.unwrap_or(0);
-        let later = self.disk.volumes()[volume].unsynced() - covers;
+        let later = self.disk.volumes()[volume].unsynced_from(covers);
         let more = match self.dice.chance(0.5) {
-            true => self.dice.below(later + 1),
+            true => self.dice.below(later.len() + 1),
             false => 0,
         };
         if more > 0 {
             self.count(Class::SyncLostLater);
         }
-        self.fail_sync(volume, 0..covers + more);
+        let end = later[..more].last().map_or(covers, |last| last + 1);
+        self.fail_sync(volume, 0..end);
         false
     }
 
     /// A failed sync loses the writes since `from`, all of them or in part.
-    pub fn lose_written(&mut self, volume: usize, from: usize) {
-        let end = self.disk.volumes()[volume].unsynced();
+    pub fn lose_written(&mut self, volume: usize, from: u64) {
+        let end = self.disk.volumes()[volume].next();
         self.fail_sync(volume, from..end);
     }
 
@@ -242,7 +243,7 @@ impl World {
         }
     }
 
-    fn fail_sync(&mut self, volume: usize, lost: Range<usize>) {
+    fn fail_sync(&mut self, volume: usize, lost: Range<u64>) {
         let mut dice = self.dice.fork();
         let keep = dice.pick(&[0.0, 0.5, 1.0]);
         let stays = dice.pick(&[0.0, 0.5, 1.0]);

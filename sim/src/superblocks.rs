@@ -49,8 +49,7 @@ impl World {
                 disk.write(block_of(copy), &blocks, || true);
                 self.copies[volume][copy] = Some(superblock.generation);
             }
-            let all = disk.unsynced();
-            disk.synced(all);
+            disk.synced(disk.next());
         }
     }
 

@@ -97,7 +97,7 @@ pub struct World {
     pub recorded: BTreeSet<usize>,
     /// Syncs that have just begun and will lose the writes that they cover: volume, and number of
     /// unsynced writes.
-    pub losing: Vec<(usize, usize)>,
+    pub losing: Vec<(usize, u64)>,
     journal: Option<Journal>,
     pub totals: Totals,
     pub tally: Tally,

@@ -146,6 +146,7 @@ const FOR_GOOD: u32 = u32::MAX;
 
 #[derive(Clone, Debug)]
 struct Written {
+    number: u64,
     blocks: Vec<(usize, Content)>,
 }
 
@@ -167,6 +168,8 @@ pub struct Medium {
     visible: Vec<Content>,
     durable: Vec<Content>,
     unsynced: Vec<Written>,
+    /// The number of the next write.
+    next: u64,
     /// Unreadable blocks: how many reads still fail.
     sick: BTreeMap<usize, u32>,
 }
@@ -180,6 +183,7 @@ impl Medium {
             visible: vec![Content::Zero; blocks],
             durable: vec![Content::Zero; blocks],
             unsynced: Vec::new(),
+            next: 0,
             sick: BTreeMap::new(),
         }
     }
@@ -228,6 +232,7 @@ impl Medium {
             "a write beyond the end of the volume"
         );
         let mut written = Written {
+            number: self.next,
             blocks: Vec::with_capacity(blocks.len()),
         };
         for (at, content) in (start..).zip(blocks) {
@@ -237,6 +242,7 @@ impl Medium {
                 written.blocks.push((at, content.clone()));
             }
         }
+        self.next += 1;
         self.unsynced.push(written);
     }
 
@@ -262,15 +268,29 @@ impl Medium {
         }
     }
 
-    /// The number of unsynced writes: a sync that starts now will cover them.
+    /// The number of the next write. A sync that starts now covers the writes before it.
     #[must_use]
-    pub fn unsynced(&self) -> usize {
-        self.unsynced.len()
+    pub fn next(&self) -> u64 {
+        self.next
     }
 
-    /// A sync of the first `count` unsynced writes succeeds.
-    pub fn synced(&mut self, count: usize) {
-        for written in self.unsynced.drain(..count) {
+    /// The numbers of the unsynced writes from this one on.
+    #[must_use]
+    pub fn unsynced_from(&self, number: u64) -> Vec<u64> {
+        let later = &self.unsynced[self.position(number)..];
+        later.iter().map(|written| written.number).collect()
+    }
+
+    /// Where the unsynced writes from this number on begin.
+    fn position(&self, number: u64) -> usize {
+        self.unsynced
+            .partition_point(|written| written.number < number)
+    }
+
+    /// A sync of the writes before this number succeeds.
+    pub fn synced(&mut self, end: u64) {
+        let end = self.position(end);
+        for written in self.unsynced.drain(..end) {
             for (at, content) in written.blocks {
                 self.durable[at] = content;
             }
@@ -282,12 +302,13 @@ impl Medium {
     /// the dropped blocks.
     pub fn sync_failed(
         &mut self,
-        lost: Range<usize>,
+        lost: Range<u64>,
         dice: &mut Dice,
         keep: f64,
         stays: f64,
     ) -> Vec<(usize, Content)> {
         let mut dropped = Vec::new();
+        let lost = self.position(lost.start)..self.position(lost.end);
         for written in self.unsynced.drain(lost) {
             for (at, content) in written.blocks {
                 if dice.chance(keep) {
@@ -392,5 +413,30 @@ impl Medium {
             };
         }
         digest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn syncs_that_overlap_cover_the_writes_before_their_begin() {
+        let mut medium = Medium::new(4);
+        let begin_after_write = |medium: &mut Medium, block: usize| {
+            medium.write(block, &[Content::Data(block as u64 + 1)], || true);
+            medium.next()
+        };
+        let first = begin_after_write(&mut medium, 0);
+        let second = begin_after_write(&mut medium, 1);
+        begin_after_write(&mut medium, 2);
+        medium.synced(first);
+        assert_eq!(*medium.durable(1), Content::Zero);
+        medium.synced(second);
+        assert_eq!(*medium.durable(1), Content::Data(2));
+        assert_eq!(*medium.durable(2), Content::Zero);
+        // It covers nothing that is left.
+        medium.synced(first);
+        assert_eq!(medium.unsynced_from(second), [2]);
     }
 }

@@ -39,8 +39,6 @@ pub(crate) struct Volume {
     medium: Medium,
     /// As its file states it.
     pub(crate) bytes: u64,
-    /// Number of unsynced writes that syncs have taken away so far.
-    synced: u64,
     /// By description.
     pub(crate) locks: BTreeMap<u64, Lock>,
     pub(crate) byte_locks: Vec<(u64, Range<i64>)>,
@@ -81,7 +79,7 @@ struct Transfer {
 impl Volume {
     /// The number that a sync gets which covers all writes so far.
     pub(crate) fn writes(&self) -> u64 {
-        self.synced + self.medium.unsynced() as u64
+        self.medium.next()
     }
 }
 
@@ -91,7 +89,6 @@ impl Storage {
             id,
             bytes: (medium.blocks() * BLOCK_BYTES) as u64,
             medium,
-            synced: 0,
             locks: BTreeMap::new(),
             byte_locks: Vec::new(),
         });
@@ -390,18 +387,15 @@ impl Kernel {
         }
         let fails = self.strikes(Event::SyncError, self.odds.sync_error);
         let volume = &mut self.storage.volumes[number];
-        let count = usize::try_from(end.saturating_sub(volume.synced)).unwrap_or(usize::MAX);
-        let count = count.min(volume.medium.unsynced());
-        volume.synced += count as u64;
         if fails {
             let keep = self.dice.pick(&[0.0, 0.5, 1.0]);
             let stays = self.dice.pick(&[0.0, 0.5, 1.0]);
             volume
                 .medium
-                .sync_failed(0..count, &mut self.dice, keep, stays);
+                .sync_failed(0..end, &mut self.dice, keep, stays);
             return Err(libc::EIO);
         }
-        volume.medium.synced(count);
+        volume.medium.synced(end);
         Ok(0)
     }
 
@@ -424,7 +418,6 @@ impl Kernel {
         self.storage.descriptions.clear();
         for number in 0..self.storage.volumes.len() {
             let volume = &mut self.storage.volumes[number];
-            volume.synced += volume.medium.unsynced() as u64;
             volume.locks.clear();
             volume.byte_locks.clear();
             if volume.medium.lose_power(&mut self.dice) {

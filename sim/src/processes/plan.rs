@@ -252,7 +252,7 @@ impl Plan {
                     let at = offset as usize / BLOCK_BYTES;
                     medium.write(at, &contents(&encoded[..]), || true);
                 }
-                medium.synced(medium.unsynced());
+                medium.synced(medium.next());
             });
         }
     }

@@ -44,8 +44,8 @@ pub enum What {
     Descriptors,
     Pages,
     Read,
-    /// The number of unsynced writes that it covers. `None` when these are lost already.
-    Sync(Option<usize>),
+    /// It covers the writes before this number. `None` when these are lost already.
+    Sync(Option<u64>),
 }
 
 /// An operation in flight.
@@ -352,7 +352,7 @@ impl State {
                 .ok()
                 .map(|superblock| superblock.generation);
         }
-        let before = self.world.disk.volumes()[volume].unsynced();
+        let before = self.world.disk.volumes()[volume].next();
         let result = self.world.write(volume, start, &blocks, error);
         if flight.is_lost {
             self.world.lose_written(volume, before);
@@ -366,7 +366,7 @@ impl State {
         result
     }
 
-    fn land_sync(&mut self, volume: usize, covers: Option<usize>) -> Result<(), DiskError> {
+    fn land_sync(&mut self, volume: usize, covers: Option<u64>) -> Result<(), DiskError> {
         if self.world.sync(volume, covers) {
             return Ok(());
         }
