@@ -32,9 +32,9 @@ pub(crate) const CLAIM: Nanos = 50 * MS;
 /// Age at which the claim of reads in flight is renewed.
 const RENEWED: Nanos = CLAIM / 2;
 
-/// The slow-down of reads at which the rate of writes stays the same. Reads keep 0.83 of their
+/// The slow-down of reads at which the rate of writes stays the same. Reads keep 0.84 of their
 /// speed, since they have the rests for themselves.
-const SLOWDOWN: f64 = 1.22;
+const SLOWDOWN: f64 = 1.2;
 
 /// The lowest rate, and the rate at the beginning of a claim, as parts of the device's write speed.
 const FLOOR: f64 = 0.1;

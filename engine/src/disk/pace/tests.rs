@@ -174,7 +174,7 @@ fn keeps(processes: usize, reads: Load, writes: Load) {
     let (kept, part) = (read / alone, written / left);
     let Load { bytes, batch } = reads;
     assert!(kept >= 0.79, "{processes} x {batch} x {bytes}: {kept}");
-    assert!(part >= 0.8, "{processes} x {batch} x {bytes}: {part}");
+    assert!(part >= 0.75, "{processes} x {batch} x {bytes}: {part}");
 }
 
 #[test]
