@@ -228,7 +228,7 @@ fn a_policy_that_never_forgets_a_page_cannot_hold_the_store_up() {
     }
 }
 
-/// Knows for each page the child that came last. What it says of others is wrong.
+/// Knows for each page the child that came last. Its answers about other children are wrong.
 #[derive(Debug, Default)]
 struct Genealogist(std::collections::HashMap<PageNumber, PageNumber>);
 

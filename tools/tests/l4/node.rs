@@ -268,7 +268,7 @@ impl Node {
         report(&["remote", word, text(&self.home.path)], 0);
     }
 
-    /// The message of one that fails.
+    /// The error message of a command that fails.
     #[track_caller]
     pub fn switch_fails(&self, word: &str) -> String {
         let failed = larder(&["remote", word, text(&self.home.path)])
