@@ -7,11 +7,11 @@ mod common;
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use common::*;
-use larder_engine::beneath::Beneath;
+use larder_engine::beneath::{Beneath, BeneathReport};
 use larder_engine::{
     CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
 };
@@ -193,6 +193,47 @@ impl Remote for ReadOnly {
     }
 }
 
+/// Answers the first question when a second one was asked, or when it is let go.
+#[derive(Clone, Default)]
+struct Meeting(Arc<(Mutex<u32>, Condvar)>);
+
+impl Meeting {
+    fn ask(&self) {
+        *self.0.0.lock().unwrap() += 1;
+        self.0.1.notify_all();
+    }
+}
+
+impl Remote for Meeting {
+    fn holds(&self, _: &RunName, _: Instant) -> Result<bool, RemoteError> {
+        self.ask();
+        let asked = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(asked, |asked| *asked < 2).unwrap());
+        Ok(false)
+    }
+
+    fn fetch(&self, _: &RunName, _: usize, _: Instant) -> Result<Option<Buffer>, RemoteError> {
+        Ok(None)
+    }
+
+    fn publish(&self, _: &RunName, _: Buffer, _: Instant) -> Result<Published, RemoteError> {
+        Ok(Published::Created)
+    }
+
+    fn remove(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    fn list(
+        &self,
+        _: Option<Fingerprint>,
+        _: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        _: Instant,
+    ) -> Result<(), RemoteError> {
+        Ok(())
+    }
+}
+
 /// The same run with other bytes and right checksums, as an attacker without the key makes it.
 fn forged(run: &RunName, object: &[u8]) -> Vec<u8> {
     let opened = larder_remote::run::open(object, run, &trust(1));
@@ -223,6 +264,11 @@ struct Node {
 
 impl Node {
     fn new(remote: Box<dyn Remote>) -> Node {
+        Node::within(1 << 40, remote)
+    }
+
+    /// A node that may publish so many bytes a day.
+    fn within(bytes_per_day: u64, remote: Box<dyn Remote>) -> Node {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = directory.path().join("store");
         let size = CreateOptions::new(128 << 20).with(|o| o.segment_size = Some(16 << 20));
@@ -232,7 +278,7 @@ impl Node {
             trust: trust(1),
             run_tokens: 16 * u32::try_from(RUN_PAGES).unwrap(),
             admission: Admission::Through,
-            bytes_per_day: 1 << 40,
+            bytes_per_day,
             bytes_per_second: 1 << 40,
             requests_per_hour: 1 << 40,
             patience: Duration::from_secs(10),
@@ -376,5 +422,23 @@ fn a_node_that_may_not_publish_reads_on() {
     assert_eq!(node.count("breaker_openings"), 0);
     let report = node.agent.report();
     assert!(report.state.contains("no publications"), "{report:?}");
+    node.close();
+}
+
+#[test]
+fn publications_at_once_stay_within_the_bytes_of_a_day() {
+    let meeting = Meeting::default();
+    let run = larder_remote::run::object_bytes(&namespace("model"), RUN_PAGES) as u64;
+    let node = Node::within(run + run / 2, Box::new(meeting.clone()));
+    node.put(&chain(1, 2 * RUN_PAGES));
+    let until = Instant::now() + PATIENCE;
+    let ended = |report: &BeneathReport| {
+        report.counts["published_runs"] + report.counts["dropped_budget_runs"]
+    };
+    let mut is_over = node.agent.wait_for(until, |report| ended(report) > 0);
+    meeting.ask();
+    is_over &= node.agent.wait_for(until, |report| ended(report) > 1);
+    assert!(is_over, "{:?}", node.agent.report());
+    assert_eq!(node.count("published_runs"), 1);
     node.close();
 }

@@ -328,6 +328,13 @@ impl Desk {
         self.outgoing.pop_front().map(Ok)
     }
 
+    /// A publication was reserved, and no object was sent.
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        self.hour.give_back(1);
+        self.day.give_back(bytes);
+        self.second.give_back(bytes);
+    }
+
     /// The publication of a run is over. It may be queued again, unless it is in the remote.
     pub(super) fn published(&mut self, run: &Outgoing, is_there: bool) {
         self.queued.remove(&run.id());

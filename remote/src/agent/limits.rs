@@ -47,6 +47,11 @@ impl Budget {
         self.left >= amount as f64
     }
 
+    /// Gives back an amount that was spent and is not needed.
+    pub(super) fn give_back(&mut self, amount: u64) {
+        self.left = (self.left + amount as f64).min(self.most);
+    }
+
     /// Spends an amount, even if less is left.
     pub(super) fn spend(&mut self, amount: u64) {
         self.left -= amount as f64;
@@ -176,6 +181,11 @@ mod tests {
         assert_eq!(budget.debt(begin), 5 * SECOND);
         assert!(!budget.has(1, begin + 5 * SECOND));
         assert!(budget.has(50, begin + 10 * SECOND));
+        assert!(!budget.has(101, begin + 1000 * SECOND));
+        budget.spend(60);
+        budget.give_back(50);
+        assert!(budget.has(90, begin + 1000 * SECOND) && !budget.has(91, begin + 1000 * SECOND));
+        budget.give_back(50);
         assert!(!budget.has(101, begin + 1000 * SECOND));
         budget.halve(100);
         assert!(!budget.has(51, begin + 2000 * SECOND));

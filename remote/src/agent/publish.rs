@@ -4,14 +4,15 @@ use std::io::IoSliceMut;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_engine::{GetPage, PageStore};
-use larder_format::{Namespace, PageKey, PageShape, StoreId};
+use larder_format::{Fingerprint, Namespace, PageKey, PageShape, StoreId};
 
 use super::counts::Count;
 use super::desk::Outgoing;
 use super::planted::{Bug, planted};
 use super::{Admission, Agent};
+use crate::buffer::Buffer;
 use crate::remote::{Published, RemoteError};
-use crate::run::Draft;
+use crate::run::{Draft, RunName};
 
 /// Attempts to publish a run. Its pages may be on their way into the store, or the remote fails.
 const TRIES_MAX: u32 = 5;
@@ -44,43 +45,13 @@ impl Agent {
     }
 
     fn publish(&self, run: &Outgoing, store: &dyn PageStore) -> Result<Published, NotPublished> {
-        let (namespace, bytes) = {
-            let mut desk = self.desk.lock();
-            let (namespace, bytes) = desk.space(run.namespace).ok_or(NotPublished::Absent)?;
-            let now = self.now();
-            if !desk.publications.may_try(now) {
-                return Err(NotPublished::Denied);
-            }
-            // The question whether it is there, and the publication.
-            if !desk.hour.has(2, now) || !desk.day.has(bytes, now) {
-                return Err(NotPublished::Budget);
-            }
-            desk.hour.spend(1);
-            (namespace, bytes)
+        let (namespace, bytes) = self.reserve(run.namespace)?;
+        let made = self.make(run, &namespace, store);
+        let Ok(Some((name, object))) = made else {
+            // The question alone was asked.
+            self.desk.lock().give_back(bytes);
+            return made.map(|_| Published::Present);
         };
-        let trust = self.options.trust.clone();
-        let mut draft = Draft::new(namespace.clone(), run.pages.clone(), trust)?;
-        let name = draft.name().ok_or(NotPublished::Absent)?;
-        if self.remote.holds(&name, self.deadline())? {
-            return Ok(Published::Present);
-        }
-        let keys: Vec<PageKey> = run.pages.iter().map(|page| page.key).collect();
-        if !read(store, &namespace, &keys, &mut draft) && !planted(Bug::HollowRun) {
-            return Err(NotPublished::Absent);
-        }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        // An object is the same whichever node made it, but for its time.
-        let store_id = StoreId::from_bytes([0; 16]);
-        let object = draft.finish(store_id, now.map_or(0, |now| now.as_secs()));
-        let object = object.map_err(|_| NotPublished::Absent)?;
-        {
-            let mut desk = self.desk.lock();
-            desk.hour.spend(1);
-            if !planted(Bug::FreeBytes) {
-                desk.day.spend(bytes);
-                desk.second.spend(bytes);
-            }
-        }
         let published = self.remote.publish(&name, object, self.deadline());
         let mut desk = self.desk.lock();
         match published {
@@ -102,6 +73,51 @@ impl Agent {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Takes a publication from the budgets before it begins: several are in progress at once. It
+    /// costs the question whether the run is there, and the object.
+    fn reserve(&self, namespace: Fingerprint) -> Result<(Namespace, u64), NotPublished> {
+        let mut desk = self.desk.lock();
+        let (namespace, bytes) = desk.space(namespace).ok_or(NotPublished::Absent)?;
+        let now = self.now();
+        if !desk.publications.may_try(now) {
+            return Err(NotPublished::Denied);
+        }
+        if !desk.hour.has(2, now) || !desk.day.has(bytes, now) {
+            return Err(NotPublished::Budget);
+        }
+        desk.hour.spend(2);
+        if !planted(Bug::FreeBytes) {
+            desk.day.spend(bytes);
+            desk.second.spend(bytes);
+        }
+        Ok((namespace, bytes))
+    }
+
+    /// The object of a run; `None` if the remote has it.
+    fn make(
+        &self,
+        run: &Outgoing,
+        namespace: &Namespace,
+        store: &dyn PageStore,
+    ) -> Result<Option<(RunName, Buffer)>, NotPublished> {
+        let trust = self.options.trust.clone();
+        let mut draft = Draft::new(namespace.clone(), run.pages.clone(), trust)?;
+        let name = draft.name().ok_or(NotPublished::Absent)?;
+        if self.remote.holds(&name, self.deadline())? {
+            return Ok(None);
+        }
+        let keys: Vec<PageKey> = run.pages.iter().map(|page| page.key).collect();
+        if !read(store, namespace, &keys, &mut draft) && !planted(Bug::HollowRun) {
+            return Err(NotPublished::Absent);
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        // An object is the same whichever node made it, but for its time.
+        let store_id = StoreId::from_bytes([0; 16]);
+        let object = draft.finish(store_id, now.map_or(0, |now| now.as_secs()));
+        let object = object.map_err(|_| NotPublished::Absent)?;
+        Ok(Some((name, object)))
     }
 
     fn published(&self, mut run: Outgoing, outcome: &Result<Published, NotPublished>) {
