@@ -240,6 +240,23 @@ fn a_store_is_not_compacted_into_itself() {
     }
 }
 
+/// The same command with the default action of SIGHUP. The tests may be started with `nohup`, and
+/// commands leave a signal ignored that was ignored at their start.
+fn heeding_hangups(command: &Command) -> Command {
+    let mut heeding = Command::new("env");
+    heeding
+        .arg("--default-signal=HUP")
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => heeding.env(name, value),
+            None => heeding.env_remove(name),
+        };
+    }
+    heeding
+}
+
 #[test]
 fn what_reads_a_pipe_in_the_file_system_is_ended_by_one_signal() {
     let directory = directory();
@@ -255,7 +272,7 @@ fn what_reads_a_pipe_in_the_file_system_is_ended_by_one_signal() {
         (&replay, "{\"hash_ids\": [1]}\n{"),
     ] {
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            let mut reader = larder(command).spawn().unwrap();
+            let mut reader = heeding_hangups(&larder(command)).spawn().unwrap();
             // It opens when the reader does, and gets no more than this.
             let mut writer = File::options().write(true).open(&pipe).unwrap();
             writer.write_all(first.as_bytes()).unwrap();
