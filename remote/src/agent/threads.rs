@@ -21,8 +21,8 @@ pub const FETCHES: usize = 4;
 /// Threads that fetch. Some store the objects that have arrived, while others are on their way.
 const FETCHERS: usize = FETCHES + 2;
 
-/// Publications at once: the next run is read and sealed while one is sent.
-pub const PUBLICATIONS: usize = 2;
+/// Publications at once: the next run is read and sealed while others are sent.
+pub const PUBLICATIONS: usize = 3;
 
 /// Time without work after which the memory of objects is freed.
 const MEMORY_PATIENCE: Duration = Duration::from_mins(1);

@@ -1,19 +1,26 @@
 //! `larder remote bench`: the speed of publications and fetches, beside the client of the object
 //! store alone, and the cost of an idle L4 for a store.
 //!
-//! Both move as many bytes in as many objects, to and from the same server, in turns within each
+//! All ways move as many bytes in as many objects, to and from the same server, in turns within a
 //! round. A publication reads the pages of a store, seals them and creates an object. A fetch gets
 //! an object, verifies it and puts its pages into another store: both as the agent of `larder
-//! serve --l4` does them. The client alone moves bytes of memory. The CPU time of the seals, and of
-//! the stores, is measured apart: that of a publication or fetch above the client's cannot be less.
+//! serve --l4` does them. The client alone moves bytes of memory. The bare program also reads its
+//! bytes from the disk and seals them, or verifies and writes them: it shows the limit of the
+//! machine. The CPU time of the seals, and of the stores, is measured apart: that of a publication
+//! or fetch above the client's cannot be less.
+//!
+//! Each way begins after a sync of the stores' file system. A server on the same disk holds bytes
+//! in memory that it has acknowledged: their writes belong to the way before.
 //!
 //! Scratch stores and objects are removed at the end. A signal ends each wait.
 //!
 //! | module | content |
 //! |---|---|
+//! | `bare` | bare publications and fetches |
 //! | `scratch` | stores, agents and objects for the time of a measurement |
 //! | `pairs` | measurements in pairs, and the ratios of pairs |
 
+mod bare;
 mod pairs;
 mod scratch;
 
@@ -80,6 +87,8 @@ struct BenchReport {
     rounds: u32,
     publish: WayReport,
     fetch: WayReport,
+    bare_publish: BareReport,
+    bare_fetch: BareReport,
     idle_put: RatioReport,
     idle_get: RatioReport,
     interrupted: bool,
@@ -95,6 +104,15 @@ struct WayReport {
     alone_cpu_seconds_per_gib: f64,
     seals_cpu_seconds_per_gib: f64,
     store_cpu_seconds_per_gib: f64,
+}
+
+/// One way, by the bare program.
+#[derive(Serialize)]
+struct BareReport {
+    bytes_per_second: f64,
+    cpu_seconds_per_gib: f64,
+    /// Of the agent's way to the bare one.
+    speed: RatioReport,
 }
 
 /// Ratios of pairs.
@@ -156,6 +174,28 @@ impl WayReport {
     }
 }
 
+impl BareReport {
+    /// Of pairs of the agent's way and the bare one.
+    fn of(pairs: &Pairs) -> BareReport {
+        let (_, bare) = pairs.sums();
+        BareReport {
+            bytes_per_second: bare.bytes_per_second(),
+            cpu_seconds_per_gib: bare.cpu_seconds_per_gib(),
+            speed: pairs.ratios(),
+        }
+    }
+
+    fn lines(&self, lines: &mut Lines) {
+        let speeds = format!(
+            "{}, {:.2} CPU s/GiB; ratio {}",
+            rate(self.bytes_per_second),
+            self.cpu_seconds_per_gib,
+            self.speed
+        );
+        lines.row("  Bare", speeds);
+    }
+}
+
 impl Report for BenchReport {
     const COMMAND: &'static str = "remote bench";
 
@@ -168,7 +208,9 @@ impl Report for BenchReport {
         );
         lines.row("Runs", runs);
         self.publish.lines("Publish", "get", &mut lines);
+        self.bare_publish.lines(&mut lines);
         self.fetch.lines("Fetch", "put", &mut lines);
+        self.bare_fetch.lines(&mut lines);
         let idle = "of the speed without one";
         lines.row("Put, L4 idle", format!("{} {idle}", self.idle_put));
         lines.row("Get, L4 idle", format!("{} {idle}", self.idle_get));
@@ -197,6 +239,9 @@ impl<E: Into<Failure>> From<E> for Stop {
 struct Found {
     publish: Pairs,
     fetch: Pairs,
+    /// The same beside bare ones.
+    bare_publish: Pairs,
+    bare_fetch: Pairs,
     /// A store over an idle L4, and one without.
     put: Pairs,
     get: Pairs,
@@ -228,6 +273,8 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         rounds: args.rounds,
         publish: WayReport::of(&found.publish, found.seal, found.get.sums().1),
         fetch: WayReport::of(&found.fetch, found.verify, found.put.sums().1),
+        bare_publish: BareReport::of(&found.bare_publish),
+        bare_fetch: BareReport::of(&found.bare_fetch),
         idle_put: found.put.ratios(),
         idle_get: found.get.ratios(),
         interrupted: outcome.is_err(),
@@ -255,7 +302,7 @@ fn rounds(
     scratch: &mut Scratch,
     found: &mut Found,
 ) -> Result<(), Stop> {
-    let steps = 4 * u64::from(args.rounds) + u64::from(IDLE_PAIRS);
+    let steps = 6 * u64::from(args.rounds) + u64::from(IDLE_PAIRS);
     let bar = report::progress(Some(steps), "{msg} {wide_bar} {pos}/{len}");
     (found.seal, found.verify) = scratch.seals(objects)?;
     for round in 0..args.rounds {
@@ -275,8 +322,8 @@ fn rounds(
     measured.and(closed.map_err(Stop::from))
 }
 
-/// Publishes and fetches new runs, and moves as many bytes by the client alone: the one or the
-/// other first, in turns.
+/// Publishes and fetches new runs, and moves as many bytes by the bare program and by the client
+/// alone: each of them first, in turns.
 fn round(
     scratch: &mut Scratch,
     objects: &Objects,
@@ -284,38 +331,34 @@ fn round(
     found: &mut Found,
     bar: &ProgressBar,
 ) -> Result<(), Stop> {
+    let chain = scratch.put_chain(u64::from(round))?;
+    let directory = scratch.directory().to_owned();
     let measured = |what: &'static str, work: &mut dyn FnMut() -> Result<Sample, Stop>| {
         bar.set_message(what);
+        scratch::settle(&directory)?;
         let sample = work();
         bar.inc(1);
         sample
     };
-    let chain = scratch.put_chain(u64::from(round))?;
-    let mut put_alone = || objects.put_alone(round);
-    let mut publish_runs = || scratch.publish(&chain);
-    let pair = match round % 2 {
-        0 => {
-            let alone = measured("client alone", &mut put_alone)?;
-            (measured("publish", &mut publish_runs)?, alone)
+    let runs = scratch.bare_runs(round)?;
+    let (mut ours, mut bare, mut alone) = <(Sample, Sample, Sample)>::default();
+    for way in 0..3 {
+        match (round + way) % 3 {
+            0 => alone = measured("client alone", &mut || objects.put_alone(round))?,
+            1 => bare = measured("bare", &mut || scratch.bare.publish(objects, &runs))?,
+            _ => ours = measured("publish", &mut || scratch.publish(&chain))?,
         }
-        _ => {
-            let ours = measured("publish", &mut publish_runs)?;
-            (ours, measured("client alone", &mut put_alone)?)
+    }
+    found.publish.add(ours, alone);
+    found.bare_publish.add(ours, bare);
+    for way in 0..3 {
+        match (round + way) % 3 {
+            0 => ours = measured("fetch", &mut || scratch.fetch(objects, &chain))?,
+            1 => bare = measured("bare", &mut || scratch.bare.fetch(objects, &runs))?,
+            _ => alone = measured("client alone", &mut || objects.get_alone(round))?,
         }
-    };
-    found.publish.add(pair.0, pair.1);
-    let mut get_alone = || objects.get_alone(round);
-    let mut fetch_runs = || scratch.fetch(objects, &chain);
-    let pair = match round % 2 {
-        0 => {
-            let ours = measured("fetch", &mut fetch_runs)?;
-            (ours, measured("client alone", &mut get_alone)?)
-        }
-        _ => {
-            let alone = measured("client alone", &mut get_alone)?;
-            (measured("fetch", &mut fetch_runs)?, alone)
-        }
-    };
-    found.fetch.add(pair.0, pair.1);
+    }
+    found.fetch.add(ours, alone);
+    found.bare_fetch.add(ours, bare);
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! Stores, agents and objects for the time of a measurement.
 
-use std::cell::Cell;
+use std::fs::File;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use larder_engine::beneath::{Beneath, BeneathReport};
@@ -17,20 +18,24 @@ use larder_remote::run::open;
 use larder_remote::s3::S3;
 use larder_remote::{Draft, Place, Remote, RunPage, Trust};
 
+use super::bare::{Bare, Runs};
 use super::pairs::Sample;
 use super::{BenchArgs, Stop};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::usage::Meter;
-use crate::workload::{self, Link, PageBuffers};
+use crate::workload::{self, Link, PageBuffers, Words};
 
 const PAGE_TOKENS: u32 = 1;
+
+/// The namespace of bare publications.
+const BARE: &str = "remote-bench-bare";
 
 /// Longest wait of a put for space.
 const PUT_WAIT: Duration = Duration::from_secs(30);
 
 /// Longest time of a measured step.
-const STEP_MAX: Duration = Duration::from_mins(10);
+pub(super) const STEP_MAX: Duration = Duration::from_mins(10);
 
 /// Interval at which a wait looks for a signal.
 const LOOK: Duration = Duration::from_millis(100);
@@ -47,15 +52,15 @@ const SEALED_RUNS: u64 = 8;
 
 /// The place of the objects, and a client of it.
 pub struct Objects {
-    client: S3,
+    pub(super) client: S3,
     place: Place,
-    trust: Trust,
+    pub(super) trust: Trust,
     timeout: Duration,
     run_bytes: u64,
     runs: u64,
     /// Rounds whose objects of the client alone may be there.
-    rounds: Cell<u32>,
-    interrupt: Interrupt,
+    rounds: AtomicU32,
+    pub(super) interrupt: Interrupt,
 }
 
 impl Objects {
@@ -77,7 +82,7 @@ impl Objects {
             timeout: args.place.timeout,
             run_bytes: args.run_bytes.0,
             runs: args.runs,
-            rounds: Cell::new(0),
+            rounds: AtomicU32::new(0),
             interrupt: interrupt.clone(),
         })
     }
@@ -88,11 +93,13 @@ impl Objects {
         (0..self.runs).map(name).collect()
     }
 
-    /// Puts the objects of a round by the client alone.
+    /// Puts the objects of a round by the client alone. Their bytes are of the kind that pages
+    /// have: a server may compress others, and write less.
     pub fn put_alone(&self, round: u32) -> Result<Sample, Stop> {
         let bytes = usize::try_from(self.run_bytes).unwrap_or(usize::MAX);
-        let content = vec![0x5a; bytes];
-        self.rounds.set(round + 1);
+        let mut content = vec![0; bytes];
+        Words::named([u64::from(round), u64::MAX, 0, 0]).fill(&mut content);
+        self.rounds.store(round + 1, Ordering::Relaxed);
         Sample::of(self.bytes(), || {
             let (until, names) = (Instant::now() + STEP_MAX, self.names(round));
             let put =
@@ -132,7 +139,7 @@ impl Objects {
     /// Removes all of them.
     pub fn remove(&self) -> Result<(), Failure> {
         let until = || Instant::now() + self.timeout;
-        for round in 0..self.rounds.get() {
+        for round in 0..self.rounds.load(Ordering::Relaxed) {
             self.client.remove_alone(&self.names(round), until())?;
         }
         let mut runs = Vec::new();
@@ -185,6 +192,7 @@ pub struct Scratch {
     /// Publishes runs of the source.
     publisher: Arc<Agent>,
     namespace: Namespace,
+    pub(super) bare: Bare,
     buffers: PageBuffers,
     /// Pages of a run.
     run_pages: u32,
@@ -219,6 +227,7 @@ impl Scratch {
         let bytes = run_bytes * args.runs * u64::from(args.rounds);
         let source = make(directory.path().join("source"), bytes, interrupt)?;
         make(directory.path().join("sink"), bytes, interrupt)?;
+        let bare = Bare::new(directory.path(), run_bytes)?;
         let slots = usize::try_from(run_pages * args.runs).unwrap_or(usize::MAX);
         let run_pages = u32::try_from(run_pages).unwrap_or(u32::MAX);
         let buffers = PageBuffers::new(&shape, slots)?;
@@ -231,6 +240,7 @@ impl Scratch {
             publisher,
             directory,
             namespace,
+            bare,
             buffers,
             run_pages,
             runs: args.runs,
@@ -241,7 +251,11 @@ impl Scratch {
         })
     }
 
-    /// Puts new pages into the source store.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Puts new pages into the source store, and as many bytes into the file of bare publications.
     pub fn put_chain(&mut self, number: u64) -> Result<Chain, Failure> {
         let pages = u64::from(self.run_pages) * self.runs;
         let keys = workload::chain_after(&[self.seed, number], pages);
@@ -255,6 +269,7 @@ impl Scratch {
             &mut Meter::default(),
         )?;
         self.source.flush()?;
+        self.bare.write(number, self.runs)?;
         Ok(Chain { links })
     }
 
@@ -312,6 +327,18 @@ impl Scratch {
         }
         self.published = goal;
         Ok(sample)
+    }
+
+    /// The runs of a round's bare publications.
+    pub fn bare_runs(&self, round: u32) -> Result<Runs, Failure> {
+        let pages = u64::from(self.run_pages) * self.runs;
+        let keys = workload::chain_after(&[self.seed, u64::from(round)], pages);
+        let links = workload::links(&keys);
+        let runs = links.chunks(self.run_pages as usize).map(pages_of);
+        Ok(Runs {
+            namespace: workload::namespace(BARE, PAGE_TOKENS, *self.namespace.shape())?,
+            pages: runs.collect(),
+        })
     }
 
     /// Waits until the counters of an agent are so.
@@ -532,6 +559,12 @@ fn pages_of(links: &[Link]) -> Vec<RunPage> {
         depth: link.depth,
     };
     links.iter().map(page).collect()
+}
+
+/// Waits until the file system of a directory has written all that it holds in memory.
+pub fn settle(directory: &Path) -> Result<(), Failure> {
+    let file = File::open(directory).and_then(|file| Ok(rustix::fs::syncfs(&file)?));
+    file.map_err(|error| Failure::environment(format!("{}: {error}", directory.display())))
 }
 
 fn start(agent: &Arc<Agent>, store: &Arc<Store>) -> Result<(), Failure> {
