@@ -57,13 +57,13 @@ const SPEED_MIN: f64 = (128 << 20) as f64;
 /// More than any device reads, in bytes per nanosecond.
 const SPEED_MAX: u64 = 64;
 
-/// Most paced bytes in flight beside a claim: this, or the bytes of this time at the paced rate, if
-/// they are more. One operation is always possible.
+/// Beside a claim, no paced operation is started while so many bytes are in flight: this, or the
+/// bytes of this time at the paced rate, if they are more.
 const BESIDE_BYTES_MIN: u64 = 2 << 20;
 const BESIDE_TIME: Nanos = 50 * MS;
 
-/// Most paced bytes in flight without a claim: this, or the bytes that the device writes in this
-/// time, if they are more.
+/// The same without a claim: this, or the bytes that the device writes in this time, if they are
+/// more.
 const FREE_BYTES_MIN: u64 = 8 << 20;
 const FREE_TIME: Nanos = 16 * MS;
 
@@ -203,9 +203,9 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
-    /// Whether a paced operation of so many bytes may start now.
-    pub(crate) fn turn(&mut self, words: &Words, bytes: u64, now: Nanos) -> Turn {
-        self.writes.turn(words, bytes, now)
+    /// Whether a paced operation may start now.
+    pub(crate) fn turn(&mut self, words: &Words, now: Nanos) -> Turn {
+        self.writes.turn(words, now)
     }
 
     /// An operation is handed to the device.
@@ -424,7 +424,7 @@ struct Writes {
 }
 
 impl Writes {
-    fn turn(&mut self, words: &Words, bytes: u64, now: Nanos) -> Turn {
+    fn turn(&mut self, words: &Words, now: Nanos) -> Turn {
         let claim_end = words.claim_end(now);
         let most = match claim_end {
             Some(_) => BESIDE_BYTES_MIN.max((self.rate * seconds(BESIDE_TIME)) as u64),
@@ -435,7 +435,7 @@ impl Writes {
         if begins {
             self.begin_claim(words, now);
         }
-        if self.in_flight > 0 && self.in_flight.saturating_add(bytes) > most {
+        if self.in_flight >= most {
             // The bound grows with the rate.
             self.is_held |= self.is_beside;
             return Turn::AfterAnother;

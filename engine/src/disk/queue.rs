@@ -117,12 +117,8 @@ impl Queue {
 
     /// Whether the next paced operation may start.
     fn turn(&mut self, now: Nanos) -> Turn {
-        let bytes = self
-            .paced()
-            .front()
-            .map(|next| Traffic::of(&next.op).bytes());
         match self.pacing.words(self.volume) {
-            Some(words) => self.pace.turn(words, bytes.unwrap_or(0), now),
+            Some(words) => self.pace.turn(words, now),
             None => Turn::Now,
         }
     }
