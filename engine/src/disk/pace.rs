@@ -81,6 +81,10 @@ const CREDIT: Nanos = 8 * MS;
 const SAMPLE: Nanos = 20 * MS;
 const SPEED_SAMPLE: Nanos = 50 * MS;
 
+/// Ends that follow an end within this part of the time before it are of the same interval: some
+/// devices report the ends of many operations at once.
+const BURST: Nanos = 16;
+
 /// The part of the time before that stays in the next slow-down: single ones depend on how many
 /// writes came before the first read of a batch.
 const STAYS: f64 = 0.8;
@@ -288,6 +292,35 @@ impl Measured {
     }
 }
 
+/// The time between two ends of reads, and its bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Interval {
+    took: Nanos,
+    /// The part of the time without paced operations.
+    alone: Nanos,
+    bytes: u64,
+    class: (usize, usize),
+    is_settled: bool,
+}
+
+impl Interval {
+    /// Adds an interval that followed.
+    fn extend(&mut self, next: Interval) {
+        self.took += next.took;
+        self.alone += next.alone;
+        self.bytes += next.bytes;
+    }
+
+    /// The bytes of the time alone: the device is slower in the rest of the time, by a slow-down
+    /// that is no number before the first is known.
+    fn bytes_alone(&self, slowdown: f64) -> u64 {
+        let slowdown = slowdown.max(1.0);
+        let alone = self.alone as f64 * slowdown;
+        let part = alone / (alone + (self.took - self.alone) as f64).max(1.0);
+        ((self.bytes as f64 * part) as u64).min(self.bytes)
+    }
+}
+
 /// The reads of calls, and their device times: alone, and beside paced operations.
 #[derive(Debug, Default)]
 struct Reads {
@@ -303,6 +336,8 @@ struct Reads {
     seen: u64,
     /// No paced operation was in flight by then.
     is_unpaced: bool,
+    /// The last interval, not counted yet: ends may follow that belong to it.
+    last: Interval,
     alone: [[Measured; COUNTS]; SIZES],
     /// Time of late, and the time expected for the same reads.
     took: f64,
@@ -318,6 +353,7 @@ impl Reads {
     fn begin(&mut self, words: &Words, bytes: u64, now: Nanos) {
         words.claim(now);
         if self.count == 0 {
+            self.count_last(words, now);
             // The reader's own time counts: it is shorter where a slower device has it wait less.
             let own = now.saturating_sub(self.since);
             if own >= CLAIM || own > self.busy {
@@ -348,22 +384,20 @@ impl Reads {
 
     fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
         words.claim(now);
-        let took = now.saturating_sub(self.since).max(1);
-        let bytes = self.bytes_of_all(words, ended.read_bytes, took);
-        let clean = self.time_alone(words, now).min(took);
-        let clean_bytes = (bytes as f64 * clean as f64 / took as f64) as u64;
-        let clean_bytes = clean_bytes.min(bytes);
+        let took = now.saturating_sub(self.since);
         let size = size_class(self.bytes / self.count.max(1));
-        let alone = &mut self.alone[size][count_class(self.most.max(self.most_before))];
-        alone.add(clean, clean_bytes);
-        let expected = alone.time_for(bytes - clean_bytes);
-        if let Some(expected) = expected.filter(|_| words.is_settled(self.since)) {
-            self.took += (took - clean) as f64;
-            self.expected += expected;
-            self.fresh += took - clean;
-        }
-        if self.fresh >= SAMPLE && self.expected > 0.0 {
-            self.publish(words, now);
+        let next = Interval {
+            took,
+            alone: self.time_alone(words, now).min(took),
+            bytes: self.bytes_of_all(words, ended.read_bytes, took),
+            class: (size, count_class(self.most.max(self.most_before))),
+            is_settled: words.is_settled(self.since),
+        };
+        if took > self.last.took / BURST {
+            self.count_last(words, now);
+            self.last = next;
+        } else {
+            self.last.extend(next);
         }
         self.count = self.count.saturating_sub(ended.reads);
         self.bytes = self.bytes.saturating_sub(ended.read_bytes);
@@ -374,13 +408,34 @@ impl Reads {
         self.is_unpaced = words.unpaced_since(now).is_some();
     }
 
+    /// Counts the last interval, as soon as it is known to be complete.
+    fn count_last(&mut self, words: &Words, now: Nanos) {
+        let last = std::mem::take(&mut self.last);
+        let beside = last.took - last.alone;
+        let bytes_alone = last.bytes_alone(self.took / self.expected);
+        let (size, count) = last.class;
+        let alone = &mut self.alone[size][count];
+        if last.alone > 0 {
+            alone.add(last.alone, bytes_alone);
+        }
+        let expected = alone.time_for(last.bytes - bytes_alone);
+        if let Some(expected) = expected.filter(|_| last.is_settled) {
+            self.took += beside as f64;
+            self.expected += expected;
+            self.fresh += beside;
+        }
+        if self.fresh >= SAMPLE && self.expected > 0.0 {
+            self.publish(words, now);
+        }
+    }
+
     /// The bytes that all processes have read since the last read of this process ended. They share
     /// the device: the time between two ends is that of the bytes of all.
     fn bytes_of_all(&mut self, words: &Words, bytes: u64, took: Nanos) -> u64 {
         let read = words.read.fetch_add(bytes, Relaxed).wrapping_add(bytes);
         let seen = std::mem::replace(&mut self.seen, read);
         // Whatever the word says: not less than its own, nor more than any device reads.
-        let most = took.saturating_mul(SPEED_MAX).max(bytes);
+        let most = took.max(SAMPLE).saturating_mul(SPEED_MAX).max(bytes);
         read.wrapping_sub(seen).clamp(bytes, most)
     }
 
