@@ -130,6 +130,9 @@
 mod counts;
 pub mod fit;
 mod hint;
+#[cfg(test)]
+#[path = "../../tests/support/honest.rs"]
+mod honest;
 mod learned;
 mod pages;
 pub mod policy;

@@ -14,10 +14,14 @@ use larder_format::VOLUMES_MAX;
 use rustix::fs::MemfdFlags;
 use rustix::time::{ClockId, clock_gettime};
 
+#[cfg(test)]
+use super::pace::{CLAIM, MS};
 use super::pace::{Nanos, Pace, Traffic, Words};
 use super::{Op, Purpose};
 use crate::api::Stats;
 use crate::latency::Latency;
+#[cfg(test)]
+use crate::runtime::thread;
 use crate::sealed::Sealed;
 
 /// Bytes of the page with the words.
@@ -160,5 +164,26 @@ impl Pacing {
             Memory::Page(_) => "local".to_owned(),
         };
         stats.put_wait_latency = self.waits.summary();
+    }
+}
+
+#[cfg(test)]
+impl Pacing {
+    /// Waits for a claim on a volume, and whether it lasts longer than one that nothing renews.
+    pub(super) fn is_renewed(&self, volume: usize) -> bool {
+        let is_claimed = |now| {
+            self.words(volume)
+                .is_some_and(|words| words.is_claimed(now))
+        };
+        let patience = 60_000 * MS;
+        let until = |begun: Nanos, is_over: &dyn Fn(Nanos) -> bool| {
+            std::iter::repeat_with(now)
+                .inspect(|_| thread::yield_now())
+                .take_while(|now| now - begun < patience)
+                .find(|now| is_over(*now))
+        };
+        until(now(), &is_claimed)
+            .and_then(|begun| until(begun, &|now| now > begun + CLAIM && is_claimed(now)))
+            .is_some()
     }
 }

@@ -241,3 +241,43 @@ fn call(file: &Handle, step: Step<'_>) -> Result<usize, i32> {
         Step::Sync => files::sync_data(file).map(|()| 0),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::disk::mailbox::Mailbox;
+    use crate::disk::{Action, Buffer, Pacing, Purpose};
+    use crate::memory::AlignedBuf;
+
+    #[test]
+    fn a_thread_without_work_renews_the_claim_of_a_read_on_another_thread() {
+        let pacing = Arc::new(Pacing::create());
+        let queue = Queue::new(0, pacing.clone());
+        let file = Arc::new(Handle::from(tempfile::tempfile().unwrap()));
+        let lane = Lane::new(0, file, queue, Arc::default());
+        let read = Op {
+            volume: 0,
+            action: Action::Read {
+                offset: 0,
+                buffer: Buffer::Owned(AlignedBuf::zeroed(4096).unwrap()),
+            },
+            purpose: Purpose::Call,
+            deadline: None,
+            tag: 0,
+            sink: Arc::new(Mailbox::default()),
+        };
+        lane.inbox.lock().queue.extend(vec![read], now());
+        // This thread has the read, and does not come back with it.
+        assert!(matches!(lane.take(Ended::default()), Some(Ok(_))));
+        thread::scope(|scope| {
+            let other = scope.spawn(|| lane.take(Ended::default()).is_none());
+            let is_renewed = pacing.is_renewed(0);
+            lane.inbox.lock().open = false;
+            lane.filled.notify_all();
+            assert!(other.join().unwrap());
+            assert!(is_renewed);
+        });
+    }
+}

@@ -519,3 +519,6 @@ fn hint(refusal: &io::Error) -> &'static str {
         _ => "if it is the locked-memory limit, raise it (ulimit -l, LimitMEMLOCK=)",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,9 +2,6 @@
 //! reaches no owner.
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../../tests/support/honest.rs"]
-mod honest;
-
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -14,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use honest::{eventually, skipped};
 use larder_format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 
 use super::area::{Look, SlotId};
@@ -24,6 +20,7 @@ use super::staging::Slot;
 use super::wire::{MAGIC, Reply, Request, parse, receive, send};
 use super::{guard, socket_path};
 use crate::catalog::Catalog;
+use crate::honest::{eventually, skipped};
 use crate::store::staged::Stage;
 use crate::volume::{HolderState, LockHolder};
 use crate::{
