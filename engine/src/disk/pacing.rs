@@ -182,8 +182,9 @@ impl Pacing {
                 .take_while(|now| now - begun < patience)
                 .find(|now| is_over(*now))
         };
+        // A claim may be younger than the moment at which it was looked for, by less than its time.
         until(now(), &is_claimed)
-            .and_then(|begun| until(begun, &|now| now > begun + CLAIM && is_claimed(now)))
+            .and_then(|begun| until(begun, &|now| now > begun + 2 * CLAIM && is_claimed(now)))
             .is_some()
     }
 }
