@@ -309,10 +309,15 @@ impl Medium {
     ) -> Vec<(usize, Content)> {
         let mut dropped = Vec::new();
         let lost = self.position(lost.start)..self.position(lost.end);
-        for written in self.unsynced.drain(lost) {
+        let earlier = lost.start;
+        for written in self.unsynced.drain(lost).collect::<Vec<_>>() {
             for (at, content) in written.blocks {
                 if dice.chance(keep) {
                     self.durable[at] = content;
+                    // A later sync must not bring older content of the block back.
+                    for older in &mut self.unsynced[..earlier] {
+                        older.blocks.retain(|(other, _)| *other != at);
+                    }
                 } else {
                     dropped.push((at, content));
                 }
@@ -438,5 +443,18 @@ mod tests {
         // It covers nothing that is left.
         medium.synced(first);
         assert_eq!(medium.unsynced_from(second), [2]);
+    }
+
+    #[test]
+    fn a_block_that_a_failed_sync_keeps_is_newer_than_the_writes_before_it() {
+        let mut medium = Medium::new(1);
+        medium.write(0, &[Content::Data(1)], || true);
+        let later = medium.next();
+        medium.write(0, &[Content::Data(2)], || true);
+        let lost = later..medium.next();
+        medium.sync_failed(lost, &mut Dice::new(1), 1.0, 1.0);
+        medium.synced(medium.next());
+        assert_eq!(*medium.durable(0), Content::Data(2));
+        assert_eq!(medium.visible(0), medium.durable(0));
     }
 }
