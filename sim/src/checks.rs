@@ -218,16 +218,25 @@ impl World {
     }
 
     /// A page that a record removes may be missing in any later epoch: the record may vanish for a
-    /// time and come back.
+    /// time and come back. The same record, written again, removes no later version.
     fn note_departure(&mut self, record: &Record) {
+        let (Record::Delete { birth, .. }
+        | Record::Clear { birth, .. }
+        | Record::Evict { birth, .. }) = record
+        else {
+            return;
+        };
         let now = self.clock;
-        let removed = self.removed_by(record);
-        self.left
-            .extend(removed.into_iter().map(|name| (name, now)));
+        for name in self.removed_by(record) {
+            let last = self.left.entry(name).or_insert((Serial::ZERO, 0));
+            if *birth > last.0 {
+                *last = (*birth, now);
+            }
+        }
     }
 
     /// The pages that a record removes.
-    pub fn removed_by(&self, record: &Record) -> Vec<Name> {
+    fn removed_by(&self, record: &Record) -> Vec<Name> {
         let (fingerprint, prefix) = match record {
             Record::Page(_) => return Vec::new(),
             Record::Delete { namespace, key, .. } => (*namespace, Some(key.prefix())),

@@ -50,10 +50,10 @@ impl World {
                 || self.has_bad_successor(older)
                 || self.tainted.contains(&segment)
         });
-        // With spoiled metadata the record of an old eviction may vanish and come back.
-        let left = self.left.get(&name).is_some_and(|at| known.begun_at <= *at);
-        let may_vanish = self.oracle.spoiled || self.returning.contains(&name);
-        may_vanish && left
+        // A crash may undo a removal that was not durable. Then the page is back, and is not
+        // promised: the record of the removal may count again after the next crash.
+        let left = self.left.get(&name);
+        left.is_some_and(|(_, at)| known.begun_at <= *at)
             || self.has_bad_bytes(known)
             || older_is_bad
             || known.torn

@@ -267,16 +267,6 @@ impl World {
             for version in self.pages_of(volume, at, &block) {
                 self.oracle.version_mut(version).dropped = true;
             }
-            let beneath: Vec<Content> = {
-                let volumes = self.disk.volumes();
-                volumes[volume].survivors(at).cloned().collect()
-            };
-            for content in beneath {
-                for record in self.records_of(volume, at, &content) {
-                    let removed = self.removed_by(&record);
-                    self.returning.extend(removed);
-                }
-            }
         }
     }
 
@@ -384,7 +374,6 @@ impl World {
 
     /// A record is lost: pages that it deletes may come back.
     pub fn spoil_deletion(&mut self, record: &Record) {
-        self.oracle.spoiled |= !matches!(record, Record::Page(_));
         if let Some(name) = self.deleted_by(record) {
             self.oracle.deletion_spoiled(name);
         }
@@ -411,7 +400,6 @@ impl World {
         // The segment's old generation may come back, with the bytes of the new one, and with pages
         // deleted since.
         self.headless.insert(segment);
-        self.oracle.spoiled = true;
         if !is_whole {
             self.tainted.insert(segment);
         }

@@ -75,8 +75,6 @@ pub struct Oracle {
     names_each: usize,
     versions: Vec<Version>,
     deletions: Vec<Deletion>,
-    /// The device spoiled records of removals: these may vanish, and come back.
-    pub spoiled: bool,
 }
 
 impl Oracle {
@@ -112,7 +110,6 @@ impl Oracle {
             names_each: setup.chains * setup.depth,
             versions: Vec::new(),
             deletions: Vec::new(),
-            spoiled: false,
         }
     }
 

@@ -97,7 +97,6 @@ impl World {
         self.note(volume as u64, || format!("volume {volume} is lost"));
         self.superblocks[volume] = None;
         // Deletions on that volume are lost with it.
-        self.oracle.spoiled = true;
         self.oracle.deletion_spoiled(None);
         let pages = &expected.pages;
         expected.names.retain(|name, _| {

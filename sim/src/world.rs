@@ -81,11 +81,9 @@ pub struct World {
     pub headless: BTreeSet<SegmentId>,
     /// A header was lost on its way. It may have been the only record of refused page writes.
     pub unsealed: bool,
-    /// Pages with a record of their removal, and the time of the last such record.
-    pub left: BTreeMap<Name, u64>,
-    /// Pages with a record of their removal beneath a write that a failed sync dropped: no reader
-    /// may see the record now, and it may come back with a power loss.
-    pub returning: BTreeSet<Name>,
+    /// Pages with a record of their removal: the version of the last such record, and the time of
+    /// its first write.
+    pub left: BTreeMap<Name, (Serial, u64)>,
     /// A crash tore a header or a descriptor block in the middle: it is neither old nor new.
     pub torn_inside: bool,
     /// Segments whose metadata a failed sync dropped, in their present generation.
@@ -134,7 +132,6 @@ impl World {
             headless: BTreeSet::new(),
             unsealed: false,
             left: BTreeMap::new(),
-            returning: BTreeSet::new(),
             torn_inside: false,
             shaken: BTreeSet::new(),
             forgotten: BTreeSet::new(),
