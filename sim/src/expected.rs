@@ -59,7 +59,7 @@ impl World {
             || known.torn
             || self.has_bad_successor(version)
             || self.tainted.contains(&place.segment)
-            || !known.durable && (known.dropped || self.shaken.contains(&place.segment))
+            || !known.durable && (known.dropped.is_some() || self.shaken.contains(&place.segment))
     }
 
     /// The page, or a copy of it, has wrong bytes somewhere, and recovery may find these: the

@@ -212,6 +212,7 @@ impl World {
         );
         if good {
             self.disk.volumes()[volume].synced(covers.unwrap_or(0));
+            self.good_syncs[volume] += 1;
             return true;
         }
         // Of the writes that were answered since it began, it may lose the first ones.
@@ -256,8 +257,9 @@ impl World {
                 let (segment, ..) = self.locate_block(volume, at);
                 self.shaken.insert(segment);
             }
+            let moment = Some((volume, self.good_syncs[volume]));
             if let Some(version) = self.oracle.owner(&block) {
-                self.oracle.version_mut(version).dropped = true;
+                self.oracle.version_mut(version).dropped = moment;
             }
             for record in self.records_of(volume, at, &block) {
                 if let Some(name) = self.deleted_by(&record) {
@@ -265,7 +267,7 @@ impl World {
                 }
             }
             for version in self.pages_of(volume, at, &block) {
-                self.oracle.version_mut(version).dropped = true;
+                self.oracle.version_mut(version).dropped = moment;
             }
         }
     }

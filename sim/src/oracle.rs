@@ -43,8 +43,9 @@ pub struct Version {
     /// The version that must survive in place of this one: an older version of the page, in this
     /// segment, which this version replaced in the index.
     pub in_place_of: Option<(VersionId, SegmentId)>,
-    /// A failed sync dropped part of it after its last proof of durability.
-    pub dropped: bool,
+    /// A failed sync dropped part of it after its last proof of durability: the volume, and the
+    /// number of good syncs of that volume before.
+    pub dropped: Option<(usize, u64)>,
     /// The device refused a write of it or of a copy.
     pub refused: bool,
     /// The device spoiled a copy of it.
@@ -158,7 +159,7 @@ impl Oracle {
             blocks,
             durable: false,
             in_place_of: None,
-            dropped: false,
+            dropped: None,
             refused: false,
             rotten: false,
             torn: false,
@@ -199,7 +200,7 @@ impl Oracle {
         let mut versions = self.names[name.0].versions.iter();
         versions.any(|id| {
             let version = &self.versions[id.0];
-            version.rotten || version.dropped || version.torn
+            version.rotten || version.dropped.is_some() || version.torn
         })
     }
 
@@ -356,7 +357,7 @@ impl Oracle {
         // The next epoch does not know of the failed sync. Dropped data that was not rewritten is
         // lost, whatever reads return now.
         for version in &mut self.versions {
-            version.rotten |= version.dropped;
+            version.rotten |= version.dropped.is_some();
         }
     }
 }

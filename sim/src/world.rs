@@ -96,6 +96,8 @@ pub struct World {
     /// Syncs that have just begun and will lose the writes that they cover: volume, and number of
     /// unsynced writes.
     pub losing: Vec<(usize, u64)>,
+    /// By volume: the number of syncs that succeeded.
+    pub good_syncs: Vec<u64>,
     journal: Option<Journal>,
     pub totals: Totals,
     pub tally: Tally,
@@ -111,6 +113,7 @@ impl World {
         }
         let store = StoreId::from_bytes([7; 16]);
         let kernel = dice.fork();
+        let volumes = setup.volumes.len();
         let superblocks: Vec<Option<Superblock>> =
             setup.superblocks(store).into_iter().map(Some).collect();
         let mut world = World {
@@ -137,6 +140,7 @@ impl World {
             forgotten: BTreeSet::new(),
             recorded: BTreeSet::new(),
             losing: Vec::new(),
+            good_syncs: vec![0; volumes],
             journal,
             totals: Totals::default(),
             tally: Tally::default(),
@@ -282,6 +286,13 @@ impl World {
             .locate(epoch.slots[info.namespace]?, &info.key)?;
         let version = self.oracle.find(name, found.checksum)?;
         Some((version, found.place.segment))
+    }
+
+    /// A call has made a version durable. A loss of bytes before the last good sync counts no more.
+    pub fn made_durable(&mut self, version: VersionId) {
+        let version = self.oracle.version_mut(version);
+        let is_later = |(volume, syncs): &(usize, u64)| self.good_syncs[*volume] <= *syncs;
+        version.dropped = version.dropped.filter(is_later);
     }
 
     pub fn new_request(&mut self) -> u64 {

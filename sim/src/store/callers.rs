@@ -558,11 +558,11 @@ impl Caller<'_> {
                 .current(epoch, name)
                 .is_some_and(|(now, _)| now == version)
             {
-                let version = world.oracle.version_mut(version);
+                let known = world.oracle.version_mut(version);
                 // A version that a crash cut short stays so, and was never promised.
-                version.durable = !version.torn;
-                version.in_place_of = None;
-                version.dropped = false;
+                known.durable = !known.torn;
+                known.in_place_of = None;
+                world.made_durable(version);
             }
         }
         world.oracle.deletions_durable(&deletions);

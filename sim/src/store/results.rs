@@ -88,7 +88,9 @@ impl State {
                 let known = self.world.oracle.version_mut(version);
                 known.durable = true;
                 known.in_place_of = before.filter(|_| !always);
-                known.dropped &= !(always && *status == PutStatus::Stored);
+                if always && *status == PutStatus::Stored {
+                    self.world.made_durable(version);
+                }
             }
         }
     }
