@@ -151,6 +151,11 @@ impl World {
             self.excuse(volume, to, &victims);
             return Fate::Elsewhere(to);
         }
+        if self.setup.faults.lost_write + self.setup.faults.misdirected_write > 0.0 {
+            for (block, at) in blocks.iter().zip(start..) {
+                self.excuse_unknown_generation(volume, at, block);
+            }
+        }
         Fate::Done
     }
 
@@ -371,6 +376,39 @@ impl World {
                     self.spoil_deletion(&record);
                 }
             }
+        }
+    }
+
+    /// A block arrives in a generation that neither a header nor the first block states: both were
+    /// lost before. No recovery finds the block.
+    fn excuse_unknown_generation(&mut self, volume: usize, at: usize, content: &Content) {
+        let Content::Bytes(bytes) = content else {
+            return;
+        };
+        let Ok(block) = DescriptorBlock::check(&bytes[..]) else {
+            return;
+        };
+        let sequence = block.identity().sequence;
+        let (_, number, _) = self.locate_block(volume, at);
+        let first = self.segment_first_block(number);
+        let states_it = |at: usize| {
+            let volumes = self.disk.volumes();
+            let Content::Bytes(bytes) = volumes[volume].visible(at) else {
+                return false;
+            };
+            let header = SegmentHeader::check(&bytes[..]).map(|header| header.identity().sequence);
+            let block =
+                || DescriptorBlock::check(&bytes[..]).map(|block| block.identity().sequence);
+            header
+                .or_else(|_| block())
+                .is_ok_and(|known| known >= sequence)
+        };
+        let last = first + self.setup.segment_blocks as usize - 1;
+        if at == last || [first, first + 1, last].into_iter().any(states_it) {
+            return;
+        }
+        for record in self.records_of(volume, at, content) {
+            self.spoil_deletion(&record);
         }
     }
 
