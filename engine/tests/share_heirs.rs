@@ -59,6 +59,33 @@ fn an_owner_hands_the_store_over_to_a_client_that_asks_for_it() {
     owner.close().unwrap();
 }
 
+#[test]
+fn nobody_but_the_heir_takes_the_store_over() {
+    let home = Home::with_store(128 * MIB);
+    let stores: Vec<Store> = (0..5).map(|_| attach(&home)).collect();
+    for _ in 0..4 {
+        eventually("one of them is the owner", || {
+            let owners = stores.iter().filter(|of| of.part() == Part::Owner);
+            let clients = stores.iter().filter(|of| of.part() == Part::Client);
+            (owners.count(), clients.count()) == (1, stores.len() - 1)
+        });
+        let is_client = |store: &&Store| store.part() == Part::Client;
+        let before: Vec<(&Store, u64)> = stores
+            .iter()
+            .filter(is_client)
+            .map(|store| (store, store.turns()))
+            .collect();
+        let heir = keeper(&home);
+        eventually("the heir is the owner, and they are its clients", || {
+            heir.part() == Part::Owner && stores.iter().all(|store| is_client(&store))
+        });
+        for (store, before) in before {
+            assert_eq!(store.turns() - before, 2, "another owner came between");
+        }
+        heir.close().unwrap();
+    }
+}
+
 /// Waits until the owner has all counters. Returns its start time.
 fn eventually_counted(home: &Home, hits: u64) -> f64 {
     eventually("the counters arrive", || {
