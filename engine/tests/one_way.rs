@@ -8,8 +8,9 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use common::faulty::{Fault, Faulty, Seen, faulty};
+use common::faulty::{Fault, Faulty, Seen, faulty, open_faulty};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::probe::Want;
 use larder_engine::format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
@@ -251,4 +252,30 @@ fn repairs_and_compactions_write_through_their_wrapper() {
     assert!(compacted.unwrap().moved_pages > 0);
     assert!(changes_were_logged(&home, &before, &log) > 0);
     superblocks_were_read(&log);
+}
+
+/// The memory of a read in flight belongs to the caller, so the get waits for it. It must not ask
+/// the disk again and again meanwhile.
+#[test]
+fn a_get_past_its_deadline_sleeps_until_its_read_ends() {
+    let home = Home::with_store(128 * MIB);
+    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    let pool = &Pool::new(&store, "m", &[65536]);
+    let (held, others) = (&chain(1, 1), &chain(2, 8));
+    pool.put(held);
+    pool.put(others);
+    disk.when(Fault::IsHeld, 1, |seen| matches!(seen, Seen::Read { .. }));
+    std::thread::scope(|scope| {
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let get = scope.spawn(move || pool.get_until(held, Some(deadline)));
+        disk.wait_until_held();
+        disk.wait_until_expired();
+        for _ in 0..100 {
+            assert_eq!(pool.hits(others), 8);
+        }
+        assert_eq!(disk.expirations(), 1);
+        disk.release();
+        get.join().unwrap();
+    });
+    store.close().unwrap();
 }

@@ -49,6 +49,8 @@ struct State {
     held: Vec<Op>,
     waiting: Vec<Op>,
     hits: usize,
+    /// How often operations past their deadline were asked for.
+    expirations: usize,
     /// The bytes before each write since the last good sync.
     before: Vec<(u64, Vec<u8>)>,
 }
@@ -176,12 +178,26 @@ impl Faulty {
         self.state().hits
     }
 
+    /// How often a call asked for operations past their deadline.
+    pub fn expirations(&self) -> usize {
+        self.state().expirations
+    }
+
     /// Waits until an operation is held.
     pub fn wait_until_held(&self) {
-        let is_none = |state: &mut State| state.held.is_empty();
+        self.wait_until(|state| !state.held.is_empty(), "nothing is ever held");
+    }
+
+    /// Waits until a call asks for operations past their deadline.
+    pub fn wait_until_expired(&self) {
+        self.wait_until(|state| state.expirations > 0, "nothing ever expires");
+    }
+
+    fn wait_until(&self, is_there: impl Fn(&State) -> bool, complaint: &str) {
+        let is_none = |state: &mut State| !is_there(state);
         let changed = &self.changed;
         let waited = changed.wait_timeout_while(self.state(), PATIENCE, is_none);
-        assert!(!waited.unwrap().1.timed_out(), "nothing is ever held");
+        assert!(!waited.unwrap().1.timed_out(), "{complaint}");
     }
 
     /// Lets held operations go on.
@@ -253,6 +269,8 @@ impl Disk for Faulty {
     }
 
     fn expire(&self) {
+        self.state().expirations += 1;
+        self.changed.notify_all();
         let is_late = |op: &mut Op| op.deadline.is_some_and(|until| until <= Instant::now());
         let late: Vec<Op> = self.state().waiting.extract_if(.., is_late).collect();
         late.into_iter()
