@@ -91,9 +91,7 @@ pub(super) fn put<C: Catalog + ?Sized>(
         .into_iter()
         .filter(|&i| call.statuses[i] == PutStatus::Failed(PutFailure::Write))
         .collect();
-    if !call.is_recalled() {
-        call.store(&failed, until);
-    }
+    call.store(&failed, until);
     drop(call);
     count(data, &shape, &statuses);
     statuses
