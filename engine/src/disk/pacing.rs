@@ -169,7 +169,7 @@ impl Pacing {
 
 #[cfg(test)]
 impl Pacing {
-    /// Waits for a claim on a volume, and whether it lasts longer than one that nothing renews.
+    /// Waits for a claim on a volume, and whether it outlasts a claim without renewal.
     pub(super) fn is_renewed(&self, volume: usize) -> bool {
         let is_claimed = |now| {
             self.words(volume)
