@@ -99,9 +99,9 @@ impl Volume {
             if self.unreadable.contains(&at) {
                 return Err(DiskError::Os(5));
             }
-            // The buffer is zeroed already.
-            if let Some(block) = self.written.get(&at) {
-                out.copy_from_slice(&block[..]);
+            match self.written.get(&at) {
+                Some(block) => out.copy_from_slice(&block[..]),
+                None => out.fill(0),
             }
         }
         Ok(())
@@ -150,19 +150,20 @@ impl MemoryDisk {
         let volume = volumes.get_mut(op.volume);
         let (result, buffer) = match (op.action, volume) {
             (Action::Sync, Some(_)) => (Ok(()), None),
-            (
-                Action::Read {
-                    offset,
-                    buffer: Buffer::Owned(mut bytes),
-                },
-                Some(volume),
-            ) => {
+            (Action::Read { offset, mut buffer }, Some(volume)) => {
+                let bytes = buffer.len();
                 assert!(
-                    bytes.len() <= TRANSFER_BYTES_MAX,
-                    "{} bytes are read at once",
-                    bytes.len()
+                    bytes <= TRANSFER_BYTES_MAX,
+                    "{bytes} bytes are read at once"
                 );
-                (volume.read(offset, &mut bytes), Some(bytes))
+                let mut at = offset;
+                // SAFETY: the operation is answered after this.
+                let read = unsafe { buffer.parts_mut() }.try_for_each(|part| {
+                    let read = volume.read(at, part);
+                    at += part.len() as u64;
+                    read
+                });
+                (read, buffer.into_owned())
             }
             (
                 Action::Write {
@@ -171,7 +172,7 @@ impl MemoryDisk {
                 },
                 Some(volume),
             ) => (volume.write(offset, &bytes), Some(bytes)),
-            (Action::Read { .. } | Action::Write { .. }, Some(_)) => (Err(DiskError::Os(22)), None),
+            (Action::Write { .. }, Some(_)) => (Err(DiskError::Os(22)), None),
             (_, None) => (Err(DiskError::Os(19)), None),
         };
         Done {

@@ -7,7 +7,7 @@
 
 use larder_engine::Store;
 use larder_engine::core::NAMESPACES_MAX;
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, Body, Fingerprint, RECORDS_PER_BLOCK, Record, SEGMENTS_MAX, SEGMENTS_OFFSET,
     SUPERBLOCK_OFFSETS, SegmentState,
@@ -78,21 +78,20 @@ impl Endless {
 impl Disk for Endless {
     unsafe fn submit(&self, ops: Vec<Op>) {
         for op in ops {
-            let Action::Read {
-                offset,
-                buffer: Buffer::Owned(mut buffer),
-            } = op.action
-            else {
+            let Action::Read { offset, mut buffer } = op.action else {
                 panic!("an opening only reads");
             };
             let first = offset / BLOCK_BYTES as u64;
-            for (at, out) in (first..).zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+            // SAFETY: the operation is answered below.
+            let parts = unsafe { buffer.parts_mut() };
+            let out = parts.flat_map(|part| part.chunks_exact_mut(BLOCK_BYTES));
+            for (at, out) in (first..).zip(out) {
                 out.copy_from_slice(&Endless::block(at));
             }
             op.sink.done(vec![Done {
                 tag: op.tag,
                 result: Ok::<(), DiskError>(()),
-                buffer: Some(buffer),
+                buffer: buffer.into_owned(),
             }]);
         }
     }

@@ -11,7 +11,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::BLOCK_BYTES;
 use larder_engine::memory::AlignedBuf;
 use larder_sim_runtime::dice::Dice;
@@ -105,23 +105,21 @@ impl SimDisk {
         volume: usize,
         action: Action,
     ) -> (Result<(), DiskError>, Option<AlignedBuf>) {
-        let Action::Read { offset, buffer } = action else {
+        let Action::Read { offset, mut buffer } = action else {
             panic!("only reads use the disk interface");
         };
-        let Buffer::Owned(mut bytes) = buffer else {
-            panic!("a read into memory that the simulation does not own");
-        };
         let start = usize::try_from(offset).unwrap() / BLOCK_BYTES;
-        let count = bytes.len() / BLOCK_BYTES;
+        let count = buffer.len() / BLOCK_BYTES;
         let result = self.read(volume, start, count, |blocks| {
-            for (block, out) in blocks.iter().zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
-                // The buffer is zeroed already.
-                if *block != Content::Zero {
-                    block.render(out);
-                }
-            }
+            // SAFETY: the operation is answered after this.
+            let parts = unsafe { buffer.parts_mut() };
+            let out = parts.flat_map(|part| part.chunks_exact_mut(BLOCK_BYTES));
+            blocks
+                .iter()
+                .zip(out)
+                .for_each(|(block, out)| block.render(out));
         });
-        (result, Some(bytes))
+        (result, buffer.into_owned())
     }
 }
 

@@ -340,4 +340,29 @@ impl Buffer {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// The memory of a read, in order, for a disk that fills it itself. It may hold other bytes.
+    ///
+    /// # Safety
+    /// The operation of the buffer was submitted, and is not answered before the last use of a
+    /// part: until then borrowed memory is valid, and the disk's alone.
+    pub unsafe fn parts_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        let (owned, borrowed) = match self {
+            Buffer::Owned(memory) => (Some(&mut memory[..]), [].as_slice()),
+            Buffer::Borrowed(pieces) => (None, pieces.as_slice()),
+        };
+        let of_piece = |piece: &Piece| {
+            // SAFETY: the caller's promise.
+            unsafe { std::slice::from_raw_parts_mut(piece.ptr, piece.len) }
+        };
+        owned.into_iter().chain(borrowed.iter().map(of_piece))
+    }
+
+    /// The memory that goes back with the answer.
+    pub fn into_owned(self) -> Option<AlignedBuf> {
+        match self {
+            Buffer::Owned(memory) => Some(memory),
+            Buffer::Borrowed(_) => None,
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
+use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use larder_engine::{DiskWrapper, OpenOptions, Store};
 
 use super::Home;
@@ -117,15 +117,8 @@ fn seen(action: &Action) -> Seen {
 
 fn answer(op: Op, result: Result<(), DiskError>) {
     let buffer = match op.action {
-        Action::Read {
-            buffer: Buffer::Owned(memory),
-            ..
-        }
-        | Action::Write {
-            buffer: Buffer::Owned(memory),
-            ..
-        } => Some(memory),
-        _ => None,
+        Action::Read { buffer, .. } | Action::Write { buffer, .. } => buffer.into_owned(),
+        Action::Sync => None,
     };
     op.sink.done(vec![Done {
         tag: op.tag,

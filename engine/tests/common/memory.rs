@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use larder_engine::SyncPolicy;
 use larder_engine::core::Config;
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, Features, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock,
     VolumeEntry, VolumeId,
@@ -63,18 +63,20 @@ fn block_at(offset: u64) -> u64 {
 impl Disk for Memory {
     unsafe fn submit(&self, ops: Vec<Op>) {
         for op in ops {
-            let Action::Read {
-                offset,
-                buffer: Buffer::Owned(mut bytes),
-            } = op.action
-            else {
-                panic!("only reads into their own memory go through the disk's interface");
+            let Action::Read { offset, mut buffer } = op.action else {
+                panic!("only reads go through the disk's interface");
             };
-            let result = self.read(offset, &mut bytes);
+            let mut at = offset;
+            // SAFETY: the operation is answered below.
+            let result = unsafe { buffer.parts_mut() }.try_for_each(|part| {
+                let read = self.read(at, part);
+                at += part.len() as u64;
+                read
+            });
             op.sink.done(vec![Done {
                 tag: op.tag,
                 result,
-                buffer: Some(bytes),
+                buffer: buffer.into_owned(),
             }]);
         }
     }

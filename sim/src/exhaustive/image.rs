@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
 use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::medium::Block;
@@ -82,8 +82,9 @@ impl Image {
             return false;
         };
         for ((bytes, print), out) in blocks.iter().zip(out.chunks_exact_mut(BLOCK_BYTES)) {
-            if *print != 0 {
-                out.copy_from_slice(&bytes[..]);
+            match *print {
+                0 => out.fill(0),
+                _ => out.copy_from_slice(&bytes[..]),
             }
         }
         true
@@ -128,14 +129,17 @@ impl Platter {
 impl Disk for Platter {
     unsafe fn submit(&self, ops: Vec<Op>) {
         for op in ops {
-            let Action::Read {
-                offset,
-                buffer: Buffer::Owned(mut bytes),
-            } = op.action
-            else {
-                panic!("only reads into owned buffers use the disk interface");
+            let Action::Read { offset, mut buffer } = op.action else {
+                panic!("only reads use the disk interface");
             };
-            let result = if self.image().read(offset, &mut bytes) {
+            let mut at = offset;
+            // SAFETY: the operation is answered below.
+            let is_read = unsafe { buffer.parts_mut() }.all(|part| {
+                let is_read = self.image().read(at, part);
+                at += part.len() as u64;
+                is_read
+            });
+            let result = if is_read {
                 Ok(())
             } else {
                 Err(DiskError::NoProgress)
@@ -143,7 +147,7 @@ impl Disk for Platter {
             op.sink.done(vec![Done {
                 tag: op.tag,
                 result,
-                buffer: Some(bytes),
+                buffer: buffer.into_owned(),
             }]);
         }
     }

@@ -98,21 +98,10 @@ fn each_block(buffer: &Buffer, mut take: impl FnMut(&Block)) {
 
 /// Fills an operation's memory with these blocks.
 fn fill(buffer: &mut Buffer, blocks: &[Content]) {
-    let mut blocks = blocks.iter();
-    let mut each = |memory: &mut [u8]| {
-        for (out, block) in memory.chunks_mut(BLOCK).zip(&mut blocks) {
-            block.render(out);
-        }
-    };
-    match buffer {
-        Buffer::Owned(memory) => each(memory),
-        Buffer::Borrowed(pieces) => {
-            for piece in pieces {
-                // SAFETY: as above; the memory of a read is the device's until the answer.
-                each(unsafe { std::slice::from_raw_parts_mut(piece.ptr, piece.len) });
-            }
-        }
-    }
+    // SAFETY: the operation is in flight. All tasks run on this thread.
+    let parts = unsafe { buffer.parts_mut() };
+    let out = parts.flat_map(|part| part.chunks_exact_mut(BLOCK));
+    out.zip(blocks).for_each(|(out, block)| block.render(out));
 }
 
 /// Memory that a get has lent may be written until the get returns.
@@ -453,12 +442,8 @@ fn block_at(offset: u64) -> usize {
 
 fn answer(op: Op, result: Result<(), DiskError>) -> (Arc<dyn Sink>, Done) {
     let buffer = match op.action {
-        Action::Read { buffer, .. } | Action::Write { buffer, .. } => Some(buffer),
+        Action::Read { buffer, .. } | Action::Write { buffer, .. } => buffer.into_owned(),
         Action::Sync => None,
-    };
-    let buffer = match buffer {
-        Some(Buffer::Owned(memory)) => Some(memory),
-        _ => None,
     };
     let done = Done {
         tag: op.tag,
