@@ -6,6 +6,7 @@ use larder_format::{
     Body, Fingerprint, HEADER_BLOCKS, KeyPrefix, Namespace, PageKey, PageRecord, Record, Run,
     SegmentHeader, SegmentNo, SegmentState, Serial, Structure,
 };
+use rapidhash::quality::RandomState;
 
 use super::judge::Fate;
 use super::scan::{Case, Disbelief, Fault, FaultReason, SegmentScan, Spot};
@@ -16,18 +17,21 @@ use crate::hint::Hint;
 use crate::index::{Index, NamespaceSlot, Parent, Place, Publish, SegmentId, Told};
 use crate::planted;
 
+/// A map with lookups for each record.
+type Names<K, V> = HashMap<K, V, RandomState>;
+
 /// The records of all segments, before they are compared.
 pub(crate) struct Gathered<E = ()> {
     pub namespaces: Vec<NamespaceInit>,
-    slots: HashMap<Fingerprint, NamespaceSlot>,
+    slots: Names<Fingerprint, NamespaceSlot>,
     pub(super) pages: Vec<Found<E>>,
     /// Pages with a version below this were deleted or evicted.
-    pub gone: HashMap<(NamespaceSlot, KeyPrefix), Serial>,
-    pub(super) clears: HashMap<NamespaceSlot, Serial>,
+    pub gone: Names<(NamespaceSlot, KeyPrefix), Serial>,
+    pub(super) clears: Names<NamespaceSlot, Serial>,
     /// By namespace: so many of the first pages gathered have been proven to be of a wrong size.
-    wrong_size_until: HashMap<NamespaceSlot, usize>,
+    wrong_size_until: Names<NamespaceSlot, usize>,
     /// The full keys of pages that their own segment's header does not cover.
-    pub(super) keys: HashMap<(NamespaceSlot, KeyPrefix), PageKey>,
+    pub(super) keys: Names<(NamespaceSlot, KeyPrefix), PageKey>,
     /// Highest synced watermark of each epoch.
     watermarks: BTreeMap<Run, Serial>,
     pub damage: Vec<Damage>,
@@ -143,12 +147,12 @@ impl<E: Extra> Gathered<E> {
     pub(crate) fn new() -> Gathered<E> {
         Gathered {
             namespaces: Vec::new(),
-            slots: HashMap::new(),
+            slots: Names::default(),
             pages: Vec::new(),
-            gone: HashMap::new(),
-            clears: HashMap::new(),
-            wrong_size_until: HashMap::new(),
-            keys: HashMap::new(),
+            gone: Names::default(),
+            clears: Names::default(),
+            wrong_size_until: Names::default(),
+            keys: Names::default(),
             watermarks: BTreeMap::new(),
             damage: Vec::new(),
             lost_until: Serial::ZERO,

@@ -38,7 +38,7 @@ use larder_format::{
 pub use super::fault::{Disbelief, Fault, FaultReason};
 pub use super::spot::Spot;
 use crate::core::{BLOCKS_IN_FLIGHT_MAX, Descriptors, Victim};
-use crate::disk::mailbox::{ReadAt, read_all};
+use crate::disk::mailbox::{ReadAhead, ReadAt, read_all};
 use crate::disk::{Disk, DiskError};
 use crate::memory::AlignedBuf;
 use crate::planted;
@@ -53,8 +53,11 @@ const WINDOW_BLOCKS: u32 = 256;
 /// allocation.
 const LISTED_AT_ONCE: u32 = 4096;
 
-/// Bytes of descriptor blocks read at once when many segments are listed.
-const BATCH_BYTES: usize = 64 << 20;
+/// Bytes of descriptor blocks that are read ahead when many segments are listed, and the least and
+/// the largest number of segments for which they are.
+const AHEAD_BYTES: usize = 8 << 20;
+const AHEAD_MIN: usize = 2;
+const AHEAD_MAX: usize = 64;
 
 /// The row of the table for a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,17 +160,7 @@ pub fn scan(
     const LOOKS: usize = 1024;
     for spots in spots.chunks(LOOKS) {
         let looks = look(disk, spots);
-        let mut batch: Vec<(Spot, Look)> = Vec::new();
-        let mut bytes = 0;
-        for (spot, look) in spots.iter().zip(looks) {
-            bytes += listed_blocks(spot, &look, closed).unwrap_or(0) as usize * BLOCK_BYTES;
-            batch.push((*spot, look));
-            if bytes >= BATCH_BYTES {
-                scan_batch(disk, std::mem::take(&mut batch), closed, &mut found);
-                bytes = 0;
-            }
-        }
-        scan_batch(disk, batch, closed, &mut found);
+        scan_looked(disk, spots, looks, closed, &mut found);
     }
 }
 
@@ -321,22 +314,33 @@ fn listed_blocks(spot: &Spot, look: &Look, closed: Option<Run>) -> Option<u32> {
     }
 }
 
-fn scan_batch(
+/// Scans segments after their first reads. Blocks of listed segments are read ahead, into memory
+/// that is used again: the kernel clears fresh memory, which costs more than the rest of a read.
+fn scan_looked(
     disk: &dyn Disk,
-    batch: Vec<(Spot, Look)>,
+    spots: &[Spot],
+    looks: Vec<Look>,
     closed: Option<Run>,
     found: &mut impl FnMut(&Spot, SegmentScan),
 ) {
-    let reads: Vec<ReadAt> = batch
-        .iter()
-        .filter_map(|(spot, look)| {
-            listed_blocks(spot, look, closed)
-                .filter(|&count| count > 0)
-                .map(|count| spot.blocks(0, count.min(LISTED_AT_ONCE)))
-        })
-        .collect();
-    let mut results = read_all(disk, &reads).into_iter();
-    for (spot, look) in batch {
+    let first_piece = |(spot, look): (&Spot, &Look)| {
+        let count = listed_blocks(spot, look, closed)?;
+        (count > 0).then(|| spot.blocks(0, count.min(LISTED_AT_ONCE)))
+    };
+    let pieces: Vec<ReadAt> = spots.iter().zip(&looks).filter_map(first_piece).collect();
+    let longest = pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+    let depth = (AHEAD_BYTES / longest.max(1)).clamp(AHEAD_MIN, AHEAD_MAX);
+    // Without memory for it, blocks are read in windows.
+    let mut ahead = ReadAhead::new(disk, depth.min(pieces.len()), longest).ok();
+    let mut pieces = pieces.into_iter();
+    for (spot, look) in spots.iter().zip(looks) {
+        if let Some(ahead) = &mut ahead {
+            while ahead.has_room()
+                && let Some(piece) = pieces.next()
+            {
+                ahead.start(piece);
+            }
+        }
         let case = classify(&look, closed);
         let uneven = look.uneven;
         let scan = match case {
@@ -352,24 +356,19 @@ fn scan_batch(
                 }
             }
             Case::Listed => {
-                let count = listed_blocks(&spot, &look, closed).unwrap_or(0);
-                let bytes = if count > 0 { results.next() } else { None };
-                list(disk, &spot, look, count, bytes)
+                let count = listed_blocks(spot, &look, closed).unwrap_or(0);
+                let ahead = ahead.as_mut().filter(|_| count > 0);
+                let piece = ahead.and_then(ReadAhead::take).and_then(Result::ok);
+                list(disk, spot, look, count, piece)
             }
-            Case::Unlisted | Case::Newer | Case::Hidden => scan_whole(disk, &spot, look, case),
+            Case::Unlisted | Case::Newer | Case::Hidden => scan_whole(disk, spot, look, case),
         };
-        found(&spot, SegmentScan { uneven, ..scan });
+        found(spot, SegmentScan { uneven, ..scan });
     }
 }
 
 /// Reads a segment whose header states the number of its blocks.
-fn list(
-    disk: &dyn Disk,
-    spot: &Spot,
-    look: Look,
-    count: u32,
-    bytes: Option<Result<AlignedBuf, DiskError>>,
-) -> SegmentScan {
+fn list(disk: &dyn Disk, spot: &Spot, look: Look, count: u32, piece: Option<&[u8]>) -> SegmentScan {
     let Some(header) = look.header else {
         return scan_whole(disk, spot, look, Case::Hidden);
     };
@@ -380,8 +379,8 @@ fn list(
     scan.faults.clone_from(&look.header_faults);
     let mut holes = Vec::new();
     let mut next = 0;
-    if let Some(Ok(bytes)) = bytes {
-        for (bytes, index) in bytes.rchunks_exact(BLOCK_BYTES).zip(0..count) {
+    if let Some(piece) = piece {
+        for (bytes, index) in piece.rchunks_exact(BLOCK_BYTES).zip(0..count) {
             if let Some(case) = parse_listed(disk, spot, bytes, index, &mut scan, &mut holes) {
                 return scan_whole(disk, spot, look, case);
             }
