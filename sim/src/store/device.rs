@@ -104,7 +104,7 @@ fn fill(buffer: &mut Buffer, blocks: &[Content]) {
     out.zip(blocks).for_each(|(out, block)| block.render(out));
 }
 
-/// Memory that a get has lent may be written until the get returns.
+/// Memory that a get has lent may be written until the get returns. An open store lends no other.
 fn check_lent(buffer: &Buffer, lent: &[(usize, usize)]) {
     let Buffer::Borrowed(pieces) = buffer else {
         return;
@@ -299,9 +299,12 @@ impl State {
             false => (false, start),
         };
         self.misdirected += u64::from(misdirected);
-        let lent = &self.lent;
+        let is_opened = self.opened.contains(&flight.disk);
+        let lent = is_opened.then_some(&self.lent);
         self.world.disk.read(volume, from, count, |blocks| {
-            check_lent(buffer, lent);
+            if let Some(lent) = lent {
+                check_lent(buffer, lent);
+            }
             fill(buffer, blocks);
         })
     }

@@ -122,6 +122,7 @@ impl Driver {
             recalled: Default::default(),
             deletions: Deletions::default(),
             pool: Pool::default(),
+            opened: Default::default(),
             lent: Vec::new(),
             misdirected: 0,
             is_read_only: false,

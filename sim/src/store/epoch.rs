@@ -45,6 +45,7 @@ impl State {
         self.putting.clear();
         self.under_recall.clear();
         self.deletions = Deletions::default();
+        self.opened.clear();
         self.lent.clear();
         self.leases.clear();
         self.evicted_read_only = None;

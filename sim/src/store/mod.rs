@@ -123,6 +123,8 @@ pub struct State {
     deletions: Deletions,
     /// Memory of calls that have ended.
     pool: Pool,
+    /// Disks whose store is open. Before, an opening reads into memory of its own.
+    opened: BTreeSet<u64>,
     /// Memory of gets in progress: address and length.
     lent: Vec<(usize, usize)>,
     /// Reads of page data from a wrong address.

@@ -42,12 +42,15 @@ pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
 
 pub fn open(shared: &Shared, superblocks: Found) -> Result<Arc<Store>, StoreError> {
     let disk = Device::new(shared, superblocks.len());
-    shared.lock().owner_disk = disk.number();
+    let number = disk.number();
+    shared.lock().owner_disk = number;
     let options = options(shared, false);
     let recovered = |recovery: &Recovery, index: &Arc<Index>| {
         shared.lock().recovered(recovery, index);
     };
-    Store::open_simulated(superblocks, disk, &options, recovered).map(Arc::new)
+    let store = Store::open_simulated(superblocks, disk, &options, recovered)?;
+    shared.lock().opened.insert(number);
+    Ok(Arc::new(store))
 }
 
 pub fn run(shared: &Shared, superblocks: Found) -> End {

@@ -24,10 +24,12 @@ const PAUSE_US_MAX: u64 = 1000;
 /// The main task of a reader. The driver may kill it at any time.
 pub fn read(shared: &Shared, superblocks: Found) {
     let disk = Device::new(shared, superblocks.len());
+    let number = disk.number();
     let options = options(shared, true);
     let Ok(store) = Store::open_simulated(superblocks, disk, &options, |_, _| {}) else {
         return;
     };
+    shared.lock().opened.insert(number);
     let gets = shared.lock().world.dice.below(GETS_MAX + 1);
     for _ in 0..gets {
         let pause = shared.lock().world.dice.between(0, PAUSE_US_MAX);
