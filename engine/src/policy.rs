@@ -160,6 +160,11 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
         let _ = (page, facts);
     }
 
+    /// A page that arrived before its parent is linked to it: `facts.parent` names it from now on.
+    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
+        let _ = (page, facts);
+    }
+
     /// A call used a page. The facts are those after the call.
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
         let _ = (page, facts, by);

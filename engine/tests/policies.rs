@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use common::{Home, MIB, Pool, chain};
 use larder_engine::format::PageKey;
-use larder_engine::index::{Index, Lease, NamespaceSlot, Parent, Place, Publish, SegmentId};
+use larder_engine::index::{
+    Adoption, Index, Lease, NamespaceSlot, Parent, Place, Publish, SegmentId,
+};
 use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, Use,
     Worth,
@@ -32,27 +34,34 @@ fn admitting<P: AdmissionPolicy + 'static>(make: fn() -> P) -> OpenOptions {
     OpenOptions::default().with(|o| o.admission = Some(PolicyMaker::admission(make)))
 }
 
+/// The pages of a chain.
+fn pages(keys: &[PageKey], hint: Hint) -> Vec<Publish> {
+    let page = |(at, key): (usize, &PageKey)| Publish {
+        namespace: NS,
+        key: key.prefix(),
+        parent: at
+            .checked_sub(1)
+            .map_or(Parent::Head, |before| Parent::Key(keys[before].prefix())),
+        place: Place {
+            segment: SegmentId(0),
+            start: 2 + u32::try_from(at).unwrap(),
+        },
+        checksum: 1,
+        unproven: false,
+        told: larder_engine::index::Told {
+            depth: u32::try_from(at).unwrap(),
+            blocks: 16,
+            hint,
+            new_pages: None,
+        },
+    };
+    keys.iter().enumerate().map(page).collect()
+}
+
 /// Publishes the pages of a chain, one call each.
 fn publish(index: &Index, keys: &[PageKey], hint: Hint) {
-    for (at, key) in keys.iter().enumerate() {
-        let parent = at.checked_sub(1).map(|before| keys[before].prefix());
-        index.publish(&[Publish {
-            namespace: NS,
-            key: key.prefix(),
-            parent: parent.map_or(Parent::Head, Parent::Key),
-            place: Place {
-                segment: SegmentId(0),
-                start: 2 + u32::try_from(at).unwrap(),
-            },
-            checksum: 1,
-            unproven: false,
-            told: larder_engine::index::Told {
-                depth: u32::try_from(at).unwrap(),
-                blocks: 16,
-                hint,
-                new_pages: None,
-            },
-        }]);
+    for page in pages(keys, hint) {
+        index.publish(&[page]);
     }
 }
 
@@ -237,6 +246,10 @@ impl EvictionPolicy for Genealogist {
         self.0.extend(facts.parent.map(|parent| (parent, page)));
     }
 
+    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.arrived(page, facts);
+    }
+
     fn file(&mut self, _: PageNumber, _: &PageFacts) {}
 
     fn coldest(
@@ -293,6 +306,26 @@ fn a_chain_leaves_as_a_whole_the_deepest_page_first_or_not_at_all() {
     }
     assert_eq!(evict(0, 2000, None), []);
     assert_eq!(index.len(), 3);
+}
+
+#[test]
+fn a_policy_knows_the_parent_of_a_page_that_arrived_before_it() {
+    let index = Index::new(1, 1 << 20);
+    index.choose(Box::<Genealogist>::default());
+    let keys = chain(1, 3);
+    for page in pages(&keys, Hint::default()).into_iter().rev() {
+        index.publish(&[page]);
+    }
+    let links = [(2, 1), (1, 0)].map(|(child, parent): (usize, usize)| Adoption {
+        namespace: NS,
+        child: keys[child].prefix(),
+        parent: keys[parent].prefix(),
+    });
+    assert_eq!(index.adopt(&links), 2);
+    let head = pages(&keys, Hint::default())[0].place;
+    let gone = index.evict_chain(NS, keys[0].prefix(), head, 0, |_, _, _| false);
+    let gone: Vec<_> = gone.into_iter().map(|page| page.key).collect();
+    assert_eq!(gone, [keys[2], keys[1], keys[0]].map(|key| key.prefix()));
 }
 
 /// Evicts the page that was filed last. Panics when it is given a page that it holds.

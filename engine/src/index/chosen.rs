@@ -257,6 +257,11 @@ impl Chosen {
         self.policy.arrived(PageNumber(id.0), &facts);
     }
 
+    pub(super) fn linked(&mut self, view: View<'_>, id: PageId) {
+        let facts = self.seen.facts(view, id);
+        self.policy.linked(PageNumber(id.0), &facts);
+    }
+
     /// A page is about to leave. Returns whether its slot is set aside, and so stays QUEUED.
     pub(super) fn left(&mut self, view: View<'_>, id: PageId, why: Departure) -> bool {
         let facts = self.seen.facts(view, id);

@@ -319,6 +319,17 @@ impl EvictionPolicy for Learned {
         self.seen(page.0, facts, false);
     }
 
+    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
+        let Some(parent) = facts.parent else {
+            return;
+        };
+        self.pass(parent.0, page.0);
+        // A page that was used before is no new child.
+        if self.pages.get(page.0).memory().hits() == 0 {
+            self.adopt(parent.0);
+        }
+    }
+
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
         // A lookup announces the read that counts.
         if by == Use::Lookup {

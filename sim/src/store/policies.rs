@@ -368,6 +368,10 @@ impl EvictionPolicy for Learned {
         self.policy.arrived(page, facts);
     }
 
+    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.policy.linked(page, facts);
+    }
+
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
         if by != Use::Lookup {
             self.used.insert(page, facts.now);

@@ -39,6 +39,14 @@ impl EvictionPolicy for LeastUsed {
         *self.uses(page) = 0;
     }
 
+    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
+        if let Some(parent) = facts.parent {
+            let below = *self.uses(page);
+            let uses = self.uses(parent);
+            *uses = below.max(*uses);
+        }
+    }
+
     fn used(&mut self, page: PageNumber, _: &PageFacts, _: Use) {
         *self.uses(page) += 1;
     }

@@ -66,6 +66,7 @@ impl State {
     pub(in crate::index) fn adopt(&mut self, child: PageId, parent: PageId) {
         self.slab.entry_mut(child).spot.clear(ORPHAN);
         self.link(child, parent);
+        self.tell(|chosen, view| chosen.linked(view, child));
     }
 }
 
