@@ -14,8 +14,12 @@ use super::hazard::Hazards;
 /// Most keys.
 const KEYS_MAX: usize = 1 << 14;
 
-/// Keys for each stored page: those stored, and twice as many that are not.
-const SHARE: usize = 3;
+/// Keys for each stored page: those stored, and more that are not. Uses at high ages are mostly of
+/// keys that left long ago.
+const SHARE: usize = 12;
+
+/// Uses in the queue for each key.
+const USES: usize = 3;
 
 #[derive(Debug, Clone, Copy)]
 struct Key {
@@ -86,7 +90,7 @@ impl Sample {
             hazards.add_use(before.class, now - before.last);
         }
         self.uses.push_back((key, now));
-        while self.keys.len() > self.max.max(1) || self.uses.len() > SHARE * self.max + 64 {
+        while self.keys.len() > self.max.max(1) || self.uses.len() > USES * self.max + 64 {
             self.forget_oldest(now, hazards);
         }
     }
@@ -156,4 +160,24 @@ fn is_in(key: u32, shift: u32) -> bool {
 
 fn add_time(key: &Key, now: u32, hazards: &mut Hazards) {
     hazards.add_time(key.class, key.counted - key.last, now - key.last);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::learned::TICKS;
+
+    #[test]
+    fn a_key_that_comes_back_after_ten_capacities_adds_a_use() {
+        const PAGES: u32 = 100;
+        let (mut sample, mut hazards) = (Sample::default(), Hazards::default());
+        sample.expect(PAGES as usize);
+        for key in 0..10 * PAGES {
+            sample.used((key % PAGES, key), 0, key * TICKS, &mut hazards);
+        }
+        let uses = |hazards: &Hazards| hazards.tables().0[0].iter().sum::<f32>();
+        assert_eq!(uses(&hazards), 0.0);
+        sample.used((0, 0), 0, 20 * PAGES * TICKS, &mut hazards);
+        assert_eq!(uses(&hazards), 1.0);
+    }
 }
