@@ -28,8 +28,8 @@ const WON: (f64, f64) = (1.0 / 16.0, 16.0);
 /// What is left of the past after one request with a lead.
 const FADE: f64 = 0.97;
 
-/// LRU takes in this part of the capacity between the first eviction and the first trial. The
-/// tables know little of ages that few pages have reached.
+/// LRU takes in this part of the capacity between the first eviction and the first trial, unless
+/// there are tables of an earlier open. New ones know little of ages that few pages have reached.
 const FIRST: f64 = 0.5;
 
 /// The time to the next trial grows by this factor with each failure.
@@ -50,8 +50,9 @@ pub(super) enum Order {
 enum Phase {
     /// Follows LRU for good.
     Off,
-    /// Follows LRU: nothing was evicted yet.
-    Filling,
+    /// Follows LRU: nothing was evicted yet. The part of the capacity after which the first trial
+    /// begins then.
+    Filling(f64),
     /// Follows LRU until that has taken in so many bytes more.
     Waiting(f64),
     /// Follows the learned order: bytes of the hits of the store less those of LRU.
@@ -78,7 +79,7 @@ impl Default for Guard {
     fn default() -> Guard {
         Guard {
             recency: Recency::default(),
-            phase: Phase::Filling,
+            phase: Phase::Filling(FIRST),
             request: (0, 0.0),
             square: 0.0,
             failed: 0,
@@ -98,7 +99,7 @@ impl Guard {
     pub(super) fn order(&self) -> Order {
         match self.phase {
             Phase::Trial(_) => Order::Learned,
-            Phase::Off | Phase::Filling | Phase::Waiting(_) => Order::Lru,
+            Phase::Off | Phase::Filling(_) | Phase::Waiting(_) => Order::Lru,
         }
     }
 
@@ -106,7 +107,7 @@ impl Guard {
     pub(super) fn reason(&self) -> Option<String> {
         match self.phase {
             Phase::Off => Some(format!("the store has fewer than {SEGMENTS_MIN} segments")),
-            Phase::Filling => Some("the store is not full yet".to_owned()),
+            Phase::Filling(_) => Some("the store is not full yet".to_owned()),
             Phase::Waiting(left) => Some(format!(
                 "{}; the next trial begins after {} MiB of new pages",
                 match self.failed {
@@ -121,6 +122,13 @@ impl Guard {
 
     pub(super) fn switches(&self) -> u64 {
         self.switches
+    }
+
+    /// The tables of an earlier open are there.
+    pub(super) fn recalls(&mut self) {
+        if let Phase::Filling(first) = &mut self.phase {
+            *first = 0.0;
+        }
     }
 
     /// The store follows LRU for good.
@@ -149,7 +157,7 @@ impl Guard {
         let usual = self.square.sqrt();
         let bound = |(share, times)| share * capacity + times * usual;
         match &mut self.phase {
-            Phase::Off | Phase::Filling => None,
+            Phase::Off | Phase::Filling(_) => None,
             Phase::Waiting(left) => {
                 *left -= (1.0 - held) * size;
                 (*left <= 0.0).then(|| self.switch(Phase::Trial(0.0)))
@@ -211,8 +219,8 @@ impl Guard {
             self.capacity -= (self.capacity - stored) / CAPACITY_FALLS;
         }
         self.recency.set_capacity(self.capacity);
-        if self.phase == Phase::Filling {
-            self.phase = Phase::Waiting(FIRST * self.capacity as f64);
+        if let Phase::Filling(first) = self.phase {
+            self.phase = Phase::Waiting(first * self.capacity as f64);
         }
     }
 
@@ -290,6 +298,16 @@ mod tests {
         let lost = lose(&mut guard);
         assert!(lost < PAGES / 10, "{lost}");
         assert_eq!(wait(&mut guard), PAGES);
+    }
+
+    #[test]
+    fn with_tables_of_an_earlier_open_the_first_trial_begins_when_the_store_is_full() {
+        let mut guard = Guard::default();
+        guard.recalls();
+        guard.holds(PAGES * PAGE);
+        guard.evicts();
+        assert_eq!(wait(&mut guard), 1);
+        assert_eq!(guard.order(), Order::Learned);
     }
 
     #[test]

@@ -447,6 +447,7 @@ impl EvictionPolicy for Learned {
     fn recall(&mut self, lessons: &[u8]) {
         if let Some((classes, hazards)) = lessons::read(lessons) {
             (self.classes, self.hazards) = (classes, hazards);
+            self.guard.recalls();
         }
     }
 
