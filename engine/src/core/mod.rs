@@ -623,6 +623,12 @@ impl Core {
         self.segments.read_only_volumes()
     }
 
+    /// Keeps at most so many blocks of pages, as `capacity::usable_blocks` counts them, to leave
+    /// reclaim more room. A limit above that of the geometry changes nothing.
+    pub fn keep_at_most(&mut self, blocks: u64) {
+        self.segments.keep_at_most(blocks);
+    }
+
     /// Space now.
     #[must_use]
     pub fn space_view(&self) -> SpaceView {
@@ -669,20 +675,7 @@ impl Core {
             *live.entry(page.place.segment).or_default() += u64::from(blocks);
             taken += footprint(segments.segment_blocks(), blocks);
         });
-        for (id, segment) in segments.iter() {
-            let counted = live.get(&id).copied().unwrap_or(0);
-            if counted != segment.live {
-                let listed = segment.live;
-                return Err(format!(
-                    "segment {id:?}: {counted} live blocks indexed, {listed} counted"
-                ));
-            }
-            let state = segment.state();
-            let is_empty = matches!(state, State::Free | State::Emptied | State::Releasing);
-            if is_empty && counted > 0 {
-                return Err(format!("segment {id:?}: {state:?}, yet it holds pages"));
-            }
-        }
+        segments.check_live(&live)?;
         let total: u64 = live.values().sum();
         let max = segments.usable_blocks().1;
         let (counted_live, counted_taken) = (segments.live_blocks(), segments.taken_blocks());

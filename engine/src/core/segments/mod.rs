@@ -22,7 +22,7 @@ mod recovered;
 pub(super) mod segment;
 mod service;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET, Serial};
 
@@ -317,11 +317,17 @@ impl Segments {
         taken <= self.limits.now && taken - elsewhere <= self.limits.writable
     }
 
+    /// Lowers the limit of the store to so many blocks.
+    pub(super) fn keep_at_most(&mut self, blocks: u64) {
+        self.limits.max = self.limits.max.min(blocks);
+        self.recount();
+    }
+
     /// Recomputes the limits after a segment became unusable, or a volume changed its service.
     fn recount(&mut self) {
         let (volumes, segments) = self.counted;
         let left = segments.saturating_sub(self.unusable);
-        self.limits.now = usable_blocks(left, volumes, self.segment_blocks);
+        self.limits.now = usable_blocks(left, volumes, self.segment_blocks).min(self.limits.max);
         let is_there =
             |s: &Segment| !s.unusable && !matches!(s.state(), State::Lost | State::Unreadable);
         let read_only = self
@@ -465,6 +471,26 @@ impl Segments {
             }
         };
         self.segments.iter().filter_map(generation).min()
+    }
+
+    /// # Errors
+    /// The first segment that has not so many live blocks as these, which the index lists.
+    pub(super) fn check_live(&self, listed: &BTreeMap<SegmentId, u64>) -> Result<(), String> {
+        for (id, segment) in self.iter() {
+            let counted = listed.get(&id).copied().unwrap_or(0);
+            if counted != segment.live {
+                let own = segment.live;
+                return Err(format!(
+                    "segment {id:?}: {counted} live blocks indexed, {own} counted"
+                ));
+            }
+            let state = segment.state();
+            let is_empty = matches!(state, State::Free | State::Emptied | State::Releasing);
+            if is_empty && counted > 0 {
+                return Err(format!("segment {id:?}: {state:?}, yet it holds pages"));
+            }
+        }
+        Ok(())
     }
 
     /// # Errors

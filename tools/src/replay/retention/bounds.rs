@@ -6,7 +6,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
 use super::requests::Requests;
-use super::volume::{Geometry, SEGMENT_BYTES};
+use super::volume::{FILL, Geometry, SEGMENT_BYTES};
 use super::{Hints, PAGE_BYTES, play};
 use crate::interrupt::Interrupt;
 use crate::open::Policy;
@@ -36,7 +36,8 @@ struct Pair {
 impl Pair {
     fn play(trace: &Trace, segments: u32) -> Pair {
         let requests = requests(trace);
-        let percent = |percent| Geometry::keeping(percent, &requests, PAGE_BYTES, SEGMENT_BYTES);
+        let percent =
+            |percent| Geometry::keeping(percent, FILL, &requests, PAGE_BYTES, SEGMENT_BYTES);
         let geometry = (1..1000)
             .map(|step| percent(f64::from(step) / 10.0).unwrap())
             .find(|geometry| geometry.segments >= segments)
@@ -124,6 +125,26 @@ fn pages_drawn_with_fixed_odds_cost_at_most_three_tenths_of_a_point() {
         let lead = Pair::play(&trace.collect(), segments).lead();
         assert!(lead > -0.3, "{segments} segments, power {power}: {lead}");
     }
+}
+
+#[test]
+fn a_store_that_pages_fill_less_keeps_as_many_and_copies_less() {
+    let mut dice = Pcg64::seed_from_u64(8);
+    let zipf = Zipf::new(4_000, 0.8);
+    let trace = times(30_000).map(|at| (at, vec![zipf.draw(&mut dice)]));
+    let requests = requests(&trace.collect());
+    let never = Interrupt::never();
+    let [full, less] = [FILL, 60.0].map(|fill| {
+        let geometry = Geometry::keeping(10.0, fill, &requests, PAGE_BYTES, SEGMENT_BYTES).unwrap();
+        let played = play(&requests, &geometry, Policy::Lru, Hints::None, &[], &never).unwrap();
+        (geometry, played)
+    });
+    assert_eq!(full.0.pages, less.0.pages);
+    assert!(less.0.segments > full.0.segments * 5 / 4);
+    let (full, less) = (full.1, less.1);
+    let copied = (full.copied_bytes, less.copied_bytes);
+    assert!(copied.1 < copied.0 / 4 * 3, "{copied:?}");
+    assert!(less.hits.abs_diff(full.hits) < full.hits / 20);
 }
 
 /// Reclaim meets chains of high worth, and copies more than the bound of write amplification

@@ -76,6 +76,16 @@ pub struct RetentionArgs {
         conflicts_with = "capacity"
     )]
     percent: Vec<f64>,
+    /// Percent of the store's room that pages fill at most: the lower, the less reclaim copies
+    #[arg(
+        long,
+        value_name = "PERCENT",
+        default_value_t = volume::FILL,
+        value_parser = fill,
+        requires = "policy",
+        conflicts_with = "capacity"
+    )]
+    pub(super) fill: f64,
     /// Begin with the tables that the policy learns on this trace
     #[arg(
         long,
@@ -84,6 +94,15 @@ pub struct RetentionArgs {
         conflicts_with = "capacity"
     )]
     pub(super) learned_on: Option<PathBuf>,
+}
+
+fn fill(text: &str) -> Result<f64, String> {
+    let range = 1.0..=volume::FILL;
+    let fill: Option<f64> = text.parse().ok();
+    fill.filter(|fill| range.contains(fill)).ok_or_else(|| {
+        let most = range.end();
+        format!("a store fills at most {most} percent of its room: give 1 to {most}")
+    })
 }
 
 /// Runs it.
@@ -99,7 +118,8 @@ pub fn run(args: &ReplayArgs, policy: Policy, interrupt: &Interrupt) -> Result<E
         .transpose()?;
     let mut rows = Vec::new();
     for percent in &args.retention.percent {
-        let geometry = Geometry::keeping(*percent, &requests, page_bytes, segment_bytes)?;
+        let fill = args.retention.fill;
+        let geometry = Geometry::keeping(*percent, fill, &requests, page_bytes, segment_bytes)?;
         let hints = args.retention.hints;
         let lru = play(&requests, &geometry, Policy::Lru, hints, &[], interrupt)?;
         let lessons = match &earlier {

@@ -21,6 +21,8 @@ pub(super) struct RetentionReport {
     distinct_pages: u64,
     /// The trace whose tables the policy began with.
     learned_on: Option<PathBuf>,
+    /// Most of the room that pages fill.
+    fill_percent: f64,
     /// One for each capacity.
     capacities: Vec<Row>,
     /// Whether the operator ended it early.
@@ -114,6 +116,7 @@ impl RetentionReport {
             pages_requested: requests.references(),
             distinct_pages: requests.distinct() as u64,
             learned_on: args.retention.learned_on.clone(),
+            fill_percent: args.retention.fill,
             capacities,
             interrupted,
         }

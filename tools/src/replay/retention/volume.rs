@@ -31,6 +31,9 @@ use crate::workload;
 /// Segment size where `--segment-size` gives none.
 pub(super) const SEGMENT_BYTES: u64 = 16 << 20;
 
+/// Percent of its room that a store fills at most: see `capacity::usable_blocks`.
+pub(super) const FILL: f64 = 87.5;
+
 /// Pages that a step of reclaim looks at.
 const STEP_PAGES: usize = 4096;
 
@@ -46,14 +49,17 @@ pub(super) struct Geometry {
     pub segment_blocks: u32,
     pub page_bytes: u64,
     page_blocks: u32,
-    /// Most pages that it keeps.
+    /// Most blocks of pages that it keeps, and most pages.
+    blocks: u64,
     pub pages: usize,
 }
 
 impl Geometry {
-    /// The smallest store that keeps this part of the blocks of a trace.
+    /// The smallest store that keeps this part of the blocks of a trace, and fills at most so many
+    /// percent of its room with them.
     pub(super) fn keeping(
         percent: f64,
+        fill: f64,
         requests: &Requests,
         page_bytes: u64,
         segment_bytes: u64,
@@ -62,10 +68,8 @@ impl Geometry {
         let page_blocks = page_bytes.div_ceil(BLOCK_BYTES as u64) as u32;
         let segment_blocks = (segment_bytes / BLOCK_BYTES as u64) as u32;
         let footprint = footprint(segment_blocks, page_blocks);
-        let kept = |segments: u32| {
-            let usable = usable_blocks(u64::from(segments), 1, segment_blocks);
-            usable.checked_div(footprint).unwrap_or(0)
-        };
+        let usable = |segments: u32| usable_blocks(u64::from(segments), 1, segment_blocks);
+        let kept = |segments: u32| usable(segments).checked_div(footprint).unwrap_or(0);
         let sizes = 1..=u32::MAX >> 8;
         let mut range = (*sizes.start(), *sizes.end());
         while range.0 < range.1 {
@@ -87,10 +91,11 @@ impl Geometry {
             )));
         }
         Ok(Geometry {
-            segments,
+            segments: (f64::from(segments) * FILL / fill).ceil() as u32,
             segment_blocks,
             page_bytes,
             page_blocks,
+            blocks: usable(segments),
             pages: kept(segments) as usize,
         })
     }
@@ -158,6 +163,7 @@ impl Volume {
             refused: 0,
             unstored: None,
         };
+        volume.with_core(|core| core.keep_at_most(geometry.blocks));
         volume.with_core(Core::start);
         let shape = workload::shape(ByteSize(geometry.page_bytes), 1)?;
         let namespace = workload::namespace("replay", BLOCK_TOKENS, shape)?;
