@@ -2,9 +2,10 @@
 //! random. And the leases that a policy cannot break: a page that a lookup confirmed is not evicted
 //! for room, for every answer of the policy.
 //!
-//! [`Leases`] holds only leases that are valid for certain: none of a page that a call in progress
-//! may read or replace, and none at all when their total may be above the store's limit, a quarter
-//! of its blocks.
+//! [`Leases`] has the leases that the store may hold. A lease is certain until a call begins that
+//! may read or replace its page: such a page may have lost its lease, or it still has it. All of
+//! them count towards the store's limit, a quarter of its blocks. When their total may be above the
+//! limit, none is certain.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,8 +35,8 @@ type Page = (u16, [u8; 12]);
 /// The facts that callers, policies and the driver share. No task waits under its lock.
 #[derive(Debug, Default)]
 struct Book {
-    /// By page: the end of its lease, and the blocks of a page.
-    leases: RapidHashMap<Page, (Instant, u64)>,
+    /// The leases that the store may have, by page.
+    leases: RapidHashMap<Page, Leased>,
     /// Begins and ends of calls that may end leases, and begins of calls that take leases.
     calls: u64,
     /// By page: the calls in progress that may end its lease.
@@ -59,6 +60,14 @@ struct Book {
     is_calm: bool,
 }
 
+#[derive(Debug)]
+struct Leased {
+    /// The end of a lease that is certain.
+    until: Option<Instant>,
+    /// Blocks of the page.
+    blocks: u64,
+}
+
 /// See the module.
 pub struct Leases {
     book: Arc<Mutex<Book>>,
@@ -76,12 +85,18 @@ pub struct Lookup {
 }
 
 impl Book {
+    /// Blocks of pages that may be leased.
+    fn leased_blocks(&self) -> u64 {
+        self.leases.values().map(|lease| lease.blocks).sum()
+    }
+
     /// A page leaves.
     fn left(&mut self, left: Page, why: Departure) {
         let lease = self.leases.remove(&left);
         if why == Departure::Evicted {
             self.evictions += 1;
-            let is_valid = lease.is_some_and(|(until, _)| task::now() < until);
+            let until = lease.and_then(|lease| lease.until);
+            let is_valid = until.is_some_and(|until| task::now() < until);
             if is_valid && self.named.take() == Some(left) {
                 self.broken = Some(left);
             }
@@ -159,7 +174,9 @@ impl Leases {
         book.calls += 1;
         for key in keys {
             let page = page(namespace, key.prefix());
-            book.leases.remove(&page);
+            if let Some(lease) = book.leases.get_mut(&page) {
+                lease.until = None;
+            }
             *book.uses.entry(page).or_default() += 1;
         }
     }
@@ -181,8 +198,7 @@ impl Leases {
         let book = &mut *lock(&self.book);
         book.calls += 1;
         book.asked += blocks;
-        let held: u64 = book.leases.values().map(|(_, blocks)| blocks).sum();
-        if held + book.asked > self.blocks_max {
+        if book.leased_blocks() + book.asked > self.blocks_max {
             book.leases.clear();
         }
         Lookup {
@@ -201,18 +217,16 @@ impl Leases {
         blocks: u64,
     ) {
         let book = &mut *lock(&self.book);
-        let held: u64 = book.leases.values().map(|(_, blocks)| blocks).sum();
-        let fits = held + book.asked <= self.blocks_max;
+        let fits = book.leased_blocks() + book.asked <= self.blocks_max;
         book.asked -= lookup.blocks;
         let duration = self.duration.checked_sub(Duration::from_millis(1));
-        let Some(duration) = duration.filter(|_| fits && book.calls == lookup.call) else {
-            return;
-        };
-        let until = lookup.begun + duration;
-        let pages = keys.iter().map(|key| page(namespace, key.prefix()));
-        let unused = pages.filter(|page| book.uses.get(page).is_none_or(|uses| *uses == 0));
-        book.leases
-            .extend(unused.map(|page| (page, (until, blocks))));
+        let duration = duration.filter(|_| fits && book.calls == lookup.call);
+        for page in keys.iter().map(|key| page(namespace, key.prefix())) {
+            let is_unused = book.uses.get(&page).is_none_or(|uses| *uses == 0);
+            let duration = duration.filter(|_| is_unused);
+            let until = duration.map(|duration| lookup.begun + duration);
+            book.leases.insert(page, Leased { until, blocks });
+        }
     }
 
     /// Between two steps: no lease was broken.
