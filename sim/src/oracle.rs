@@ -215,14 +215,14 @@ impl Oracle {
     }
 
     /// A block of a version: the version, the block's number, and a word that shows that the block
-    /// is whole.
+    /// is whole. It is odd: no block of a page is a block of zeros.
     fn content(&self, id: VersionId, at: u32) -> Content {
         assert!(
             id.0 < 1 << 24 && at < 1 << 16,
             "a run has fewer versions and smaller pages"
         );
         let name = (id.0 as u64) << 16 | u64::from(at);
-        Content::Data(name << 24 | mix(self.salt, name) & 0xff_ffff)
+        Content::Data(name << 24 | mix(self.salt, name) & 0xff_ffff | 1)
     }
 
     pub fn is_payload(&self, id: VersionId, blocks: &[Content]) -> bool {
