@@ -311,10 +311,11 @@ impl Interval {
         self.bytes += next.bytes;
     }
 
-    /// The bytes of the time alone, if the device is slower in the remaining time by
-    /// [`SLOWDOWN`]. With the measured slow-down here, an error in it would grow.
-    fn bytes_alone(&self) -> u64 {
-        let alone = self.alone as f64 * SLOWDOWN;
+    /// The bytes of the time alone: the device is slower in the rest of the time, by a slow-down
+    /// that is no number before the first is known.
+    fn bytes_alone(&self, slowdown: f64) -> u64 {
+        let slowdown = slowdown.max(1.0);
+        let alone = self.alone as f64 * slowdown;
         let part = alone / (alone + (self.took - self.alone) as f64).max(1.0);
         ((self.bytes as f64 * part) as u64).min(self.bytes)
     }
@@ -411,7 +412,7 @@ impl Reads {
     fn count_last(&mut self, words: &Words, now: Nanos) {
         let last = std::mem::take(&mut self.last);
         let beside = last.took - last.alone;
-        let bytes_alone = last.bytes_alone();
+        let bytes_alone = last.bytes_alone(self.took / self.expected);
         let (size, count) = last.class;
         let alone = &mut self.alone[size][count];
         if last.alone > 0 {
@@ -447,8 +448,7 @@ impl Reads {
         let (from, until) = match words.unpaced_since(now) {
             Some(since) if since.abs_diff(now) >= CLAIM => (since, now),
             Some(since) => (since.max(rest), now.min(rest_end)),
-            // Those in flight within a rest began before it.
-            None if self.is_unpaced && now >= rest_end => (rest, rest_end),
+            None if self.is_unpaced => (rest, rest_end),
             None => return 0,
         };
         until.saturating_sub(from.max(self.since))

@@ -211,7 +211,7 @@ fn keeps(processes: usize, reports: Reports, reads: Load, writes: Load, time: Na
     let (kept, part) = (read / alone, written / left);
     let Load { bytes, batch } = reads;
     let case = format!("{processes} x {batch} x {bytes}, {reports:?}, {time}: {kept}, {part}");
-    assert!(kept >= 0.81, "{case}");
+    assert!(kept >= 0.79, "{case}");
     assert!(part >= 0.74, "{case}");
 }
 
