@@ -185,7 +185,8 @@ fn a_budget_bounds_the_published_bytes() {
     let node = Node::serving(&shared, &budget);
     node.put(EVEN, &chain(1, 12));
     node.reaches("dropped_budget_runs", 2);
-    assert_eq!(node.count("published_runs"), 1);
+    // Both were dropped while the first one was on its way.
+    node.reaches("published_runs", 1);
     assert_eq!(shared.objects().len(), 1);
 }
 
