@@ -366,6 +366,10 @@ fn a_lookup_of_more_keys_than_a_message_holds_is_answered_whole() {
     assert_eq!(found.iter().filter(|there| **there).count(), 60 * 3000);
     assert_eq!(found.len(), many.len());
     assert_eq!(client.longest_prefix(other.id, &keys), 3000);
+    assert_eq!(client.longest_prefix(other.id, &many), 60 * 3000);
+    // The keys of the second message are behind a page that is not there.
+    many[3000] = chain(2, 1)[0];
+    assert_eq!(client.longest_prefix(other.id, &many), 3000);
 }
 
 #[test]
