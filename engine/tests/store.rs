@@ -268,6 +268,21 @@ fn a_deadline_that_has_passed_starts_no_read() {
 }
 
 #[test]
+fn pages_that_are_neighbours_on_disk_are_read_together_up_to_a_mebibyte() {
+    let home = Home::with_store(128 * MIB);
+    let store = home.open();
+    let pool = Pool::new(&store, "m", &[4096]);
+    let keys = chain(1, 512);
+    pool.put(&keys);
+    for (pages, expected) in [(1, 1), (256, 1), (257, 2), (512, 2)] {
+        let reads = || store.stats().device_read_latency.count;
+        let before = reads();
+        assert_eq!(pool.hits(&keys[..pages]), pages);
+        assert_eq!(reads() - before, expected, "{pages} pages");
+    }
+}
+
+#[test]
 fn lent_pages_hold_the_parts_without_padding() {
     let home = Home::with_store(128 * MIB);
     let store = home.open();
