@@ -140,7 +140,7 @@ fn a_message_of_a_later_release_is_refused_and_the_connection_goes_on() {
 }
 
 #[test]
-fn counters_are_sent_to_owners_that_take_them_alone() {
+fn counters_and_measures_are_sent_to_owners_that_take_them_alone() {
     let this = Protocol::default();
     let before = Protocol {
         features: 0,
@@ -167,8 +167,10 @@ fn counters_are_sent_to_owners_that_take_them_alone() {
         client.close().unwrap();
         let departed = || owner.report().unwrap().departed;
         eventually("the client has gone", || departed().clients == 1);
-        let hits = u64::from(owners == clients) * 9;
-        assert_eq!(departed().counts.hits, hits, "{owners}, {clients}");
+        let calls = u64::from(owners == clients);
+        assert_eq!(departed().counts.hits, calls * 9, "{owners}, {clients}");
+        let totals = owner.report().unwrap().totals;
+        assert_eq!(totals.latencies.get.count(), calls, "{owners}, {clients}");
     }
 }
 
