@@ -193,7 +193,8 @@ pub trait Putting {
     fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]);
 
     /// Reports that all writes of granted pages of some reservations are over. A page aborted
-    /// before it was written counts as a success.
+    /// before it was written counts as a success. Sends the queued messages, so a call without
+    /// reservations would cost a message.
     fn landed(&mut self, reservations: &[Landed]);
 
     /// Sends the queued messages to the process that decides, and keeps the put alive: a put

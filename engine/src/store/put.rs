@@ -531,6 +531,7 @@ mod tests {
         }
 
         fn landed(&mut self, reservations: &[Landed]) {
+            assert!(!reservations.is_empty(), "a message for nothing");
             self.inner.landed(reservations);
         }
 
