@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -346,6 +346,32 @@ fn a_file_in_the_sockets_place_is_left_alone() {
     assert!(refused.to_string().contains("no socket"), "{refused}");
     assert_eq!(std::fs::read_to_string(&socket).unwrap(), "mine");
     // Nor is the store opened for nothing, again and again.
+    assert!(std::fs::read(&path).unwrap() == before);
+}
+
+#[test]
+fn a_store_in_a_directory_that_its_user_may_not_change_is_left_alone() {
+    let (directory, path) = created();
+    if !rustix::process::geteuid().is_root() {
+        skipped(
+            "a store in the directory of another user",
+            "this is not root",
+        );
+        return;
+    }
+    for (path, mode) in [(directory.path(), 0o755), (&path, 0o666)] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let before = std::fs::read(&path).unwrap();
+    let store = path.clone();
+    let by_another_user = move || {
+        // Of this thread alone.
+        rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534)).unwrap();
+        Store::attach(&store, OpenOptions::default()).err().unwrap()
+    };
+    let refused = std::thread::spawn(by_another_user).join().unwrap();
+    let said = refused.to_string();
+    assert!(said.contains("serving the catalog"), "{said}");
     assert!(std::fs::read(&path).unwrap() == before);
 }
 
