@@ -6,7 +6,9 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use larder_engine::share::protocol::Protocol;
-use larder_engine::share::wire::{MAGIC, PlaceGrant, Reply, Request, parse, receive, send};
+use larder_engine::share::wire::{
+    Failure, MAGIC, PlaceGrant, Reply, Request, parse, receive, send,
+};
 use larder_engine::share::{Part, report, socket_path};
 use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
 
@@ -99,6 +101,44 @@ fn ask(stream: &mut UnixStream, request: &Request<'_>) -> Vec<u8> {
     let mut frame = Vec::new();
     assert!(receive(stream, &mut frame).unwrap());
     frame
+}
+
+#[test]
+fn a_request_that_makes_no_sense_is_the_last_of_its_connection() {
+    let home = Home::with_store(128 * MIB);
+    let _owner = attach(&home);
+    let mut stream = UnixStream::connect(socket_path(&home.path)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let hello = Request::Hello {
+        magic: MAGIC,
+        protocol: without_features(),
+    };
+    ask(&mut stream, &hello);
+    let of_no_put = Request::Wait {
+        reservations: vec![7],
+    };
+    let refused = ask(&mut stream, &of_no_put);
+    assert!(matches!(
+        parse(&refused).unwrap(),
+        Reply::Failed(Failure::Protocol(_))
+    ));
+    assert_eq!(stream.read_to_end(&mut Vec::new()).unwrap(), 0);
+}
+
+#[test]
+fn connections_that_have_ended_leave_no_memory_mapped() {
+    let home = Home::with_store(128 * MIB);
+    let _owner = attach(&home);
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().count()
+    };
+    let before = mapped();
+    for _ in 0..2000 {
+        report(&home.path).unwrap();
+    }
+    // The stack of a thread, and the guard behind it, are two. Other tests have threads, too.
+    assert!(mapped() < before + 2000);
 }
 
 /// There is no session yet that could hang up on it, and an owner that closes would wait for it.
