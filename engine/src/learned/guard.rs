@@ -131,6 +131,14 @@ impl Guard {
         }
     }
 
+    /// Whether the tables say something about a full store that may follow the learned order.
+    pub(super) fn teaches(&self) -> bool {
+        match self.phase {
+            Phase::Off | Phase::Filling(_) => false,
+            Phase::Waiting(_) | Phase::Trial(_) => true,
+        }
+    }
+
     /// The store follows LRU for good.
     pub(super) fn stay_with_lru(&mut self) {
         self.phase = Phase::Off;

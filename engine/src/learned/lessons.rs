@@ -44,7 +44,7 @@ pub(super) fn read(bytes: &[u8]) -> Option<(Classes, Hazards)> {
             Some((classes, hazards))
         });
     if read.is_none() {
-        tracing::warn!("the lessons of eviction are those of another release; it learns anew");
+        tracing::info!("the lessons of eviction are those of another release; it learns anew");
     }
     read
 }

@@ -441,7 +441,11 @@ impl EvictionPolicy for Learned {
     }
 
     fn lessons(&self) -> Vec<u8> {
-        lessons::write(&self.classes, &self.hazards)
+        if self.guard.teaches() {
+            lessons::write(&self.classes, &self.hazards)
+        } else {
+            Vec::new()
+        }
     }
 
     fn recall(&mut self, lessons: &[u8]) {

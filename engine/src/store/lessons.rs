@@ -65,7 +65,7 @@ impl Lessons {
         match read {
             Ok(_) if self.is_ours(&bytes) => bytes.split_off(HEAD),
             Ok(_) => {
-                tracing::warn!(
+                tracing::info!(
                     "{}: not the lessons of this store, or damaged; eviction learns anew",
                     self.path.display()
                 );
