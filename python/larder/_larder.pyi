@@ -51,7 +51,7 @@ class Store:
         hang_limit: float = 10.0,
         prewrite: bool = False,
         disk: str = "auto",
-        policy: Literal["lru", "learned"] = "lru",
+        policy: Literal["lru", "learned"] = "learned",
         l4: Mapping[str, Any] | None = None,
     ) -> Store:
         """Uses a store together with other processes. The first is the owner, the others are its clients; when the owner
@@ -79,7 +79,7 @@ class Store:
         hang_limit: float = 10.0,
         prewrite: bool = False,
         disk: str = "auto",
-        policy: Literal["lru", "learned"] = "lru",
+        policy: Literal["lru", "learned"] = "learned",
         l4: Mapping[str, Any] | None = None,
     ) -> Store:
         """As :meth:`attach`, for this process alone. ``read_only`` takes no lock and writes nothing."""

@@ -28,7 +28,7 @@ class Config(NamedTuple):
     disk: str
     sync: str
     lease: float
-    #: `lru` or `learned`.
+    #: `learned` or `lru`.
     policy: str
     #: When a read or write must have started.
     timeout: float

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use larder_engine::SyncPolicy;
 use larder_engine::disk::probe::Want;
-use larder_engine::policy::{EvictionPolicy, PolicyMaker};
 use larder_tools::l4::L4Config;
+use larder_tools::policy::Policy;
 use larder_tools::size::{self, ByteSize};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -58,33 +58,6 @@ pub enum Transfer {
     Direct,
     /// Through a buffer on huge pages.
     Bounce,
-}
-
-/// The order in which pages are evicted; see docs/retention.md.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
-    /// Least recently used first.
-    Lru,
-    /// By the learned order, as long as that has more hits.
-    Learned,
-}
-
-impl Policy {
-    /// The words of the policies.
-    pub const WORDS: [(&str, Policy); 2] = [("lru", Policy::Lru), ("learned", Policy::Learned)];
-
-    /// Its word.
-    pub fn word(self) -> &'static str {
-        match self {
-            Policy::Lru => "lru",
-            Policy::Learned => "learned",
-        }
-    }
-
-    /// The engine's option.
-    pub fn maker(self) -> Option<PolicyMaker<dyn EvictionPolicy>> {
-        (self == Policy::Learned).then(PolicyMaker::learned)
-    }
 }
 
 /// A valid configuration.
@@ -341,7 +314,9 @@ impl Config {
                 ],
             )?,
             lease: keys.duration("lease")?.unwrap_or(Duration::from_secs(30)),
-            policy: keys.choose("policy", &Policy::WORDS)?,
+            policy: keys
+                .read("policy", |word| word.parse().map_err(|e| format!("{e}")))?
+                .unwrap_or_default(),
             timeout,
             transfer: keys.choose(
                 "transfer",

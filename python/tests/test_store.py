@@ -104,6 +104,13 @@ def test_a_hint_has_a_class_a_priority_and_a_session(store):
             pages.touch(keys(2), hint=wrong)
 
 
+def test_the_policy_of_eviction_is_the_learned_one_unless_another_is_named(tmp_path):
+    for opening in (make, Store.open):
+        for policy, order in (({}, "lru: the store has fewer than 600 segments"), ({"policy": "lru"}, "lru")):
+            with opening(tmp_path, **policy) as store:
+                assert store.stats()["eviction"] == order
+
+
 def test_pages_survive_a_close(tmp_path):
     with make(tmp_path) as store:
         assert name(store).put(keys(4), content(4)) == OK * 4

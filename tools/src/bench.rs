@@ -233,8 +233,9 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         args.share
             .with(&args.open, &args.path, |store| work(store, true))?
     } else {
-        args.open
-            .with(&args.path, |store| work(store, holds_others(store)))?
+        args.open.with(&args.path, args.share.policy, |store| {
+            work(store, holds_others(store))
+        })?
     };
     report::print(&report, args.json)?;
     Ok(match (report.interrupted, report.counts.is_bad()) {

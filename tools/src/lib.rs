@@ -29,6 +29,7 @@
 //! | [`size`] | sizes and durations |
 //! | [`trace`] | request traces |
 //! | `open`, `l1` | opening a store and a device |
+//! | [`policy`] | the policies of eviction |
 //! | `workload`, `session` | test pages, serving requests |
 //! | `usage`, `turns` | meters, taking turns |
 //! | `misses` | the reasons of misses |
@@ -71,6 +72,7 @@ mod metrics;
 mod misses;
 mod open;
 pub mod place;
+pub mod policy;
 mod remote;
 mod repair;
 mod replay;

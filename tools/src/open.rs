@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use larder_engine::disk::probe::Want;
-use larder_engine::policy::{EvictionPolicy, PolicyMaker};
 use larder_engine::{OpenOptions, PageStore, SharedReads, Store, SyncPolicy};
 
 use crate::failure::Failure;
+use crate::policy::Policy;
 use crate::size::{self, ByteSize};
 
 /// The way in which a command opens the store.
@@ -46,24 +46,8 @@ pub struct ShareArgs {
     #[arg(long, value_name = "DURATION", value_parser = size::duration)]
     lease: Option<Duration>,
     /// Which pages go first when the store is full; the store's owner decides
-    #[arg(long, value_enum, default_value_t = Policy::Lru)]
-    policy: Policy,
-}
-
-/// A policy of eviction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Policy {
-    /// The least recently used leaf goes first
-    Lru,
-    /// Learns which pages are used again; follows LRU while that has more hits
-    Learned,
-}
-
-impl Policy {
-    /// The engine's option.
-    pub fn maker(self) -> Option<PolicyMaker<dyn EvictionPolicy>> {
-        (self == Policy::Learned).then(PolicyMaker::learned)
-    }
+    #[arg(long, value_enum, default_value_t)]
+    pub policy: Policy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -115,7 +99,8 @@ enum SyncArg {
 }
 
 impl OpenArgs {
-    /// The engine's options.
+    /// The engine's options, without a policy: a command that moves or deletes pages is no traffic
+    /// to learn from.
     pub fn options(&self) -> OpenOptions {
         OpenOptions::default().with(|o| {
             o.disk = self.disk;
@@ -134,24 +119,12 @@ impl OpenArgs {
         self.options().depth
     }
 
-    /// Opens the store at `path`, works on it, and closes it cleanly, whether the work succeeds or
-    /// not.
+    /// Opens the store at `path` with this policy, works on it, and closes it cleanly, whether the
+    /// work succeeds or not.
     ///
     /// # Errors
     /// The work's, else those of opening and closing.
     pub fn with<T>(
-        &self,
-        path: &Path,
-        work: impl FnOnce(&Store) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        self.with_policy(path, Policy::Lru, work)
-    }
-
-    /// The same, evicting by this policy.
-    ///
-    /// # Errors
-    /// As those of `with`.
-    pub fn with_policy<T>(
         &self,
         path: &Path,
         policy: Policy,

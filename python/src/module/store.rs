@@ -23,12 +23,13 @@ use pyo3::types::{PyBytes, PyTuple, PyType};
 use super::buffers::{self, Pages};
 use super::queue::Queue;
 use crate::chain::Chain;
-use crate::config::{Config, OnError, Policy, Transfer};
+use crate::config::{Config, OnError, Transfer};
 use crate::place::PlaceError;
 use crate::queue::Limits;
 use crate::region::{Region as Memory, slices, slices_mut};
 use crate::store::{Handle, Space};
 use larder_tools::l4::L4Config;
+use larder_tools::policy::Policy;
 
 create_exception!(
     larder._larder,
@@ -131,10 +132,6 @@ impl Opening {
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Opening> {
         let wrong = |why: String| PyValueError::new_err(why);
-        let named = Policy::WORDS.iter().find(|(word, _)| *word == policy);
-        let policy = named
-            .map(|(_, policy)| *policy)
-            .ok_or_else(|| wrong(format!("`policy`: `{policy}` is not one of lru, learned")))?;
         let sync = match sync {
             "interval" => SyncPolicy::default(),
             "relaxed" => SyncPolicy::Relaxed,
@@ -145,6 +142,9 @@ impl Opening {
             }
         };
         let disk: Want = disk.parse().map_err(|e| wrong(format!("`disk`: {e}")))?;
+        let policy: Policy = policy
+            .parse()
+            .map_err(|e| wrong(format!("`policy`: {e}")))?;
         let seconds = |seconds| buffers::seconds(Some(seconds)).map(Option::unwrap_or_default);
         if path.as_os_str().is_empty() {
             return Err(wrong("`path` is empty".to_owned()));
@@ -190,8 +190,8 @@ impl Opening {
 impl Store {
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, sync="interval",
-        lease=10.0, hang_limit=10.0, prewrite=false, disk="auto", policy="lru",
-        l4=None))]
+        lease=10.0, hang_limit=10.0, prewrite=false, disk="auto",
+        policy=Policy::default().word(), l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn attach(
         py: Python<'_>,
@@ -215,8 +215,8 @@ impl Store {
 
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, read_only=false,
-        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto", policy="lru",
-        l4=None))]
+        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto",
+        policy=Policy::default().word(), l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn open(
         py: Python<'_>,

@@ -17,6 +17,7 @@ use crate::bench::{self, Op, Plan};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::open::OpenArgs;
+use crate::policy::Policy;
 use crate::size::ByteSize;
 use crate::workload;
 
@@ -84,7 +85,7 @@ pub fn disk(
         o.prewrite = true;
     });
     larder_engine::create(&path, &options)?;
-    let speeds = open.with(&path, |store| {
+    let speeds = open.with(&path, Policy::default(), |store| {
         let of = |op| {
             let plan = |batch| Plan {
                 path: &path,

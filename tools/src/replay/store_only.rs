@@ -23,7 +23,6 @@ use crate::bench;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::open::Policy;
 use crate::report::{self, Lines, Report};
 use crate::session::{self, Counts, Session, Witness};
 use crate::size::ByteSize;
@@ -238,8 +237,8 @@ fn with_report<T>(
         history,
         shape,
     };
-    let policy = args.retention.policy.unwrap_or(Policy::Lru);
-    args.open.with_policy(&args.store, policy, |store| {
+    let policy = args.retention.policy.unwrap_or_default();
+    args.open.with(&args.store, policy, |store| {
         take(replay(args, store, input, interrupt)?).map(Some)
     })
 }

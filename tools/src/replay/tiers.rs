@@ -35,6 +35,7 @@ use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::l1;
+use crate::policy::Policy;
 use crate::report;
 use crate::session::page_bytes_on_disk;
 use crate::size::ByteSize;
@@ -408,7 +409,13 @@ impl Replay<'_> {
         if self.interrupt.is_raised() {
             return Ok(());
         }
-        let store = Arc::new(Store::open(path, self.args.open.options())?);
+        let policy = Policy::default();
+        let options = self
+            .args
+            .open
+            .options()
+            .with(|o| o.eviction = policy.maker());
+        let store = Arc::new(Store::open(path, options)?);
         let outcome = self.run_on(&store, path, setting, bytes);
         let closed = store.close();
         outcome?;

@@ -72,10 +72,13 @@ fn the_settings_of_the_owner_are_shown_and_a_client_with_others_warns_once() {
     assert_eq!(told["sync"], "always");
     assert_eq!(told["lease_seconds"], 7.0);
     assert_eq!(told["prewrite"], true);
+    let small = "lru: the store has fewer than 600 segments";
+    assert_eq!(told["eviction"], small);
+    says(&["stat", at], 0, &[small]);
     says(&["stat", at], 0, &["sync always, lease 7 s, prewrite true"]);
     let said = doctor(&[at]);
     assert!(
-        said.contains("sync always, lease 7s, prewrite true"),
+        said.contains("sync always, lease 7s, prewrite true") && said.contains(small),
         "{said}"
     );
     let pages = ["--page-bytes", "64KiB", "--pages", "256", "--batch", "16"];

@@ -9,7 +9,7 @@ use super::requests::Requests;
 use super::volume::{FILL, Geometry, SEGMENT_BYTES};
 use super::{Hints, PAGE_BYTES, play};
 use crate::interrupt::Interrupt;
-use crate::open::Policy;
+use crate::policy::Policy;
 
 /// Requests: a time in milliseconds, and the blocks.
 type Trace = Vec<(f64, Vec<u64>)>;

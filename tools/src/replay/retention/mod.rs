@@ -28,7 +28,7 @@ use larder_engine::{Class, Hint, Stop};
 use super::ReplayArgs;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::open::Policy;
+use crate::policy::Policy;
 use crate::report as reports;
 use report::{RetentionReport, Row};
 use requests::{Request, Requests};

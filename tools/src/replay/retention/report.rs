@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::Played;
 use super::requests::Requests;
 use super::volume::Geometry;
-use crate::open::Policy;
+use crate::policy::Policy;
 use crate::replay::ReplayArgs;
 use crate::report::{Lines, Report};
 
@@ -108,10 +108,7 @@ impl RetentionReport {
     ) -> RetentionReport {
         RetentionReport {
             path: args.trace.clone(),
-            policy: match policy {
-                Policy::Lru => "lru",
-                Policy::Learned => "learned",
-            },
+            policy: policy.word(),
             requests: requests.iter().len() as u64,
             pages_requested: requests.references(),
             distinct_pages: requests.distinct() as u64,
