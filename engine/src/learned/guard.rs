@@ -107,7 +107,7 @@ impl Guard {
     pub(super) fn reason(&self) -> Option<String> {
         match self.phase {
             Phase::Off => Some(format!("the store has fewer than {SEGMENTS_MIN} segments")),
-            Phase::Filling(_) => Some("the store is not full yet".to_owned()),
+            Phase::Filling(_) => Some("no page was evicted since the open".to_owned()),
             Phase::Waiting(left) => Some(format!(
                 "{}; the next trial begins after {} MiB of new pages",
                 match self.failed {
