@@ -116,6 +116,23 @@ impl World {
         self.check_mark(live, header.synced);
     }
 
+    /// Whether these blocks are the header of a generation that has one already.
+    pub fn is_header_again(&self, volume: usize, start: usize, blocks: &[Content]) -> bool {
+        if start < self.segment_first_block(0) {
+            return false;
+        }
+        let (_, number, within) = self.locate_block(volume, start);
+        let sequence = |content: &Content| match content {
+            Content::Bytes(bytes) => {
+                let [header, _] = self.spot(volume, number).parse_headers(&bytes[..]);
+                header.ok().map(|header| header.sequence)
+            }
+            _ => None,
+        };
+        let volumes = self.disk.volumes();
+        within < HEADER_BLOCKS && sequence(&blocks[0]) == sequence(volumes[volume].visible(start))
+    }
+
     /// Whether a segment would be free after a power loss: one header copy states it, or no header
     /// was ever written.
     fn is_durably_free(&self, segment: SegmentId) -> bool {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece, Sink};
-use larder_engine::format::{HEADER_BLOCKS, SegmentState};
+use larder_engine::format::SegmentState;
 use larder_engine::index::SegmentId;
 use larder_sim_runtime::sync::Mutex;
 use larder_sim_runtime::thread::{Builder, JoinHandle};
@@ -241,11 +241,8 @@ impl State {
             return What::Descriptors;
         };
         // A close writes the headers of open segments once more.
-        if self.closing && start >= world.segment_first_block(0) {
-            let (_, _, within) = world.locate_block(volume, start);
-            if within < HEADER_BLOCKS {
-                return What::Header(SegmentState::Sealed);
-            }
+        if self.closing && world.is_header_again(volume, start, blocks) {
+            return What::Header(SegmentState::Sealed);
         }
         match world.inspect(epoch, volume, start, blocks) {
             Some(state) => What::Header(state),
