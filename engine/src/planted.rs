@@ -133,8 +133,6 @@ mod switch {
             HastyFree,
             /// A free header that was answered while a failing sync ran is not written again.
             LaterFree,
-            /// Deletions take the room that is kept for reclaim.
-            GreedyDeletion,
             /// A page that the policy of admission refuses is stored all the same.
             DeafAdmission,
             /// The policy of admission is asked for pages that are stored, too.

@@ -12,11 +12,16 @@ mod process;
 use std::collections::{BTreeMap, BTreeSet};
 
 use common::chain;
-use common::memory::Memory;
+use common::memory::{Memory, STORE};
 use larder_engine::core::RequestId;
-use larder_engine::format::{PageKey, Run};
+use larder_engine::format::{
+    BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, PageKey, Record, Run, SEGMENTS_OFFSET,
+    SegmentHeader, SegmentNo, SegmentState, Serial,
+};
 use larder_engine::index::{Heat, SegmentId};
-use process::{Killed, PAGE_BLOCKS, PAGES, Process, SEGMENT_BLOCKS, SEGMENTS};
+use process::{
+    Killed, PAGE_BLOCKS, PAGES, Process, SEGMENT_BLOCKS, SEGMENTS, the_namespace, write_headers,
+};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -227,6 +232,22 @@ fn deletions_that_fill_a_store_go_with_the_generations_that_hold_them_up() {
     puts_go_on(&mut process, 500);
 }
 
+/// Each segment is full of deletions that are needed. Reclaim still has room to forward those of
+/// one segment.
+#[test]
+fn deletions_that_reclaim_does_not_keep_up_with_leave_it_room() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(process.start().is_ok());
+    for request in 0..400 {
+        let (slot, absent) = (process.slot, chain(1000 + request, 1000));
+        let deleted = process.with_core(|core| core.delete(RequestId(request), slot, &absent));
+        assert!(deleted.is_ok());
+    }
+    assert_eq!(process.core.space_view().free_segments, 1);
+    puts_go_on(&mut process, 500);
+}
+
 /// The segment under a reader cannot be written again, and holds up deletions. But of the deletions
 /// of the same pages only the last are needed.
 #[test]
@@ -271,6 +292,77 @@ fn a_deletion_here_and_there_does_not_make_segments_too_dear_to_empty() {
     assert!(process.holds(&chain(3999, 1)));
     let view = process.core.space_view();
     assert!(view.live_blocks > view.usable_blocks / 2, "{view:?}");
+}
+
+/// Full segments of dead pages, each with a block of tombstones, as repeated crashes leave them: no
+/// segment is free, and there is no gap for a block. The tombstones are younger than all segments,
+/// so each is needed. `names` are the keys of a segment's tombstones.
+fn full_of_tombstones(names: impl Fn(u32) -> u64) -> Memory {
+    let serial = |counter: u64| Serial::from_raw(Serial::first_of(Run::FIRST).get() + counter);
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    for number in 0..SEGMENTS {
+        let (generation, data_end) = (serial(u64::from(number)), SEGMENT_BLOCKS - 1);
+        let (commit, segment) = (serial(1000 + u64::from(number)), SegmentNo(number));
+        let tombstone = |key| Record::Delete {
+            namespace: the_namespace().fingerprint(),
+            key,
+            birth: serial(500),
+        };
+        let keys = chain(names(number), 3).into_iter();
+        let mut bytes = [0; BLOCK_BYTES];
+        let header = BlockHeader {
+            store: STORE,
+            volume: 0,
+            segment,
+            sequence: generation,
+            index: 0,
+            commit,
+            data_end,
+            synced: Serial::ZERO,
+        };
+        let body = Body::Records(keys.map(tombstone).collect());
+        DescriptorBlock { header, body }.encode(&mut bytes);
+        let block = u64::from((number + 1) * SEGMENT_BLOCKS - 1) * BLOCK_BYTES as u64;
+        disk.write(SEGMENTS_OFFSET + block, &bytes);
+        let header = SegmentHeader {
+            store: STORE,
+            volume: 0,
+            segment,
+            sequence: generation,
+            state: SegmentState::Sealed,
+            blocks: 1,
+            data_end,
+            proven: commit,
+            synced: Serial::ZERO,
+        };
+        write_headers(&disk, &header);
+    }
+    disk
+}
+
+/// Copies that crashes have left of a tombstone make room, and then the others can be forwarded.
+#[test]
+fn a_tombstone_that_another_segment_holds_too_needs_no_room() {
+    for held_twice in [1, SEGMENTS - 1] {
+        let disk = full_of_tombstones(|number| number.min(SEGMENTS - 1 - held_twice).into());
+        let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+        assert!(process.start().is_ok());
+        puts_go_on(&mut process, 100);
+    }
+}
+
+#[test]
+fn a_tombstone_that_lies_nowhere_else_keeps_its_segment() {
+    let disk = full_of_tombstones(u64::from);
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    assert!(process.start().is_ok());
+    for _ in 0..1000 {
+        assert!(process.reclaim().is_ok());
+    }
+    let tried: BTreeSet<SegmentId> = process.victims.iter().copied().collect();
+    assert_eq!(tried.len(), SEGMENTS as usize);
+    let view = process.core.space_view();
+    assert_eq!(view.sealed_segments, u64::from(SEGMENTS), "{view:?}");
 }
 
 /// Chats with turns in different segments, so that cold pages have descendants elsewhere. Some

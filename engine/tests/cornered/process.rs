@@ -326,7 +326,7 @@ fn pages_in(blocks: &[DescriptorBlock]) -> Vec<PageKey> {
     pages.collect()
 }
 
-fn write_headers(disk: &Memory, header: &SegmentHeader) {
+pub fn write_headers(disk: &Memory, header: &SegmentHeader) {
     let mut bytes = [0; BLOCK_BYTES];
     header.encode(&mut bytes);
     let segment = u64::from(header.segment.0 * SEGMENT_BLOCKS);

@@ -158,15 +158,19 @@ pub(super) fn take_victim(
     id: SegmentId,
     free_as: Option<Serial>,
 ) -> Victim {
-    let segment = segments.get_mut(id);
-    segment.become_victim(free_as);
-    let (sequence, blocks) = (segment.generation, segment.blocks);
+    segments.get_mut(id).become_victim(free_as);
+    victim_of(segments, id)
+}
+
+/// Where the descriptors of a segment lie.
+pub(super) fn victim_of(segments: &Segments, id: SegmentId) -> Victim {
+    let segment = segments.get(id);
     Victim {
         segment: id,
         volume: segments.volume_of(id),
         number: segments.number_of(id),
-        sequence,
-        blocks,
+        sequence: segment.generation,
+        blocks: segment.blocks,
         is_given_up: false,
     }
 }

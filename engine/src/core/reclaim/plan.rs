@@ -11,11 +11,12 @@ use std::collections::{HashMap, HashSet};
 
 use larder_format::{Body, DescriptorBlock, Fingerprint, KeyPrefix, PageKey, Record, Serial};
 
+use super::duplicates::Search;
 use crate::core::base::Base;
 use crate::core::journal::records::{Content, Metadata, Origin};
 use crate::core::puts::{Below, Puts, is_live};
-use crate::core::types::{Move, Victim};
-use crate::index::{Place, SegmentId};
+use crate::core::types::{Descriptors, Move, Victim};
+use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::planted;
 use crate::policy::{ReclaimLines, Worth};
 
@@ -43,6 +44,8 @@ pub(super) struct Plan {
 #[derive(Debug)]
 enum Stage {
     Forward,
+    /// Tombstones found no room.
+    Search(Search),
     Weigh(Weighing),
     Drop(Dropping),
 }
@@ -58,7 +61,20 @@ pub(super) struct Forwarding {
     /// Written records that a sync which failed, or is about to, may have lost.
     unsynced: Vec<Content>,
     once: Once,
+    /// Tombstones that found no room.
+    pub unplaced: Vec<Record>,
     pub pages: Vec<Move>,
+}
+
+/// How far a plan has come.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// Another step can follow at once.
+    Step,
+    /// Descriptors of another segment are being read.
+    Reading,
+    /// The pages to move.
+    Planned(Vec<Move>),
 }
 
 /// Pages whose worth is being looked up.
@@ -148,7 +164,7 @@ impl Once {
 }
 
 /// The key that a tombstone deletes; `None` in its place for a whole namespace.
-fn deleted_by(record: &Record) -> Option<(Fingerprint, Option<PageKey>)> {
+pub(super) fn deleted_by(record: &Record) -> Option<(Fingerprint, Option<PageKey>)> {
     match record {
         Record::Delete { namespace, key, .. } => Some((*namespace, Some(*key))),
         Record::Clear { namespace, .. } => Some((*namespace, None)),
@@ -167,39 +183,32 @@ impl Plan {
     }
 
     /// Looks at about `at_once` pages more: evicts pages that are not worth a copy, and queues
-    /// namespaces and tombstones that must not be lost with the victim. The pages to move, once all
-    /// have been looked at.
+    /// namespaces and tombstones that must not be lost with the victim.
     pub(super) fn go_on(
         &mut self,
         puts: &mut Puts,
         below: &mut Below<'_>,
         at_once: usize,
-    ) -> Option<Vec<Move>> {
+    ) -> Progress {
         let victim = self.forwarding.victim;
         match &mut self.stage {
             Stage::Forward => {
                 if !self.forwarding.go_on(below, at_once) {
-                    return None;
+                    return Progress::Step;
                 }
-                let pages = std::mem::take(&mut self.forwarding.pages);
-                let segment = below.segments.get(victim.segment);
-                if !victim.is_given_up && !segment.is_suspect() && !self.keeps_all {
-                    self.stage = Stage::Weigh(Weighing {
-                        worths: Vec::with_capacity(pages.len()),
-                        rest: pages,
-                    });
-                    return None;
+                let unplaced = std::mem::take(&mut self.forwarding.unplaced);
+                if unplaced.is_empty() {
+                    return self.forwarded(puts, below);
                 }
-                // Evicting the pages of a segment with a tombstone that has to stay gains nothing.
-                // A suspect is made whole so.
-                let is_won = !segment.stuck || segment.is_suspect();
-                if victim.is_given_up && is_won && below.segments.may_evict(victim.segment) {
-                    for page in &pages {
-                        puts.evict_anyway(below, page);
-                    }
-                    return Some(Vec::new());
+                self.stage = Stage::Search(Search::begin(below, victim.segment, &unplaced));
+                Progress::Step
+            }
+            Stage::Search(search) => {
+                if search.go_on(below) {
+                    return Progress::Reading;
                 }
-                Some(planned(pages))
+                below.segments.get_mut(victim.segment).stuck |= !search.found_all();
+                self.forwarded(puts, below)
             }
             Stage::Weigh(weighing) => {
                 if weighing.go_on(below.base, at_once) {
@@ -207,26 +216,61 @@ impl Plan {
                     let dropping = Dropping::begin(puts, below, victim.segment, worths);
                     self.stage = Stage::Drop(dropping);
                 }
-                None
+                Progress::Step
             }
             Stage::Drop(dropping) => {
                 // On a volume that refuses writes the victim cannot be released. Its pages stay:
                 // their copies are refused.
                 let is_won = below.segments.may_evict(victim.segment);
                 if is_won && !dropping.go_on(puts, below, at_once) {
-                    return None;
+                    return Progress::Step;
                 }
                 let kept = std::mem::take(&mut dropping.kept).into_iter();
                 let pages = kept.chain(dropping.rest.by_ref());
-                Some(planned(pages.map(|(_, page)| page).collect()))
+                planned(pages.map(|(_, page)| page).collect())
             }
         }
     }
+
+    /// All records have been forwarded, as far as there was room.
+    fn forwarded(&mut self, puts: &mut Puts, below: &mut Below<'_>) -> Progress {
+        let victim = self.forwarding.victim;
+        let pages = std::mem::take(&mut self.forwarding.pages);
+        let segment = below.segments.get(victim.segment);
+        if !victim.is_given_up && !segment.is_suspect() && !self.keeps_all {
+            self.stage = Stage::Weigh(Weighing {
+                worths: Vec::with_capacity(pages.len()),
+                rest: pages,
+            });
+            return Progress::Step;
+        }
+        // Evicting the pages of a segment with a tombstone that has to stay gains nothing. A
+        // suspect is made whole so.
+        let is_won = !segment.stuck || segment.is_suspect();
+        if victim.is_given_up && is_won && below.segments.may_evict(victim.segment) {
+            for page in &pages {
+                puts.evict_anyway(below, page);
+            }
+            return Progress::Planned(Vec::new());
+        }
+        planned(pages)
+    }
+
+    /// Answers the request for descriptors of another segment.
+    pub(super) fn descriptors_read(&mut self, below: &mut Below<'_>, read: &Descriptors) {
+        if let Stage::Search(search) = &mut self.stage {
+            search.read(below, read);
+        }
+    }
+
+    pub(super) fn is_reading(&self) -> bool {
+        matches!(&self.stage, Stage::Search(search) if search.is_reading())
+    }
 }
 
-fn planned(mut pages: Vec<Move>) -> Vec<Move> {
+fn planned(mut pages: Vec<Move>) -> Progress {
     pages.sort_unstable_by_key(|page| page.from);
-    pages
+    Progress::Planned(pages)
 }
 
 impl Forwarding {
@@ -244,6 +288,7 @@ impl Forwarding {
             once: Once::new(&blocks, &unsynced),
             unsynced,
             blocks,
+            unplaced: Vec::new(),
             pages: Vec::new(),
         }
     }
@@ -274,8 +319,8 @@ impl Forwarding {
         for content in std::mem::take(&mut self.unsynced) {
             match content {
                 Content::Record(record) => self.forward_record(below, &record),
-                Content::Namespace(_) if is_suspect => {
-                    forward(below, self.victim.segment, content);
+                Content::Namespace(slot) if is_suspect => {
+                    write_namespace(below, self.victim.segment, slot);
                 }
                 // It is written again where it is needed.
                 Content::Namespace(_) => {}
@@ -322,8 +367,12 @@ impl Forwarding {
             }
             Record::Delete { birth, .. } | Record::Clear { birth, .. } => {
                 let needed = self.oldest.is_some_and(|oldest| oldest < *birth);
-                if needed && self.once.admits(record) && !planted!(DroppedDeletion) {
-                    forward(below, segment, Content::Record(*record));
+                if needed
+                    && self.once.admits(record)
+                    && !planted!(DroppedDeletion)
+                    && !forward(below, segment, Content::Record(*record))
+                {
+                    self.unplaced.push(*record);
                 }
             }
         }
@@ -340,15 +389,23 @@ fn forward_namespace(below: &mut Below<'_>, segment: SegmentId, fingerprint: &Fi
         return;
     }
     if below.base.is_wanted(slot) {
-        forward(below, segment, Content::Namespace(slot));
+        write_namespace(below, segment, slot);
     } else {
         below.base.namespaces.get_mut(slot).home = None;
     }
 }
 
+/// Writes a namespace's record again. Without room it stays unwritten until there is some: pages do
+/// not need it.
+fn write_namespace(below: &mut Below<'_>, segment: SegmentId, slot: NamespaceSlot) {
+    if !forward(below, segment, Content::Namespace(slot)) {
+        below.base.namespaces.get_mut(slot).home = None;
+    }
+}
+
 /// Writes a record of the victim again. The victim is not released before the new record is synced.
-/// Without room for the record the victim stays as it is until the next try.
-fn forward(below: &mut Below<'_>, segment: SegmentId, content: Content) {
+/// Returns whether there was room.
+fn forward(below: &mut Below<'_>, segment: SegmentId, content: Content) -> bool {
     let Below {
         base,
         segments,
@@ -356,12 +413,9 @@ fn forward(below: &mut Below<'_>, segment: SegmentId, content: Content) {
         ..
     } = below;
     let record = Metadata::new(content, Origin::Victim(segment));
-    match (journal.queue_anywhere(base, segments, record), content) {
-        (Ok(()), _) => segments.get_mut(segment).forwarding += 1,
-        // Pages do not need it; it is written again as soon as there is room.
-        (Err(_), Content::Namespace(slot)) => base.namespaces.get_mut(slot).home = None,
-        (Err(_), Content::Record(_)) => segments.get_mut(segment).stuck = true,
-    }
+    let is_queued = journal.queue_anywhere(base, segments, record).is_ok();
+    segments.get_mut(segment).forwarding += u32::from(is_queued);
+    is_queued
 }
 
 /// The worth of a page; `None` when it is not there any more.

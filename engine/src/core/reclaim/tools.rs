@@ -45,6 +45,7 @@ pub(in crate::core) fn plan_whole(
 ) -> Vec<Move> {
     let mut forwarding = Forwarding::begin(below, victim, blocks.to_vec());
     forwarding.go_on(below, usize::MAX);
+    below.segments.get_mut(victim.segment).stuck = !forwarding.unplaced.is_empty();
     forwarding.pages
 }
 

@@ -6,7 +6,6 @@ use super::segment::{Extension, Segment, State, Stream};
 use super::{Segments, Volume};
 use crate::core::base::{Base, Event};
 use crate::index::{Place, SegmentId};
-use crate::planted;
 
 /// Bytes of a put that go to one volume before the next volume gets its turn: long enough that
 /// neighbours in a chain are neighbours on disk, short enough that a large put uses every volume.
@@ -87,11 +86,6 @@ impl Segments {
         base: &mut Base,
         room: Room,
     ) -> Option<SegmentId> {
-        let room = if planted!(GreedyDeletion) {
-            Room::Gaps
-        } else {
-            room
-        };
         let streams: &[Stream] = match room {
             Room::Puts => &[Stream::Put],
             Room::Copies | Room::Gaps => &[Stream::Put, Stream::Copy],

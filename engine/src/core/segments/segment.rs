@@ -550,6 +550,15 @@ impl Segment {
         !self.held.is_empty() || self.unusable && self.live == 0
     }
 
+    /// Recovery finds each record that was written into it: it is sealed, and no write or sync that
+    /// failed has touched it.
+    pub(in crate::core) fn holds_records(&self) -> bool {
+        self.state() == State::Sealed
+            && !self.is_suspect()
+            && !self.poisoned
+            && self.trust_end.is_none()
+    }
+
     /// A failed sync may have lost something that lies nowhere else.
     pub(in crate::core) fn is_unsure(&self) -> bool {
         match self.trust {

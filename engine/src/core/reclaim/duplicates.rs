@@ -1,0 +1,95 @@
+//! Tombstones of a victim that find no room: a tombstone that another segment holds too needs none.
+//!
+//! Repeated crashes lead there. Reclaim forwards the tombstones of a victim into the last gap, and
+//! a crash comes before the victim is released. The next process forwards them again, into the next
+//! gap, until no gap is left and no victim can be released. But then the copies are on disk: the
+//! descriptors of the other segments are read, one segment after another, until each tombstone has
+//! been found, in the same version or a later one.
+//!
+//! A copy counts where recovery would find it: in a sealed segment that no failed write or sync has
+//! touched. The victim is not released before the commit of the copy is durable. The segment with
+//! the copy stays meanwhile, since reclaim empties one segment at a time.
+
+use std::collections::HashMap;
+
+use larder_format::{Body, Fingerprint, PageKey, Record, Serial};
+
+use super::pick::victim_of;
+use super::plan::deleted_by;
+use crate::core::puts::Below;
+use crate::core::types::{Descriptors, Effect};
+use crate::index::SegmentId;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Search {
+    victim: SegmentId,
+    /// The versions that no segment was found to hold.
+    missing: HashMap<(Fingerprint, Option<PageKey>), Serial>,
+    /// Segments that have not been looked at.
+    rest: Vec<SegmentId>,
+    /// The segment whose descriptors are being read.
+    asked: Option<SegmentId>,
+}
+
+impl Search {
+    pub(super) fn begin(below: &Below<'_>, victim: SegmentId, unplaced: &[Record]) -> Search {
+        let named = |record: &Record| Some((deleted_by(record)?, record.birth()));
+        let others = below.segments.iter().map(|(id, _)| id);
+        Search {
+            victim,
+            missing: unplaced.iter().filter_map(named).collect(),
+            rest: others.filter(|id| *id != victim).collect(),
+            asked: None,
+        }
+    }
+
+    /// Asks for the descriptors of the next segment. Returns whether there is one; if not, the
+    /// search has ended.
+    pub(super) fn go_on(&mut self, below: &mut Below<'_>) -> bool {
+        if self.asked.is_none() && !self.missing.is_empty() {
+            let holds = |id: &SegmentId| below.segments.get(*id).holds_records();
+            self.asked = std::iter::from_fn(|| self.rest.pop()).find(holds);
+            if let Some(id) = self.asked {
+                let read = Effect::ReadDescriptors(victim_of(below.segments, id));
+                below.base.emit(read);
+            }
+        }
+        self.asked.is_some()
+    }
+
+    /// Answers the request for descriptors.
+    pub(super) fn read(&mut self, below: &mut Below<'_>, read: &Descriptors) {
+        let Some(id) = self.asked.take() else {
+            return;
+        };
+        // A sync may have failed since.
+        if !below.segments.get(id).holds_records() {
+            return;
+        }
+        for block in &read.blocks {
+            let Body::Records(records) = &block.body else {
+                continue;
+            };
+            for record in records {
+                let Some(name) = deleted_by(record) else {
+                    continue;
+                };
+                let is_later = |birth: &Serial| *birth <= record.birth();
+                if self.missing.get(&name).is_some_and(is_later) {
+                    self.missing.remove(&name);
+                    let commit = block.header.commit;
+                    below.segments.forwarded(self.victim, id, commit);
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_reading(&self) -> bool {
+        self.asked.is_some()
+    }
+
+    pub(super) fn found_all(&self) -> bool {
+        self.missing.is_empty()
+    }
+}
