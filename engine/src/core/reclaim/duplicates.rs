@@ -7,8 +7,10 @@
 //! been found, in the same version or a later one.
 //!
 //! A copy counts where recovery would find it: in a sealed segment that no failed write or sync has
-//! touched. The victim is not released before the commit of the copy is durable. The segment with
-//! the copy stays meanwhile, since reclaim empties one segment at a time.
+//! touched. It also has to be durable: proven by an earlier epoch, or written in this one, and then
+//! the victim waits for a sync of everything that has been written so far. A copy of an earlier
+//! epoch that is not proven may be in the kernel's cache alone since a sync failed. The segment
+//! with the copy stays, since reclaim empties one segment at a time.
 
 use std::collections::HashMap;
 
@@ -67,7 +69,19 @@ impl Search {
         if !below.segments.get(id).holds_records() {
             return;
         }
+        let proven = below.segments.get(id).proven.max(below.base.marks.durable);
         for block in &read.blocks {
+            let commit = block.header.commit;
+            let is_proven = commit <= proven;
+            if !is_proven && commit.run() != below.journal.last_commit().run() {
+                continue;
+            }
+            // Such a block may be one that a failed sync has lost, and that was written again.
+            let awaited = if is_proven {
+                commit
+            } else {
+                below.journal.last_commit()
+            };
             let Body::Records(records) = &block.body else {
                 continue;
             };
@@ -78,8 +92,7 @@ impl Search {
                 let is_later = |birth: &Serial| *birth <= record.birth();
                 if self.missing.get(&name).is_some_and(is_later) {
                     self.missing.remove(&name);
-                    let commit = block.header.commit;
-                    below.segments.forwarded(self.victim, id, commit);
+                    below.segments.forwarded(self.victim, id, awaited);
                 }
             }
         }
