@@ -100,6 +100,7 @@ impl World {
             assert!(pins == 0, "{segment:?} is released under {pins} readers");
         }
         if header.state == SegmentState::Open {
+            live.opened.insert(header.sequence);
             assert!(
                 self.is_durably_free(segment)
                     || self.headless.contains(&segment)
@@ -116,21 +117,27 @@ impl World {
         self.check_mark(live, header.synced);
     }
 
-    /// Whether these blocks are the header of a generation that has one already.
-    pub fn is_header_again(&self, volume: usize, start: usize, blocks: &[Content]) -> bool {
+    /// Whether these blocks are the header of a segment that this epoch has opened or recovered.
+    pub fn is_header_again(
+        &self,
+        live: &Epoch,
+        volume: usize,
+        start: usize,
+        first: &Content,
+    ) -> bool {
+        let Content::Bytes(bytes) = first else {
+            return false;
+        };
         if start < self.segment_first_block(0) {
             return false;
         }
         let (_, number, within) = self.locate_block(volume, start);
-        let sequence = |content: &Content| match content {
-            Content::Bytes(bytes) => {
-                let [header, _] = self.spot(volume, number).parse_headers(&bytes[..]);
-                header.ok().map(|header| header.sequence)
-            }
-            _ => None,
+        let [header, _] = self.spot(volume, number).parse_headers(&bytes[..]);
+        let begins = |header: &SegmentHeader| {
+            let is_first = header.state == SegmentState::Open && header.blocks == 0;
+            is_first && !live.opened.contains(&header.sequence)
         };
-        let volumes = self.disk.volumes();
-        within < HEADER_BLOCKS && sequence(&blocks[0]) == sequence(volumes[volume].visible(start))
+        within < HEADER_BLOCKS && !header.is_ok_and(|header| begins(&header))
     }
 
     /// Whether a segment would be free after a power loss: one header copy states it, or no header

@@ -41,6 +41,8 @@ pub struct Epoch {
     pub has_written: bool,
     pub pins: BTreeMap<SegmentId, u32>,
     pub described: BTreeMap<Serial, Vec<Described>>,
+    /// Generations that this epoch has begun.
+    pub opened: BTreeSet<Serial>,
     /// The highest durable watermark that the core has stated.
     pub mark: Serial,
     /// Pages that recovery published.
@@ -311,6 +313,7 @@ impl Epoch {
             has_written: false,
             pins: BTreeMap::new(),
             described: BTreeMap::new(),
+            opened: BTreeSet::new(),
             mark,
             failures: 0,
             evictions: BTreeSet::new(),

@@ -241,7 +241,7 @@ impl State {
             return What::Descriptors;
         };
         // A close writes the headers of open segments once more.
-        if self.closing && world.is_header_again(volume, start, blocks) {
+        if self.closing && world.is_header_again(epoch, volume, start, &blocks[0]) {
             return What::Header(SegmentState::Sealed);
         }
         match world.inspect(epoch, volume, start, blocks) {
