@@ -376,6 +376,21 @@ fn a_copy_of_a_tombstone_counts_only_if_it_is_durable() {
     each_segment_stays(&full_of_tombstones(false, |_| 0));
 }
 
+/// A good sync proves nothing about the writes of an earlier epoch, of which a sync has failed.
+#[test]
+fn a_sync_of_this_epoch_does_not_prove_an_earlier_copy_of_a_tombstone() {
+    let disk = full_of_tombstones(false, |_| 0);
+    let mut process = Process::open(&disk, &mut Run::new(2).unwrap(), usize::MAX);
+    assert!(process.start().is_ok());
+    assert!(process.with_core(|core| core.flush(RequestId(1))).is_ok());
+    assert_eq!(process.core.counters().syncs, 1);
+    for _ in 0..1000 {
+        assert!(process.reclaim().is_ok());
+    }
+    let view = process.core.space_view();
+    assert_eq!(view.sealed_segments, u64::from(SEGMENTS), "{view:?}");
+}
+
 /// Chats with turns in different segments, so that cold pages have descendants elsewhere. Some
 /// chats go on for longer. `then` is called after each turn, until it returns that it is enough.
 fn chat(process: &mut Process<'_>, mut then: impl FnMut(&mut Process<'_>) -> bool) {

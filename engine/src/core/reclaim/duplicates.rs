@@ -9,8 +9,9 @@
 //! A copy counts where recovery would find it: in a sealed segment that no failed write or sync has
 //! touched. It also has to be durable: proven by an earlier epoch, or written in this one, and then
 //! the victim waits for a sync of everything that has been written so far. A copy of an earlier
-//! epoch that is not proven may be in the kernel's cache alone since a sync failed. The segment
-//! with the copy stays, since reclaim empties one segment at a time.
+//! epoch that is not proven may be in the kernel's cache alone since a sync failed, and no sync of
+//! this epoch changes that. The segment with the copy stays, since reclaim empties one segment at a
+//! time.
 
 use std::collections::HashMap;
 
@@ -69,7 +70,7 @@ impl Search {
         if !below.segments.get(id).holds_records() {
             return;
         }
-        let proven = below.segments.get(id).proven.max(below.base.marks.durable);
+        let proven = below.segments.get(id).proven;
         for block in &read.blocks {
             let commit = block.header.commit;
             let is_proven = commit <= proven;
