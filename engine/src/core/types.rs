@@ -16,7 +16,7 @@ pub struct IoId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// A segment to be emptied, or to be looked through for one that is.
+/// A segment to be emptied, or to be searched for tombstones of the victim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Victim {
     /// The segment.

@@ -376,7 +376,7 @@ fn a_copy_of_a_tombstone_counts_only_if_it_is_durable() {
     each_segment_stays(&full_of_tombstones(false, |_| 0));
 }
 
-/// A good sync proves nothing about the writes of an earlier epoch, of which a sync has failed.
+/// A sync of an earlier epoch may have failed. A good sync proves nothing about its writes.
 #[test]
 fn a_sync_of_this_epoch_does_not_prove_an_earlier_copy_of_a_tombstone() {
     let disk = full_of_tombstones(false, |_| 0);

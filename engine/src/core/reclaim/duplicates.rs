@@ -77,7 +77,7 @@ impl Search {
             if !is_proven && commit.run() != below.journal.last_commit().run() {
                 continue;
             }
-            // Such a block may be one that a failed sync has lost, and that was written again.
+            // A failed sync may have lost this block. Its records were then written again.
             let awaited = if is_proven {
                 commit
             } else {
