@@ -105,8 +105,8 @@ pub(crate) struct Learned {
     refreshed: u32,
     /// Mean index of the leaves evicted lately.
     cold: f32,
-    /// The last use of the leaf evicted last.
-    frontier: u32,
+    /// The last use of the leaf evicted last. `None` before the store has filled.
+    frontier: Option<u32>,
 }
 
 impl Default for Learned {
@@ -126,7 +126,7 @@ impl Default for Learned {
             now: 0,
             refreshed: 0,
             cold: 0.0,
-            frontier: 0,
+            frontier: None,
         }
     }
 }
@@ -398,7 +398,7 @@ impl EvictionPolicy for Learned {
             };
             let page = *self.pages.get(id);
             self.cold += 0.01 * (self.index_of(&page) - self.cold);
-            self.frontier = page.last;
+            self.frontier = Some(page.last);
             self.advance(facts.now);
             return Some(PageNumber(id));
         }
@@ -429,15 +429,18 @@ impl EvictionPolicy for Learned {
     }
 
     fn lines(&self) -> ReclaimLines {
+        // Before the store has filled, each page has its room.
+        let drop_up_to = |line| self.frontier.map(|_| line);
         if self.guard.order() == Order::Learned {
             let line = worth_of(self.cold * self.budget.share());
             // No page goes for the room of others: that would be most of the store while the share
             // is high.
-            return ReclaimLines::new(Some(line), Worth(0));
+            return ReclaimLines::new(drop_up_to(line), Worth(0));
         }
-        let range = self.now.saturating_sub(self.frontier);
-        let line = |share| Worth(self.frontier + range / share);
-        ReclaimLines::new(Some(line(COLD_SHARE)), line(WARM_SHARE))
+        let frontier = self.frontier.unwrap_or(0);
+        let range = self.now.saturating_sub(frontier);
+        let line = |share| Worth(frontier + range / share);
+        ReclaimLines::new(drop_up_to(line(COLD_SHARE)), line(WARM_SHARE))
     }
 
     fn lessons(&self) -> Vec<u8> {

@@ -19,6 +19,7 @@ use larder_engine::format::{
     SegmentHeader, SegmentNo, SegmentState, Serial,
 };
 use larder_engine::index::{Heat, SegmentId};
+use larder_engine::policy::PolicyMaker;
 use process::{
     Killed, PAGE_BLOCKS, PAGES, Process, SEGMENT_BLOCKS, SEGMENTS, the_namespace, write_headers,
 };
@@ -230,6 +231,32 @@ fn deletions_that_fill_a_store_go_with_the_generations_that_hold_them_up() {
         delete_absent(&mut process, 1000 + request);
     }
     puts_go_on(&mut process, 500);
+}
+
+/// Pages that are old, and colder than all others, stay as long as there is room for them.
+#[test]
+fn the_learned_order_drops_no_page_before_the_store_has_filled() {
+    let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+    let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+    process.index.choose(PolicyMaker::learned().make());
+    assert!(process.start().is_ok());
+    let chains: Vec<Vec<PageKey>> = (0..400).map(|seed| chain(seed, PAGES)).collect();
+    for (seed, keys) in (0..).zip(&chains) {
+        assert!(process.put(keys).is_ok());
+        let (slot, first) = (process.slot, usize::from(seed % 8 == 0));
+        let deleted = process.with_core(|core| core.delete(RequestId(seed), slot, &keys[first..]));
+        assert!(deleted.is_ok());
+        rest(&mut process);
+    }
+    let moved: usize = process.moved.iter().map(Vec::len).sum();
+    assert!(moved > 20, "{moved} pages were copied");
+    assert!(
+        chains
+            .iter()
+            .step_by(8)
+            .all(|keys| process.holds(&keys[..1]))
+    );
+    assert_eq!(process.core.counters().evicted, 0);
 }
 
 /// Each segment is full of deletions that are needed. Reclaim still has room to forward those of
