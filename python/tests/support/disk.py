@@ -36,6 +36,15 @@ static int is_store(int file) {
     ssize_t length = readlink(link, path, sizeof path - 1);
     return length >= 6 && memcmp(path + length - 6, ".store", 6) == 0;
 }
+static int held;
+/* Reads that wait for the end of HANG_READS, now. */
+int held_reads(void) { return __atomic_load_n(&held, __ATOMIC_SEQ_CST); }
+static void hang_read(int file) {
+    if (!is_store(file) || !is_so("HANG_READS")) return;
+    __atomic_add_fetch(&held, 1, __ATOMIC_SEQ_CST);
+    while (is_so("HANG_READS")) usleep(2000);
+    __atomic_sub_fetch(&held, 1, __ATOMIC_SEQ_CST);
+}
 static pthread_mutex_t clock_lock = PTHREAD_MUTEX_INITIALIZER;
 static double free_at[2];
 static double now(void) {
@@ -62,7 +71,7 @@ static void slow_down(const char *name, int which, const struct iovec *pieces, i
 }
 ssize_t preadv(int file, const struct iovec *pieces, int count, off_t offset) {
     ssize_t (*real)(int, const struct iovec *, int, off_t) = dlsym(RTLD_NEXT, "preadv");
-    while (is_store(file) && is_so("HANG_READS")) usleep(2000);
+    hang_read(file);
     if (is_store(file)) slow_down("SLOW_READS", 0, pieces, count);
     return real(file, pieces, count, offset);
 }
@@ -77,13 +86,14 @@ ssize_t preadv64(int file, const struct iovec *pieces, int count, off_t offset) 
 ssize_t pwritev64(int file, const struct iovec *pieces, int count, off_t offset) { return pwritev(file, pieces, count, offset); }
 """
 
-#: The first lines of a script: `place`, for its store, and the flags.
+#: The first lines of a script: `place`, for its store, the flags, and `held_reads()`, which counts the reads that HANG_READS holds.
 BEGIN = """
-import json, os, sys, time
+import ctypes, json, os, sys, time
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 place = Path(sys.argv[1])
 hang_reads, hang_writes, fail_writes = (Path(os.environ[name]) for name in ("HANG_READS", "HANG_WRITES", "FAIL_WRITES"))
+held_reads = ctypes.CDLL(os.environ["LD_PRELOAD"]).held_reads
 """
 
 
