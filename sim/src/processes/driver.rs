@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use larder_engine::core::Core;
+use larder_engine::core::{Core, Counters};
 use larder_engine::format::SEGMENTS_OFFSET;
 use larder_engine::share::Part;
 use larder_engine::{PageStore, Store, StoreError};
@@ -273,18 +273,15 @@ impl Driver {
         }
     }
 
-    /// An owner is about to go.
-    fn note_evictions(&self, running: &Running) {
-        if running.part() == Some(Part::Owner) {
-            let counters = running.counters();
-            let state = &mut *self.shared.borrow_mut();
-            let evicted = counters.map(|counters| counters.evicted);
-            state.evicted = state.evicted.zip(evicted).map(|(a, b)| a + b);
-            if let Some(counters) = counters {
-                state.totals.evicted += counters.evicted;
-                state.totals.moved += counters.moved;
-                state.totals.reclaimed += counters.reclaimed;
-            }
+    /// Adds the last counters of an owner. `None` if they are not known.
+    fn note_evictions(&self, counters: Option<Counters>) {
+        let state = &mut *self.shared.borrow_mut();
+        let evicted = counters.map(|counters| counters.evicted);
+        state.evicted = state.evicted.zip(evicted).map(|(a, b)| a + b);
+        if let Some(counters) = counters {
+            state.totals.evicted += counters.evicted;
+            state.totals.moved += counters.moved;
+            state.totals.reclaimed += counters.reclaimed;
         }
     }
 
@@ -342,6 +339,9 @@ impl Driver {
             name.push(".sock");
             if self.machine.remove(name.as_ref()) {
                 note(|| "a cleaner removes the socket".to_owned());
+                // A client probes an owner that answers late. Without the socket it takes the owner
+                // for gone, and its pages under way fail with the segment that they are in.
+                self.shared.borrow_mut().is_disturbed = true;
                 self.count(Class::SocketRemoved);
             }
         } else if self.strikes(fates.cut) {
@@ -433,7 +433,9 @@ impl Driver {
     }
 
     fn kill(&mut self, running: &Rc<Running>) {
-        self.note_evictions(running);
+        if running.part() == Some(Part::Owner) {
+            self.note_evictions(running.counters());
+        }
         self.shared.borrow_mut().is_disturbed = true;
         self.machine.kill(running.process);
         std::mem::forget(running.store.take());
@@ -606,15 +608,17 @@ impl Driver {
                 self.kill(&running);
                 continue;
             }
-            self.note_evictions(&running);
+            let owner = running.local();
             let store = running
                 .store
                 .borrow_mut()
                 .take()
                 .expect("an attached process");
             let done = Rc::new(std::cell::Cell::new(false));
+            let last = Rc::new(std::cell::Cell::new(None));
             self.world.spawn(running.process, "closer", {
                 let (done, shared) = (done.clone(), self.shared.clone());
+                let last = last.clone();
                 move || {
                     let closed = store.close();
                     note(|| format!("close: {closed:?}"));
@@ -626,11 +630,16 @@ impl Driver {
                     );
                     let has_write_errors = shared.borrow().plan.has_write_errors();
                     assert!(is_fine || has_write_errors, "a close fails: {closed:?}");
+                    // Reclaim may have evicted pages until now.
+                    last.set(owner.map(|owner| owner.try_core(Core::counters)));
                     drop(store);
                     done.set(true);
                 }
             });
             self.wait_for("a close", &done);
+            if let Some(counters) = last.take() {
+                self.note_evictions(counters);
+            }
             self.machine.kill(running.process);
         }
     }
