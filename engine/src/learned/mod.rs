@@ -105,7 +105,7 @@ pub(crate) struct Learned {
     refreshed: u32,
     /// Mean index of the leaves evicted lately.
     cold: f32,
-    /// The last use of the leaf evicted last. `None` before the store has filled.
+    /// The last use of the leaf evicted last. `None` before the first eviction.
     frontier: Option<u32>,
 }
 
