@@ -125,6 +125,7 @@ classes! {
         Signal => "wait for a socket interrupted by a signal",
         ConnectionRefused => "connection refused: no process listens",
         ForkedUse => "handle used in a forked process",
+        GivenUp => "segment given up with its pages: crashes left no room for copies",
         BufferReused => "memory of a put overwritten after the call",
     }
 }

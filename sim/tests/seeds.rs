@@ -9,7 +9,7 @@ static HEAP: Heap = Heap;
 const SEEDS: u64 = 1000;
 
 /// Too rare for this number of seeds.
-const RARE: [Class; 2] = [Class::VolumeLost, Class::RotSuperblocks];
+const RARE: [Class; 3] = [Class::VolumeLost, Class::RotSuperblocks, Class::GivenUp];
 
 /// Seeds of an owner and its clients, which take far longer.
 const SHARED_SEEDS: u64 = 500;
@@ -57,7 +57,9 @@ fn no_seed_breaks_a_promise() {
 #[test]
 fn no_seed_of_an_owner_and_its_clients_breaks_a_promise() {
     let campaign = without_failures(Mode::Shared, SHARED_SEEDS);
-    check_reached(&campaign, Class::is_shared);
+    check_reached(&campaign, |class| {
+        class.is_shared() && !RARE.contains(&class)
+    });
     let sum = &campaign.totals;
     let reached = [
         sum.stored,

@@ -227,7 +227,11 @@ impl Local {
                 Effect::Reclaim => reclaim = true,
                 Effect::ReadOnly(volume, error) => self.services.begin_read_only(volume, &error),
                 Effect::ReadWrite(volume) => self.services.end_read_only(volume),
-                Effect::ReadDescriptors(victim) => read = Some(victim),
+                Effect::ReadDescriptors(victim) => {
+                    #[cfg(feature = "simulated")]
+                    super::simulated::empties(&victim);
+                    read = Some(victim);
+                }
                 Effect::Copy(id, pages) => copies.push((id, pages)),
                 effect => answers.push(effect),
             }

@@ -1,5 +1,6 @@
 //! A store over a simulated disk, and the view of a simulation into it.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use larder_format::Superblock;
@@ -7,14 +8,30 @@ use larder_format::Superblock;
 use super::LocalStore;
 use super::opening::Opening;
 use crate::api::OpenOptions;
-use crate::core::Core;
+use crate::core::{Core, Victim};
 use crate::disk::Disk;
 use crate::error::StoreError;
 use crate::index::{Index, SegmentId};
 use crate::recovery::Recovery;
 use crate::volume::simulated::volumes;
 
+thread_local! {
+    static GIVEN_UP: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The store is about to empty this victim. Pages of one that is given up leave after that.
+pub(super) fn empties(victim: &Victim) {
+    GIVEN_UP.set(GIVEN_UP.get() + u64::from(victim.is_given_up));
+}
+
 impl LocalStore {
+    /// Segments that stores of this thread have given up with their pages, for lack of room for
+    /// copies. Needs no handle: a process may be killed before its handle is there.
+    #[must_use]
+    pub fn segments_given_up() -> u64 {
+        GIVEN_UP.get()
+    }
+
     /// Opens a store whose volumes have these superblocks. Of each: the newer valid copy, and which
     /// copy is the other one; `None` for a lost volume. `recovered` sees the result of recovery
     /// before anything is written.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use larder_engine::core::{Core, Counters};
 use larder_engine::format::SEGMENTS_OFFSET;
 use larder_engine::share::Part;
+use larder_engine::store::LocalStore;
 use larder_engine::{PageStore, Store, StoreError};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::machine::Event;
@@ -99,6 +100,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
             tally: Tally::default(),
             digest: 0,
             evicted: Some(0),
+            given_up_before: LocalStore::segments_given_up(),
             is_disturbed: false,
         })),
         machine,
@@ -671,6 +673,7 @@ impl Driver {
             };
             state.tally.count_many(class, count);
         }
+        state.tally.count_many(Class::GivenUp, state.given_up());
         state.tally.end_seed();
         let digest = mix(state.digest, self.world.steps());
         (digest, state.totals, state.tally)

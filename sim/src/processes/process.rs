@@ -33,8 +33,24 @@ pub struct State {
     pub digest: u64,
     /// Pages that former owners evicted. `None` once an owner went that could not be asked.
     pub evicted: Option<u64>,
+    /// Segments that the stores of this thread had given up before the run.
+    pub given_up_before: u64,
     /// A process was stopped, killed or cut off: the owner may have given up a put.
     pub is_disturbed: bool,
+}
+
+impl State {
+    /// Segments that owners have given up, with their pages, for lack of room for copies.
+    pub fn given_up(&self) -> u64 {
+        LocalStore::segments_given_up() - self.given_up_before
+    }
+
+    /// Whether stored pages may have been evicted. A roomy store evicts none before its owner gives
+    /// up a segment: crashes seal segments part-filled, those of copies beside their victims, and
+    /// may leave no free segment and no room for copies.
+    fn may_have_evicted(&self) -> bool {
+        self.plan.may_evict() || self.given_up() > 0
+    }
 }
 
 pub type Shared = Rc<RefCell<State>>;
@@ -423,7 +439,7 @@ impl Caller {
     fn missed(&self, name: Name, from: Moment, is_bad: bool, why: &str) {
         let name = self.index(name);
         let state = &mut *self.shared.borrow_mut();
-        let may_evict = state.plan.may_evict() && !is_bad;
+        let may_evict = state.may_have_evicted() && !is_bad;
         state.promises.check_miss(name, from, may_evict, why);
     }
 

@@ -14,8 +14,9 @@
 //! - After a power loss this holds for the pages and deletions that were durable: with the sync
 //!   policy "always" when the call ended, else when a flush that began later ended well.
 //!
-//! A roomy store has room for all versions: no page is evicted, unless writes fail. A tight one
-//! evicts: pages may be missing, but not more of them than pages were evicted. A page that is
+//! A roomy store has room for all versions: no page is evicted, unless writes fail, or an owner
+//! gives up a segment because crashes have left no free one and no room for copies. A tight one
+//! evicts. Then pages may be missing, but not more of them than pages were evicted. A page that is
 //! missing with wrong bytes is lost in either.
 
 use larder_engine::PutStatus;
