@@ -262,12 +262,16 @@ impl Driver {
         );
     }
 
-    /// No more pages are missing than were evicted.
+    /// No more pages are missing than were evicted, and none is evicted while all have their room.
     fn look_at_evictions(&self) {
         let owner = self.running.iter().find_map(|running| running.counters());
         let state = self.shared.borrow();
         if let (Some(former), Some(present)) = (state.evicted, owner) {
             let (missing, evicted) = (state.promises.missing, former + present.evicted);
+            assert!(
+                evicted == 0 || state.may_have_evicted(),
+                "{evicted} pages were evicted from a roomy store"
+            );
             assert!(
                 missing <= evicted,
                 "{missing} pages are missing, and {evicted} were evicted"

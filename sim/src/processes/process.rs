@@ -48,7 +48,7 @@ impl State {
     /// Whether stored pages may have been evicted. A roomy store evicts none before its owner gives
     /// up a segment: crashes seal segments part-filled, those of copies beside their victims, and
     /// may leave no free segment and no room for copies.
-    fn may_have_evicted(&self) -> bool {
+    pub fn may_have_evicted(&self) -> bool {
         self.plan.may_evict() || self.given_up() > 0
     }
 }
