@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_engine::core::Core;
-use larder_engine::index::Place;
+use larder_engine::format::{Body, HEADER_BLOCKS, Record, SegmentHeader, SegmentState};
+use larder_engine::index::{Place, SegmentId};
 use larder_sim_runtime::medium::{Arrival, Content};
 
 use crate::classes::Class;
@@ -31,7 +32,7 @@ impl World {
         let mut expected = Expected::default();
         let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
         for (name, (version, place, _)) in pages {
-            let durable = self.oracle.version(version).durable;
+            let durable = self.is_durable(version);
             if !self.is_excused(name, version, place) && (durable || !power) {
                 expected.names.insert(name, durable);
                 expected.pages.insert(name, (version, place));
@@ -59,7 +60,77 @@ impl World {
             || known.torn
             || self.has_bad_successor(version)
             || self.tainted.contains(&place.segment)
-            || !known.durable && (known.dropped.is_some() || self.shaken.contains(&place.segment))
+            || !self.is_durable(version)
+                && (known.dropped.is_some() || self.shaken.contains(&place.segment))
+    }
+
+    /// Whether a version must survive a power loss: itself, or an older one in its place.
+    fn is_durable(&self, version: VersionId) -> bool {
+        let known = self.oracle.version(version);
+        let older = known.in_place_of.map(|(older, _)| older);
+        known.durable && !self.are_spoiled(&[version, older.unwrap_or(version)])
+    }
+
+    /// Whether these versions have durable copies, and all of them are in generations that the
+    /// device spoiled. A copy that was made since is lost with the power until it is synced.
+    fn are_spoiled(&self, versions: &[VersionId]) -> bool {
+        let is_in = |segment: &SegmentId| versions.iter().any(|id| self.is_kept_in(*id, *segment));
+        let all = self.setup.volumes.iter().sum();
+        let mut sound = (0..all)
+            .map(SegmentId)
+            .filter(|segment| !self.tainted.contains(segment));
+        self.tainted.iter().any(is_in) && !sound.any(|segment| is_in(&segment))
+    }
+
+    /// Whether the present generation of a segment has a durable copy of a version: its bytes and
+    /// its descriptor. A freed generation has none.
+    fn is_kept_in(&self, version: VersionId, segment: SegmentId) -> bool {
+        let (volume, number) = self.volume_of(segment);
+        let (spot, first) = (self.spot(volume, number), self.segment_first_block(number));
+        let begin = first + HEADER_BLOCKS as usize;
+        let end = first + self.setup.segment_blocks as usize;
+        let volumes = self.disk.volumes();
+        let medium = &volumes[volume];
+        let headers = (first..begin)
+            .flat_map(|at| [medium.visible(at), medium.durable(at)])
+            .filter_map(|content| match content {
+                Content::Bytes(bytes) => spot.parse_headers(&bytes[..])[0].ok(),
+                Content::Zero | Content::Data(_) => None,
+            });
+        let headers: Vec<SegmentHeader> = headers.collect();
+        let parse = |(index, content): (u32, &Content)| match content {
+            Content::Bytes(bytes) => spot.parse_block(index, &bytes[..]).ok(),
+            Content::Zero | Content::Data(_) => None,
+        };
+        let blocks = || (0..).zip((begin..end).rev());
+        let visible = blocks().filter_map(|(index, at)| parse((index, medium.visible(at))));
+        let generation = visible
+            .map(|block| block.header.sequence)
+            .chain(headers.iter().map(|header| header.sequence))
+            .max();
+        let is_free = |header: &SegmentHeader| {
+            header.state == SegmentState::Free && Some(header.sequence) == generation
+        };
+        if headers.iter().any(is_free) {
+            return false;
+        }
+        let known = self.oracle.version(version);
+        let is_kept = |record: &Record| match record {
+            Record::Page(page) if page.checksum == known.checksum => {
+                let start = first + page.start as usize;
+                let payload = (start..start + known.blocks as usize).map(|at| medium.durable(at));
+                let payload: Vec<Content> = payload.cloned().collect();
+                self.oracle.is_payload(version, &payload)
+            }
+            _ => false,
+        };
+        blocks()
+            .filter_map(|(index, at)| parse((index, medium.durable(at))))
+            .filter(|block| Some(block.header.sequence) == generation)
+            .any(|block| match block.body {
+                Body::Records(records) => records.iter().any(is_kept),
+                Body::Namespace(_) => false,
+            })
     }
 
     /// The page, or a copy of it, has wrong bytes somewhere, and recovery may find these: the
