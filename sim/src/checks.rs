@@ -77,13 +77,7 @@ impl World {
             "a probe of {segment:?} destroys its header"
         );
         assert!(within as usize + count <= self.setup.segment_blocks as usize);
-        assert!(
-            self.is_durably_free(segment)
-                || self.headless.contains(&segment)
-                || self.forgotten.contains(&segment)
-                || self.torn_inside,
-            "{segment:?} is probed, and a power loss would restore its old generation"
-        );
+        self.check_is_free(segment, "is probed");
         let pins = live.pins.get(&segment).copied().unwrap_or(0);
         assert!(pins == 0, "{segment:?} is probed under {pins} readers");
     }
@@ -101,13 +95,7 @@ impl World {
         }
         if header.state == SegmentState::Open {
             live.opened.insert(header.sequence);
-            assert!(
-                self.is_durably_free(segment)
-                    || self.headless.contains(&segment)
-                    || self.forgotten.contains(&segment)
-                    || self.torn_inside,
-                "{segment:?} is reused, and a power loss would restore its old generation"
-            );
+            self.check_is_free(segment, "is reused");
             self.tainted.remove(&segment);
             self.shaken.remove(&segment);
             for pages in live.described.values_mut() {
@@ -138,6 +126,23 @@ impl World {
             is_first && !live.opened.contains(&header.sequence)
         };
         within < HEADER_BLOCKS && !header.is_ok_and(|header| begins(&header))
+    }
+
+    /// A segment is about to be written to as a free one. It is durably free, unless an earlier
+    /// epoch left it with a free header that a failed sync had dropped: reads returned that header,
+    /// and this epoch cannot know. Then its old generation may come back with bytes written now.
+    fn check_is_free(&mut self, segment: SegmentId, written: &str) {
+        if self.is_durably_free(segment) {
+            return;
+        }
+        let is_forgotten = self.forgotten.contains(&segment);
+        assert!(
+            is_forgotten || self.headless.contains(&segment) || self.torn_inside,
+            "{segment:?} {written}, and a power loss would restore its old generation"
+        );
+        if is_forgotten {
+            self.headless.insert(segment);
+        }
     }
 
     /// Whether a segment would be free after a power loss: one header copy states it, or no header

@@ -101,16 +101,17 @@ impl World {
     }
 
     /// Whether a page that is not whole may be reported as proven: only if the device does not keep
-    /// acknowledged writes. Refused writes, and writes that a failed sync dropped, are never
-    /// proven.
+    /// acknowledged writes, or if it is of an old generation that came back. Refused writes, and
+    /// writes that a failed sync dropped, are never proven.
     fn may_lie(&self, version: VersionId, place: Place) -> bool {
         let known = self.oracle.version(version);
-        self.setup.faults.spoils()
-            && (known.rotten
+        let is_spoiled = || {
+            known.rotten
                 || known.refused
                 || self.tainted.contains(&place.segment)
-                || self.headless.contains(&place.segment)
-                || self.forgotten.contains(&place.segment))
+                || self.forgotten.contains(&place.segment)
+        };
+        self.headless.contains(&place.segment) || self.setup.faults.spoils() && is_spoiled()
     }
 
     /// A namespace with pages keeps its record, whether it is named in this epoch or not.

@@ -78,8 +78,8 @@ pub struct World {
     pub is_opening: bool,
     /// Segments whose metadata the device spoiled, in their present generation.
     pub tainted: BTreeSet<SegmentId>,
-    /// Segments with a header that was spoiled at some time. Their old generation may come back
-    /// with the bytes of the new one.
+    /// Segments with a header that was spoiled, or lost by a failed sync, at some time. Their old
+    /// generation may come back with the bytes of the new one.
     pub headless: BTreeSet<SegmentId>,
     /// A header was lost on its way. It may have been the only record of refused page writes.
     pub unsealed: bool,
