@@ -19,7 +19,7 @@ thread_local! {
     static GIVEN_UP: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The store is about to empty this victim. Pages of one that is given up leave after that.
+/// The store is about to empty this victim. The pages of a victim that is given up leave later.
 pub(super) fn empties(victim: &Victim) {
     GIVEN_UP.set(GIVEN_UP.get() + u64::from(victim.is_given_up));
 }
