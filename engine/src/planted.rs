@@ -205,6 +205,8 @@ mod switch {
             IgnoredLanding,
             /// The server does not notice the end of a client.
             KeptSession,
+            /// The watchdog checks no client.
+            BlindWatchdog,
             /// A client takes its marks off once the owner has seen them.
             DroppedMarks,
             /// A client reports pages as stored though its owner went without an answer.

@@ -36,12 +36,15 @@ const PHASE_LIMIT: Duration = Duration::from_secs(1800);
 const FAULTS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Longest stop of a process, mostly and seldom: pins of a silent client are revoked after half a
-/// minute.
+/// minute. Some clients stay stopped until the calls of all others are over.
 const STOPS: [Duration; 3] = [
     Duration::from_millis(50),
     Duration::from_secs(6),
     Duration::from_secs(45),
 ];
+
+/// The share of the stopped clients that stay stopped.
+const STAY_STOPPED: f64 = 0.2;
 
 /// Processes that take the places of killed ones.
 const REPLACEMENTS_MAX: usize = 6;
@@ -52,12 +55,13 @@ const STRAYS_MAX: usize = 20;
 struct Driver {
     shared: Shared,
     running: Vec<Rc<Running>>,
-    /// The last owner, and whether it was a client when its predecessor went.
+    /// The last owner.
     owner: Option<Process>,
     /// The last owner was killed in the middle of a reclaim.
     fell_in_reclaim: bool,
     clients: Vec<Process>,
-    stopped: Vec<(Rc<Running>, Instant)>,
+    /// With the end of the stop; `None` for clients that stay stopped.
+    stopped: Vec<(Rc<Running>, Option<Instant>)>,
     replacements: usize,
     strays: usize,
     begun: Instant,
@@ -159,18 +163,26 @@ impl Driver {
     }
 
     fn are_calls_over(&self) -> bool {
-        self.running
-            .iter()
-            .all(|running| running.have_callers_begun.get() && running.callers_left.get() == 0)
+        let stays_stopped = |running: &Rc<Running>| {
+            let mut stopped = self.stopped.iter();
+            stopped.any(|(other, until)| until.is_none() && other.process == running.process)
+        };
+        self.running.iter().all(|running| {
+            let has_called = running.have_callers_begun.get() && running.callers_left.get() == 0;
+            has_called || stays_stopped(running)
+        })
     }
 
     /// Starts a process that attaches.
     fn start(&mut self) {
         let process = self.world.process("a process of the store");
         let running = Running::new(process);
+        let keepers = self.shared.borrow().plan.keepers;
+        let keeps_ownership = self.strikes(keepers);
         let (options, path) = {
             let state = self.shared.borrow();
-            (state.plan.options(), state.plan.path().to_owned())
+            let options = state.plan.options(keeps_ownership);
+            (options, state.plan.path().to_owned())
         };
         self.world.spawn(process, "main", {
             let running = running.clone();
@@ -363,7 +375,8 @@ impl Driver {
     }
 
     fn kill(&mut self, running: &Rc<Running>) {
-        if running.part() == Some(Part::Owner) {
+        // A former owner that hands the store over has no counters any more.
+        if running.part() == Some(Part::Owner) || self.owner == Some(running.process) {
             self.note_evictions(running.counters());
         }
         self.shared.borrow_mut().is_disturbed = true;
@@ -388,10 +401,14 @@ impl Driver {
         let Some(running) = self.pick_victim().filter(is_going) else {
             return;
         };
-        let longest = self.shared.borrow_mut().dice.pick(&STOPS);
-        let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
-        let stop = Duration::from_nanos(self.shared.borrow_mut().dice.between(0, longest));
-        note(|| format!("process {} is stopped for {stop:?}", running.process.id()));
+        let stop = self.draw_stop(&running);
+        note(|| {
+            let process = running.process.id();
+            match stop {
+                Some(stop) => format!("process {process} is stopped for {stop:?}"),
+                None => format!("process {process} is stopped until the others have called"),
+            }
+        });
         self.shared.borrow_mut().is_disturbed = true;
         match running.part() {
             Some(Part::Owner) => self.count(Class::OwnerStopped),
@@ -407,16 +424,31 @@ impl Driver {
             _ => self.count(Class::SeekerStopped),
         }
         running.process.stop();
-        self.stopped.push((running, self.world.now() + stop));
+        let until = stop.map(|stop| self.world.now() + stop);
+        self.stopped.push((running, until));
+    }
+
+    /// How long a process is stopped. `None` for a client that stays stopped.
+    fn draw_stop(&self, running: &Running) -> Option<Duration> {
+        let is_client = running.part() == Some(Part::Client) && running.have_callers_begun.get();
+        if is_client && self.strikes(STAY_STOPPED) {
+            self.count(Class::ClientStaysStopped);
+            return None;
+        }
+        let longest = self.shared.borrow_mut().dice.pick(&STOPS);
+        let longest = u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX);
+        let stop = self.shared.borrow_mut().dice.between(0, longest);
+        Some(Duration::from_nanos(stop))
     }
 
     fn resume_due(&mut self) {
         let now = self.world.now();
         self.stopped.retain(|(running, until)| {
-            if *until <= now {
+            let is_due = until.is_some_and(|until| until <= now);
+            if is_due {
                 running.process.resume();
             }
-            *until > now
+            !is_due
         });
     }
 
@@ -465,7 +497,7 @@ impl Driver {
         let done = Rc::new(std::cell::Cell::new(false));
         let (options, path) = {
             let state = self.shared.borrow();
-            (state.plan.options(), state.plan.path().to_owned())
+            (state.plan.options(false), state.plan.path().to_owned())
         };
         self.world.spawn(process, "main", {
             let (running, done, shared) = (running.clone(), done.clone(), self.shared.clone());
@@ -539,6 +571,7 @@ impl Driver {
                 continue;
             }
             let owner = running.local();
+            let hands_over = owner.is_none() && self.owner == Some(running.process);
             let store = running
                 .store
                 .borrow_mut()
@@ -569,6 +602,8 @@ impl Driver {
             self.wait_for("a close", &done);
             if let Some(counters) = last.take() {
                 self.note_evictions(counters);
+            } else if hands_over {
+                self.note_evictions(None);
             }
             self.machine.kill(running.process);
         }

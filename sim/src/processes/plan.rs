@@ -68,6 +68,8 @@ pub struct Plan {
     pub odds: Odds,
     /// A forked child of a process uses its handle.
     pub forks: f64,
+    /// The share of processes that keep the ownership, and ask an owner for it that does not.
+    pub keepers: f64,
 }
 
 fn namespace(number: usize, part_blocks: &[u32]) -> Namespace {
@@ -114,6 +116,7 @@ impl Plan {
             ..Odds::default()
         };
         let forks = some(0.1, &[0.1]);
+        let keepers = some(0.3, &[0.2, 0.5]);
         let volumes = 1 + dice.below(2);
         let is_tight = dice.chance(0.5);
         let (segment_blocks, segments, chains) = if is_tight {
@@ -155,6 +158,7 @@ impl Plan {
                 ..odds
             },
             forks,
+            keepers,
         }
     }
 
@@ -162,6 +166,11 @@ impl Plan {
     /// whose free header is refused is unusable, and the limit of the store falls.
     pub fn may_evict(&self) -> bool {
         self.is_tight || self.has_write_errors()
+    }
+
+    /// Whether an owner may hand the store over. It then hangs up on clients with puts under way.
+    pub fn hands_over(&self) -> bool {
+        self.keepers > 0.0
     }
 
     pub fn has_write_errors(&self) -> bool {
@@ -201,8 +210,10 @@ impl Plan {
         PageKey::from_bytes(bytes)
     }
 
-    pub fn options(&self) -> OpenOptions {
+    /// Options of a process that keeps the ownership, or hands it over to one that does.
+    pub fn options(&self, keeps_ownership: bool) -> OpenOptions {
         OpenOptions::default().with(|o| {
+            o.keeps_ownership = keeps_ownership;
             o.disk = Want::Threads;
             o.depth = 3;
             o.sync = self.sync;

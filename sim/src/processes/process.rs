@@ -31,7 +31,8 @@ pub struct State {
     pub totals: Totals,
     pub tally: Tally,
     pub digest: u64,
-    /// Pages that former owners evicted. `None` once an owner went that could not be asked.
+    /// Pages that former owners evicted. `None` once an owner went that could not be asked: killed
+    /// while a task held its core, or after it had handed the store over.
     pub evicted: Option<u64>,
     /// Segments that the stores of this thread had given up before the run.
     pub given_up_before: u64,
@@ -334,7 +335,9 @@ impl Caller {
                 PutStatus::Duplicate => &mut state.totals.duplicates,
                 PutStatus::Refused(_) => &mut state.totals.refused,
                 PutStatus::Failed(_) => {
-                    let may_fail = state.is_disturbed || state.plan.has_write_errors();
+                    let plan = &state.plan;
+                    let may_fail =
+                        state.is_disturbed || plan.has_write_errors() || plan.hands_over();
                     assert!(may_fail, "a put fails without a fault");
                     &mut state.totals.failed
                 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use super::Shared;
 use super::ledger::LOOKS;
+use crate::planted;
 use crate::runtime::{Condvar, Mutex};
 use crate::seldom::Seldom;
 
@@ -81,6 +82,9 @@ impl Shared {
     fn look(&self) -> bool {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
         let mut is_due = false;
+        if planted!(BlindWatchdog) {
+            return true;
+        }
         for session in sessions {
             let look = session.ledger.look(self.store.catalog(), &self.map);
             is_due |= look.is_due;

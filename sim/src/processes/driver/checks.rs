@@ -73,7 +73,11 @@ impl Driver {
         if let Some(owner) = owners.first()
             && self.owner != Some(*owner)
         {
-            if self.clients.contains(owner) {
+            let is_former = |running: &Rc<Running>| self.owner == Some(running.process);
+            if self.running.iter().any(is_former) {
+                self.count(Class::HandOver);
+                self.note_evictions(None);
+            } else if self.clients.contains(owner) {
                 self.count(Class::Takeover);
                 if std::mem::take(&mut self.fell_in_reclaim) {
                     self.count(Class::TakeoverInReclaim);
