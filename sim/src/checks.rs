@@ -265,7 +265,7 @@ impl World {
     }
 
     /// The pages that a record removes.
-    fn removed_by(&self, record: &Record) -> Vec<Name> {
+    pub fn removed_by(&self, record: &Record) -> Vec<Name> {
         let (fingerprint, prefix) = match record {
             Record::Page(_) => return Vec::new(),
             Record::Delete { namespace, key, .. } => (*namespace, Some(key.prefix())),

@@ -68,7 +68,38 @@ impl World {
     fn is_durable(&self, version: VersionId) -> bool {
         let known = self.oracle.version(version);
         let older = known.in_place_of.map(|(older, _)| older);
-        known.durable && !self.are_spoiled(&[version, older.unwrap_or(version)])
+        known.durable
+            && !older.is_some_and(|older| self.is_removed(older))
+            && !self.are_spoiled(&[version, older.unwrap_or(version)])
+    }
+
+    /// Whether the device durably keeps both a version and a record that removes it. A recovery
+    /// that cannot read the record brings the version back. The next one may read it.
+    fn is_removed(&self, version: VersionId) -> bool {
+        let known = self.oracle.version(version);
+        let records = self.durable_records();
+        let copies = records.iter().filter_map(|record| match record {
+            Record::Page(page) if page.checksum == known.checksum => Some(page.birth),
+            _ => None,
+        });
+        copies.max().is_some_and(|birth| {
+            let later = records.iter().filter(|record| record.birth() > birth);
+            later
+                .flat_map(|record| self.removed_by(record))
+                .any(|name| name == known.name)
+        })
+    }
+
+    /// The records in durable descriptor blocks, of any generation.
+    fn durable_records(&self) -> Vec<Record> {
+        let volumes = self.disk.volumes();
+        let volumes = volumes.iter().enumerate();
+        volumes
+            .flat_map(|(volume, medium)| {
+                (self.segment_first_block(0)..medium.blocks())
+                    .flat_map(move |at| self.records_of(volume, at, medium.durable(at)))
+            })
+            .collect()
     }
 
     /// Whether these versions have durable copies, and all of them are in generations that the

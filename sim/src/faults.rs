@@ -474,7 +474,8 @@ impl World {
             .collect()
     }
 
-    fn records_of(&self, volume: usize, at: usize, block: &Content) -> Vec<Record> {
+    /// The records of a descriptor block. None of a block of another kind.
+    pub fn records_of(&self, volume: usize, at: usize, block: &Content) -> Vec<Record> {
         let Content::Bytes(bytes) = block else {
             return Vec::new();
         };
