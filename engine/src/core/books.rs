@@ -92,11 +92,13 @@ impl Books<'_> {
             .collect()
     }
 
-    /// The descriptors of a segment have been read.
+    /// The descriptors of a segment have been read. It may hold more of them by now.
     pub(crate) fn evictions_read(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) {
+        let segment = self.segments.get(victim.segment);
+        let are_all = segment.blocks == victim.blocks;
         self.base
             .evicted
-            .read(victim.segment, victim.sequence, blocks);
+            .read(victim.segment, victim.sequence, blocks, are_all);
     }
 
     /// At most `limit` pages evicted since a number.

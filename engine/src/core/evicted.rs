@@ -2,8 +2,9 @@
 //! their own.
 //!
 //! The index knows 96 bits of a key. The whole key of an evicted page is read from its descriptor:
-//! by the caller who asks, while the page's segment still holds it, or by reclaim when it empties
-//! that segment, whichever comes first. A page that reclaim evicts itself comes with its key.
+//! by the caller who asks, while the page's segment still holds it, or by reclaim when it has
+//! emptied that segment, whichever comes first. A page that reclaim evicts itself comes with its
+//! key.
 //!
 //! Nothing is recorded before the first caller asks. Only the last entries are kept: a caller that
 //! asks too rarely learns that it missed some.
@@ -124,17 +125,20 @@ impl Evicted {
         self.first + self.entries.len() as u64 - 1
     }
 
-    /// Takes whole keys from the descriptors of a segment's generation. Entries of that segment
-    /// without a descriptor there are lost.
+    /// Takes whole keys from the descriptors of a segment's generation. If these are all of them,
+    /// entries of that generation without a descriptor among them are lost.
     pub(super) fn read(
         &mut self,
         segment: SegmentId,
         generation: Serial,
         blocks: &[DescriptorBlock],
+        are_all: bool,
     ) {
         let Some(numbers) = self.pending.remove(&segment) else {
             return;
         };
+        // Entries whose descriptors are still to be read.
+        let mut later = Vec::new();
         let mut wanted: HashMap<(u32, KeyPrefix), Vec<u64>> = HashMap::new();
         for number in numbers {
             let Some(entry) = self.entry(number) else {
@@ -147,7 +151,9 @@ impl Evicted {
                         .or_default()
                         .push(number);
                 }
-                // Of another generation: its descriptors are gone.
+                // The segment was emptied since the read, and written again.
+                Key::Prefix(_) if entry.generation > generation => later.push(number),
+                // The descriptors of an older generation are gone.
                 _ => self.set(number, Key::Lost),
             }
         }
@@ -163,8 +169,13 @@ impl Evicted {
                 }
             }
         }
-        for number in wanted.into_values().flatten() {
-            self.set(number, Key::Lost);
+        let unnamed = wanted.into_values().flatten();
+        match are_all {
+            true => unnamed.for_each(|number| self.set(number, Key::Lost)),
+            false => later.extend(unnamed),
+        }
+        if !later.is_empty() {
+            self.pending.insert(segment, later);
         }
     }
 
@@ -222,5 +233,116 @@ impl Evicted {
         if let Some(entry) = at.and_then(|at| self.entries.get_mut(at)) {
             entry.key = key;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use larder_format::{BlockHeader, Fingerprint, PageRecord, SegmentNo, StoreId};
+
+    use super::*;
+
+    const SEGMENT: SegmentId = SegmentId(3);
+
+    fn key(number: u8) -> PageKey {
+        PageKey::from_bytes([number; 32])
+    }
+
+    fn generation(number: u64) -> Serial {
+        Serial::from_raw(Serial::first_of(Run::FIRST).get() + number)
+    }
+
+    /// A block with the descriptor of one page.
+    fn block(number: u8, generation: Serial) -> DescriptorBlock {
+        DescriptorBlock {
+            header: BlockHeader {
+                store: StoreId::from_bytes([1; 16]),
+                volume: 0,
+                segment: SegmentNo(SEGMENT.0),
+                sequence: generation,
+                index: number.into(),
+                commit: generation,
+                data_end: 0,
+                synced: Serial::ZERO,
+            },
+            body: Body::Records(vec![Record::Page(PageRecord {
+                namespace: Fingerprint::from_bytes([1; 16]),
+                key: key(number),
+                parent: None,
+                depth: 0,
+                birth: generation,
+                start: number.into(),
+                blocks: 1,
+                checksum: 0,
+            })]),
+        }
+    }
+
+    /// Records evictions of these pages of the segment, one after the other.
+    fn evict(evicted: &mut Evicted, numbers: &[u8], generation: Serial) {
+        for &number in numbers {
+            let place = Place {
+                segment: SEGMENT,
+                start: number.into(),
+            };
+            evicted.left(NamespaceSlot(0), key(number).prefix(), place, generation);
+        }
+    }
+
+    fn begun() -> (Evicted, u64) {
+        let mut evicted = Evicted::new(Run::FIRST);
+        evicted.turn_on();
+        let begin = evicted.since(0, 100).next;
+        (evicted, begin)
+    }
+
+    fn keys(found: &Since) -> Vec<PageKey> {
+        found.pages.iter().map(|(_, key)| *key).collect()
+    }
+
+    #[test]
+    fn a_page_put_and_evicted_while_its_segment_is_read_is_told_later() {
+        let (mut evicted, begin) = begun();
+        let now = generation(1);
+        evict(&mut evicted, &[1], now);
+        assert_eq!(evicted.unread(begin, 100), [SEGMENT]);
+        // Its descriptor comes after the ones that the read covers.
+        evict(&mut evicted, &[2], now);
+        evicted.read(SEGMENT, now, &[block(1, now)], false);
+        let found = evicted.since(begin, 100);
+        assert_eq!((keys(&found), found.missed), (vec![key(1)], false));
+        assert_eq!(evicted.unread(found.next, 100), [SEGMENT]);
+        evicted.read(SEGMENT, now, &[block(1, now), block(2, now)], true);
+        let found = evicted.since(found.next, 100);
+        assert_eq!((keys(&found), found.missed), (vec![key(2)], false));
+    }
+
+    #[test]
+    fn a_page_of_a_segment_written_again_while_its_descriptors_are_read_is_told_later() {
+        let (mut evicted, begin) = begun();
+        let (before, now) = (generation(1), generation(2));
+        evict(&mut evicted, &[1], before);
+        evicted.read(SEGMENT, before, &[block(1, before)], true);
+        evict(&mut evicted, &[2], now);
+        // The answer to a read that began before the segment was emptied.
+        evicted.read(SEGMENT, before, &[block(1, before)], false);
+        let found = evicted.since(begin, 100);
+        assert_eq!((keys(&found), found.missed), (vec![key(1)], false));
+        evicted.read(SEGMENT, now, &[block(2, now)], true);
+        let found = evicted.since(found.next, 100);
+        assert_eq!((keys(&found), found.missed), (vec![key(2)], false));
+    }
+
+    #[test]
+    fn a_key_that_no_descriptor_names_is_told_as_missed() {
+        let (mut evicted, begin) = begun();
+        let now = generation(1);
+        evict(&mut evicted, &[1, 2], now);
+        evicted.read(SEGMENT, now, &[block(1, now)], true);
+        let found = evicted.since(begin, 100);
+        assert_eq!((keys(&found), found.missed), (vec![key(1)], true));
+        assert_eq!(found.next, begin + 2);
     }
 }

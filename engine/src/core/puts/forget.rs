@@ -211,7 +211,10 @@ impl Puts {
         let claimed = std::mem::replace(&mut state.page_blocks, blocks);
         if claimed != 0 && claimed != blocks {
             let (segments, counters) = (&mut *below.segments, &mut below.base.counters);
+            let log = &mut below.base.evicted;
             below.base.index.remove_namespace(slot, |page| {
+                let generation = segments.get(page.place.segment).generation;
+                log.left(slot, page.key, page.place, generation);
                 segments.drop_live(page.place.segment, claimed);
                 counters.damaged += 1;
             });

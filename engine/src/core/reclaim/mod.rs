@@ -50,6 +50,8 @@ mod plan;
 mod tools;
 mod wanted;
 
+use larder_format::DescriptorBlock;
+
 use super::puts::{Below, Origin, Puts, Reserver, is_live};
 use super::segments::segment::Trust;
 use super::types::{
@@ -87,6 +89,8 @@ enum Work {
 #[derive(Debug)]
 struct Copying {
     victim: Victim,
+    /// The descriptors of all its pages.
+    blocks: Vec<DescriptorBlock>,
     /// Pages still to be copied.
     rest: Vec<Move>,
     /// A batch is being read and written.
@@ -134,7 +138,7 @@ impl Reclaim {
                 false
             }
             Work::Planning(victim, plan) if self.stops() && !plan.is_reading() => {
-                self.finish(below, &victim, false);
+                self.finish(below, &victim, &[], false);
                 false
             }
             Work::Planning(victim, mut plan) => {
@@ -144,6 +148,7 @@ impl Reclaim {
                     Progress::Step | Progress::Reading => Work::Planning(victim, plan),
                     Progress::Planned(moves) => Work::Copying(Copying {
                         victim,
+                        blocks: plan.into_blocks(),
                         rest: self.in_wanted_order(moves),
                         is_busy: false,
                         unsettled: 0,
@@ -169,7 +174,8 @@ impl Reclaim {
         }
         if is_last {
             let copied_all = copying.copied_all && copying.rest.is_empty();
-            return self.finish(below, &copying.victim, copied_all) && !self.stopping;
+            let Copying { victim, blocks, .. } = copying;
+            return self.finish(below, &victim, &blocks, copied_all) && !self.stopping;
         }
         let count = batch(&copying.rest, below.base.config.copy_blocks_max);
         let later = copying.rest.split_off(count);
@@ -197,8 +203,6 @@ impl Reclaim {
             self.emptied(below, false);
         } else {
             below.segments.answers_again(below.base, victim.segment);
-            let (segment, sequence) = (victim.segment, victim.sequence);
-            below.base.evicted.read(segment, sequence, &read.blocks);
             let mut plan = Plan::begin(below, &victim, read.blocks);
             plan.keeps_all = self.is_emptying_wanted();
             self.work = Work::Planning(victim, Box::new(plan));
@@ -259,9 +263,20 @@ impl Reclaim {
         }
     }
 
-    /// The victim's pages have been moved, as far as they could be.
-    fn finish(&mut self, below: &mut Below<'_>, victim: &Victim, moved_all: bool) -> bool {
+    /// The victim's pages have been moved, as far as they could be. If all were, `blocks` are its
+    /// descriptors.
+    fn finish(
+        &mut self,
+        below: &mut Below<'_>,
+        victim: &Victim,
+        blocks: &[DescriptorBlock],
+        moved_all: bool,
+    ) -> bool {
         let is_returning = finish_victim(below, victim, moved_all);
+        if is_returning {
+            let (segment, generation) = (victim.segment, victim.sequence);
+            below.base.evicted.read(segment, generation, blocks, true);
+        }
         self.emptied(below, is_returning);
         is_returning
     }
@@ -359,9 +374,11 @@ fn put_back_unread(below: &mut Below<'_>, victim: &Victim) {
 fn drop_pages(below: &mut Below<'_>, id: SegmentId) {
     let Below { base, segments, .. } = below;
     let (namespaces, counters) = (&base.namespaces, &mut base.counters);
+    let (log, generation) = (&mut base.evicted, segments.get(id).generation);
     base.index.forget_segment(id, |page| {
         let blocks = namespaces.page_blocks(page.namespace);
         segments.drop_live(page.place.segment, blocks);
+        log.left(page.namespace, page.key, page.place, generation);
         counters.damaged += 1;
     });
 }

@@ -263,6 +263,11 @@ impl Plan {
         }
     }
 
+    /// The descriptors of the victim.
+    pub(super) fn into_blocks(self) -> Vec<DescriptorBlock> {
+        self.forwarding.blocks
+    }
+
     pub(super) fn is_reading(&self) -> bool {
         matches!(&self.stage, Stage::Search(search) if search.is_reading())
     }
