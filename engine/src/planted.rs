@@ -173,6 +173,12 @@ mod switch {
             HastyDelete,
             /// The housekeeper is not called for reclaim.
             DeafKeeper,
+            /// A counted lease does not keep its page.
+            LooseLease,
+            /// A segment that keeps pages is reported as emptied.
+            VainEmptying,
+            /// Callers who keep books are not told of pages that eviction takes.
+            UntoldEviction,
         }
         /// Bugs that show among an owner and its clients.
         SHARED: {

@@ -237,6 +237,10 @@ pub struct Setup {
     pub admits_some: bool,
     /// Further calls that delete pages, as a share of all calls.
     pub deletes: f64,
+    /// Callers keep books of their own: counted leases, lists of pages, evictions.
+    pub keeps_books: bool,
+    /// Callers have segments emptied, as a compaction does.
+    pub compacts: bool,
     pub faults: Faults,
     /// Steps between two full checks. Cheap checks run at each step.
     pub check_every: u64,
@@ -283,6 +287,8 @@ impl Setup {
             ]),
             admits_some: dice.chance(0.1),
             deletes: dice.pick(&[0.0, 0.0, 0.0, 0.0, 0.3]),
+            keeps_books: dice.chance(0.3),
+            compacts: dice.chance(0.3),
             faults: Faults::draw(dice, steps),
             check_every: dice.pick(&[1, 25, 50, 50, 50, 50, 50, 50]),
         }

@@ -10,6 +10,7 @@
 use std::collections::HashMap;
 
 use super::slab::PageId;
+use crate::planted;
 
 /// Most pages with a counted lease: 24 MiB of records.
 const PAGES_MAX: usize = 1 << 20;
@@ -65,7 +66,7 @@ impl Counted {
         }
         self.blocks = blocks_after;
         self.counts.insert(id.0, Count { leases: 1, blocks });
-        Some(true)
+        Some(!planted!(LooseLease))
     }
 
     /// Returns a lease. Returns whether it was the page's last.

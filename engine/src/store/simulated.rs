@@ -8,7 +8,7 @@ use larder_format::Superblock;
 use super::LocalStore;
 use super::opening::Opening;
 use crate::api::OpenOptions;
-use crate::core::{Core, Victim};
+use crate::core::{Core, Emptying, Victim};
 use crate::disk::Disk;
 use crate::error::StoreError;
 use crate::index::{Index, SegmentId};
@@ -52,6 +52,33 @@ impl LocalStore {
     /// Looks at the core, unless a task holds it.
     pub fn try_core<R>(&self, look: impl FnOnce(&Core) -> R) -> Option<R> {
         self.local.core.try_lock().map(|core| look(&core))
+    }
+
+    /// The first segment from this number on that holds pages.
+    #[must_use]
+    pub fn segment_with_pages(&self, from: u32) -> Option<Victim> {
+        self.local
+            .with_core(|core| core.books().segment_with_pages(from))
+    }
+
+    /// Empties a segment, as a compaction has it done (`share::server::emptying`). Pages that begin
+    /// at these blocks are copied first.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn empty_segment(
+        &self,
+        segment: &Victim,
+        starts: Vec<u32>,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Option<u64>, StoreError> {
+        let wanted = Emptying {
+            volume: segment.volume,
+            number: segment.number,
+            sequence: segment.sequence,
+            starts,
+        };
+        self.empty(&wanted, goes_on)
     }
 
     /// Pins on all segments. `None` while a task holds the core.

@@ -115,6 +115,8 @@ pub fn call(shared: &Shared, store: &Store, own: usize) {
             883..930 => {
                 let _ = caller.flush();
             }
+            930..945 => caller.empty_segment(),
+            945..1000 => caller.keep_books(),
             _ => {}
         }
         shared.lock().calls[own] = Call::Idle;
@@ -194,7 +196,7 @@ impl State {
 }
 
 impl Caller<'_> {
-    fn draw(&self, call: Call, most: usize) -> Option<Pages> {
+    pub fn draw(&self, call: Call, most: usize) -> Option<Pages> {
         let drawn = {
             let mut state = self.shared.lock();
             state.calls[self.own] = call;
@@ -213,7 +215,7 @@ impl Caller<'_> {
         Some(state.pages(namespace, names))
     }
 
-    fn id(&self, pages: &Pages) -> larder_engine::NamespaceId {
+    pub fn id(&self, pages: &Pages) -> larder_engine::NamespaceId {
         self.shared.lock().ids[pages.namespace].expect("a named namespace")
     }
 

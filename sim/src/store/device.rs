@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece, Sink};
+use larder_engine::disk::{
+    Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece, Purpose, Sink,
+};
 use larder_engine::format::SegmentState;
 use larder_engine::index::SegmentId;
 use larder_sim_runtime::sync::Mutex;
@@ -160,7 +162,7 @@ impl State {
             Action::Sync => (What::Sync(self.world.begin_sync(op.volume)), 0),
             Action::Read { offset, .. } => {
                 let start = block_at(*offset);
-                if is_owner {
+                if is_owner && self.must_stay(&op) {
                     pins = self.begin_read(op.volume, start);
                 }
                 (What::Read, start)
@@ -196,6 +198,12 @@ impl State {
             pins,
         });
         is_first
+    }
+
+    /// Whether the segment of a read must not be released under it. Descriptors that are read for
+    /// lists of pages may go: their reader looks whether the segment has begun a new generation.
+    fn must_stay(&self, op: &Op) -> bool {
+        op.purpose == Purpose::Call || self.listing == 0
     }
 
     fn begin_read(&mut self, volume: usize, start: usize) -> Option<SegmentId> {

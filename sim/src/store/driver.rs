@@ -124,6 +124,8 @@ impl Driver {
             pool: Pool::default(),
             opened: Default::default(),
             lent: Vec::new(),
+            told: None,
+            listing: 0,
             misdirected: 0,
             is_read_only: false,
             evicted_read_only: None,

@@ -48,6 +48,8 @@ impl State {
         self.opened.clear();
         self.lent.clear();
         self.leases.clear();
+        self.told = None;
+        self.listing = 0;
         self.evicted_read_only = None;
         Some(known)
     }

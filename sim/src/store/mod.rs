@@ -13,10 +13,12 @@
 //! | `process` | the main task of the process |
 //! | `callers` | calls |
 //! | `results` | the checks of their results |
+//! | `books` | counted leases, lists of pages, evictions; segments emptied for a caller |
 //! | `policies` | eviction and admission by policies of the caller, and leases |
 //! | `reader` | another process that reads beside the owner |
 //! | `rest` | the quiet end: without faults all must come to rest |
 
+mod books;
 mod callers;
 mod device;
 mod driver;
@@ -42,6 +44,7 @@ use crate::expected::Expected;
 use crate::oracle::VersionId;
 use crate::totals::Totals;
 use crate::world::{Epoch, Journal, World};
+use books::Told;
 use callers::Pool;
 use device::Flight;
 use driver::Driver;
@@ -130,6 +133,10 @@ pub struct State {
     /// Reads of page data from a wrong address.
     misdirected: u64,
     leases: Leases,
+    /// The evictions that the store has told of. `None` before a caller has asked.
+    told: Option<Told>,
+    /// Calls in progress that may read descriptors of any segment.
+    listing: u32,
     /// A volume is in read-only service.
     is_read_only: bool,
     /// Pages evicted, while no volume takes writes.

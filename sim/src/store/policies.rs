@@ -37,6 +37,10 @@ type Page = (u16, [u8; 12]);
 struct Book {
     /// The leases that the store may have, by page.
     leases: RapidHashMap<Page, Leased>,
+    /// Pages under counted leases that are certain.
+    counted: BTreeSet<Page>,
+    /// Pages that have left.
+    departed: u64,
     /// Begins and ends of calls that may end leases, and begins of calls that take leases.
     calls: u64,
     /// By page: the calls in progress that may end its lease.
@@ -93,10 +97,12 @@ impl Book {
     /// A page leaves.
     fn left(&mut self, left: Page, why: Departure) {
         let lease = self.leases.remove(&left);
+        let is_counted = self.counted.remove(&left);
+        self.departed += 1;
         if why == Departure::Evicted {
             self.evictions += 1;
             let until = lease.and_then(|lease| lease.until);
-            let is_valid = until.is_some_and(|until| task::now() < until);
+            let is_valid = is_counted || until.is_some_and(|until| task::now() < until);
             if is_valid && self.named.take() == Some(left) {
                 self.broken = Some(left);
             }
@@ -129,6 +135,7 @@ impl Leases {
     pub fn clear(&mut self) {
         let mut book = lock(&self.book);
         book.leases.clear();
+        book.counted.clear();
         book.uses.clear();
         book.asked = 0;
         book.named = None;
@@ -190,6 +197,29 @@ impl Leases {
             if let Some(uses) = book.uses.get_mut(&page) {
                 *uses = uses.saturating_sub(1);
             }
+        }
+    }
+
+    /// Pages that have left so far.
+    pub fn departed(&self) -> u64 {
+        lock(&self.book).departed
+    }
+
+    /// These pages have got counted leases, after so many had left.
+    pub fn lease(&mut self, departed: u64, namespace: NamespaceId, keys: &[PageKey]) {
+        let mut book = lock(&self.book);
+        // A page that has left meanwhile may have come back without a lease.
+        if book.departed == departed {
+            let pages = keys.iter().map(|key| page(namespace, key.prefix()));
+            book.counted.extend(pages);
+        }
+    }
+
+    /// Counted leases of these pages are about to be returned, perhaps not the last ones.
+    pub fn unlease(&mut self, namespace: NamespaceId, keys: &[PageKey]) {
+        let mut book = lock(&self.book);
+        for key in keys {
+            book.counted.remove(&page(namespace, key.prefix()));
         }
     }
 

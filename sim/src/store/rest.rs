@@ -24,6 +24,7 @@ pub fn rest(shared: &Shared, store: &Store) -> bool {
         store,
         own: 0,
     };
+    caller.unlease_all();
     if !flush_for_good(&caller) {
         let space = space_of(store);
         let state = shared.lock();

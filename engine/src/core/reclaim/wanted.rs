@@ -14,6 +14,7 @@ use super::{Emptying, Fault, Move, Reclaim, RequestId, Victim};
 use crate::core::puts::Below;
 use crate::core::segments::segment::State;
 use crate::index::SegmentId;
+use crate::planted;
 
 /// See the module.
 #[derive(Debug)]
@@ -138,7 +139,8 @@ impl Reclaim {
         if let Some(wanted) = self.wanted.as_ref().filter(|w| w.stage != Stage::Waits) {
             let counters = &mut below.base.counters;
             counters.moved_as_wanted += counters.moved - wanted.moved;
-            self.end_wanted(below, is_returning.then_some(()).ok_or(Fault::NoRoom));
+            let is_emptied = is_returning || planted!(VainEmptying);
+            self.end_wanted(below, is_emptied.then_some(()).ok_or(Fault::NoRoom));
         }
     }
 
