@@ -1,6 +1,7 @@
 //! A process, and the calls of its threads.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,6 +9,8 @@ use std::time::Duration;
 
 use larder_engine::core::{Core, Counters};
 use larder_engine::format::{BLOCK_BYTES, PageKey};
+use larder_engine::index::Leased;
+use larder_engine::inventory::{Cursor, Inventory};
 use larder_engine::share::Part;
 use larder_engine::store::LocalStore;
 use larder_engine::{
@@ -78,6 +81,8 @@ pub struct Running {
     /// As its handle numbers them.
     pub namespaces: RefCell<Vec<NamespaceId>>,
     pub have_callers_begun: Cell<bool>,
+    /// The number of the evictions to ask with next.
+    pub evictions: Cell<u64>,
 }
 
 impl Running {
@@ -90,6 +95,7 @@ impl Running {
             callers_left: Cell::new(0),
             namespaces: RefCell::default(),
             have_callers_begun: Cell::new(false),
+            evictions: Cell::new(0),
         })
     }
 
@@ -225,8 +231,11 @@ impl Caller {
             72..78 => self.contains(namespaces, &names),
             78..84 => self.longest_prefix(namespaces, &names),
             84..91 => self.delete(namespaces, &names),
-            91..96 => self.flush(),
-            96..97 => self.clear(namespaces, names[0].namespace),
+            91..95 => self.flush(),
+            95..96 => self.clear(namespaces, names[0].namespace),
+            96..97 => self.lease(namespaces, &names),
+            97..98 => self.list(namespaces, names[0].namespace),
+            98..99 => self.ask_for_evictions(namespaces.len()),
             _ => {
                 let keys = self.keys(&names);
                 self.store
@@ -523,6 +532,74 @@ impl Caller {
             let state = &mut *self.shared.borrow_mut();
             state.totals.flushes += 1;
             state.promises.flushed(from);
+        }
+    }
+
+    /// Leases pages, and returns some of the leases.
+    fn lease(&self, namespaces: &[NamespaceId], names: &[Name]) {
+        let namespace = namespaces[names[0].namespace];
+        let keys = self.keys(names);
+        let (from, before) = (self.begin(), self.role());
+        let leased = self.store.lease(namespace, &keys);
+        note(|| format!("lease {names:?}: {leased:?}"));
+        assert_eq!(leased.len(), names.len(), "not one answer for each page");
+        let had_owner = self.had_owner(before);
+        for (name, leased) in names.iter().zip(leased) {
+            match leased {
+                Leased::Yes => self.found(*name, from),
+                Leased::Absent if had_owner => self.missed(*name, from, false, "a lease"),
+                Leased::Absent | Leased::Refused => {}
+            }
+        }
+        let returned = self.shared.borrow_mut().dice.below(keys.len() + 1);
+        self.store.unlease(namespace, &keys[..returned]);
+    }
+
+    /// The pages of a namespace in the plan, by their keys.
+    fn known(&self, namespace: usize) -> BTreeMap<PageKey, Name> {
+        let plan = &self.shared.borrow().plan;
+        let names = plan.names().into_iter();
+        let own = names.filter(|name| name.namespace == namespace);
+        own.map(|name| (plan.key(name), name)).collect()
+    }
+
+    fn list(&self, namespaces: &[NamespaceId], namespace: usize) {
+        let known = self.known(namespace);
+        let (from, before) = (self.begin(), self.role());
+        let mut cursor = Some(Cursor::default());
+        while let Some(at) = cursor {
+            let listing = self.store.list(namespaces[namespace], at);
+            note(|| format!("list {namespace} from {at:?}: {listing:?}"));
+            let Ok(listing) = listing else {
+                assert!(!self.had_owner(before), "a list fails: {listing:?}");
+                return;
+            };
+            for key in &listing.keys {
+                let name = known
+                    .get(key)
+                    .expect("a list has a page that was never put");
+                self.found(*name, from);
+            }
+            cursor = listing.next;
+        }
+    }
+
+    fn ask_for_evictions(&self, namespaces: usize) {
+        let since = self.running.evictions.get();
+        let Ok(answer) = self.store.evictions(since) else {
+            return;
+        };
+        note(|| format!("evictions since {since}: {answer:?}"));
+        self.running.evictions.set(answer.next);
+        for (fingerprint, key) in &answer.pages {
+            let is_known = (0..namespaces).any(|namespace| {
+                let is_it = {
+                    let plan = &self.shared.borrow().plan;
+                    plan.namespaces[namespace].fingerprint() == *fingerprint
+                };
+                is_it && self.known(namespace).contains_key(key)
+            });
+            assert!(is_known, "a page was evicted that was never put");
         }
     }
 

@@ -1,5 +1,5 @@
-//! Calls of callers who keep books of their own: counted leases, lists of pages, evictions. And of a
-//! compaction: it has segments emptied.
+//! Calls of callers who keep books of their own: counted leases, lists of pages, evictions. And
+//! calls of a compaction, which has segments emptied.
 
 use std::collections::{BTreeMap, BTreeSet};
 
