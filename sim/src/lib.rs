@@ -12,6 +12,7 @@
 //! | `store` | one process that uses a store |
 //! | `processes` | an owner and its clients: several processes |
 //! | `world` | the facts of a seed of `store` that outlive its process |
+//! | `ops` | operations of the engine's disk interface |
 //! | `oracle` | the promises |
 //! | `disk` | a disk over the media of `larder_sim_runtime`, with its faults |
 //! | `kernel` | the system calls on the way to the disk |
@@ -38,6 +39,7 @@ pub mod exhaustive;
 mod expected;
 mod faults;
 mod kernel;
+mod ops;
 mod oracle;
 mod processes;
 mod recovered;

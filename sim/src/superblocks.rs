@@ -32,6 +32,17 @@ pub fn decode(block: &Content) -> Result<Superblock, SuperblockError> {
     simulated::decode(&bytes)
 }
 
+/// The newer valid one of the two copies, and which copy is the other one.
+pub fn choose(
+    copies: [Result<Superblock, SuperblockError>; 2],
+) -> Result<(Superblock, usize), SuperblockError> {
+    let [a, b] = copies;
+    let first = a.as_ref().ok().map(|a| a.generation);
+    let found = newest(a, b)?;
+    let older = usize::from(first == Some(found.generation));
+    Ok((found, older))
+}
+
 /// The copy that is not this superblock.
 pub fn older_copy(volume: &Medium, superblock: &Superblock) -> usize {
     let first = decode(volume.visible(block_of(0)));
@@ -142,12 +153,8 @@ impl World {
     /// one. `None` for a volume without a valid one.
     pub fn visible_superblocks(&self) -> Vec<Option<(Superblock, usize)>> {
         let volumes = self.disk.volumes();
-        let found = volumes.iter().map(|volume| {
-            let [a, b] = [0, 1].map(|copy| decode(volume.visible(block_of(copy))));
-            let found = newest(a, b).ok()?;
-            let older = older_copy(volume, &found);
-            Some((found, older))
-        });
+        let copies = |volume: &Medium| [0, 1].map(|copy| decode(volume.visible(block_of(copy))));
+        let found = volumes.iter().map(|volume| choose(copies(volume)).ok());
         found.collect()
     }
 }

@@ -5,7 +5,11 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use larder_sim::Heap;
 use larder_sim::exhaustive::{Counts, Limits, Part, exhaust};
+
+#[global_allocator]
+static HEAP: Heap = Heap;
 
 fn every_crash(operations: usize, blocks: usize, part: Part) -> Counts {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);

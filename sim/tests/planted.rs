@@ -115,8 +115,12 @@ fn the_exhaustive_mode_notices_bugs_that_crashes_reveal() {
                     let Some(&bug) = REVEALED_BY_CRASHES.get(at) else {
                         return;
                     };
-                    plant(Some(bug));
-                    match exhaust(limits, 1) {
+                    // A panic may leave the thread unfit for another run.
+                    let hunt = std::thread::spawn(move || {
+                        plant(Some(bug));
+                        exhaust(limits, 1)
+                    });
+                    match hunt.join().unwrap() {
                         Ok(_) => missed.lock().unwrap().push(bug),
                         Err(why) => {
                             let why: String = why.chars().take(220).collect();

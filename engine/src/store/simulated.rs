@@ -6,7 +6,7 @@ use std::sync::Arc;
 use larder_format::Superblock;
 
 use super::LocalStore;
-use super::opening::Opening;
+use super::opening::{Opening, begin_run, config};
 use crate::api::OpenOptions;
 use crate::core::{Core, Emptying, Victim};
 use crate::disk::Disk;
@@ -47,6 +47,27 @@ impl LocalStore {
         let opening: Opening = Opening::new(volumes(superblocks)?, disk, options)?;
         recovered(&opening.recovery, &opening.index);
         LocalStore::assemble(opening, options)
+    }
+
+    /// Opens a store as [`LocalStore::open_simulated`] does, up to the moment when everything is
+    /// written and no thread is started. A crash would leave the volumes like this.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn begin_simulated(
+        superblocks: Vec<Option<(Superblock, usize)>>,
+        disk: Arc<dyn Disk>,
+        options: &OpenOptions,
+        recovered: impl FnOnce(&Recovery, &Arc<Index>),
+    ) -> Result<Core, StoreError> {
+        let mut opening: Opening = Opening::new(volumes(superblocks)?, disk, options)?;
+        recovered(&opening.recovery, &opening.index);
+        if !options.read_only {
+            let (volumes, disk) = (&mut opening.volumes, opening.disk.as_ref());
+            begin_run(volumes, disk, &mut opening.recovery)?;
+        }
+        let config = config(&opening.volumes, options);
+        Ok(Core::new(config, opening.recovery.recovered, opening.index))
     }
 
     /// Looks at the core, unless a task holds it.

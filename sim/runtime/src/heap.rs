@@ -220,13 +220,25 @@ impl Drop for Open {
     }
 }
 
+/// Calls `f` with the system's memory. What it allocates may be used after the scope.
+pub fn outside<R>(f: impl FnOnce() -> R) -> R {
+    struct Again(bool);
+    impl Drop for Again {
+        fn drop(&mut self) {
+            AREA.with(|area| area.is_open.set(self.0));
+        }
+    }
+    let _again = Again(AREA.with(|area| area.is_open.replace(false)));
+    f()
+}
+
 /// Plays a run with memory of its own. The result is `Copy`: it owns no memory.
 ///
 /// # Safety
-/// Nothing that `run` allocates may be used after it has returned. So it must not leave anything in
-/// a static or in a value of a thread that owns memory. Before the first scope of a process,
-/// something like `run` has to be played without one: statics that are made at their first use are
-/// made then. If `run` panics, its memory stays.
+/// Nothing that `run` allocates may be used after it has returned, but for [`outside`]. So it must
+/// not leave anything in a static or in a value of a thread that owns memory. Before the first
+/// scope of a process, something like `run` has to be played without one: statics that are made at
+/// their first use are made then. If `run` panics, its memory stays.
 pub unsafe fn scope<R: Copy + 'static>(run: impl FnOnce() -> R) -> R {
     AREA.with(|area| {
         assert!(!area.is_open.get(), "a scope within a scope");

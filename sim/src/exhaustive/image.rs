@@ -1,18 +1,23 @@
-//! The content of a small volume, block by block, and a disk that reads it.
+//! The content of a small volume, block by block, and a disk that answers at once.
 //!
 //! An [`Image`] keeps a digest of itself that changes with each block. So an image that was judged
 //! before is recognised without reading it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
-use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
+use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Kind, Op, Piece};
+use larder_engine::format::{
+    BLOCK_BYTES, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, Superblock, SuperblockError,
+};
+use larder_engine::volume::simulated::decode;
 use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::medium::Block;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 
-/// A block on its way to a volume: its position, counted from the first segment, and a fingerprint
-/// of it.
+use crate::ops::{answer, each_block};
+use crate::superblocks::choose;
+
+/// A block on its way to a volume: its position among the blocks in use, and a fingerprint of it.
 #[derive(Clone, Debug)]
 pub struct Written {
     pub at: usize,
@@ -21,21 +26,35 @@ pub struct Written {
 }
 
 impl Written {
-    /// The blocks of a write at a byte offset of the volume.
-    pub fn blocks(offset: u64, bytes: &[u8]) -> Vec<Written> {
-        let first = block_of(offset);
-        let blocks = bytes.as_chunks::<BLOCK_BYTES>().0;
-        let block = |(at, bytes): (usize, &Block)| Written {
+    fn new(at: usize, bytes: &Block) -> Written {
+        Written {
             at,
             bytes: Arc::new(*bytes),
             print: print(at, bytes),
-        };
-        (first..).zip(blocks).map(block).collect()
+        }
+    }
+
+    /// The blocks of a write at a byte offset of the volume.
+    pub fn blocks(offset: u64, buffer: &Buffer) -> Vec<Written> {
+        let mut blocks = Vec::with_capacity(buffer.len() / BLOCK_BYTES);
+        let first = block_of(offset);
+        each_block(buffer, |block| {
+            blocks.push(Written::new(first + blocks.len(), block));
+        });
+        blocks
     }
 }
 
+/// The position of a block: the copies of the superblock come first, then the segments.
 fn block_of(offset: u64) -> usize {
-    usize::try_from(offset - SEGMENTS_OFFSET).expect("a small volume") / BLOCK_BYTES
+    let copies = SUPERBLOCK_OFFSETS.len();
+    match offset.checked_sub(SEGMENTS_OFFSET) {
+        Some(offset) => copies + usize::try_from(offset).expect("a small volume") / BLOCK_BYTES,
+        None => {
+            let copy = SUPERBLOCK_OFFSETS.iter().position(|copy| *copy == offset);
+            copy.expect("a superblock")
+        }
+    }
 }
 
 /// Zero for a block of zeros, at any position.
@@ -47,20 +66,24 @@ fn print(at: usize, bytes: &Block) -> u128 {
     u128::from(lane(1)) << 64 | u128::from(lane(2))
 }
 
-/// The segments of a volume.
-#[derive(Clone)]
+/// The blocks of a volume that are in use.
+#[derive(Clone, Default)]
 pub struct Image {
     blocks: Vec<(Arc<Block>, u128)>,
     digest: u128,
 }
 
 impl Image {
-    pub fn blank(blocks: usize) -> Image {
+    /// A new volume: both copies of its superblock, and blocks of zeros in segments.
+    pub fn new(superblock: &Block, blocks: usize) -> Image {
         let zero: Arc<Block> = Arc::new([0; BLOCK_BYTES]);
-        Image {
-            blocks: vec![(zero, 0); blocks],
+        let copies = SUPERBLOCK_OFFSETS.len();
+        let mut image = Image {
+            blocks: vec![(zero, 0); copies + blocks],
             digest: 0,
-        }
+        };
+        (0..copies).for_each(|at| image.put(&Written::new(at, superblock)));
+        image
     }
 
     pub fn put(&mut self, written: &Written) {
@@ -75,32 +98,40 @@ impl Image {
         self.digest
     }
 
-    /// Reads at a byte offset of the volume into zeroed memory. Returns false beyond the volume's
-    /// end.
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> bool {
-        let Some(blocks) = self.blocks_at(offset, out.len() / BLOCK_BYTES) else {
-            return false;
-        };
-        for ((bytes, print), out) in blocks.iter().zip(out.chunks_exact_mut(BLOCK_BYTES)) {
-            match *print {
-                0 => out.fill(0),
-                _ => out.copy_from_slice(&bytes[..]),
+    /// The newer valid copy of the superblock, and which copy is the other one.
+    pub fn superblock(&self) -> Result<(Superblock, usize), SuperblockError> {
+        choose([0, 1].map(|copy| decode(&self.blocks[copy].0[..])))
+    }
+
+    /// Reads at a byte offset of the volume. Returns false beyond the volume's end.
+    pub fn read<'a>(&self, offset: u64, parts: impl Iterator<Item = &'a mut [u8]>) -> bool {
+        let mut blocks = self.blocks.iter().skip(block_of(offset));
+        let mut out = parts.flat_map(|part| part.chunks_exact_mut(BLOCK_BYTES));
+        out.all(|out| match blocks.next() {
+            Some((bytes, _)) => {
+                out.copy_from_slice(&bytes[..]);
+                true
             }
+            None => false,
+        })
+    }
+
+    /// Answers a read.
+    pub fn serve(&self, offset: u64, buffer: &mut Buffer) -> Result<(), DiskError> {
+        // SAFETY: the operation has not been answered.
+        match self.read(offset, unsafe { buffer.parts_mut() }) {
+            true => Ok(()),
+            false => Err(DiskError::NoProgress),
         }
-        true
     }
 
     /// A digest of some blocks and their positions.
     pub fn print(&self, offset: u64, count: usize) -> u128 {
-        let blocks = self.blocks_at(offset, count).unwrap_or_default();
+        let first = block_of(offset);
+        let blocks = self.blocks.get(first..first + count).unwrap_or_default();
         blocks.iter().fold(u128::from(offset), |sum, (_, print)| {
             sum.rotate_left(1) ^ print
         })
-    }
-
-    fn blocks_at(&self, offset: u64, count: usize) -> Option<&[(Arc<Block>, u128)]> {
-        let first = block_of(offset);
-        self.blocks.get(first..first + count)
     }
 }
 
@@ -110,14 +141,19 @@ pub struct Platter {
     choice: Choice,
 }
 
+/// The description of a disk in memory.
+pub fn in_memory() -> Choice {
+    Choice {
+        kind: Kind::Threads,
+        reason: "simulated".to_owned(),
+    }
+}
+
 impl Platter {
-    pub fn new(image: Image) -> Platter {
+    pub fn new() -> Platter {
         Platter {
-            image: Mutex::new(image),
-            choice: Choice {
-                kind: Kind::Threads,
-                reason: "simulated".to_owned(),
-            },
+            image: Mutex::default(),
+            choice: in_memory(),
         }
     }
 
@@ -128,27 +164,19 @@ impl Platter {
 
 impl Disk for Platter {
     unsafe fn submit(&self, ops: Vec<Op>) {
-        for op in ops {
-            let Action::Read { offset, mut buffer } = op.action else {
-                panic!("only reads use the disk interface");
+        for mut op in ops {
+            let result = match &mut op.action {
+                Action::Read { offset, buffer } => self.image().serve(*offset, buffer),
+                Action::Write { offset, buffer } => {
+                    let mut image = self.image();
+                    let blocks = Written::blocks(*offset, buffer);
+                    blocks.iter().for_each(|block| image.put(block));
+                    Ok(())
+                }
+                Action::Sync => Ok(()),
             };
-            let mut at = offset;
-            // SAFETY: the operation is answered below.
-            let is_read = unsafe { buffer.parts_mut() }.all(|part| {
-                let is_read = self.image().read(at, part);
-                at += part.len() as u64;
-                is_read
-            });
-            let result = if is_read {
-                Ok(())
-            } else {
-                Err(DiskError::NoProgress)
-            };
-            op.sink.done(vec![Done {
-                tag: op.tag,
-                result,
-                buffer: buffer.into_owned(),
-            }]);
+            let (sink, done) = answer(op, result);
+            sink.done(vec![done]);
         }
     }
 

@@ -1,23 +1,21 @@
 //! The promises made to a script so far, and the check of an image against them.
 //!
-//! An image is judged once ([`Judge::verdict`]). It is recovered, and its pages are read. An epoch
-//! is begun on it and cut short, and it is recovered again, which must give the same pages. The
+//! An image is judged once ([`Judge::verdict`]). An opening is begun on it and cut short behind its
+//! last write, and its pages are read. It is opened again, which must give the same pages. The
 //! crash decides which promises it must keep: after a kill all acknowledged content, after a power
 //! loss all flushed content.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::rc::Rc;
 use std::sync::Arc;
 
-use larder_engine::core::Core;
-use larder_engine::format::{BLOCK_BYTES, KeyPrefix, OpenState, PageChecksum, Superblock};
 use larder_engine::index::{Index, Place};
-use larder_engine::recovery::{Recovery, recover};
+use larder_engine::recovery::Recovery;
+use larder_engine::store::LocalStore;
+use larder_sim_runtime::heap;
 
-use super::image::{Image, Platter, Written};
-use super::store::{NAMES, Store};
+use super::image::{Image, Platter};
+use super::store::Store;
 
 /// A set of page names.
 pub type Names = u64;
@@ -71,6 +69,18 @@ impl Promises {
             Crash::Kill => deletion.acked,
             Crash::Power => deletion.durable,
         }
+    }
+
+    /// Whether a get may return this version of a page.
+    pub fn allow(&self, name: usize, checksum: u64) -> bool {
+        let mut versions = self.versions.iter();
+        let is_it = |version: &&Version| (version.name, version.checksum) == (name, checksum);
+        versions.find(is_it).is_some_and(|version| {
+            let mut deletions = self.deletions.iter();
+            !deletions.any(|deletion| {
+                deletion.acked && deletion.names >> name & 1 == 1 && deletion.at > version.born
+            })
+        })
     }
 
     /// Whether the recovered pages keep every promise.
@@ -137,14 +147,16 @@ pub struct Verdict {
 
 /// Judges images, each once.
 pub struct Judge {
-    store: Rc<Store>,
-    verdicts: HashMap<(u128, u32, bool), Rc<Verdict>>,
+    store: Arc<Store>,
+    platter: Arc<Platter>,
+    verdicts: HashMap<u128, Arc<Verdict>>,
 }
 
 impl Judge {
-    pub fn new(store: Rc<Store>) -> Judge {
+    pub fn new(store: Arc<Store>) -> Judge {
         Judge {
             store,
+            platter: Arc::new(Platter::new()),
             verdicts: HashMap::new(),
         }
     }
@@ -154,69 +166,61 @@ impl Judge {
         self.verdicts.len() as u64
     }
 
-    /// The result of recovering an image under this superblock.
+    /// The result of opening an image. To be called by a task of a world whose machine has the
+    /// volume's file.
     ///
     /// # Errors
     /// A fault that no promise has to exclude: it is always wrong.
-    pub fn verdict(
-        &mut self,
-        platter: &Platter,
-        superblock: &Superblock,
-    ) -> Result<Rc<Verdict>, String> {
-        let clean = superblock.state == OpenState::Clean;
-        let digest = platter.image().digest();
-        match self.verdicts.entry((digest, superblock.run.get(), clean)) {
-            Entry::Occupied(known) => Ok(known.get().clone()),
-            Entry::Vacant(place) => {
-                let verdict = Rc::new(self.store.judge(platter, superblock)?);
-                Ok(place.insert(verdict).clone())
-            }
+    pub fn verdict(&mut self, image: &Image) -> Result<Arc<Verdict>, String> {
+        if let Some(known) = self.verdicts.get(&image.digest()) {
+            return Ok(known.clone());
         }
+        *self.platter.image() = image.clone();
+        let pages = judge(&self.store, &self.platter);
+        *self.platter.image() = Image::default();
+        let pages = pages?;
+        Ok(heap::outside(|| {
+            let verdict = Arc::new(Verdict {
+                pages: pages.clone(),
+            });
+            self.verdicts.insert(image.digest(), verdict.clone());
+            verdict
+        }))
     }
 }
 
-impl Store {
-    pub fn recover(
-        &self,
-        platter: &Platter,
-        superblock: &Superblock,
-        reads: bool,
-    ) -> (Arc<Index>, Recovery) {
-        let index = Arc::new(self.index());
-        let recovery = recover(platter, &[Some(superblock)], &index, reads);
-        (index, recovery)
+fn judge(store: &Store, platter: &Arc<Platter>) -> Result<Vec<Page>, String> {
+    if let Some(page) = open(store, platter, true)?.iter().find(|page| !page.whole) {
+        return Err(format!("a reader sees {page:?}, which is not whole"));
     }
+    let pages = open(store, platter, false)?;
+    if open(store, platter, false)? != pages {
+        return Err(format!("the second recovery does not find {pages:?}"));
+    }
+    Ok(pages)
+}
 
-    fn judge(&self, platter: &Platter, superblock: &Superblock) -> Result<Verdict, String> {
-        let (index, recovery) = self.recover(platter, superblock, false);
+/// Opens a volume as far as a crash behind the last write of the opening lets it. Returns the
+/// pages.
+fn open(store: &Store, platter: &Arc<Platter>, read_only: bool) -> Result<Vec<Page>, String> {
+    let found = platter.image().superblock();
+    let found = found.map_err(|error| format!("no superblock is left: {error}"))?;
+    let mut pages = Ok(Vec::new());
+    let recovered = |recovery: &Recovery, index: &Arc<Index>| {
+        pages = store.pages(index, &platter.image());
         if !recovery.damage.is_empty() {
-            return Err(format!(
-                "damage after a crash without faults: {:?}",
-                recovery.damage
-            ));
+            let damage = &recovery.damage;
+            pages = Err(format!("damage after a crash without faults: {damage:?}"));
         }
-        let pages = self.pages(&index, &platter.image())?;
-        let (shown, _) = self.recover(platter, superblock, true);
-        let shown = self.pages(&shown, &platter.image())?;
-        if let Some(page) = shown.iter().find(|page| !page.whole) {
-            return Err(format!("a reader sees {page:?}, which is not whole"));
-        }
-        let next = self.superblock(recovery.recovered.first.run(), OpenState::Open);
-        let adopted = adoptions(self, &recovery);
-        Core::new(self.config.clone(), recovery.recovered, index).check_invariants()?;
-        let before = platter.image().clone();
-        for written in &adopted {
-            platter.image().put(written);
-        }
-        let (again, _) = self.recover(platter, &next, false);
-        let found = self.pages(&again, &platter.image());
-        *platter.image() = before;
-        if found? != pages {
-            return Err(format!("the second recovery does not find {pages:?}"));
-        }
-        Ok(Verdict { pages })
-    }
+    };
+    let options = store.options(read_only);
+    let core = LocalStore::begin_simulated(vec![Some(found)], platter.clone(), &options, recovered)
+        .map_err(|error| format!("an opening fails: {error}"))?;
+    core.check_invariants()?;
+    pages
+}
 
+impl Store {
     /// The pages of an index, by name.
     fn pages(&self, index: &Index, image: &Image) -> Result<Vec<Page>, String> {
         index.check_invariants()?;
@@ -238,42 +242,4 @@ impl Store {
             None => Ok(pages),
         }
     }
-
-    pub fn name_of(&self, key: KeyPrefix) -> Option<usize> {
-        (0..NAMES).find(|name| self.keys[*name].prefix() == key)
-    }
-
-    /// The checksum of the bytes at a place, under a name.
-    pub fn checksum_at(&self, name: usize, place: Place, image: &Image) -> u64 {
-        let offset = self.map.extent(place).offset;
-        let count = self.page_blocks as usize;
-        let sum = || {
-            let mut bytes = vec![0; count * BLOCK_BYTES];
-            let mut checksum = PageChecksum::new(self.namespace.fingerprint(), &self.keys[name]);
-            if image.read(offset, &mut bytes) {
-                checksum.blocks(&bytes);
-            }
-            checksum.finish()
-        };
-        let mut sums = self.sums.borrow_mut();
-        *sums
-            .entry((name, image.print(offset, count)))
-            .or_insert_with(sum)
-    }
-}
-
-/// The headers that an open writes because of the result of recovery.
-pub fn adoptions(store: &Store, recovery: &Recovery) -> Vec<Written> {
-    let mut written = Vec::new();
-    for (_, header) in &recovery.adoptions {
-        let mut bytes = [0; 2 * BLOCK_BYTES];
-        for copy in bytes.as_chunks_mut::<BLOCK_BYTES>().0 {
-            header.encode(copy);
-        }
-        written.extend(Written::blocks(
-            store.segment_offset(header.segment.0),
-            &bytes,
-        ));
-    }
-    written
 }

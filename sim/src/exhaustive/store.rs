@@ -1,24 +1,28 @@
 //! The small store of the scripts: one volume of few and short segments, one namespace, chains of
 //! three pages.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use larder_engine::SyncPolicy;
 use larder_engine::capacity::segments_min;
-use larder_engine::catalog::{Ask, SegmentMap};
-use larder_engine::core::Config;
+use larder_engine::catalog::SegmentMap;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, Holder, Namespace, OpenState, PageChecksum, PageKey, PageShape, Run,
-    SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, Features, Holder, KeyPrefix, Namespace, OpenState, PageChecksum, PageKey,
+    PageShape, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,
 };
-use larder_engine::index::Index;
+use larder_engine::index::Place;
+use larder_engine::volume::simulated::encode;
+use larder_engine::{OpenOptions, SyncPolicy};
 use larder_sim_runtime::dice::mix;
+use larder_sim_runtime::heap;
 
 use super::image::Image;
 
 const SEGMENT_BLOCKS: u32 = 16;
-const PAGE_BLOCKS: u32 = 2;
+const PAGE_BLOCKS: usize = 2;
+
+pub const PAGE_BYTES: usize = PAGE_BLOCKS * BLOCK_BYTES;
 
 /// Pages in a chain.
 pub const CHAIN: usize = 3;
@@ -27,60 +31,51 @@ pub const CHAIN: usize = 3;
 pub const NAMES: usize = 13 * CHAIN;
 
 pub struct Store {
-    pub config: Config,
+    pub sync: SyncPolicy,
     pub namespace: Namespace,
-    pub page_blocks: u32,
     pub keys: Vec<PageKey>,
-    pub map: SegmentMap,
+    map: SegmentMap,
     /// Checksums of content that was read before.
-    pub sums: RefCell<HashMap<(usize, u128), u64>>,
+    sums: Mutex<HashMap<(usize, u128), u64>>,
     segments: u32,
 }
 
 impl Store {
     pub fn new(sync: SyncPolicy) -> Store {
         let segments = u32::try_from(segments_min(1)).expect("few segments");
-        let namespace = Namespace::builder(
-            "m",
-            "",
-            64,
-            PageShape::new(&[PAGE_BLOCKS * BLOCK_BYTES as u32]).expect("a small page"),
-        )
-        .build();
+        let shape = PageShape::new(&[PAGE_BYTES as u32]).expect("a small page");
+        let namespace = Namespace::builder("m", "", 64, shape).build();
         Store {
-            config: Config {
-                store: StoreId::from_bytes([7; 16]),
-                segment_blocks: SEGMENT_BLOCKS,
-                sync,
-                write_bytes_max: 1 << 30,
-                copy_blocks_max: 1 << 20,
-                read_only: false,
-            },
+            sync,
             namespace: namespace.expect("plain fields"),
-            page_blocks: PAGE_BLOCKS,
             keys: (0..NAMES).map(key).collect(),
             map: SegmentMap::new(&[segments], SEGMENT_BLOCKS),
-            sums: RefCell::default(),
+            sums: Mutex::default(),
             segments,
         }
     }
 
+    pub fn options(&self, read_only: bool) -> OpenOptions {
+        OpenOptions::default().with(|o| {
+            o.sync = self.sync;
+            o.lease = Duration::ZERO;
+            o.read_only = read_only;
+        })
+    }
+
+    /// Blocks in segments.
+    pub fn blocks(&self) -> usize {
+        (self.segments * SEGMENT_BLOCKS) as usize
+    }
+
+    /// A volume that was never opened.
     pub fn blank(&self) -> Image {
-        Image::blank((self.segments * SEGMENT_BLOCKS) as usize)
-    }
-
-    pub fn index(&self) -> Index {
-        let blocks = u64::from(self.segments * SEGMENT_BLOCKS);
-        Index::new(self.segments as usize, blocks)
-    }
-
-    pub fn superblock(&self, run: Run, state: OpenState) -> Superblock {
-        Superblock {
-            store: self.config.store,
+        let superblock = Superblock {
+            store: StoreId::from_bytes([7; 16]),
             volume: 0,
             generation: 1,
-            run,
-            state,
+            run: Run::FIRST,
+            state: OpenState::Clean,
             created_unix_s: 0,
             holder: Holder {
                 pid: 1,
@@ -92,39 +87,55 @@ impl Store {
                 id: VolumeId::from_bytes([1; 16]),
                 segments: self.segments,
                 lost: false,
-                path: "volume".to_owned(),
+                path: "volume0".to_owned(),
             }],
-        }
+        };
+        let superblock = encode(&superblock).expect("a superblock that readers reject");
+        Image::new(&superblock, self.blocks())
     }
 
-    pub fn segment_offset(&self, segment: u32) -> u64 {
-        SEGMENTS_OFFSET + u64::from(segment * SEGMENT_BLOCKS) * BLOCK_BYTES as u64
+    pub fn name_of(&self, key: KeyPrefix) -> Option<usize> {
+        (0..NAMES).find(|name| self.keys[*name].prefix() == key)
     }
 
-    /// Names are numbered chain by chain.
-    pub fn ask(&self, name: usize) -> Ask {
-        let depth = name % CHAIN;
-        Ask {
-            key: self.keys[name],
-            parent: (depth > 0).then(|| self.keys[name - 1]),
-            depth: u32::try_from(depth).expect("short chains"),
-        }
-    }
-
-    /// The bytes of the `version`-th attempt to store a page, different for every attempt, and
-    /// their checksum.
-    pub fn payload(&self, name: usize, version: usize) -> (Vec<u8>, u64) {
-        let mut bytes = vec![0; self.page_blocks as usize * BLOCK_BYTES];
-        for (block, out) in (1..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
+    /// Fills a page with the `version`-th attempt to store it, different for every attempt. Returns
+    /// the checksum.
+    pub fn write(&self, name: usize, version: usize, page: &mut [u8]) -> u64 {
+        for (block, out) in (1..).zip(page.chunks_exact_mut(BLOCK_BYTES)) {
             let word = mix(mix(name as u64, version as u64), block);
             for out in out.as_chunks_mut::<8>().0 {
                 *out = word.to_le_bytes();
             }
         }
-        let mut checksum = PageChecksum::new(self.namespace.fingerprint(), &self.keys[name]);
-        checksum.blocks(&bytes);
-        (bytes, checksum.finish())
+        self.checksum(name, page)
     }
+
+    /// The checksum of a page's bytes.
+    pub fn checksum(&self, name: usize, page: &[u8]) -> u64 {
+        let mut checksum = PageChecksum::new(self.namespace.fingerprint(), &self.keys[name]);
+        checksum.blocks(page);
+        checksum.finish()
+    }
+
+    /// The checksum of the bytes at a place, under a name.
+    pub fn checksum_at(&self, name: usize, place: Place, image: &Image) -> u64 {
+        let offset = self.map.extent(place).offset;
+        let content = (name, image.print(offset, PAGE_BLOCKS));
+        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sum) = sums.get(&content) {
+            return *sum;
+        }
+        let mut page = [0; PAGE_BYTES];
+        image.read(offset, std::iter::once(&mut page[..]));
+        let sum = self.checksum(name, &page);
+        heap::outside(|| sums.insert(content, sum));
+        sum
+    }
+}
+
+/// The segment at a byte offset of the volume.
+pub fn segment_at(offset: u64) -> u64 {
+    offset.saturating_sub(SEGMENTS_OFFSET) / (u64::from(SEGMENT_BLOCKS) * BLOCK_BYTES as u64)
 }
 
 fn key(name: usize) -> PageKey {

@@ -24,6 +24,7 @@ use larder_sim_runtime::{Queue, task};
 
 use super::{Shared, State};
 use crate::classes::Class;
+use crate::ops::{answer, each_block};
 use crate::oracle::VersionId;
 use crate::setup::{BLOCK, Faults};
 use crate::superblocks::{block_of, decode};
@@ -76,25 +77,6 @@ impl Flight {
 
     pub fn is_write(&self) -> bool {
         !matches!(self.what, What::Read | What::Sync(_))
-    }
-}
-
-/// Passes each block of an operation's memory on, in order.
-fn each_block(buffer: &Buffer, mut take: impl FnMut(&Block)) {
-    let mut each = |memory: &[u8]| {
-        for block in memory.chunks(BLOCK) {
-            take(block.try_into().expect("direct I/O moves whole blocks"));
-        }
-    };
-    match buffer {
-        Buffer::Owned(memory) => each(memory),
-        Buffer::Borrowed(pieces) => {
-            for piece in pieces {
-                // SAFETY: the submitter keeps the memory valid until the answer. All tasks run on
-                // this thread, so nothing writes to it now.
-                each(unsafe { std::slice::from_raw_parts(piece.ptr, piece.len) });
-            }
-        }
     }
 }
 
@@ -446,19 +428,6 @@ fn block_at(offset: u64) -> usize {
         "direct I/O begins at a block"
     );
     usize::try_from(offset).expect("a small volume") / BLOCK
-}
-
-fn answer(op: Op, result: Result<(), DiskError>) -> (Arc<dyn Sink>, Done) {
-    let buffer = match op.action {
-        Action::Read { buffer, .. } | Action::Write { buffer, .. } => buffer.into_owned(),
-        Action::Sync => None,
-    };
-    let done = Done {
-        tag: op.tag,
-        result,
-        buffer,
-    };
-    (op.sink, done)
 }
 
 /// Answers for one receiver.
