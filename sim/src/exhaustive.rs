@@ -13,8 +13,8 @@
 //! Moments and images that were checked once are not checked again.
 //!
 //! All subsets of the newest 8 blocks over all scripts of three operations (8,880 scripts, some
-//! 37,000 moments) take about 95 seconds on one core. All subsets of the newest 14 over all scripts
-//! of one operation take 22. `tests/run` tries both.
+//! 37,500 moments) take about 115 seconds on one core. All subsets of the newest 14 over all
+//! scripts of one operation take 22. `tests/run` tries both.
 //!
 //! Not tried: blocks torn inside (the format's tests tear them at every sector), and faults other
 //! than a crash.
@@ -28,7 +28,7 @@ mod store;
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_engine::SyncPolicy;
 use larder_sim_runtime::dice::mix;
@@ -38,6 +38,8 @@ use machine::{Machine, Moment, Order};
 use process::Operation;
 use promises::{Crash, Judge};
 use store::Store;
+
+use crate::Mode;
 
 /// The limits of a search.
 #[derive(Clone, Copy, Debug)]
@@ -121,8 +123,6 @@ struct Family {
 /// The first script found that breaks a promise, with the moment and the subset.
 pub fn exhaust(limits: Limits, threads: usize) -> Result<Counts, String> {
     let mut families = families();
-    static FIRST: Once = Once::new();
-    FIRST.call_once(|| warm_up(&families));
     families.retain(|family| limits.part.takes(family));
     let next = AtomicUsize::new(0);
     let result: Mutex<Result<Counts, String>> = Mutex::new(Ok(Counts::default()));
@@ -144,18 +144,6 @@ pub fn exhaust(limits: Limits, threads: usize) -> Result<Counts, String> {
         work();
     });
     result.into_inner().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Plays some scripts without memory of their own, by a thread without a planted bug.
-fn warm_up(families: &[Family]) {
-    let play_all = || {
-        for family in families {
-            let _ = play(*family, &[family.first], Explorer::new(family.sync, 0));
-        }
-    };
-    std::thread::scope(|scope| {
-        let _ = scope.spawn(play_all).join();
-    });
 }
 
 fn families() -> Vec<Family> {
@@ -190,15 +178,11 @@ fn explore(family: Family, limits: Limits) -> Result<Counts, String> {
             }
         }
     }
-    explorer.counts.images = explorer.judge.judged();
+    explorer.counts.images = explorer.judge.verdicts.len() as u64;
     Ok(explorer.counts)
 }
 
-fn play(family: Family, script: &[Operation], explorer: Explorer) -> Result<Explorer, String> {
-    Machine::new(family.order, family.full, script, explorer).play()
-}
-
-/// Plays a script with memory of its own.
+/// Plays a script with memory of its own, but for the explorer's and the failure's.
 fn play_apart(
     family: Family,
     script: &[Operation],
@@ -206,14 +190,12 @@ fn play_apart(
 ) -> Result<Explorer, String> {
     let mut explorer = Some(explorer);
     let mut failure = None;
-    let run = || match explorer.take().map(|own| play(family, script, own)) {
+    let play = |own| Machine::new(family.order, family.full, script, own).play();
+    let run = || match explorer.take().map(play) {
         Some(Err(why)) => failure = heap::outside(|| Some(why.clone())),
         own => explorer = own.and_then(Result::ok),
     };
-    // SAFETY: the explorer and the failure have memory from outside. All else is dropped: the
-    // world, the machine and their state.
-    let played = catch_unwind(AssertUnwindSafe(|| unsafe { heap::scope(run) }));
-    if let Err(panic) = played {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| Mode::Store.apart(run))) {
         let said = panic.downcast_ref::<String>().cloned();
         failure = Some(said.unwrap_or_else(|| "panic without a message".to_owned()));
     }
@@ -222,7 +204,6 @@ fn play_apart(
 
 /// Examines moments: tries every subset of blocks that a crash may leave.
 struct Explorer {
-    store: Arc<Store>,
     judge: Judge,
     blocks: usize,
     seen: HashSet<(u128, u64)>,
@@ -231,38 +212,30 @@ struct Explorer {
 
 impl Explorer {
     fn new(sync: SyncPolicy, blocks: usize) -> Explorer {
-        let store = Arc::new(Store::new(sync));
         Explorer {
-            judge: Judge::new(store.clone()),
-            store,
+            judge: Judge::new(Arc::new(Store::new(sync))),
             blocks,
             seen: HashSet::new(),
             counts: Counts::default(),
         }
     }
 
-    /// Whether this moment was not examined before.
-    fn is_new(&mut self, moment: &Moment<'_>) -> bool {
-        let mut digest = mix(moment.completed as u64, moment.promises.digest());
-        for written in moment.blocks {
-            digest = mix(
-                mix(digest, written.print as u64),
-                (written.print >> 64) as u64,
-            );
+    /// Examines a moment, unless it was examined before.
+    fn see(&mut self, moment: &Moment<'_>) -> Result<(), String> {
+        let Moment {
+            blocks, promises, ..
+        } = *moment;
+        let mut digest = mix(moment.completed as u64, promises.digest());
+        for print in blocks.iter().map(|block| block.print) {
+            digest = mix(mix(digest, print as u64), (print >> 64) as u64);
         }
         let state = (moment.durable.digest(), digest);
-        heap::outside(|| self.seen.insert(state))
-    }
-
-    fn see(&mut self, moment: &Moment<'_>) -> Result<(), String> {
-        if !self.is_new(moment) {
+        if !heap::outside(|| self.seen.insert(state)) {
             return Ok(());
         }
         self.counts.moments += 1;
-        self.counts.blocks_max = self.counts.blocks_max.max(moment.blocks.len());
-        let (rest, chosen) = moment
-            .blocks
-            .split_at(moment.blocks.len().saturating_sub(self.blocks));
+        self.counts.blocks_max = self.counts.blocks_max.max(blocks.len());
+        let (rest, chosen) = blocks.split_at(blocks.len().saturating_sub(self.blocks));
         let completed = moment.completed.saturating_sub(rest.len());
         let written = (1_usize << completed) - 1;
         for keeps_rest in [true, false] {
@@ -274,25 +247,22 @@ impl Explorer {
             }
             for subset in 0..1_usize << chosen.len() {
                 let mut image = base.clone();
-                let kept = |at: &usize| subset >> at & 1 == 1;
-                (0..chosen.len())
-                    .filter(kept)
-                    .for_each(|at| image.put(&chosen[at]));
+                let kept = (0..chosen.len()).filter(|at| subset >> at & 1 == 1);
+                kept.for_each(|at| image.put(&chosen[at]));
                 self.counts.subsets += 1;
                 let is_kill = keeps_rest && subset & written == written;
-                let judged = self.judge.verdict(&image).and_then(|verdict| {
+                let judged = self.judge.verdict(&image).and_then(|pages| {
                     if is_kill {
-                        moment.promises.check(&verdict, Crash::Kill)?;
+                        promises.check(&pages, Crash::Kill)?;
                     }
-                    moment.promises.check(&verdict, Crash::Power)
+                    promises.check(&pages, Crash::Power)
                 });
                 judged.map_err(|why| {
-                    let blocks: Vec<usize> = moment.blocks.iter().map(|block| block.at).collect();
+                    let blocks: Vec<usize> = blocks.iter().map(|block| block.at).collect();
+                    let (written, last) = (moment.completed, chosen.len());
                     format!(
-                        "{why}; of the blocks {blocks:?}, {} of them written, \
-                         the last {} are kept as {subset:b}",
-                        moment.completed,
-                        chosen.len()
+                        "{why}; of the blocks {blocks:?}, {written} of them written, \
+                         the last {last} are kept as {subset:b}"
                     )
                 })?;
             }

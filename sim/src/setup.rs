@@ -303,39 +303,45 @@ impl Setup {
     }
 
     pub fn superblocks(&self, store: StoreId) -> Vec<Superblock> {
-        let entries: Vec<VolumeEntry> = self
-            .volumes
-            .iter()
-            .zip(1_u8..)
-            .map(|(&segments, id)| VolumeEntry {
-                id: VolumeId::from_bytes([id; 16]),
-                segments,
-                lost: false,
-                path: format!("volume{id}"),
-            })
-            .collect();
-        (0..)
-            .zip(&entries)
-            .map(|(volume, _)| Superblock {
-                store,
-                volume,
-                generation: 1,
-                run: Run::FIRST,
-                state: OpenState::Clean,
-                created_unix_s: 0,
-                holder: Holder {
-                    pid: 1,
-                    pid_scope: [0; 16],
-                },
-                segment_blocks: self.segment_blocks,
-                features: Features::default(),
-                volumes: entries.clone(),
-            })
-            .collect()
+        let volumes = self.volumes.iter().zip(1..);
+        let volumes = volumes.map(|(segments, id)| (*segments, format!("volume{id}")));
+        superblocks(store, self.segment_blocks, volumes)
     }
 }
 
-fn namespace(index: usize, blocks: u32) -> Namespace {
+/// The superblocks of a new store on volumes with these numbers of segments and these paths.
+pub fn superblocks(
+    store: StoreId,
+    segment_blocks: u32,
+    volumes: impl Iterator<Item = (u32, String)>,
+) -> Vec<Superblock> {
+    let entry = |((segments, path), id)| VolumeEntry {
+        id: VolumeId::from_bytes([id; 16]),
+        segments,
+        lost: false,
+        path,
+    };
+    let volumes: Vec<VolumeEntry> = volumes.zip(1..).map(entry).collect();
+    let superblock = |volume| Superblock {
+        store,
+        volume,
+        generation: 1,
+        run: Run::FIRST,
+        state: OpenState::Clean,
+        created_unix_s: 0,
+        holder: Holder {
+            pid: 1,
+            pid_scope: [0; 16],
+        },
+        segment_blocks,
+        features: Features::default(),
+        volumes: volumes.clone(),
+    };
+    (0..).map(superblock).take(volumes.len()).collect()
+}
+
+/// A namespace of pages of one part.
+pub fn namespace(index: usize, blocks: u32) -> Namespace {
     Namespace::builder(
         &format!("model {index}"),
         "",

@@ -85,7 +85,7 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
 
 /// Bugs that crashes alone reveal, without another fault, a reader in the way, a second caller or a
 /// longer script.
-const REVEALED_BY_CRASHES: [Bug; 9] = [
+const REVEALED_BY_CRASHES: [Bug; 11] = [
     Bug::EarlyPublish,
     Bug::UnopenedSegment,
     Bug::EarlyFlush,
@@ -95,6 +95,8 @@ const REVEALED_BY_CRASHES: [Bug; 9] = [
     Bug::FirstGapEnds,
     Bug::UnprovenProven,
     Bug::RunNotBumped,
+    Bug::StaleSequence,
+    Bug::EarlyDelete,
 ];
 
 #[test]

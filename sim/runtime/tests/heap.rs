@@ -5,7 +5,7 @@
 use std::alloc::{Layout, alloc, dealloc};
 use std::panic::{catch_unwind, panic_any};
 
-use larder_sim_runtime::heap::{Heap, scope};
+use larder_sim_runtime::heap::{Heap, outside, scope};
 
 #[global_allocator]
 static HEAP: Heap = Heap;
@@ -29,6 +29,17 @@ fn the_next_run_has_the_memory_that_a_run_leaked() {
     assert_eq!(play(|| leak(1 << 20)), first);
     // Without a scope it is the system's, and stays.
     assert_ne!(leak(1 << 20), leak(1 << 20));
+}
+
+#[test]
+fn what_is_made_outside_a_run_outlives_it() {
+    let mut kept = vec![1_u8];
+    let first = play(|| {
+        outside(|| kept.extend([2; 1 << 16]));
+        leak(1 << 20)
+    });
+    assert_eq!(play(|| leak(1 << 20)), first);
+    assert_eq!((kept.len(), kept[0], kept[1 << 16]), (1 + (1 << 16), 1, 2));
 }
 
 #[test]

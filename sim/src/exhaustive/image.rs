@@ -5,7 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Kind, Op, Piece};
+use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, Superblock, SuperblockError,
 };
@@ -14,7 +14,7 @@ use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::medium::Block;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 
-use crate::ops::{answer, each_block};
+use crate::lines::{answer, choice, each_block};
 use crate::superblocks::choose;
 
 /// A block on its way to a volume: its position among the blocks in use, and a fingerprint of it.
@@ -103,35 +103,22 @@ impl Image {
         choose([0, 1].map(|copy| decode(&self.blocks[copy].0[..])))
     }
 
-    /// Reads at a byte offset of the volume. Returns false beyond the volume's end.
-    pub fn read<'a>(&self, offset: u64, parts: impl Iterator<Item = &'a mut [u8]>) -> bool {
-        let mut blocks = self.blocks.iter().skip(block_of(offset));
-        let mut out = parts.flat_map(|part| part.chunks_exact_mut(BLOCK_BYTES));
-        out.all(|out| match blocks.next() {
-            Some((bytes, _)) => {
-                out.copy_from_slice(&bytes[..]);
-                true
-            }
-            None => false,
-        })
-    }
-
-    /// Answers a read.
-    pub fn serve(&self, offset: u64, buffer: &mut Buffer) -> Result<(), DiskError> {
+    /// Carries out a read at a byte offset of the volume.
+    pub fn read(&self, offset: u64, buffer: &mut Buffer) -> Result<(), DiskError> {
+        let blocks = self.blocks_at(offset, buffer.len() / BLOCK_BYTES);
         // SAFETY: the operation has not been answered.
-        match self.read(offset, unsafe { buffer.parts_mut() }) {
-            true => Ok(()),
-            false => Err(DiskError::NoProgress),
+        let parts = unsafe { buffer.parts_mut() };
+        let out = parts.flat_map(|part| part.chunks_exact_mut(BLOCK_BYTES));
+        for (out, (bytes, _)) in out.zip(blocks.ok_or(DiskError::NoProgress)?) {
+            out.copy_from_slice(&bytes[..]);
         }
+        Ok(())
     }
 
-    /// A digest of some blocks and their positions.
-    pub fn print(&self, offset: u64, count: usize) -> u128 {
+    /// Blocks at a byte offset of the volume, each with a digest. `None` beyond the volume's end.
+    pub fn blocks_at(&self, offset: u64, count: usize) -> Option<&[(Arc<Block>, u128)]> {
         let first = block_of(offset);
-        let blocks = self.blocks.get(first..first + count).unwrap_or_default();
-        blocks.iter().fold(u128::from(offset), |sum, (_, print)| {
-            sum.rotate_left(1) ^ print
-        })
+        self.blocks.get(first..first + count)
     }
 }
 
@@ -141,19 +128,11 @@ pub struct Platter {
     choice: Choice,
 }
 
-/// The description of a disk in memory.
-pub fn in_memory() -> Choice {
-    Choice {
-        kind: Kind::Threads,
-        reason: "simulated".to_owned(),
-    }
-}
-
 impl Platter {
     pub fn new() -> Platter {
         Platter {
             image: Mutex::default(),
-            choice: in_memory(),
+            choice: choice(),
         }
     }
 
@@ -166,11 +145,10 @@ impl Disk for Platter {
     unsafe fn submit(&self, ops: Vec<Op>) {
         for mut op in ops {
             let result = match &mut op.action {
-                Action::Read { offset, buffer } => self.image().serve(*offset, buffer),
+                Action::Read { offset, buffer } => self.image().read(*offset, buffer),
                 Action::Write { offset, buffer } => {
-                    let mut image = self.image();
                     let blocks = Written::blocks(*offset, buffer);
-                    blocks.iter().for_each(|block| image.put(block));
+                    blocks.iter().for_each(|block| self.image().put(block));
                     Ok(())
                 }
                 Action::Sync => Ok(()),

@@ -8,34 +8,34 @@
 //! leave.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use larder_engine::core::Core;
-use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece, Purpose, Sink};
+use larder_engine::disk::{Action, Done, Op, Purpose, Sink};
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
 use larder_engine::index::Index;
 use larder_engine::store::LocalStore;
 use larder_sim_runtime as runtime;
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::machine::Odds;
-use larder_sim_runtime::thread::{Builder, JoinHandle};
+use larder_sim_runtime::time::Instant;
 use larder_sim_runtime::{Queue, Step, task};
 
 use super::Explorer;
-use super::image::{Image, Written, in_memory};
+use super::image::{Image, Written};
 use super::process::{Operation, run};
 use super::promises::{Crash, Names, Promises};
-use super::store::{NAMES, Store, segment_at};
-use crate::ops::answer;
+use super::store::{NAMES, segment_at};
+use crate::lines::{Answers, Device, answer};
 
 /// Steps of the scheduler after which a script counts as one without an end.
 const STEPS_MAX: u64 = 1_000_000;
 
 /// The operation in flight that the device finishes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Order {
+    #[default]
     Oldest,
     Newest,
 }
@@ -52,9 +52,10 @@ pub struct Moment<'a> {
 }
 
 /// What the script waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wish {
     /// The end of a call.
+    #[default]
     Call,
     /// Nothing is in flight but reads of the housekeeper.
     Rest,
@@ -88,8 +89,8 @@ impl Flight {
 }
 
 /// The state that the tasks and the driver share.
+#[derive(Default)]
 pub struct State {
-    pub store: Arc<Store>,
     /// `None` after the end.
     pub explorer: Option<Explorer>,
     order: Order,
@@ -105,43 +106,38 @@ pub struct State {
     /// Blocks made durable, each as often as it was written.
     synced: usize,
     flights: Vec<Flight>,
-    wish: Wish,
+    /// When the device finishes an operation, or fulfils the wish.
+    due: Option<Instant>,
+    pub wish: Wish,
     /// The segment that the housekeeper has read since the wish.
-    victim: Option<u64>,
+    pub victim: Option<u64>,
     /// The crash before this opening.
     pub crash: Option<Crash>,
     pub handle: Weak<LocalStore>,
     /// From recovery on.
     pub index: Option<Arc<Index>>,
     pub promises: Promises,
-    pub attempts: [usize; NAMES],
+    pub attempts: Vec<usize>,
     pub clock: u64,
     pub failure: Option<String>,
     pub end: Option<End>,
 }
 
 impl State {
-    /// Names of the indexed pages, and of those among them with correct bytes.
-    fn indexed(&self) -> (Names, Names) {
-        let (mut all, mut whole) = (0, 0);
-        if let Some(index) = &self.index {
-            index.each(|page| {
-                if let Some(name) = self.store.name_of(page.key) {
-                    let sum = self.store.checksum_at(name, page.place, &self.image);
-                    all |= 1 << name;
-                    whole |= Names::from(sum == page.checksum) << name;
-                }
-            });
-        }
-        (all, whole)
-    }
-
     /// Looks at the present state. Returns the names of the indexed pages.
     pub fn look(&mut self) -> Names {
-        if self.index.is_none() || self.fills {
+        let (Some(index), Some(explorer), false) = (&self.index, &self.explorer, self.fills) else {
             return 0;
-        }
-        let (all, whole) = self.indexed();
+        };
+        let store = &explorer.judge.store;
+        let (mut all, mut whole) = (0, 0);
+        index.each(|page| {
+            if let Some(name) = store.name_of(page.key) {
+                let sum = store.checksum_at(name, page.place, &self.image);
+                all |= 1 << name;
+                whole |= Names::from(sum == page.checksum) << name;
+            }
+        });
         self.promises.present = whole;
         self.promises.durable &= whole;
         all
@@ -172,18 +168,6 @@ impl State {
         };
         let seen = self.explorer.as_mut().map(|explorer| explorer.see(&moment));
         self.failure = seen.and_then(Result::err);
-    }
-
-    fn launch(&mut self, op: Op) {
-        let blocks = match &op.action {
-            Action::Write { offset, buffer } => Written::blocks(*offset, buffer),
-            Action::Read { .. } | Action::Sync => Vec::new(),
-        };
-        self.flights.push(Flight {
-            op,
-            blocks,
-            covers: self.synced + self.unsynced.len(),
-        });
     }
 
     /// Whether the housekeeper has done with a segment, or has nothing to do.
@@ -223,7 +207,7 @@ impl State {
         self.victim = flight.victim().or(self.victim);
         let mut result = Ok(());
         match &mut flight.op.action {
-            Action::Read { offset, buffer } => result = self.image.serve(*offset, buffer),
+            Action::Read { offset, buffer } => result = self.image.read(*offset, buffer),
             Action::Write { .. } => {
                 for written in &flight.blocks {
                     self.image.put(written);
@@ -253,6 +237,7 @@ impl State {
             }
             self.image = self.durable.clone();
         }
+        self.due = None;
         self.handle = Weak::new();
         self.index = None;
         self.crash = Some(crash);
@@ -262,9 +247,7 @@ impl State {
 pub struct Shared {
     state: Mutex<State>,
     /// The script waits here for its wish.
-    granted: Queue,
-    /// The device waits here.
-    called: Queue,
+    pub granted: Queue,
 }
 
 impl Shared {
@@ -272,106 +255,40 @@ impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    /// Waits until the device has fulfilled a wish.
-    pub fn wait_for(&self, wish: Wish) {
-        {
-            let mut state = self.lock();
-            state.wish = wish;
-            state.victim = None;
-        }
-        self.called.wake_all();
-        self.granted.wait("a wish", None);
-    }
-
-    /// The device: it finishes operations, each when no other task can run.
-    fn serve(&self, is_shut: &AtomicBool) {
-        loop {
-            let has_work = {
-                let state = self.lock();
-                if state.flights.is_empty() && is_shut.load(Ordering::Relaxed) {
-                    return;
-                }
-                !state.flights.is_empty() || state.wish != Wish::Call
-            };
-            // The clock stands still while a task can run.
-            let until = has_work.then(|| task::now() + Duration::from_nanos(1));
-            if self.called.wait("an operation", until) {
-                continue;
-            }
-            let finished = self.lock().finish();
-            match finished {
-                Some((sink, done)) => sink.done(vec![done]),
-                None => {
-                    self.granted.wake_all();
-                }
-            }
-        }
-    }
 }
 
-/// The disk of one opening.
-pub struct Device {
-    shared: Arc<Shared>,
-    is_shut: Arc<AtomicBool>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    choice: Choice,
-}
+/// The device as the process sees it.
+pub struct Own(pub Arc<Shared>);
 
-impl Device {
-    /// The disk of the calling process.
-    pub fn new(shared: &Arc<Shared>) -> Arc<Device> {
-        let is_shut = Arc::new(AtomicBool::new(false));
-        let own = (shared.clone(), is_shut.clone());
-        let thread = Builder::new().name("device".to_owned());
-        let thread = thread.spawn(move || own.0.serve(&own.1));
-        Arc::new(Device {
-            shared: shared.clone(),
-            is_shut,
-            thread: Mutex::new(thread.ok()),
-            choice: in_memory(),
-        })
+impl Device for Own {
+    fn launch(&self, op: Op) -> bool {
+        let blocks = match &op.action {
+            Action::Write { offset, buffer } => Written::blocks(*offset, buffer),
+            Action::Read { .. } | Action::Sync => Vec::new(),
+        };
+        let mut state = self.0.lock();
+        let covers = state.synced + state.unsynced.len();
+        state.flights.push(Flight { op, blocks, covers });
+        true
     }
-}
 
-impl Disk for Device {
-    unsafe fn submit(&self, ops: Vec<Op>) {
-        let mut refused = Vec::new();
-        {
-            let mut state = self.shared.lock();
-            for op in ops {
-                match self.is_shut.load(Ordering::Relaxed) {
-                    true => refused.push(answer(op, Err(DiskError::Shutdown))),
-                    false => state.launch(op),
-                }
+    fn launched(&self) {
+        self.0.lock().examine();
+    }
+
+    fn land(&self, _: usize) -> (Vec<Answers>, Option<Instant>) {
+        let mut state = self.0.lock();
+        // Once: after an operation the tasks come first.
+        if state.due.take_if(|due| *due <= task::now()).is_some() {
+            if let Some((sink, done)) = state.finish() {
+                return (vec![(sink, vec![done])], None);
             }
-            state.examine();
+            self.0.granted.wake_all();
         }
-        self.shared.called.wake_all();
-        for (sink, done) in refused {
-            sink.done(vec![done]);
-        }
-    }
-
-    unsafe fn register(&self, _: &[Piece]) -> String {
-        "simulated".to_owned()
-    }
-
-    fn choice(&self) -> &Choice {
-        &self.choice
-    }
-
-    fn shutdown(&self) {
-        self.is_shut.store(true, Ordering::Relaxed);
-        self.shared.called.wake_all();
-        let thread = self
-            .thread
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
-        }
+        // The clock stands still while a task can run.
+        let has_work = !state.flights.is_empty() || state.wish != Wish::Call;
+        state.due = has_work.then(|| task::now() + Duration::from_nanos(1));
+        (Vec::new(), state.due)
     }
 }
 
@@ -385,38 +302,24 @@ pub struct Machine {
 impl Machine {
     /// A machine with a store that was never opened.
     pub fn new(order: Order, fills: bool, script: &[Operation], explorer: Explorer) -> Machine {
-        let store = explorer.store.clone();
-        let blank = store.blank();
+        let blank = explorer.judge.store.blank();
         let setup = runtime::Setup {
             switch_one_in: 0,
             step: Duration::ZERO,
             ..runtime::Setup::default()
         };
         let files = runtime::Machine::new(Dice::new(0), Odds::default(), false);
-        let before = usize::try_from(SEGMENTS_OFFSET).expect("a megabyte") / BLOCK_BYTES;
-        files.add_volume(Path::new("volume0"), before + store.blocks());
+        let blocks = SEGMENTS_OFFSET as usize / BLOCK_BYTES + explorer.judge.store.blocks();
+        files.add_volume(Path::new("volume0"), blocks);
         let state = State {
-            store,
             explorer: Some(explorer),
             order,
             script: script.iter().rev().copied().collect(),
             fills,
-            watched: false,
             durable: blank.clone(),
             image: blank,
-            unsynced: Vec::new(),
-            synced: 0,
-            flights: Vec::new(),
-            wish: Wish::Call,
-            victim: None,
-            crash: None,
-            handle: Weak::new(),
-            index: None,
-            promises: Promises::default(),
-            attempts: [0; NAMES],
-            clock: 0,
-            failure: None,
-            end: None,
+            attempts: vec![0; NAMES],
+            ..State::default()
         };
         Machine {
             world: runtime::World::new(setup),
@@ -424,7 +327,6 @@ impl Machine {
             shared: Arc::new(Shared {
                 state: Mutex::new(state),
                 granted: Queue::new(),
-                called: Queue::new(),
             }),
         }
     }

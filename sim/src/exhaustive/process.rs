@@ -13,9 +13,10 @@ use larder_engine::{
 };
 use larder_sim_runtime::Queue;
 
-use super::machine::{Device, End, Shared, State, Wish};
+use super::machine::{End, Own, Shared, Wish};
 use super::promises::{Crash, Deletion, Names, Version};
 use super::store::{CHAIN, NAMES, PAGE_BYTES, Store};
+use crate::lines::Lines;
 
 /// One operation of a script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,22 +61,20 @@ pub fn run(shared: &Arc<Shared>) {
 fn open(shared: &Arc<Shared>) -> Result<Caller, String> {
     let (store, superblock) = {
         let mut state = shared.lock();
-        let State {
-            explorer, image, ..
-        } = &mut *state;
-        let explorer = explorer.as_mut().ok_or("the script is over")?;
-        let verdict = explorer.judge.verdict(image)?;
+        let image = state.image.clone();
+        let explorer = state.explorer.as_mut().ok_or("the script is over")?;
+        let store = explorer.judge.store.clone();
+        let pages = explorer.judge.verdict(&image)?;
         if let Some(crash) = state.crash.take() {
-            state.promises.check(&verdict, crash)?;
-            state.promises.end_run(&verdict, crash);
+            state.promises.check(&pages, crash)?;
+            state.promises.end_run(&pages, crash);
         }
-        let superblock = state.image.superblock();
-        (state.store.clone(), superblock.map_err(|e| e.to_string())?)
+        (store, image.superblock().map_err(|e| e.to_string())?)
     };
-    let device = Device::new(shared);
+    let disk = Lines::new(Own(shared.clone()), 1);
     let handle = LocalStore::open_simulated(
         vec![Some(superblock)],
-        device,
+        disk.clone(),
         &store.options(false),
         |_, index| shared.lock().index = Some(index.clone()),
     )
@@ -85,6 +84,7 @@ fn open(shared: &Arc<Shared>) -> Result<Caller, String> {
     let namespace = handle.namespace(&store.namespace);
     Ok(Caller {
         shared: shared.clone(),
+        disk,
         store,
         handle,
         id: namespace.map_err(|error| format!("no namespace: {error}"))?,
@@ -93,6 +93,7 @@ fn open(shared: &Arc<Shared>) -> Result<Caller, String> {
 
 struct Caller {
     shared: Arc<Shared>,
+    disk: Arc<Lines<Own>>,
     store: Arc<Store>,
     handle: Arc<LocalStore>,
     id: NamespaceId,
@@ -116,21 +117,32 @@ impl Caller {
                 Some(Operation::Get) => self.get()?,
                 Some(Operation::Delete) => self.delete(1)?,
                 Some(Operation::Clear) => self.delete(Names::MAX)?,
-                Some(Operation::Flush) => self.flush()?,
-                Some(Operation::Reclaim) => self.shared.wait_for(Wish::Reclaim),
+                Some(Operation::Flush) => self.make_durable(LocalStore::flush)?,
+                Some(Operation::Reclaim) => self.wait_for(Wish::Reclaim),
                 Some(Operation::Close) => {
-                    self.close()?;
+                    self.make_durable(LocalStore::close)?;
                     return Ok(End::Crash(Crash::Power));
                 }
                 Some(Operation::Kill) => self.end(End::Crash(Crash::Kill)),
                 Some(Operation::PowerLoss) => self.end(End::Crash(Crash::Power)),
                 None => {
-                    self.shared.wait_for(Wish::Rest);
+                    self.wait_for(Wish::Rest);
                     self.end(End::Done);
                 }
             }
             self.shared.lock().examine();
         }
+    }
+
+    /// Waits until the device has fulfilled a wish.
+    fn wait_for(&self, wish: Wish) {
+        {
+            let mut state = self.shared.lock();
+            state.wish = wish;
+            state.victim = None;
+        }
+        self.disk.call(0);
+        self.shared.granted.wait("a wish", None);
     }
 
     /// Ends the process in the middle of its work: the driver kills it.
@@ -153,8 +165,8 @@ impl Caller {
             }
         }
         self.shared.lock().fills = false;
-        self.flush()?;
-        self.shared.wait_for(Wish::Rest);
+        self.make_durable(LocalStore::flush)?;
+        self.wait_for(Wish::Rest);
         Ok(())
     }
 
@@ -167,7 +179,8 @@ impl Caller {
             for (name, page) in names.clone().zip(pages) {
                 let checksum = self.store.write(name, state.attempts[name], page);
                 let born = state.clock;
-                state.promises.versions.push(Version {
+                let versions = &mut state.promises.versions;
+                versions.push(Version {
                     name,
                     checksum,
                     born,
@@ -214,42 +227,25 @@ impl Caller {
 
     /// Reads every page that the index knows.
     fn get(&self) -> Result<(), String> {
-        let (all, before) = {
-            let mut state = self.shared.lock();
-            (state.look(), state.promises.present)
-        };
-        let names: Vec<usize> = (0..NAMES).filter(|name| all >> name & 1 == 1).collect();
-        let mut memory = AlignedBuf::zeroed(names.len() * PAGE_BYTES).expect("memory");
-        let mut parts: Vec<[IoSliceMut<'_>; 1]> = memory
-            .chunks_exact_mut(PAGE_BYTES)
-            .map(|page| [IoSliceMut::new(page)])
-            .collect();
-        let pages = names.iter().zip(&mut parts).map(|(name, parts)| GetPage {
-            key: self.store.keys[*name],
-            parts,
-        });
-        let mut pages: Vec<GetPage<'_, '_>> = pages.collect();
-        let statuses = self.handle.get(self.id, &mut pages, None);
-        drop(pages);
-        drop(parts);
-        let mut state = self.shared.lock();
-        state.look();
-        let stay = before & state.promises.present;
-        let read = names.into_iter().zip(memory.chunks_exact(PAGE_BYTES));
-        for ((name, page), status) in read.zip(statuses) {
-            let is_right = match status {
-                GetStatus::Hit => {
-                    let checksum = self.store.checksum(name, page);
-                    state.promises.allow(name, checksum)
-                }
-                GetStatus::Miss(why) => {
-                    let may = [MissReason::Absent, MissReason::Unfinished].contains(&why);
-                    may && stay >> name & 1 == 0
-                }
-                _ => false,
+        let all = self.shared.lock().look();
+        let mut page = AlignedBuf::zeroed(PAGE_BYTES).expect("memory");
+        for name in (0..NAMES).filter(|name| all >> name & 1 == 1) {
+            let before = self.shared.lock().promises.present;
+            let asked = GetPage {
+                key: self.store.keys[name],
+                parts: &mut [IoSliceMut::new(&mut page)],
             };
-            if !is_right {
-                return Err(format!("a get of page {name} ends as {status:?}"));
+            let status = self.handle.get(self.id, &mut [asked], None)[0];
+            let mut state = self.shared.lock();
+            state.look();
+            let stays = (before & state.promises.present) >> name & 1 == 1;
+            match status {
+                GetStatus::Hit => {
+                    let checksum = self.store.checksum(name, &page);
+                    state.promises.allow(name, checksum, Crash::Kill)?;
+                }
+                GetStatus::Miss(MissReason::Absent | MissReason::Unfinished) if !stays => {}
+                _ => return Err(format!("a get of page {name} ends as {status:?}")),
             }
         }
         Ok(())
@@ -261,13 +257,13 @@ impl Caller {
             let mut state = self.shared.lock();
             state.clock += 1;
             let at = state.clock;
-            state.promises.deletions.push(Deletion {
+            let deletions = &mut state.promises.deletions;
+            deletions.push(Deletion {
                 names,
                 at,
-                acked: false,
-                durable: false,
+                ..Deletion::default()
             });
-            state.promises.deletions.len() - 1
+            deletions.len() - 1
         };
         let deleted = match names {
             1 => self.handle.delete(self.id, &self.store.keys[..1]),
@@ -285,28 +281,18 @@ impl Caller {
         Ok(())
     }
 
-    fn flush(&self) -> Result<(), String> {
-        self.make_durable(|handle| handle.flush())
-            .map_err(|error| format!("a flush fails: {error}"))
-    }
-
-    fn close(&self) -> Result<(), String> {
-        self.make_durable(|handle| handle.close())
-            .map_err(|error| format!("a close fails: {error}"))
-    }
-
     /// Makes a call that makes durable all that was promised before.
     fn make_durable(
         &self,
         call: impl FnOnce(&LocalStore) -> Result<(), StoreError>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), String> {
         let (owed, acked) = {
             let mut state = self.shared.lock();
             state.look();
             let acked = state.promises.deletions.iter().map(|d| d.acked);
             (state.promises.present, acked.collect::<Vec<bool>>())
         };
-        call(&self.handle)?;
+        call(&self.handle).map_err(|error| format!("it does not become durable: {error}"))?;
         let mut state = self.shared.lock();
         state.look();
         let promises = &mut state.promises;

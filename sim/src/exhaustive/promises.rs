@@ -29,7 +29,7 @@ pub struct Version {
     pub born: u64,
 }
 
-#[derive(Clone, Copy, Debug, Hash)]
+#[derive(Clone, Copy, Debug, Default, Hash)]
 pub struct Deletion {
     pub names: Names,
     pub at: u64,
@@ -71,38 +71,34 @@ impl Promises {
         }
     }
 
-    /// Whether a get may return this version of a page.
-    pub fn allow(&self, name: usize, checksum: u64) -> bool {
+    /// Whether a page may have these bytes: without a crash as after a kill.
+    ///
+    /// # Errors
+    /// They were never put, or have been deleted.
+    pub fn allow(&self, name: usize, checksum: u64, crash: Crash) -> Result<(), String> {
         let mut versions = self.versions.iter();
-        let is_it = |version: &&Version| (version.name, version.checksum) == (name, checksum);
-        versions.find(is_it).is_some_and(|version| {
-            let mut deletions = self.deletions.iter();
-            !deletions.any(|deletion| {
-                deletion.acked && deletion.names >> name & 1 == 1 && deletion.at > version.born
-            })
-        })
+        let version = versions
+            .find(|version| (version.name, version.checksum) == (name, checksum))
+            .ok_or_else(|| format!("page {name} was never put with sum {checksum}"))?;
+        let kills = |deletion: &&Deletion| {
+            Promises::binds(deletion, crash)
+                && deletion.names >> name & 1 == 1
+                && deletion.at > version.born
+        };
+        match self.deletions.iter().find(kills) {
+            Some(deletion) => Err(format!("{version:?} came back after {deletion:?}")),
+            None => Ok(()),
+        }
     }
 
     /// Whether the recovered pages keep every promise.
     ///
     /// # Errors
     /// The first broken promise.
-    pub fn check(&self, verdict: &Verdict, crash: Crash) -> Result<(), String> {
+    pub fn check(&self, pages: &[Page], crash: Crash) -> Result<(), String> {
         let mut whole: Names = 0;
-        for page in &verdict.pages {
-            let version = self
-                .versions
-                .iter()
-                .find(|version| (version.name, version.checksum) == (page.name, page.checksum))
-                .ok_or_else(|| format!("{page:?} was never put"))?;
-            let killer = self.deletions.iter().find(|deletion| {
-                Promises::binds(deletion, crash)
-                    && deletion.names >> page.name & 1 == 1
-                    && deletion.at > version.born
-            });
-            if let Some(deletion) = killer {
-                return Err(format!("{page:?} came back after {deletion:?}"));
-            }
+        for page in pages {
+            self.allow(page.name, page.checksum, crash)?;
             if page.whole {
                 whole |= 1 << page.name;
             } else if !page.unproven {
@@ -115,16 +111,16 @@ impl Promises {
         };
         let lost = owed & !whole;
         if lost != 0 {
-            return Err(format!("pages {lost:#b} are lost: {:?}", verdict.pages));
+            return Err(format!("pages {lost:#b} are lost: {pages:?}"));
         }
         Ok(())
     }
 
     /// Adapts the promises to the result of a recovery after a crash.
-    pub fn end_run(&mut self, verdict: &Verdict, crash: Crash) {
+    pub fn end_run(&mut self, pages: &[Page], crash: Crash) {
         self.deletions
             .retain(|deletion| Promises::binds(deletion, crash));
-        let whole = verdict.pages.iter().filter(|page| page.whole);
+        let whole = pages.iter().filter(|page| page.whole);
         self.present = whole.fold(0, |names, page| names | 1 << page.name);
         self.durable &= self.present;
     }
@@ -140,16 +136,12 @@ pub struct Page {
     place: Place,
 }
 
-/// The content of an image.
-pub struct Verdict {
-    pub pages: Vec<Page>,
-}
-
 /// Judges images, each once.
 pub struct Judge {
-    store: Arc<Store>,
+    pub store: Arc<Store>,
     platter: Arc<Platter>,
-    verdicts: HashMap<u128, Arc<Verdict>>,
+    /// By the digest of the image.
+    pub verdicts: HashMap<u128, Arc<[Page]>>,
 }
 
 impl Judge {
@@ -161,17 +153,12 @@ impl Judge {
         }
     }
 
-    /// Images judged so far.
-    pub fn judged(&self) -> u64 {
-        self.verdicts.len() as u64
-    }
-
-    /// The result of opening an image. To be called by a task of a world whose machine has the
-    /// volume's file.
+    /// The pages that the opening of an image finds. To be called by a task of a world whose
+    /// machine has the volume's file.
     ///
     /// # Errors
     /// A fault that no promise has to exclude: it is always wrong.
-    pub fn verdict(&mut self, image: &Image) -> Result<Arc<Verdict>, String> {
+    pub fn verdict(&mut self, image: &Image) -> Result<Arc<[Page]>, String> {
         if let Some(known) = self.verdicts.get(&image.digest()) {
             return Ok(known.clone());
         }
@@ -180,11 +167,9 @@ impl Judge {
         *self.platter.image() = Image::default();
         let pages = pages?;
         Ok(heap::outside(|| {
-            let verdict = Arc::new(Verdict {
-                pages: pages.clone(),
-            });
-            self.verdicts.insert(image.digest(), verdict.clone());
-            verdict
+            let pages: Arc<[Page]> = Arc::from(&pages[..]);
+            self.verdicts.insert(image.digest(), pages.clone());
+            pages
         }))
     }
 }

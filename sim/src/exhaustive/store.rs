@@ -8,8 +8,7 @@ use std::time::Duration;
 use larder_engine::capacity::segments_min;
 use larder_engine::catalog::SegmentMap;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, Holder, KeyPrefix, Namespace, OpenState, PageChecksum, PageKey,
-    PageShape, Run, SEGMENTS_OFFSET, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, KeyPrefix, Namespace, PageChecksum, PageKey, SEGMENTS_OFFSET, StoreId,
 };
 use larder_engine::index::Place;
 use larder_engine::volume::simulated::encode;
@@ -18,6 +17,7 @@ use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::heap;
 
 use super::image::Image;
+use crate::setup::{namespace, superblocks};
 
 const SEGMENT_BLOCKS: u32 = 16;
 const PAGE_BLOCKS: usize = 2;
@@ -43,11 +43,9 @@ pub struct Store {
 impl Store {
     pub fn new(sync: SyncPolicy) -> Store {
         let segments = u32::try_from(segments_min(1)).expect("few segments");
-        let shape = PageShape::new(&[PAGE_BYTES as u32]).expect("a small page");
-        let namespace = Namespace::builder("m", "", 64, shape).build();
         Store {
             sync,
-            namespace: namespace.expect("plain fields"),
+            namespace: namespace(0, PAGE_BLOCKS as u32),
             keys: (0..NAMES).map(key).collect(),
             map: SegmentMap::new(&[segments], SEGMENT_BLOCKS),
             sums: Mutex::default(),
@@ -70,26 +68,9 @@ impl Store {
 
     /// A volume that was never opened.
     pub fn blank(&self) -> Image {
-        let superblock = Superblock {
-            store: StoreId::from_bytes([7; 16]),
-            volume: 0,
-            generation: 1,
-            run: Run::FIRST,
-            state: OpenState::Clean,
-            created_unix_s: 0,
-            holder: Holder {
-                pid: 1,
-                pid_scope: [0; 16],
-            },
-            segment_blocks: SEGMENT_BLOCKS,
-            features: Features::default(),
-            volumes: vec![VolumeEntry {
-                id: VolumeId::from_bytes([1; 16]),
-                segments: self.segments,
-                lost: false,
-                path: "volume0".to_owned(),
-            }],
-        };
+        let store = StoreId::from_bytes([7; 16]);
+        let volumes = std::iter::once((self.segments, "volume0".to_owned()));
+        let superblock = superblocks(store, SEGMENT_BLOCKS, volumes).remove(0);
         let superblock = encode(&superblock).expect("a superblock that readers reject");
         Image::new(&superblock, self.blocks())
     }
@@ -120,14 +101,15 @@ impl Store {
     /// The checksum of the bytes at a place, under a name.
     pub fn checksum_at(&self, name: usize, place: Place, image: &Image) -> u64 {
         let offset = self.map.extent(place).offset;
-        let content = (name, image.print(offset, PAGE_BLOCKS));
+        let blocks = image.blocks_at(offset, PAGE_BLOCKS).unwrap_or_default();
+        let digest = |sum: u128, (_, digest): &(_, u128)| sum.rotate_left(1) ^ digest;
+        let content = (name, blocks.iter().fold(offset.into(), digest));
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(sum) = sums.get(&content) {
             return *sum;
         }
-        let mut page = [0; PAGE_BYTES];
-        image.read(offset, std::iter::once(&mut page[..]));
-        let sum = self.checksum(name, &page);
+        let page: Vec<&[u8]> = blocks.iter().map(|(bytes, _)| &bytes[..]).collect();
+        let sum = self.checksum(name, &page.concat());
         heap::outside(|| sums.insert(content, sum));
         sum
     }

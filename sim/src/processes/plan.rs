@@ -6,14 +6,16 @@ use std::time::Duration;
 use larder_engine::capacity::segments_min;
 use larder_engine::disk::probe::Want;
 use larder_engine::format::{
-    BLOCK_BYTES, Holder, Namespace, OpenState, PageKey, PageShape, Run, SEGMENTS_OFFSET,
-    SUPERBLOCK_OFFSETS, StoreId, Superblock, VolumeEntry, VolumeId,
+    BLOCK_BYTES, Namespace, PageKey, PageShape, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId,
+    Superblock,
 };
 use larder_engine::volume::simulated;
 use larder_engine::{OpenOptions, SharedReads, SyncPolicy};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
+
+use crate::setup::superblocks;
 
 /// Blocks of a segment of a roomy store: the fewest that the format allows, and one more, so that
 /// the size is not taken for a scaled size (`volume::simulated` of the engine).
@@ -227,36 +229,15 @@ impl Plan {
     pub fn create(&self, machine: &Machine) {
         let before = SEGMENTS_OFFSET as usize / BLOCK_BYTES;
         let blocks = before + (self.segments * self.segment_blocks) as usize;
-        let entries: Vec<VolumeEntry> = (1_u8..)
-            .zip(&self.volumes)
-            .map(|(id, path)| VolumeEntry {
-                id: VolumeId::from_bytes([id; 16]),
-                segments: self.segments,
-                lost: false,
-                path: path.to_string_lossy().into_owned(),
-            })
-            .collect();
-        for (number, path) in (0..).zip(&self.volumes) {
-            let superblock = Superblock {
-                store: StoreId::from_bytes([9; 16]),
-                volume: number,
-                generation: 1,
-                run: Run::FIRST,
-                state: OpenState::Clean,
-                created_unix_s: 0,
-                holder: Holder {
-                    pid: 1,
-                    pid_scope: [0; 16],
-                },
-                features: Default::default(),
-                segment_blocks: self.segment_blocks,
-                volumes: entries.clone(),
-            };
+        let place = |path: &PathBuf| (self.segments, path.to_string_lossy().into_owned());
+        let volumes = self.volumes.iter().map(place);
+        let superblocks = superblocks(StoreId::from_bytes([9; 16]), self.segment_blocks, volumes);
+        for (superblock, path) in superblocks.iter().zip(&self.volumes) {
             // The plan made the superblock from the engine's own constants, within its limits.
-            let encoded = simulated::encode(&superblock).expect("a sound superblock");
+            let encoded = simulated::encode(superblock).expect("a sound superblock");
             machine.add_volume(path, blocks);
             let stated = Superblock::decode(&encoded[..]).expect("a sound superblock");
-            let geometry = stated.geometry(number).expect("a small geometry");
+            let geometry = stated.geometry(stated.volume).expect("a small geometry");
             machine.state_length(path, geometry.volume_bytes());
             machine.with_medium(path, |medium| {
                 for offset in SUPERBLOCK_OFFSETS {

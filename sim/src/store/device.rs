@@ -1,30 +1,25 @@
 //! The disk of the simulated process: operations in flight, each with its own latency, over the
 //! medium of [`SimDisk`](crate::disk::SimDisk) with its faults.
 //!
-//! One thread of the process serves each volume. It ends operations in the order in which they are
-//! due, and passes answers for one receiver on in one message if they are due together.
+//! The thread of a volume (`lines`) ends operations in the order in which they are due, and passes
+//! answers for one receiver on in one message if they are due together.
 //!
 //! A sync that fails may lose more than the writes that it covers: also later ones, and writes that
 //! the device has in its cache and has not answered yet. Such a write succeeds, and its bytes are
 //! lost all the same.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use larder_engine::disk::{
-    Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece, Purpose, Sink,
-};
+use larder_engine::disk::{Action, Buffer, DiskError, Done, Op, Piece, Purpose, Sink};
 use larder_engine::format::SegmentState;
 use larder_engine::index::SegmentId;
-use larder_sim_runtime::sync::Mutex;
-use larder_sim_runtime::thread::{Builder, JoinHandle};
+use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
-use larder_sim_runtime::{Queue, task};
 
 use super::{Shared, State};
 use crate::classes::Class;
-use crate::ops::{answer, each_block};
+use crate::lines::{Answers, Device, Lines, answer, each_block};
 use crate::oracle::VersionId;
 use crate::setup::{BLOCK, Faults};
 use crate::superblocks::{block_of, decode};
@@ -430,137 +425,46 @@ fn block_at(offset: u64) -> usize {
     usize::try_from(offset).expect("a small volume") / BLOCK
 }
 
-/// Answers for one receiver.
-type Answers = (Arc<dyn Sink>, Vec<Done>);
-
-struct Lines {
+/// The device of one disk.
+pub struct Own {
     shared: Shared,
     /// The number of the disk.
     number: u64,
-    is_shut: AtomicBool,
-    /// By volume: wakes its thread.
-    called: Vec<Queue>,
 }
 
-pub struct Device {
-    lines: Arc<Lines>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    choice: Choice,
+/// The disk of the calling process, and its number.
+pub fn disk(shared: &Shared, volumes: usize) -> (Arc<Lines<Own>>, u64) {
+    let number = {
+        let mut state = shared.lock();
+        state.disks += 1;
+        state.disks
+    };
+    let shared = shared.clone();
+    (Lines::new(Own { shared, number }, volumes), number)
 }
 
-impl Device {
-    /// The disk of the calling process.
-    pub fn new(shared: &Shared, volumes: usize) -> Arc<Device> {
-        let number = {
-            let mut state = shared.lock();
-            state.disks += 1;
-            state.disks
+impl Device for Own {
+    fn launch(&self, op: Op) -> bool {
+        self.shared.lock().launch(self.number, op)
+    }
+
+    fn land(&self, volume: usize) -> (Vec<Answers>, Option<Instant>) {
+        self.shared.lock().land_due(self.number, volume)
+    }
+
+    fn expire(&self) -> Vec<Op> {
+        let mut state = self.shared.lock();
+        let now = task::now();
+        let state = &mut *state;
+        let is_over = |flight: &mut Flight| {
+            flight.disk == self.number
+                && flight.begins > now
+                && flight.op.deadline.is_some_and(|until| until <= now)
         };
-        let lines = Arc::new(Lines {
-            shared: shared.clone(),
-            number,
-            is_shut: AtomicBool::new(false),
-            called: (0..volumes).map(|_| Queue::new()).collect(),
-        });
-        let thread = |volume: usize| {
-            let lines = lines.clone();
-            let thread = Builder::new().name(format!("device {volume}"));
-            thread.spawn(move || lines.serve(volume)).expect("a thread")
-        };
-        Arc::new(Device {
-            threads: Mutex::new((0..volumes).map(thread).collect()),
-            lines,
-            choice: Choice {
-                kind: Kind::Threads,
-                reason: "simulated".to_owned(),
-            },
-        })
-    }
-
-    pub fn number(&self) -> u64 {
-        self.lines.number
-    }
-}
-
-impl Lines {
-    fn serve(&self, volume: usize) {
-        loop {
-            let (answers, next) = self.shared.lock().land_due(self.number, volume);
-            if !answers.is_empty() {
-                for (sink, batch) in answers {
-                    sink.done(batch);
-                }
-                // Operations may have come meanwhile.
-                continue;
-            }
-            if next.is_none() && self.is_shut.load(Ordering::Relaxed) {
-                return;
-            }
-            self.called[volume].wait("an operation", next);
+        let expired: Vec<Flight> = state.flights.extract_if(.., is_over).collect();
+        for flight in &expired {
+            state.end_read(flight);
         }
-    }
-}
-
-impl Disk for Device {
-    unsafe fn submit(&self, ops: Vec<Op>) {
-        task::pass();
-        let mut refused = Vec::new();
-        {
-            let mut state = self.lines.shared.lock();
-            for op in ops {
-                if self.lines.is_shut.load(Ordering::Relaxed) {
-                    refused.push(answer(op, Err(DiskError::Shutdown)));
-                    continue;
-                }
-                let volume = op.volume;
-                if state.launch(self.lines.number, op) {
-                    self.lines.called[volume].wake_all();
-                }
-            }
-        }
-        for (sink, done) in refused {
-            sink.done(vec![done]);
-        }
-    }
-
-    fn expire(&self) {
-        let expired: Vec<Op> = {
-            let mut state = self.lines.shared.lock();
-            let now = task::now();
-            let state = &mut *state;
-            let is_over = |flight: &mut Flight| {
-                flight.disk == self.lines.number
-                    && flight.begins > now
-                    && flight.op.deadline.is_some_and(|until| until <= now)
-            };
-            let expired: Vec<Flight> = state.flights.extract_if(.., is_over).collect();
-            for flight in &expired {
-                state.end_read(flight);
-            }
-            expired.into_iter().map(|flight| flight.op).collect()
-        };
-        for op in expired {
-            let (sink, done) = answer(op, Err(DiskError::Deadline));
-            sink.done(vec![done]);
-        }
-    }
-
-    unsafe fn register(&self, _: &[Piece]) -> String {
-        "simulated".to_owned()
-    }
-
-    fn choice(&self) -> &Choice {
-        &self.choice
-    }
-
-    fn shutdown(&self) {
-        self.lines.is_shut.store(true, Ordering::Relaxed);
-        for called in &self.lines.called {
-            called.wake_all();
-        }
-        let threads = std::mem::take(&mut *self.threads.lock());
-        for thread in threads {
-            let _ = thread.join();
-        }
+        expired.into_iter().map(|flight| flight.op).collect()
     }
 }

@@ -12,7 +12,7 @@ use larder_engine::store::LocalStore as Store;
 use larder_engine::{OpenOptions, PageStore, StoreError};
 use larder_sim_runtime::thread;
 
-use super::device::Device;
+use super::device::disk;
 use super::driver::End;
 use super::{Phase, Shared, callers, rest};
 
@@ -41,8 +41,7 @@ pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
 }
 
 pub fn open(shared: &Shared, superblocks: Found) -> Result<Arc<Store>, StoreError> {
-    let disk = Device::new(shared, superblocks.len());
-    let number = disk.number();
+    let (disk, number) = disk(shared, superblocks.len());
     shared.lock().owner_disk = number;
     let options = options(shared, false);
     let recovered = |recovery: &Recovery, index: &Arc<Index>| {

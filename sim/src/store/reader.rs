@@ -12,7 +12,7 @@ use larder_sim_runtime::thread;
 
 use super::Shared;
 use super::callers::Memory;
-use super::device::Device;
+use super::device::disk;
 use super::process::{Found, options};
 use super::results::version_of;
 use crate::classes::Class;
@@ -23,8 +23,7 @@ const PAUSE_US_MAX: u64 = 1000;
 
 /// The main task of a reader. The driver may kill it at any time.
 pub fn read(shared: &Shared, superblocks: Found) {
-    let disk = Device::new(shared, superblocks.len());
-    let number = disk.number();
+    let (disk, number) = disk(shared, superblocks.len());
     let options = options(shared, true);
     let Ok(store) = Store::open_simulated(superblocks, disk, &options, |_, _| {}) else {
         return;
