@@ -220,7 +220,7 @@ impl Drop for Open {
     }
 }
 
-/// Calls `f` with the system's memory. What it allocates may be used after the scope.
+/// Calls `f` with the system's memory. Its allocations may be used after the scope.
 pub fn outside<R>(f: impl FnOnce() -> R) -> R {
     struct Again(bool);
     impl Drop for Again {

@@ -51,7 +51,7 @@ pub struct Moment<'a> {
     pub promises: &'a Promises,
 }
 
-/// What the script waits for.
+/// The event for which the script waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Wish {
     /// The end of a call.
@@ -63,7 +63,7 @@ pub enum Wish {
     Reclaim,
 }
 
-/// What the script's process has come to.
+/// The end of the script's process.
 pub enum End {
     Done,
     Crash(Crash),
@@ -94,7 +94,7 @@ pub struct State {
     /// `None` after the end.
     pub explorer: Option<Explorer>,
     order: Order,
-    /// What is left of the script.
+    /// The rest of the script, the next operation last.
     pub script: Vec<Operation>,
     /// The store is to be filled first.
     pub fills: bool,

@@ -212,7 +212,7 @@ impl Plan {
         PageKey::from_bytes(bytes)
     }
 
-    /// Options of a process that keeps the ownership, or hands it over to one that does.
+    /// Options of a process. It keeps the ownership, or hands it over to a client that keeps it.
     pub fn options(&self, keeps_ownership: bool) -> OpenOptions {
         OpenOptions::default().with(|o| {
             o.keeps_ownership = keeps_ownership;
