@@ -189,8 +189,8 @@ mod switch {
             /// The extents of a client that has gone are granted to others while its writes are in
             /// flight.
             EarlyExtents,
-            /// The extents of a client that is silent on its put are granted to others, though the
-            /// client may continue.
+            /// The extents of a live client that has not reported its put are granted to others,
+            /// though the client may still write there.
             UnkeptExtents,
             /// A client that does not hold its marks yet is granted extents.
             UnmarkedPut,

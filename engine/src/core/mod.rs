@@ -508,7 +508,7 @@ impl Core {
         reclaim::take_named(&mut below, id)
     }
 
-    /// The pages to be moved out of a victim: all of them.
+    /// Plans the move of every live page out of a victim: no page is evicted.
     pub(crate) fn plan_whole(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) -> Vec<Move> {
         let (_, _, mut below) = rooms!(self);
         let moves = reclaim::plan_whole(&mut below, victim, blocks);

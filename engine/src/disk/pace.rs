@@ -141,7 +141,7 @@ impl Words {
         self.claimed_at.store(now, Relaxed);
     }
 
-    /// Whether the device has ended the writes from before the claim at this moment.
+    /// Whether the writes from before the claim count as ended at `moment`: by the time alone.
     fn is_settled(&self, moment: Nanos) -> bool {
         self.claimed_since.load(Relaxed).abs_diff(moment) >= SETTLES
     }

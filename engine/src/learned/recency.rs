@@ -25,7 +25,7 @@ pub(super) struct Recency {
     /// The present epoch and the oldest one of which LRU holds pages.
     now: u32,
     oldest: u32,
-    /// Bytes of the pages of all these epochs.
+    /// Bytes of the pages of the epochs from `oldest` to `now`.
     held: u64,
     /// Most bytes that LRU holds. `None`: the store is not full.
     capacity: Option<u64>,

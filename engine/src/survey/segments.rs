@@ -60,7 +60,7 @@ pub struct SegmentFacts {
 /// A record that removed pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removal {
-    /// The kind of removal.
+    /// Why the pages are gone: deleted, evicted or cleared.
     pub kind: RemovalKind,
     /// The namespace concerned.
     pub namespace: Fingerprint,

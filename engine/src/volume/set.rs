@@ -381,11 +381,11 @@ fn check_place(path: &Path) -> Result<(), StoreError> {
         .ok_or_else(|| not_to_be_recorded(path))
 }
 
-/// A superblock has no room for the path of this volume.
+/// The error for the path of a volume that no superblock can record: too long, or no UTF-8.
 pub(crate) fn not_to_be_recorded(path: &Path) -> StoreError {
     StoreError::Usage(format!(
         "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a \
-         shorter one",
+         path like this",
         path.display(),
         larder_format::VOLUME_PATH_BYTES_MAX
     ))

@@ -58,8 +58,8 @@ fn row_07_a_store_goes_on_without_segments_whose_header_the_device_refuses() {
     }
 }
 
-/// The store keeps less without it, for as long as that lasts: a chain that would fit with it may
-/// come again.
+/// While a segment is out of use, the store holds less. A chain that needs the segment is refused
+/// for now, and may be put again later.
 #[test]
 fn row_07_without_a_segment_a_chain_is_not_too_long_for_good() {
     let home = Home::with_store(SIZE);
