@@ -109,6 +109,8 @@ classes! {
         OwnerDeath => "owner killed under its clients",
         Takeover => "store taken over by a client of the previous owner",
         TakeoverInReclaim => "takeover, the previous owner killed in reclaim",
+        EmptiedForProcess => "segment emptied for a compaction beside the owner",
+        CompactionDeath => "compaction killed",
         HandOver => "store handed over to a client that asked for the ownership",
         ClientStopped => "client stopped for a while",
         ClientStaysStopped => "client stopped until all others have called",

@@ -12,14 +12,14 @@ use super::wire::{KEYS_MAX, Reply, Report, Request};
 use crate::error::StoreError;
 
 /// See the module.
-pub(crate) struct Emptier(Remote);
+pub struct Emptier(Remote);
 
 impl Emptier {
     /// Connects to the owner of the store at `path`.
     ///
     /// # Errors
     /// Those of [`report`](super::report).
-    pub(crate) fn reach(path: &Path) -> Result<Emptier, StoreError> {
+    pub fn reach(path: &Path) -> Result<Emptier, StoreError> {
         reach(path).map(Emptier)
     }
 
@@ -30,7 +30,7 @@ impl Emptier {
     /// # Errors
     /// [`StoreError::NoRoom`]: not all its pages could be moved now. The owner may be gone, or of a
     /// release that does not do this.
-    pub(crate) fn empty(
+    pub fn empty(
         &self,
         (volume, segment): (usize, u32),
         sequence: Serial,
@@ -54,7 +54,7 @@ impl Emptier {
     ///
     /// # Errors
     /// A sync failed, or the owner is gone.
-    pub(crate) fn flush(&self) -> Result<(), StoreError> {
+    pub fn flush(&self) -> Result<(), StoreError> {
         match self.0.ask(&Request::Flush) {
             Ok(Reply::Done) => Ok(()),
             Ok(Reply::Failed(failure)) => Err(failure.into()),
@@ -66,7 +66,7 @@ impl Emptier {
     ///
     /// # Errors
     /// The owner is gone.
-    pub(crate) fn report(&self) -> Result<Report, StoreError> {
+    pub fn report(&self) -> Result<Report, StoreError> {
         self.0.report().map_err(|Gone| StoreError::OwnerGone)
     }
 }

@@ -60,8 +60,8 @@
 
 mod arrivals;
 mod bell;
-#[cfg(not(feature = "simulated"))]
-pub(crate) mod emptier;
+#[doc(hidden)]
+pub mod emptier;
 mod handle;
 #[doc(hidden)]
 pub mod keys;

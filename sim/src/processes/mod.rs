@@ -11,9 +11,11 @@
 //! | `plan` | the parameters that a seed draws |
 //! | `promises` | the results that each call may have |
 //! | `process` | a process, and the calls of its threads |
+//! | `compaction` | a process that compacts the store beside its owner |
 //! | `stray` | a process that breaks the rules of the protocol |
 //! | `driver` | a seed from start to end: faults among the processes, and the checks |
 
+mod compaction;
 mod driver;
 mod plan;
 mod process;

@@ -9,6 +9,7 @@ use larder_engine::format::{
     BLOCK_BYTES, Namespace, PageKey, PageShape, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId,
     Superblock,
 };
+use larder_engine::policy::PolicyMaker;
 use larder_engine::volume::simulated;
 use larder_engine::{OpenOptions, SharedReads, SyncPolicy};
 use larder_sim_runtime::dice::{Dice, mix};
@@ -43,6 +44,8 @@ pub struct Fates {
     pub cut: f64,
     /// A process that breaks the rules of the protocol connects.
     pub stray: f64,
+    /// A compaction begins, or is killed.
+    pub compaction: f64,
 }
 
 /// See the module.
@@ -54,8 +57,9 @@ pub struct Plan {
     pub volumes: Vec<PathBuf>,
     /// The store has far less room than pages: pages are evicted, and segments reclaimed.
     pub is_tight: bool,
-    segment_blocks: u32,
-    segments: u32,
+    pub segment_blocks: u32,
+    /// Segments of each volume.
+    pub segments: u32,
     pub processes: usize,
     /// Threads of a process that make calls.
     pub callers: usize,
@@ -70,6 +74,8 @@ pub struct Plan {
     pub odds: Odds,
     /// A forked child of a process uses its handle.
     pub forks: f64,
+    /// Pages are evicted by the learned policy.
+    learns: bool,
     /// The share of processes that keep the ownership, and ask an owner for it that does not.
     pub keepers: f64,
 }
@@ -107,6 +113,7 @@ impl Plan {
             unlink: some(0.2, &[0.02]),
             cut: some(0.2, &[0.02]),
             stray: some(0.3, &[0.02, 0.05]),
+            compaction: some(0.3, &[0.02, 0.05]),
         };
         let odds = Odds {
             interrupted: some(0.3, &[0.02, 0.2]),
@@ -160,6 +167,7 @@ impl Plan {
                 ..odds
             },
             forks,
+            learns: dice.chance(0.3),
             keepers,
         }
     }
@@ -222,6 +230,7 @@ impl Plan {
             o.lease = self.lease;
             o.staging_bytes = STAGING_BYTES;
             o.shared_reads = self.shared_reads;
+            o.eviction = self.learns.then(PolicyMaker::learned);
         })
     }
 
