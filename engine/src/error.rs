@@ -241,6 +241,18 @@ pub enum StoreError {
         /// Number of damaged places.
         flaws: usize,
     },
+    /// Pages could not be moved out of a segment.
+    #[error(
+        "{path}: segment {segment} cannot be emptied, because the device fails to read or write \
+         some of its blocks; nothing of it is lost: try again, or run `larder verify --repair`, \
+         which gives up what cannot be read"
+    )]
+    NotEmptied {
+        /// The volume.
+        path: PathBuf,
+        /// The number of the segment in the volume.
+        segment: u32,
+    },
     /// No disk could be opened.
     #[error(transparent)]
     Disk(#[from] DiskOpenError),

@@ -5,6 +5,7 @@ mod common;
 #[path = "common/policies.rs"]
 mod toys;
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -22,6 +23,7 @@ use larder_engine::share::protocol::Protocol;
 use larder_engine::{
     Class, GetStatus, Hint, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store,
 };
+use rustix::fs::{CWD, FileType, Mode};
 use toys::{Fifo, Random};
 
 const NS: NamespaceSlot = NamespaceSlot(0);
@@ -513,6 +515,41 @@ fn the_lessons_of_a_policy_come_back_unless_their_file_is_damaged_or_another_sto
     std::fs::copy(file(&home), file(&other)).unwrap();
     assert!(open(&other).is_empty());
     assert_eq!(open(&other), LESSONS);
+}
+
+#[test]
+fn lessons_are_for_the_users_of_the_store_and_follow_neither_links_nor_pipes() {
+    let recalled = Arc::new(Mutex::new(Vec::new()));
+    let options = OpenOptions::default().with(|o| {
+        let recalled = recalled.clone();
+        let make = move || Pupil(recalled.clone(), Fifo::default());
+        o.eviction = Some(PolicyMaker::eviction(make));
+    });
+    let home = Home::with_store(128 * MIB);
+    let open = || {
+        home.open_with(options.clone()).close().unwrap();
+        recalled.lock().unwrap().pop().unwrap()
+    };
+    let beside = |suffix: &str| home.path.with_file_name(format!("store{suffix}"));
+    let rights = |mode| std::fs::Permissions::from_mode(mode);
+    std::fs::set_permissions(&home.path, rights(0o660)).unwrap();
+    let other = beside(".other");
+    std::fs::write(&other, "of another").unwrap();
+    // A file that a killed process has left, or a link of somebody else.
+    std::os::unix::fs::symlink(&other, beside(".lessons.new")).unwrap();
+    assert!(open().is_empty());
+    assert_eq!(open(), LESSONS);
+    assert_eq!(std::fs::read(&other).unwrap(), b"of another");
+    let mode = std::fs::metadata(beside(".lessons")).unwrap().permissions();
+    assert_eq!(mode.mode() & 0o777, 0o660);
+    std::fs::rename(beside(".lessons"), &other).unwrap();
+    std::os::unix::fs::symlink(&other, beside(".lessons")).unwrap();
+    assert!(open().is_empty());
+    std::fs::remove_file(beside(".lessons")).unwrap();
+    let pipe = beside(".lessons");
+    rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    assert!(open().is_empty());
+    assert_eq!(open(), LESSONS);
 }
 
 /// Takes the first pages of each chain, and no page behind them.

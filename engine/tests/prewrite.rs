@@ -4,9 +4,11 @@
 
 mod common;
 
+use std::ops::ControlFlow;
+
 use common::honest::{eventually, skipped};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::{GetStatus, OpenOptions, PageStore, PutStatus, Store};
+use larder_engine::{CreateOptions, GetStatus, OpenOptions, PageStore, PutStatus, Store, create};
 use rustix::fs::{SeekFrom, seek};
 
 const PARTS: [u32; 2] = [128 << 10, 128 << 10];
@@ -88,4 +90,17 @@ fn a_store_is_closed_and_opened_again_while_its_blocks_are_written() {
     // A store that is dropped releases its files all the same.
     drop(open(&home));
     drop(open(&home));
+}
+
+#[test]
+fn a_creation_that_is_ended_leaves_an_empty_file_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("store");
+    std::fs::write(&path, "").unwrap();
+    let end = |_, _| ControlFlow::Break(());
+    let options = CreateOptions::new(256 * MIB).with(|o| o.prewrite = true);
+    let ended = options.clone().with(|o| o.progress = Some(&end));
+    assert!(create(&path, &ended).is_err());
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+    create(&path, &options).unwrap();
 }

@@ -208,7 +208,8 @@ impl Compaction {
                 return;
             };
             let moves: Vec<Move> = batch.iter().map(|(_, page)| *page).collect();
-            let moved_all = move_pages(&self.owner.local, &moves);
+            let statuses = move_pages(&self.owner.local, &moves);
+            let moved_all = statuses.iter().all(|status| status.is_present());
             let stays = |(_, page): &&(usize, Move)| self.owner.is_at(page, page.from);
             let first_left = batch.iter().find(stays).filter(|_| !moved_all);
             self.next = first_left.map_or(last + 1, |(at, _)| *at);

@@ -42,7 +42,7 @@ pub use into::{Copied, copy_into};
 pub use repair::{DamagedPage, Repair, Repaired, repair};
 pub use retire::{Retired, retire};
 
-use crate::api::OpenOptions;
+use crate::api::{OpenOptions, PutStatus};
 use crate::core::{Core, GAIN_SHARE, InitState, Move, NamespaceInit, batch};
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
@@ -95,9 +95,25 @@ struct Owner {
 enum Emptied {
     /// It is being released.
     Yes,
-    /// A page or record in it found no room, or could not be written or read this time. It keeps
-    /// everything that has not been moved.
-    NotNow,
+    /// A page or record in it found no room. It keeps everything that has not been moved.
+    NoRoom,
+    /// The device did not read or write all of it this time. It keeps everything that has not been
+    /// moved.
+    Failed,
+}
+
+impl Emptied {
+    /// After moves with these statuses.
+    fn after(statuses: &[PutStatus]) -> Emptied {
+        let has_failed = |status: &PutStatus| matches!(status, PutStatus::Failed(_));
+        if statuses.iter().any(has_failed) {
+            Emptied::Failed
+        } else if statuses.iter().all(|status| status.is_present()) {
+            Emptied::Yes
+        } else {
+            Emptied::NoRoom
+        }
+    }
 }
 
 impl Owner {
@@ -176,7 +192,7 @@ impl Owner {
             Some((core.take_named(segment)?, was_read))
         });
         let Some((victim, was_read)) = taken else {
-            return Emptied::NotNow;
+            return Emptied::Failed;
         };
         let spot = &self.spots[segment.0 as usize];
         let read = read_descriptors(self.local.disk.as_ref(), spot, &victim);
@@ -184,30 +200,32 @@ impl Owner {
             // The unreadable part may hold deletions, which would be undone.
             self.local
                 .with_core(|core| core.finish_victim(&victim, false));
-            return Emptied::NotNow;
+            return Emptied::Failed;
         }
         let mut moves = self
             .local
             .with_core(|core| core.plan_whole(&victim, &read.blocks));
         moves.sort_by_key(rank);
         let mut rest = moves.as_slice();
-        let mut moved_all = true;
-        while !rest.is_empty() && moved_all {
+        let mut moved = Emptied::Yes;
+        while !rest.is_empty() && moved == Emptied::Yes {
             let (now, later) = rest.split_at(batch(rest, MOVE_BYTES / BLOCK_BYTES as u64));
-            moved_all = move_pages(&self.local, now);
+            moved = Emptied::after(&move_pages(&self.local, now));
             rest = later;
         }
-        let given_back = self.local.with_core(|core| {
+        self.local.with_core(|core| {
             // A page that recovery could still name stays where it is until its descriptor can be
             // read again.
-            let holds_none = core.live_in(segment) == 0;
-            core.finish_victim(&victim, moved_all && holds_none)
-        });
-        if given_back {
-            Emptied::Yes
-        } else {
-            Emptied::NotNow
-        }
+            if moved == Emptied::Yes && core.live_in(segment) > 0 {
+                moved = Emptied::Failed;
+            }
+            let is_released = core.finish_victim(&victim, moved == Emptied::Yes);
+            match moved {
+                // A record has no place elsewhere.
+                Emptied::Yes if !is_released => Emptied::NoRoom,
+                moved => moved,
+            }
+        })
     }
 
     /// Releases sealed segments in which nothing counts any more. Returns them.

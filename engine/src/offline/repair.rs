@@ -355,8 +355,7 @@ fn empty_one(owner: &Owner, id: SegmentId) -> Result<bool, StoreError> {
     while owner.local.with_core(|core| core.holds_something(id)) {
         let emptied = owner.empty(id, |page| page.from);
         settle(&owner.local)?;
-        if emptied == Emptied::NotNow && owner.gain_room(0, |_| false, |page| page.from)?.is_none()
-        {
+        if emptied != Emptied::Yes && owner.gain_room(0, |_| false, |page| page.from)?.is_none() {
             return Ok(false);
         }
     }

@@ -6,7 +6,7 @@
 //! first one first, which counts. At last its own superblock is blanked. A kill before the first
 //! superblock leaves a store with all its volumes, a later kill a store without this one.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use larder_format::{BLOCK_BYTES, OpenState, SUPERBLOCK_OFFSETS};
 
@@ -22,6 +22,10 @@ use crate::recovery::{Whole, spots_of};
 use crate::store::opening::{Opening, open_volumes, settle};
 use crate::system::files;
 use crate::volume::{Access, Volumes};
+
+/// Failed tries to empty a segment, before the retirement fails. A refused write goes to another
+/// segment at the next try.
+const FAILURES_MAX: u32 = 3;
 
 /// The result of a retirement, or of a dry run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -212,31 +216,49 @@ impl Retirement {
         self.owner.give_back_dead().map(drop)
     }
 
-    /// Empties a segment for good.
+    /// Empties a segment for good. Pages are evicted for want of room alone.
     fn empty(&self, id: SegmentId) -> Result<(), StoreError> {
         let local = &self.owner.local;
+        let mut failures = 0;
         while local.with_core(|core| core.holds_something(id)) {
             let emptied = self.owner.empty(id, |page| page.from);
             settle(local)?;
-            if emptied == Emptied::Yes {
-                continue;
+            match emptied {
+                Emptied::Yes => {}
+                Emptied::NoRoom => self.make_room(id)?,
+                Emptied::Failed if failures < FAILURES_MAX => failures += 1,
+                Emptied::Failed => return Err(self.not_emptied(id)),
             }
-            let rank = |page: &crate::core::Move| page.from;
-            if self.owner.gain_room(0, |_| false, rank)?.is_some() {
-                continue;
-            }
-            let blocks = u64::from(self.owner.spots[id.0 as usize].segment_blocks);
-            let evicted = local.with_core(|core| {
-                let before = core.counters().evicted;
-                core.retire(self.index, blocks);
-                core.counters().evicted - before
-            });
-            if evicted == 0 {
-                return Err(StoreError::NoRoom);
-            }
-            self.give_back()?;
         }
         Ok(())
+    }
+
+    /// Makes room for pages of this segment on the other volumes: dead blocks first, then the
+    /// coldest pages.
+    fn make_room(&self, id: SegmentId) -> Result<(), StoreError> {
+        let rank = |page: &crate::core::Move| page.from;
+        if self.owner.gain_room(0, |_| false, rank)?.is_some() {
+            return Ok(());
+        }
+        let blocks = u64::from(self.owner.spots[id.0 as usize].segment_blocks);
+        let evicted = self.owner.local.with_core(|core| {
+            let before = core.counters().evicted;
+            core.retire(self.index, blocks);
+            core.counters().evicted - before
+        });
+        if evicted == 0 {
+            return Err(StoreError::NoRoom);
+        }
+        self.give_back()
+    }
+
+    fn not_emptied(&self, id: SegmentId) -> StoreError {
+        let number = self.owner.spots[id.0 as usize].number;
+        let volume = self.owner.volumes.list[self.index].as_ref();
+        StoreError::NotEmptied {
+            path: volume.map_or_else(PathBuf::new, |volume| volume.path.clone()),
+            segment: number,
+        }
     }
 
     /// Records the empty volume as given up, and blanks its superblock.

@@ -1,5 +1,5 @@
-//! Repairs on a device that fails itself: it does not read some blocks. And compactions that are
-//! killed at any write. The public interface covers all other tests.
+//! Repairs and retirements on a device that fails: it does not read or write some blocks. And
+//! compactions that are killed at any write. The public interface covers all other tests.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -20,6 +20,7 @@ use crate::api::{DiskWrapper, PageStore, PutOptions, PutPage, PutStatus};
 use crate::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use crate::memory::AlignedBuf;
 use crate::survey::{Survey, SurveyOptions};
+use crate::volume::Access;
 use crate::volume::create::{CreateOptions, create};
 
 const SEGMENT_BYTES: u64 = 16 << 20;
@@ -83,6 +84,23 @@ impl FaultyDisk {
         FaultyDisk::refusing(disk, libc::ECANCELED, move |asked| {
             asked.contains(&offset) && reads.fetch_add(1, Relaxed) == 0
         })
+    }
+
+    /// Refuses some operations of the second volume.
+    fn second_refusing(
+        disk: Arc<dyn Disk>,
+        errno: i32,
+        refuses: impl Fn(&Action) -> bool + Send + Sync + 'static,
+    ) -> Arc<dyn Disk> {
+        let takes = move |op: &Op| {
+            let is_refused = op.volume == 1 && refuses(&op.action);
+            if is_refused {
+                refuse(op, DiskError::Os(errno));
+            }
+            !is_refused
+        };
+        let pass = Box::new(move |ops: Vec<Op>| ops.into_iter().filter(&takes).collect());
+        Arc::new(FaultyDisk { disk, pass })
     }
 
     /// Takes so many writes, and then ends this thread: its next submission unwinds.
@@ -153,9 +171,16 @@ fn chain(seed: u64, pages: u64) -> Vec<PageKey> {
 
 /// A closed store with these chains, each put by itself.
 fn store_with(directory: &Path, chains: &[Vec<PageKey>]) -> PathBuf {
-    let path = directory.join("store");
-    let options = CreateOptions::new((1 << 20) + 8 * SEGMENT_BYTES).with(|o| {
+    store_on(&[directory.join("store")], chains)
+}
+
+/// The same on several volumes.
+fn store_on(volumes: &[PathBuf], chains: &[Vec<PageKey>]) -> PathBuf {
+    let path = volumes[0].clone();
+    let size = volumes.len() as u64 * ((1 << 20) + 8 * SEGMENT_BYTES);
+    let options = CreateOptions::new(size).with(|o| {
         o.segment_size = Some(SEGMENT_BYTES);
+        o.volumes = volumes[1..].to_vec();
     });
     create(&path, &options).unwrap();
     let store = crate::Store::open(&path, OpenOptions::default()).unwrap();
@@ -424,4 +449,97 @@ fn compactions_that_are_killed_at_any_write_leave_room_for_the_next() {
     assert_eq!(done.left_pages, 0, "{done:?}");
     // Evicted pages may have come back.
     assert!(sound(&path).is_superset(&before));
+}
+
+/// Retires the second volume of a store through a layer over its disk.
+fn retire_through(
+    volumes: &[PathBuf],
+    wrap: impl Fn(Arc<dyn Disk>) -> Arc<dyn Disk> + Send + Sync + 'static,
+) -> Result<Retired, StoreError> {
+    let wrapper = DiskWrapper::new(wrap);
+    let options = OpenOptions::default().with(|o| o.disk_wrapper = Some(wrapper));
+    let mut progress = |_, _| ControlFlow::Continue(());
+    retire(&volumes[0], &volumes[1], &options, false, &mut progress)
+}
+
+#[test]
+fn a_retirement_that_the_device_fails_evicts_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let volumes = [directory.path().join("a"), directory.path().join("b")];
+    let chains: Vec<Vec<PageKey>> = (1..=8).map(|seed| chain(seed, 40)).collect();
+    let path = store_on(&volumes, &chains);
+    let found = survey(&path);
+    let mut written = found.segments.iter();
+    let written = written.find(|of| of.volume == 1 && of.records > 0).unwrap();
+    let last = block_offset(written.offset, u64::from(written.descriptor_blocks) - 1);
+    let is_it = move |at: u64, length: usize| (at..at + length as u64).contains(&last);
+    // Its descriptors can be read at the open alone.
+    let retired = retire_through(&volumes, move |disk| {
+        let reads = AtomicU64::new(0);
+        FaultyDisk::second_refusing(disk, libc::EIO, move |action| match action {
+            Action::Read { offset, buffer } => {
+                is_it(*offset, buffer.len()) && reads.fetch_add(1, Relaxed) > 0
+            }
+            _ => false,
+        })
+    });
+    let number = written.number;
+    assert!(
+        matches!(&retired, Err(StoreError::NotEmptied { path, segment })
+            if *path == volumes[1] && *segment == number),
+        "{retired:?}"
+    );
+    check(&path, &chains.concat());
+    // Its pages cannot be read for a reason that says nothing about them.
+    let data = written.offset + 3 * BLOCK_BYTES as u64..written.offset + SEGMENT_BYTES / 2;
+    let retired = retire_through(&volumes, move |disk| {
+        let data = data.clone();
+        FaultyDisk::second_refusing(disk, libc::ENOMEM, move |action| match action {
+            Action::Read { offset, .. } => data.contains(offset),
+            _ => false,
+        })
+    });
+    assert!(
+        matches!(&retired, Err(StoreError::NotEmptied { .. })),
+        "{retired:?}"
+    );
+    check(&path, &chains.concat());
+    let retired = retire_through(&volumes, |disk| disk).unwrap();
+    assert_eq!(retired.evicted_pages, 0);
+    check(&path, &chains.concat());
+}
+
+#[test]
+fn a_retiring_volume_that_refuses_writes_leaves_the_room_of_the_others_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let volumes = [directory.path().join("a"), directory.path().join("b")];
+    let chains: Vec<Vec<PageKey>> = (1..=40).map(|seed| chain(seed, 64)).collect();
+    let path = store_on(&volumes, &chains);
+    let refuses = |action: &Action| match action {
+        Action::Write { offset, .. } => *offset >= larder_format::SEGMENTS_OFFSET,
+        _ => false,
+    };
+    let wrapper =
+        DiskWrapper::new(move |disk| FaultyDisk::second_refusing(disk, libc::EROFS, refuses));
+    let options = OpenOptions::default().with(|o| o.disk_wrapper = Some(wrapper));
+    let (opened, disk) = opening::open_volumes(&path, &options, Access::Exclusive).unwrap();
+    let opening: Opening<Whole> = Opening::new(opened, disk, &options).unwrap();
+    let (owner, _) = Owner::begin(opening, &[], &options).unwrap();
+    let retire = || {
+        owner.local.with_core(|core| {
+            core.retire(1, 0);
+            (core.counters().evicted, core.read_only_volumes().len())
+        })
+    };
+    assert_eq!(retire().1, 0);
+    for id in (0..).map(SegmentId).take(owner.spots.len()) {
+        if owner.spots[id.0 as usize].volume == 1 {
+            owner.empty(id, |page| page.from);
+        }
+    }
+    // The header of an emptied segment is refused.
+    let _ = opening::settle(&owner.local);
+    let counters = || owner.local.with_core(|core| core.counters());
+    let evicted = counters().evicted;
+    assert_eq!(retire(), (evicted, 1), "{:?}", counters());
 }

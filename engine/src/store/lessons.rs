@@ -3,21 +3,23 @@
 //! It is `NAME.lessons` beside the first volume `NAME`, if that is a file: a device has nothing
 //! beside it. The store does without it: a file that is missing, too long, of another store or
 //! torn is ignored, and so it is written without a sync. It is written about every ten minutes in
-//! which reclaim runs, and at the close.
+//! which reclaim runs, and at the close. All users of the store may read and replace it; its
+//! directory may have other users than those, so neither a link nor a pipe is followed there.
 //!
 //! ```text
 //!   magic, 8 bytes | store, 16 bytes | checksum of all other bytes, 8 bytes | lessons
 //! ```
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use larder_format::StoreId;
 use rapidhash::v3::rapidhash_v3;
+use rustix::fs::{Gid, Mode, OFlags};
 
 use crate::index::Index;
 use crate::runtime::Instant;
@@ -37,6 +39,8 @@ const PERIOD: Duration = Duration::from_secs(600);
 #[derive(Debug)]
 pub(super) struct Lessons {
     path: PathBuf,
+    /// The first volume.
+    volume: PathBuf,
     store: StoreId,
     written: Instant,
 }
@@ -44,13 +48,14 @@ pub(super) struct Lessons {
 impl Lessons {
     /// The file of a store; `None` where there can be none.
     pub(super) fn beside(volumes: &Volumes) -> Option<Lessons> {
-        let volume = volumes.list.first()?.as_ref()?;
-        let found = files::look(&volume.path).ok()?;
+        let volume = &volumes.list.first()?.as_ref()?.path;
+        let found = files::look(volume).ok()?;
         (found.kind == Kind::File && !cfg!(feature = "simulated")).then(|| {
-            let mut path = OsString::from(&volume.path);
-            path.push(".lessons");
+            // The process may change its working directory.
+            let volume = files::resolve(volume).unwrap_or_else(|_| volume.clone());
             Lessons {
-                path: path.into(),
+                path: with_suffix(&volume, ".lessons"),
+                volume,
                 store: volumes.superblock().store,
                 written: Instant::now(),
             }
@@ -59,11 +64,8 @@ impl Lessons {
 
     /// What the file holds for this store. Empty if there is nothing.
     pub(super) fn read(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        let read = fs::File::open(&self.path)
-            .and_then(|file| file.take(LENGTH_MAX as u64 + 1).read_to_end(&mut bytes));
-        match read {
-            Ok(_) if self.is_ours(&bytes) => bytes.split_off(HEAD),
+        match read(&self.path) {
+            Ok(mut bytes) if self.is_ours(&bytes) => bytes.split_off(HEAD),
             Ok(_) => {
                 tracing::info!(
                     "{}: not the lessons of this store, or damaged; eviction learns anew",
@@ -111,18 +113,21 @@ impl Lessons {
     }
 
     fn replace(&self, lessons: &[u8]) -> io::Result<()> {
-        let mut beside = OsString::from(&self.path);
-        beside.push(".new");
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&beside)?;
-        file.write_all(&self.head(lessons))?;
-        file.write_all(lessons)?;
-        drop(file);
-        fs::rename(&beside, &self.path)
+        let beside = with_suffix(&self.path, ".new");
+        // A process that was killed may have left it.
+        match fs::remove_file(&beside) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let written = create_like(&self.volume, &beside).and_then(|mut file| {
+            file.write_all(&self.head(lessons))?;
+            file.write_all(lessons)?;
+            fs::rename(&beside, &self.path)
+        });
+        if written.is_err() {
+            let _ = fs::remove_file(&beside);
+        }
+        written
     }
 
     fn complain(&self, done: &str, error: &io::Error) {
@@ -132,4 +137,36 @@ impl Lessons {
             self.path.display()
         );
     }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut path = OsString::from(path);
+    path.push(suffix);
+    path.into()
+}
+
+/// The bytes of a regular file, and one more than allowed of a longer one.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("no regular file"));
+    }
+    let mut bytes = Vec::new();
+    file.take(LENGTH_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A new file for the users of another one.
+fn create_like(other: &Path, path: &Path) -> io::Result<File> {
+    let other = fs::metadata(other)?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+    let file = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
+    // Without the group its members learn anew.
+    let group = Gid::from_raw(other.gid());
+    if rustix::fs::fchown(&file, None, Some(group)).is_ok() {
+        let rights = Mode::from_bits_truncate(other.mode()) & Mode::from_bits_truncate(0o666);
+        rustix::fs::fchmod(&file, rights)?;
+    }
+    Ok(file.into())
 }

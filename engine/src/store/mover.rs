@@ -13,6 +13,7 @@ use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::get::is_of_the_medium;
 use super::local::Local;
+use crate::api::PutStatus;
 use crate::catalog::{Allocator, Extent, Finding};
 use crate::core::{Copied, Move, PageCopy};
 use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
@@ -23,12 +24,11 @@ use crate::planted;
 /// Longest single wait for answers. After it the wait begins again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Copies pages for a tool that has the store to itself. Returns whether all pages that still exist
-/// were copied.
-pub(crate) fn move_pages(local: &Local, moves: &[Move]) -> bool {
+/// Copies pages for a tool that has the store to itself. Pages that do not exist any more are
+/// duplicates.
+pub(crate) fn move_pages(local: &Local, moves: &[Move]) -> Vec<PutStatus> {
     let reservation = local.with_core(|core| core.copy(moves));
-    let statuses = local.wait(reservation);
-    statuses.iter().all(|status| status.is_present())
+    local.wait(reservation)
 }
 
 /// A page in transit: its position among the pages to copy, its bytes, and its target.

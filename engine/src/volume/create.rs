@@ -340,12 +340,21 @@ impl Plan {
 }
 
 /// A file that becomes a volume. A new file carries another name until it is complete, so that a
-/// killed creation leaves nothing at `path`. A failed creation removes it.
+/// killed creation leaves nothing at `path`.
 struct Target {
     path: PathBuf,
     file: File,
-    /// Its name until it is complete.
-    temporary: Option<PathBuf>,
+    undo: Undo,
+}
+
+/// The remains of a creation that fails.
+enum Undo {
+    /// A file with this name, which is removed.
+    New(PathBuf),
+    /// A file that was empty, and is again.
+    Empty,
+    /// Nothing: the volume is complete, or was there before.
+    Nothing,
 }
 
 impl Target {
@@ -378,10 +387,14 @@ impl Target {
         let file = File::open(path, Access::Exclusive)?;
         file.lock(path)?;
         may_overwrite(&file, path, force)?;
+        let undo = match file.bytes {
+            0 => Undo::Empty,
+            _ => Undo::Nothing,
+        };
         Ok(Target {
             path: path.to_owned(),
             file,
-            temporary: None,
+            undo,
         })
     }
 
@@ -397,7 +410,7 @@ impl Target {
                 bytes: super::length(&volume.file, &volume.path)?,
                 is_device,
             },
-            temporary: None,
+            undo: Undo::Nothing,
         })
     }
 
@@ -429,7 +442,7 @@ impl Target {
         let target = Target {
             path: path.to_owned(),
             file,
-            temporary: Some(temporary),
+            undo: Undo::New(temporary),
         };
         // Another creation may have ended after the check of `path`, before this one had the
         // temporary name.
@@ -438,16 +451,16 @@ impl Target {
 
     /// Whether its blocks may hold bytes of an earlier use.
     fn held_bytes(&self) -> bool {
-        self.file.is_device || self.temporary.is_none() && self.file.bytes > 0
+        self.file.is_device || matches!(self.undo, Undo::Nothing) && self.file.bytes > 0
     }
 
     /// Gives it its name.
     fn keep(&mut self) -> Result<(), StoreError> {
-        if let Some(temporary) = &self.temporary {
+        if let Undo::New(temporary) = &self.undo {
             let (from, to) = (temporary.as_path(), self.path.as_path());
             rename(from, to).map_err(|e| StoreError::io("naming the new volume", to, e))?;
-            self.temporary = None;
         }
+        self.undo = Undo::Nothing;
         // The name must be durable too.
         if let Some(directory) = parent_of(&self.path)
             && let Ok(directory) = fs::File::open(directory)
@@ -548,8 +561,12 @@ fn is_missing(error: Errno) -> bool {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        if let Some(temporary) = &self.temporary {
-            let _ = fs::remove_file(temporary);
+        match &self.undo {
+            Undo::New(temporary) => {
+                let _ = fs::remove_file(temporary);
+            }
+            Undo::Empty => self.shrink(),
+            Undo::Nothing => {}
         }
     }
 }

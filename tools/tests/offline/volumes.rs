@@ -129,6 +129,26 @@ fn what_is_no_new_volume_is_refused() {
 }
 
 #[test]
+fn an_old_copy_of_the_first_volume_does_not_cost_a_used_one() {
+    let home = filled(&[]);
+    let (old, new) = (home.beside("old"), home.beside("new"));
+    std::fs::copy(&home.path, &old).unwrap();
+    let at = [text(&home.path), text(&new)];
+    ends(&["volume", "add", at[0], at[1]], 0);
+    is_whole(&home);
+    std::fs::rename(&old, &home.path).unwrap();
+    let before = std::fs::read(&new).unwrap();
+    let refused = ["volume", "add", at[0], at[1]];
+    fails(&refused, 3, &["holds a Larder store"]);
+    fails(
+        &[&refused[..], &["--dry-run"]].concat(),
+        3,
+        &["holds a Larder store"],
+    );
+    assert!(before == std::fs::read(&new).unwrap());
+}
+
+#[test]
 fn an_addition_killed_at_any_moment_is_run_again_and_ends_the_same() {
     let run = |home: &Home, events: usize| {
         let watch = Watch::on_directory(home);

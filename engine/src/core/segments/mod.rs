@@ -308,11 +308,8 @@ impl Segments {
     /// Whether one more page fits under the limit of the store, and under that of the volumes that
     /// take writes.
     pub(super) fn has_room(&self, blocks: u32) -> bool {
-        let read_only = self
-            .volumes
-            .iter()
-            .filter(|volume| volume.service.is_read_only());
-        let elsewhere: u64 = read_only.map(|volume| volume.taken_blocks).sum();
+        let resting = self.volumes.iter().filter(|volume| volume.rests());
+        let elsewhere: u64 = resting.map(|volume| volume.taken_blocks).sum();
         let taken = self.taken_blocks + self.footprint(blocks);
         taken <= self.limits.now && taken - elsewhere <= self.limits.writable
     }
@@ -326,26 +323,30 @@ impl Segments {
     /// Recomputes the limits after a segment became unusable, or a volume changed its service.
     fn recount(&mut self) {
         let (volumes, segments) = self.counted;
-        let left = segments.saturating_sub(self.unusable);
+        let is_unusable = |s: &&Segment| s.unusable;
+        let retiring = self.volumes.iter().filter(|volume| volume.is_retiring);
+        let retiring = retiring.flat_map(|volume| self.segments_of(volume));
+        let uncounted = retiring.filter(is_unusable).count() as u64;
+        let left = segments.saturating_sub(self.unusable - uncounted);
         self.limits.now = usable_blocks(left, volumes, self.segment_blocks).min(self.limits.max);
         let is_there =
             |s: &Segment| !s.unusable && !matches!(s.state(), State::Lost | State::Unreadable);
-        let read_only = self
-            .volumes
-            .iter()
-            .filter(|volume| volume.service.is_read_only());
         let (mut gone, mut gone_segments) = (0, 0);
-        for volume in read_only {
-            let range = volume.base as usize..(volume.base + volume.segments) as usize;
-            let own = self.segments.get(range).unwrap_or_default();
+        for volume in self.volumes.iter().filter(|volume| volume.rests()) {
+            let own = self.segments_of(volume).iter();
             gone += 1;
-            gone_segments += own.iter().filter(|segment| is_there(segment)).count() as u64;
+            gone_segments += own.filter(|segment| is_there(segment)).count() as u64;
         }
         let (volumes, left) = (
             volumes.saturating_sub(gone),
             left.saturating_sub(gone_segments),
         );
         self.limits.writable = usable_blocks(left, volumes, self.segment_blocks);
+    }
+
+    fn segments_of(&self, volume: &Volume) -> &[Segment] {
+        let range = volume.base as usize..(volume.base + volume.segments) as usize;
+        self.segments.get(range).unwrap_or_default()
     }
 
     pub(super) fn add_live(&mut self, id: SegmentId, blocks: u32) {

@@ -64,6 +64,11 @@ impl Volume {
     pub(super) fn takes_pages(&self) -> bool {
         !self.is_retiring && !self.service.is_read_only()
     }
+
+    /// Whether it is in read-only service and keeps its capacity. A retiring volume has none.
+    pub(super) fn rests(&self) -> bool {
+        self.service.is_read_only() && !self.is_retiring
+    }
 }
 
 impl Service {
@@ -131,11 +136,11 @@ impl Segments {
         if std::mem::replace(&mut self.volumes[volume].is_retiring, true) {
             return;
         }
-        let Volume { base, segments, .. } = self.volumes[volume];
-        let own = self.segments[base as usize..(base + segments) as usize].iter();
+        let own = self.segments_of(&self.volumes[volume]).iter();
         let counted = own.filter(|s| !matches!(s.state(), State::Lost | State::Unreadable));
+        let counted = counted.count() as u64;
         self.counted.0 -= 1;
-        self.counted.1 -= counted.count() as u64;
+        self.counted.1 -= counted;
         self.recount();
         self.limits.max = self.limits.now;
     }

@@ -98,10 +98,13 @@ fn index_of_next(superblock: &Superblock) -> Option<u16> {
     u16::try_from(count).ok().filter(|_| count < VOLUMES_MAX)
 }
 
-/// Whether the file at `path` would be this volume of the store, and is not.
+/// Whether the file at `path` would be this volume of the store, and was never used as such. A used
+/// one may be missing in an old copy of the first volume.
 fn is_unlisted(path: &Path, of: &Superblock, index: u16) -> bool {
     let found = Found::at(path, Access::ReadOnly);
-    found.is_ok_and(|found| found.is(of.store, usize::from(index)))
+    found.is_ok_and(|found| {
+        found.is(of.store, usize::from(index)) && found.superblock.generation == 1
+    })
 }
 
 fn plan(

@@ -133,10 +133,12 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64, OsString)> {
     Some((directory.dev(), directory.ino(), name))
 }
 
-/// Free bytes of the file system that holds (or would hold) `path`.
+/// Free bytes of the file system that holds (or would hold) `path`. A link, or a file that is
+/// mounted by itself, may lie in another one than its directory.
 pub(super) fn free_bytes(path: &Path) -> u64 {
-    let directory = parent_of(path).unwrap_or_else(|| PathBuf::from("."));
-    rustix::fs::statvfs(&directory)
+    let directory = || parent_of(path).unwrap_or_else(|| PathBuf::from("."));
+    rustix::fs::statvfs(path)
+        .or_else(|_| rustix::fs::statvfs(&directory()))
         .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
