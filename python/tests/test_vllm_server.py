@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
-from larder.vllm import doctor, weights
+from larder.vllm import connector, doctor, weights
+from larder.vllm.settings import SERVER_KEY, Server
 
 
 @pytest.fixture
@@ -66,6 +68,8 @@ def test_the_tag_is_of_the_arguments_and_the_files(server):
         ("model_config.hf_overrides", {"rope_theta": 1}),
         ("cache_config.cache_dtype", "fp8_e4m3"),
         ("load_config.load_format", "safetensors"),
+        ("attention_config", SimpleNamespace(backend="B12X")),
+        ("attention_config", SimpleNamespace(backend_per_kind={"full_attention": "B12X"})),
         ("speculative_config", draft),
         ("lora_config", SimpleNamespace(default_mm_loras={"image": str(adapter)})),
         ("model_config.multimodal_config", SimpleNamespace(mm_processor_kwargs={"size": 1})),
@@ -90,6 +94,55 @@ def test_a_tag_of_ones_own_stands_for_the_files_and_for_nothing_else(server):
     assert weights.tag(config, "mine") == tag
     assert weights.tag(changed(config, "model_config.model", "nobody/no-such-model"), "mine") == tag
     assert weights.tag(changed(config, "cache_config.cache_dtype", "fp8_e4m3"), "mine") != tag
+
+
+@pytest.mark.parametrize("own", [None, "mine"])
+def test_the_files_of_another_configuration_are_part_of_the_tag(server, tmp_path, own):
+    place = tmp_path / "configuration"
+    place.mkdir()
+    file = place / "config.json"
+    file.write_text('{"rope_theta": 1}')
+    config = changed(server[0], "model_config.hf_config_path", str(place))
+    tag = weights.tag(config, own)
+    assert tag not in (weights.tag(config, "other"), weights.tag(server[0], own))
+    # Other positions, in as many bytes and with the same modification time.
+    before = file.stat()
+    file.write_text('{"rope_theta": 2}')
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    edited = weights.tag(config, own)
+    assert edited != tag
+    (place / "modeling.py").write_text("")
+    assert weights.tag(config, own) not in (tag, edited)
+    nowhere = changed(server[0], "model_config.hf_config_path", "nobody/no-such-model")
+    with pytest.raises(ValueError, match="--hf-config-path nobody/no-such-model"):
+        weights.tag(nowhere, own)
+
+
+def informed(config, path, **more):
+    """What the connector tells a tier of the server."""
+    written = transfer(path, tier=more)["kv_connector_extra_config"]
+    config = changed(
+        config, "kv_transfer_config", SimpleNamespace(kv_connector_extra_config=written)
+    )
+    config.cache_config.prefix_caching_hash_algo = "sha256"
+    connector._inform(config, SimpleNamespace(kv_cache_groups=[]))
+    (tier,) = config.kv_transfer_config.kv_connector_extra_config["secondary_tiers"]
+    return Server.of_config(tier[SERVER_KEY])
+
+
+@pytest.mark.parametrize("own", [{}, {"weights_tag": "mine"}])
+def test_a_server_whose_weights_may_change_shares_with_no_other_start(server, tmp_path, own):
+    config = changed(server[0], "weight_transfer_config", None)
+    config.parallel_config = SimpleNamespace(worker_extension_cls="")
+    assert informed(config, tmp_path, **own) == informed(config, tmp_path, **own)
+    assert informed(config, tmp_path, **own).tells_packing
+    for path, value in (
+        ("weight_transfer_config", SimpleNamespace(backend="nccl")),
+        ("parallel_config.worker_extension_cls", "trainer.Updates"),
+    ):
+        may = changed(config, path, value)
+        tags = {informed(each, tmp_path, **own).weights for each in (config, may, may)}
+        assert len(tags) == 3, path
 
 
 @pytest.mark.parametrize(

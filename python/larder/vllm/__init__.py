@@ -2,7 +2,7 @@
 
 vLLM loads :class:`LarderTier` below its own ``TieringOffloadingSpec``, by ``module_path`` or by the
 short name ``larder``. :class:`LarderOffloadingConnector` is vLLM's ``OffloadingConnector``; besides
-it derives the weights tag, which a tier cannot see.
+it derives the weights tag and learns how pages are packed, which a tier cannot see.
 
 ==============  ==========================================================================
 module          contents
@@ -13,6 +13,7 @@ module          contents
 ``lookups``     answers of the store that come with a message
 ``chains``      the chunk before a chunk in its prefix
 ``keeper``      the thread that may wait: attaching, statistics, evictions
+``packing``     the order of elements in a page, from vLLM's workers
 ``spaces``      the namespaces: everything that decides the bytes of a chunk
 ``settings``    the keys of a tier's configuration
 ``metrics``     counters and gauges in vLLM's form

@@ -1,23 +1,39 @@
 """vLLM's ``OffloadingConnector`` with the facts of the server that a tier cannot see: above all,
-which weights it has loaded.
+which weights it has loaded, and how its pages are packed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from dataclasses import dataclass
+from typing import Any, Optional
 
+import vllm
+from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-from larder.vllm import weights
+from larder.vllm import packing, weights
 from larder.vllm.doctor import is_larder
+from larder.vllm.link import new_name
 from larder.vllm.settings import SERVER_KEY, Server
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pages(KVConnectorHandshakeMetadata):
+    """What a worker tells the scheduler before the first request."""
+
+    #: None if the worker does not know it.
+    described: Optional[packing.Described]
 
 
 class LarderOffloadingConnector(OffloadingConnector):
-    """Hands the weights tag and the kinds of cache groups to each ``LarderTier`` of its
-    configuration.
+    """Hands the weights tag, the kinds of cache groups and the packing of pages to each
+    ``LarderTier`` of its configuration.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -27,6 +43,57 @@ class LarderOffloadingConnector(OffloadingConnector):
         if role == KVConnectorRole.SCHEDULER:
             _inform(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
+        self._pages: Optional[Pages] = None
+
+    # --- in a worker
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Describes the pages too: only now has each layer its backend and its views."""
+        super().register_kv_caches(kv_caches)
+        self._pages = Pages(
+            packing.describe(
+                vllm.__version__,
+                self._vllm_config.compilation_config.static_forward_context,
+                {name: kv_caches[name] for name in self._layers()},
+                self._kv_cache_config.num_blocks,
+            )
+        )
+
+    def _layers(self) -> list[str]:
+        """The layers whose pages are offloaded."""
+        groups = self.connector_worker.spec.config.groups
+        return [name for group in groups for name in group.layer_names]
+
+    def get_handshake_metadata(self) -> Optional[KVConnectorHandshakeMetadata]:
+        """The pages. None inside a ``MultiConnector``, which hands the first answer to all of its
+        connectors: the answer of another connector would be lost.
+        """
+        if has_kv_transfer_group() and get_kv_transfer_group() is not self:
+            return None
+        return self._pages
+
+    # --- in the scheduler
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Hands over what the workers have said, before the first request."""
+        ranks = {rank: told for rank, told in metadata.items() if isinstance(told, Pages)}
+        if not ranks or len(ranks) != len(metadata):
+            return
+        told = _packing({rank: pages.described for rank, pages in ranks.items()})
+        for tier in self.connector_scheduler.manager.secondary_tiers:
+            if hasattr(tier, "tell_packing"):
+                tier.tell_packing(told)
+
+
+def _packing(ranks: dict[Any, Optional[packing.Described]]) -> packing.Packing:
+    known = {rank: described for rank, described in ranks.items() if described is not None}
+    if len(known) == len(ranks):
+        return packing.merged(known)
+    logger.warning(
+        "larder: nothing says which kernels use the pages of some layers: what this server stores "
+        "is found by itself alone, until it ends"
+    )
+    return packing.Packing(new_name(), "")
 
 
 def _inform(vllm_config: Any, kv_cache_config: Any) -> None:
@@ -35,10 +102,18 @@ def _inform(vllm_config: Any, kv_cache_config: Any) -> None:
         return
     for tier in filter(is_larder, tiers):
         tag = weights.tag(vllm_config, tier.get("weights_tag"))
+        if (why := weights.may_change(vllm_config)) is not None:
+            logger.warning(
+                "larder: %s: weights may change while this server runs, so what it stores is found "
+                "by itself alone, until it ends",
+                why,
+            )
+            tag += f"+{new_name()}"
         tier[SERVER_KEY] = Server(
             weights=tag,
             prefix_hash=str(vllm_config.cache_config.prefix_caching_hash_algo),
             full_groups=_full_groups(kv_cache_config),
+            tells_packing=True,
         ).as_config()
 
 

@@ -131,7 +131,10 @@ def _connector(config: dict[str, Any], extra: dict[str, Any]) -> Iterator[Fact]:
     elif connector == "LarderOffloadingConnector":
         yield Fact("fail", "connector", '`kv_connector_module_path` must be "larder.vllm"')
     elif connector == "OffloadingConnector":
-        what = "OffloadingConnector: `weights_tag` must name the weights and everything that changes the KV"
+        what = (
+            "OffloadingConnector: `weights_tag` must name the weights and everything that changes the "
+            "KV, also the attention backend and vLLM's release, which order the elements of a page"
+        )
         yield Fact("warn", "connector", what)
     else:
         what = '`kv_connector` must be "LarderOffloadingConnector" (with `kv_connector_module_path` "larder.vllm")'

@@ -12,6 +12,8 @@ from typing import Any, Callable, Optional
 from larder.store import StoreError
 from larder.vllm.link import Link
 from larder.vllm.metrics import Meters
+from larder.vllm.packing import Packing
+from larder.vllm.spaces import Marks
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +30,18 @@ _EVICTED_MAX = 1 << 16
 class Keeper:
     """Looks after the link of a tier.
 
-    Invariant: a link that others can see has the namespaces of ``anew``, or none.
+    Invariant: a link that others can see has the namespaces of the marks, or none.
     """
 
     def __init__(
         self,
         meters: Meters,
-        attach: Callable[[Optional[str]], Link],
+        attach: Callable[[Marks], Link],
+        marks: Marks,
         retry: float,
         has_events: bool,
     ) -> None:
-        """``attach`` makes a link with namespaces of ``anew``; it may raise. ``retry`` is the
+        """``attach`` makes a link with namespaces of the marks; it may raise. ``retry`` is the
         pause after that, in seconds.
         """
         self._meters = meters
@@ -52,8 +55,8 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="larder-vllm", daemon=True)
         #: Guards the invariant. Never held during a call of the store.
         self._lock = threading.Lock()
-        #: The arguments of the namespaces: None until the first reset.
-        self._anew: Optional[str] = None
+        #: What the namespaces are made with.
+        self.marks = marks
         #: The attached store.
         self.link: Optional[Link] = None
         #: (group's namespace digest, page key) of evicted pages.
@@ -64,15 +67,21 @@ class Keeper:
         self._thread.start()
 
     def reset(self, anew: str) -> None:
-        """Nothing stored so far is found any more. The new namespaces are made at once if the
-        store answers, else later.
-        """
+        """Nothing stored so far is found any more."""
+        self._mark(self.marks._replace(anew=anew))
+
+    def tell_packing(self, packing: Packing) -> None:
+        """Chunks of another packing are not found."""
+        self._mark(self.marks._replace(packing=packing))
+
+    def _mark(self, marks: Marks) -> None:
+        """The new namespaces are made at once if the store answers, else later."""
         with self._lock:
-            self._anew = anew
+            self.marks = marks
             link = self.link
             if link is None:
                 return
-            link.spaces, link.anew = {}, None
+            link.spaces, link.marks = {}, None
         try:
             self._renew(link)
         except Exception as error:
@@ -85,11 +94,11 @@ class Keeper:
         """Gives a link its namespaces, unless they change meanwhile. Raises
         ``larder.StoreError``.
         """
-        anew = self._anew
-        spaces = link.spaces_of(anew)
+        marks = self.marks
+        spaces = link.spaces_of(marks)
         with self._lock:
-            if anew == self._anew:
-                link.spaces, link.anew = spaces, anew
+            if marks == self.marks:
+                link.spaces, link.marks = spaces, marks
 
     def stop(self) -> Optional[Link]:
         """Ends the thread; a link that it still makes is closed. Returns the link there is."""
@@ -128,7 +137,7 @@ class Keeper:
         if self._left > 0:
             return
         try:
-            link = self._attach(self._anew)
+            link = self._attach(self.marks)
         except Exception as error:
             self._pause = min(self._pause * 2, _RETRY_MAX)
             self._left = self._pause
@@ -137,7 +146,7 @@ class Keeper:
             )
             return
         with self._lock:
-            if link.anew != self._anew:
+            if link.marks != self.marks:
                 link.spaces = {}
             if not self._stop.is_set():
                 self.link = link

@@ -11,7 +11,7 @@ import numpy as np
 from larder.config import Config
 from larder.store import Store
 from larder.vllm.settings import Settings
-from larder.vllm.spaces import Space, spaces
+from larder.vllm.spaces import Marks, Space, spaces
 
 if TYPE_CHECKING:
     from larder.store import Queue, Region
@@ -28,9 +28,7 @@ class Link:
     of its cache groups.
     """
 
-    def __init__(
-        self, settings: Settings, config: Any, view: memoryview, anew: Optional[str] = None
-    ) -> None:
+    def __init__(self, settings: Settings, config: Any, view: memoryview, marks: Marks) -> None:
         """Attaches. May wait.
 
         Raises ValueError for a wrong configuration, ``larder.StoreError`` for a store that is not
@@ -51,17 +49,17 @@ class Link:
             self.region.move_to_huge_pages()
             self.queue: Queue = self.store.queue(jobs=_JOBS_MAX)
             self._server = (config, row_bytes, settings.server)
-            #: By the last bytes of vLLM's keys. Empty while those of ``anew`` could not be had.
-            self.spaces: dict[bytes, Space] = self.spaces_of(anew)
-            #: The text of this process alone that they are made with.
-            self.anew = anew
+            #: By the last bytes of vLLM's keys. Empty while those of ``marks`` could not be had.
+            self.spaces: dict[bytes, Space] = self.spaces_of(marks)
+            #: What they are made with; None if they are not made.
+            self.marks: Optional[Marks] = marks
         except BaseException:
             self.store.close()
             raise
 
-    def spaces_of(self, anew: Optional[str]) -> dict[bytes, Space]:
-        """The namespaces with this text. May wait. Raises ``larder.StoreError``."""
-        return spaces(self.store, *self._server, anew)
+    def spaces_of(self, marks: Marks) -> dict[bytes, Space]:
+        """The namespaces with these marks. May wait. Raises ``larder.StoreError``."""
+        return spaces(self.store, *self._server, marks)
 
     def describe(self) -> str:
         groups = ", ".join(

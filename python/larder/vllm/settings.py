@@ -25,10 +25,17 @@ class Server:
     prefix_hash: str = ""
     #: Ids of the cache groups whose layers look back to the first token; None if unknown.
     full_groups: Optional[tuple[int, ...]] = None
+    #: Whether the connector tells later how pages are packed: until then nothing is found.
+    tells_packing: bool = False
 
     def as_config(self) -> dict[str, Any]:
         groups = None if self.full_groups is None else list(self.full_groups)
-        return {"weights": self.weights, "prefix_hash": self.prefix_hash, "full_groups": groups}
+        return {
+            "weights": self.weights,
+            "prefix_hash": self.prefix_hash,
+            "full_groups": groups,
+            "tells_packing": self.tells_packing,
+        }
 
     @classmethod
     def of_config(cls, config: Mapping[str, Any]) -> Server:
@@ -37,6 +44,7 @@ class Server:
             weights=str(config["weights"]),
             prefix_hash=str(config.get("prefix_hash") or ""),
             full_groups=None if groups is None else tuple(groups),
+            tells_packing=bool(config.get("tells_packing")),
         )
 
 

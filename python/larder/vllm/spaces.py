@@ -10,6 +10,8 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
+from larder.vllm.packing import Packing
+
 if TYPE_CHECKING:
     from larder.store import Namespace, Store
     from larder.vllm.settings import Server
@@ -19,6 +21,15 @@ KEY_BYTES = 32
 
 #: Bytes of the group's index at the end of vLLM's key.
 GROUP_BYTES = 4
+
+
+class Marks(NamedTuple):
+    """What decides the namespaces of a server and is known or changes after its start."""
+
+    #: None while it is not known: then there are no namespaces.
+    packing: Optional[Packing]
+    #: A text of this process alone, for chunks that no other server may find.
+    anew: Optional[str] = None
 
 
 class Space(NamedTuple):
@@ -69,7 +80,7 @@ def _layout(config: Any) -> str:
     return "+".join(words)
 
 
-def _extra(config: Any, server: Server, anew: Optional[str]) -> dict[str, str]:
+def _extra(config: Any, server: Server, packing: Packing, anew: Optional[str]) -> dict[str, str]:
     """The settings that decide the bytes of a row, besides the fields that every namespace has."""
     parallel = config.parallel
     groups = [
@@ -81,9 +92,11 @@ def _extra(config: Any, server: Server, anew: Optional[str]) -> dict[str, str]:
         "tokens_per_hash": str(config.cache.tokens_per_hash),
         "groups": hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:32],
         "prefix_hash": server.prefix_hash,
+        "packing": packing.kinds,
     }
     # A canonical row has the same bytes however its model is divided.
     if not (config.canonical_layout and parallel.is_parallelism_agnostic):
+        extra["pages"] = packing.pages
         names = ("world_size", "tp_size", "pp_size", "pcp_size", "dcp_size")
         extra |= {name: str(getattr(parallel, name)) for name in names}
     if anew is not None:
@@ -92,13 +105,12 @@ def _extra(config: Any, server: Server, anew: Optional[str]) -> dict[str, str]:
 
 
 def spaces(
-    store: Store, config: Any, row_bytes: int, server: Server, anew: Optional[str]
+    store: Store, config: Any, row_bytes: int, server: Server, marks: Marks
 ) -> dict[bytes, Space]:
-    """The spaces of a server with this ``OffloadingConfig``, by the last bytes of vLLM's keys.
-
-    ``anew`` is a text of this process alone, for chunks that no other server may find.
-    """
-    found = {}
+    """The spaces of a server with this ``OffloadingConfig``, by the last bytes of vLLM's keys."""
+    found: dict[bytes, Space] = {}
+    if marks.packing is None:
+        return found
     for group in config.groups:
         chunk_tokens = group.tokens_per_block * config.cache.blocks_per_chunk
         namespace = store.namespace(
@@ -109,7 +121,7 @@ def spaces(
             page_tokens=chunk_tokens,
             parts=[row_bytes],
             pool=f"group{group.group_id}",
-            extra=_extra(config, server, anew),
+            extra=_extra(config, server, marks.packing, marks.anew),
         )
         index = group.group_id.to_bytes(GROUP_BYTES, "big")
         found[index] = Space(namespace, chunk_tokens, _is_chain(group, len(config.groups), server))

@@ -43,8 +43,9 @@ from larder.vllm.jobs import Job, Jobs, result
 from larder.vllm.keeper import Keeper
 from larder.vllm.link import Link, new_name
 from larder.vllm.lookups import Lookups
+from larder.vllm.packing import UNTOLD, Packing
 from larder.vllm.settings import Settings
-from larder.vllm.spaces import GROUP_BYTES, KEY_BYTES, Space, page_key, page_keys
+from larder.vllm.spaces import GROUP_BYTES, KEY_BYTES, Marks, Space, page_key, page_keys
 
 logger = logging.getLogger(__name__)
 
@@ -140,14 +141,17 @@ class LarderTier(SecondaryTierManager):
         self._said: dict[str, float] = {}
         self._is_shut = False
 
-        def attach(anew: Optional[str]) -> Link:
-            return Link(settings, offloading_spec.config, primary_kv_view, anew)
+        def attach(marks: Marks) -> Link:
+            return Link(settings, offloading_spec.config, primary_kv_view, marks)
 
-        self._keeper = Keeper(self._meters, attach, parsed.retry, self._stored is not None)
+        self._weights = settings.server.weights
+        marks = Marks(None if settings.server.tells_packing else UNTOLD)
+        self._keeper = Keeper(self._meters, attach, marks, parsed.retry, self._stored is not None)
         link = None
         try:
-            link = attach(None)
-            logger.info("larder: weights %s, %s", settings.server.weights, link.describe())
+            link = attach(marks)
+            if link.spaces:
+                logger.info("larder: weights %s, %s", self._weights, link.describe())
         except ValueError:
             raise
         except Exception as error:
@@ -160,6 +164,21 @@ class LarderTier(SecondaryTierManager):
                 error,
             )
         self._keeper.start(link)
+
+    def tell_packing(self, packing: Packing) -> None:
+        """How pages are packed. The connector calls it before the first request, and with the same
+        packing after each sleep.
+        """
+        try:
+            if packing == self._keeper.marks.packing:
+                return
+            self._lookups.clear()
+            self._keeper.tell_packing(packing)
+            link = self._keeper.link
+            if link is not None and link.spaces:
+                logger.info("larder: weights %s, %s", self._weights, link.describe())
+        except Exception:
+            self._caught("tell_packing")
 
     # --- errors
 
@@ -388,6 +407,11 @@ class LarderTier(SecondaryTierManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Chunks are offered as they are computed."""
         try:
+            if self._keeper.marks.packing is None and self._is_due("packing"):
+                logger.warning(
+                    "larder: vLLM's workers have not said how pages are packed: nothing is found "
+                    "and nothing is stored"
+                )
             self._chains[req_context.req_id] = Chain()
         except Exception:
             self._caught("on_new_request")

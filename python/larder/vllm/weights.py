@@ -6,6 +6,8 @@ files are not seen here.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from typing import Any, Optional
 
 from larder import weights
@@ -31,6 +33,15 @@ _TOLD = {
         "mamba_cache_mode",
         "kv_sharing_fast_prefill",
     ),
+    # Kernels that are asked for. The workers tell which are chosen (`larder.vllm.packing`).
+    "attention_config": (
+        "backend",
+        "backend_per_kind",
+        "flash_attn_version",
+        "use_trtllm_attention",
+        "indexer_kv_dtype",
+    ),
+    "mamba_config": ("backend",),
     "lora_config": ("lora_dtype", "target_modules", "enable_tower_connector_lora"),
     "speculative_config": ("method", "quantization", "kv_cache_dtype"),
 }
@@ -49,6 +60,9 @@ _TOLD_OF_WEIGHTS = {
     "load_config": ("load_format", "model_loader_extra_config", "ignore_patterns"),
     "speculative_config": ("model", "revision", "code_revision"),
 }
+
+#: Endings of the files that make a model's configuration.
+_CONFIGURATION = (".json", ".py")
 
 #: Ways to load weights from files at the model's path. By others they come from elsewhere: a
 #: server, a bucket, nowhere.
@@ -77,6 +91,7 @@ def tag(config: Any, own: Optional[str]) -> str:
     operator's.
     """
     told = _told(config, _TOLD) | _told_of_positions(config) | _told_of_media(config)
+    told |= _told_of_configuration(config)
     if own:
         return f"{own}+{weights.tag(told, [])}"
     way = getattr(config.load_config.load_format, "value", config.load_config.load_format) or "auto"
@@ -86,6 +101,18 @@ def tag(config: Any, own: Optional[str]) -> str:
         )
     told |= _told(config, _TOLD_OF_WEIGHTS)
     return weights.tag(told, _named(config), config.load_config.download_dir)
+
+
+def may_change(config: Any) -> Optional[str]:
+    """Why the weights may change while the server with this ``VllmConfig`` runs. vLLM tells a
+    connector of no change, so that the tag would name weights that are gone.
+    """
+    if getattr(config, "weight_transfer_config", None) is not None:
+        return "--weight-transfer-config"
+    parallel = getattr(config, "parallel_config", None)
+    if getattr(parallel, "worker_extension_cls", ""):
+        return "--worker-extension-cls"
+    return None
 
 
 def _told(config: Any, names: dict[str, tuple[str, ...]]) -> dict[str, str]:
@@ -99,6 +126,41 @@ def _told(config: Any, names: dict[str, tuple[str, ...]]) -> dict[str, str]:
             if value not in (None, "", {}, [])
         }
     return found
+
+
+def _told_of_configuration(config: Any) -> dict[str, str]:
+    """The contents of the files at ``--hf-config-path``: they decide positions, windows and more,
+    and lie apart from the weights.
+    """
+    path = getattr(config.model_config, "hf_config_path", None)
+    if not path:
+        return {}
+    digest = hashlib.sha256()
+    for file in _configuration(path, config.model_config.revision):
+        with open(file, "rb") as opened:
+            content = hashlib.sha256(opened.read()).hexdigest()
+        digest.update(f"{os.path.basename(file)} {content}\n".encode())
+    return {"hf_config_path.files": digest.hexdigest()}
+
+
+def _configuration(path: str, revision: Optional[str]) -> list[str]:
+    """The files of a configuration. Raises ValueError if none is on this machine."""
+    try:
+        places = weights.places(path, revision, None)
+    except ValueError:
+        places = []
+    files = [
+        os.path.join(place, name)
+        for place in filter(os.path.isdir, places)
+        for name in sorted(os.listdir(place))
+        if name.endswith(_CONFIGURATION)
+    ] + [place for place in places if os.path.isfile(place)]
+    if not files:
+        raise ValueError(
+            f"larder: the files of --hf-config-path {path} are not on this machine, so that nothing "
+            "tells their changes: give it a local directory"
+        )
+    return files
 
 
 def _told_of_positions(config: Any) -> dict[str, str]:
