@@ -94,6 +94,6 @@ fn main() -> Result<(), Box<dyn Error>> {
         );
     }
     println!("{}", serde_json::Value::Object(found));
-    space.handle.close(None)?;
+    space.handle.close()?;
     Ok(())
 }

@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from larder import _larder, sglang_weights
+from larder import _larder, sglang_layout, sglang_weights
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,11 @@ _SHAPES = (
     "conv_state_elem_sizes",
 )
 
+
+#: Pools whose pages are of use without the pages before them. They are stored without a place in
+#: a chain: a full store refuses a page that does not fit together with all pages before it, and
+#: counts each of those as long as the page, although most of a prompt's pages have no state.
+_SINGLE = (PoolName.MAMBA.value,)
 
 #: Pools that SGLang has written by rank 0 alone where the model's own KV is replicated (`should_backup` of its hybrid cache
 #: controller), whatever they hold.
@@ -113,6 +118,11 @@ def _chain(extra_info: Optional[HiCacheStorageExtraInfo]) -> tuple[Optional[str]
     """The key before a batch, and how many there are."""
     before = extra_info.prefix_keys if extra_info is not None else None
     return (before[-1], len(before)) if before else (None, 0)
+
+
+def _place(name: str, extra_info: Optional[HiCacheStorageExtraInfo]) -> tuple[Optional[str], int]:
+    """Where pages to store stand in their chain. SGLang stores one state of a `mamba` pool a call."""
+    return (None, 0) if name in _SINGLE else _chain(extra_info)
 
 
 def _indices(host_indices: torch.Tensor) -> torch.Tensor:
@@ -283,7 +293,8 @@ class LarderHiCache(HiCacheStorage):
             "page_tokens": pool.page_size,
             "sharded": _is_sharded(pool, name),
             "extra": {key: str(value) for key, value in shapes.items() if value is not None}
-            | {"class": type(pool).__name__},
+            | {"class": type(pool).__name__}
+            | sglang_layout.facts_of(pool),
         }
         self._flat.discard(name)
         if pool.size_per_token == 0:
@@ -412,11 +423,11 @@ class LarderHiCache(HiCacheStorage):
             return [False] * len(keys)
         indices = _indices(host_indices)
         if name not in self._flat:
-            return self._backend.set(name, keys, indices.data_ptr(), indices.numel(), *_chain(extra_info))
+            return self._backend.set(name, keys, indices.data_ptr(), indices.numel(), *_place(name, extra_info))
         pool = self._pools[name]
         starts = _starts(pool, keys, indices)
         pages = [pool.get_data_page(start, flat=True).contiguous() for start in starts]
-        return self._backend.set_flat(name, keys, [_memory(page) for page in pages], *_chain(extra_info))
+        return self._backend.set_flat(name, keys, [_memory(page) for page in pages], *_place(name, extra_info))
 
     # --- the generic interface, for configurations without interface_v1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 from typing import Any, Sequence
 
 from larder import weights
@@ -28,7 +30,11 @@ _TOLD = (
     "speculative_algorithm",
     "speculative_draft_kv_cache_dtype",
     "speculative_draft_model_quantization",
+    "dsv4_attn_backend",
 )
+
+#: The default of arguments that add nothing to a tag there: tags of older stores stay valid.
+_DEFAULTS = {"dsv4_attn_backend": "auto"}
 
 #: Arguments that name the weights.
 _TOLD_OF_WEIGHTS = (
@@ -78,7 +84,7 @@ def derived() -> str:
         raise ValueError(f"with --load-format {way} weights do not come from the model's files, {weights.HELP}")
     if getattr(args, "checkpoint_engine_wait_weights_before_ready", False):
         raise ValueError(f"weights come from a checkpoint engine, {weights.HELP}")
-    told = _told(args, _TOLD + _TOLD_OF_WEIGHTS)
+    told = _told(args, _TOLD + _TOLD_OF_WEIGHTS) | _configurations(args)
     named = [(args.model_path, getattr(args, "revision", None))]
     named.append((getattr(args, "speculative_draft_model_path", None), getattr(args, "speculative_draft_model_revision", None)))
     named += [(getattr(args, name, None), None) for name in _PATHS]
@@ -106,7 +112,38 @@ def _server_args() -> Any:
 
 
 def _told(args: Any, names: Sequence[str]) -> dict[str, str]:
-    return {name: str(getattr(args, name)) for name in names if getattr(args, name, None) is not None}
+    given = {name: getattr(args, name, None) for name in names}
+    return {name: str(value) for name, value in given.items() if value not in (None, _DEFAULTS.get(name))}
+
+
+def _configurations(args: Any) -> dict[str, str]:
+    """The digest of each decrypted configuration, by its argument. Its path and time do not count:
+    a file may be decrypted anew for each start.
+    """
+    model = (args.model_path, getattr(args, "revision", None))
+    draft_path = getattr(args, "speculative_draft_model_path", None)
+    draft = (draft_path, getattr(args, "speculative_draft_model_revision", None))
+    owners = {
+        "decrypted_config_file": model,
+        "decrypted_draft_config_file": draft if draft_path else model,
+    }
+    told = {}
+    for name, (path, revision) in owners.items():
+        if file := (getattr(args, name, None) or "").strip():
+            places = weights.places(path, revision, getattr(args, "download_dir", None))
+            told[name] = _digest(file, places)
+    return told
+
+
+def _digest(file: str, places: Sequence[str]) -> str:
+    """The digest of a file. Its path is absolute, or relative to its model, as SGLang takes it."""
+    for place in places:
+        try:
+            with open(os.path.join(place, file), "rb") as found:
+                return hashlib.sha256(found.read()).hexdigest()
+        except OSError:
+            continue
+    raise ValueError(f"the configuration {file} cannot be read, {weights.HELP}")
 
 
 def _adapters(args: Any) -> list[tuple[str, str]]:

@@ -3,9 +3,10 @@
 //! Answers are bytes, one [`Status`] a page. A call on a store that is closed, has no owner, or was
 //! opened before a fork answers [`Status::Closed`] or an error; it never panics.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -268,24 +269,58 @@ impl Handle {
         queues.push(Arc::downgrade(queue));
     }
 
-    /// Ends all queues, then closes the store. False if `until` passed first.
+    /// Ends all queues, then closes the store. Both may wait for the device without end.
     ///
     /// # Errors
     /// The store could not be closed cleanly.
-    pub fn close(&self, until: Option<Instant>) -> Result<bool, StoreError> {
+    pub fn close(&self) -> Result<(), StoreError> {
         if self.is_inherited() {
             return Err(StoreError::Forked);
         }
-        let _closing = match until {
-            Some(until) => match self.closing.try_lock_until(until) {
-                Some(closing) => closing,
-                None => return Ok(false),
-            },
-            None => self.closing.lock(),
-        };
+        let _closing = self.closing.lock();
         if self.is_closed() {
-            return Ok(true);
+            return Ok(());
         }
+        self.end_queues(None);
+        self.closed.store(true, Ordering::SeqCst);
+        self.l4.iter().for_each(L4::close);
+        self.store.close()
+    }
+
+    /// As [`Handle::close`], with a wait until this moment at most. False if it passed first: once
+    /// the queues have ended, the store is then closed in the background. Another call waits again.
+    ///
+    /// # Errors
+    /// The store could not be closed cleanly.
+    pub fn close_by(self: &Arc<Self>, until: Instant) -> Result<bool, StoreError> {
+        if self.is_inherited() {
+            return Err(StoreError::Forked);
+        }
+        {
+            let Some(_closing) = self.closing.try_lock_until(until) else {
+                return Ok(false);
+            };
+            if self.is_closed() {
+                return Ok(true);
+            }
+            if !self.end_queues(Some(until)) {
+                return Ok(false);
+            }
+        }
+        let closed = self.close_beside().map_err(|source| StoreError::Io {
+            doing: "starting the thread that closes the store",
+            path: self.volume.clone(),
+            source,
+        })?;
+        let left = until.saturating_duration_since(Instant::now());
+        match closed.recv_timeout(left) {
+            Ok(closed) => closed.map(|()| true),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Refuses jobs and waits for running jobs. False if `until` passed first.
+    fn end_queues(&self, until: Option<Instant>) -> bool {
         let queues: Vec<_> = self
             .queues
             .lock()
@@ -295,12 +330,24 @@ impl Handle {
         for queue in &queues {
             queue.refuse();
         }
-        if !queues.iter().all(|queue| queue.close(until)) {
-            return Ok(false);
-        }
-        self.closed.store(true, Ordering::SeqCst);
-        self.l4.iter().for_each(L4::close);
-        self.store.close().map(|()| true)
+        queues.iter().all(|queue| queue.close(until))
+    }
+
+    /// Closes the store in a thread of its own, which sends the result and logs an error.
+    fn close_beside(self: &Arc<Self>) -> io::Result<Receiver<Result<(), StoreError>>> {
+        let handle = self.clone();
+        let (sender, closed) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("larder-close".to_owned());
+        thread.spawn(move || {
+            let result = handle.close();
+            if let Err(error) = &result {
+                let volume = handle.volume.display();
+                tracing::warn!(%error, "{volume}: not closed cleanly");
+            }
+            // Fails when its receiver has stopped waiting.
+            let _ = sender.send(result);
+        })?;
+        Ok(closed)
     }
 
     /// For a store that its user drops: refuses jobs, and closes it in the background, since that
@@ -317,15 +364,7 @@ impl Handle {
         if self.is_closed() {
             return;
         }
-        let handle = self.clone();
-        let thread = std::thread::Builder::new().name("larder-close".to_owned());
-        let closing = thread.spawn(move || {
-            if let Err(error) = handle.close(None) {
-                let volume = handle.volume.display();
-                tracing::warn!(%error, "{volume}: not closed cleanly");
-            }
-        });
-        if let Err(error) = closing {
+        if let Err(error) = self.close_beside() {
             // As after a crash: nothing that was acknowledged is lost.
             tracing::warn!(%error, "{}: no thread to close it", self.volume.display());
         }
@@ -573,7 +612,7 @@ mod tests {
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(ask)).collect();
             assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
         });
-        assert!(handle.close(None).unwrap());
+        handle.close().unwrap();
         assert!(handle.is_closed() && !handle.is_owner());
     }
 }

@@ -29,6 +29,22 @@ def bad_disk(tmp_path_factory):
     return disk.build(tmp_path_factory.mktemp("disk"))
 
 
+@pytest.fixture
+def opened(tmp_path):
+    """Makes backends of SGLang, which are closed at the end."""
+    from support.backend import make
+
+    made = []
+
+    def open_(*args, path=tmp_path, **more):
+        made.append(make(path, *args, **more))
+        return made[-1]
+
+    yield open_
+    for backend in reversed(made):
+        backend.close()
+
+
 @pytest.fixture(autouse=True)
 def no_stores_left(tmp_path):
     """A store takes its size on disk: none outlives its test, also after a failure."""

@@ -24,20 +24,6 @@ LAYOUTS = ("page_first", "page_first_direct", "layer_first")
 MAKERS = {"mha": pools.mha, "mla": pools.mla}
 
 
-@pytest.fixture
-def opened(tmp_path):
-    """Makes backends that are closed at the end."""
-    made = []
-
-    def open_(*args, path=tmp_path, **more):
-        made.append(make(path, *args, **more))
-        return made[-1]
-
-    yield open_
-    for backend in reversed(made):
-        backend.close()
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_pages_come_back_bit_exact_in_other_slots(opened, kind, layout):
@@ -316,6 +302,26 @@ def test_a_store_that_is_full_leaves_out_old_pages_and_refuses_nothing(opened):
     assert counters["live_bytes"] <= counters["usable_bytes"] < counters["capacity_bytes"]
     assert counters["evicted_pages"] + counters["dropped"] > 0
     assert counters["failed"] == 0
+
+
+def test_the_states_of_long_prompts_are_stored_in_a_full_store_too(opened):
+    """The store would refuse a page that does not fit together with 200 others before it."""
+    pool = pools.mha(layers=8, heads=8, dim=128, page=64, pages=4)
+    pools.fill(pool)
+    backend = opened(pool)
+    backend.register_mem_host_pool_v2(pool, PoolName.MAMBA)
+    for at in range(50):
+        backend.batch_set_v1(keys(4, f"chain {at}"), pools.indices(pool, range(4)))
+    assert backend.counters()["evicted_pages"] > 0
+    prompt = keys(200, "long")
+    transfer = PoolTransfer(
+        name=PoolName.MAMBA, keys=prompt[-1:], host_indices=pools.indices(pool, [1])
+    )
+    before = HiCacheStorageExtraInfo(prefix_keys=prompt[:-1])
+    dropped = backend.counters()["dropped"]
+    assert backend.batch_set_v2([transfer], before) == {PoolName.MAMBA: [True]}
+    assert backend.counters()["dropped"] == dropped
+    assert backend.batch_get_v2([transfer], before) == {PoolName.MAMBA: [True]}
 
 
 # --- pools beside the KV

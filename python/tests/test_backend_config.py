@@ -86,9 +86,11 @@ def test_a_tag_of_ones_own_stands_for_the_weights_and_for_nothing_else(started):
         {"json_model_override_args": '{"rope_scaling": {"factor": 4.0}}'},
         {"speculative_draft_kv_cache_dtype": "fp8_e4m3"},
         {"kt_method": "AMXINT4"},
+        {"dsv4_attn_backend": "flashmla_mega"},
     ):
         assert start("mine", **decides) not in (told, "mine"), decides
     assert start("mine", kv_cache_dtype="fp8_e5m2") != start("mine", kv_cache_dtype="fp8_e4m3")
+    assert start("mine", dsv4_attn_backend="auto") == told
 
 
 def test_an_adapter_that_is_replaced_at_its_path_changes_the_tag(started):
@@ -99,6 +101,26 @@ def test_an_adapter_that_is_replaced_at_its_path_changes_the_tag(started):
     assert start(lora_paths=[f"a={adapter}"]) == start(lora_paths={"a": str(adapter)}) == tag
     (adapter / "model.safetensors").write_bytes(b"22")
     assert start(lora_paths=given) != tag
+
+
+@pytest.mark.parametrize("name", ["decrypted_config_file", "decrypted_draft_config_file"])
+def test_the_content_of_a_decrypted_configuration_changes_the_tag(started, name, tmp_path):
+    start, weights, _ = started
+    plain, again = tmp_path / "plain", tmp_path / "again"
+    plain.write_text("{}")
+    again.write_text("{}")
+    tag = start(**{name: str(plain)})
+    assert start() != tag and start(**{name: "  "}) == start()
+    # Decrypted anew, or a path in the directory of the model.
+    assert start(**{name: str(again)}) == tag
+    again.write_text('{"rope_theta": 1}')
+    assert start(**{name: str(again)}) != tag
+    (weights / "plain").write_text("{}")
+    assert start(**{name: "plain"}) == tag
+    plain.unlink()
+    with pytest.raises(ValueError, match="`weights_tag`"):
+        start(**{name: str(plain)})
+    assert start("mine", **{name: str(plain)}) == start("mine")
 
 
 @pytest.fixture

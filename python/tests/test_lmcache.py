@@ -15,6 +15,7 @@ import pytest
 import torch
 from larder import Store
 from larder.lmcache import LarderL2AdapterConfig, spaces
+from larder.lmcache import adapter as adapter_module
 from larder.lmcache.locks import Locks
 from larder.lmcache.spaces import Place, page_key
 from larder.store import Status
@@ -468,6 +469,9 @@ def test_one_flipped_bit_in_every_chunk_leaves_no_hit(tmp_path, arena):
         ({"mla": "yes"}, "mla"),
         ({"weights_tags": {"m": 1}}, "weights_tags"),
         ({"model_dirs": {"m": "/does/not/exist"}}, "model_dirs"),
+        ({"retry": "30s"}, "retry"),
+        ({"transfer": "direct"}, "transfer"),
+        ({"prefill_rate": 1000}, "prefill_rate"),
     ],
     ids=str,
 )
@@ -485,6 +489,53 @@ def test_closing_is_final_and_repeatable(tmp_path, arena):
     assert adapter.query_load_result(task).popcount() == 0
     with Store.open(tmp_path, disk="threads") as opened_alone:
         assert opened_alone.stats()["pages"] == 1
+
+
+class Hung:
+    """An object of which one call waits until it is let go."""
+
+    def __init__(self, whole, call):
+        self._whole, self._call = whole, call
+        self.is_over = threading.Event()
+
+    def __getattr__(self, name):
+        found = getattr(self._whole, name)
+        if name != self._call:
+            return found
+        return lambda *arguments: self.is_over.wait() and found(*arguments)
+
+
+@pytest.mark.parametrize(
+    "part, call", [("_loads", "close"), ("_ledger", "write"), ("_store", "close")]
+)
+def test_a_close_ends_within_its_patience_whichever_step_hangs(
+    tmp_path, arena, monkeypatch, part, call
+):
+    monkeypatch.setattr(adapter_module, "_CLOSE_PATIENCE", 0.5)
+    with opened(tmp_path, arena) as adapter:
+        hung = Hung(getattr(adapter, part), call)
+        setattr(adapter, part, hung)
+        # The thread for work that may wait is in the hung part too.
+        store(adapter, keys(1), arena.objects(1, fill="a"))
+        said = []
+
+        def close():
+            try:
+                adapter.close()
+            except RuntimeError as error:
+                said.append(str(error))
+
+        closer = threading.Thread(target=close, daemon=True)
+        try:
+            closer.start()
+            closer.join(PATIENCE / 4)
+            assert not closer.is_alive(), "the close hangs"
+            assert "memory must stay mapped" in said[0] and "End the server" in said[0]
+        finally:
+            hung.is_over.set()
+        until(lambda: not adapter._closer.is_alive())
+        adapter.close()
+        assert adapter._is_closed and len(said) == 1
 
 
 # --- below LMCache's own StorageManager (checks 1, 2, 3, 10)

@@ -115,3 +115,31 @@ def test_each_task_ends_by_its_deadline_but_loads_that_the_disk_has_and_no_faile
     assert said["locked"] == [True, True] and said["lookup"] < 0.5
     assert said["again"] == [True, True]
     assert said["longest"] < 0.5, "a call waited for the disk"
+
+
+CLOSING = """
+from larder.lmcache import adapter as module
+from support.lmcache import *
+arena, said = Arena(), {}
+module._CLOSE_PATIENCE = 2.0
+with opened(place, arena) as adapter:
+    assert store(adapter, keys(2), arena.objects(2, fill="a")).is_successful()
+    # Nothing but the end of the store writes now.
+    hang_writes.touch()
+    start = time.monotonic()
+    try:
+        adapter.close()
+    except RuntimeError as error:
+        said["error"] = str(error)
+    said["took"] = time.monotonic() - start
+    hang_writes.unlink()
+with opened(place, arena) as adapter:
+    said["kept"] = lookup(adapter, keys(2))
+print(json.dumps(said))
+"""
+
+
+def test_a_close_does_not_wait_for_a_hung_disk_without_end(tmp_path, bad_disk):
+    said = disk.run(CLOSING, tmp_path, bad_disk)
+    assert "the disk has not answered" in said["error"] and 1.9 <= said["took"] < 20
+    assert said["kept"] == [True, True]

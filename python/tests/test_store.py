@@ -532,6 +532,33 @@ def test_a_put_with_a_recall_ends_while_the_disk_has_its_rows(tmp_path, bad_disk
     }
 
 
+CLOSE_HANGS = """
+from test_store import *
+with make(place) as store:
+    pages = name(store)
+    assert pages.put(keys(2), content(2)) == OK * 2
+    # Nothing but the end of the store writes now.
+    hang_writes.touch()
+    start = time.monotonic()
+    said = {"closed": [store.close(timeout=1), store.close(timeout=0.5)]}
+    said["in time"] = 1.4 < time.monotonic() - start < 20
+    hang_writes.unlink()
+    said["in the end"] = store.close(timeout=PATIENCE)
+with make(place) as store:
+    said["kept"] = name(store).contains(keys(2)) == OK * 2
+print(json.dumps(said))
+"""
+
+
+def test_a_close_with_a_timeout_ends_by_it_although_the_disk_hangs(tmp_path, bad_disk):
+    assert disk.run(CLOSE_HANGS, tmp_path, bad_disk) == {
+        "closed": [False, False],
+        "in time": True,
+        "in the end": True,
+        "kept": True,
+    }
+
+
 def test_the_statuses_of_python_are_those_of_rust():
     assert [status.name for status in Status] == _larder.STATUSES
     assert [status.value for status in Status] == list(range(len(_larder.STATUSES)))

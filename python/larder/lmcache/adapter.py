@@ -42,8 +42,8 @@ _LEFT_OUT = {
 #: Reads after which the store does not have the chunk any more.
 _GONE = {Status.ABSENT, Status.DAMAGED, Status.UNFINISHED}
 
-#: Seconds between two lines about jobs that the disk holds while the adapter closes, and how long
-#: it waits for them.
+#: Seconds between two lines about jobs that the disk holds while the adapter closes, and how long a
+#: close takes at most.
 _CLOSE_STEP, _CLOSE_PATIENCE = 10.0, 60.0
 
 #: Jobs of a lane that are not handed out.
@@ -128,6 +128,7 @@ class LarderL2Adapter(L2AdapterInterface):
         self._compare(is_start=True)
         self._restore_usage()
         self._is_closed = False
+        self._closer: Optional[threading.Thread] = None
         self._stop = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="larder-lmcache", daemon=True)
         self._keeper.start()
@@ -589,14 +590,41 @@ class LarderL2Adapter(L2AdapterInterface):
     def close(self) -> None:
         """Leaves the store. A second call does nothing. LMCache may unmap its arena afterwards.
 
-        Raises RuntimeError while the disk still holds a transfer: then the arena must stay mapped.
+        Raises RuntimeError if that takes longer than a minute, for all steps together: then the
+        disk may still hold a transfer, and the arena must stay mapped. The close goes on in the
+        background, and another call waits for it again.
         """
         if self._is_closed:
             return
+        if self._closer is None or not self._closer.is_alive():
+            self._closer = threading.Thread(target=self._leave, name="larder-close", daemon=True)
+            self._closer.start()
+        self._wait_for(self._closer)
+        if not self._is_closed:
+            raise RuntimeError("larder: the adapter was not closed: the log says why")
+
+    def _wait_for(self, closer: threading.Thread) -> None:
+        """Waits for the end of a close. Raises RuntimeError when the patience is over."""
+        until = time.monotonic() + _CLOSE_PATIENCE
+        while (left := until - time.monotonic()) > 0:
+            closer.join(min(left, _CLOSE_STEP))
+            if not closer.is_alive():
+                return
+            pending = sum(lane.pending for lane in (self._lookups, self._stores, self._loads))
+            logger.warning("larder: the end waits for the disk: %d jobs are on it", pending)
+        raise RuntimeError(
+            f"larder: the disk has not answered for {_CLOSE_PATIENCE:.0f} s: LMCache's memory must "
+            "stay mapped. End the server, and the next start recovers the store; or close again "
+            "once the disk answers"
+        )
+
+    @_locked_out(None)
+    def _leave(self) -> None:
+        """Ends all tasks, then closes the store. Each step may wait for the disk without end."""
         self._stop.set()
         self._ledger.changed.set()
         for lane in (self._lookups, self._stores, self._loads):
-            self._drain(lane)
+            lane.close()
         self._keeper.join()
         try:
             self._store.close()
@@ -613,17 +641,6 @@ class LarderL2Adapter(L2AdapterInterface):
             "larder: closed: %s",
             ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items())),
         )
-
-    def _drain(self, lane: Lane) -> None:
-        waited = 0.0
-        while not lane.close(_CLOSE_STEP):
-            waited += _CLOSE_STEP
-            logger.warning("larder: the end waits for the disk: %d jobs are on it", lane.pending)
-            if waited >= _CLOSE_PATIENCE:
-                raise RuntimeError(
-                    f"larder: the disk has not answered for {waited:.0f} s: "
-                    "LMCache's arena must stay mapped"
-                )
 
 
 class _Buffers(Part):

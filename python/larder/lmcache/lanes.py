@@ -178,16 +178,12 @@ class Lane:
         queue = self._queue
         return queue.stuck if queue is not None else 0
 
-    def close(self, timeout: float) -> bool:
-        """Refuses further jobs and waits for running jobs. False when ``timeout`` passed first:
-        then call it again.
-        """
+    def close(self) -> None:
+        """Refuses further jobs and waits for running jobs, which the disk may hold."""
         queue = self._queue
         if queue is None:
-            return True
-        if not queue.close(timeout):
-            return False
+            return
+        queue.close()
         with self._guard:
             self._poll()
             self._queue = None
-        return True

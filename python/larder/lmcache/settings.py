@@ -31,6 +31,10 @@ _OWN: dict[str, tuple[type, Any]] = {
 }
 
 
+#: The keys of other engines that LMCache's adapter has no use of.
+_OF_OTHERS = ("retry", "transfer")
+
+
 class LarderL2AdapterConfig(L2AdapterConfigBase):
     """A checked configuration. Weights tags that come from files are derived here."""
 
@@ -38,6 +42,9 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
         """Raises ValueError, which names the key, for an unknown key or a wrong value, and for
         weights without files.
         """
+        for key in _OF_OTHERS:
+            if key in keys:
+                raise ValueError(f"larder: `{key}`: it has no effect with LMCache: leave it out")
         own = {key: _own(key, keys.pop(key, None)) for key in _OWN}
         #: The keys that all engines share.
         self.store = Config.parse(keys)

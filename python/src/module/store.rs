@@ -369,7 +369,11 @@ impl Store {
     #[pyo3(signature = (timeout=None))]
     fn close(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let until = moment(timeout)?;
-        py.detach(|| self.handle.close(until)).map_err(raised)
+        py.detach(|| match until {
+            Some(until) => self.handle.close_by(until),
+            None => self.handle.close().map(|()| true),
+        })
+        .map_err(raised)
     }
 
     #[getter]

@@ -180,7 +180,7 @@ impl Backend {
         });
         match misfit {
             Some((pool, misfit)) if on_error == OnError::Fail => {
-                store.close(None)?;
+                store.close()?;
                 Err(PlaceError::Misfit(pool, misfit))
             }
             _ => Ok(store),
@@ -381,7 +381,7 @@ impl Backend {
                 // Waits for the running calls.
                 let place = std::mem::replace(&mut *backend.place.write(), Place::Closed);
                 if let Place::Attached(store) = place
-                    && let Err(error) = store.close(None)
+                    && let Err(error) = store.close()
                 {
                     tracing::warn!(%error, "the store was not closed cleanly");
                 }

@@ -71,7 +71,7 @@ fn attempt(backend: &Weak<Backend>, config: &Config) -> bool {
         None => Some(store),
     };
     if let Some(store) = too_late
-        && let Err(error) = store.close(None)
+        && let Err(error) = store.close()
     {
         tracing::warn!(%error, "the store was not closed cleanly");
     }

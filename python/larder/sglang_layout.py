@@ -1,0 +1,85 @@
+"""How the device arranges the elements of a page.
+
+A host pool copies a device's pages byte for byte, and does not show their arrangement. Pages of
+equal length may be arranged in several ways. A page that is read in another one is wrong KV, so the
+arrangement is part of the namespace. The usual one adds nothing to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from sglang.srt.environ import envs
+from sglang.srt.platforms import current_platform
+
+#: The arrangement of most MHA pools: token, head, element.
+_USUAL = "nhd"
+
+#: Platforms whose kernels arrange pages in the usual way.
+_USUAL_PLATFORMS = ("cuda", "cpu")
+
+#: SGLang's variables that arrange the pages of DeepSeek-V4, with the value of each where it is not
+#: set. Their host pools hold plain bytes and do not tell the arrangement.
+_VARIABLES = {
+    "SGLANG_DSV4_KV_LAYOUT": "v4",
+    "SGLANG_DSV4_COMPRESSED_KV_LAYOUT": "auto",
+    "SGLANG_DSV4_UNIFIED_KV_FP8": "false",
+}
+
+
+def facts_of(pool: Any) -> dict[str, str]:
+    """The facts of a host pool's arrangement that differ from the usual one, by name.
+
+    Raises RuntimeError for an MHA pool that does not tell its arrangement.
+    """
+    told = _arrangements(pool)
+    if told is None:
+        return _platform() | _variables()
+    return _platform() | ({} if set(told) == {_USUAL} else {"device_layout": ",".join(told)})
+
+
+def _arrangements(pool: Any) -> Optional[list[str]]:
+    """The arrangement of each device pool behind an MHA pool; None for other host pools."""
+    from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+
+    infos = getattr(pool, "_buffer_infos", None)
+    if infos:
+        return [str(info.buffers.layout.value) for info in infos]
+    if isinstance(pool, MHATokenToKVPoolHost):
+        raise RuntimeError(
+            f"larder: SGLang's pool {type(pool).__name__} does not tell how its pages are arranged: "
+            "this release of SGLang is not supported"
+        )
+    return None
+
+
+def _platform() -> dict[str, str]:
+    """Kernels of other platforms than CUDA's arrange index keys and states in their own way."""
+    name = current_platform.device_name
+    if name in _USUAL_PLATFORMS:
+        return {}
+    return {"platform": f"{name}+fnuz" if name == "rocm" and _has_fnuz() else name}
+
+
+def _has_fnuz() -> bool:
+    """Whether the 8-bit floats of this GPU have AMD's own encoding (MI300)."""
+    from sglang.kernels.ops.quantization.fp8_kernel import is_fp8_fnuz
+
+    return is_fp8_fnuz()
+
+
+def _variables() -> dict[str, str]:
+    given = {name: str(getattr(envs, name).get()).lower() for name in _VARIABLES}
+    facts = {name: value for name, value in given.items() if value != _VARIABLES[name]}
+    return facts | ({"index_k": "page8"} if _has_index_k_page8() else {})
+
+
+def _has_index_k_page8() -> bool:
+    """Whether SGLang arranges the index keys of DeepSeek-V4.1 by pages of eight. As in SGLang,
+    AITER decides too: without its kernel the variable has no effect.
+    """
+    if current_platform.device_name != "rocm" or not envs.SGLANG_HIP_DSV41_INDEX_K_PAGE8.get():
+        return False
+    from sglang.kernels.ops.attention.dsv4.fp4_indexer_hip import aiter_has_fp4_rowgroup
+
+    return aiter_has_fp4_rowgroup()
