@@ -138,7 +138,7 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64, OsString)> {
 pub(super) fn free_bytes(path: &Path) -> u64 {
     let directory = || parent_of(path).unwrap_or_else(|| PathBuf::from("."));
     rustix::fs::statvfs(path)
-        .or_else(|_| rustix::fs::statvfs(&directory()))
+        .or_else(|_| rustix::fs::statvfs(directory()))
         .map_or(u64::MAX, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
