@@ -385,7 +385,7 @@ fn check_place(path: &Path) -> Result<(), StoreError> {
 pub(crate) fn not_to_be_recorded(path: &Path) -> StoreError {
     StoreError::Usage(format!(
         "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a \
-         path like this",
+         shorter path, or another one",
         path.display(),
         larder_format::VOLUME_PATH_BYTES_MAX
     ))
