@@ -64,8 +64,10 @@ struct Layout {
 #[derive(Serialize)]
 struct CompactReport {
     /// The first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The first volume of the new store.
+    #[serde(serialize_with = "crate::report::paths")]
     into: Option<PathBuf>,
     /// Whether nothing was written.
     dry_run: bool,

@@ -55,8 +55,10 @@ pub struct CreateArgs {
 #[derive(Serialize)]
 struct CreateReport {
     /// The first volume, by which the store is opened.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// All volumes, the first one first. Empty when the operator ended the command.
+    #[serde(serialize_with = "crate::report::paths")]
     volumes: Vec<PathBuf>,
     /// Segments in all.
     segments: u64,

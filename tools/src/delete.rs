@@ -42,6 +42,7 @@ pub struct DeleteArgs {
 #[derive(Default, Serialize)]
 struct DeleteReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// Whether nothing was deleted.
     dry_run: bool,

@@ -99,6 +99,7 @@ pub struct WorkerArgs {
 #[derive(Serialize)]
 struct DemoReport {
     /// The store: its first volume, gone unless `kept`.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The file system under it.
     filesystem: String,

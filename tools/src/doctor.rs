@@ -82,10 +82,12 @@ pub struct DoctorArgs {
 #[derive(Serialize)]
 struct DoctorReport {
     /// The path that was examined.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// One line for each fact.
     facts: Vec<FactLine>,
     /// The archive that was written.
+    #[serde(serialize_with = "crate::report::paths")]
     bundle: Option<PathBuf>,
 }
 

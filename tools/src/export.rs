@@ -64,9 +64,11 @@ fn page_key(text: &str) -> Result<PageKey, String> {
 #[derive(Default, Serialize)]
 struct ExportReport {
     /// The first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The created file. Absent if the export was interrupted, or if the store cannot be
     /// identified.
+    #[serde(serialize_with = "crate::report::paths")]
     file: Option<PathBuf>,
     /// Its length in bytes.
     file_bytes: u64,

@@ -4,10 +4,13 @@
 //! takeover needs no restart of the exporter. It is no client of the store: it never becomes the
 //! owner. Without an owner it exports `larder_up 0`.
 //!
-//! One thread runs the connections, at most [`CONNECTIONS_MAX`] at a time. A request waits for the
-//! owner on a thread of its own; at most [`QUESTIONS_MAX`] do.
+//! One thread runs the connections, at most [`CONNECTIONS_MAX`] at a time. Each has one request
+//! and a limited life, so no client keeps a place for ever. A request waits for the owner on a
+//! thread of its own; at most [`QUESTIONS_MAX`] do. A volume that hangs may keep such a thread for
+//! ever. Its request is answered at a limit, and so is each request that finds no thread.
 
 use std::convert::Infallible;
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -44,6 +47,12 @@ const QUESTIONS_MAX: usize = 4;
 /// Limit for the head of a request.
 const HEAD_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Limit for an answer. An owner that is stopped and a drive that hangs take 3 s together.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Limit for a connection: its head, its answer, and a client that reads slowly or never.
+const CONNECTION_PATIENCE: Duration = Duration::from_secs(30);
+
 /// Pause after a connection that could not be accepted, for want of descriptors for example.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -68,6 +77,7 @@ pub struct ExporterArgs {
 #[derive(Serialize)]
 struct ExporterReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// Where the metrics are.
     url: String,
@@ -104,10 +114,13 @@ pub fn run(args: &ExporterArgs) -> Result<Ending, Failure> {
     listener
         .set_nonblocking(true)
         .map_err(|error| failed("listening", &error))?;
-    let path: Arc<Path> = args.path.as_path().into();
+    let store = Asked {
+        path: args.path.as_path().into(),
+        questions: Arc::new(Semaphore::new(QUESTIONS_MAX)),
+    };
     std::thread::Builder::new()
         .name("exporter".to_owned())
-        .spawn(move || runtime.block_on(serve(listener, path)))
+        .spawn(move || runtime.block_on(serve(listener, store)))
         .map_err(|error| Failure::thread(&error))?;
     let served = ExporterReport {
         path: args.path.clone(),
@@ -118,8 +131,47 @@ pub fn run(args: &ExporterArgs) -> Result<Ending, Failure> {
     Ok(Ending::Done)
 }
 
+/// The store whose metrics are served.
+#[derive(Clone)]
+struct Asked {
+    path: Arc<Path>,
+    /// A permit for each thread that may ask.
+    questions: Arc<Semaphore>,
+}
+
+impl Asked {
+    /// The answer to a request for the metrics.
+    async fn metrics(&self) -> Response<Full<Bytes>> {
+        let asked = tokio::time::timeout(ANSWER_PATIENCE, async {
+            let permit = self.questions.clone().acquire_owned().await;
+            let path = self.path.clone();
+            tokio::task::spawn_blocking(move || {
+                // Kept until the thread is free, also if the request has been answered.
+                let _permit = permit;
+                metrics::text(&path)
+            })
+            .await
+        });
+        match asked.await {
+            Ok(Ok(Ok(text))) => {
+                let mut found = Response::new(Full::new(Bytes::from(text)));
+                let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
+                found.headers_mut().insert(CONTENT_TYPE, kind);
+                found
+            }
+            Ok(Ok(Err(error))) => unavailable(&error),
+            Ok(Err(error)) => plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
+            Err(_) => unavailable(&format_args!(
+                "{}: no answer within {} s; a volume or the owner hangs (`dmesg` names the drive)",
+                self.path.display(),
+                ANSWER_PATIENCE.as_secs()
+            )),
+        }
+    }
+}
+
 /// Accepts connections for ever.
-async fn serve(listener: std::net::TcpListener, path: Arc<Path>) {
+async fn serve(listener: std::net::TcpListener, store: Asked) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
@@ -141,17 +193,19 @@ async fn serve(listener: std::net::TcpListener, path: Arc<Path>) {
                 continue;
             }
         };
-        let path = path.clone();
+        let store = store.clone();
         tokio::spawn(async move {
             let _permit = permit;
-            let service = service_fn(move |request| answer(request, path.clone()));
+            let service = service_fn(move |request| answer(request, store.clone()));
             let served = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_PATIENCE)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
-            if let Err(error) = served {
-                tracing::debug!(%error, "a connection ended");
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
+            match tokio::time::timeout(CONNECTION_PATIENCE, served).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "a connection ended"),
+                Err(_) => tracing::debug!("a connection was ended at its limit"),
             }
         });
     }
@@ -159,7 +213,7 @@ async fn serve(listener: std::net::TcpListener, path: Arc<Path>) {
 
 async fn answer(
     request: Request<Incoming>,
-    path: Arc<Path>,
+    store: Asked,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     if request.method() != Method::GET && request.method() != Method::HEAD {
         let mut refused = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET is served\n");
@@ -173,17 +227,11 @@ async fn answer(
             "the metrics are at /metrics\n",
         ));
     }
-    let asked = tokio::task::spawn_blocking(move || metrics::text(&path)).await;
-    Ok(match asked {
-        Ok(Ok(text)) => {
-            let mut found = Response::new(Full::new(Bytes::from(text)));
-            let kind = HeaderValue::from_static(metrics::CONTENT_TYPE);
-            found.headers_mut().insert(CONTENT_TYPE, kind);
-            found
-        }
-        Ok(Err(error)) => plain(StatusCode::SERVICE_UNAVAILABLE, &format!("{error}\n")),
-        Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, &format!("{error}\n")),
-    })
+    Ok(store.metrics().await)
+}
+
+fn unavailable(reason: &dyn fmt::Display) -> Response<Full<Bytes>> {
+    plain(StatusCode::SERVICE_UNAVAILABLE, &format!("{reason}\n"))
 }
 
 fn plain(status: StatusCode, text: &str) -> Response<Full<Bytes>> {

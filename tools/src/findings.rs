@@ -49,6 +49,7 @@ pub struct Finding {
     /// Index of the volume, if the fault is in a store; and the path of the volume, or of the
     /// archive.
     volume: Option<usize>,
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The segment's number on that volume, if the fault concerns a segment.
     segment: Option<u32>,

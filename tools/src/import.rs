@@ -91,8 +91,10 @@ pub struct ImportArgs {
 #[derive(Default, Serialize)]
 struct ImportReport {
     /// The first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The archive.
+    #[serde(serialize_with = "crate::report::paths")]
     file: PathBuf,
     /// The store from which it was exported, the time, and the announced pages.
     source_store_id: String,

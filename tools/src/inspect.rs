@@ -90,6 +90,7 @@ fn wanted(text: &str) -> Result<Wanted, String> {
 #[derive(Serialize)]
 struct InspectReport {
     /// The first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// Whether anything is damaged.
     damaged: bool,

@@ -5,12 +5,15 @@
 //! meaning, raises the version. Sizes are bytes, times are seconds unless a name states otherwise.
 //! Nothing else goes to stdout. `docs/json.md` lists every field and the naming rules.
 //!
-//! Defends against a reader that stops reading: a closed pipe ends the output, not the program.
+//! Defends against a reader that stops reading: a closed pipe ends the output, not the program. And
+//! against half a document: it is complete before its first byte is written. Names that are no
+//! UTF-8 have a form in it ([`paths`]): the report of a finished work must not fail for them.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
 
@@ -138,8 +141,40 @@ fn write<R: Report>(report: &R, json: bool, out: &mut dyn Write) -> io::Result<(
     if !json {
         return report.lines().write(out);
     }
-    serde_json::to_writer_pretty(&mut *out, &document_of(report))?;
-    writeln!(out)
+    let document = serde_json::to_string_pretty(&document_of(report))?;
+    writeln!(out, "{document}")
+}
+
+/// The form of a field with paths: text, with U+FFFD for bytes that are no UTF-8.
+///
+/// # Errors
+/// Those of the serializer.
+pub fn paths<S: Serializer>(field: &impl Paths, serializer: S) -> Result<S::Ok, S::Error> {
+    field.text().serialize(serializer)
+}
+
+/// A field with paths.
+pub trait Paths {
+    /// Its text.
+    fn text(&self) -> impl Serialize;
+}
+
+impl Paths for PathBuf {
+    fn text(&self) -> impl Serialize {
+        self.to_string_lossy()
+    }
+}
+
+impl Paths for Option<PathBuf> {
+    fn text(&self) -> impl Serialize {
+        self.as_ref().map(Paths::text)
+    }
+}
+
+impl Paths for Vec<PathBuf> {
+    fn text(&self) -> impl Serialize {
+        self.iter().map(Paths::text).collect::<Vec<_>>()
+    }
 }
 
 /// A progress bar on stderr, drawn only on a terminal. Without a known `total` it counts.

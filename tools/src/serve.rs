@@ -58,8 +58,10 @@ pub struct ServeArgs {
 #[derive(Serialize)]
 struct ServeReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The socket for clients.
+    #[serde(serialize_with = "crate::report::paths")]
     socket: PathBuf,
     /// Whether another process owns the store. This one serves it when that one hands it over or
     /// ends.

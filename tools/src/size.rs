@@ -3,8 +3,8 @@
 //!
 //! Owns the one grammar of sizes on the command line: digits, optionally a fraction, optionally
 //! `B`, `KiB`, `MiB`, `GiB` or `TiB` in any case. No unit means bytes. Invariant: arithmetic is
-//! exact in integers; a fraction of a byte is dropped. Durations are whole numbers of `ms`, `s` or
-//! `m`. No unit means seconds.
+//! exact in integers; a fraction of a byte is dropped. Durations are whole numbers of `ms`, `s`,
+//! `m`, `h` or `d`, at most 100 years. No unit means seconds.
 //!
 //! Defends against ambiguous units: `GB` and `G` are refused, not guessed. Does not know the use of
 //! a size, nor its limits.
@@ -24,6 +24,9 @@ const UNITS: [(&str, u64); 5] = [
 
 /// Most digits of a fraction; more could not change a whole number of bytes.
 const FRACTION_DIGITS_MAX: usize = 15;
+
+/// Longest duration: 100 years. A deadline so far ahead fits an `Instant`.
+const DURATION_MAX: Duration = Duration::from_secs(36_500 * 24 * 60 * 60);
 
 /// A number of bytes, written `64GiB` on the command line and printed `64 GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,17 +123,24 @@ pub fn duration(text: &str) -> Result<Duration, String> {
              30s, 2m, 6h, 7d)"
         )
     };
-    let number: u64 = number.parse().map_err(|_| malformed())?;
-    let seconds = match unit {
-        "ms" => return Ok(Duration::from_millis(number)),
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 60 * 60,
-        "d" => 24 * 60 * 60,
+    if number.is_empty() {
+        return Err(malformed());
+    }
+    let unit_ms = match unit {
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60 * 1000,
+        "h" => 60 * 60 * 1000,
+        "d" => 24 * 60 * 60 * 1000,
         _ => return Err(malformed()),
     };
-    let seconds = number.checked_mul(seconds);
-    seconds.map(Duration::from_secs).ok_or_else(malformed)
+    // Digits that are no `u64` are a larger number.
+    let milliseconds = number.parse::<u64>().ok();
+    let milliseconds = milliseconds.and_then(|number| number.checked_mul(unit_ms));
+    milliseconds
+        .map(Duration::from_millis)
+        .filter(|duration| *duration <= DURATION_MAX)
+        .ok_or_else(|| format!("`{text}` is more than 100 years (36500d); write a shorter time"))
 }
 
 #[cfg(test)]
@@ -221,12 +231,30 @@ mod tests {
         let read = read.map(|text| duration(text).unwrap().as_millis());
         let days = 7 * 86_400_000;
         assert_eq!(read, [0, 30_000, 30_000, 500, 120_000, 21_600_000, days]);
-        for text in ["", "s", "1.5s", "-1s", "3w", "18446744073709551615m"] {
+        for text in ["", "s", "1.5s", "-1s", "3w"] {
             assert!(
                 duration(text)
                     .unwrap_err()
                     .starts_with(&format!("`{text}` is not a duration")),
                 "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_duration_has_an_upper_bound() {
+        assert_eq!(duration("36500d"), Ok(DURATION_MAX));
+        for text in [
+            "36501d",
+            "3153600001s",
+            "3153600000001ms",
+            "18446744073709551615",
+            "18446744073709551616m",
+        ] {
+            let refused = duration(text).unwrap_err();
+            assert!(
+                refused.starts_with(&format!("`{text}` is more than 100 years")),
+                "{refused}"
             );
         }
     }

@@ -51,6 +51,7 @@ pub struct StatArgs {
 #[derive(Serialize)]
 struct StatReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The owner's process, if it is visible here, and the bytes of its memory in RAM.
     pid: Option<u32>,
@@ -430,6 +431,7 @@ pub fn process(pid: Option<u32>) -> String {
 #[derive(Serialize)]
 struct CheckReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The owner's process, if it is visible here.
     pid: Option<u32>,

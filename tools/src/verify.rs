@@ -73,6 +73,7 @@ pub struct VerifyArgs {
 #[derive(Serialize)]
 struct VerifyReport {
     /// The first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// Whether anything is damaged: after a repair, whether damage is left.
     damaged: bool,

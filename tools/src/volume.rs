@@ -82,14 +82,17 @@ struct RetireArgs {
 #[derive(Serialize)]
 struct AddReport {
     /// The first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The new volume.
+    #[serde(serialize_with = "crate::report::paths")]
     volume: PathBuf,
     /// Whether nothing was written.
     dry_run: bool,
     /// Whether it was added. Not if it was a volume of the store already.
     added: bool,
     /// All volumes.
+    #[serde(serialize_with = "crate::report::paths")]
     volumes: Vec<PathBuf>,
     /// Segments of all volumes, and their bytes.
     segments: u64,
@@ -105,8 +108,10 @@ struct AddReport {
 #[derive(Serialize)]
 struct RetireReport {
     /// The first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// The volume.
+    #[serde(serialize_with = "crate::report::paths")]
     volume: PathBuf,
     /// Whether nothing was written.
     dry_run: bool,

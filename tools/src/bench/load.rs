@@ -62,6 +62,7 @@ impl LoadArgs {
 #[derive(Serialize)]
 struct LoadReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// `load`.
     op: &'static str,

@@ -14,6 +14,7 @@ use crate::usage;
 #[derive(Serialize)]
 pub(super) struct BenchReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     pub(super) path: PathBuf,
     /// `put`, `get` or `exists`.
     pub(super) op: Op,

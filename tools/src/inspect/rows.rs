@@ -18,6 +18,7 @@ use crate::size::ByteSize;
 /// A volume.
 #[derive(Serialize)]
 pub struct VolumeRow {
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// `present`, `truncated`, `missing` or `given_up`.
     state: &'static str,

@@ -8,11 +8,10 @@
 //! of this moment.
 
 mod table;
+mod wear;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use larder_engine::StoreError;
 use larder_engine::disk::health::Health;
@@ -23,17 +22,14 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
-use crate::drives;
 use table::{Metric, Sample, Value};
+use wear::wear;
 
 /// The content type of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Most values of the label `kv_namespace` besides [`OTHER`].
 pub const NAMESPACES_MAX: usize = 64;
-
-/// How often drives are asked: they change slowly.
-const DRIVES_EVERY: Duration = Duration::from_secs(60);
 
 /// The value of that label for all further namespaces together.
 pub const OTHER: &str = "other";
@@ -94,25 +90,6 @@ pub fn text(path: &Path) -> Result<String, StoreError> {
         ) => Ok(text_of(None, &wear(path))),
         Err(error) => Err(error),
     }
-}
-
-/// Drives by name, with their health.
-type Drives = Vec<(String, Health)>;
-
-/// The drives under a store, and their health, as they were within the last minute.
-fn wear(path: &Path) -> Drives {
-    static LAST: Mutex<Option<(Instant, Drives)>> = Mutex::new(None);
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((at, drives)) = &*last
-        && at.elapsed() < DRIVES_EVERY
-    {
-        return drives.clone();
-    }
-    let drives = drives::of_store(path).into_iter();
-    let known = drives.filter_map(|drive| Some((drive.name, drive.health.ok()?)));
-    let known: Drives = known.collect();
-    *last = Some((Instant::now(), known.clone()));
-    known
 }
 
 /// The metrics of an owner's answer; `None` if there is none.

@@ -29,6 +29,7 @@ pub struct KeyArgs {
 
 #[derive(Serialize)]
 struct KeyReport {
+    #[serde(serialize_with = "crate::report::paths")]
     file: PathBuf,
     key_id: String,
 }

@@ -29,7 +29,9 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use larder_engine::format::Fingerprint;
-use larder_remote::{KeyError, Keyring, Listed, Place, PlaceError, Remote, RemoteError, Trust};
+use larder_remote::{
+    Buffer, KeyError, Keyring, Listed, Place, PlaceError, Remote, RemoteError, Trust,
+};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -37,6 +39,9 @@ use crate::findings::count;
 use crate::l4::L4Error;
 use crate::report::Lines;
 use crate::size::{self, ByteSize};
+
+/// Longest object that is fetched. Every writer of a remote can make a longer one.
+const OBJECT_BYTES_MAX: usize = 4 << 30;
 
 /// Share pages between nodes: in an object store, or a directory that all of them mount
 ///
@@ -132,6 +137,29 @@ impl PlaceArgs {
         remote.list(within, &mut each, self.deadline())?;
         Ok(listed)
     }
+
+    /// A listed object.
+    fn fetch(&self, remote: &dyn Remote, object: &Listed) -> Result<Fetched, Failure> {
+        if object.bytes > OBJECT_BYTES_MAX as u64 {
+            let most = ByteSize(OBJECT_BYTES_MAX as u64);
+            return Ok(Fetched::Unread(format!("it is longer than {most}")));
+        }
+        match remote.fetch(&object.run, OBJECT_BYTES_MAX, self.deadline()) {
+            Ok(Some(bytes)) => Ok(Fetched::Object(bytes)),
+            Ok(None) => Ok(Fetched::Gone),
+            Err(error @ RemoteError::Memory(_)) => Ok(Fetched::Unread(error.to_string())),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// The outcome of a fetch.
+enum Fetched {
+    Object(Buffer),
+    /// It was removed since it was listed, or this node may not read it.
+    Gone,
+    /// It is too long to be read, for this reason. Other objects can be read.
+    Unread(String),
 }
 
 /// The keys of a command.
@@ -158,6 +186,7 @@ impl TrustArgs {
 /// The reports of `push` and `pull` begin with the same fields.
 #[derive(Default, Serialize)]
 struct Between {
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     remote: String,
     present_runs: u64,

@@ -3,11 +3,12 @@
 //! Each page is verified before the store takes it: its seal, or without keys its checksum. No page
 //! of the store is evicted for them: the pull ends when the store has no room for the next run.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::format::{BLOCK_BYTES, Namespace};
+use larder_engine::format::{BLOCK_BYTES, Fingerprint, Namespace};
 use larder_engine::inventory::Inventory;
 use larder_engine::{PageStore, PutOptions, PutStatus, Store};
 use larder_remote::local;
@@ -15,7 +16,7 @@ use larder_remote::run::{self, OpenedPage};
 use larder_remote::{Listed, Remote, Trust};
 use serde::Serialize;
 
-use super::{Between, PlaceArgs, TrustArgs, ending, size_of_runs};
+use super::{Between, Fetched, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::count;
 use crate::interrupt::Interrupt;
@@ -26,9 +27,6 @@ use crate::selection::Selection;
 
 /// Longest wait of a put for reclaim to make room.
 const PUT_WAIT: Duration = Duration::from_secs(30);
-
-/// Longest object that is fetched.
-const OBJECT_BYTES_MAX: usize = 4 << 30;
 
 /// Take runs of a remote into a store, also while servers use it
 ///
@@ -116,6 +114,7 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
             store,
             trust: &trust,
             remote: remote.as_ref(),
+            foreign: HashSet::new(),
             report: PullReport {
                 between: Between::new(&args.path, &args.place),
                 ..PullReport::default()
@@ -144,6 +143,8 @@ struct Pull<'a> {
     store: &'a Store,
     trust: &'a Trust,
     remote: &'a dyn Remote,
+    /// Namespaces that are not chosen, by an object of each.
+    foreign: HashSet<Fingerprint>,
     report: PullReport,
 }
 
@@ -155,7 +156,7 @@ impl Pull<'_> {
         let known = records
             .iter()
             .find(|known| known.fingerprint() == name.namespace);
-        if !self.args.selection.is_open() && known.is_none() && !self.is_named(object) {
+        if known.is_none() && !self.may_be_chosen(object) {
             return Ok(Some(()));
         }
         if let Some(known) = known {
@@ -168,19 +169,23 @@ impl Pull<'_> {
                 return Ok(Some(()));
             }
         }
-        let deadline = self.args.place.deadline();
-        let Some(bytes) = self.remote.fetch(&name, OBJECT_BYTES_MAX, deadline)? else {
-            // Removed since it was listed.
-            return Ok(Some(()));
+        let bytes = match self.args.place.fetch(self.remote, object)? {
+            Fetched::Object(bytes) => bytes,
+            Fetched::Gone => return Ok(Some(())),
+            Fetched::Unread(_) => {
+                self.report.faulty_runs += 1;
+                return Ok(Some(()));
+            }
         };
         let opened = run::open(&bytes, &name, self.trust);
-        let namespace = opened.namespace;
-        let chosen = namespace
-            .filter(|namespace| self.args.selection.takes(&name.namespace, Some(namespace)));
         self.report.faulty_runs += u64::from(opened.fault.is_some());
-        let Some(namespace) = chosen else {
+        let Some(namespace) = opened.namespace else {
             return Ok(Some(()));
         };
+        if !self.args.selection.takes(&name.namespace, Some(&namespace)) {
+            self.foreign.insert(name.namespace);
+            return Ok(Some(()));
+        }
         let (good, faulty): (Vec<_>, Vec<_>) = opened
             .pages
             .iter()
@@ -196,11 +201,14 @@ impl Pull<'_> {
         Ok(Some(()))
     }
 
-    /// Whether `--namespace` names the namespace of an object.
-    fn is_named(&self, object: &Listed) -> bool {
-        self.args.selection.takes(&object.run.namespace, None)
-            // A model is known only from the object itself.
-            || self.args.selection.is_of_a_model()
+    /// Whether an object may be of a chosen namespace that the store does not have.
+    fn may_be_chosen(&self, object: &Listed) -> bool {
+        let fingerprint = &object.run.namespace;
+        // The model of a namespace is known only from an object, and the same in all of them.
+        if self.args.selection.is_of_a_model() {
+            return !self.foreign.contains(fingerprint);
+        }
+        self.args.selection.takes(fingerprint, None)
     }
 
     fn put(&mut self, namespace: &Namespace, opened: &[&OpenedPage<'_>]) -> Result<(), Failure> {

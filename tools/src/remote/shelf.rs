@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use larder_engine::format::Fingerprint;
-use larder_remote::run;
+use larder_remote::{RunName, Trust, run};
 use serde::Serialize;
 
-use super::{PlaceArgs, TrustArgs, ending, size_of_runs};
+use super::{Fetched, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::count;
 use crate::interrupt::Interrupt;
@@ -138,6 +138,35 @@ impl Report for VerifyReport {
     }
 }
 
+impl VerifyReport {
+    /// Verifies an object.
+    fn object(&mut self, bytes: &[u8], run: &RunName, trust: &Trust) {
+        self.runs += 1;
+        self.bytes += bytes.len() as u64;
+        let opened = run::open(bytes, run, trust);
+        for page in &opened.pages {
+            match page.payload {
+                Ok(_) => self.good_pages += 1,
+                Err(reason) => {
+                    let key = Some(page.page.key.to_string());
+                    self.fault(run, key, reason.to_string());
+                }
+            }
+        }
+        if let Some(reason) = opened.fault {
+            self.fault(run, None, reason.to_string());
+        }
+    }
+
+    fn fault(&mut self, run: &RunName, key: Option<String>, reason: String) {
+        self.faults.push(FaultRow {
+            run: run.to_string(),
+            key,
+            reason,
+        });
+    }
+}
+
 /// Runs `verify`.
 ///
 /// # Errors
@@ -155,29 +184,11 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
             report.interrupted = true;
             break;
         }
-        let deadline = args.place.deadline();
-        let Some(bytes) = remote.fetch(&object.run, usize::MAX, deadline)? else {
-            continue;
-        };
-        report.runs += 1;
-        report.bytes += bytes.len() as u64;
-        let fault = |key: Option<String>, reason: String| FaultRow {
-            run: object.run.to_string(),
-            key,
-            reason,
-        };
-        let opened = run::open(&bytes, &object.run, &trust);
-        for page in &opened.pages {
-            match page.payload {
-                Ok(_) => report.good_pages += 1,
-                Err(reason) => {
-                    let key = Some(page.page.key.to_string());
-                    report.faults.push(fault(key, reason.to_string()));
-                }
-            }
+        match args.place.fetch(remote.as_ref(), &object)? {
+            Fetched::Object(bytes) => report.object(&bytes, &object.run, &trust),
+            Fetched::Gone => {}
+            Fetched::Unread(reason) => report.fault(&object.run, None, reason),
         }
-        let reason = opened.fault.map(|reason| fault(None, reason.to_string()));
-        report.faults.extend(reason);
     }
     report::print(&report, args.json)?;
     Ok(ending(report.interrupted, !report.faults.is_empty()))

@@ -23,6 +23,7 @@ pub struct SwitchArgs {
 
 #[derive(Serialize)]
 struct SwitchReport {
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     is_on: bool,
 }

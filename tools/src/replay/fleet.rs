@@ -111,6 +111,7 @@ struct Window {
 #[derive(Serialize)]
 struct FleetReport {
     /// The trace.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     admission: Published,
     routing: Routing,

@@ -24,6 +24,7 @@ const POINTS_MIN: f64 = 1.0;
 #[derive(Serialize)]
 struct SizesReport {
     /// The trace.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// Bytes of a page.
     page_bytes: u64,
@@ -83,9 +84,10 @@ impl Report for SizesReport {
             "no limit",
             format!("{:.2} % hit", self.ceiling_hit_rate * 100.0),
         );
-        lines.text(self.verdict());
         if self.interrupted {
-            lines.text("Interrupted: the last size is incomplete.");
+            lines.text("Interrupted: the last of these sizes is incomplete, others were not run.");
+        } else {
+            lines.text(self.verdict());
         }
         lines
     }
@@ -118,7 +120,8 @@ fn paying(sizes: &[SizeRow], ceiling: f64) -> Option<u64> {
     sizes.iter().find(pays).map(|row| row.capacity_bytes)
 }
 
-/// Runs the trace with pages of this size against a store of each size.
+/// Runs the trace with pages of this size against a store of each size. A run that is ended before
+/// its first size has no result.
 pub fn run(
     args: &ReplayArgs,
     page_bytes: ByteSize,
@@ -149,7 +152,7 @@ pub fn run(
         let Some((report, ended)) = store_only::report(&of_one, page_bytes, interrupt)? else {
             break;
         };
-        if ended != Ending::Done {
+        if ended == Ending::Findings {
             ending = ended;
         }
         sizes.push(SizeRow::of(&report));
@@ -158,13 +161,20 @@ pub fn run(
             Failure::environment(format!("{}: {error}", of_one.store.display()))
         })?;
     }
+    let interrupted = interrupt.is_raised();
+    if interrupted && ending == Ending::Done {
+        ending = Ending::Interrupted;
+    }
+    if sizes.is_empty() {
+        return Ok(ending);
+    }
     let report = SizesReport {
         path: args.trace.clone(),
         page_bytes: page_bytes.0,
         paying_capacity_bytes: paying(&sizes, ceiling),
         sizes,
         ceiling_hit_rate: ceiling,
-        interrupted: interrupt.is_raised(),
+        interrupted,
     };
     report::print(&report, args.json)?;
     Ok(ending)

@@ -37,6 +37,7 @@ const MODEL: &str = "replay";
 #[derive(Serialize)]
 pub(super) struct ReplayReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     #[serde(flatten)]
     pub(super) counts: Counts,

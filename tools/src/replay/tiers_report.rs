@@ -147,6 +147,7 @@ struct SettingReport {
 #[derive(Serialize)]
 pub struct TiersReport {
     /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     model: String,
     page_tokens: u32,

@@ -6,6 +6,8 @@ mod bench;
 mod bundle;
 mod containers;
 mod documents;
+mod hung;
+mod limits;
 mod metrics;
 mod operator;
 mod page;

@@ -1,11 +1,15 @@
 //! Metrics of a served store: over HTTP and as text, equal to all other counts, across owners.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use larder_engine::share::Part;
+use larder_format::Namespace;
+use rustix::net::{AddressFamily, SocketType, connect, socket, sockopt};
 
+use super::prometheus::put;
 use super::served::{absent_keys, namespace};
 use super::*;
 
@@ -42,7 +46,7 @@ impl Exporter {
     }
 
     /// Status line and body of a request.
-    fn ask(&self, method: &str, target: &str) -> (String, String) {
+    pub fn ask(&self, method: &str, target: &str) -> (String, String) {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let request = format!("{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -230,4 +234,61 @@ fn an_exporter_serves_metrics_and_nothing_else() {
     assert_eq!(sum(&exporter.scrape(), "larder_up"), 0.0);
     let taken = ["exporter", text(&missing), "--listen", exporter.address()];
     fails(&taken, 3, &["--listen"]);
+}
+
+/// A client that asks and reads nothing, with little room for answers.
+fn deaf(exporter: &Exporter, requests: &str) -> TcpStream {
+    let client = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_recv_buffer_size(&client, 2048).unwrap();
+    // The exporter's buffer begins as a multiple of the segments that its client takes.
+    let bytes: libc::c_int = 536;
+    // SAFETY: the pointer and the length are those of a variable that outlives the call.
+    let set = unsafe {
+        libc::setsockopt(
+            client.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_MAXSEG,
+            (&raw const bytes).cast(),
+            size_of_val(&bytes) as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0);
+    let address: SocketAddr = exporter.address().parse().unwrap();
+    connect(&client, &address).unwrap();
+    let mut client = TcpStream::from(client);
+    client
+        .set_write_timeout(Some(Duration::from_secs(1)))
+        .unwrap();
+    // It ends early when the exporter reads no more.
+    let _ = client.write_all(requests.as_bytes());
+    client
+}
+
+#[test]
+fn clients_that_never_read_do_not_keep_a_scraper_out() {
+    let directory = directory();
+    let missing = directory.path().join("missing");
+    let exporter = Exporter::of(text(&missing));
+    let requests = "GET / HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2000);
+    let _clients = [(); 32].map(|()| deaf(&exporter, &requests));
+    assert_eq!(sum(&exporter.scrape(), "larder_up"), 0.0);
+}
+
+#[test]
+fn clients_that_do_not_take_a_long_answer_lose_their_place() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let _owner = serve(text(&path));
+    let store = Store::attach(&path, OpenOptions::default()).unwrap();
+    for model in 0..64 {
+        let mut fields = namespace().fields().clone();
+        fields.model = format!("{model:0>200}");
+        let id = store.namespace(&Namespace::new(fields).unwrap()).unwrap();
+        assert!(put(&store, id, model, 1)[0].is_present());
+    }
+    let exporter = Exporter::of(text(&path));
+    let request = "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n";
+    let _clients = [(); 32].map(|()| deaf(&exporter, request));
+    assert_eq!(sum(&exporter.scrape(), "larder_up"), 1.0);
+    store.close().unwrap();
 }

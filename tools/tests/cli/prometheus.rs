@@ -204,7 +204,7 @@ impl Prometheus {
     }
 }
 
-fn put(store: &Store, id: NamespaceId, seed: u64, pages: u64) -> Vec<PutStatus> {
+pub fn put(store: &Store, id: NamespaceId, seed: u64, pages: u64) -> Vec<PutStatus> {
     let bytes = vec![3; PAGE_BYTES];
     let parts = [std::io::IoSlice::new(&bytes)];
     let keys = chain(seed, pages);

@@ -178,6 +178,43 @@ fn pages_of_another_key_are_not_taken_and_keys_can_be_rotated() {
 }
 
 #[test]
+fn of_a_namespace_that_a_pull_does_not_choose_one_object_is_read() {
+    let (shared, source) = (Shared::new(), populated());
+    shared.push(&source, 0);
+    // Each object that is read counts: the records of its pages are damaged.
+    let foreign = EVEN.fingerprint();
+    let foreign = shared
+        .objects()
+        .into_iter()
+        .filter(|object| text(object).contains(&foreign));
+    assert_eq!(
+        foreign.map(|object| flip(&object, 2 * 4096 + 99)).count(),
+        3
+    );
+    let node = Home::new();
+    let pulled = shared.remote("pull", Some(&node), &["--model", "ragged"], 1);
+    assert_eq!(pulled["faulty_runs"], 1);
+    assert_eq!(pulled["runs_pulled"], 1);
+}
+
+#[test]
+fn an_object_that_is_too_long_is_a_fault_and_the_others_are_read() {
+    let (shared, source) = (Shared::new(), populated());
+    shared.push(&source, 0);
+    let huge = fs::File::options().write(true).open(&shared.objects()[0]);
+    huge.unwrap().set_len(1 << 40).unwrap();
+    let verified = shared.remote("verify", None, &[], 1);
+    assert_eq!(verified["runs"], 3);
+    assert_eq!(verified["good_pages"], 3 * RUN_PAGES);
+    let fault = &verified["faults"][0];
+    assert!(shared.objects()[0].ends_with(fault["run"].as_str().unwrap()));
+    assert_eq!(fault["reason"], "it is longer than 4 GiB");
+    let pulled = shared.remote("pull", Some(&Home::new()), &[], 1);
+    assert_eq!(pulled["faulty_runs"], 1);
+    assert_eq!(pulled["runs_pulled"], 3);
+}
+
+#[test]
 fn damaged_pages_of_the_store_are_not_pushed() {
     let (shared, source) = (Shared::new(), populated());
     flip(&source.path, source.offset_of(&chain(1, 10)[1]) + 99);

@@ -79,6 +79,7 @@ pub struct BenchArgs {
 
 #[derive(Serialize)]
 struct BenchReport {
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     remote: String,
     run_bytes: u64,

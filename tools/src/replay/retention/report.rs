@@ -14,12 +14,14 @@ use crate::report::{Lines, Report};
 #[derive(Serialize)]
 pub(super) struct RetentionReport {
     /// The trace.
+    #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     policy: &'static str,
     requests: u64,
     pages_requested: u64,
     distinct_pages: u64,
     /// The trace whose tables the policy began with.
+    #[serde(serialize_with = "crate::report::paths")]
     learned_on: Option<PathBuf>,
     /// Most of the room that pages fill.
     fill_percent: f64,

@@ -1,0 +1,84 @@
+//! The reports of the drives under a store, for its metrics.
+//!
+//! Reading them opens volumes and drives, and any of these may hang: then the metrics are needed
+//! most. So a thread of its own reads them, one at a time, and its callers wait for a short time.
+//! Until it has ended they get the reports of the reading before.
+
+use std::path::Path;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use larder_engine::disk::health::Health;
+
+use crate::drives;
+
+/// How often drives are asked: they change slowly.
+const DRIVES_EVERY: Duration = Duration::from_secs(60);
+
+/// Longest wait for a reading, from its begin.
+const DRIVES_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Drives by name, with their health.
+type Drives = Vec<(String, Health)>;
+
+/// The state of the readings of this process.
+struct Readings {
+    last: Drives,
+    /// The end of the last one.
+    ended: Option<Instant>,
+    /// The begin of the one in progress.
+    begun: Option<Instant>,
+}
+
+static READINGS: Mutex<Readings> = Mutex::new(Readings {
+    last: Vec::new(),
+    ended: None,
+    begun: None,
+});
+
+/// Wakes the callers that wait for a reading.
+static ENDED: Condvar = Condvar::new();
+
+fn readings() -> MutexGuard<'static, Readings> {
+    READINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The drives under a store, and their health, as they were within the last minute. If the drives
+/// do not answer soon, the last known health; none before the first answer.
+pub fn wear(path: &Path) -> Drives {
+    let mut readings = readings();
+    let is_new = |ended: Instant| ended.elapsed() < DRIVES_EVERY;
+    if readings.ended.is_some_and(is_new) {
+        return readings.last.clone();
+    }
+    let begun = match readings.begun {
+        Some(begun) => begun,
+        None => {
+            let path = path.to_owned();
+            let reading = std::thread::Builder::new()
+                .name("drives".to_owned())
+                .spawn(move || read(&path));
+            if let Err(error) = reading {
+                tracing::debug!(%error, "no thread to read the reports of the drives");
+                return readings.last.clone();
+            }
+            *readings.begun.insert(Instant::now())
+        }
+    };
+    let left = DRIVES_PATIENCE.saturating_sub(begun.elapsed());
+    let waited = ENDED.wait_timeout_while(readings, left, |readings| readings.begun.is_some());
+    let (readings, _) = waited.unwrap_or_else(PoisonError::into_inner);
+    readings.last.clone()
+}
+
+fn read(path: &Path) {
+    let drives = drives::of_store(path).into_iter();
+    let known = drives.filter_map(|drive| Some((drive.name, drive.health.ok()?)));
+    let known = known.collect();
+    *readings() = Readings {
+        last: known,
+        ended: Some(Instant::now()),
+        begun: None,
+    };
+    ENDED.notify_all();
+}
