@@ -99,6 +99,7 @@
 //! | `seldom` | limits how often a log line is repeated |
 //! | `totals` | counters of all processes, across owners |
 //! | `spaces` | reads by namespace |
+//! | `sidecar` | a small file beside a store that the store can do without |
 //! | `system` | the calls to the operating system that a simulation has to control |
 //! | `survey` | reading a store without opening it, for the tools |
 //! | `volume` | files and block devices: creating, locking, superblocks |
@@ -177,6 +178,8 @@ mod seldom;
 #[cfg(not(feature = "internals"))]
 mod share;
 #[cfg(not(feature = "internals"))]
+mod sidecar;
+#[cfg(not(feature = "internals"))]
 mod spaces;
 #[cfg(not(feature = "internals"))]
 mod store;
@@ -223,6 +226,8 @@ pub mod recovery;
 pub mod seldom;
 #[cfg(feature = "internals")]
 pub mod share;
+#[cfg(feature = "internals")]
+pub mod sidecar;
 #[cfg(feature = "internals")]
 pub mod spaces;
 #[cfg(feature = "internals")]
