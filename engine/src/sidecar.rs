@@ -22,7 +22,7 @@ pub struct Sidecar {
 }
 
 impl Sidecar {
-    /// The file of a store with this suffix, and its longest length; `None` where there can be none.
+    /// The file of a store with this suffix, of at most this length; `None` where none can be.
     #[must_use]
     pub fn beside(volume: &Path, suffix: &str, length_max: usize) -> Option<Sidecar> {
         let is_file = fs::metadata(volume).is_ok_and(|found| found.is_file());

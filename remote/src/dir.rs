@@ -5,17 +5,22 @@
 //! synced. So no reader sees a part of one, and of several writers one succeeds. Files that a crash
 //! left without their name are removed by the next listing, an hour later.
 //!
+//! Nodes may have different users. So objects and directories get their permissions from the root,
+//! whatever the umask. An object that a node may not read is absent for this node; a root that it
+//! may not use is an error.
+//!
 //! A mounted file system that does not answer blocks its callers for ever. So each call runs on a
 //! thread of its own, and its caller waits until the deadline. Threads that wait for the file
 //! system are bounded: beyond that calls fail at once.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -34,6 +39,16 @@ const UNFINISHED: &str = ".unfinished-";
 
 /// After this time no process writes such a file any more.
 const UNFINISHED_AGE: Duration = Duration::from_hours(1);
+
+/// Bytes that are read between two looks at the deadline.
+const PIECE: usize = 1 << 20;
+
+/// Permissions of an object: its owner reads and writes it, others as the root lets them read.
+const OF_OWNER: u32 = 0o600;
+const TO_READ: u32 = 0o444;
+
+/// The first object that this node may not read has been logged.
+static HAS_WARNED: Once = Once::new();
 
 /// Objects in a directory.
 pub struct Dir {
@@ -99,6 +114,7 @@ impl Dir {
                 RemoteError::Denied(reason)
             }
             io::ErrorKind::NotFound => RemoteError::Missing(reason),
+            io::ErrorKind::TimedOut => RemoteError::Deadline,
             _ => RemoteError::Failed(reason),
         }
     }
@@ -108,7 +124,8 @@ impl Remote for Dir {
     fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
-            let found = absent(root.join(name).symlink_metadata())?;
+            let path = root.join(name);
+            let found = open_to_us(root, &path, path.symlink_metadata())?;
             if found.is_none() {
                 root.metadata()?;
             }
@@ -124,14 +141,15 @@ impl Remote for Dir {
     ) -> Result<Option<Buffer>, RemoteError> {
         let name = run.to_string();
         let fetched = self.call(deadline, move |root| {
-            let Some(file) = absent(File::open(root.join(name)))? else {
+            let path = root.join(name);
+            let Some(file) = open_to_us(root, &path, File::open(&path))? else {
                 return Ok(None);
             };
             let bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
             if bytes > bytes_max {
                 return Ok(None);
             }
-            Ok(Some(read(file, bytes)?))
+            Ok(Some(read(file, bytes, deadline)?))
         })?;
         fetched.transpose()
     }
@@ -144,15 +162,23 @@ impl Remote for Dir {
     ) -> Result<Published, RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
-            let path = root.join(name);
+            let path = root.join(&name);
             if path.try_exists()? {
                 return Ok(Published::Present);
             }
-            root.metadata()?;
+            let of_root = root.metadata()?.permissions();
             let directory = path.parent().unwrap_or(root);
-            fs::create_dir_all(directory)?;
+            if !directory.try_exists()? {
+                let parents = name.match_indices('/').map(|(at, _)| &name[..at]);
+                for parent in parents {
+                    make(&root.join(parent), of_root.clone())?;
+                }
+            }
             let mut file = unfinished(directory)?;
             file.write_all(&object)?;
+            let mode = OF_OWNER | of_root.mode() & TO_READ;
+            let permissions = Permissions::from_mode(mode);
+            file.as_file().set_permissions(permissions)?;
             file.as_file().sync_all()?;
             match fs::hard_link(file.path(), &path) {
                 Ok(()) => {}
@@ -184,7 +210,7 @@ impl Remote for Dir {
             let mut listed = Vec::new();
             // Of a remote without objects there is the root alone.
             root.metadata()?;
-            walk(root, &root.join(prefix), &mut listed)?;
+            walk(root, &root.join(prefix), deadline, &mut listed)?;
             Ok(listed)
         })?;
         let _ = listed.into_iter().try_for_each(each);
@@ -193,15 +219,21 @@ impl Remote for Dir {
 }
 
 /// So many bytes of a file, or fewer if it has been cut: another writer of the remote may be
-/// hostile.
-fn read(mut file: File, bytes: usize) -> io::Result<Result<Buffer, RemoteError>> {
+/// hostile. Ends at the deadline, since the caller has left by then.
+fn read(
+    mut file: File,
+    bytes: usize,
+    deadline: Instant,
+) -> io::Result<Result<Buffer, RemoteError>> {
     let mut object = match Buffer::of(bytes) {
         Ok(object) => object,
         Err(error) => return Ok(Err(error)),
     };
     let mut filled = 0;
     while filled < bytes {
-        match file.read(&mut object[filled..]) {
+        in_time(deadline)?;
+        let end = bytes.min(filled + PIECE);
+        match file.read(&mut object[filled..end]) {
             Ok(0) => break,
             Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -210,6 +242,42 @@ fn read(mut file: File, bytes: usize) -> io::Result<Result<Buffer, RemoteError>>
     }
     object.truncate(filled);
     Ok(Ok(object))
+}
+
+fn in_time(deadline: Instant) -> io::Result<()> {
+    match Instant::now() < deadline {
+        true => Ok(()),
+        false => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// Makes a directory with these permissions.
+fn make(directory: &Path, permissions: Permissions) -> io::Result<()> {
+    match fs::create_dir(directory) {
+        Ok(()) => fs::set_permissions(directory, permissions),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The outcome, with `None` if there is no such file, or if this node alone may not use it.
+/// Otherwise one file of another user would end all requests.
+fn open_to_us<T>(root: &Path, path: &Path, outcome: io::Result<T>) -> io::Result<Option<T>> {
+    match outcome {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            // A look through the root, not at it.
+            root.join(".").metadata()?;
+            HAS_WARNED.call_once(|| {
+                tracing::warn!(
+                    "{}: {error}; the object is left out, give all nodes the right to read it \
+                     (logged once)",
+                    path.display()
+                );
+            });
+            Ok(None)
+        }
+        outcome => absent(outcome),
+    }
 }
 
 /// The outcome, with `None` if there is no such file.
@@ -229,19 +297,26 @@ fn unfinished(directory: &Path) -> io::Result<NamedTempFile> {
 }
 
 /// Lists the objects below a directory, and removes what crashes have left.
-fn walk(root: &Path, directory: &Path, listed: &mut Vec<Listed>) -> io::Result<()> {
-    let Some(entries) = absent(fs::read_dir(directory))? else {
+fn walk(
+    root: &Path,
+    directory: &Path,
+    deadline: Instant,
+    listed: &mut Vec<Listed>,
+) -> io::Result<()> {
+    let Some(entries) = open_to_us(root, directory, fs::read_dir(directory))? else {
         return Ok(());
     };
     for entry in entries {
+        in_time(deadline)?;
         let entry = entry?;
         let path = entry.path();
         let kind = entry.file_type()?;
         if kind.is_dir() {
-            walk(root, &path, listed)?;
+            walk(root, &path, deadline, listed)?;
             continue;
         }
-        let Some(found) = absent(entry.metadata())?.filter(|_| kind.is_file()) else {
+        let found = open_to_us(root, &path, entry.metadata())?;
+        let Some(found) = found.filter(|_| kind.is_file()) else {
             continue;
         };
         let modified = found.modified().unwrap_or(UNIX_EPOCH);

@@ -36,7 +36,8 @@ pub struct L4Config {
     pub is_through: bool,
     /// Tokens of a run; the same on all nodes.
     pub run_tokens: u32,
-    /// Most bytes published in 24 hours, to each remote.
+    /// Bytes published in 24 hours, to each remote. Those of a day that are left may follow on the
+    /// next one.
     pub bytes_per_day: u64,
     /// Most bytes published in a second, to each remote.
     pub bytes_per_second: u64,

@@ -43,4 +43,4 @@ pub use buffer::Buffer;
 pub use keys::{KeyError, Keyring, SealKey, Trust};
 pub use place::Place;
 pub use remote::{Listed, PlaceError, Published, Remote, RemoteError};
-pub use run::{Draft, RUN_TOKENS, RunName, RunPage, pages_of_run};
+pub use run::{Draft, OBJECT_BYTES_MAX, RUN_TOKENS, RunName, RunPage, pages_of_run};

@@ -28,7 +28,8 @@ pub trait Remote: Send + Sync {
         gallop(runs.len(), |at| self.holds(&runs[at], deadline))
     }
 
-    /// The object of a run. `None` if there is none, or if it is longer than `bytes_max`.
+    /// The object of a run. `None` if there is none, if it is longer than `bytes_max`, or if this
+    /// node alone may not read it.
     ///
     /// # Errors
     /// [`RemoteError`].

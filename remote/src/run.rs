@@ -40,6 +40,10 @@ use crate::remote::RemoteError;
 /// Tokens of a run, unless a node is configured otherwise.
 pub const RUN_TOKENS: u32 = 512;
 
+/// Bytes of the longest object that is taken where the length of a run is not known. Other writers
+/// of a remote may be hostile.
+pub const OBJECT_BYTES_MAX: usize = 4 << 30;
+
 /// Version of the layout of names and objects: the first component of every name.
 const VERSION: &str = "v1";
 const SUFFIX: &str = ".run";

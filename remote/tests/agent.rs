@@ -193,6 +193,86 @@ impl Remote for ReadOnly {
     }
 }
 
+/// Objects in memory whose requests are watched.
+#[derive(Clone, Default)]
+struct Watched {
+    objects: Objects,
+    /// Listed behind the objects.
+    beside: Vec<Listed>,
+    /// Fetches: the run, and the most bytes.
+    fetched: Arc<Mutex<Vec<(RunName, usize)>>>,
+    /// The first fetch takes so long.
+    slow: Arc<Mutex<Duration>>,
+    /// Listings and fetches wait for it.
+    gate: Arc<Mutex<()>>,
+}
+
+impl Watched {
+    /// With the runs of a chain.
+    fn with(model: &str, pages: &[PageKey]) -> Watched {
+        let runs = 0..pages.len() / RUN_PAGES;
+        let made = runs.map(|run| {
+            let pages = run_of(pages, run, RUN_PAGES);
+            object(&namespace(model), &pages, &trust(1))
+        });
+        let watched = Watched::default();
+        watched.objects.lock().unwrap().extend(made);
+        watched
+    }
+
+    fn fetched(&self) -> Vec<(RunName, usize)> {
+        self.fetched.lock().unwrap().clone()
+    }
+}
+
+impl Remote for Watched {
+    fn holds(&self, run: &RunName, _: Instant) -> Result<bool, RemoteError> {
+        Ok(self.objects.lock().unwrap().contains_key(run))
+    }
+
+    fn fetch(
+        &self,
+        run: &RunName,
+        bytes_max: usize,
+        _: Instant,
+    ) -> Result<Option<Buffer>, RemoteError> {
+        self.fetched.lock().unwrap().push((*run, bytes_max));
+        std::thread::sleep(std::mem::take(&mut *self.slow.lock().unwrap()));
+        drop(self.gate.lock().unwrap());
+        let objects = self.objects.lock().unwrap();
+        let object = objects.get(run).filter(|object| object.len() <= bytes_max);
+        object.map(|object| Buffer::copy_of(object)).transpose()
+    }
+
+    fn publish(&self, run: &RunName, object: Buffer, _: Instant) -> Result<Published, RemoteError> {
+        self.objects.lock().unwrap().insert(*run, object.to_vec());
+        Ok(Published::Created)
+    }
+
+    fn remove(&self, run: &RunName, _: Instant) -> Result<(), RemoteError> {
+        self.objects.lock().unwrap().remove(run);
+        Ok(())
+    }
+
+    fn list(
+        &self,
+        _: Option<Fingerprint>,
+        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        _: Instant,
+    ) -> Result<(), RemoteError> {
+        let listed = |(run, object): (&RunName, &Vec<u8>)| Listed {
+            run: *run,
+            bytes: object.len() as u64,
+            created_unix_s: 0,
+        };
+        let mut all: Vec<Listed> = self.objects.lock().unwrap().iter().map(listed).collect();
+        drop(self.gate.lock().unwrap());
+        all.extend(&self.beside);
+        let _ = all.into_iter().try_for_each(each);
+        Ok(())
+    }
+}
+
 /// Answers the first question when a second one was asked, or when it is let go.
 #[derive(Clone, Default)]
 struct Meeting(Arc<(Mutex<u32>, Condvar)>);
@@ -264,21 +344,26 @@ struct Node {
 
 impl Node {
     fn new(remote: Box<dyn Remote>) -> Node {
-        Node::within(1 << 40, remote)
+        Node::with(remote, |_| {})
     }
 
     /// A node that may publish so many bytes a day.
     fn within(bytes_per_day: u64, remote: Box<dyn Remote>) -> Node {
+        Node::with(remote, |options| options.bytes_per_day = bytes_per_day)
+    }
+
+    /// A node with changed options.
+    fn with(remote: Box<dyn Remote>, change: impl FnOnce(&mut AgentOptions)) -> Node {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let path = directory.path().join("store");
         let size = CreateOptions::new(128 << 20).with(|o| o.segment_size = Some(16 << 20));
         create(&path, &size).unwrap();
-        let options = AgentOptions {
+        let mut options = AgentOptions {
             place: "a test".to_owned(),
             trust: trust(1),
             run_tokens: 16 * u32::try_from(RUN_PAGES).unwrap(),
             admission: Admission::Through,
-            bytes_per_day,
+            bytes_per_day: 1 << 40,
             bytes_per_second: 1 << 40,
             requests_per_hour: 1 << 40,
             patience: Duration::from_secs(10),
@@ -287,6 +372,7 @@ impl Node {
             refresh: Duration::from_millis(20),
             delay: Duration::from_millis(1),
         };
+        change(&mut options);
         let agent = Agent::new(remote, options);
         let store = OpenOptions::default().over(agent.clone());
         let store = Arc::new(Store::open(&path, store).unwrap());
@@ -357,6 +443,15 @@ impl Node {
 
     fn count(&self, name: &str) -> u64 {
         self.agent.report().counts[name]
+    }
+
+    #[track_caller]
+    fn eventually(&self, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !is_so() {
+            assert!(Instant::now() < until, "{:?}", self.agent.report());
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn close(&self) {
@@ -441,4 +536,141 @@ fn publications_at_once_stay_within_the_bytes_of_a_day() {
     assert!(is_over, "{:?}", node.agent.report());
     assert_eq!(node.count("published_runs"), 1);
     node.close();
+}
+
+#[test]
+fn a_day_begins_with_the_share_of_an_hour_and_one_run() {
+    let run = larder_remote::run::object_bytes(&namespace("model"), RUN_PAGES) as u64;
+    let remote = Watched::default();
+    let node = Node::within(20 * run, Box::new(remote.clone()));
+    node.put(&chain(1, 3 * RUN_PAGES));
+    node.eventually(|| node.count("published_runs") + node.count("dropped_budget_runs") == 3);
+    assert_eq!(node.count("published_runs"), 1);
+    node.close();
+}
+
+/// An object that another writer of the remote says to have.
+fn huge(model: &str, seed: u64) -> Listed {
+    Listed {
+        run: RunName {
+            namespace: namespace(model).fingerprint(),
+            last: chain(seed, 1)[0],
+        },
+        bytes: 1 << 40,
+        created_unix_s: 0,
+    }
+}
+
+/// No other listing than that at the start.
+fn listed_once(options: &mut AgentOptions) {
+    options.refresh = Duration::from_hours(1);
+}
+
+#[test]
+fn the_speed_is_measured_with_a_whole_run_of_a_namespace_in_use() {
+    let mut remote = Watched::with("model", &chain(1, 3 * RUN_PAGES));
+    let mut names: Vec<RunName> = remote.objects.lock().unwrap().keys().copied().collect();
+    // The last one is short, and others are longer than any run.
+    let short = names.pop().unwrap();
+    remote.objects.lock().unwrap().insert(short, vec![1; 10]);
+    remote.beside = vec![huge("other", 1), huge("model", 2), huge("other", 3)];
+    let node = Node::with(Box::new(remote.clone()), listed_once);
+    node.eventually(|| node.count("speed_bytes_per_s") > 0);
+    let bytes = larder_remote::run::object_bytes(&namespace("model"), RUN_PAGES);
+    assert_eq!(remote.fetched(), [(names[names.len() - 1], bytes)]);
+    node.close();
+}
+
+#[test]
+fn a_namespace_that_is_used_after_the_listing_is_measured_then() {
+    let remote = Watched::with("late", &chain(1, RUN_PAGES));
+    let node = Node::with(Box::new(remote.clone()), listed_once);
+    node.eventually(|| node.count("listings") == 1);
+    assert_eq!(remote.fetched(), []);
+    node.store.namespace(&namespace("late")).unwrap();
+    node.eventually(|| node.count("speed_bytes_per_s") > 0);
+    assert_eq!(remote.fetched().len(), 1);
+    node.close();
+}
+
+#[test]
+fn a_run_that_a_listing_does_not_show_is_forgotten_and_published_again() {
+    let remote = Watched::default();
+    let node = Node::with(Box::new(remote.clone()), |options| {
+        options.admission = Admission::SecondTouch;
+    });
+    let pages = chain(1, PAGES);
+    node.put(&pages);
+    node.eventually(|| node.read(&pages) == PAGES && node.count("known_runs") == 2);
+    remote.objects.lock().unwrap().clear();
+    node.eventually(|| node.count("known_runs") == 0);
+    node.eventually(|| node.read(&pages) == PAGES && node.count("published_runs") == 4);
+    assert_eq!(remote.objects.lock().unwrap().len(), 2);
+    node.close();
+}
+
+#[test]
+fn a_run_that_takes_the_name_of_a_faulty_one_is_fetched() {
+    let pages = chain(1, RUN_PAGES);
+    let remote = Watched::with("model", &pages);
+    let (name, object) = remote.objects.lock().unwrap().pop_first().unwrap();
+    let put = |object: &[u8]| remote.objects.lock().unwrap().insert(name, object.to_vec());
+    put(&forged(&name, &object));
+    let node = Node::new(Box::new(remote.clone()));
+    node.eventually(|| node.read(&pages) == 0 && node.count("faulty_runs") == 1);
+    remote.objects.lock().unwrap().clear();
+    let listings = node.count("listings");
+    node.eventually(|| node.count("listings") > listings + 1);
+    put(&object);
+    node.eventually(|| node.read(&pages) == RUN_PAGES);
+    node.close();
+}
+
+#[test]
+fn a_run_that_is_published_during_a_listing_stays_known() {
+    let remote = Watched::default();
+    let gate = remote.gate.lock().unwrap();
+    let node = Node::with(Box::new(remote.clone()), listed_once);
+    // The listing has begun, perhaps, and does not show what follows.
+    std::thread::sleep(Duration::from_millis(20));
+    node.put(&chain(1, RUN_PAGES));
+    node.eventually(|| node.count("known_runs") == 1);
+    drop(gate);
+    node.eventually(|| node.count("listings") == 1);
+    assert_eq!(node.count("known_runs"), 1);
+    node.close();
+}
+
+/// One slow fetch measures a speed at which no run is worth its fetch.
+fn is_measured_again(change: impl FnOnce(&mut AgentOptions)) {
+    let pages = chain(1, 8 * RUN_PAGES);
+    let remote = Watched::with("model", &pages);
+    *remote.slow.lock().unwrap() = Duration::from_millis(300);
+    let node = Node::with(Box::new(remote.clone()), change);
+    node.eventually(|| node.count("speed_bytes_per_s") > 0);
+    // The run that measures it is not promised, by its own lookup or another.
+    let gate = remote.gate.lock().unwrap();
+    let is_promised = || node.store.longest_prefix(node.id, &pages) > 0;
+    node.eventually(|| {
+        assert!(!is_promised());
+        remote.fetched().len() == 2
+    });
+    assert!(!is_promised());
+    drop(gate);
+    node.eventually(|| node.read(&pages) == pages.len());
+    assert!(node.count("too_slow_runs") > 0);
+    assert!(node.count("promised_pages") > 0);
+    node.close();
+}
+
+#[test]
+fn a_remote_that_is_too_slow_for_the_patience_is_measured_again() {
+    is_measured_again(|options| options.patience = Duration::from_millis(100));
+}
+
+#[test]
+fn a_remote_that_is_slower_than_the_engine_is_measured_again() {
+    // A run in 0.15 s.
+    let tokens = 16.0 * RUN_PAGES as f64;
+    is_measured_again(|options| options.prefill_rate = Some(tokens / 0.15));
 }

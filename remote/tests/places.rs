@@ -5,6 +5,7 @@ mod common;
 
 use std::fs;
 use std::ops::ControlFlow;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Barrier;
 use std::thread;
@@ -13,7 +14,12 @@ use std::time::{Duration, Instant};
 use common::*;
 use larder_remote::dir::Dir;
 use larder_remote::keys::KeyError;
-use larder_remote::{Buffer, Keyring, Listed, Place, Published, Remote, RemoteError, RunName};
+use larder_remote::{
+    Buffer, Keyring, Listed, OBJECT_BYTES_MAX, Place, Published, Remote, RemoteError, RunName,
+};
+use rustix::fs::Mode;
+use rustix::process::{Uid, geteuid, umask};
+use rustix::thread::set_thread_res_uid;
 
 fn listed(remote: &dyn Remote, within: Option<&RunName>) -> Vec<Listed> {
     let mut listed = Vec::new();
@@ -44,7 +50,12 @@ fn an_object_is_created_once_and_read_whole() {
     let remote = Dir::new(directory.path().to_owned());
     for (name, object) in objects() {
         assert!(!remote.holds(&name, later()).unwrap());
-        assert!(remote.fetch(&name, usize::MAX, later()).unwrap().is_none());
+        assert!(
+            remote
+                .fetch(&name, OBJECT_BYTES_MAX, later())
+                .unwrap()
+                .is_none()
+        );
         let published = publish(&remote, &name, &object);
         assert_eq!(published, Ok(Published::Created));
         let published = publish(&remote, &name, &[0; 8]);
@@ -136,7 +147,7 @@ fn a_directory_that_does_not_answer_is_left_at_the_deadline() {
     pipe(&path);
     let begin = Instant::now();
     let deadline = begin + Duration::from_millis(50);
-    let fetched = remote.fetch(&name, usize::MAX, deadline);
+    let fetched = remote.fetch(&name, OBJECT_BYTES_MAX, deadline);
     assert_eq!(fetched.unwrap_err(), RemoteError::Deadline);
     assert!(begin.elapsed() >= Duration::from_millis(50));
     // Ends the wait of its thread.
@@ -144,7 +155,115 @@ fn a_directory_that_does_not_answer_is_left_at_the_deadline() {
 }
 
 fn pipe(path: &Path) {
-    rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::RWXU).unwrap();
+    rustix::fs::mkfifoat(rustix::fs::CWD, path, Mode::RWXU).unwrap();
+}
+
+/// Bytes that this process has read from files.
+fn bytes_read() -> u64 {
+    let io = fs::read_to_string("/proc/self/io").unwrap();
+    let read = io.lines().find_map(|line| line.strip_prefix("rchar: "));
+    read.unwrap().parse().unwrap()
+}
+
+/// Whether a thread of this process is in a call of a directory.
+fn some_call() -> bool {
+    let threads = fs::read_dir("/proc/self/task").unwrap();
+    threads
+        .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("comm")).ok())
+        .any(|name| name.starts_with("larder-remote-d"))
+}
+
+#[test]
+fn a_long_object_is_not_read_beyond_the_deadline() {
+    const BYTES: u64 = 512 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let remote = Dir::new(directory.path().to_owned());
+    let (name, object) = objects().remove(0);
+    publish(&remote, &name, &object).unwrap();
+    let path = directory.path().join(name.to_string());
+    let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.set_len(BYTES).unwrap();
+    let before = bytes_read();
+    let fetched = remote.fetch(&name, OBJECT_BYTES_MAX, Instant::now());
+    assert_eq!(fetched.unwrap_err(), RemoteError::Deadline);
+    // Its thread may not have begun yet.
+    thread::sleep(Duration::from_millis(100));
+    let until = later();
+    while some_call() {
+        assert!(Instant::now() < until);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(bytes_read() - before < BYTES / 2);
+}
+
+fn permit(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn permissions(path: &Path) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+#[test]
+fn whoever_may_read_the_directory_may_read_its_objects() {
+    for (of_root, of_object) in [(0o2775, 0o644), (0o777, 0o644), (0o750, 0o640)] {
+        let root = tempfile::tempdir().unwrap();
+        permit(root.path(), of_root);
+        let (name, object) = objects().remove(0);
+        let before = umask(Mode::from_bits_retain(0o077));
+        publish(&Dir::new(root.path().to_owned()), &name, &object).unwrap();
+        umask(before);
+        let path = root.path().join(name.to_string());
+        assert_eq!(permissions(&path), of_object);
+        let made = path.ancestors().skip(1);
+        for directory in made.take_while(|made| *made != root.path()) {
+            assert_eq!(permissions(directory), of_root, "{}", directory.display());
+        }
+    }
+}
+
+/// Does this as a user without rights to the files of others.
+fn as_nobody<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let work = || {
+        if geteuid().is_root() {
+            let nobody = Uid::from_raw(65534);
+            set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        }
+        work()
+    };
+    thread::scope(|scope| scope.spawn(work).join().unwrap())
+}
+
+#[test]
+fn an_object_that_a_node_may_not_read_is_absent_for_it_and_no_other_is() {
+    let root = tempfile::tempdir().unwrap();
+    permit(root.path(), 0o755);
+    let remote = Dir::new(root.path().to_owned());
+    let objects = objects();
+    for (name, object) in &objects {
+        publish(&remote, name, object).unwrap();
+    }
+    let path = |at: usize| root.path().join(objects[at].0.to_string());
+    let fetched = |at: usize| {
+        let fetch = || remote.fetch(&objects[at].0, OBJECT_BYTES_MAX, later());
+        as_nobody(fetch).map(|object| object.is_some())
+    };
+    permit(&path(0), 0);
+    assert_eq!((fetched(0), fetched(1)), (Ok(false), Ok(true)));
+    // A directory with all objects of the second namespace.
+    let closed = path(2);
+    let closed = closed.ancestors().nth(2).unwrap();
+    permit(closed, 0);
+    assert_eq!((fetched(2), fetched(1)), (Ok(false), Ok(true)));
+    let holds = as_nobody(|| remote.holds(&objects[2].0, later()));
+    assert_eq!(holds, Ok(false));
+    assert_eq!(as_nobody(|| listed(&remote, None)).len(), 2);
+    permit(closed, 0o755);
+    // The root is no fault of an object.
+    permit(root.path(), 0);
+    let denied = fetched(1);
+    permit(root.path(), 0o755);
+    assert!(matches!(denied, Err(RemoteError::Denied(_))), "{denied:?}");
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub struct L4Args {
     /// Tokens of a run; the same on all nodes
     #[arg(long, value_name = "N", default_value_t = RUN_TOKENS, requires = "l4")]
     l4_run_tokens: u32,
-    /// Most bytes published in 24 hours
+    /// Bytes published in 24 hours; docs/remote.md has the exact bound
     #[arg(long, value_name = "SIZE", default_value = "1TiB", requires = "l4")]
     l4_bytes_per_day: ByteSize,
     /// Most bytes published in a second

@@ -56,11 +56,7 @@ impl Agent {
         self.succeeded();
         self.count(Count::RunsFetched, 1);
         self.count(Count::BytesFetched, object.len() as u64);
-        let arrived = self.counts.of(Count::BytesFetched) - before;
-        self.desk
-            .lock()
-            .speed
-            .measure(arrived, self.now().saturating_duration_since(begin));
+        self.measured(self.counts.of(Count::BytesFetched) - before, begin);
         Ok(object)
     }
 

@@ -15,8 +15,17 @@ const PAUSE_MAX: Duration = Duration::from_mins(5);
 /// Share of a new measurement in the speed.
 const NEWEST: f64 = 0.25;
 
-/// A budget: an amount for each period, which may be spent at once.
+/// Time in which a budget that was halved doubles.
+const DOUBLING: Duration = Duration::from_mins(1);
+
+/// Longest time whose share of a budget is there at its begin.
+const BEGIN: Duration = Duration::from_hours(1);
+
+/// A budget: an amount for each period. What is left of it may be spent at once.
 pub(super) struct Budget {
+    /// The amount as it is configured.
+    whole: f64,
+    /// The amount at present.
     most: f64,
     period: Duration,
     left: f64,
@@ -24,12 +33,14 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    pub(super) fn new(most: u64, period: Duration, now: Instant) -> Budget {
-        let most = most as f64;
+    /// A budget with the share of an hour: restarts do not multiply the amount of a day.
+    pub(super) fn new(whole: u64, period: Duration, now: Instant) -> Budget {
+        let whole = whole as f64;
         Budget {
-            most,
+            whole,
+            most: whole,
             period,
-            left: most,
+            left: whole * BEGIN.div_duration_f64(period).min(1.0),
             at: now,
         }
     }
@@ -37,7 +48,9 @@ impl Budget {
     fn refill(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.at);
         self.at = now;
-        let gained = self.most * passed.as_secs_f64() / self.period.as_secs_f64();
+        let gained = self.most * passed.div_duration_f64(self.period);
+        let grown = self.most * passed.div_duration_f64(DOUBLING).exp2();
+        self.most = grown.min(self.whole);
         self.left = (self.left + gained).min(self.most);
     }
 
@@ -64,9 +77,10 @@ impl Budget {
         self.period.mul_f64(owed.min(1000.0))
     }
 
-    /// Halves the amount, down to a hundredth of `first`.
-    pub(super) fn halve(&mut self, first: u64) {
-        self.most = (self.most / 2.0).max(first as f64 / 100.0);
+    /// Halves the amount, down to a hundredth of the configured one. It grows back.
+    pub(super) fn halve(&mut self, now: Instant) {
+        self.refill(now);
+        self.most = (self.most / 2.0).max(self.whole / 100.0);
         self.left = self.left.min(self.most);
     }
 }
@@ -76,11 +90,14 @@ impl Budget {
 pub(super) struct Speed {
     /// Bytes a second; `None` before the first fetch.
     rate: Option<f64>,
+    /// Time of the last measurement, or of the last attempt at one.
+    at: Option<Instant>,
 }
 
 impl Speed {
-    /// So many bytes arrived in this time, for all fetches together.
-    pub(super) fn measure(&mut self, bytes: u64, took: Duration) {
+    /// So many bytes arrived in this time before `now`, for all fetches together.
+    pub(super) fn measure(&mut self, bytes: u64, took: Duration, now: Instant) {
+        self.at = Some(now);
         let rate = bytes as f64 / took.as_secs_f64().max(1e-6);
         self.rate = Some(match self.rate {
             None => rate,
@@ -92,6 +109,21 @@ impl Speed {
     pub(super) fn time_of(&self, bytes: u64) -> Option<Duration> {
         let seconds = bytes as f64 / self.rate?;
         Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.rate.is_some()
+    }
+
+    /// A run that is too slow is fetched to measure the speed.
+    pub(super) fn tried(&mut self, now: Instant) {
+        self.at = Some(now);
+    }
+
+    /// Whether the last measurement is so old. Fetches alone measure: without one in a while a
+    /// low speed would end all of them for ever.
+    pub(super) fn is_due(&self, now: Instant, age: Duration) -> bool {
+        self.at.is_none_or(|at| now >= at + age)
     }
 
     pub(super) fn bytes_per_second(&self) -> u64 {
@@ -187,8 +219,27 @@ mod tests {
         assert!(budget.has(90, begin + 1000 * SECOND) && !budget.has(91, begin + 1000 * SECOND));
         budget.give_back(50);
         assert!(!budget.has(101, begin + 1000 * SECOND));
-        budget.halve(100);
-        assert!(!budget.has(51, begin + 2000 * SECOND));
+    }
+
+    #[test]
+    fn a_budget_that_was_halved_grows_back() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(1000, SECOND, begin);
+        (0..3).for_each(|_| budget.halve(begin));
+        assert!(budget.has(125, begin) && !budget.has(126, begin));
+        assert!(budget.has(250, begin + DOUBLING) && !budget.has(251, begin + DOUBLING));
+        (0..20).for_each(|_| budget.halve(begin + DOUBLING));
+        assert!(budget.has(10, begin + DOUBLING) && !budget.has(11, begin + DOUBLING));
+        let late = begin + 100 * DOUBLING;
+        assert!(budget.has(1000, late) && !budget.has(1001, late));
+    }
+
+    #[test]
+    fn a_budget_begins_with_the_share_of_an_hour() {
+        let begin = Instant::now();
+        let mut day = Budget::new(2400, 24 * BEGIN, begin);
+        assert!(day.has(100, begin) && !day.has(101, begin));
+        assert!(day.has(2400, begin + 23 * BEGIN) && !day.has(2401, begin + 48 * BEGIN));
     }
 
     #[test]
@@ -228,11 +279,13 @@ mod tests {
 
     #[test]
     fn the_speed_follows_the_measurements() {
-        let mut speed = Speed::default();
+        let (mut speed, now) = (Speed::default(), Instant::now());
         assert_eq!(speed.time_of(1), None);
-        speed.measure(1000, SECOND);
+        assert!(speed.is_due(now, SECOND));
+        speed.measure(1000, SECOND, now);
         assert_eq!(speed.time_of(500), Some(SECOND / 2));
-        speed.measure(5000, SECOND);
+        speed.measure(5000, SECOND, now + SECOND);
         assert_eq!(speed.bytes_per_second(), 2000);
+        assert!(!speed.is_due(now + SECOND, SECOND) && speed.is_due(now + 2 * SECOND, SECOND));
     }
 }

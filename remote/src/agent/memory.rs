@@ -1,9 +1,8 @@
 //! The file beside a store in which an agent remembers the pages of puts from owner to owner.
 //!
 //! A run is published when its pages are used again, which may be after a restart. The file is
-//! `NAME.touched` beside the first volume `NAME`, if that is a file. The agent does without it: a
-//! file that is missing, too long, torn or of another release is ignored, and so it is written
-//! without a sync. Names of pages that the store does not have do no harm: their publication finds
+//! `NAME.touched` (see [`Sidecar`]). A file that is missing, too long, torn or of another release
+//! is ignored. Names of pages that the store does not have do no harm: their publication finds
 //! none.
 //!
 //! ```text
@@ -14,13 +13,11 @@
 //! The parent of a page at depth 0 is zero.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
 use larder_engine::catalog::Ask;
+use larder_engine::sidecar::Sidecar;
 use larder_format::{Fingerprint, PageKey};
 
 use super::chains::{Chains, PAGES_MAX};
@@ -33,36 +30,26 @@ const PAGE: usize = 84;
 const LENGTH_MAX: usize = HEAD + PAGES_MAX * PAGE;
 
 /// See the module.
-pub(super) struct Memory {
-    path: PathBuf,
-}
+pub(super) struct Memory(Sidecar);
 
 impl Memory {
     /// The file of a store; `None` where there can be none.
     pub(super) fn beside(volume: &Path) -> Option<Memory> {
-        let is_file = fs::metadata(volume).is_ok_and(|found| found.is_file());
-        is_file.then(|| {
-            let mut path = OsString::from(volume);
-            path.push(".touched");
-            Memory { path: path.into() }
-        })
+        Sidecar::beside(volume, ".touched", LENGTH_MAX).map(Memory)
     }
 
     /// The pages of the file, by namespace. None if there is no such file.
     pub(super) fn read(&self) -> HashMap<Fingerprint, Chains> {
-        let mut bytes = Vec::new();
-        let read = File::open(&self.path)
-            .and_then(|file| file.take(LENGTH_MAX as u64 + 1).read_to_end(&mut bytes));
-        match read {
-            Ok(_) => decode(&bytes).unwrap_or_else(|| {
+        match self.0.read() {
+            Ok(Some(bytes)) => decode(&bytes).unwrap_or_else(|| {
                 tracing::warn!(
                     "{}: no memory of puts of this release, or damaged; runs that were put before \
                      are published when they are put again",
-                    self.path.display()
+                    self.0.path().display()
                 );
                 HashMap::new()
             }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => HashMap::new(),
+            Ok(None) => HashMap::new(),
             Err(error) => {
                 self.complain("read", &error);
                 HashMap::new()
@@ -72,30 +59,16 @@ impl Memory {
 
     /// Replaces the file.
     pub(super) fn write(&self, bytes: &[u8]) {
-        if let Err(error) = self.replace(bytes) {
+        if let Err(error) = self.0.replace(bytes) {
             self.complain("written", &error);
         }
-    }
-
-    fn replace(&self, bytes: &[u8]) -> io::Result<()> {
-        let mut beside = OsString::from(&self.path);
-        beside.push(".new");
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&beside)?;
-        file.write_all(bytes)?;
-        drop(file);
-        fs::rename(&beside, &self.path)
     }
 
     fn complain(&self, done: &str, error: &io::Error) {
         tracing::warn!(
             "{}: the memory of puts cannot be {done} ({error}); runs that were put before the next \
              start are published when they are put again",
-            self.path.display()
+            self.0.path().display()
         );
     }
 }

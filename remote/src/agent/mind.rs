@@ -7,10 +7,10 @@ use larder_format::{Fingerprint, PageKey};
 
 use super::Agent;
 use super::counts::Count;
-use super::desk::RUNS_MAX;
 use super::memory::encode;
+use super::names::RUNS_MAX;
 use super::search::Search;
-use crate::remote::{RemoteError, gallop};
+use crate::remote::{Listed, RemoteError, gallop};
 use crate::run::RunName;
 
 /// Longest time of a listing.
@@ -37,7 +37,7 @@ impl Agent {
 
     pub(super) fn failed(&self, error: &RemoteError) {
         let mut desk = self.desk.lock();
-        if !desk.failed(error, self.now(), &self.options) {
+        if !desk.failed(error, self.now()) {
             return;
         }
         let late = desk.give_up();
@@ -63,63 +63,67 @@ impl Agent {
             Ok(_) => self.succeeded(),
             Err(error) => {
                 let now = self.now();
-                self.desk.lock().failed(&error, now, &self.options);
+                self.desk.lock().failed(&error, now);
             }
         }
     }
 
-    /// Notes the names of all runs. Fetches one if the speed is not known.
+    /// Notes the names of all runs, and forgets those of runs that are gone.
     pub(super) fn list(&self) {
-        let (mut some, mut last, mut is_full) = (Vec::new(), None, false);
-        let note = |some: &mut Vec<RunName>| {
+        self.desk.lock().names.begin_listing();
+        let (mut some, mut is_full) = (Vec::new(), false);
+        let mut note = |some: &mut Vec<Listed>| {
             let mut desk = self.desk.lock();
-            let noted = some
-                .drain(..)
-                .all(|name| desk.add_known((name.namespace, name.last.prefix())));
-            !noted || desk.is_closed()
-        };
-        let mut each = |object: crate::remote::Listed| {
-            some.push(object.run);
-            last = Some(object);
-            if some.len() >= LISTED_AT_ONCE {
-                is_full = note(&mut some);
+            for object in some.drain(..) {
+                // The others that are known are noted all the same.
+                is_full |= !desk.list(&object);
             }
-            match is_full {
+            desk.is_closed()
+        };
+        let mut each = |object| {
+            some.push(object);
+            match some.len() >= LISTED_AT_ONCE && note(&mut some) {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
         };
         let until = self.now() + LISTING_TIMEOUT;
         let listed = self.remote.list(None, &mut each, until);
-        is_full |= note(&mut some);
+        let is_closed = note(&mut some);
         if let Err(error) = listed {
             self.failed(&error);
             return;
         }
         self.succeeded();
         self.count(Count::Listings, 1);
-        if is_full && !self.desk.lock().is_closed() {
+        if is_closed {
+            return;
+        }
+        self.desk.lock().names.end_listing();
+        if is_full {
             tracing::warn!("more than {RUNS_MAX} runs are listed: the others are not known here");
         }
-        let is_measured = self.desk.lock().speed.bytes_per_second() > 0;
-        let Some(object) = last.filter(|_| !is_measured) else {
+    }
+
+    /// Fetches a run to measure the speed. No writer of the remote sets the bound of its length.
+    pub(super) fn sample(&self) {
+        let sample = self.desk.lock().take_sample();
+        let Some((run, bytes_max)) = sample else {
             return;
         };
-        let (begin, bytes) = (self.now(), usize::try_from(object.bytes));
-        let fetched = self
-            .remote
-            .fetch(&object.run, bytes.unwrap_or(usize::MAX), self.deadline());
-        match fetched {
-            Ok(Some(fetched)) => {
-                let bytes = fetched.len() as u64;
-                self.desk
-                    .lock()
-                    .speed
-                    .measure(bytes, self.now().saturating_duration_since(begin));
-            }
-            Ok(None) => {}
+        let begin = self.now();
+        match self.remote.fetch(&run, bytes_max, self.deadline()) {
+            Ok(Some(object)) => self.measured(object.len() as u64, begin),
+            Ok(None) => self.desk.lock().names.forget(&run, false),
             Err(error) => self.failed(&error),
         }
+    }
+
+    /// So many bytes arrived since `begin`.
+    pub(super) fn measured(&self, bytes: u64, begin: Instant) {
+        let now = self.now();
+        let took = now.saturating_duration_since(begin);
+        self.desk.lock().speed.measure(bytes, took, now);
     }
 
     /// Searches for the runs of a prefix, and notes those found.

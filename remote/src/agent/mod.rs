@@ -14,7 +14,7 @@
 //!   +----v------+  +------v-----+  +-------v----+  +--------v---+
 //!   | publisher |  | fetchers   |  | searcher   |  | minder     |
 //!   +----+------+  +------+-----+  +-------+----+  +--------+---+
-//!        | publish        | fetch          | holds          | list, probe
+//!        | publish        | fetch          | holds          | list, probe, fetch
 //!        +----------------+----------------+----------------+------> remote
 //! ```
 //!
@@ -24,6 +24,7 @@
 //! | `chains` | the pages of puts, and the runs that they make |
 //! | `limits` | the budgets of the publisher, the measured speed, the breaker |
 //! | `counts` | the counters |
+//! | `names` | the names of the runs in the remote |
 //! | `search` | the prefixes whose runs are searched for in the remote |
 //! | `memory` | the file that keeps the pages of puts from owner to owner |
 //! | `publish`, `fetch`, `mind` | the work of the threads |
@@ -45,6 +46,7 @@ mod levels;
 mod limits;
 mod memory;
 mod mind;
+mod names;
 mod planted;
 mod publish;
 mod search;
@@ -96,7 +98,7 @@ pub struct AgentOptions {
     pub run_tokens: u32,
     /// Which runs are published.
     pub admission: Admission,
-    /// Most bytes published in a day.
+    /// Bytes published in a day. Those of a day that are left may follow on the next one.
     pub bytes_per_day: u64,
     /// Most bytes published in a second.
     pub bytes_per_second: u64,
@@ -109,7 +111,8 @@ pub struct AgentOptions {
     /// Tokens that the engine computes in a second: pages that it computes faster than they arrive
     /// are not fetched. Without it the patience alone decides.
     pub prefill_rate: Option<f64>,
-    /// Time between two listings of the remote, and between two searches for a prefix.
+    /// Time between two listings of the remote, and between two searches for a prefix. A low speed
+    /// of this age is measured again.
     pub refresh: Duration,
     /// Time between the note of a run and its publication, in which its pages are written.
     pub delay: Duration,
@@ -248,7 +251,11 @@ impl Beneath for Agent {
     }
 
     fn opened(&self, namespace: &Namespace) {
-        self.desk.lock().open(namespace, &self.options);
+        let is_new = self.desk.lock().open(namespace, &self.options);
+        if is_new {
+            // A run of it may measure the speed.
+            self.work.notify_all();
+        }
     }
 
     fn asked(&self, namespace: Fingerprint, pages: &[Ask]) {

@@ -14,6 +14,8 @@ pub(super) enum Bug {
     DeafBreaker,
     /// A run that is gone stays known.
     StaleName,
+    /// A run that a listing does not show stays known.
+    OldName,
     /// A run with a fault is fetched again.
     FaultAgain,
     /// A publication that failed is neither repeated nor counted.

@@ -157,8 +157,8 @@ impl Agent {
         }
     }
 
-    /// Lists the remote at intervals, and probes it while the breaker is open. Not before the store
-    /// is in use: other processes of the node may have the same configuration.
+    /// Lists the remote at intervals, measures its speed, and probes it while the breaker is open.
+    /// Not before the store is in use: other processes of the node may have the same configuration.
     fn mind(&self) {
         let mut listing = self.now();
         let mut writing = listing + MEMORY_PERIOD;
@@ -184,6 +184,7 @@ impl Agent {
                     self.list();
                     listing = self.now() + self.options.refresh;
                 }
+                Chore::Sample => self.sample(),
                 Chore::Remember => {
                     self.remember();
                     writing = self.now() + MEMORY_PERIOD;

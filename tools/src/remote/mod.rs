@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use larder_engine::format::Fingerprint;
 use larder_remote::{
-    Buffer, KeyError, Keyring, Listed, Place, PlaceError, Remote, RemoteError, Trust,
+    Buffer, KeyError, Keyring, Listed, OBJECT_BYTES_MAX, Place, PlaceError, Remote, RemoteError,
+    Trust,
 };
 use serde::Serialize;
 
@@ -39,9 +40,6 @@ use crate::findings::count;
 use crate::l4::L4Error;
 use crate::report::Lines;
 use crate::size::{self, ByteSize};
-
-/// Longest object that is fetched. Every writer of a remote can make a longer one.
-const OBJECT_BYTES_MAX: usize = 4 << 30;
 
 /// Share pages between nodes: in an object store, or a directory that all of them mount
 ///

@@ -43,7 +43,10 @@ const BANDWIDTH: f64 = 1e6;
 const PATIENCE: Duration = Duration::from_millis(200);
 
 const BYTES_PER_SECOND: u64 = 200_000;
-const BYTES_PER_DAY: u64 = 3_000_000;
+
+/// The share of an hour, with which an owner begins, is about 80 runs.
+const BYTES_PER_DAY: u64 = 24 * 3_000_000;
+
 const STEPS: usize = 600;
 
 /// Seeds of a correct agent, and most seeds until a bug is noticed.
@@ -272,19 +275,25 @@ impl Sim {
         search.is_some()
     }
 
+    /// The regular work that is due.
     fn mind(&mut self, at: usize) {
         let node = &mut self.nodes[at];
-        let (now, never) = (node.agent.now(), node.agent.now() + Duration::from_hours(1));
-        let chore = node.agent.desk.lock().next_chore(now, node.listing, never);
-        match chore {
-            Some(Ok(Chore::Probe)) => node.agent.probe(),
-            Some(Ok(Chore::List)) => {
-                self.world.lock().facts[at].is_listing = true;
-                node.agent.list();
-                self.world.lock().facts[at].is_listing = false;
-                node.listing = node.agent.now() + node.agent.options.refresh;
+        loop {
+            let (now, never) = (node.agent.now(), node.agent.now() + Duration::from_hours(1));
+            let chore = node.agent.desk.lock().next_chore(now, node.listing, never);
+            match chore {
+                Some(Ok(Chore::Probe)) => node.agent.probe(),
+                Some(Ok(Chore::List)) => {
+                    node.agent.list();
+                    node.listing = node.agent.now() + node.agent.options.refresh;
+                }
+                Some(Ok(Chore::Sample)) => {
+                    self.world.lock().facts[at].is_sample = true;
+                    node.agent.sample();
+                    self.world.lock().facts[at].is_sample = false;
+                }
+                _ => return,
             }
-            _ => {}
         }
     }
 
@@ -319,6 +328,7 @@ impl Sim {
             if node.agent.options.admission == Admission::Through {
                 self.check_ends(at);
             }
+            self.check_names(at);
         }
     }
 
@@ -345,6 +355,15 @@ impl Sim {
             "{} runs were lost, and {dropped} counted: {lost:?}",
             lost.len()
         );
+    }
+
+    /// A complete listing leaves the names of the runs that are there.
+    fn check_names(&mut self, at: usize) {
+        let agent = &self.nodes[at].agent;
+        agent.list();
+        let known = agent.report().counts["known_runs"];
+        let there = self.world.lock().objects() as u64;
+        assert!(known <= there, "{known} runs are known, and {there} there");
     }
 
     /// A closed agent makes no requests.
@@ -409,6 +428,7 @@ fn a_seed_notices_each_planted_bug() {
         Bug::OldPromise,
         Bug::DeafBreaker,
         Bug::StaleName,
+        Bug::OldName,
         Bug::FaultAgain,
         Bug::LostRun,
         Bug::FreeBytes,

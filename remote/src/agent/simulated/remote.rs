@@ -53,7 +53,7 @@ pub struct Facts {
     /// Runs that were given out with a fault.
     faulty: HashSet<RunName>,
     /// A fetch measures the speed: its bytes are not used.
-    pub is_listing: bool,
+    pub is_sample: bool,
     failures: u32,
     /// Before this moment only nothing may be asked, and then one probe.
     open_until: Option<Instant>,
@@ -75,7 +75,7 @@ impl Bucket {
         Bucket {
             most,
             period_s,
-            left: most,
+            left: most * (3600.0 / period_s).min(1.0),
             at: now,
         }
     }
@@ -136,13 +136,24 @@ impl World {
     pub fn lose(&mut self) {
         let at = self.random.random_range(0..self.objects.len().max(1));
         let lost = self.objects.keys().nth(at).copied();
-        lost.and_then(|lost| self.objects.remove(&lost));
+        let Some(lost) = lost else {
+            return;
+        };
+        self.objects.remove(&lost);
+        // Another object may get its name.
+        for facts in &mut self.facts {
+            facts.faulty.remove(&lost);
+        }
     }
 
     /// Whether the object of this run is there with all its pages.
     pub fn is_good(&self, run: &RunName) -> bool {
         let object = self.objects.get(run);
         object.is_some_and(|object| is_good(object, run))
+    }
+
+    pub fn objects(&self) -> usize {
+        self.objects.len()
     }
 
     fn chance(&mut self, one_in: u32) -> bool {
@@ -312,7 +323,7 @@ impl Remote for Faulty {
             object = world.distorted(run, &object);
         }
         world.transfer(object.len());
-        if !world.facts[self.node].is_listing && !is_good(&object, run) {
+        if !world.facts[self.node].is_sample && !is_good(&object, run) {
             world.facts[self.node].faulty.insert(*run);
         }
         Buffer::copy_of(&object).map(Some)

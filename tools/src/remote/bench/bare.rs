@@ -16,7 +16,7 @@ use larder_engine::format::{Namespace, StoreId};
 use larder_engine::memory::AlignedBuf;
 use larder_remote::agent::{FETCHES, PUBLICATIONS};
 use larder_remote::run::open;
-use larder_remote::{Draft, Published, Remote, RunName, RunPage};
+use larder_remote::{Draft, OBJECT_BYTES_MAX, Published, Remote, RunName, RunPage};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -95,7 +95,7 @@ impl Bare {
                 last: last.key,
             };
             let deadline = Instant::now() + STEP_MAX;
-            let object = objects.client.fetch(&name, usize::MAX, deadline)?;
+            let object = objects.client.fetch(&name, OBJECT_BYTES_MAX, deadline)?;
             let object = object.ok_or_else(|| wrong("an object is missing"))?;
             let opened = open(&object, &name, &objects.trust);
             let good = opened.pages.iter().filter_map(|page| page.payload.ok());

@@ -1,5 +1,8 @@
 //! The state of an agent under one lock, and its decisions. Nothing here waits or does I/O.
 
+mod lookup;
+
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -9,18 +12,16 @@ use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 
 use super::chains::Chains;
 use super::limits::{Breaker, Budget, Speed};
+use super::names::Names;
 use super::planted::{Bug, planted};
 use super::search::{Search, Searches};
 use super::threads::FETCHES;
 use super::{Admission, AgentOptions};
-use crate::remote::RemoteError;
+use crate::remote::{Listed, RemoteError};
 use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
 
 /// Most runs that wait for their publication: beyond it the oldest are dropped.
 const OUTGOING_MAX: usize = 4096;
-
-/// Most runs whose names are known; 12 bytes each, and as much for the table.
-pub(super) const RUNS_MAX: usize = 4 << 20;
 
 /// A run that is to be published.
 pub(super) struct Outgoing {
@@ -65,14 +66,6 @@ impl Space {
     }
 }
 
-/// The runs of a namespace in the remote.
-#[derive(Default)]
-struct Runs {
-    known: HashSet<KeyPrefix>,
-    /// Runs with a fault: they are not fetched again.
-    faulty: HashSet<KeyPrefix>,
-}
-
 /// Runs that were queued for publication, and others that were dropped for them.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Noted {
@@ -80,40 +73,9 @@ pub(super) struct Noted {
     pub(super) dropped: u64,
 }
 
-/// The part of a lookup that the remote has.
-#[derive(Default)]
-struct Reach {
-    /// Pages from the first without a gap.
-    pages: usize,
-    /// Runs for them that are on their way.
-    arriving: Vec<RunName>,
-    /// Runs for them that are not on their way yet.
-    begun: Vec<Incoming>,
-    /// Their bytes.
-    bytes: u64,
-    too_slow: u64,
-    /// No run behind these pages is known.
-    is_end: bool,
-}
-
-/// The answer to a lookup.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Missed {
-    /// Pages that will be stored in time.
-    pub(super) promised: usize,
-    /// Fetches that begin.
-    pub(super) begun: u64,
-    /// Searches that begin.
-    pub(super) searches: u64,
-    /// Runs that are known and would arrive too late, or later than they are computed.
-    pub(super) too_slow: u64,
-}
-
 pub(super) struct Desk {
     spaces: HashMap<Fingerprint, Space>,
-    runs: HashMap<Fingerprint, Runs>,
-    /// Known runs of all namespaces.
-    known: usize,
+    pub(super) names: Names,
     outgoing: VecDeque<Outgoing>,
     /// Runs that are queued for publication or being published.
     queued: HashSet<(Fingerprint, KeyPrefix)>,
@@ -126,6 +88,8 @@ pub(super) struct Desk {
     arriving: HashMap<(Fingerprint, PageKey), u32>,
     /// Bytes of those runs.
     arriving_bytes: u64,
+    /// A run of them that is too slow, and measures the speed: its pages are not promised.
+    measuring: Option<RunName>,
     pub(super) breaker: Breaker,
     /// Of publications alone: the remote may let this node read, and refuse its objects.
     pub(super) publications: Breaker,
@@ -150,6 +114,8 @@ pub(super) enum Chore {
     Probe,
     /// Lists the remote.
     List,
+    /// Measures the speed.
+    Sample,
     /// Writes the memory of pages that were put.
     Remember,
 }
@@ -159,8 +125,7 @@ impl Desk {
         let hours = Duration::from_hours;
         Desk {
             spaces: HashMap::new(),
-            runs: HashMap::new(),
-            known: 0,
+            names: Names::default(),
             outgoing: VecDeque::new(),
             queued: HashSet::new(),
             incoming: VecDeque::new(),
@@ -168,6 +133,7 @@ impl Desk {
             fetching: HashMap::new(),
             arriving: HashMap::new(),
             arriving_bytes: 0,
+            measuring: None,
             breaker: Breaker::Closed { failures: 0 },
             publications: Breaker::Closed { failures: 0 },
             speed: Speed::default(),
@@ -205,24 +171,51 @@ impl Desk {
         self.is_in_use
     }
 
-    pub(super) fn open(&mut self, namespace: &Namespace, options: &AgentOptions) {
+    /// A namespace is in use. Returns whether it was not before.
+    pub(super) fn open(&mut self, namespace: &Namespace, options: &AgentOptions) -> bool {
         let fingerprint = namespace.fingerprint();
-        self.spaces.entry(fingerprint).or_insert_with(|| {
-            let run_pages = pages_of_run(namespace, options.run_tokens);
-            let pages = usize::try_from(run_pages.get()).unwrap_or(usize::MAX);
-            Space {
-                namespace: namespace.clone(),
-                run_pages,
-                run_bytes: object_bytes(namespace, pages) as u64,
-                chains: self.recalled.remove(&fingerprint).unwrap_or_default(),
-            }
+        let Entry::Vacant(space) = self.spaces.entry(fingerprint) else {
+            return false;
+        };
+        let run_pages = pages_of_run(namespace, options.run_tokens);
+        let pages = usize::try_from(run_pages.get()).unwrap_or(usize::MAX);
+        space.insert(Space {
+            namespace: namespace.clone(),
+            run_pages,
+            run_bytes: object_bytes(namespace, pages) as u64,
+            chains: self.recalled.remove(&fingerprint).unwrap_or_default(),
         });
+        true
     }
 
     /// The namespace, and the bytes of the object of a run.
     pub(super) fn space(&self, namespace: Fingerprint) -> Option<(Namespace, u64)> {
         let space = self.spaces.get(&namespace)?;
         Some((space.namespace.clone(), space.run_bytes))
+    }
+
+    /// The listing shows an object. False if there is no room for its name.
+    pub(super) fn list(&mut self, object: &Listed) -> bool {
+        let space = self.spaces.get(&object.run.namespace);
+        let run_bytes = space.map_or(0, |space| space.run_bytes);
+        self.names.list(object, run_bytes)
+    }
+
+    /// Whether the speed is to be measured, and a run is there for it. Only the runs of a namespace
+    /// in use have a known length. Fetches measure by themselves.
+    fn needs_sample(&self) -> bool {
+        let mut spaces = self.spaces.keys();
+        let is_needed = !self.speed.is_known() && self.fetching.is_empty();
+        is_needed && spaces.any(|space| self.names.has_sample(*space))
+    }
+
+    /// A listed run to measure the speed with, and the most bytes of its object.
+    pub(super) fn take_sample(&mut self) -> Option<(RunName, usize)> {
+        let mut spaces = self.spaces.iter();
+        spaces.find_map(|(name, space)| {
+            let run = self.names.take_sample(*name, space.run_bytes)?;
+            Some((run, usize::try_from(space.run_bytes).ok()?))
+        })
     }
 
     /// Notes the pages of a put.
@@ -292,7 +285,7 @@ impl Desk {
             due,
             tries: 0,
         };
-        if self.is_closed || self.is_known(run.id()) || !self.queued.insert(run.id()) {
+        if self.is_closed || self.names.has(run.id()) || !self.queued.insert(run.id()) {
             return;
         }
         noted.queued += 1;
@@ -339,147 +332,8 @@ impl Desk {
     pub(super) fn published(&mut self, run: &Outgoing, is_there: bool) {
         self.queued.remove(&run.id());
         if is_there {
-            self.add_known(run.id());
+            self.names.add(run.id());
         }
-    }
-
-    /// Whether a run is in the remote, as far as it is known.
-    pub(super) fn is_known(&self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
-        let runs = self.runs.get(&namespace);
-        runs.is_some_and(|runs| runs.known.contains(&last))
-    }
-
-    /// A run is in the remote. False if there is no room for its name.
-    pub(super) fn add_known(&mut self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
-        if self.known >= RUNS_MAX {
-            return false;
-        }
-        let runs = self.runs.entry(namespace).or_default();
-        if !runs.faulty.contains(&last) && runs.known.insert(last) {
-            self.known += 1;
-        }
-        true
-    }
-
-    /// A run is not in the remote any more, or has a fault.
-    fn forget(&mut self, name: &RunName, is_faulty: bool) {
-        let runs = self.runs.entry(name.namespace).or_default();
-        let last = name.last.prefix();
-        let is_kept = planted(Bug::StaleName) && !is_faulty;
-        if !is_kept && runs.known.remove(&last) {
-            self.known -= 1;
-        }
-        if is_faulty && !planted(Bug::FaultAgain) {
-            runs.faulty.insert(last);
-        }
-    }
-
-    /// Begins fetches for the pages of a chain behind the first `found`, and a search for runs
-    /// behind the known ones.
-    ///
-    /// A known run is found by the key of its last page, and has a fixed number of pages: so the
-    /// place of `keys` in their chain need not be known. A search begins at the chain's head,
-    /// unless a put has shown where the chain stands.
-    pub(super) fn missed(
-        &mut self,
-        namespace: Fingerprint,
-        keys: &[PageKey],
-        found: usize,
-        now: Instant,
-        options: &AgentOptions,
-    ) -> Missed {
-        let mut missed = Missed::default();
-        let Some(space) = self.spaces.get(&namespace) else {
-            return missed;
-        };
-        if !self.may_ask() {
-            return missed;
-        }
-        let page_tokens = space.namespace.fields().page_tokens;
-        let run_pages = space.run_pages.get() as usize;
-        let reach = self.reach(namespace, &keys[found..], now, options);
-        let last = match reach.pages {
-            0 => space.last_of_run(keys, found),
-            // Known runs end where others begin.
-            pages => found + pages + run_pages - 1,
-        };
-        if reach.is_end {
-            let last = keys.iter().skip(last).step_by(run_pages);
-            let is_new = self.searches.add(namespace, last, now, options.refresh);
-            missed.searches = u64::from(is_new);
-        }
-        missed.too_slow = reach.too_slow;
-        let is_measured = self.speed.time_of(0).is_some();
-        if let (Some(rate), Some(time)) = (options.prefill_rate, self.speed.time_of(reach.bytes)) {
-            let tokens = reach.pages as f64 * f64::from(page_tokens);
-            if time.as_secs_f64() > tokens / rate {
-                missed.too_slow += reach.begun.len() as u64;
-                return missed;
-            }
-        }
-        missed.promised = if is_measured { reach.pages } else { 0 };
-        missed.begun = reach.begun.len() as u64;
-        for run in reach.arriving.iter().filter(|_| !planted(Bug::OldPromise)) {
-            let until = now + options.patience;
-            self.fetching.entry(*run).and_modify(|then| *then = until);
-        }
-        reach.begun.into_iter().for_each(|run| self.begin(run));
-        missed
-    }
-
-    /// The runs for the first of these pages that are known and arrive in time.
-    fn reach(
-        &self,
-        namespace: Fingerprint,
-        keys: &[PageKey],
-        now: Instant,
-        options: &AgentOptions,
-    ) -> Reach {
-        let mut reach = Reach::default();
-        let (Some(space), runs) = (self.spaces.get(&namespace), self.runs.get(&namespace)) else {
-            return reach;
-        };
-        let run_pages = space.run_pages.get() as usize;
-        for (at, key) in keys.iter().enumerate() {
-            if at - reach.pages >= run_pages {
-                break;
-            }
-            let name = RunName {
-                namespace,
-                last: *key,
-            };
-            let is_arriving = self.fetching.contains_key(&name);
-            let is_known = runs.is_some_and(|runs| runs.known.contains(&key.prefix()));
-            if !is_arriving && !is_known {
-                continue;
-            }
-            if is_arriving {
-                reach.arriving.push(name);
-            } else {
-                reach.bytes += space.run_bytes;
-                let time = self.speed.time_of(self.arriving_bytes + reach.bytes);
-                let is_late = time.is_some_and(|time| time > options.patience);
-                if is_late && !planted(Bug::LateByte) {
-                    reach.bytes -= space.run_bytes;
-                    reach.too_slow += 1;
-                    return reach;
-                }
-                reach.begun.push(Incoming {
-                    name,
-                    pages: keys[reach.pages..=at].to_vec(),
-                    bytes: space.run_bytes,
-                    until: now + options.patience,
-                });
-                if time.is_none() {
-                    // Fetched to measure the speed; nothing is promised.
-                    reach.pages = at + 1;
-                    return reach;
-                }
-            }
-            reach.pages = at + 1;
-        }
-        reach.is_end = true;
-        reach
     }
 
     /// The next search; `None` without one.
@@ -496,7 +350,7 @@ impl Desk {
         let there = if is_blind { search.0.len() } else { there };
         let (found, left) = search.0.split_at(there.min(search.0.len()));
         for run in found {
-            self.add_known((run.namespace, run.last.prefix()));
+            self.names.add((run.namespace, run.last.prefix()));
         }
         if let Some(absent) = left.first() {
             self.searches.note_absent(absent, until);
@@ -533,6 +387,7 @@ impl Desk {
     /// A fetch is over, or given up.
     pub(super) fn arrived(&mut self, run: &Incoming, end: End) {
         self.fetching.remove(&run.name);
+        self.measuring.take_if(|measuring| *measuring == run.name);
         self.arriving_bytes -= run.bytes;
         if planted(Bug::LeftArrival) && end == End::GivenUp {
             return;
@@ -548,8 +403,8 @@ impl Desk {
         }
         match end {
             End::Stored | End::GivenUp => {}
-            End::Gone => self.forget(&run.name, false),
-            End::Faulty => self.forget(&run.name, true),
+            End::Gone => self.names.forget(&run.name, false),
+            End::Faulty => self.names.forget(&run.name, true),
         }
     }
 
@@ -611,6 +466,7 @@ impl Desk {
         }
         let (at, request) = match self.breaker.probe_at() {
             Some(at) => (at, Chore::Probe),
+            None if self.needs_sample() => (now, Chore::Sample),
             None => (listing, Chore::List),
         };
         let writes = (writing, Chore::Remember);
@@ -641,7 +497,7 @@ impl Desk {
     /// Present sizes, with their names.
     pub(super) fn sizes(&self) -> [(&'static str, u64); 4] {
         [
-            ("known_runs", self.known as u64),
+            ("known_runs", self.names.len() as u64),
             ("waiting_runs", self.outgoing.len() as u64),
             ("arriving_runs", self.fetching.len() as u64),
             ("speed_bytes_per_s", self.speed.bytes_per_second()),
@@ -649,14 +505,9 @@ impl Desk {
     }
 
     /// A request failed. Returns whether the breaker opened.
-    pub(super) fn failed(
-        &mut self,
-        error: &RemoteError,
-        now: Instant,
-        options: &AgentOptions,
-    ) -> bool {
+    pub(super) fn failed(&mut self, error: &RemoteError, now: Instant) -> bool {
         if matches!(error, RemoteError::Overloaded(_)) {
-            self.second.halve(options.bytes_per_second);
+            self.second.halve(now);
         }
         self.breaker.failed(error, now)
     }
