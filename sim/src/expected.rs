@@ -4,9 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_engine::core::Core;
-use larder_engine::format::{Body, HEADER_BLOCKS, Record, SegmentHeader, SegmentState};
+use larder_engine::format::{
+    Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentHeader, SegmentState, Serial,
+};
 use larder_engine::index::{Place, SegmentId};
-use larder_sim_runtime::medium::{Arrival, Content};
+use larder_sim_runtime::medium::{Arrival, Content, Medium};
 
 use crate::classes::Class;
 use crate::oracle::{Name, Version, VersionId};
@@ -24,6 +26,42 @@ pub struct Expected {
     pub all: BTreeSet<Name>,
     /// Pages that were not proven at that close.
     pub unproven: BTreeSet<Name>,
+}
+
+/// The whole structures of a segment; the descriptor blocks with their indexes.
+struct Structures {
+    headers: Vec<SegmentHeader>,
+    blocks: Vec<(u32, DescriptorBlock)>,
+}
+
+/// The metadata of a segment, as reads see it and as it survives a power loss.
+struct Metadata {
+    visible: Structures,
+    durable: Structures,
+}
+
+impl Metadata {
+    fn headers(&self) -> impl Iterator<Item = &SegmentHeader> {
+        self.visible.headers.iter().chain(&self.durable.headers)
+    }
+
+    /// The present generation, if there is one.
+    fn generation(&self) -> Option<Serial> {
+        let blocks = self.visible.blocks.iter();
+        let blocks = blocks.map(|(_, block)| block.header.sequence);
+        blocks
+            .chain(self.headers().map(|header| header.sequence))
+            .max()
+    }
+
+    /// Whether a header or the first descriptor block states the present generation durably. Else
+    /// no recovery finds it after a power loss.
+    fn is_stated(&self) -> bool {
+        let headers = self.durable.headers.iter().map(|header| header.sequence);
+        let first = self.durable.blocks.iter().filter(|(index, _)| *index == 0);
+        let mut stated = headers.chain(first.map(|(_, block)| block.header.sequence));
+        stated.any(|stated| Some(stated) == self.generation())
+    }
 }
 
 impl World {
@@ -104,61 +142,85 @@ impl World {
 
     /// Whether these versions have durable copies, and all of them are in generations that the
     /// device spoiled. A copy that was made since is lost with the power until it is synced.
+    ///
+    /// A failed sync of an earlier epoch may have dropped the blocks that state a generation, while
+    /// reads returned them. This epoch cannot know. It may have freed older copies of its pages.
     fn are_spoiled(&self, versions: &[VersionId]) -> bool {
+        if self.tainted.is_empty() && self.forgotten.is_empty() {
+            return false;
+        }
         let is_in = |segment: &SegmentId| versions.iter().any(|id| self.is_kept_in(*id, *segment));
+        let is_spoiled = |segment: &SegmentId| {
+            self.tainted.contains(segment)
+                || self.forgotten.contains(segment) && !self.metadata_of(*segment).is_stated()
+        };
         let all = self.setup.volumes.iter().sum();
-        let mut sound = (0..all)
-            .map(SegmentId)
-            .filter(|segment| !self.tainted.contains(segment));
-        self.tainted.iter().any(is_in) && !sound.any(|segment| is_in(&segment))
+        let all = (0..all).map(SegmentId);
+        let (spoiled, sound): (Vec<_>, Vec<_>) = all.partition(is_spoiled);
+        spoiled.iter().any(is_in) && !sound.iter().any(is_in)
+    }
+
+    /// The whole metadata of a segment, as reads see it and as it survives a power loss.
+    fn metadata_of(&self, segment: SegmentId) -> Metadata {
+        Metadata {
+            visible: self.structures_of(segment, Medium::visible),
+            durable: self.structures_of(segment, Medium::durable),
+        }
+    }
+
+    fn structures_of(
+        &self,
+        segment: SegmentId,
+        see: impl Fn(&Medium, usize) -> &Content,
+    ) -> Structures {
+        let (volume, number) = self.volume_of(segment);
+        let (spot, first) = (self.spot(volume, number), self.segment_first_block(number));
+        let begin = first + HEADER_BLOCKS as usize;
+        let end = first + self.setup.segment_blocks as usize;
+        let volumes = self.disk.volumes();
+        let see = |at: usize| match see(&volumes[volume], at) {
+            Content::Bytes(bytes) => Some(bytes.clone()),
+            Content::Zero | Content::Data(_) => None,
+        };
+        let headers = (first..begin).filter_map(|at| spot.parse_headers(&see(at)?[..])[0].ok());
+        let blocks = (0..).zip((begin..end).rev()).filter_map(|(index, at)| {
+            let block = spot.parse_block(index, &see(at)?[..]).ok()?;
+            Some((index, block))
+        });
+        Structures {
+            headers: headers.collect(),
+            blocks: blocks.collect(),
+        }
     }
 
     /// Whether the present generation of a segment has a durable copy of a version: its bytes and
     /// its descriptor. A freed generation has none.
     fn is_kept_in(&self, version: VersionId, segment: SegmentId) -> bool {
         let (volume, number) = self.volume_of(segment);
-        let (spot, first) = (self.spot(volume, number), self.segment_first_block(number));
-        let begin = first + HEADER_BLOCKS as usize;
-        let end = first + self.setup.segment_blocks as usize;
-        let volumes = self.disk.volumes();
-        let medium = &volumes[volume];
-        let headers = (first..begin)
-            .flat_map(|at| [medium.visible(at), medium.durable(at)])
-            .filter_map(|content| match content {
-                Content::Bytes(bytes) => spot.parse_headers(&bytes[..])[0].ok(),
-                Content::Zero | Content::Data(_) => None,
-            });
-        let headers: Vec<SegmentHeader> = headers.collect();
-        let parse = |(index, content): (u32, &Content)| match content {
-            Content::Bytes(bytes) => spot.parse_block(index, &bytes[..]).ok(),
-            Content::Zero | Content::Data(_) => None,
-        };
-        let blocks = || (0..).zip((begin..end).rev());
-        let visible = blocks().filter_map(|(index, at)| parse((index, medium.visible(at))));
-        let generation = visible
-            .map(|block| block.header.sequence)
-            .chain(headers.iter().map(|header| header.sequence))
-            .max();
+        let first = self.segment_first_block(number);
+        let metadata = self.metadata_of(segment);
+        let generation = metadata.generation();
         let is_free = |header: &SegmentHeader| {
             header.state == SegmentState::Free && Some(header.sequence) == generation
         };
-        if headers.iter().any(is_free) {
+        if metadata.headers().any(is_free) {
             return false;
         }
         let known = self.oracle.version(version);
+        let volumes = self.disk.volumes();
         let is_kept = |record: &Record| match record {
             Record::Page(page) if page.checksum == known.checksum => {
                 let start = first + page.start as usize;
-                let payload = (start..start + known.blocks as usize).map(|at| medium.durable(at));
+                let payload =
+                    (start..start + known.blocks as usize).map(|at| volumes[volume].durable(at));
                 let payload: Vec<Content> = payload.cloned().collect();
                 self.oracle.is_payload(version, &payload)
             }
             _ => false,
         };
-        blocks()
-            .filter_map(|(index, at)| parse((index, medium.durable(at))))
-            .filter(|block| Some(block.header.sequence) == generation)
-            .any(|block| match block.body {
+        let own = metadata.durable.blocks.iter().map(|(_, block)| block);
+        own.filter(|block| Some(block.header.sequence) == generation)
+            .any(|block| match &block.body {
                 Body::Records(records) => records.iter().any(is_kept),
                 Body::Namespace(_) => false,
             })
