@@ -35,7 +35,7 @@ struct Structures {
 }
 
 /// The metadata of a segment, as reads see it and as it survives a power loss.
-struct Metadata {
+pub struct Metadata {
     visible: Structures,
     durable: Structures,
 }
@@ -56,7 +56,7 @@ impl Metadata {
 
     /// Whether a header or the first descriptor block states the present generation durably. Else
     /// no recovery finds it after a power loss.
-    fn is_stated(&self) -> bool {
+    pub fn is_stated(&self) -> bool {
         let headers = self.durable.headers.iter().map(|header| header.sequence);
         let first = self.durable.blocks.iter().filter(|(index, _)| *index == 0);
         let mut stated = headers.chain(first.map(|(_, block)| block.header.sequence));
@@ -161,7 +161,7 @@ impl World {
     }
 
     /// The whole metadata of a segment, as reads see it and as it survives a power loss.
-    fn metadata_of(&self, segment: SegmentId) -> Metadata {
+    pub fn metadata_of(&self, segment: SegmentId) -> Metadata {
         Metadata {
             visible: self.structures_of(segment, Medium::visible),
             durable: self.structures_of(segment, Medium::durable),

@@ -370,11 +370,17 @@ impl World {
             self.tainted.insert(segment);
             self.headless.insert(segment);
             // Deletions that were written behind it are lost with it.
-            for at in first..first + self.setup.segment_blocks as usize {
-                let block = self.disk.volumes()[volume].visible(at).clone();
-                for record in self.records_of(volume, at, &block) {
-                    self.spoil_deletion(&record);
-                }
+            self.spoil_deletions_in(segment);
+        }
+    }
+
+    fn spoil_deletions_in(&mut self, segment: SegmentId) {
+        let (volume, number) = self.volume_of(segment);
+        let first = self.segment_first_block(number);
+        for at in first..first + self.setup.segment_blocks as usize {
+            let block = self.disk.volumes()[volume].visible(at).clone();
+            for record in self.records_of(volume, at, &block) {
+                self.spoil_deletion(&record);
             }
         }
     }
@@ -442,6 +448,10 @@ impl World {
         self.headless.insert(segment);
         if !is_whole {
             self.tainted.insert(segment);
+            // A failed sync may have dropped the first block and the first header before.
+            if !self.metadata_of(segment).is_stated() {
+                self.spoil_deletions_in(segment);
+            }
         }
     }
 
