@@ -292,6 +292,8 @@ impl Driver {
         self.wait_for(when, &done);
         running.have_callers_begun.set(true);
         self.running.push(running);
+        // The checker may own the store after an owner that had handed it over.
+        self.look_at_owners();
         self.look_at_evictions();
     }
 
