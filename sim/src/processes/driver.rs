@@ -40,6 +40,8 @@ struct Driver {
     running: Vec<Rc<Running>>,
     /// The last owner.
     owner: Option<Process>,
+    /// Its changes of role until it became the owner: it may hand the store over and get it back.
+    owner_turns: u64,
     /// The last owner was killed in the middle of a reclaim.
     fell_in_reclaim: bool,
     clients: Vec<Process>,
@@ -76,6 +78,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     let mut driver = Driver {
         running: Vec::new(),
         owner: None,
+        owner_turns: 0,
         fell_in_reclaim: false,
         clients: Vec::new(),
         stopped: Vec::new(),

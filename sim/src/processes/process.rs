@@ -103,6 +103,14 @@ impl Running {
         self.store.borrow().as_ref().map(|store| store.part())
     }
 
+    /// Changes of its role.
+    pub fn turns(&self) -> u64 {
+        self.store
+            .borrow()
+            .as_ref()
+            .map_or(0, |store| store.turns())
+    }
+
     /// The store of an owner.
     pub fn local(&self) -> Option<Arc<LocalStore>> {
         self.store.borrow().as_ref()?.local()

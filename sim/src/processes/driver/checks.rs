@@ -63,15 +63,13 @@ impl Driver {
     /// A store never has two owners.
     pub(super) fn look_at_owners(&mut self) {
         let is_owner = |running: &&Rc<Running>| running.part() == Some(Part::Owner);
-        let owners: Vec<Process> = self
-            .running
-            .iter()
-            .filter(is_owner)
-            .map(|running| running.process)
+        let owners = self.running.iter().filter(is_owner);
+        let owners: Vec<(Process, u64)> = owners
+            .map(|running| (running.process, running.turns()))
             .collect();
         assert!(owners.len() <= 1, "the store has two owners: {owners:?}");
-        if let Some(owner) = owners.first()
-            && self.owner != Some(*owner)
+        if let Some((owner, turns)) = owners.first()
+            && (self.owner, self.owner_turns) != (Some(*owner), *turns)
         {
             let is_former = |running: &Rc<Running>| self.owner == Some(running.process);
             if self.running.iter().any(is_former) {
@@ -83,7 +81,7 @@ impl Driver {
                     self.count(Class::TakeoverInReclaim);
                 }
             }
-            self.owner = Some(*owner);
+            (self.owner, self.owner_turns) = (Some(*owner), *turns);
         }
         let is_client = |running: &&Rc<Running>| running.part() == Some(Part::Client);
         for running in self.running.iter().filter(is_client) {
