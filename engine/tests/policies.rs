@@ -535,7 +535,7 @@ fn lessons_are_for_the_users_of_the_store_and_follow_neither_links_nor_pipes() {
     std::fs::set_permissions(&home.path, rights(0o660)).unwrap();
     let other = beside(".other");
     std::fs::write(&other, "of another").unwrap();
-    // A file that a killed process has left, or a link of somebody else.
+    // A file that a killed process has left, or a link of another user.
     std::os::unix::fs::symlink(&other, beside(".lessons.new")).unwrap();
     assert!(open().is_empty());
     assert_eq!(open(), LESSONS);

@@ -21,7 +21,7 @@ const DOUBLING: Duration = Duration::from_mins(1);
 /// Longest time whose share of a budget is there at its begin.
 const BEGIN: Duration = Duration::from_hours(1);
 
-/// A budget: an amount for each period. What is left of it may be spent at once.
+/// A budget: an amount for each period. The rest of it may be spent at once.
 pub(super) struct Budget {
     /// The amount as it is configured.
     whole: f64,
