@@ -1,6 +1,7 @@
 //! The pages that the next recovery must find, after a crash or a clean close; and the damage that
 //! a crash does to the device.
 
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder_engine::core::Core;
@@ -40,6 +41,9 @@ pub struct Metadata {
     durable: Structures,
 }
 
+/// The metadata of all segments, by number: parsed once for all pages that ask at one moment.
+type Parsed = OnceCell<Vec<Metadata>>;
+
 impl Metadata {
     fn headers(&self) -> impl Iterator<Item = &SegmentHeader> {
         self.visible.headers.iter().chain(&self.durable.headers)
@@ -62,16 +66,26 @@ impl Metadata {
         let mut stated = headers.chain(first.map(|(_, block)| block.header.sequence));
         stated.any(|stated| Some(stated) == self.generation())
     }
+
+    /// The records in its durable descriptor blocks, of any generation.
+    fn durable_records(&self) -> impl Iterator<Item = &Record> {
+        let bodies = self.durable.blocks.iter().map(|(_, block)| &block.body);
+        bodies.flat_map(|body| match body {
+            Body::Records(records) => &records[..],
+            Body::Namespace(_) => &[],
+        })
+    }
 }
 
 impl World {
     /// The state that a recovery after this moment must find.
     pub fn expect(&self, live: &Epoch, power: bool) -> Expected {
         let mut expected = Expected::default();
+        let parsed = Parsed::new();
         let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
         for (name, (version, place, _)) in pages {
-            let durable = self.is_durable(version);
-            if !self.is_excused(name, version, place) && (durable || !power) {
+            let durable = self.is_durable(version, &parsed);
+            if !self.is_excused(name, version, place, &parsed) && (durable || !power) {
                 expected.names.insert(name, durable);
                 expected.pages.insert(name, (version, place));
             }
@@ -80,7 +94,7 @@ impl World {
     }
 
     /// Whether a fault touched a page, so that it may be gone.
-    fn is_excused(&self, name: Name, version: VersionId, place: Place) -> bool {
+    fn is_excused(&self, name: Name, version: VersionId, place: Place, parsed: &Parsed) -> bool {
         let known = self.oracle.version(version);
         // Until this version itself is durable, an older version may come back, or one between the
         // two.
@@ -98,46 +112,35 @@ impl World {
             || known.torn
             || self.has_bad_successor(version)
             || self.tainted.contains(&place.segment)
-            || !self.is_durable(version)
+            || !self.is_durable(version, parsed)
                 && (known.dropped.is_some() || self.shaken.contains(&place.segment))
     }
 
     /// Whether a version must survive a power loss: itself, or an older one in its place.
-    fn is_durable(&self, version: VersionId) -> bool {
+    fn is_durable(&self, version: VersionId, parsed: &Parsed) -> bool {
         let known = self.oracle.version(version);
         let older = known.in_place_of.map(|(older, _)| older);
         known.durable
-            && !older.is_some_and(|older| self.is_removed(older))
-            && !self.are_spoiled(&[version, older.unwrap_or(version)])
+            && !older.is_some_and(|older| self.is_removed(older, parsed))
+            && !self.are_spoiled(&[version, older.unwrap_or(version)], parsed)
     }
 
     /// Whether the device durably keeps both a version and a record that removes it. A recovery
     /// that cannot read the record brings the version back. The next one may read it.
-    fn is_removed(&self, version: VersionId) -> bool {
+    fn is_removed(&self, version: VersionId, parsed: &Parsed) -> bool {
         let known = self.oracle.version(version);
-        let records = self.durable_records();
-        let copies = records.iter().filter_map(|record| match record {
+        let all = self.metadata(parsed);
+        let records = || all.iter().flat_map(Metadata::durable_records);
+        let copies = records().filter_map(|record| match record {
             Record::Page(page) if page.checksum == known.checksum => Some(page.birth),
             _ => None,
         });
         copies.max().is_some_and(|birth| {
-            let later = records.iter().filter(|record| record.birth() > birth);
+            let later = records().filter(|record| record.birth() > birth);
             later
                 .flat_map(|record| self.removed_by(record))
                 .any(|name| name == known.name)
         })
-    }
-
-    /// The records in durable descriptor blocks, of any generation.
-    fn durable_records(&self) -> Vec<Record> {
-        let volumes = self.disk.volumes();
-        let volumes = volumes.iter().enumerate();
-        volumes
-            .flat_map(|(volume, medium)| {
-                (self.segment_first_block(0)..medium.blocks())
-                    .flat_map(move |at| self.records_of(volume, at, medium.durable(at)))
-            })
-            .collect()
     }
 
     /// Whether these versions have durable copies, and all of them are in generations that the
@@ -145,19 +148,26 @@ impl World {
     ///
     /// A failed sync of an earlier epoch may have dropped the blocks that state a generation, while
     /// reads returned them. This epoch cannot know. It may have freed older copies of its pages.
-    fn are_spoiled(&self, versions: &[VersionId]) -> bool {
+    fn are_spoiled(&self, versions: &[VersionId], parsed: &Parsed) -> bool {
         if self.tainted.is_empty() && self.forgotten.is_empty() {
             return false;
         }
-        let is_in = |segment: &SegmentId| versions.iter().any(|id| self.is_kept_in(*id, *segment));
-        let is_spoiled = |segment: &SegmentId| {
-            self.tainted.contains(segment)
-                || self.forgotten.contains(segment) && !self.metadata_of(*segment).is_stated()
+        let is_in = |&(segment, metadata): &(SegmentId, &Metadata)| {
+            let mut versions = versions.iter();
+            versions.any(|id| self.is_kept_in(*id, segment, metadata))
         };
-        let all = self.setup.volumes.iter().sum();
-        let all = (0..all).map(SegmentId);
+        let is_spoiled = |(segment, metadata): &(SegmentId, &Metadata)| {
+            self.tainted.contains(segment)
+                || self.forgotten.contains(segment) && !metadata.is_stated()
+        };
+        let all = (0..).map(SegmentId).zip(self.metadata(parsed));
         let (spoiled, sound): (Vec<_>, Vec<_>) = all.partition(is_spoiled);
         spoiled.iter().any(is_in) && !sound.iter().any(is_in)
+    }
+
+    fn metadata<'a>(&self, parsed: &'a Parsed) -> &'a [Metadata] {
+        let all = || (0..self.setup.volumes.iter().sum()).map(SegmentId);
+        parsed.get_or_init(|| all().map(|segment| self.metadata_of(segment)).collect())
     }
 
     /// The whole metadata of a segment, as reads see it and as it survives a power loss.
@@ -195,10 +205,9 @@ impl World {
 
     /// Whether the present generation of a segment has a durable copy of a version: its bytes and
     /// its descriptor. A freed generation has none.
-    fn is_kept_in(&self, version: VersionId, segment: SegmentId) -> bool {
+    fn is_kept_in(&self, version: VersionId, segment: SegmentId, metadata: &Metadata) -> bool {
         let (volume, number) = self.volume_of(segment);
         let first = self.segment_first_block(number);
-        let metadata = self.metadata_of(segment);
         let generation = metadata.generation();
         let is_free = |header: &SegmentHeader| {
             header.state == SegmentState::Free && Some(header.sequence) == generation
@@ -241,9 +250,10 @@ impl World {
     /// Removes pages that faults have excused since the expectation was computed.
     pub fn expect_less(&self, expected: &mut Expected) {
         let pages = &expected.pages;
+        let parsed = Parsed::new();
         expected.names.retain(|name, _| {
             let (version, place) = pages[name];
-            !self.is_excused(*name, version, place)
+            !self.is_excused(*name, version, place, &parsed)
         });
     }
 
