@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::ptr;
 use std::time::Duration;
 
 use larder_format::BLOCK_BYTES;
@@ -340,13 +341,14 @@ impl Kernel {
         }
         let moved = self.moved(wanted, Event::ShortRead);
         let medium = &self.storage.volumes[volume].medium;
-        let mut bytes = vec![0; count * BLOCK_BYTES];
-        for (at, out) in (block..).zip(bytes.chunks_exact_mut(BLOCK_BYTES)) {
-            medium.visible(at).render(out);
+        let mut pieces = Pieces::new(memory);
+        for (at, done) in (block..).zip((0..moved).step_by(BLOCK_BYTES)) {
+            let mut bytes = [0; BLOCK_BYTES];
+            medium.visible(at).render(&mut bytes);
+            // SAFETY: the caller of `read_pieces` waits for this transfer: its memory is valid and
+            // not otherwise used.
+            unsafe { pieces.fill(&bytes[..BLOCK_BYTES.min(moved - done)]) };
         }
-        // SAFETY: the caller of `read_pieces` waits for this transfer: its memory is valid and not
-        // otherwise used.
-        unsafe { scatter(&bytes[..moved], memory) };
         Ok(moved)
     }
 
@@ -489,14 +491,37 @@ unsafe fn gather(memory: &[Memory]) -> Vec<u8> {
     bytes
 }
 
-/// # Safety
-/// The memory is valid, has at least as many bytes, and is not used during the call.
-unsafe fn scatter(mut bytes: &[u8], memory: &[Memory]) {
-    for piece in memory {
-        let count = piece.bytes.min(bytes.len());
-        let (part, rest) = bytes.split_at(count);
-        // SAFETY: as the caller promises; `part` is memory of the machine.
-        unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.start, count) };
-        bytes = rest;
+/// Memory that is filled from its start on.
+struct Pieces<'a> {
+    rest: &'a [Memory],
+    /// The number of bytes of the first piece that are filled.
+    filled: usize,
+}
+
+impl<'a> Pieces<'a> {
+    fn new(memory: &'a [Memory]) -> Pieces<'a> {
+        Pieces {
+            rest: memory,
+            filled: 0,
+        }
+    }
+
+    /// # Safety
+    /// The memory is valid, and is not used during the call.
+    unsafe fn fill(&mut self, mut bytes: &[u8]) {
+        while let [piece, rest @ ..] = self.rest {
+            let count = (piece.bytes - self.filled).min(bytes.len());
+            let (part, later) = bytes.split_at(count);
+            let to = piece.start.wrapping_add(self.filled);
+            // SAFETY: as the caller promises; `part` is memory of the machine, and `filled` and
+            // `count` end within the piece.
+            unsafe { ptr::copy_nonoverlapping(part.as_ptr(), to, count) };
+            bytes = later;
+            self.filled += count;
+            if self.filled < piece.bytes {
+                return;
+            }
+            (self.rest, self.filled) = (rest, 0);
+        }
     }
 }
