@@ -5,7 +5,11 @@
 // allocation or from one registration into the next, memory that goes while something in flight may touch it.
 //
 // fake_fail(n) begins anew and has the n-th call from then on fail, and every call after it, as errors of CUDA do: what was in flight
-// is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts.
+// is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts. fake_refuse(name) has the next call of a
+// function fail alone: what is in flight goes on.
+//
+// fake_capture(1) has the default stream captured, as by another thread in the global mode. fake_broken() counts calls that would have
+// invalidated the capture. fake_stall() puts work that never ends into the default stream.
 //
 // Time is its own: fake_now() moves by calls and by what is waited for. Each stream takes the time of what it carries out, at the speeds
 // of fake_speeds(), beside the others, and begins at the first wait. fake_still() has copies take their time and move nothing,
@@ -28,7 +32,8 @@ KvIndex blockIdx, threadIdx, gridDim, blockDim;
 kv_u64 kv_stores;
 
 typedef int Result;
-enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, UNKNOWN = 999 };
+enum { OK = 0, INVALID = 1, NO_MEMORY = 2, NO_DEVICE = 100, NOT_READY = 600, CAPTURE_UNSUPPORTED = 900, UNKNOWN = 999 };
+enum { GLOBAL_MODE = 0, RELAXED_MODE = 2 };
 
 struct Event {
     bool recorded, done;
@@ -53,7 +58,10 @@ static std::map<kv_u64, kv_u64> allocated, registered;
 static long calls, fail_at = -1;
 static int retained;
 static thread_local void *current;
-static bool dead;
+static thread_local int capture_mode = GLOBAL_MODE;
+static bool dead, capturing;
+static long broken;
+static const char *refused;
 static kv_u64 dice = 1;
 
 // In nanoseconds; a call takes this much, a descriptor of a batch that.
@@ -116,6 +124,23 @@ extern "C" long fake_calls() {
     return calls;
 }
 
+extern "C" void fake_refuse(const char *function) {
+    refused = function;
+}
+
+extern "C" void fake_capture(long yes) {
+    capturing = yes;
+    broken = 0;
+}
+
+extern "C" long fake_broken() {
+    return broken;
+}
+
+extern "C" void fake_stall() {
+    legacy.push_back({new Event{true, false, 0}, [] {}, 0});
+}
+
 static void misused(const char *what) {
     fprintf(stderr, "fake driver: %s\n", what);
     fflush(stderr);
@@ -135,12 +160,24 @@ static Result die() {
     std::lock_guard<std::recursive_mutex> turn(big); \
     now_ns += CALL_NS;                               \
     if (dead || ++calls == fail_at)                  \
-        return die();
+        return die();                                \
+    if (refused && !strcmp(refused, __func__)) {     \
+        refused = nullptr;                           \
+        return NO_MEMORY;                            \
+    }
 
 #define CALL_IN_CONTEXT \
     CALL;               \
     if (!current)       \
         misused("a call without a context");
+
+// Of functions that invalidate the captures of other threads.
+#define UNSAFE_CALL                                \
+    CALL_IN_CONTEXT;                               \
+    if (capturing && capture_mode == GLOBAL_MODE) { \
+        broken++;                                  \
+        return CAPTURE_UNSUPPORTED;                \
+    }
 
 static bool inside(const std::map<kv_u64, kv_u64> &ranges, kv_u64 address, kv_u64 bytes) {
     auto next = ranges.upper_bound(address);
@@ -291,14 +328,28 @@ Result cuStreamCreateWithPriority(void **stream, unsigned, int) {
     return OK;
 }
 
-Result cuStreamSynchronize(void *stream) {
+Result cuStreamIsCapturing(void *stream, int *status) {
     CALL_IN_CONTEXT;
+    *status = capturing && of(stream) == &legacy;
+    return OK;
+}
+
+Result cuThreadExchangeStreamCaptureMode(int *mode) {
+    CALL;
+    now_ns -= CALL_NS;
+    std::swap(*mode, capture_mode);
+    return OK;
+}
+
+Result cuStreamSynchronize(void *stream) {
+    UNSAFE_CALL;
     run_until_empty(of(stream));
     return OK;
 }
 
 Result cuStreamWaitEvent(void *stream, Event *event, unsigned) {
     CALL_IN_CONTEXT;
+    broken += capturing && of(stream) == &legacy;
     of(stream)->push_back({event, [] {}, 0});
     return OK;
 }
@@ -322,6 +373,7 @@ Result cuEventCreate(Event **event, unsigned) {
 
 Result cuEventRecord(Event *event, void *stream) {
     CALL_IN_CONTEXT;
+    broken += capturing && of(stream) == &legacy;
     event->recorded = true;
     event->done = false;
     put(stream, [event] {
@@ -332,7 +384,7 @@ Result cuEventRecord(Event *event, void *stream) {
 }
 
 Result cuEventQuery(Event *event) {
-    CALL_IN_CONTEXT;
+    UNSAFE_CALL;
     if (!event->done)
         step();
     if (!event->done)
@@ -351,7 +403,7 @@ extern "C" Result cuEventElapsedTime(float *ms, Event *from, Event *to) {
 }
 
 Result cuEventSynchronize(Event *event) {
-    CALL_IN_CONTEXT;
+    UNSAFE_CALL;
     while (!event->done)
         if (!step())
             misused("an event that never happens");
@@ -366,7 +418,7 @@ Result cuEventDestroy_v2(Event *) {
 }
 
 Result cuMemAlloc_v2(kv_u64 *address, size_t bytes) {
-    CALL_IN_CONTEXT;
+    UNSAFE_CALL;
     if (bytes > (size_t)1 << 40)
         return NO_MEMORY;
     void *memory = malloc(bytes);

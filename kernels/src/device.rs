@@ -68,13 +68,14 @@ pub trait Device: Send + Sync {
     /// stores.
     ///
     /// # Errors
-    /// The device has no streams, or is dead.
+    /// The device has no streams, or is dead; or the stream cannot be used.
     fn record(&self, stream: ForeignStream) -> Result<Ticket, DeviceError>;
 
     /// Makes all later work on a foreign stream wait for a ticket. The caller does not wait.
     ///
     /// # Errors
-    /// The device has no streams, is dead, or cannot make a stream wait for this ticket.
+    /// The device has no streams, is dead, or cannot make a stream wait for this ticket; or the
+    /// stream cannot be used.
     fn hold(&self, stream: ForeignStream, ticket: &Ticket) -> Result<(), DeviceError>;
 
     /// Copies one chunk out of L1 and waits for the copy. For checks, not for serving.

@@ -120,6 +120,20 @@ pub enum DeviceError {
         /// Name of the error.
         why: String,
     },
+    /// The stream of an engine is not usable. The device stays usable.
+    #[error("the stream cannot be used: {call} failed: {why}")]
+    Stream {
+        /// The driver function.
+        call: &'static str,
+        /// Name of the error.
+        why: String,
+    },
+    /// The stream is being captured into a graph, so nothing on it runs now.
+    #[error(
+        "the stream is being captured into a graph; record and hold before the capture begins, or \
+         after it has ended"
+    )]
+    Capturing,
     /// The device died in an earlier failure.
     #[error("the device is no longer used after an earlier failure: {0}")]
     Dead(Arc<DeviceError>),

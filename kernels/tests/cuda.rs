@@ -627,7 +627,7 @@ fn a_missing_driver_function_is_reported_by_name() {
         );
         tried += 1;
     }
-    assert_eq!(tried, 37);
+    assert_eq!(tried, 39);
 }
 
 #[test]

@@ -53,7 +53,9 @@ fn raised(error: DeviceError) -> PyErr {
         | DeviceError::NoSuchLayer { .. }
         | DeviceError::ForeignPool
         | DeviceError::NotRegistered
-        | DeviceError::NoStreams => PyValueError::new_err(said),
+        | DeviceError::NoStreams
+        | DeviceError::Stream { .. }
+        | DeviceError::Capturing => PyValueError::new_err(said),
         _ => Failed::new_err(said),
     }
 }

@@ -9,8 +9,13 @@
 //! Invariant: each object holds its context, so handles stay valid while they are in use.
 //!
 //! Faults covered: a missing library, no device, a function missing in an old driver. Each is
-//! [`DeviceError::Unavailable`]. A failed call marks the context as dead permanently, as CUDA
-//! errors do; later calls return the original reason.
+//! [`DeviceError::Unavailable`]. A failed call marks the device as dead permanently; later calls
+//! return the original reason. Not every error of CUDA ends the work of the GPU, so events and
+//! waits ask the driver on a dead device too.
+//!
+//! An engine may capture its streams into a graph at any time. Calls of other threads that are
+//! unsafe during a capture would invalidate it. Every call here is made in the relaxed capture mode
+//! of its thread, in which they are allowed, and uses streams that are not captured.
 //!
 //! Not covered: an error code that is unknown to the bindings. cudarc represents results as an
 //! enum, so the bindings must be as new as the newest driver.
@@ -28,7 +33,7 @@ use crate::ticket::StreamEvent;
 use crate::transfer::{Copy2d, Direction};
 
 /// All driver functions that this crate calls.
-const FUNCTIONS: [&str; 37] = [
+const FUNCTIONS: [&str; 39] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGet",
@@ -44,6 +49,8 @@ const FUNCTIONS: [&str; 37] = [
     "cuStreamCreateWithPriority",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuStreamIsCapturing",
+    "cuThreadExchangeStreamCaptureMode",
     "cuStreamDestroy_v2",
     "cuEventCreate",
     "cuEventRecord",
@@ -152,25 +159,38 @@ impl Context {
         self.attempt(run).map_err(|error| self.die(call, error))
     }
 
+    /// Makes a call on a stream of an engine. The failure concerns this call alone.
+    fn ask<T>(
+        &self,
+        call: &'static str,
+        run: impl FnOnce() -> Result<T, DriverError>,
+    ) -> Result<T, DeviceError> {
+        self.alive()?;
+        self.attempt(run).map_err(|error| DeviceError::Stream {
+            call,
+            why: name(error),
+        })
+    }
+
     /// Makes a call that may fail. Restores the thread's previous context, which may belong to
-    /// another device.
+    /// another device, and its capture mode.
     pub(super) fn attempt<T>(
         &self,
         run: impl FnOnce() -> Result<T, DriverError>,
     ) -> Result<T, DriverError> {
         let before = result::ctx::get_current()?.unwrap_or(std::ptr::null_mut());
         if before == self.context {
-            return run();
+            return relaxed(run);
         }
         // SAFETY: the context is retained while this value lives.
         unsafe { result::ctx::set_current(self.context) }?;
-        let done = run();
+        let done = relaxed(run);
         // SAFETY: this context was current before, or it is null.
         unsafe { result::ctx::set_current(before) }?;
         done
     }
 
-    fn die(&self, call: &'static str, error: DriverError) -> DeviceError {
+    pub(super) fn die(&self, call: &'static str, error: DriverError) -> DeviceError {
         let why = name(error);
         let error = DeviceError::Driver { call, why };
         self.dead.get_or_init(|| error).clone()
@@ -259,6 +279,18 @@ impl Context {
     }
 }
 
+/// Makes a call in the relaxed capture mode. Source: `cuThreadExchangeStreamCaptureMode` in the
+/// CUDA driver API.
+fn relaxed<T>(run: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: swaps the mode of this thread with the value.
+    let mut exchange = || unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) }.result();
+    exchange()?;
+    let done = run();
+    exchange()?;
+    done
+}
+
 /// The memory that contains an address.
 pub(super) enum MemoryAt {
     /// Page-locked host memory.
@@ -291,6 +323,8 @@ pub(crate) struct Streams {
     load: RawStream,
     /// Lowest priority: stores must not delay other work.
     store: RawStream,
+    /// Kernels in flight need their module.
+    pub(super) module: OnceLock<Module>,
 }
 
 impl Streams {
@@ -308,6 +342,7 @@ impl Streams {
             context: context.clone(),
             load: RawStream(stream(greatest)?),
             store: RawStream(stream(least)?),
+            module: OnceLock::new(),
         }))
     }
 
@@ -318,27 +353,47 @@ impl Streams {
         }
     }
 
-    /// Waits until a stream is empty.
+    /// Waits until a stream is empty. A dead device may still run its work; if it does not, the
+    /// driver returns an error.
     pub(super) fn synchronize(&self, stream: RawStream) -> Result<(), DeviceError> {
-        self.context.call("cuStreamSynchronize", || {
-            // SAFETY: the stream exists.
-            unsafe { result::stream::synchronize(stream.0) }
-        })
+        // SAFETY: the stream exists.
+        let wait = || unsafe { result::stream::synchronize(stream.0) };
+        let waited = self.context.attempt(wait);
+        waited.map_err(|error| self.context.die("cuStreamSynchronize", error))
     }
 
-    /// Waits until nothing is in flight. Also runs on a dead device, because the memory in use is
-    /// about to be freed.
+    /// Waits until nothing is in flight.
     pub(super) fn drain(&self) {
         for stream in [self.load, self.store] {
-            // SAFETY: the stream lives as long as this value. A dead context runs nothing.
-            let _ = self
-                .context
-                .attempt(|| unsafe { result::stream::synchronize(stream.0) });
+            // A failed wait has lost the context, which runs nothing.
+            let _ = self.synchronize(stream);
         }
     }
 
+    /// Makes a call that enqueues on a stream. Its failure makes the device dead, unless the stream
+    /// is an engine's.
+    fn enqueue(
+        &self,
+        stream: RawStream,
+        call: &'static str,
+        run: impl FnOnce() -> Result<(), DriverError>,
+    ) -> Result<(), DeviceError> {
+        if [self.load.0, self.store.0].contains(&stream.0) {
+            return self.context.call(call, run);
+        }
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        self.context.ask("cuStreamIsCapturing", || {
+            // SAFETY: the stream exists, and `status` is a valid output pointer.
+            unsafe { sys::cuStreamIsCapturing(stream.0, &raw mut status) }.result()
+        })?;
+        if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(DeviceError::Capturing);
+        }
+        self.context.ask(call, run)
+    }
+
     pub(super) fn wait_event(&self, stream: RawStream, event: &Event) -> Result<(), DeviceError> {
-        self.context.call("cuStreamWaitEvent", || {
+        self.enqueue(stream, "cuStreamWaitEvent", || {
             let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
             // SAFETY: both exist.
             unsafe { result::stream::wait_event(stream.0, event.event, flags) }
@@ -354,7 +409,7 @@ impl Streams {
             context: self.context.clone(),
             event,
         };
-        self.context.call("cuEventRecord", || {
+        self.enqueue(stream, "cuEventRecord", || {
             // SAFETY: both exist.
             unsafe { result::event::record(event.event, stream.0) }
         })?;
@@ -514,7 +569,6 @@ unsafe impl Sync for Event {}
 
 impl StreamEvent for Event {
     fn poll(&self) -> Result<bool, DeviceError> {
-        self.context.alive()?;
         // SAFETY: the event exists.
         let query = || unsafe { result::event::query(self.event) };
         match self.context.attempt(query) {
@@ -525,10 +579,10 @@ impl StreamEvent for Event {
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
-        self.context.call("cuEventSynchronize", || {
-            // SAFETY: the event exists.
-            unsafe { result::event::synchronize(self.event) }
-        })
+        // SAFETY: the event exists.
+        let wait = || unsafe { result::event::synchronize(self.event) };
+        let waited = self.context.attempt(wait);
+        waited.map_err(|error| self.context.die("cuEventSynchronize", error))
     }
 }
 
@@ -564,6 +618,11 @@ pub(super) struct Module {
 #[derive(Clone, Copy)]
 pub(super) struct Function(sys::CUfunction);
 
+// SAFETY: a function may be launched from any thread.
+unsafe impl Send for Function {}
+// SAFETY: see `Send`.
+unsafe impl Sync for Function {}
+
 // SAFETY: modules may be used from any thread.
 unsafe impl Send for Module {}
 // SAFETY: see `Send`.
@@ -593,8 +652,8 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: loaded once, unloaded once. The owner of its kernels has drained the streams
-        // before.
+        // SAFETY: loaded once, unloaded once. The streams that run its kernels own it and have been
+        // drained, or none of its kernels was ever launched.
         let _ = self
             .context
             .attempt(|| unsafe { result::module::unload(self.module) });

@@ -14,7 +14,7 @@ use super::pieces::Piece;
 use crate::error::DeviceError;
 use crate::shape::KvShape;
 use crate::tensors::{Place, Tensor, Tensors, TensorsError};
-use crate::transfer::Direction;
+use crate::transfer::{Direction, PagePair};
 
 /// Memory of the device.
 pub(crate) struct DeviceMemory {
@@ -115,6 +115,10 @@ fn is_here(context: &Context, place: Place, tensor: Tensor) -> Result<(), Tensor
     Ok(())
 }
 
+/// The pairs of one copy of a list. Longer copies from memory that is not page-locked may wait for
+/// the stream. Source: "API synchronization behavior" in the CUDA driver API.
+const PAIRS_MAX: usize = (64 << 10) / size_of::<PagePair>();
+
 /// Device memory allocated and freed in stream order.
 pub(super) struct Upload<'a> {
     streams: &'a Streams,
@@ -123,28 +127,38 @@ pub(super) struct Upload<'a> {
 }
 
 impl<'a> Upload<'a> {
-    /// Allocates memory and uploads these bytes.
+    /// Allocates memory and uploads the pairs, in the kernel's format. `None`: the GPU has no
+    /// memory for them.
+    ///
+    /// The pairs stay valid until the copy is done. A driver that reads host memory directly may
+    /// read them late.
     pub(super) fn new(
         streams: &'a Streams,
         direction: Direction,
-        bytes: &[u8],
-    ) -> Result<Upload<'a>, DeviceError> {
-        let stream = streams.of(direction).0;
-        let address = streams.context.call("cuMemAllocAsync", || {
-            // SAFETY: read only after the copy below, in stream order.
-            unsafe { result::malloc_async(stream, bytes.len()) }
-        })?;
+        pairs: &[PagePair],
+    ) -> Result<Option<Upload<'a>>, DeviceError> {
+        let (context, stream) = (&streams.context, streams.of(direction).0);
+        context.alive()?;
+        // SAFETY: read only after the copies below, in stream order.
+        let allocate = || unsafe { result::malloc_async(stream, size_of_val(pairs)) };
+        let address = match context.attempt(allocate) {
+            Ok(address) => address,
+            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => return Ok(None),
+            Err(error) => return Err(context.die("cuMemAllocAsync", error)),
+        };
         let upload = Upload {
             streams,
             direction,
             address,
         };
-        // The source is not page-locked, so the driver reads all bytes before the call returns.
-        streams.context.call("cuMemcpyHtoDAsync", || {
-            // SAFETY: the size of the allocation.
-            unsafe { result::memcpy_htod_async(address, bytes, stream) }
-        })?;
-        Ok(upload)
+        for (part, pairs) in pairs.chunks(PAIRS_MAX).enumerate() {
+            let at = address + (part * PAIRS_MAX * size_of::<PagePair>()) as u64;
+            context.call("cuMemcpyHtoDAsync", || {
+                // SAFETY: within the allocation.
+                unsafe { result::memcpy_htod_async(at, pairs, stream) }
+            })?;
+        }
+        Ok(Some(upload))
     }
 }
 

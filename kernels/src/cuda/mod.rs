@@ -88,13 +88,7 @@ pub struct CudaDevice {
 struct Kernel {
     function: Function,
     origin: Origin,
-    _module: Module,
 }
-
-// SAFETY: a function may be launched from any thread, and its module lives as long as it.
-unsafe impl Send for Kernel {}
-// SAFETY: see `Send`.
-unsafe impl Sync for Kernel {}
 
 /// The GPU, if a working one exists. Otherwise the host device, with the reason.
 ///
@@ -125,7 +119,7 @@ impl CudaDevice {
         let context = Context::open(options.ordinal)?;
         let streams = Streams::new(&context)?;
         let kernel = if context.allocates_in_streams()? {
-            Kernel::load(&context, options)?
+            Kernel::load(&streams, options)?
         } else {
             None
         };
@@ -183,8 +177,11 @@ impl CudaDevice {
                 self.table = Some(Box::new(table));
                 Ok(())
             }
-            // The next call shows whether the device is still alive.
-            Err(_) => self.streams.synchronize(self.streams.of(Direction::Load)),
+            Err(_) => {
+                // The next call shows whether the device is still alive.
+                self.streams.synchronize(self.streams.of(Direction::Load))?;
+                context.alive()
+            }
         }
     }
 
@@ -256,8 +253,7 @@ impl CudaDevice {
         let mut done = Vec::with_capacity(tickets);
         let outcome = self.put_layers(direction, transfer, way, &mut done);
         if let Err(error) = outcome {
-            // The device is dead. Wait for the work already enqueued before the pages are handed
-            // back.
+            // The pages are handed back once the work already enqueued has ended.
             let _ = self.streams.synchronize(self.streams.of(direction));
             done.resize_with(tickets, || {
                 let (promise, ticket) = Ticket::promised();
@@ -278,8 +274,9 @@ impl CudaDevice {
         let stream = self.streams.of(direction);
         let kernel = match (way, &self.kernel) {
             (Way::Kernel, Some(kernel)) => {
-                let pairs = Upload::new(&self.streams, direction, &pair_bytes(transfer))?;
-                Some((kernel, pairs))
+                // Without memory for the pairs, the copy engines do the work.
+                let pairs = Upload::new(&self.streams, direction, transfer.pairs())?;
+                pairs.map(|pairs| (kernel, pairs))
             }
             _ => None,
         };
@@ -417,31 +414,24 @@ impl CudaDevice {
     }
 }
 
-impl Drop for CudaDevice {
-    fn drop(&mut self) {
-        // Kernels in flight need the module, which is unloaded next. The pools may outlive this
-        // device.
-        self.streams.drain();
-    }
-}
-
 impl Kernel {
     /// The best image that the driver accepts.
-    fn load(context: &Arc<Context>, options: &CudaOptions) -> Result<Option<Kernel>, DeviceError> {
-        let arch = context.arch()?;
+    fn load(streams: &Streams, options: &CudaOptions) -> Result<Option<Kernel>, DeviceError> {
+        let arch = streams.context.arch()?;
         let cache = options.cache.as_ref().map(Cache::new);
         let nvrtc = Nvrtc::find().ok();
         let best = image::best(&arch, nvrtc.as_ref(), cache.as_ref());
-        let kernel = Kernel::of(context, &best);
-        Ok(kernel.or_else(|| Kernel::of(context, &image::best(&arch, None, None))))
+        let kernel = Kernel::of(streams, &best);
+        Ok(kernel.or_else(|| Kernel::of(streams, &image::best(&arch, None, None))))
     }
 
-    fn of(context: &Arc<Context>, image: &Image) -> Option<Kernel> {
-        let module = Module::load(context, &image.bytes)?;
+    fn of(streams: &Streams, image: &Image) -> Option<Kernel> {
+        let module = Module::load(&streams.context, &image.bytes)?;
+        let function = module.function("kv_copy")?;
+        streams.module.set(module).ok()?;
         Some(Kernel {
-            function: module.function("kv_copy")?,
+            function,
             origin: image.origin,
-            _module: module,
         })
     }
 }
@@ -562,10 +552,4 @@ fn batch(direction: Direction, transfer: &Transfer, layer: u32) -> Result<Batch,
         }
     })?;
     Ok(batch)
-}
-
-/// The pairs in the kernel's format.
-fn pair_bytes(transfer: &Transfer) -> Vec<u8> {
-    let bytes = |pair: &crate::PagePair| [pair.l1.to_ne_bytes(), pair.l2.to_ne_bytes()].concat();
-    transfer.pairs().iter().flat_map(bytes).collect()
 }

@@ -4,7 +4,7 @@
 //! Needs a C++ compiler, or a GPU: `LARDER_REQUIRE_GPU=1` uses the real driver, which must then be
 //! present.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::ptr::NonNull;
@@ -259,6 +259,35 @@ impl Steering {
     /// As [`Steering::fail`], from now on and without a reset.
     pub fn fail_after(&self, nth: i64) {
         self.set("fake_fail_after", nth);
+    }
+
+    /// Makes the next call of this function fail. Work in flight goes on.
+    pub fn refuse(&self, function: &'static CStr) {
+        // SAFETY: the function has this type.
+        let refuse = unsafe {
+            self.0
+                .get::<unsafe extern "C" fn(*const c_char)>(b"fake_refuse")
+        };
+        // SAFETY: the name is never freed.
+        unsafe { refuse.unwrap()(function.as_ptr()) };
+    }
+
+    /// The default stream is captured into a graph.
+    pub fn capture(&self, yes: bool) {
+        self.set("fake_capture", yes.into());
+    }
+
+    /// Calls that would have invalidated the capture.
+    pub fn broken(&self) -> i64 {
+        self.query("fake_broken")
+    }
+
+    /// Puts work that never ends into the default stream.
+    pub fn stall(&self) {
+        // SAFETY: the function has this type.
+        let stall = unsafe { self.0.get::<unsafe extern "C" fn()>(b"fake_stall") };
+        // SAFETY: no preconditions.
+        unsafe { stall.unwrap()() };
     }
 
     /// Copies take their time but move nothing.
