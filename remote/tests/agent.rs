@@ -159,40 +159,6 @@ impl Remote for Faulty {
     }
 }
 
-/// Objects in memory that this node may read, and not create.
-struct ReadOnly {
-    objects: Objects,
-}
-
-impl Remote for ReadOnly {
-    fn holds(&self, run: &RunName, _: Instant) -> Result<bool, RemoteError> {
-        Ok(self.objects.lock().unwrap().contains_key(run))
-    }
-
-    fn fetch(&self, run: &RunName, _: usize, _: Instant) -> Result<Option<Buffer>, RemoteError> {
-        let objects = self.objects.lock().unwrap();
-        let object = objects.get(run).map(|object| Buffer::copy_of(object));
-        object.transpose()
-    }
-
-    fn publish(&self, _: &RunName, _: Buffer, _: Instant) -> Result<Published, RemoteError> {
-        Err(RemoteError::Denied("a test".to_owned()))
-    }
-
-    fn remove(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
-        Err(RemoteError::Denied("a test".to_owned()))
-    }
-
-    fn list(
-        &self,
-        _: Option<Fingerprint>,
-        _: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        _: Instant,
-    ) -> Result<(), RemoteError> {
-        Ok(())
-    }
-}
-
 /// Objects in memory whose requests are watched.
 #[derive(Clone, Default)]
 struct Watched {
@@ -201,8 +167,10 @@ struct Watched {
     beside: Vec<Listed>,
     /// Fetches: the run, and the most bytes.
     fetched: Arc<Mutex<Vec<(RunName, usize)>>>,
-    /// The first fetch takes so long.
+    /// The next fetch takes so long.
     slow: Arc<Mutex<Duration>>,
+    /// Publications are refused for this reason.
+    refuses: Option<RemoteError>,
     /// Listings and fetches wait for it.
     gate: Arc<Mutex<()>>,
 }
@@ -234,10 +202,15 @@ impl Remote for Watched {
         &self,
         run: &RunName,
         bytes_max: usize,
-        _: Instant,
+        deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
         self.fetched.lock().unwrap().push((*run, bytes_max));
-        std::thread::sleep(std::mem::take(&mut *self.slow.lock().unwrap()));
+        let took = std::mem::take(&mut *self.slow.lock().unwrap());
+        let left = deadline.saturating_duration_since(Instant::now());
+        std::thread::sleep(took.min(left));
+        if took > left {
+            return Err(RemoteError::Deadline);
+        }
         drop(self.gate.lock().unwrap());
         let objects = self.objects.lock().unwrap();
         let object = objects.get(run).filter(|object| object.len() <= bytes_max);
@@ -245,6 +218,9 @@ impl Remote for Watched {
     }
 
     fn publish(&self, run: &RunName, object: Buffer, _: Instant) -> Result<Published, RemoteError> {
+        if let Some(reason) = &self.refuses {
+            return Err(reason.clone());
+        }
         self.objects.lock().unwrap().insert(*run, object.to_vec());
         Ok(Published::Created)
     }
@@ -495,29 +471,27 @@ fn no_fault_of_the_remote_makes_a_store_return_a_wrong_byte_or_wait() {
 
 #[test]
 fn a_node_that_may_not_publish_reads_on() {
-    let objects = Objects::default();
     let pages = chain(1, PAGES);
-    let runs = 0..PAGES / RUN_PAGES;
-    let made = runs.map(|run| {
-        let pages = run_of(&pages, run, RUN_PAGES);
-        object(&namespace("model"), &pages, &trust(1))
-    });
-    objects.lock().unwrap().extend(made);
-    let node = Node::new(Box::new(ReadOnly {
-        objects: Arc::clone(&objects),
-    }));
-    let begin = Instant::now();
-    while node.count("dropped_failed_runs") < 2 {
-        assert!(begin.elapsed() < PATIENCE, "{:?}", node.agent.report());
-        node.put(&chain(begin.elapsed().as_nanos() as u64 | 2, PAGES));
+    let refusals = [
+        RemoteError::Denied("a test".to_owned()),
+        RemoteError::Failed("it is full".to_owned()),
+        RemoteError::Deadline,
+    ];
+    for refusal in refusals {
+        let mut remote = Watched::with("model", &pages);
+        remote.refuses = Some(refusal);
+        let node = Node::with(Box::new(remote), listed_once);
+        let begin = Instant::now();
+        while node.count("dropped_failed_runs") < 2 {
+            assert!(begin.elapsed() < PATIENCE, "{:?}", node.agent.report());
+            node.put(&chain(begin.elapsed().as_nanos() as u64 | 2, PAGES));
+        }
+        node.eventually(|| node.read(&pages) == PAGES);
+        assert_eq!(node.count("breaker_openings"), 0);
+        let report = node.agent.report();
+        assert!(report.state.contains("no publications"), "{report:?}");
+        node.close();
     }
-    while node.read(&pages) < PAGES {
-        assert!(begin.elapsed() < PATIENCE, "{:?}", node.agent.report());
-    }
-    assert_eq!(node.count("breaker_openings"), 0);
-    let report = node.agent.report();
-    assert!(report.state.contains("no publications"), "{report:?}");
-    node.close();
 }
 
 #[test]

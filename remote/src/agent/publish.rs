@@ -23,8 +23,10 @@ enum NotPublished {
     Budget,
     /// The store does not have all its pages.
     Absent,
-    /// The remote takes no objects from this node. It may be read all the same.
-    Denied,
+    /// The remote takes no objects from this node for some time. It is read all the same.
+    Refused,
+    /// This object was not taken. The remote is read all the same.
+    NotTaken,
     Failed(RemoteError),
 }
 
@@ -59,8 +61,8 @@ impl Agent {
                 desk.publications.succeeded();
                 Ok(published)
             }
-            Err(error @ RemoteError::Denied(_)) => {
-                let is_first = desk.publications.failed(&error, self.now());
+            Err(error) => {
+                let is_first = desk.not_taken(&error, self.now());
                 drop(desk);
                 if is_first {
                     tracing::warn!(
@@ -69,9 +71,11 @@ impl Agent {
                         self.options.place
                     );
                 }
-                Err(NotPublished::Denied)
+                Err(match error {
+                    RemoteError::Denied(_) => NotPublished::Refused,
+                    _ => NotPublished::NotTaken,
+                })
             }
-            Err(error) => Err(error.into()),
         }
     }
 
@@ -82,7 +86,7 @@ impl Agent {
         let (namespace, bytes) = desk.space(namespace).ok_or(NotPublished::Absent)?;
         let now = self.now();
         if !desk.publications.may_try(now) {
-            return Err(NotPublished::Denied);
+            return Err(NotPublished::Refused);
         }
         // A part of a run may be owed: an owner begins with few bytes.
         if !desk.hour.has(2, now) || !desk.day.has(1, now) {
@@ -130,15 +134,21 @@ impl Agent {
             Ok(Published::Present) => (Count::RunsPresent, false),
             Err(NotPublished::Budget) => (Count::RunsDroppedBudget, false),
             Err(NotPublished::Absent) => (Count::RunsDroppedAbsent, may_come && !is_last),
-            Err(NotPublished::Denied) => (Count::RunsDroppedFailed, false),
-            Err(NotPublished::Failed(_)) => (Count::RunsDroppedFailed, !is_last),
+            Err(NotPublished::Refused) => (Count::RunsDroppedFailed, false),
+            Err(NotPublished::NotTaken | NotPublished::Failed(_)) => {
+                (Count::RunsDroppedFailed, !is_last)
+            }
         };
         match outcome {
             Ok(_) => self.succeeded(),
             Err(NotPublished::Failed(error)) => self.failed(error),
             Err(_) => {}
         }
-        if planted(Bug::LostRun) && matches!(outcome, Err(NotPublished::Failed(_))) {
+        let has_failed = matches!(
+            outcome,
+            Err(NotPublished::NotTaken | NotPublished::Failed(_))
+        );
+        if planted(Bug::LostRun) && has_failed {
             self.desk.lock().published(&run, false);
             return;
         }

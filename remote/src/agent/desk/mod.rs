@@ -91,7 +91,8 @@ pub(super) struct Desk {
     /// A run of them that is too slow, and measures the speed: its pages are not promised.
     measuring: Option<RunName>,
     pub(super) breaker: Breaker,
-    /// Of publications alone: the remote may let this node read, and refuse its objects.
+    /// Of publications alone: the remote may let this node read, and take no objects. It may be
+    /// full, refuse them, or be too slow for them.
     pub(super) publications: Breaker,
     pub(super) speed: Speed,
     pub(super) day: Budget,
@@ -504,12 +505,22 @@ impl Desk {
         ]
     }
 
-    /// A request failed. Returns whether the breaker opened.
+    /// A request failed that was no publication. Returns whether the breaker opened.
     pub(super) fn failed(&mut self, error: &RemoteError, now: Instant) -> bool {
+        self.slow_down(error, now);
+        self.breaker.failed(error, now)
+    }
+
+    /// An object was not taken. Returns whether the breaker of publications opened.
+    pub(super) fn not_taken(&mut self, error: &RemoteError, now: Instant) -> bool {
+        self.slow_down(error, now);
+        self.publications.failed(error, now)
+    }
+
+    fn slow_down(&mut self, error: &RemoteError, now: Instant) {
         if matches!(error, RemoteError::Overloaded(_)) {
             self.second.halve(now);
         }
-        self.breaker.failed(error, now)
     }
 }
 

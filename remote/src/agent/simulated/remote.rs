@@ -54,11 +54,38 @@ pub struct Facts {
     faulty: HashSet<RunName>,
     /// A fetch measures the speed: its bytes are not used.
     pub is_sample: bool,
-    failures: u32,
-    /// Before this moment only nothing may be asked, and then one probe.
-    open_until: Option<Instant>,
+    requests: Answers,
+    publications: Answers,
     day: Option<Bucket>,
     second: Option<Bucket>,
+}
+
+/// What a request is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Tests whether the remote answers again.
+    Probe,
+    Publication,
+    Other,
+}
+
+/// The answers to requests of a kind.
+#[derive(Default)]
+struct Answers {
+    /// In a row.
+    failures: u32,
+    /// Before this moment nothing may be asked, and then one probe.
+    open_until: Option<Instant>,
+}
+
+impl Answers {
+    fn failed(&mut self, failure: &RemoteError, now: Instant) {
+        self.failures += 1;
+        let is_final = matches!(failure, RemoteError::Denied(_));
+        if is_final || self.failures >= FAILURES_MAX || self.open_until.is_some() {
+            self.open_until = Some(now + PAUSE);
+        }
+    }
 }
 
 /// A budget, as its description states it.
@@ -161,15 +188,18 @@ impl World {
     }
 
     /// Checks that an agent may make a request, and lets it fail.
-    fn begin(&mut self, node: usize, is_probe: bool, deadline: Instant) -> Result<(), RemoteError> {
+    fn begin(&mut self, node: usize, kind: Kind, deadline: Instant) -> Result<(), RemoteError> {
         let now = self.now;
         let facts = &mut self.facts[node];
         assert!(!facts.is_closed, "a request of a closed agent");
         assert!(!facts.is_off, "a request of an agent that is switched off");
-        if let Some(until) = facts.open_until {
-            assert!(is_probe, "a request while the breaker is open");
+        if let Some(until) = facts.requests.open_until {
+            assert!(kind == Kind::Probe, "a request while the breaker is open");
             assert!(now >= until, "a probe before its time");
         }
+        let until = facts.publications.open_until;
+        let is_refused = kind == Kind::Publication && until.is_some_and(|until| now < until);
+        assert!(!is_refused, "a publication while its breaker is open");
         self.advance(LATENCY);
         let fails = self.chance(2);
         let failure = match self.mood {
@@ -191,15 +221,17 @@ impl World {
         };
         let now = self.now;
         let facts = &mut self.facts[node];
+        let is_publication = kind == Kind::Publication;
         let Some(failure) = failure else {
-            facts.failures = 0;
-            facts.open_until = None;
+            facts.requests = Answers::default();
+            if is_publication {
+                facts.publications = Answers::default();
+            }
             return Ok(());
         };
-        facts.failures += 1;
-        let is_final = matches!(failure, RemoteError::Denied(_));
-        if is_final || facts.failures >= FAILURES_MAX || facts.open_until.is_some() {
-            facts.open_until = Some(now + PAUSE);
+        match is_publication {
+            true => facts.publications.failed(&failure, now),
+            false => facts.requests.failed(&failure, now),
         }
         Err(failure)
     }
@@ -288,7 +320,8 @@ impl Remote for Faulty {
     fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
         let mut world = self.world.lock();
         let is_probe = run.namespace != namespace().fingerprint();
-        world.begin(self.node, is_probe, deadline)?;
+        let kind = if is_probe { Kind::Probe } else { Kind::Other };
+        world.begin(self.node, kind, deadline)?;
         let lies = world.mood == Mood::Lying && world.chance(3);
         let holds = world.objects.contains_key(run) != lies;
         if holds && !is_probe {
@@ -313,7 +346,7 @@ impl Remote for Faulty {
             assert!(!facts.gone.contains(run), "a run that is gone, again");
             assert!(!facts.faulty.contains(run), "a run with a fault, again");
         }
-        world.begin(self.node, false, deadline)?;
+        world.begin(self.node, Kind::Other, deadline)?;
         let object = world.objects.get(run).cloned();
         let Some(mut object) = object.filter(|object| object.len() <= bytes_max) else {
             world.facts[self.node].gone.insert(*run);
@@ -346,7 +379,7 @@ impl Remote for Faulty {
         let budgets = [&mut facts.day, &mut facts.second];
         let budgets = budgets.into_iter().flatten();
         budgets.for_each(|budget| budget.spend(object.len(), now));
-        world.begin(self.node, false, deadline)?;
+        world.begin(self.node, Kind::Publication, deadline)?;
         world.transfer(object.len());
         world.announce_one(self.node, run);
         if world.mood == Mood::Lying {
@@ -390,7 +423,7 @@ impl Remote for Faulty {
         // Each part is a request.
         for part in listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]) {
             let mut world = self.world.lock();
-            world.begin(self.node, false, deadline)?;
+            world.begin(self.node, Kind::Other, deadline)?;
             for object in part {
                 world.announce_one(self.node, &object.run);
             }
