@@ -40,6 +40,10 @@ const UNFINISHED: &str = ".unfinished-";
 /// After this time no process writes such a file any more.
 const UNFINISHED_AGE: Duration = Duration::from_hours(1);
 
+/// Parts of the path of an object. Directories below are not walked: another writer of the remote
+/// may make any number of them.
+const PARTS: usize = 4;
+
 /// Bytes that are read between two looks at the deadline.
 const PIECE: usize = 1 << 20;
 
@@ -210,7 +214,8 @@ impl Remote for Dir {
             let mut listed = Vec::new();
             // Of a remote without objects there is the root alone.
             root.metadata()?;
-            walk(root, &root.join(prefix), deadline, &mut listed)?;
+            let depth = prefix.split('/').count();
+            walk(root, &root.join(prefix), depth, deadline, &mut listed)?;
             Ok(listed)
         })?;
         let _ = listed.into_iter().try_for_each(each);
@@ -296,10 +301,11 @@ fn unfinished(directory: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(directory)
 }
 
-/// Lists the objects below a directory, and removes what crashes have left.
+/// Lists the objects below a directory of `depth` parts, and removes what crashes have left.
 fn walk(
     root: &Path,
     directory: &Path,
+    depth: usize,
     deadline: Instant,
     listed: &mut Vec<Listed>,
 ) -> io::Result<()> {
@@ -310,15 +316,15 @@ fn walk(
         in_time(deadline)?;
         let entry = entry?;
         let path = entry.path();
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            walk(root, &path, deadline, listed)?;
-            continue;
-        }
-        let found = open_to_us(root, &path, entry.metadata())?;
-        let Some(found) = found.filter(|_| kind.is_file()) else {
+        let Some(found) = open_to_us(root, &path, entry.metadata())? else {
             continue;
         };
+        if found.is_dir() && depth + 1 < PARTS {
+            walk(root, &path, depth + 1, deadline, listed)?;
+        }
+        if !found.is_file() {
+            continue;
+        }
         let modified = found.modified().unwrap_or(UNIX_EPOCH);
         if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
             let age = SystemTime::now().duration_since(modified);

@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -116,6 +117,50 @@ fn objects_are_listed_by_namespace_and_removed() {
     remote.remove(&objects[0].0, later()).unwrap();
     assert!(!remote.holds(&objects[0].0, later()).unwrap());
     assert_eq!(listed(&remote, None).len(), 3);
+}
+
+/// A path of the kernel is shorter. In bytes.
+const PATH_MAX: usize = 4096;
+
+#[test]
+fn directories_below_those_of_names_are_not_walked() {
+    let root = tempfile::tempdir().unwrap();
+    let remote = Dir::new(root.path().to_owned());
+    let (name, object) = objects().remove(0);
+    publish(&remote, &name, &object).unwrap();
+    let version = root.path().join("v1");
+    let mut deep = version.clone();
+    while deep.as_os_str().len() + 2 < PATH_MAX {
+        deep.push("a");
+        fs::create_dir(&deep).unwrap();
+    }
+    assert_eq!(listed(&remote, None).len(), 1);
+    // The removal of a temporary directory keeps a file open for each level.
+    let made = deep.ancestors().take_while(|made| *made != version);
+    made.for_each(|made| fs::remove_dir(made).unwrap());
+}
+
+/// Where a file system does not tell the kinds of files with their names (NFS), each is looked at.
+#[test]
+fn a_file_that_vanishes_during_a_listing_is_absent() {
+    let root = tempfile::tempdir().unwrap();
+    let remote = Dir::new(root.path().to_owned());
+    let (name, object) = objects().remove(0);
+    publish(&remote, &name, &object).unwrap();
+    let path = root.path().join(name.to_string());
+    let (beside, is_over) = (path.with_file_name("vanishes"), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                fs::write(&beside, b"").unwrap();
+                fs::remove_file(&beside).unwrap();
+            }
+        });
+        let lists = || (0..1000).all(|_| listed(&remote, None).len() == 1);
+        let all = scope.spawn(lists).join();
+        is_over.store(true, Ordering::Relaxed);
+        assert!(all.is_ok_and(|all| all));
+    });
 }
 
 #[test]
