@@ -111,25 +111,72 @@ fn cache(seed: u64, ranks: Box<dyn Ranks>, shared: &Pages) -> Cache {
     config.writes_l3 = ranks.rank() == 0 || !is_shared;
     // Each rank has its own faults.
     let own = seed * 100 + u64::from(ranks.rank());
-    let device = Arc::new(HostDevice::with_faults(unreliable(own)).unwrap());
-    let memory = HostMemory::zeroed(pool_bytes(&shape, 41)).unwrap();
+    let device = HostDevice::with_faults(unreliable(own)).unwrap();
+    let l3 = Arc::new(Moody {
+        has: if is_shared {
+            shared.clone()
+        } else {
+            Pages::default()
+        },
+        dice: Mutex::new(Pcg64Mcg::seed_from_u64(own)),
+    });
+    over(config, &shape, device, Some(l3), ranks)
+}
+
+fn over(
+    config: Config,
+    shape: &KvShape,
+    device: HostDevice,
+    l3: Option<Arc<dyn L3>>,
+    ranks: Box<dyn Ranks>,
+) -> Cache {
+    let device = Arc::new(device);
+    let pages = config.l2_pages + 1;
+    let memory = HostMemory::zeroed(pool_bytes(shape, pages)).unwrap();
     let parts = Parts {
-        l1: device.alloc_l1(&shape, 31).unwrap(),
+        l1: device.alloc_l1(shape, config.l1_pages + 1).unwrap(),
         l2: device
-            .register(memory, Layout::PageFirst, &shape, 41)
+            .register(memory, Layout::PageFirst, shape, pages)
             .unwrap(),
         device,
-        l3: Some(Arc::new(Moody {
-            has: if is_shared {
-                shared.clone()
-            } else {
-                Pages::default()
-            },
-            dice: Mutex::new(Pcg64Mcg::seed_from_u64(own)),
-        })),
+        l3,
         ranks: Some(ranks),
     };
     Cache::new(config, parts).unwrap()
+}
+
+/// Two ranks without faults and without an L3.
+fn pair() -> Vec<Cache> {
+    let shape = KvShape::mha(2, 1, 4, 1, 2).unwrap();
+    let config = Config::new(2, u64::from(shape.page_bytes()), 40, 40);
+    let of = |ranks: ThreadRank| {
+        let device = HostDevice::new().unwrap();
+        over(config.clone(), &shape, device, None, Box::new(ranks))
+    };
+    let group = threads(2, TIMEOUT).unwrap();
+    group.into_iter().map(of).collect()
+}
+
+/// Makes the same calls on every rank at the same time. Returns the results in their order.
+fn each<R: Send>(caches: &mut [Cache], calls: impl Fn(usize, &mut Cache) -> R + Sync) -> Vec<R> {
+    let calls = &calls;
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = caches
+            .iter_mut()
+            .enumerate()
+            .map(|(rank, cache)| scope.spawn(move || calls(rank, cache)))
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// A request with slots for all its tokens.
+fn begun(cache: &mut Cache, tokens: std::ops::Range<u64>) -> Request {
+    let slots = tokens.clone().count();
+    let prompt = cache.prompt(&Scope::default(), tokens).unwrap();
+    let mut request = cache.start(prompt, 0);
+    cache.extend(&mut request, slots).unwrap();
+    request
 }
 
 /// The script of one rank. Every rank runs the same script.
@@ -329,6 +376,34 @@ fn trees_of_two_to_eight_ranks_are_equal_after_every_step_in_spite_of_local_faul
     ];
     let totals = counts.map(|count| all.iter().map(count).sum::<u64>());
     assert!(!totals.contains(&0), "something never happened: {totals:?}");
+}
+
+#[test]
+fn inserts_share_a_forward_whose_ticket_has_settled_on_one_rank_only() {
+    let mut caches = pair();
+    let (mut promises, tickets): (Vec<Promise>, Vec<Ticket>) =
+        (0..2).map(|_| Ticket::promised()).unzip();
+    each(&mut caches, |rank, cache| {
+        let request = begun(cache, 0..8);
+        cache.finish(request, true, &tickets[rank]);
+    });
+    promises.pop().unwrap().settle(Ok(()));
+    each(&mut caches, |rank, cache| {
+        assert_eq!(cache.poll().unwrap(), 0);
+        let request = begun(cache, 100..108);
+        cache.finish(request, true, &tickets[rank]);
+    });
+    promises.pop().unwrap().settle(Ok(()));
+    let pending = each(&mut caches, |_, cache| {
+        cache.poll().unwrap();
+        cache.core().inserts_pending()
+    });
+    assert_eq!(pending, [0, 0]);
+    let backed_up = each(&mut caches, |_, cache| {
+        cache.drain().unwrap();
+        cache.stats().backed_up
+    });
+    assert_eq!(backed_up, [8, 8]);
 }
 
 #[test]

@@ -38,11 +38,12 @@ impl Forwards {
         self.newest
     }
 
-    /// The number of the forward with this ticket, if it is the newest and has not settled. Several
-    /// requests of a batch share a forward.
+    /// The number of the forward with this ticket, if it is the newest and is not over. Several
+    /// requests of a batch share a forward. Whether its ticket has settled does not matter, because
+    /// other ranks may see this at another call.
     pub(super) fn known(&self, ticket: &Ticket) -> Option<Fence> {
         let newest = self.given.back()?;
-        let is_it = newest.state == State::Running && newest.ticket.is_same(ticket);
+        let is_it = newest.state != State::Over && newest.ticket.is_same(ticket);
         is_it.then_some(newest.fence)
     }
 
