@@ -407,6 +407,36 @@ fn inserts_share_a_forward_whose_ticket_has_settled_on_one_rank_only() {
 }
 
 #[test]
+fn one_poll_takes_every_forward_that_has_ended_on_all_ranks() {
+    const FORWARDS: u64 = 30;
+    let are_broken = each(&mut pair(), |_, cache| {
+        let insert = |at| {
+            let mut request = begun(cache, 2 * at..2 * at + 2);
+            let (promise, ticket) = Ticket::promised();
+            cache.insert(&mut request, &ticket).unwrap();
+            (request, promise)
+        };
+        let (requests, mut promises): (Vec<Request>, Vec<Promise>) =
+            (0..FORWARDS).map(insert).unzip();
+        let last = promises.pop().unwrap();
+        last.settle(Err(DeviceError::Closed));
+        promises
+            .into_iter()
+            .for_each(|promise| promise.settle(Ok(())));
+        cache.poll().unwrap();
+        let are_broken: Vec<bool> = requests.iter().map(|r| cache.is_broken(r)).collect();
+        for request in requests {
+            cache.finish(request, false, &Ticket::done());
+        }
+        are_broken
+    });
+    for of_rank in are_broken {
+        let broken: Vec<usize> = (0..of_rank.len()).filter(|at| of_rank[*at]).collect();
+        assert_eq!(broken, [29]);
+    }
+}
+
+#[test]
 fn a_rank_that_stops_or_ends_is_an_error_for_the_others_and_not_a_hang() {
     for goes in [false, true] {
         let mut group = threads(2, Duration::from_millis(50)).unwrap();

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::core::{Fence, OpId, Outcome};
 use crate::ranks::{Ranks, RanksError, VALUES_MAX};
 
-/// Maximum number of completions per line and call: two values each, within one call of the group.
+/// Maximum number of completions per line and round: two values each, within one call of the group.
 const TAKEN_MAX: usize = VALUES_MAX / 2 / LINES;
 
 /// Work that is completed in the order in which it is issued.
@@ -98,45 +98,50 @@ impl Agreed {
 
     /// Returns the ends that all ranks have.
     pub(super) fn take(&mut self) -> Result<Vec<End>, RanksError> {
-        let Some(ranks) = &mut self.ranks else {
-            return Ok(std::mem::take(&mut self.taken));
-        };
-        let mut counts = self.expected.each_ref().map(|line| {
-            let ended = line.iter().take_while(|work| self.ended.contains_key(work));
-            ended.take(TAKEN_MAX).count() as u64
-        });
-        ranks.min(&mut counts)?;
-        let lines = self.expected.iter_mut().zip(counts);
-        let works: Vec<Work> = lines
-            .flat_map(|(line, count)| line.drain(..count as usize))
-            .collect();
-        let mut ends: Vec<End> = works
-            .iter()
-            .filter_map(|work| self.ended.remove(work))
-            .collect();
-        if ends.is_empty() {
-            return Ok(ends);
-        }
-        let is_first = ranks.rank() == 0;
-        let mut values = Vec::new();
-        for end in &ends {
-            values.push(match end.outcome {
-                Outcome::Copied(is_good) => u64::from(is_good),
-                Outcome::Pages(pages) => pages as u64,
+        let mut all = std::mem::take(&mut self.taken);
+        while let Some(ranks) = &mut self.ranks {
+            let mut counts = self.expected.each_ref().map(|line| {
+                let ended = line.iter().take_while(|work| self.ended.contains_key(work));
+                ended.take(TAKEN_MAX).count() as u64
             });
-            // The minimum over all ranks is rank 0's value, because all other ranks send the
-            // maximum.
-            values.push(end.read_micros.filter(|_| is_first).unwrap_or(u64::MAX));
+            ranks.min(&mut counts)?;
+            let lines = self.expected.iter_mut().zip(counts);
+            let works = lines.flat_map(|(line, count)| line.drain(..count as usize));
+            let mut ends: Vec<End> = works.filter_map(|work| self.ended.remove(&work)).collect();
+            agree(&mut **ranks, &mut ends)?;
+            all.append(&mut ends);
+            // A line that is cut to the maximum may have more.
+            if counts.iter().all(|count| *count < TAKEN_MAX as u64) {
+                break;
+            }
         }
-        ranks.min(&mut values)?;
-        let (values, _) = values.as_chunks::<2>();
-        for (end, [outcome, micros]) in ends.iter_mut().zip(values) {
-            end.outcome = match end.outcome {
-                Outcome::Copied(_) => Outcome::Copied(*outcome != 0),
-                Outcome::Pages(_) => Outcome::Pages(*outcome as usize),
-            };
-            end.read_micros = (*micros != u64::MAX).then_some(*micros);
-        }
-        Ok(ends)
+        Ok(all)
     }
+}
+
+/// Replaces outcomes and durations with the values that all ranks use.
+fn agree(ranks: &mut dyn Ranks, ends: &mut [End]) -> Result<(), RanksError> {
+    if ends.is_empty() {
+        return Ok(());
+    }
+    let is_first = ranks.rank() == 0;
+    let mut values = Vec::new();
+    for end in &*ends {
+        values.push(match end.outcome {
+            Outcome::Copied(is_good) => u64::from(is_good),
+            Outcome::Pages(pages) => pages as u64,
+        });
+        // The minimum over all ranks is rank 0's value, because all other ranks send the maximum.
+        values.push(end.read_micros.filter(|_| is_first).unwrap_or(u64::MAX));
+    }
+    ranks.min(&mut values)?;
+    let (values, _) = values.as_chunks::<2>();
+    for (end, [outcome, micros]) in ends.iter_mut().zip(values) {
+        end.outcome = match end.outcome {
+            Outcome::Copied(_) => Outcome::Copied(*outcome != 0),
+            Outcome::Pages(_) => Outcome::Pages(*outcome as usize),
+        };
+        end.read_micros = (*micros != u64::MAX).then_some(*micros);
+    }
+    Ok(())
 }
