@@ -2,8 +2,8 @@
 //!
 //! There are three kinds of work: lookups, reads and writes. Lookups and writes are executed in
 //! submission order. Several reads run concurrently, each for a separate prefetch, so that a
-//! stalled read does not delay the others. Dropping the sender closes a queue; its threads then end
-//! after their current work.
+//! stalled read does not delay the others. When [`Ends`] is dropped, each thread ends after its
+//! current work, because no one receives the answer. The work left in the queues is dropped.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -41,7 +41,10 @@ pub(super) enum Work {
     },
 }
 
-struct Queues {
+/// The other ends of the threads.
+struct Ends {
+    /// Dropped first: a thread that has its answer refused takes no further work.
+    answers: Receiver<Answer>,
     asking: Sender<Work>,
     reading: Sender<Work>,
     writing: Sender<Work>,
@@ -58,8 +61,7 @@ pub const READERS: usize = 4;
 
 /// The threads.
 pub(super) struct Workers {
-    queues: Option<Queues>,
-    answers: Receiver<Answer>,
+    ends: Option<Ends>,
     threads: Vec<JoinHandle<()>>,
     woken: Arc<OnceLock<Waker>>,
     origin: Origin,
@@ -73,12 +75,12 @@ impl Workers {
         let (reading, to_read) = channel();
         let (writing, to_write) = channel();
         let mut workers = Workers {
-            queues: Some(Queues {
+            ends: Some(Ends {
+                answers,
                 asking,
                 reading,
                 writing,
             }),
-            answers,
             threads: Vec::new(),
             woken: Arc::default(),
             origin: Origin::here(),
@@ -106,10 +108,10 @@ impl Workers {
             Work::Exists { id, .. } | Work::Get { id, .. } | Work::Put { id, .. } => Some(*id),
             Work::Touch { .. } => None,
         };
-        let queue = self.queues.as_ref().map(|queues| match &work {
-            Work::Exists { .. } => &queues.asking,
-            Work::Get { .. } => &queues.reading,
-            Work::Put { .. } | Work::Touch { .. } => &queues.writing,
+        let queue = self.ends.as_ref().map(|ends| match &work {
+            Work::Exists { .. } => &ends.asking,
+            Work::Get { .. } => &ends.reading,
+            Work::Put { .. } | Work::Touch { .. } => &ends.writing,
         });
         let is_taken = queue.is_some_and(|queue| queue.send(work).is_ok());
         let outcome = Outcome::Pages(0);
@@ -123,7 +125,7 @@ impl Workers {
 
     /// The completions since the last call.
     pub(super) fn answers(&self) -> impl Iterator<Item = Answer> + '_ {
-        self.answers.try_iter()
+        self.ends.iter().flat_map(|ends| ends.answers.try_iter())
     }
 }
 
@@ -131,10 +133,10 @@ impl Drop for Workers {
     fn drop(&mut self) {
         if self.origin.is_inherited() {
             // A forked child has none of the threads, and locks may stay held forever.
-            std::mem::forget((self.queues.take(), std::mem::take(&mut self.threads)));
+            std::mem::forget((self.ends.take(), std::mem::take(&mut self.threads)));
             return;
         }
-        self.queues = None;
+        self.ends = None;
         for thread in self.threads.drain(..) {
             // The panic has already been reported. The thread's orders are never answered, but the
             // core is dropped too.

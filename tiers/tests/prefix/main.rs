@@ -6,8 +6,11 @@
     reason = "a broken expectation is the finding"
 )]
 
+mod close;
 #[path = "../../examples/engine.rs"]
 mod engine;
+#[path = "../../../tests/support/honest.rs"]
+mod honest;
 mod kills;
 mod lives;
 mod memory;

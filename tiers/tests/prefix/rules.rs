@@ -20,7 +20,7 @@ use super::engine::{PAGE, Rows, WORDS};
 use super::memory::Memory;
 use super::{PATIENCE, answer, put_of, serve, toy};
 
-fn options(l1_pages: u32, l2_pages: u32) -> PrefixOptions {
+pub fn options(l1_pages: u32, l2_pages: u32) -> PrefixOptions {
     PrefixOptions::new(&toy().model(), l1_pages, l2_pages)
 }
 
@@ -29,7 +29,7 @@ fn over(l3: &Arc<Memory>) -> PrefixCache {
 }
 
 /// An L3 with the pages of a prompt.
-fn filled(pages: usize) -> Arc<Memory> {
+pub fn filled(pages: usize) -> Arc<Memory> {
     let l3 = Arc::<Memory>::default();
     let cache = over(&l3);
     serve(&cache, &toy(), &prompt(pages));
@@ -37,7 +37,7 @@ fn filled(pages: usize) -> Arc<Memory> {
     l3
 }
 
-fn prompt(pages: usize) -> Vec<u64> {
+pub fn prompt(pages: usize) -> Vec<u64> {
     let tokens = 0..(pages * PAGE + 1) as u64;
     tokens.map(|token| token * 7 % WORDS).collect()
 }
