@@ -615,6 +615,21 @@ fn a_run_that_is_published_during_a_listing_stays_known() {
     node.close();
 }
 
+#[test]
+fn a_fetch_that_ends_at_its_deadline_lowers_the_speed() {
+    let pages = chain(1, 2 * RUN_PAGES);
+    let remote = Watched::with("model", &pages);
+    let node = Node::with(Box::new(remote.clone()), listed_once);
+    node.eventually(|| node.count("speed_bytes_per_s") > 0);
+    let speed = node.count("speed_bytes_per_s");
+    *remote.slow.lock().unwrap() = PATIENCE;
+    let found = node.store.longest_prefix(node.id, &pages[..RUN_PAGES]);
+    assert_eq!(found, RUN_PAGES);
+    node.eventually(|| node.count("failed_fetches") == 1);
+    assert!(node.count("speed_bytes_per_s") < speed);
+    node.close();
+}
+
 /// One slow fetch measures a speed at which no run is worth its fetch.
 fn is_measured_again(change: impl FnOnce(&mut AgentOptions)) {
     let pages = chain(1, 8 * RUN_PAGES);

@@ -12,6 +12,7 @@ use super::planted::{Bug, planted};
 use crate::buffer::Buffer;
 use crate::keys::Trust;
 use crate::local;
+use crate::remote::RemoteError;
 use crate::run::{self, RunName};
 
 /// Longest wait of a put for room.
@@ -48,6 +49,10 @@ impl Agent {
                 return Err(End::Gone);
             }
             Err(error) => {
+                if matches!(error, RemoteError::Deadline) {
+                    // So lookups promise less.
+                    self.measured(self.counts.of(Count::BytesFetched) - before, begin);
+                }
                 self.count(Count::FetchesFailed, 1);
                 self.failed(&error);
                 return Err(End::GivenUp);
