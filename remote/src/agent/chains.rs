@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use larder_engine::catalog::Ask;
 use larder_format::KeyPrefix;
 
 use crate::run::RunPage;
@@ -20,13 +19,8 @@ pub(super) struct Chains {
 
 impl Chains {
     /// Remembers a page.
-    pub(super) fn add(&mut self, ask: &Ask) {
-        let page = RunPage {
-            key: ask.key,
-            parent: ask.parent,
-            depth: ask.depth,
-        };
-        let prefix = ask.key.prefix();
+    pub(super) fn add(&mut self, page: RunPage) {
+        let prefix = page.key.prefix();
         if self.pages.insert(prefix, page).is_some() {
             return;
         }
@@ -77,9 +71,9 @@ mod tests {
 
     use super::*;
 
-    fn ask(number: u8, depth: u32) -> Ask {
+    fn page(number: u8, depth: u32) -> RunPage {
         let key = |number: u8| PageKey::from_bytes([number; 32]);
-        Ask {
+        RunPage {
             key: key(number),
             parent: (depth > 0).then(|| key(number - 1)),
             depth,
@@ -89,15 +83,15 @@ mod tests {
     #[test]
     fn a_run_is_whole_and_aligned() {
         let mut chains = Chains::default();
-        let asks: Vec<Ask> = (0..6).map(|at| ask(10 + at, u32::from(at))).collect();
-        asks.iter().for_each(|ask| chains.add(ask));
-        let tail = |at: usize| asks[at].key.prefix();
+        let pages: Vec<RunPage> = (0..6).map(|at| page(10 + at, u32::from(at))).collect();
+        pages.iter().for_each(|page| chains.add(*page));
+        let tail = |at: usize| pages[at].key.prefix();
         let run = chains.run(&tail(3), 2).map(|run| run.len());
         assert_eq!(run, Some(2));
         assert_eq!(chains.run(&tail(2), 2), None);
         assert_eq!(chains.run(&tail(3), 4).map(|run| run[0].depth), Some(0));
         let mut part = Chains::default();
-        asks[1..].iter().for_each(|ask| part.add(ask));
+        pages[1..].iter().for_each(|page| part.add(*page));
         assert_eq!(part.run(&tail(1), 2), None);
         assert!(part.run(&tail(3), 2).is_some());
     }

@@ -16,11 +16,11 @@ use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
-use larder_engine::catalog::Ask;
 use larder_engine::sidecar::Sidecar;
 use larder_format::{Fingerprint, PageKey};
 
 use super::chains::{Chains, PAGES_MAX};
+use crate::run::RunPage;
 
 const MAGIC: [u8; 8] = *b"LarderT1";
 const HEAD: usize = 40;
@@ -30,22 +30,27 @@ const PAGE: usize = 84;
 const LENGTH_MAX: usize = HEAD + PAGES_MAX * PAGE;
 
 /// See the module.
-pub(super) struct Memory(Sidecar);
+pub(super) struct Memory {
+    file: Sidecar,
+    /// This agent writes the file. Others read it.
+    keeps: bool,
+}
 
 impl Memory {
     /// The file of a store; `None` where there can be none.
-    pub(super) fn beside(volume: &Path) -> Option<Memory> {
-        Sidecar::beside(volume, ".touched", LENGTH_MAX).map(Memory)
+    pub(super) fn beside(volume: &Path, keeps: bool) -> Option<Memory> {
+        let file = Sidecar::beside(volume, ".touched", LENGTH_MAX)?;
+        Some(Memory { file, keeps })
     }
 
     /// The pages of the file, by namespace. None if there is no such file.
     pub(super) fn read(&self) -> HashMap<Fingerprint, Chains> {
-        match self.0.read() {
+        match self.file.read() {
             Ok(Some(bytes)) => decode(&bytes).unwrap_or_else(|| {
                 tracing::warn!(
                     "{}: no memory of puts of this release, or damaged; runs that were put before \
                      are published when they are put again",
-                    self.0.path().display()
+                    self.file.path().display()
                 );
                 HashMap::new()
             }),
@@ -57,9 +62,13 @@ impl Memory {
         }
     }
 
+    pub(super) fn keeps(&self) -> bool {
+        self.keeps
+    }
+
     /// Replaces the file.
     pub(super) fn write(&self, bytes: &[u8]) {
-        if let Err(error) = self.0.replace(bytes) {
+        if let Err(error) = self.file.replace(bytes) {
             self.complain("written", &error);
         }
     }
@@ -68,7 +77,7 @@ impl Memory {
         tracing::warn!(
             "{}: the memory of puts cannot be {done} ({error}); runs that were put before the next \
              start are published when they are put again",
-            self.0.path().display()
+            self.file.path().display()
         );
     }
 }
@@ -108,13 +117,13 @@ fn decode(bytes: &[u8]) -> Option<HashMap<Fingerprint, Chains>> {
         let (key, page) = page.split_first_chunk::<32>()?;
         let (parent, depth) = page.split_first_chunk::<32>()?;
         let depth = u32::from_le_bytes(depth.try_into().ok()?);
-        let ask = Ask {
+        let page = RunPage {
             key: PageKey::from_bytes(*key),
             parent: (depth > 0).then(|| PageKey::from_bytes(*parent)),
             depth,
         };
         let chains = all.entry(Fingerprint::from_bytes(*namespace));
-        chains.or_default().add(&ask);
+        chains.or_default().add(page);
     }
     Some(all)
 }
@@ -122,11 +131,10 @@ fn decode(bytes: &[u8]) -> Option<HashMap<Fingerprint, Chains>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run::RunPage;
 
-    fn page(at: u32) -> Ask {
+    fn page(at: u32) -> RunPage {
         let key = |at: u32| PageKey::from_bytes([u8::try_from(at).unwrap_or(0); 32]);
-        Ask {
+        RunPage {
             key: key(at + 1),
             parent: (at > 0).then(|| key(at)),
             depth: at,
@@ -135,7 +143,7 @@ mod tests {
 
     fn remembered() -> (Fingerprint, Chains) {
         let mut chains = Chains::default();
-        (0..4).for_each(|at| chains.add(&page(at)));
+        (0..4).for_each(|at| chains.add(page(at)));
         (Fingerprint::from_bytes([7; 16]), chains)
     }
 

@@ -7,7 +7,7 @@ use larder_format::{Fingerprint, PageKey};
 
 use super::Agent;
 use super::counts::Count;
-use super::memory::encode;
+use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
 use crate::remote::{Listed, RemoteError, gallop};
@@ -159,14 +159,20 @@ impl Agent {
         may
     }
 
-    /// Writes the memory of pages that were put.
+    /// Recalls the pages that were put to former owners.
+    pub(super) fn recall(&self) {
+        let recalled = self.memory.get().map(Memory::read);
+        self.desk.lock().recall(recalled.unwrap_or_default());
+    }
+
+    /// Writes the memory of pages that were put, to this owner and to former ones.
     pub(super) fn remember(&self) {
-        let Some(memory) = self.memory.get() else {
+        let Some(memory) = self.memory.get().filter(|memory| memory.keeps()) else {
             return;
         };
         let bytes = {
             let desk = self.desk.lock();
-            desk.is_in_use().then(|| encode(desk.chains()))
+            desk.has_recalled().then(|| encode(desk.chains()))
         };
         bytes.iter().for_each(|bytes| memory.write(bytes));
     }

@@ -162,14 +162,11 @@ impl Agent {
         (self.clock)()
     }
 
-    /// Recalls the pages of puts from the file beside a store, by its first volume, and keeps them
-    /// there if `keeps`. Before [`start`](Self::start).
+    /// Once this process owns the store: recalls the pages of puts from the file beside it, by its
+    /// first volume, and keeps them there if `keeps`. Before [`start`](Self::start).
     pub fn remember_beside(&self, volume: &Path, keeps: bool) {
-        if let Some(memory) = Memory::beside(volume) {
-            self.desk.lock().recall(memory.read());
-            if keeps {
-                self.memory.get_or_init(|| memory);
-            }
+        if let Some(memory) = Memory::beside(volume, keeps) {
+            self.memory.get_or_init(|| memory);
         }
     }
 

@@ -158,8 +158,13 @@ impl Agent {
     }
 
     /// Lists the remote at intervals, measures its speed, and probes it while the breaker is open.
-    /// Not before the store is in use: other processes of the node may have the same configuration.
+    /// Not before the store is in use: other processes of the node may have the same configuration,
+    /// and its owner the memory of puts.
     fn mind(&self) {
+        if !self.wait_for_use() {
+            return;
+        }
+        self.recall();
         let mut listing = self.now();
         let mut writing = listing + MEMORY_PERIOD;
         loop {

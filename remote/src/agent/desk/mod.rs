@@ -99,8 +99,9 @@ pub(super) struct Desk {
     pub(super) second: Budget,
     pub(super) hour: Budget,
     searches: Searches,
-    /// Pages of puts to a former owner, of namespaces that are not in use yet.
-    recalled: HashMap<Fingerprint, Chains>,
+    /// Pages of puts to former owners, of namespaces that are not in use yet. `None` before they
+    /// were read.
+    recalled: Option<HashMap<Fingerprint, Chains>>,
     /// This process owns the store.
     is_in_use: bool,
     /// By the decision of an operator.
@@ -142,16 +143,26 @@ impl Desk {
             second: Budget::new(options.bytes_per_second, Duration::from_secs(1), now),
             hour: Budget::new(options.requests_per_hour, hours(1), now),
             searches: Searches::default(),
-            recalled: HashMap::new(),
+            recalled: None,
             is_in_use: false,
             is_off: false,
             is_closed: false,
         }
     }
 
-    /// Pages of puts to a former owner.
-    pub(super) fn recall(&mut self, chains: HashMap<Fingerprint, Chains>) {
-        self.recalled = chains;
+    /// Pages of puts to former owners: those of this one are newer.
+    pub(super) fn recall(&mut self, mut chains: HashMap<Fingerprint, Chains>) {
+        for (namespace, space) in &mut self.spaces {
+            if let Some(former) = chains.remove(namespace) {
+                let newer = std::mem::replace(&mut space.chains, former);
+                newer.pages().for_each(|page| space.chains.add(*page));
+            }
+        }
+        self.recalled = Some(chains);
+    }
+
+    pub(super) fn has_recalled(&self) -> bool {
+        self.recalled.is_some()
     }
 
     /// The pages that puts asked to store, by namespace.
@@ -160,7 +171,8 @@ impl Desk {
             .spaces
             .iter()
             .map(|(name, space)| (*name, &space.chains));
-        used.chain(self.recalled.iter().map(|(name, chains)| (*name, chains)))
+        let recalled = self.recalled.iter().flatten();
+        used.chain(recalled.map(|(name, chains)| (*name, chains)))
     }
 
     pub(super) fn begin_use(&mut self) {
@@ -180,11 +192,13 @@ impl Desk {
         };
         let run_pages = pages_of_run(namespace, options.run_tokens);
         let pages = usize::try_from(run_pages.get()).unwrap_or(usize::MAX);
+        let recalled = self.recalled.as_mut();
+        let chains = recalled.and_then(|recalled| recalled.remove(&fingerprint));
         space.insert(Space {
             namespace: namespace.clone(),
             run_pages,
             run_bytes: object_bytes(namespace, pages) as u64,
-            chains: self.recalled.remove(&fingerprint).unwrap_or_default(),
+            chains: chains.unwrap_or_default(),
         });
         true
     }
@@ -232,7 +246,11 @@ impl Desk {
             let Some(space) = self.spaces.get_mut(&namespace) else {
                 break;
             };
-            space.chains.add(page);
+            space.chains.add(RunPage {
+                key: page.key,
+                parent: page.parent,
+                depth: page.depth,
+            });
             if options.admission == Admission::Through || planted(Bug::EagerRun) {
                 self.note(namespace, &page.key, now + options.delay, &mut noted);
             }
@@ -462,7 +480,7 @@ impl Desk {
         listing: Instant,
         writing: Instant,
     ) -> Option<Result<Chore, Instant>> {
-        if !self.is_in_use() || self.is_closed {
+        if self.is_closed {
             return None;
         }
         let (at, request) = match self.breaker.probe_at() {

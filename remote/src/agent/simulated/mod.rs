@@ -8,7 +8,7 @@
 mod remote;
 mod shelf;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,11 +20,12 @@ use parking_lot::Mutex;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
+use super::chains::Chains;
 use super::desk::Chore;
 use super::planted::{Bug, plant};
 use super::{Admission, Agent, AgentOptions};
 use crate::keys::{Keyring, SealKey, Trust};
-use crate::run::RunName;
+use crate::run::{RunName, RunPage};
 use remote::{Faulty, Mood, World};
 use shelf::Shelf;
 
@@ -392,19 +393,49 @@ fn simulate(seed: u64) {
     sim.close();
 }
 
+/// The puts of the first pages of a chain.
+fn asks(pages: usize) -> Vec<Ask> {
+    let ask = |at: usize| Ask {
+        key: key(0, at),
+        parent: at.checked_sub(1).map(|before| key(0, before)),
+        depth: at as u32,
+    };
+    (0..pages).map(ask).collect()
+}
+
+#[test]
+fn pages_of_former_owners_are_recalled_before_those_of_this_one() {
+    let sim = Sim::new(1);
+    let agent = &sim.nodes[0].agent;
+    let asks = asks(2 * RUN_PAGES);
+    let mut former = Chains::default();
+    for ask in &asks[..RUN_PAGES] {
+        former.add(RunPage {
+            key: ask.key,
+            parent: ask.parent,
+            depth: ask.depth,
+        });
+    }
+    agent.asked(sim.space, &asks[RUN_PAGES..]);
+    let mut desk = agent.desk.lock();
+    assert!(!desk.has_recalled());
+    desk.recall(HashMap::from([(sim.space, former)]));
+    assert!(desk.has_recalled());
+    let chains: Vec<_> = desk.chains().collect();
+    let [(space, chains)] = chains[..] else {
+        panic!("{} namespaces", chains.len());
+    };
+    assert_eq!(space, sim.space);
+    let pages: Vec<PageKey> = chains.pages().map(|page| page.key).collect();
+    assert!(pages.into_iter().eq(asks.iter().map(|ask| ask.key)));
+}
+
 #[test]
 fn a_search_begins_in_the_run_where_the_pages_end() {
     let sim = Sim::new(1);
     let agent = &sim.nodes[0].agent;
     let keys: Vec<PageKey> = (0..PAGES).map(|page| key(0, page)).collect();
-    let asks: Vec<Ask> = (0..RUN_PAGES + 2)
-        .map(|at| Ask {
-            key: keys[at],
-            parent: at.checked_sub(1).map(|before| keys[before]),
-            depth: at as u32,
-        })
-        .collect();
-    agent.asked(sim.space, &asks);
+    agent.asked(sim.space, &asks(RUN_PAGES + 2));
     // From the middle of the second run, whose first page is found.
     assert_eq!(agent.missed(sim.space, &keys[RUN_PAGES + 1..], 1), 0);
     let search = agent.desk.lock().next_search().expect("a search");
