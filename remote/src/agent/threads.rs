@@ -85,6 +85,11 @@ impl Threads {
     }
 }
 
+/// When the memory of objects is freed, unless there is work before.
+fn release_at() -> Option<Instant> {
+    Some(Instant::now() + MEMORY_PATIENCE)
+}
+
 impl Agent {
     fn publish_runs(&self, store: &dyn PageStore) {
         while let Some(run) = self.next_outgoing() {
@@ -94,7 +99,7 @@ impl Agent {
 
     /// Waits for a run; `None` when the agent is closed.
     fn next_outgoing(&self) -> Option<Outgoing> {
-        let (mut desk, mut has_memory) = (self.desk.lock(), true);
+        let (mut desk, mut release) = (self.desk.lock(), release_at());
         loop {
             if desk.is_closed() {
                 return None;
@@ -104,18 +109,20 @@ impl Agent {
                 Some(Err(wait)) => {
                     self.work.wait_for(&mut desk, wait);
                 }
-                None => self.idle(&mut desk, &mut has_memory),
+                None => self.idle(&mut desk, &mut release),
             }
         }
     }
 
-    /// Waits for work on objects, or until their memory was freed because none came.
-    fn idle(&self, desk: &mut MutexGuard<'_, Desk>, has_memory: &mut bool) {
-        if !*has_memory {
+    /// Waits for work on objects, or until `release`, when their memory is freed once.
+    fn idle(&self, desk: &mut MutexGuard<'_, Desk>, release: &mut Option<Instant>) {
+        let Some(until) = *release else {
             self.work.wait(desk);
-        } else if self.work.wait_for(desk, MEMORY_PATIENCE).timed_out() {
+            return;
+        };
+        if self.work.wait_until(desk, until).timed_out() {
             MutexGuard::unlocked(desk, buffer::release);
-            *has_memory = false;
+            *release = None;
         }
     }
 
@@ -127,7 +134,7 @@ impl Agent {
 
     /// Waits for a run; `None` when the agent is closed.
     fn next_incoming(&self) -> Option<Incoming> {
-        let (mut desk, mut has_memory) = (self.desk.lock(), true);
+        let (mut desk, mut release) = (self.desk.lock(), release_at());
         loop {
             if desk.is_closed() {
                 return None;
@@ -135,7 +142,7 @@ impl Agent {
             if let Some(run) = desk.next_incoming() {
                 return Some(run);
             }
-            self.idle(&mut desk, &mut has_memory);
+            self.idle(&mut desk, &mut release);
         }
     }
 
