@@ -192,8 +192,12 @@ impl Keys {
             Some(Value::Number(number)) => number
                 .as_f64()
                 .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .filter(|time| *time <= size::DURATION_MAX)
                 .map(Some)
-                .ok_or_else(|| wrong(format!("{number} is not a number of seconds"))),
+                .ok_or_else(|| {
+                    let why = "is not a number of seconds, or is more than 100 years";
+                    wrong(format!("{number} {why}"))
+                }),
             Some(other) => Err(wrong(format!(
                 "{other} is not a time: write seconds or a text such as \"500ms\""
             ))),
@@ -385,6 +389,7 @@ mod tests {
             (r#"{"path":"p","sync":1}"#, "sync"),
             (r#"{"path":"p","lease":"long"}"#, "lease"),
             (r#"{"path":"p","policy":"mru"}"#, "policy"),
+            (r#"{"path":"p","lease":1e19}"#, "lease"),
             (r#"{"path":"p","timeout":60}"#, "timeout"),
             (r#"{"path":"p","timeout":0}"#, "timeout"),
             (r#"{"path":"p","timeout":-1}"#, "timeout"),

@@ -86,6 +86,9 @@ pub enum L4Error {
          the word that it works unsigned (--l4-unsigned, l4_unsigned)"
     )]
     NoKey,
+    /// A number or a time, by its key.
+    #[error("{0} (--{option}) must be above 0", option = .0.replace('_', "-"))]
+    NotPositive(&'static str),
     /// The key file.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -102,6 +105,9 @@ impl L4Config {
     pub fn connect(&self) -> Result<Option<L4>, L4Error> {
         if self.urls.is_empty() {
             return Ok(None);
+        }
+        if let Some(key) = self.not_positive() {
+            return Err(L4Error::NotPositive(key));
         }
         let trust = match &self.key_file {
             Some(path) => Trust::Sealed(Keyring::load(path)?),
@@ -122,6 +128,20 @@ impl L4Config {
             levels: Arc::new(Levels(agents?)),
             resumed_tokens: self.is_through.then_some(self.run_tokens),
         }))
+    }
+
+    /// The key of a number or a time that must be above 0, and is not.
+    #[must_use]
+    pub fn not_positive(&self) -> Option<&'static str> {
+        let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
+        let settings = [
+            ("l4_run_tokens", self.run_tokens > 0),
+            ("l4_timeout", !self.timeout.is_zero()),
+            ("l4_refresh", !self.refresh.is_zero()),
+            ("l4_prefill_rate", self.prefill_rate.is_none_or(is_rate)),
+        ];
+        let wrong = settings.into_iter().find(|(_, is_right)| !is_right);
+        wrong.map(|(key, _)| key)
     }
 
     fn options(&self, url: &str, trust: Trust) -> AgentOptions {

@@ -72,6 +72,31 @@ impl Member {
     }
 }
 
+#[test]
+fn numbers_and_times_of_zero_are_refused_by_their_key() {
+    let refused = |change: fn(&mut L4Config)| {
+        let mut config = L4Config {
+            urls: vec!["file:///some/where".to_owned()],
+            is_unsigned: true,
+            ..L4Config::default()
+        };
+        change(&mut config);
+        let error = config.connect().err();
+        error.map_or_else(String::new, |error| error.to_string())
+    };
+    assert_eq!(refused(|_| {}), "");
+    assert!(refused(|config| config.run_tokens = 0).contains("l4_run_tokens"));
+    assert!(refused(|config| config.timeout = Duration::ZERO).contains("l4_timeout"));
+    assert!(refused(|config| config.refresh = Duration::ZERO).contains("--l4-refresh"));
+    for rate in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let config = L4Config {
+            prefill_rate: Some(rate),
+            ..L4Config::default()
+        };
+        assert_eq!(config.not_positive(), Some("l4_prefill_rate"));
+    }
+}
+
 /// The number of files below a directory.
 fn files(directory: &Path) -> usize {
     let entries = fs::read_dir(directory).unwrap();

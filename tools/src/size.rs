@@ -26,7 +26,7 @@ const UNITS: [(&str, u64); 5] = [
 const FRACTION_DIGITS_MAX: usize = 15;
 
 /// Longest duration: 100 years. A deadline so far ahead fits an `Instant`.
-const DURATION_MAX: Duration = Duration::from_secs(36_500 * 24 * 60 * 60);
+pub const DURATION_MAX: Duration = Duration::from_secs(36_500 * 24 * 60 * 60);
 
 /// A number of bytes, written `64GiB` on the command line and printed `64 GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -63,11 +63,8 @@ pub(super) fn take(keys: &mut Keys, prefill_rate: Option<f64>) -> Result<L4Confi
         refresh: keys.duration("l4_refresh")?.unwrap_or(defaults.refresh),
         prefill_rate: keys.take("l4_prefill_rate")?.or(prefill_rate),
     };
-    if config.run_tokens == 0 {
-        return Err(wrong("l4_run_tokens", "must be above 0"));
-    }
-    if config.prefill_rate.is_some_and(|rate| rate <= 0.0) {
-        return Err(wrong("l4_prefill_rate", "must be above 0"));
+    if let Some(key) = config.not_positive() {
+        return Err(wrong(key, "must be above 0"));
     }
     match (&config.key_file, config.is_unsigned) {
         (Some(_), false) | (None, true) => Ok(config),
@@ -152,6 +149,14 @@ mod tests {
             (
                 r#","l4":"s3://b","l4_unsigned":true,"l4_run_tokens":0"#,
                 "l4_run_tokens",
+            ),
+            (
+                r#","l4":"s3://b","l4_unsigned":true,"l4_refresh":0"#,
+                "l4_refresh",
+            ),
+            (
+                r#","l4":"s3://b","l4_unsigned":true,"l4_patience":1e19"#,
+                "l4_patience",
             ),
             (
                 r#","l4":"s3://b","l4_unsigned":true,"l4_admission":"all""#,

@@ -236,7 +236,7 @@ impl From<PlaceError> for Failure {
 impl From<L4Error> for Failure {
     fn from(error: L4Error) -> Failure {
         match error {
-            L4Error::NoKey => Failure::usage(error.to_string()),
+            L4Error::NoKey | L4Error::NotPositive(_) => Failure::usage(error.to_string()),
             L4Error::Key(error) => error.into(),
             L4Error::Place(error) => error.into(),
         }
