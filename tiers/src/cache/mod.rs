@@ -678,6 +678,8 @@ impl Drop for Cache {
     /// in flight.
     fn drop(&mut self) {
         if self.origin.is_inherited() {
+            // The drop of a rank ends it for the others, and waits for threads.
+            std::mem::forget(std::mem::replace(&mut self.agreed, Agreed::new(None)));
             return;
         }
         for copy in std::mem::take(&mut self.copies) {
