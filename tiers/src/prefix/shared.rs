@@ -2,7 +2,8 @@
 //!
 //! The thread sleeps while the cache is idle. While work is in flight it polls in pauses that grow
 //! from [`PAUSE_MIN`] to [`PAUSE_MAX`], because copies of a device wake no one. An answer of L3
-//! wakes it at once. Threads that wait for something of the cache poll it in the same way.
+//! wakes it at once. Threads that wait for something of the cache poll it in the same way. Every
+//! duty besides the pauses is in [`Shared::poll`], so an engine can poll instead of the thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +39,8 @@ struct Progress {
     /// Number of signals.
     count: u64,
     wakers: Vec<Waker>,
+    /// The time of the last signal.
+    last: Option<Instant>,
 }
 
 impl Signal {
@@ -48,6 +51,7 @@ impl Signal {
     fn give(&self) {
         let mut state = self.state.lock();
         state.count += 1;
+        state.last = Some(Instant::now());
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         self.changed.notify_all();
@@ -79,6 +83,14 @@ impl Signal {
     fn has_wakers(&self) -> bool {
         !self.state.lock().wakers.is_empty()
     }
+
+    /// Whether wakers have had no signal for a while. The time of one of their prefetches may be
+    /// over, which is no progress of the cache.
+    fn is_overdue(&self) -> bool {
+        let state = self.state.lock();
+        let is_late = state.last.is_none_or(|last| last.elapsed() >= PAUSE_MAX);
+        is_late && !state.wakers.is_empty()
+    }
 }
 
 impl Wake for Signal {
@@ -92,6 +104,8 @@ pub(super) struct Shared {
     /// `None` after the end.
     cache: Mutex<Option<Cache>>,
     signal: Arc<Signal>,
+    /// The time of the last report of used pages to L3.
+    told: Mutex<Instant>,
     l1: L1Pool,
     /// Whether the addresses of `l1` are those of this process.
     is_on_host: bool,
@@ -107,6 +121,7 @@ impl Shared {
             page_tokens: l1.shape().page_tokens() as usize,
             cache: Mutex::new(Some(cache)),
             signal,
+            told: Mutex::new(Instant::now()),
             l1,
             is_on_host,
             origin: Origin::here(),
@@ -144,10 +159,18 @@ impl Shared {
         Ok(result)
     }
 
-    /// Processes completions. Returns whether anything ended, and whether nothing is in flight.
+    /// Processes completions, reports used pages to L3 from time to time, and wakes requests whose
+    /// time for L3 may be over. Returns whether anything ended, and whether nothing is in flight.
     pub(super) fn poll(&self) -> Result<(bool, bool), Closed> {
-        let (ended, is_idle) = self.with(|cache| (polled(cache), cache.is_idle()))?;
-        if ended {
+        let (ended, is_idle) = self.with(|cache| {
+            let mut told = self.told.lock();
+            if told.elapsed() >= WARMTH_EVERY {
+                *told = Instant::now();
+                cache.tell_warmth();
+            }
+            (polled(cache), cache.is_idle())
+        })?;
+        if ended || self.signal.is_overdue() {
             self.signal.give();
         }
         Ok((ended, is_idle))
@@ -246,7 +269,7 @@ impl Drop for Poller {
 }
 
 fn poll_until(shared: &Shared, is_ending: &AtomicBool) {
-    let (mut pause, mut told) = (PAUSE_MIN, Instant::now());
+    let mut pause = PAUSE_MIN;
     loop {
         let seen = shared.signal.count();
         if is_ending.load(Ordering::Acquire) {
@@ -255,16 +278,11 @@ fn poll_until(shared: &Shared, is_ending: &AtomicBool) {
         let Ok((ended, is_idle)) = shared.poll() else {
             return;
         };
-        if told.elapsed() >= WARMTH_EVERY {
-            told = Instant::now();
-            let _closed = shared.with(Cache::tell_warmth);
-        }
         if ended {
             pause = PAUSE_MIN;
             continue;
         }
-        let has_wakers = shared.signal.has_wakers();
-        let is_asleep = is_idle && !has_wakers;
+        let is_asleep = is_idle && !shared.signal.has_wakers();
         shared
             .signal
             .wait(seen, (!is_asleep).then(|| Instant::now() + pause));
@@ -273,9 +291,5 @@ fn poll_until(shared: &Shared, is_ending: &AtomicBool) {
         } else {
             PAUSE_MAX.min(pause * 2)
         };
-        if has_wakers && pause == PAUSE_MAX {
-            // A prefetch may have become overdue.
-            shared.signal.give();
-        }
     }
 }

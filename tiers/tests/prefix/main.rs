@@ -14,6 +14,7 @@ mod honest;
 mod kills;
 mod lives;
 mod memory;
+mod polls;
 mod random;
 mod remotes;
 mod rules;

@@ -17,6 +17,8 @@ pub struct Memory {
     calls: AtomicUsize,
     /// No lookup is answered.
     pub is_stuck: AtomicBool,
+    /// Number of pages reported as used.
+    pub touched: AtomicUsize,
 }
 
 impl Memory {
@@ -87,5 +89,7 @@ impl L3 for Memory {
         until
     }
 
-    fn touch(&self, _: &[PageKey]) {}
+    fn touch(&self, keys: &[PageKey]) {
+        self.touched.fetch_add(keys.len(), Ordering::Relaxed);
+    }
 }
