@@ -381,6 +381,7 @@ class Backend:
         count: int,
         before: str | None = None,
         depth: int = 0,
+        is_chain: bool = True,
     ) -> list[bool]: ...
     def get_flat(
         self, pool: str, keys: Sequence[str], buffers: Sequence[tuple[int, int]]
@@ -392,6 +393,7 @@ class Backend:
         buffers: Sequence[tuple[int, int]],
         before: str | None = None,
         depth: int = 0,
+        is_chain: bool = True,
     ) -> list[bool]: ...
     def clear(self) -> int: ...
     def drain(self) -> tuple[list[tuple[int, float]], list[tuple[int, float]]]: ...

@@ -65,11 +65,6 @@ _SHAPES = (
 )
 
 
-#: Pools whose pages are of use without the pages before them. They are stored without a place in
-#: a chain: a full store refuses a page that does not fit together with all pages before it, and
-#: counts each of those as long as the page, although most of a prompt's pages have no state.
-_SINGLE = (PoolName.MAMBA.value,)
-
 #: Pools that SGLang has written by rank 0 alone where the model's own KV is replicated (`should_backup` of its hybrid cache
 #: controller), whatever they hold.
 _NEVER_WRITTEN_BY_OTHERS = (PoolName.DRAFT.value, PoolName.DRAFT_SWA.value)
@@ -120,9 +115,19 @@ def _chain(extra_info: Optional[HiCacheStorageExtraInfo]) -> tuple[Optional[str]
     return (before[-1], len(before)) if before else (None, 0)
 
 
-def _place(name: str, extra_info: Optional[HiCacheStorageExtraInfo]) -> tuple[Optional[str], int]:
-    """Where pages to store stand in their chain. SGLang stores one state of a `mamba` pool a call."""
-    return (None, 0) if name in _SINGLE else _chain(extra_info)
+def _place(
+    transfer: PoolTransfer, extra_info: Optional[HiCacheStorageExtraInfo]
+) -> tuple[Optional[str], int, bool]:
+    """Where pages to store stand in their chain, and whether they are a chain.
+
+    Pages of sliding windows and of states (`swa`, `mamba`, DeepSeek-V4's states) are none, and
+    SGLang says so: a prefix needs its last ones alone, and of a long prompt SGLang has no others. A
+    full store refuses a page of a chain that does not fit together with all pages before it, stored
+    or not, and keeps each page of a chain as long as one behind it.
+    """
+    if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
+        return None, 0, False
+    return *_chain(extra_info), True
 
 
 def _indices(host_indices: torch.Tensor) -> torch.Tensor:
@@ -397,7 +402,7 @@ class LarderHiCache(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: Optional[HiCacheStorageExtraInfo] = None,
     ) -> list[bool]:
-        return self._write("kv", keys, host_indices, extra_info)
+        return self._write("kv", keys, host_indices, *_chain(extra_info))
 
     @_answers(lambda transfers, *_, **__: {transfer.name: _all_false(transfer.keys or []) for transfer in transfers})
     def batch_set_v2(
@@ -408,7 +413,12 @@ class LarderHiCache(HiCacheStorage):
         results: dict = {}
         for transfer in transfers:
             results.setdefault(transfer.name, []).extend(
-                self._write(str(transfer.name), transfer.keys or [], transfer.host_indices, extra_info)
+                self._write(
+                    str(transfer.name),
+                    transfer.keys or [],
+                    transfer.host_indices,
+                    *_place(transfer, extra_info),
+                )
             )
         return results
 
@@ -417,17 +427,21 @@ class LarderHiCache(HiCacheStorage):
         name: str,
         keys: list[str],
         host_indices: Optional[torch.Tensor],
-        extra_info: Optional[HiCacheStorageExtraInfo],
+        before: Optional[str],
+        depth: int,
+        is_chain: bool = True,
     ) -> list[bool]:
         if not keys or host_indices is None:
             return [False] * len(keys)
         indices = _indices(host_indices)
         if name not in self._flat:
-            return self._backend.set(name, keys, indices.data_ptr(), indices.numel(), *_place(name, extra_info))
+            place = (indices.data_ptr(), indices.numel(), before, depth, is_chain)
+            return self._backend.set(name, keys, *place)
         pool = self._pools[name]
         starts = _starts(pool, keys, indices)
         pages = [pool.get_data_page(start, flat=True).contiguous() for start in starts]
-        return self._backend.set_flat(name, keys, [_memory(page) for page in pages], *_place(name, extra_info))
+        buffers = [_memory(page) for page in pages]
+        return self._backend.set_flat(name, keys, buffers, before, depth, is_chain)
 
     # --- the generic interface, for configurations without interface_v1
 

@@ -304,24 +304,49 @@ def test_a_store_that_is_full_leaves_out_old_pages_and_refuses_nothing(opened):
     assert counters["failed"] == 0
 
 
-def test_the_states_of_long_prompts_are_stored_in_a_full_store_too(opened):
+@pytest.mark.parametrize(
+    "name, window", [(PoolName.MAMBA, 1), (PoolName.SWA, 2), (PoolName.DRAFT_SWA, 2)]
+)
+def test_windows_and_states_of_long_prompts_are_stored_in_a_full_store_too(opened, name, window):
     """The store would refuse a page that does not fit together with 200 others before it."""
+    kv = pools.mha(layers=1, heads=1, page=64, pages=20)
     pool = pools.mha(layers=8, heads=8, dim=128, page=64, pages=4)
-    pools.fill(pool)
-    backend = opened(pool)
-    backend.register_mem_host_pool_v2(pool, PoolName.MAMBA)
+    backend = opened()
+    for each, named in ((kv, PoolName.KV), (pool, name)):
+        pools.fill(each)
+        backend.register_mem_host_pool_v2(each, named)
+    backend.on_host_pools_registered()
+
+    def transfer(pages, **more):
+        return PoolTransfer(name=name, keys=pages, hit_policy=PoolHitPolicy.TRAILING_PAGES, **more)
+
+    full = {"host_indices": pools.indices(pool, range(4))}
     for at in range(50):
-        backend.batch_set_v1(keys(4, f"chain {at}"), pools.indices(pool, range(4)))
+        backend.batch_set_v2([transfer(keys(4, f"chain {at}"), **full)])
     assert backend.counters()["evicted_pages"] > 0
     prompt = keys(200, "long")
-    transfer = PoolTransfer(
-        name=PoolName.MAMBA, keys=prompt[-1:], host_indices=pools.indices(pool, [1])
-    )
-    before = HiCacheStorageExtraInfo(prefix_keys=prompt[:-1])
-    dropped = backend.counters()["dropped"]
-    assert backend.batch_set_v2([transfer], before) == {PoolName.MAMBA: [True]}
-    assert backend.counters()["dropped"] == dropped
-    assert backend.batch_get_v2([transfer], before) == {PoolName.MAMBA: [True]}
+    last = {"host_indices": pools.indices(pool, range(window))}
+
+    def store():
+        """As SGLang does: node by node, and of each node the last pages."""
+        for end in range(20, 201, 20):
+            node = prompt[end - 20 : end]
+            before = HiCacheStorageExtraInfo(prefix_keys=prompt[: end - window])
+            backend.batch_set_v2([transfer(node[-window:], **last)], before)
+            before = HiCacheStorageExtraInfo(prefix_keys=prompt[: end - 20])
+            backend.batch_set_v1(node, pools.indices(kv, range(20)), before)
+
+    def restorable():
+        asked = transfer(["__placeholder__"] * window)
+        return backend.batch_exists_v2(prompt, [asked]).restorable_prefix_pages
+
+    # A slow disk has no room at times, and then has it.
+    for _ in range(20):
+        store()
+        if restorable() == list(range(20, 201, 20)):
+            break
+    assert restorable() == list(range(20, 201, 20))
+    assert backend.batch_get_v2([transfer(prompt[-window:], **last)]) == {name: [True] * window}
 
 
 # --- pools beside the KV

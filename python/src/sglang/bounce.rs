@@ -147,14 +147,15 @@ impl Arena {
     }
 
     /// Gathers pages from `memory`, some at a time, and stores them with `write`. Stops after a
-    /// page that was not stored, because later pages would be unreachable.
+    /// page that was not stored: later pages of a chain would be unreachable, and there is no room
+    /// for other pages.
     pub fn write(
         &self,
         shape: &Shape,
         keys: &[PageKey],
         memory: &[Vec<IoSlice<'_>>],
-        chain: Chain,
-        write: impl Fn(&[PageKey], &[Vec<IoSlice<'_>>], Chain) -> Vec<PutStatus>,
+        chain: Option<Chain>,
+        write: impl Fn(&[PageKey], &[Vec<IoSlice<'_>>], Option<Chain>) -> Vec<PutStatus>,
     ) -> Vec<PutStatus> {
         let mut held = self.memory.lock();
         let Some(arena) = self.grown(&mut held, shape) else {
@@ -171,7 +172,8 @@ impl Arena {
                 .take(keys_now.len())
                 .map(|page| parts(shape, page))
                 .collect();
-            let some = write(keys_now, &pages, chain.after(&keys[..at * some]));
+            let chain = chain.map(|chain| chain.after(&keys[..at * some]));
+            let some = write(keys_now, &pages, chain);
             let stop = some.iter().copied().find(|status| !status.is_present());
             statuses.extend(some);
             if let Some(why) = stop {
@@ -259,8 +261,9 @@ mod tests {
             &shape,
             &keys,
             &memory,
-            Chain::default(),
+            Some(Chain::default()),
             |keys, pages, chain| {
+                let chain = chain.unwrap();
                 seen.lock().unwrap().push((chain.before, chain.depth));
                 for (key, parts) in keys.iter().zip(pages) {
                     let parts = parts.iter().map(|part| part.to_vec()).collect();
@@ -323,12 +326,11 @@ mod tests {
         let keys: Vec<PageKey> = (0..3).map(key).collect();
         let calls = StdMutex::new(0);
         let refused = PutStatus::Refused(Refusal::NoSpace);
-        let statuses =
-            Arena::default().write(&shape, &keys, &memory, Chain::default(), |_, _, _| {
-                *calls.lock().unwrap() += 1;
-                let first = *calls.lock().unwrap() == 1;
-                vec![if first { PutStatus::Stored } else { refused }]
-            });
+        let statuses = Arena::default().write(&shape, &keys, &memory, None, |_, _, _| {
+            *calls.lock().unwrap() += 1;
+            let first = *calls.lock().unwrap() == 1;
+            vec![if first { PutStatus::Stored } else { refused }]
+        });
         assert_eq!(statuses, [PutStatus::Stored, refused, refused]);
         assert_eq!(*calls.lock().unwrap(), 2);
     }

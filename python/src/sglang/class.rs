@@ -229,7 +229,7 @@ impl Backend {
     }
 
     /// Stores pages of a pool. `address` and `count` describe SGLang's host indices.
-    #[pyo3(signature = (pool, keys, address, count, before=None, depth=0))]
+    #[pyo3(signature = (pool, keys, address, count, before=None, depth=0, is_chain=true))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn set(
         &self,
@@ -240,12 +240,13 @@ impl Backend {
         count: usize,
         before: Option<&str>,
         depth: u32,
+        is_chain: bool,
     ) -> PyResult<Vec<bool>> {
         let (asked, keys) = (keys.len()?, parse_keys(keys)?);
         // SAFETY: see `get`.
         let mut indices = unsafe { indices(address, count) };
         trim(&mut indices, asked, keys.len());
-        let chain = chain(before, depth);
+        let chain = is_chain.then(|| chain(before, depth));
         let answers = self.call(py, || self.inner.set(pool, &keys, &indices, chain));
         Ok(filled(answers, asked))
     }
@@ -272,7 +273,8 @@ impl Backend {
     }
 
     /// Stores flat pages, each (address, bytes).
-    #[pyo3(signature = (pool, keys, buffers, before=None, depth=0))]
+    #[pyo3(signature = (pool, keys, buffers, before=None, depth=0, is_chain=true))]
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn set_flat(
         &self,
         py: Python<'_>,
@@ -281,9 +283,10 @@ impl Backend {
         buffers: Vec<(usize, usize)>,
         before: Option<&str>,
         depth: u32,
+        is_chain: bool,
     ) -> PyResult<Vec<bool>> {
         let (asked, keys) = (keys.len()?, parse_keys(keys)?);
-        let chain = chain(before, depth);
+        let chain = is_chain.then(|| chain(before, depth));
         let answers = self.call(py, || {
             let buffers: Vec<&[u8]> = buffers
                 .iter()

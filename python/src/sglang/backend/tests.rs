@@ -130,7 +130,7 @@ fn a_store_is_created_for_the_largest_page_once_the_pools_are_known() {
     let page = vec![5; 22 << 20];
     let chain = keys(1, 9);
     assert_eq!(
-        backend.set_flat("mamba", &chain, &[&page], Chain::default()),
+        backend.set_flat("mamba", &chain, &[&page], Some(Chain::default())),
         [true]
     );
     assert_eq!(backend.exists("mamba", &chain, Chain::default()), 1);
@@ -205,7 +205,7 @@ fn pages_that_do_not_fit_an_existing_store_are_an_error_at_start_or_a_warning() 
         assert!(said.contains(&command), "{said}");
         if on_error == "miss" {
             let page = vec![1; 17 << 20];
-            let stored = backend.set_flat("kv", &keys(1, 3), &[&page], Chain::default());
+            let stored = backend.set_flat("kv", &keys(1, 3), &[&page], Some(Chain::default()));
             assert_eq!(stored, [false]);
             assert_eq!(count(&backend, "failed"), 1);
         }
@@ -223,12 +223,14 @@ fn pages_after_a_tail_that_was_left_out_are_left_out_too() {
     let mut memory = Memories::new(4);
     let backend = backend(directory.path(), &mut memory);
     let chain = keys(8, 1);
-    let after = |page: usize| Chain {
-        before: Some(chain[page]),
-        depth: u32::try_from(page).unwrap() + 1,
+    let after = |page: usize| {
+        Some(Chain {
+            before: Some(chain[page]),
+            depth: u32::try_from(page).unwrap() + 1,
+        })
     };
     assert_eq!(
-        backend.set("kv", &chain[..2], &[0, 1], Chain::default()),
+        backend.set("kv", &chain[..2], &[0, 1], Some(Chain::default())),
         [true; 2]
     );
     // As if there had been no room for page 3, the last page of a batch.
@@ -265,7 +267,7 @@ fn running_calls_continue_with_the_next_owner() {
     let indices: Vec<i64> = (0..8).collect();
     let chain = keys(8, 1);
     assert_eq!(
-        owner.set("kv", &chain, &indices, Chain::default()),
+        owner.set("kv", &chain, &indices, Some(Chain::default())),
         [true; 8]
     );
     std::thread::scope(|scope| {
@@ -274,7 +276,7 @@ fn running_calls_continue_with_the_next_owner() {
                 let other = keys(8, round);
                 assert_eq!(client.exists("kv", &chain, Chain::default()), 8);
                 assert_eq!(
-                    client.set("kv", &other, &indices, Chain::default()),
+                    client.set("kv", &other, &indices, Some(Chain::default())),
                     [true; 8]
                 );
                 assert_eq!(client.get("kv", &chain, &indices), [true; 8]);
@@ -316,7 +318,7 @@ fn without_a_next_owner_calls_miss_at_once_and_a_clear_waits() {
     let owner = backend(directory.path(), &mut first);
     let client = backend(directory.path(), &mut second);
     let chain = keys(2, 1);
-    let set = || client.set("kv", &chain, &[0, 1], Chain::default());
+    let set = || client.set("kv", &chain, &[0, 1], Some(Chain::default()));
     let exists = || client.exists("kv", &chain, Chain::default());
     assert_eq!(set(), [true; 2]);
     let away = Away::take(directory.path());
@@ -348,7 +350,7 @@ fn pages_cleared_before_the_store_was_attached_are_not_served() {
     let mut memory = Memories::new(2);
     {
         let before = backend(&path, &mut memory);
-        let set = before.set("kv", &chain, &[0, 1], Chain::default());
+        let set = before.set("kv", &chain, &[0, 1], Some(Chain::default()));
         assert_eq!(set, [true; 2]);
         assert!(before.close());
     }
@@ -364,7 +366,7 @@ fn pages_cleared_before_the_store_was_attached_are_not_served() {
     assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
     assert_eq!(backend.get("kv", &chain, &[0, 1]), [false; 2]);
     assert_eq!(
-        backend.set("kv", &chain, &[0, 1], Chain::default()),
+        backend.set("kv", &chain, &[0, 1], Some(Chain::default())),
         [true; 2]
     );
     assert_eq!(backend.exists("kv", &chain, Chain::default()), 2);
@@ -378,13 +380,13 @@ fn a_closed_backend_touches_nothing_and_stays_closed() {
     let backend = backend(directory.path(), &mut memory);
     let chain = keys(2, 1);
     assert_eq!(
-        backend.set("kv", &chain, &[0, 1], Chain::default()),
+        backend.set("kv", &chain, &[0, 1], Some(Chain::default())),
         [true; 2]
     );
     assert!(backend.close() && backend.close());
     assert_eq!(backend.get("kv", &chain, &[0, 1]), [false; 2]);
     assert_eq!(
-        backend.set("kv", &chain, &[0, 1], Chain::default()),
+        backend.set("kv", &chain, &[0, 1], Some(Chain::default())),
         [false; 2]
     );
     assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
@@ -397,7 +399,7 @@ fn a_close_waits_for_a_running_call_and_no_other_call_begins() {
     let mut memory = Memories::new(2);
     let backend = backend(directory.path(), &mut memory);
     let chain = keys(2, 1);
-    let store = |backend: &Backend| backend.set("kv", &chain, &[0, 1], Chain::default());
+    let store = |backend: &Backend| backend.set("kv", &chain, &[0, 1], Some(Chain::default()));
     assert_eq!(store(&backend), [true; 2]);
     let call = backend.place.read();
     let left = backend.leave().unwrap();
@@ -421,7 +423,7 @@ fn a_store_that_becomes_available_late_is_used_from_then_on() {
     let (mut before, mut after) = (Memories::new(2), Memories::new(2));
     let backend = backend(&path, &mut before);
     let chain = keys(2, 1);
-    let store = |pool| backend.set(pool, &chain, &[0, 1], Chain::default());
+    let store = |pool| backend.set(pool, &chain, &[0, 1], Some(Chain::default()));
     assert_eq!(store("kv"), [false; 2]);
     assert!(!backend.try_again());
     assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);

@@ -21,8 +21,15 @@ const PUT_BYTES: usize = 256 << 20;
 const ROOM_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Backend {
-    /// Stores pages of the host pool. Returns for each whether nothing is left to do.
-    pub fn set(&self, pool: &str, keys: &[PageKey], indices: &[i64], chain: Chain) -> Vec<bool> {
+    /// Stores pages of the host pool: a chain, or each by itself. Returns for each whether nothing
+    /// is left to do.
+    pub fn set(
+        &self,
+        pool: &str,
+        keys: &[PageKey],
+        indices: &[i64],
+        chain: Option<Chain>,
+    ) -> Vec<bool> {
         self.with_slots(pool, keys.len(), indices, |registered, pool, pages| {
             // SAFETY: SGLang keeps the pool mapped until `close` has returned that this call is
             // over, and holds the locks of these slots until the call returns.
@@ -31,13 +38,13 @@ impl Backend {
         })
     }
 
-    /// Stores flat pages. Returns for each whether nothing is left to do.
+    /// The same for flat pages.
     pub fn set_flat(
         &self,
         pool: &str,
         keys: &[PageKey],
         buffers: &[&[u8]],
-        chain: Chain,
+        chain: Option<Chain>,
     ) -> Vec<bool> {
         let lengths: Vec<usize> = buffers.iter().map(|buffer| buffer.len()).collect();
         self.with_flat(pool, keys.len(), &lengths, |registered| {
@@ -51,7 +58,7 @@ impl Backend {
         pool: &Registered,
         keys: &[PageKey],
         memory: &[Vec<IoSlice<'_>>],
-        chain: Chain,
+        chain: Option<Chain>,
     ) -> Vec<bool> {
         if self.follows_what_was_left_out(pool, keys, chain) {
             self.meters.add(Count::Dropped, keys.len());
@@ -74,9 +81,15 @@ impl Backend {
 
     /// Whether the pages before these were left out, so these would be unreachable. Detected from
     /// the keys before a batch, which SGLang passes in.
-    fn follows_what_was_left_out(&self, pool: &Registered, keys: &[PageKey], chain: Chain) -> bool {
+    fn follows_what_was_left_out(
+        &self,
+        pool: &Registered,
+        keys: &[PageKey],
+        chain: Option<Chain>,
+    ) -> bool {
+        let before = chain.and_then(|chain| chain.before);
         let mut left_out = pool.left_out.lock();
-        let follows = left_out.is_some() && *left_out == chain.before;
+        let follows = left_out.is_some() && *left_out == before;
         *left_out = if follows { keys.last().copied() } else { None };
         follows
     }
@@ -86,7 +99,7 @@ impl Backend {
         pool: &Registered,
         keys: &[PageKey],
         memory: &[Vec<IoSlice<'_>>],
-        chain: Chain,
+        chain: Option<Chain>,
         deadline: Instant,
     ) -> Vec<PutStatus> {
         let per_put = (PUT_BYTES / pool.page_bytes().max(1)).max(1);
@@ -96,7 +109,7 @@ impl Backend {
             let (way, pages) = pool.puts.next(keys.len() - at, pool.page_bytes());
             let run = at..at + pages.min(per_put);
             let begun = Instant::now();
-            let chain = chain.after(&keys[..at]);
+            let chain = chain.map(|chain| chain.after(&keys[..at]));
             let (some_keys, memory) = (&keys[run.clone()], &memory[run]);
             let some = self.write_once(pool, way, some_keys, memory, chain, deadline);
             self.count_way(way, some.len());
@@ -113,7 +126,8 @@ impl Backend {
                 .or_else(|| late(deadline));
             statuses.extend(some);
             if let Some(why) = stop {
-                // Pages behind a missing page are unreachable.
+                // Pages of a chain are unreachable behind a missing page, and there is no room for
+                // other pages either.
                 statuses.resize(keys.len(), why);
             }
         }
@@ -126,16 +140,16 @@ impl Backend {
         way: Way,
         keys: &[PageKey],
         memory: &[Vec<IoSlice<'_>>],
-        chain: Chain,
+        chain: Option<Chain>,
         deadline: Instant,
     ) -> Vec<PutStatus> {
         const GONE: PutStatus = PutStatus::Refused(Refusal::Closed);
         let Some((_store, space)) = self.space_of(pool) else {
             return vec![GONE; keys.len()];
         };
-        let write = |keys: &[PageKey], memory: &[Vec<IoSlice<'_>>], chain: Chain| {
+        let write = |keys: &[PageKey], memory: &[Vec<IoSlice<'_>>], chain| {
             let memory = memory.iter().map(Vec::as_slice);
-            let pages = chain::pages(keys, Some(chain), memory);
+            let pages = chain::pages(keys, chain, memory);
             let options = PutOptions::waiting(ROOM_PATIENCE);
             space.put_pages(&pages, options, Some(Patience::Put(deadline)))
         };

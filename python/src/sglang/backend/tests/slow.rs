@@ -110,7 +110,7 @@ fn pages_on_a_slow_disk_are_left_and_counted() {
     let (backend, speed) = slow_backend(directory.path(), server(), &mut memory);
     let chain = keys(16, 1);
     let indices: Vec<i64> = (0..16).collect();
-    let stored = backend.set("kv", &chain, &indices, Chain::default());
+    let stored = backend.set("kv", &chain, &indices, Some(Chain::default()));
     assert_eq!(stored, [true; 16]);
     speed.0.store(20 << 20, Ordering::SeqCst);
     for pages in [1, 4, 16] {
@@ -144,7 +144,7 @@ fn what_is_read_faster_than_computed_is_found_and_learnt_from() {
     let chain = keys(16, 1);
     let indices: Vec<i64> = (0..16).collect();
     assert_eq!(
-        backend.set("kv", &chain, &indices, Chain::default()),
+        backend.set("kv", &chain, &indices, Some(Chain::default())),
         [true; 16]
     );
     // As fast as memory, on any disk.
@@ -170,7 +170,7 @@ fn the_first_rank_decides_for_all() {
     let (backend, _) = slow_backend(directory.path(), other, &mut memory);
     let chain = keys(4, 1);
     assert_eq!(
-        backend.set("kv", &chain, &[0, 1, 2, 3], Chain::default()),
+        backend.set("kv", &chain, &[0, 1, 2, 3], Some(Chain::default())),
         [true; 4]
     );
     assert!(backend.worth.is_none());
