@@ -12,11 +12,14 @@ import torch
 from larder.vllm import connector, packing
 from larder.vllm.packing import Packing
 from support.vllm import keys, steps, tier
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.attention.backends.b12x import B12xPagedAttentionBackend
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
 from vllm.v1.attention.backends.rocm_attn import RocmAttentionBackend
 from vllm.v1.kv_cache_interface import FullAttentionSpec, compute_layer_kv_cache_shape_bytes
 from vllm.v1.kv_offload.base import LookupResult
+from vllm.v1.outputs import KVConnectorOutput
 
 CHAIN = keys(4)
 TOLD_LATER = {"larder_server": {"weights": "test", "tells_packing": True}}
@@ -156,11 +159,37 @@ def test_a_reset_stays_after_the_packing_is_told_again(tmp_path):
         assert engine.load(CHAIN) == (0, 0)
 
 
-def scheduler_of(engine):
+def scheduler_of(engine, ranks=1):
     """The connector of the scheduler, above these tiers."""
     made = object.__new__(connector.LarderOffloadingConnector)
-    made.connector_scheduler = SimpleNamespace(manager=engine.manager)
+    made._vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(world_size=ranks))
+    made._reported = {}
+    made.connector_scheduler = SimpleNamespace(manager=engine.manager, reports=[])
+    made.connector_scheduler.update_connector_output = lambda output: (
+        made.connector_scheduler.reports.append(output.kv_connector_worker_meta)
+    )
     return made
+
+
+def worker_of(made, monkeypatch, rank=0):
+    """The connector of a worker with these layers, after the start. It also got pages of a layer
+    that is not offloaded.
+    """
+    caches = {name: layer.kv_cache for name, layer in made.items()}
+    monkeypatch.setattr(connector.OffloadingConnector, "register_kv_caches", lambda *_: None)
+    worker = object.__new__(connector.LarderOffloadingConnector)
+    worker._vllm_config = SimpleNamespace(
+        compilation_config=SimpleNamespace(static_forward_context=made),
+        parallel_config=SimpleNamespace(rank=rank),
+    )
+    worker._kv_cache_config = SimpleNamespace(num_blocks=BLOCKS)
+    groups = [SimpleNamespace(layer_names=(name,)) for name in LAYERS]
+    worker.connector_worker = SimpleNamespace(
+        spec=SimpleNamespace(config=SimpleNamespace(groups=groups)),
+        build_connector_worker_meta=lambda: None,
+    )
+    worker.register_kv_caches(caches | {"shared": caches[LAYERS[0]]})
+    return worker
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -196,24 +225,79 @@ def test_what_nobody_knows_is_shared_with_no_other_start(tmp_path, kind):
 
 def test_a_worker_describes_the_pages_that_are_offloaded(monkeypatch):
     made = layers(FlashAttentionBackend)
-    caches = {name: layer.kv_cache for name, layer in made.items()}
-    monkeypatch.setattr(connector.OffloadingConnector, "register_kv_caches", lambda *_: None)
-    worker = object.__new__(connector.LarderOffloadingConnector)
-    worker._vllm_config = SimpleNamespace(
-        compilation_config=SimpleNamespace(static_forward_context=made)
-    )
-    worker._kv_cache_config = SimpleNamespace(num_blocks=BLOCKS)
-    groups = [SimpleNamespace(layer_names=(name,)) for name in LAYERS]
-    worker.connector_worker = SimpleNamespace(
-        spec=SimpleNamespace(config=SimpleNamespace(groups=groups))
-    )
-    worker.register_kv_caches(caches | {"shared": caches[LAYERS[0]]})
+    worker = worker_of(made, monkeypatch)
     release = connector.vllm.__version__
     pages = worker.get_handshake_metadata()
     assert pages == connector.Pages(described(made, release=release))
     # It goes to the scheduler's process.
     assert pickle.loads(pickle.dumps(pages)) == pages
-    # Inside a `MultiConnector` its answer would replace another connector's.
+    assert worker.build_connector_worker_meta() is None
+
+
+class Other:
+    """Another connector of a `MultiConnector`, with a handshake of its own."""
+
+    def get_handshake_metadata(self):
+        return "theirs"
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata):
+        assert set(metadata.values()) == {"theirs"}
+
+    def build_connector_worker_meta(self):
+        return None
+
+    def update_connector_output(self, output):
+        assert output.kv_connector_worker_meta is None
+
+
+def test_a_multi_connector_knows_the_statistics_of_larders_by_its_name():
+    """They reach the process that logs them as a dictionary; an exception would end the server."""
+    stats = {"LarderOffloadingConnector": {}}
+    assert set(MultiConnector.build_kv_connector_stats(stats).data) == set(stats)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["after another", "before another"])
+def test_inside_a_multi_connector_the_workers_tell_it_after_a_step(tmp_path, monkeypatch, order):
+    def inside(one):
+        multi = object.__new__(MultiConnector)
+        multi._connectors = [Other(), one][::order]
+        return multi
+
+    made = layers(FlashAttentionBackend)
+    workers = [worker_of(made, monkeypatch, rank) for rank in range(2)]
+    handshake = {(0, rank): worker.get_handshake_metadata() for rank, worker in enumerate(workers)}
+    with steps(tier(tmp_path, **TOLD_LATER)) as engine:
+        scheduler_of(engine).set_xfer_handshake_metadata_pp_aware(handshake)
+        assert engine.store(CHAIN) == 4
+
     monkeypatch.setattr(connector, "has_kv_transfer_group", lambda: True)
-    monkeypatch.setattr(connector, "get_kv_transfer_group", lambda: object())
-    assert worker.get_handshake_metadata() is None
+    groups = [inside(worker) for worker in workers]
+
+    def step(scheduler, jobs):
+        """A step in which these jobs end, each on the worker of its index."""
+        reports = []
+        for group, worker, job in zip(groups, workers, jobs, strict=True):
+            monkeypatch.setattr(connector, "get_kv_transfer_group", lambda group=group: group)
+            ended = OffloadingWorkerMetadata({job: 1}) if job else None
+            worker.connector_worker.build_connector_worker_meta = lambda ended=ended: ended
+            report = group.build_connector_worker_meta()
+            reports += [pickle.loads(pickle.dumps(report))] if report else []
+        merged = reports[0].aggregate(reports[1]) if len(reports) == 2 else (reports or [None])[0]
+        output = KVConnectorOutput(kv_connector_worker_meta=merged)
+        scheduler.update_connector_output(output)
+        assert output.kv_connector_worker_meta is merged
+
+    with steps(tier(tmp_path, **TOLD_LATER)) as engine:
+        larder = scheduler_of(engine, ranks=2)
+        scheduler = inside(larder)
+        monkeypatch.setattr(connector, "get_kv_transfer_group", lambda: groups[0])
+        told = {(0, rank): group.get_handshake_metadata() for rank, group in enumerate(groups)}
+        scheduler.set_xfer_handshake_metadata_pp_aware(told)
+        assert engine.load(CHAIN) == (0, 0)
+        for jobs in ((0, 7), (7, 7), (8, 0), (0, 0)):
+            step(scheduler, jobs)
+            # What a server outside of a `MultiConnector` stored is found too.
+            engine.forget()
+            assert engine.load(CHAIN) == (4, 4)
+        ended = [report and report.completed_jobs for report in larder.connector_scheduler.reports]
+        assert ended == [{7: 1}, {7: 2}, {8: 1}, None]

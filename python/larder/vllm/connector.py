@@ -1,17 +1,25 @@
 """vLLM's ``OffloadingConnector`` with the facts of the server that a tier cannot see: above all,
 which weights it has loaded, and how its pages are packed.
+
+The workers describe the packing in vLLM's handshake, before the first request. A ``MultiConnector``
+hands the first answer of its connectors to all of them, so inside one they describe it in what each
+connector's workers report after a step of the model. That comes after the first requests.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import vllm
 from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
@@ -22,13 +30,33 @@ from larder.vllm.settings import SERVER_KEY, Server
 
 logger = logging.getLogger(__name__)
 
+#: The name of the connector below, also in configurations.
+_NAME = "LarderOffloadingConnector"
+
 
 @dataclass(frozen=True)
 class Pages(KVConnectorHandshakeMetadata):
-    """What a worker tells the scheduler before the first request."""
+    """What a worker tells the scheduler."""
 
     #: None if the worker does not know it.
     described: Optional[packing.Described]
+
+
+@dataclass
+class Report(KVConnectorWorkerMetadata):
+    """What workers inside a ``MultiConnector`` report after a step."""
+
+    #: The report of vLLM's connector.
+    of_vllm: Optional[KVConnectorWorkerMetadata]
+    #: By rank: pages that were not told before.
+    pages: dict[int, Pages] = field(default_factory=dict)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> Report:
+        assert isinstance(other, Report)
+        of_vllm = self.of_vllm or other.of_vllm
+        if self.of_vllm and other.of_vllm:
+            of_vllm = self.of_vllm.aggregate(other.of_vllm)
+        return Report(of_vllm, self.pages | other.pages)
 
 
 class LarderOffloadingConnector(OffloadingConnector):
@@ -44,6 +72,10 @@ class LarderOffloadingConnector(OffloadingConnector):
             _inform(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)
         self._pages: Optional[Pages] = None
+        #: Whether a report has the pages.
+        self._has_reported = False
+        #: By rank: the pages of reports.
+        self._reported: dict[int, Pages] = {}
 
     # --- in a worker
 
@@ -58,6 +90,7 @@ class LarderOffloadingConnector(OffloadingConnector):
                 self._kv_cache_config.num_blocks,
             )
         )
+        self._has_reported = False
 
     def _layers(self) -> list[str]:
         """The layers whose pages are offloaded."""
@@ -65,24 +98,56 @@ class LarderOffloadingConnector(OffloadingConnector):
         return [name for group in groups for name in group.layer_names]
 
     def get_handshake_metadata(self) -> Optional[KVConnectorHandshakeMetadata]:
-        """The pages. None inside a ``MultiConnector``, which hands the first answer to all of its
-        connectors: the answer of another connector would be lost.
+        """The pages. None inside a ``MultiConnector``: the answer of another connector would be
+        lost.
         """
-        if has_kv_transfer_group() and get_kv_transfer_group() is not self:
-            return None
-        return self._pages
+        return None if self._is_inside() else self._pages
+
+    def build_connector_worker_meta(self) -> Optional[KVConnectorWorkerMetadata]:
+        """The report of vLLM's connector; inside a ``MultiConnector`` the first one has the pages
+        too.
+        """
+        of_vllm = super().build_connector_worker_meta()
+        if not self._is_inside():
+            return of_vllm
+        pages = {}
+        if self._pages is not None and not self._has_reported:
+            pages[self._vllm_config.parallel_config.rank] = self._pages
+            self._has_reported = True
+        return Report(of_vllm, pages) if of_vllm or pages else None
+
+    def _is_inside(self) -> bool:
+        """Whether the worker's connector is another one, which has this one."""
+        return has_kv_transfer_group() and get_kv_transfer_group() is not self
 
     # --- in the scheduler
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Hands over what the workers have said, before the first request."""
-        ranks = {rank: told for rank, told in metadata.items() if isinstance(told, Pages)}
-        if not ranks or len(ranks) != len(metadata):
-            return
+        if metadata and all(isinstance(told, Pages) for told in metadata.values()):
+            self._hand_over(metadata)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Hands over the pages of reports, once there are those of all workers."""
+        report = connector_output.kv_connector_worker_meta
+        if isinstance(report, Report):
+            connector_output.kv_connector_worker_meta = report.of_vllm
+            self._reported |= report.pages
+            workers = self._vllm_config.parallel_config.world_size
+            if report.pages and len(self._reported) == workers:
+                self._hand_over(self._reported)
+        super().update_connector_output(connector_output)
+
+    def _hand_over(self, ranks: dict[Any, Pages]) -> None:
         told = _packing({rank: pages.described for rank, pages in ranks.items()})
         for tier in self.connector_scheduler.manager.secondary_tiers:
             if hasattr(tier, "tell_packing"):
                 tier.tell_packing(told)
+
+
+# A `MultiConnector` finds the statistics of its connectors by their names, among those registered.
+if _NAME not in KVConnectorFactory._registry:
+    KVConnectorFactory.register_connector(_NAME, "larder.vllm", _NAME)
 
 
 def _packing(ranks: dict[Any, Optional[packing.Described]]) -> packing.Packing:

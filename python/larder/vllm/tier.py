@@ -166,8 +166,8 @@ class LarderTier(SecondaryTierManager):
         self._keeper.start(link)
 
     def tell_packing(self, packing: Packing) -> None:
-        """How pages are packed. The connector calls it before the first request, and with the same
-        packing after each sleep.
+        """How pages are packed. The connector calls it before the first request, inside a
+        ``MultiConnector`` after the first step, and with the same packing after each sleep.
         """
         try:
             if packing == self._keeper.marks.packing:
@@ -407,11 +407,6 @@ class LarderTier(SecondaryTierManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         """Chunks are offered as they are computed."""
         try:
-            if self._keeper.marks.packing is None and self._is_due("packing"):
-                logger.warning(
-                    "larder: vLLM's workers have not said how pages are packed: nothing is found "
-                    "and nothing is stored"
-                )
             self._chains[req_context.req_id] = Chain()
         except Exception:
             self._caught("on_new_request")
@@ -420,6 +415,12 @@ class LarderTier(SecondaryTierManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forgets a request: pages that failed for it may be tried for the next."""
         try:
+            # Inside a `MultiConnector` it is not known before the first step.
+            if self._keeper.marks.packing is None and self._is_due("packing"):
+                logger.warning(
+                    "larder: vLLM's workers have not said how pages are packed: nothing is found "
+                    "and nothing is stored until they do"
+                )
             self._chains.pop(req_context.req_id, None)
             self._failed.pop(req_context.req_id, None)
             self._lookups.forget(req_context.req_id)

@@ -1,7 +1,8 @@
 """A real vLLM engine in this process. Reads commands from standard input, a JSON list a line, and
 answers each with a line of JSON.
 
-serve.py MODEL TIER        TIER: the tier's configuration as JSON, or null for an engine without offloading
+serve.py MODEL TIER        TIER: the tier's configuration as JSON, or null for an engine without
+                           offloading; with "inside" its connector is one of a MultiConnector's
 
 ["prompt", SEED]           generates after a prompt of 1,000 tokens: cached tokens, tokens, log-probabilities
 ["settle"]                 steps until nothing is being stored
@@ -46,12 +47,11 @@ def engine(model, tier):
 
     transfer = None
     if tier is not None:
+        is_inside = tier.pop("inside", False)
         transfer = {
             "kv_connector": "LarderOffloadingConnector",
             "kv_connector_module_path": "larder.vllm",
             "kv_role": "kv_both",
-            # Names its memory in /dev/shm, which a killed engine leaves behind.
-            "engine_id": f"larder-test-{os.getpid()}",
             "kv_connector_extra_config": {
                 "spec_name": "CpuTieringSpec",
                 "spec_module_path": "support.vllm_cpu",
@@ -59,6 +59,14 @@ def engine(model, tier):
                 "secondary_tiers": [{"type": "larder"} | tier],
             },
         }
+        if is_inside:
+            transfer = {
+                "kv_connector": "MultiConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {"connectors": [transfer]},
+            }
+        # Names its memory in /dev/shm, which a killed engine leaves behind.
+        transfer["engine_id"] = f"larder-test-{os.getpid()}"
     is_hybrid = "hybrid" in Path(model).name
     return LLM(
         model=model,
@@ -83,8 +91,10 @@ class Served:
         self.requests = []
         self.tier = None
         if tier is not None:
-            manager = self.core.scheduler.connector.connector_scheduler.manager
-            self.tier = manager.secondary_tiers[0]
+            connector = self.core.scheduler.connector
+            (connector,) = getattr(connector, "sub_connectors", [connector])
+            self.manager = connector.connector_scheduler.manager
+            self.tier = self.manager.secondary_tiers[0]
             inherited = self.tier.on_new_request
 
             def on_new_request(context):
@@ -111,10 +121,9 @@ class Served:
         """Short prompts make steps: an idle engine makes none."""
         from vllm import SamplingParams
 
-        manager = self.core.scheduler.connector.connector_scheduler.manager
         requests = list(self.requests)
         steps, before = 0, None
-        while manager.has_pending_work() or before != self.counts():
+        while self.manager.has_pending_work() or before != self.counts():
             before = self.counts()
             self.llm.generate(
                 [{"prompt_token_ids": [3, 4, 5]}],

@@ -210,6 +210,24 @@ def test_a_reset_for_new_weights_forgets_until_the_restart(tmp_path, start):
     assert engine.ask("counts")["resets"] == 1
 
 
+def test_inside_a_multi_connector_the_second_prompt_is_served_after_a_restart(
+    tmp_path, start, plain
+):
+    store = tmp_path / "store"
+    first = start("first", store, inside=True).ready()
+    for seed in PROMPTS[:2]:
+        first.ask("prompt", seed)
+        first.ask("settle")
+    assert first.ask("counts")["stored_chunks"] == 2 * WHOLE // 32
+    first.kill()
+    second = start("second", store, inside=True).ready()
+    answers = [second.ask("prompt", seed) for seed in PROMPTS[:2]]
+    # The workers tell how pages are packed after the first step.
+    assert [answer["cached"] for answer in answers] == [0, WHOLE]
+    assert same(answers[1:], plain["full"][1:2])
+    assert second.ask("counts")["errors"] == 0
+
+
 def test_a_hybrid_model_is_served_after_a_restart(tmp_path, start, plain):
     store = tmp_path / "store"
     first = start("first", store, model="hybrid").ready()
