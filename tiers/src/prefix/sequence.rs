@@ -282,7 +282,9 @@ impl Sequence {
         if is_broken {
             return Err(Broken.into());
         }
-        Ok(is_over && self.is_loaded())
+        // A load that has failed since the poll has broken the sequence, which the next poll finds.
+        let mut outcomes = self.gates.iter().map(LayerTickets::outcome);
+        Ok(is_over && outcomes.all(|outcome| outcome == Some(Ok(()))))
     }
 
     /// Ends the sequence and keeps its computed whole pages. Returns the number of their tokens.

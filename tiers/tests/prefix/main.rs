@@ -18,6 +18,7 @@ mod polls;
 mod random;
 mod remotes;
 mod rules;
+mod verify;
 
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,81 @@
+//! Verifications of output behind loads that fail.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Wake, Waker};
+use std::time::Instant;
+
+use larder_kernels::host::Moment;
+use larder_kernels::{DeviceError, Direction, HostDevice, LayerTickets, Ticket};
+use larder_tiers::Ask;
+use larder_tiers::prefix::{L1Memory, SequenceError};
+
+use super::engine::PAGE;
+use super::honest::eventually;
+use super::rules::{options, prompt};
+use super::{PATIENCE, serve, toy};
+
+/// Lets a load fail, and waits until it has.
+struct Fails {
+    may_fail: Arc<AtomicBool>,
+    gates: Mutex<Vec<LayerTickets>>,
+}
+
+impl Wake for Fails {
+    fn wake(self: Arc<Self>) {
+        self.may_fail.store(true, Ordering::Release);
+        let gates = self.gates.lock().unwrap();
+        eventually("the load fails", || {
+            gates.iter().all(|gate| gate.outcome().is_some())
+        });
+    }
+}
+
+#[test]
+fn a_load_that_fails_during_a_verification_is_not_verified() {
+    let may_fail = Arc::new(AtomicBool::new(false));
+    let is_free = may_fail.clone();
+    let device = HostDevice::with_faults(Box::new(move |moment| {
+        if moment != Moment::Copy(Direction::Load, 1) {
+            return Ok(());
+        }
+        eventually("the test lets the load fail", || {
+            is_free.load(Ordering::Acquire)
+        });
+        Err(DeviceError::Closed)
+    }));
+    let options = options(10, 20).with(|o| {
+        o.polls_itself = false;
+        o.l1 = Some(L1Memory::Host(device.unwrap()));
+    });
+    let cache = options.over(None).unwrap();
+    serve(&cache, &toy(), &prompt(3));
+    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    cache.evict(10).unwrap();
+    let mut loading = cache.begin(&prompt(3)).unwrap();
+    assert_eq!(
+        (loading.cached().l2, loading.is_loaded()),
+        (3 * PAGE, false)
+    );
+    let gates = loading.pages().unwrap().gates().to_vec();
+    let other: Vec<u64> = prompt(3).into_iter().rev().collect();
+    let mut running = cache.begin(&other).unwrap();
+    let (promise, ticket) = Ticket::promised();
+    running.computed_by(PAGE, &ticket).unwrap();
+    // A future without room is woken by the progress of the verification.
+    let gates = Mutex::new(gates);
+    let waker = Waker::from(Arc::new(Fails { may_fail, gates }));
+    let mut asked = pin!(cache.ask(&Ask::new(&prompt(8)[1..])).unwrap());
+    let mut context = Context::from_waker(&waker);
+    assert!(asked.as_mut().poll(&mut context).is_pending());
+    promise.settle(Ok(()));
+    assert_eq!(loading.verify(), Ok(false));
+    assert!(loading.is_loaded());
+    let verified = loading.verify();
+    assert!(
+        matches!(verified, Err(SequenceError::Broken(_))),
+        "{verified:?}"
+    );
+}
