@@ -143,3 +143,53 @@ def test_a_close_does_not_wait_for_a_hung_disk_without_end(tmp_path, bad_disk):
     said = disk.run(CLOSING, tmp_path, bad_disk)
     assert "the disk has not answered" in said["error"] and 1.9 <= said["took"] < 20
     assert said["kept"] == [True, True]
+
+
+FREED = """
+from support.lmcache import *
+said = {}
+
+def fill(storage, seed):
+    # Gives all of L1 to other chunks.
+    some = keys(64, seed)
+    for at in range(64):
+        offer(storage, some[at : at + 1], seed, at)
+    return some
+
+def wrong(l1, some, seed):
+    there = {at: one for at, key in enumerate(some) if (one := l1.reserve_read([key])[key][1]) is not None}
+    said[seed] = len(there)
+    return sum(not torch.equal(one.raw_data[:CHUNK], content(seed, at)) for at, one in there.items())
+
+# The reservations of L1 lapse after a second.
+with manager(plugin(place, timeout="1s"), l1=16 << 20, write_ttl=1) as storage:
+    [l1] = storage._l1_managers_by_id.values()
+    [adapter] = storage._l2_adapters.values()
+    old = keys(4, "old")
+    offer(storage, old, "old")
+    until(lambda: len(adapter._ledger) == 4 and is_quiet(storage))
+    for seed, is_forced in (("lapsed", False), ("cleared", True)):
+        storage.clear(force=True)
+        hang_reads.touch()
+        handle = begin(storage, old)
+        until(lambda: held_reads() > 0)
+        # LMCache frees the buffers of the load.
+        until(lambda: (storage.clear(force=is_forced), l1.get_staging_memory_usage() == 0)[1])
+        some = fill(storage, seed)
+        hang_reads.unlink()
+        assert storage.wait_prefetch_status(handle, timeout=PATIENCE)
+        said["wrong " + seed] = wrong(l1, some, seed)
+    # LMCache gets all of its memory back, and loads as before.
+    until(lambda: is_quiet(storage))
+    storage.clear(force=True)
+    said["left"] = l1.get_memory_usage()[0]
+    said["again"] = fetch(storage, old, "old")
+print(json.dumps(said))
+"""
+
+
+def test_lmcache_reuses_no_buffer_of_a_load_that_the_disk_has(tmp_path, bad_disk):
+    said = disk.run(FREED, tmp_path, bad_disk)
+    assert said["lapsed"] >= 32 and said["cleared"] >= 32, "L1 was not filled"
+    assert said["wrong lapsed"] == said["wrong cleared"] == 0, "another chunk was overwritten"
+    assert said["left"] == 0 and said["again"] == [4, 4]

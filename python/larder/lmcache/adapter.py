@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch  # noqa: F401  LMCache's native module needs its libraries.
-from larder.lmcache.lanes import LEFT_OUT, Lane, Part, Task
+from larder.lmcache.lanes import LEFT_OUT, Lane, LoadTask, Part, Task
 from larder.lmcache.ledger import Entry, Ledger, Page
 from larder.lmcache.locks import Locks
 from larder.lmcache.settings import LarderL2AdapterConfig
@@ -90,6 +90,8 @@ class LarderL2Adapter(L2AdapterInterface):
     """Keeps LMCache's chunks in a Larder store, which evicts by itself.
 
     Buffers of a task belong to it until the task is handed out; no I/O writes them afterwards.
+    LMCache cannot reuse those of a load before, although its reservation lapses
+    (:class:`~larder.lmcache.lanes.LoadTask`).
     """
 
     def __init__(
@@ -166,7 +168,7 @@ class LarderL2Adapter(L2AdapterInterface):
     # --- stores
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
-        return self._transfer(self._stores, keys, objects, self._put)
+        return self._transfer(self._stores, Task, keys, objects, self._put)
 
     def _put(self, queue: Queue, part: _Buffers) -> int:
         wait = self._timeout / 2
@@ -285,7 +287,7 @@ class LarderL2Adapter(L2AdapterInterface):
     # --- loads
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
-        return self._transfer(self._loads, keys, objects, self._get)
+        return self._transfer(self._loads, LoadTask, keys, objects, self._get)
 
     def _get(self, queue: Queue, part: _Buffers) -> int:
         return queue.submit_get(
@@ -317,6 +319,7 @@ class LarderL2Adapter(L2AdapterInterface):
     def _transfer(
         self,
         lane: Lane,
+        kind: type[Task],
         keys: Sequence[ObjectKey],
         objects: Sequence[MemoryObj],
         call: Callable[[Queue, Any], int],
@@ -343,7 +346,7 @@ class LarderL2Adapter(L2AdapterInterface):
             parts.clear()
         mark = self._ledger.mark()
         return lane.submit(
-            lambda number: Task(number, keys, mark, objects, left_out), list(parts.values()), call
+            lambda number: kind(number, keys, mark, objects, left_out), list(parts.values()), call
         )
 
     def _row(self, memory: MemoryObj) -> Optional[int]:

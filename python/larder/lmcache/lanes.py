@@ -42,6 +42,10 @@ class Task:
         #: Jobs that are not finished.
         self.left = 0
 
+    def end(self) -> None:
+        """No job touches LMCache's memory any more."""
+        self.objects = None
+
     def take(self, slots: Sequence[int], space: Space, statuses: Sequence[int]) -> None:
         """The result of a job. A key that was asked for in several spaces is in the one that has
         it.
@@ -50,6 +54,26 @@ class Task:
             if self.statuses[slot] > Status.DUPLICATE:
                 self.statuses[slot] = status
                 self.spaces[slot] = space
+
+
+class LoadTask(Task):
+    """A load: LMCache cannot give its buffers to another chunk before it ends.
+
+    LMCache frees the buffers of a load that goes on when its write reservation lapses, a request is
+    aborted, or L1 is cleared. Its allocators pass over a buffer that is invalid, so the buffers are
+    invalid until no I/O writes them. Then LMCache frees them as usual; those that it has dropped
+    meanwhile are freed with their last reference, which is ours.
+    """
+
+    def __init__(self, *fields: Any, **more: Any) -> None:
+        super().__init__(*fields, **more)
+        for memory in self.objects or ():
+            memory.invalidate()
+
+    def end(self) -> None:
+        for memory in self.objects or ():
+            memory.valid = True
+        super().end()
 
 
 class Part:
@@ -125,7 +149,7 @@ class Lane:
         task.take(part.slots, part.space, [why] * len(part.slots))
 
     def _end(self, task: Task) -> None:
-        task.objects = None
+        task.end()
         self._finished[task.id] = task
 
     def _wake(self) -> None:

@@ -208,14 +208,14 @@ def plugin(path, **more):
 
 
 @contextlib.contextmanager
-def manager(*adapters, l1=64 << 20):
+def manager(*adapters, l1=64 << 20, write_ttl=600):
     memory = L1MemoryManagerConfig(
         size_in_bytes=l1, use_lazy=False, init_size_in_bytes=l1, align_bytes=4096
     )
     made = StorageManager(
         StorageManagerConfig(
             l1_manager_config=L1ManagerConfig(
-                memory_config=memory, write_ttl_seconds=600, read_ttl_seconds=300
+                memory_config=memory, write_ttl_seconds=write_ttl, read_ttl_seconds=300
             ),
             eviction_config=EvictionConfig(eviction_policy="LRU"),
             l2_adapter_config=L2AdaptersConfig(adapters=list(adapters)),
@@ -252,8 +252,8 @@ def is_quiet(storage):
     )
 
 
-def fetch(storage, some, fill, first=0):
-    """Prefetches chunks: (how many were found, how many of those have their bytes)."""
+def begin(storage, some):
+    """Begins to prefetch chunks."""
     row = GroupedObjectKeys(
         keys=some,
         object_group_id=0,
@@ -266,7 +266,12 @@ def fetch(storage, some, fill, first=0):
         fetching_policy="prefix",
         lock_mode=PrefetchLockMode.LOCK,
     )
-    handle = storage.submit_prefetch_task(spec)
+    return storage.submit_prefetch_task(spec)
+
+
+def fetch(storage, some, fill, first=0):
+    """Prefetches chunks: (how many were found, how many of those have their bytes)."""
+    handle = begin(storage, some)
     assert storage.wait_prefetch_status(handle, timeout=PATIENCE)
     found = storage.query_prefetch_status(handle).hit_cells[0].popcount()
     if not found:
