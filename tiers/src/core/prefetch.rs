@@ -306,8 +306,9 @@ impl Core {
             PrefetchPolicy::WaitComplete => false,
             PrefetchPolicy::Timeout => {
                 let tokens = claim.wanted() as u64 * u64::from(self.page_tokens.get());
-                let allowed =
-                    config.timeout_base_us + config.timeout_per_1024_tokens_us * tokens / 1024;
+                let per_1024 = config.timeout_per_1024_tokens_us;
+                let for_tokens = per_1024.saturating_mul(tokens) / 1024;
+                let allowed = config.timeout_base_us.saturating_add(for_tokens);
                 let since = *prefetch.blocked_since.get_or_insert(now);
                 now.saturating_sub(since) > allowed
             }

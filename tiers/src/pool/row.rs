@@ -66,7 +66,8 @@ impl Row {
     /// in the partly filled last page.
     #[must_use]
     pub fn pages_short(&self, more: usize) -> usize {
-        let needed = (self.tokens + more).div_ceil(self.page_tokens.get() as usize);
+        let tokens = self.tokens.saturating_add(more);
+        let needed = tokens.div_ceil(self.page_tokens.get() as usize);
         needed - self.pages.len()
     }
 
@@ -235,6 +236,7 @@ mod tests {
         let mut row = row(4);
         row.extend(&mut pool, 5).unwrap();
         assert_eq!(row.extend(&mut pool, 4), None);
+        assert_eq!(row.extend(&mut pool, usize::MAX), None);
         assert_eq!((row.tokens(), row.pages().len()), (5, 2));
         pool.free(&row.into_own_pages()).unwrap();
         assert_eq!(pool.free_pages(), 2);

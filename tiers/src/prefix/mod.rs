@@ -89,7 +89,7 @@ pub use options::{L1Memory, Model, PrefixOptions};
 pub use sequence::{Cached, Sequence};
 pub use waiting::{Ask, Begin, Waiting};
 
-use shared::{Poller, Shared};
+use shared::{Poller, Shared, after};
 
 /// See the module documentation. All calls may come from any thread.
 pub struct PrefixCache {
@@ -225,7 +225,7 @@ impl PrefixCache {
     pub fn close(mut self) -> Result<(), CloseError> {
         self.poller = None;
         let _warm = self.shared.with(Cache::tell_warmth);
-        let is_settled = self.settle(Instant::now() + self.close_wait);
+        let is_settled = self.settle(after(self.close_wait));
         let left = self.with_core(|core| (core.orders_out(), core.inserts_pending()));
         self.shared.end();
         self.l4 = None;

@@ -14,7 +14,7 @@ use larder_remote::l4::{L4, L4Config};
 use super::PrefixCache;
 use super::error::OpenError;
 use super::shared::{Poller, Shared};
-use crate::cache::{Cache, Parts};
+use crate::cache::{Cache, CacheError, Parts};
 use crate::config::Config;
 use crate::l3::{L3, StoreL3, page_shape};
 
@@ -163,6 +163,7 @@ impl PrefixOptions {
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
         let (shape, config) = (self.model.shape, self.config);
+        config.check().map_err(CacheError::from)?;
         let (is_on_host, device, l1) = match self.l1 {
             Some(L1Memory::Pool(device, l1)) => (false, device, l1),
             Some(L1Memory::Host(device)) => host_l1(device, &shape, &config)?,
@@ -194,7 +195,7 @@ impl PrefixOptions {
 type HostL1 = (bool, Arc<dyn Device>, L1Pool);
 
 fn host_l1(device: HostDevice, shape: &KvShape, config: &Config) -> Result<HostL1, OpenError> {
-    let l1 = device.alloc_l1(shape, config.l1_pages.saturating_add(1))?;
+    let l1 = device.alloc_l1(shape, config.l1_pages + 1)?;
     Ok((true, Arc::new(device), l1))
 }
 

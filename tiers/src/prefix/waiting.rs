@@ -9,7 +9,7 @@ use larder_kernels::Ticket;
 
 use super::error::BeginError;
 use super::sequence::{Cached, Sequence};
-use super::shared::Shared;
+use super::shared::{Shared, after};
 use crate::cache::Cache;
 use crate::core::{LoadBack, PrefetchId, PrefetchState};
 use crate::prompt::{Prompt, Scope};
@@ -93,7 +93,8 @@ impl Waiting {
         if ask.tokens.is_empty() {
             return Err(BeginError::Empty);
         }
-        let pages = (ask.tokens.len() + ask.reserved).div_ceil(shared.page_tokens());
+        let slots = ask.tokens.len().saturating_add(ask.reserved);
+        let pages = slots.div_ceil(shared.page_tokens());
         let (prompt, prefetch) = shared.with(|cache| {
             let l1_pages = cache.core().config().l1_pages;
             if pages > l1_pages as usize {
@@ -135,7 +136,7 @@ impl Waiting {
     /// # Errors
     /// L1 has no room by then. Or the cache is closed.
     pub fn begin_within(mut self, wait: Duration) -> Result<Sequence, BeginError> {
-        let deadline = Instant::now() + wait;
+        let deadline = after(wait);
         let shared = self.shared.clone();
         let begun = shared.wait(deadline, |cache| {
             let is_over = Instant::now() >= deadline;

@@ -349,3 +349,35 @@ fn pages_that_the_queue_of_l3_refused_are_written_later() {
     assert_eq!(l3.len(), 9);
     assert!(cache.stats().unwrap().put_delayed > 0);
 }
+
+#[test]
+fn values_at_the_ends_of_their_ranges_neither_panic_nor_wrap() {
+    let l3 = filled(3);
+    let options = || {
+        options(20, 40).with(|o| {
+            (o.begin_wait, o.close_wait) = (Duration::MAX, Duration::MAX);
+            o.config.prefetch.timeout_base_us = u64::MAX;
+            o.config.prefetch.timeout_per_1024_tokens_us = u64::MAX;
+        })
+    };
+    let cache = options().over(Some(l3)).unwrap();
+    let ask = |reserved| cache.ask(&Ask::new(&prompt(3)).reserved(reserved));
+    assert!(matches!(
+        ask(usize::MAX).err(),
+        Some(BeginError::TooLong { l1_pages: 20, .. })
+    ));
+    let sequence = ask(0).unwrap().begin_within(Duration::MAX).unwrap();
+    assert_eq!(sequence.cached().l3, 3 * PAGE);
+    drop(sequence);
+    serve(&cache, &toy(), &prompt(3));
+    cache.close().unwrap();
+    let fields = [
+        options().with(|o| o.config.l1_pages = u32::MAX),
+        options().with(|o| o.config.l2_pages = u32::MAX),
+    ]
+    .map(|options| match options.over(None) {
+        Err(OpenError::Cache(CacheError::Config(error))) => error.field,
+        other => panic!("{:?}", other.map(drop)),
+    });
+    assert_eq!(fields, ["l1_pages", "l2_pages"]);
+}
