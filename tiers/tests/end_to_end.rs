@@ -6,6 +6,7 @@ mod support;
 
 use std::path::Path;
 use std::process::Command;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -13,8 +14,8 @@ use larder_engine::{CreateOptions, GetPage, OpenOptions, PageStore, PutPage, Sto
 use larder_format::PageKey;
 use larder_kernels::host::{Faults, Moment};
 use larder_kernels::{
-    ChunkAt, Device, DeviceError, Direction, HostDevice, HostMemory, KvShape, Layout, Ticket,
-    pool_bytes,
+    ChunkAt, Device, DeviceError, Direction, ForeignStream, Gated, HostDevice, HostMemory, KvShape,
+    L1Pool, L2Pool, LayerTickets, Layout, Refused, Tensors, Ticket, Transfer, pool_bytes,
 };
 use larder_tiers::cache::Time;
 use larder_tiers::config::{PrefetchPolicy, WritePolicy};
@@ -568,4 +569,97 @@ fn reads_without_pages_do_not_make_l3_look_fast() {
     );
     let declined = PrefetchState::Declined(Declined::BreakEven);
     assert_eq!(prefetch(200), declined);
+}
+
+/// A device whose loads never end. As on a GPU, they hold no reference to their memory.
+struct Hung(HostDevice);
+
+impl Device for Hung {
+    fn name(&self) -> String {
+        "hung".to_owned()
+    }
+
+    fn register(
+        &self,
+        memory: HostMemory,
+        layout: Layout,
+        shape: &KvShape,
+        pages: u32,
+    ) -> Result<L2Pool, DeviceError> {
+        self.0.register(memory, layout, shape, pages)
+    }
+
+    fn alloc_l1(&self, shape: &KvShape, pages: u32) -> Result<L1Pool, DeviceError> {
+        self.0.alloc_l1(shape, pages)
+    }
+
+    fn adopt_l1(&self, _: Tensors, _: &KvShape, _: u32) -> Result<L1Pool, DeviceError> {
+        Err(DeviceError::Closed)
+    }
+
+    fn load(&self, transfer: Transfer, _: &Ticket) -> Result<Gated<Transfer>, Refused> {
+        let (promise, ticket) = Ticket::promised();
+        std::mem::forget(promise);
+        Ok(Gated::free(transfer).behind(LayerTickets::whole(ticket)))
+    }
+
+    fn store(&self, transfer: Transfer, after: &Ticket) -> Result<Gated<Transfer>, Refused> {
+        self.0.store(transfer, after)
+    }
+
+    fn record(&self, _: ForeignStream) -> Result<Ticket, DeviceError> {
+        Err(DeviceError::NoStreams)
+    }
+
+    fn hold(&self, _: ForeignStream, _: &Ticket) -> Result<(), DeviceError> {
+        Err(DeviceError::NoStreams)
+    }
+
+    unsafe fn read_l1(&self, _: &L1Pool, _: ChunkAt, _: &mut [u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::Closed)
+    }
+
+    unsafe fn write_l1(&self, _: &L1Pool, _: ChunkAt, _: &[u8]) -> Result<(), DeviceError> {
+        Err(DeviceError::Closed)
+    }
+}
+
+#[test]
+fn memory_of_a_load_whose_forward_never_ends_is_not_freed() {
+    let shape = KvShape::mha(2, 1, 8, 1, 4).unwrap();
+    let config = config(&shape);
+    let (token, pages) = (Arc::new(()), config.l2_pages + 1);
+    let bytes: &'static mut [u8] = Vec::leak(vec![0; pool_bytes(&shape, pages) as usize]);
+    let (start, length) = (NonNull::from(&mut *bytes).cast(), bytes.len());
+    // SAFETY: the bytes stay for ever, and only the pool uses them.
+    let memory = unsafe { HostMemory::new(start, length, Box::new(token.clone())) };
+    let device = Hung(HostDevice::new().unwrap());
+    let parts = Parts {
+        l1: device.alloc_l1(&shape, config.l1_pages + 1).unwrap(),
+        l2: device
+            .register(memory, Layout::PageFirst, &shape, pages)
+            .unwrap(),
+        device: Arc::new(device),
+        l3: None,
+        ranks: None,
+    };
+    let mut cache = Cache::new(config, parts).unwrap();
+    let begin = |cache: &mut Cache, first: u64| {
+        let prompt = cache.prompt(&Scope::default(), first..first + 9).unwrap();
+        cache.start(prompt, 0)
+    };
+    let mut request = begin(&mut cache, 0);
+    cache.extend(&mut request, 9).unwrap();
+    cache.finish(request, true, &Ticket::done());
+    cache.drain().unwrap();
+    cache.evict(2);
+    let (_promise, forward) = Ticket::promised();
+    let mut running = begin(&mut cache, 100);
+    cache.extend(&mut running, 9).unwrap();
+    cache.finish(running, true, &forward);
+    let mut loading = begin(&mut cache, 0);
+    let loaded = cache.load_back(&mut loading, 100);
+    assert!(matches!(loaded, Ok(LoadBack::Started(_, 2))), "{loaded:?}");
+    drop(cache);
+    assert_eq!(Arc::strong_count(&token), 2);
 }

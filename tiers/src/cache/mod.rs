@@ -674,8 +674,8 @@ impl Cache {
 impl Drop for Cache {
     /// Waits for copies that have begun, because the owner of adopted memory may use it again. Does
     /// not wait for a load whose forwards have not ended: no one may settle their tickets any more.
-    /// That load holds the pools, and fails when the device is dropped. A forked child has no work
-    /// in flight.
+    /// A device may still execute that load, so the memory of its pools is never freed. A forked
+    /// child has no work in flight.
     fn drop(&mut self) {
         if self.origin.is_inherited() {
             // The drop of a rank ends it for the others, and waits for threads.
@@ -685,6 +685,8 @@ impl Drop for Cache {
         for copy in std::mem::take(&mut self.copies) {
             if copy.after.is_settled() {
                 let _ = copy.transfer.wait();
+            } else {
+                std::mem::forget(copy);
             }
         }
     }
