@@ -4,10 +4,8 @@ StorageManager.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import shutil
 import threading
 import traceback
 
@@ -17,8 +15,6 @@ from larder import Store
 from larder.lmcache import LarderL2AdapterConfig, spaces
 from larder.lmcache import adapter as adapter_module
 from larder.lmcache.locks import Locks
-from larder.lmcache.spaces import Place, page_key
-from larder.store import Status
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 from support.child import Child
 from support.lmcache import (
@@ -343,92 +339,6 @@ def test_usage_lists_and_deletions_agree_with_the_store(tmp_path, arena):
 def test_wrong_lists_are_refused(adapter, wrong):
     with pytest.raises(ValueError):
         adapter.list_l2_keys(**wrong)
-
-
-def test_what_the_store_evicts_is_told(adapter):
-    """The store is smaller than what is stored: listeners, usage and lists know the rest."""
-    listener = Listener()
-    adapter.register_listener(listener)
-    capacity = adapter.get_usage().total_capacity_bytes
-    stored = []
-    memory = Arena(16)
-    objects = memory.objects(16)
-    for number in range(2 * capacity // CHUNK // 16):
-        some = keys(16, f"batch {number}")
-        for at, one in enumerate(objects):
-            one.raw_data[:] = content(number, at)
-        assert store(adapter, some, objects).is_successful()
-        stored += some
-    stats = adapter._store.stats()
-    assert stats["evicted_pages"] > 0
-    until(lambda: len(listener.there) == adapter._store.stats()["pages"])
-    assert adapter.get_usage().total_bytes_used == len(listener.there) * CHUNK <= capacity
-    assert {key for key, _ in listed(adapter, 500)} == set(listener.there)
-    for start in range(0, len(stored), 16):
-        some = stored[start : start + 16]
-        assert lookup(adapter, some) == [key in listener.there for key in some]
-        adapter.submit_unlock(some)
-
-
-def test_evictions_are_known_whichever_chunks_the_store_chooses(adapter, arena):
-    """Another user of the store fills it, and has made the oldest chunks the hottest."""
-    listener, some = Listener(), keys(16)
-    adapter.register_listener(listener)
-    store(adapter, some, arena.objects(16, fill="a"))
-    [space] = adapter._spaces.at(Place.of(some[0]))
-    names = [page_key(key.chunk_hash) for key in some]
-    others = adapter._store.namespace(
-        model="other", weights="w", dtype="u8", layout="flat", page_tokens=1, parts=[CHUNK]
-    )
-    page, number = bytes(CHUNK), 0
-    while (there := pages_of(adapter, space)) == 16:
-        space.namespace.touch(names[:8])
-        key = hashlib.sha256(b"%d" % number).digest()
-        assert max(others.put([key], page, chain=False, wait=10.0)) <= Status.DUPLICATE
-        number += 1
-    assert 0 < there
-    until(lambda: len(listener.there) == pages_of(adapter, space))
-    assert set(some[:8]) <= set(listener.there)
-    assert adapter.get_usage().bytes_by_cache_salt == {"": len(listener.there) * CHUNK}
-    assert lookup(adapter, some) == [key in listener.there for key in some]
-
-
-def pages_of(adapter, space):
-    """How many chunks the store holds in a space."""
-    usage = {digest: pages for digest, pages, _ in adapter._store.usage()}
-    return usage.get(space.namespace.digest, 0)
-
-
-def test_chunks_that_others_delete_are_struck_out_by_comparison(tmp_path, arena):
-    listener, some = Listener(), keys(6)
-    with opened(tmp_path, arena) as adapter:
-        adapter.register_listener(listener)
-        store(adapter, some, arena.objects(6, fill="a"))
-        [space] = adapter._spaces.at(Place.of(some[0]))
-        assert space.namespace.delete([page_key(key.chunk_hash) for key in some[:2]]) == 2
-        until(lambda: set(listener.there) == set(some[2:]))
-        assert adapter.get_usage().total_bytes_used == 4 * CHUNK
-        adapter.delete(some[2:3])
-    # Behind the back of a ledger that is not in use.
-    shutil.copy(tmp_path / "larder.lmcache", tmp_path / "copy")
-    with opened(tmp_path, arena) as adapter:
-        adapter.delete(some[3:4])
-    with opened(tmp_path, arena, ledger=str(tmp_path / "copy")) as adapter:
-        assert adapter.get_usage().total_bytes_used == 2 * CHUNK
-        assert {key for key, _ in listed(adapter)} == set(some[4:])
-
-
-def test_a_damaged_ledger_is_set_aside_and_filled_by_lookups(tmp_path, arena, caplog):
-    with opened(tmp_path, arena) as adapter:
-        store(adapter, keys(3), arena.objects(3, fill="a"))
-    (tmp_path / "larder.lmcache").write_bytes(b"no database" * 1000)
-    for rest in ("-wal", "-shm"):
-        (tmp_path / f"larder.lmcache{rest}").unlink(missing_ok=True)
-    with opened(tmp_path, arena) as adapter:
-        assert any("set aside" in record.message for record in caplog.records)
-        assert listed(adapter) == []
-        assert lookup(adapter, keys(3)) == [True] * 3
-        assert len(listed(adapter)) == 3 and adapter.get_usage().total_bytes_used == 3 * CHUNK
 
 
 # --- damage (checks 4 and 8)

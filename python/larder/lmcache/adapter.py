@@ -8,7 +8,7 @@ import functools
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import replace
 from typing import Any, Callable, Iterable, Optional, Sequence
 
@@ -120,8 +120,8 @@ class LarderL2Adapter(L2AdapterInterface):
         )
         #: The store's number of the last eviction that was read.
         self._since = self._store.evictions().next
-        #: Evicted pages that are not in the ledger, or not known to be gone.
-        self._early: deque[Page] = deque(maxlen=_EARLY_MAX)
+        #: Evicted pages that are read and not struck out: the chunk may be entered yet.
+        self._early: list[Page] = []
         #: Held during a deletion.
         self._deleting = threading.Lock()
         #: Pages that this adapter has deleted, and that others have.
@@ -522,22 +522,23 @@ class LarderL2Adapter(L2AdapterInterface):
         """Strikes out the chunks that the store has evicted since the last call."""
         # A chunk that is evicted before its task is handed out is entered afterwards.
         is_quiet = all(lane.is_quiet for lane in (self._stores, self._lookups, self._loads))
-        early, self._early = self._early, deque(maxlen=_EARLY_MAX)
-        pages: list[Page] = []
+        known = len(self._early)
         while True:
             found = self._store.evictions(self._since)
             self._is_astray |= found.missed
             self._since = found.next
-            pages += found.pages
+            self._early += found.pages
             if not found.pages:
                 break
-        entries = []
-        for is_late, page in [(False, page) for page in early] + [(True, page) for page in pages]:
+        entries, early = [], []
+        for at, page in enumerate(self._early):
             if (entry := self._ledger.of(page)) is not None:
                 entries.append(entry)
-            elif is_late or not is_quiet:
-                self._early.append(page)
+            elif at >= known or not is_quiet:
+                early.append(page)
         self._is_astray |= not self._strike(entries)
+        # Not before: after an error the next call goes on with the same pages.
+        self._early = early[-_EARLY_MAX:]
         if self._is_astray:
             self._compare()
 

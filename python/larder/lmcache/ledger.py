@@ -164,6 +164,8 @@ class Ledger:
             return
         try:
             with self._file_guard, self._file as file:
+                # Spaces without chunks would count as cache salts in use.
+                file.execute("DELETE FROM spaces WHERE id NOT IN (SELECT space FROM chunks)")
                 for number, digest, place, layout in list(
                     file.execute("SELECT id, digest, place, layout FROM spaces")
                 ):
