@@ -226,6 +226,40 @@ def test_a_models_directory_gives_its_tag(tmp_path, arena):
         assert lookup(adapter, keys(1)) == [False]
 
 
+def test_a_model_whose_files_change_is_not_kept_until_the_next_start(
+    tmp_path, arena, caplog, monkeypatch
+):
+    monkeypatch.setattr(adapter_module, "_WATCH_PERIOD", 0.01)
+    places = {name: tmp_path / name for name in ("model", "other")}
+    for place in places.values():
+        place.mkdir()
+        (place / "model.safetensors").write_bytes(bytes(100))
+    dirs = {name: str(place) for name, place in places.items()}
+    other = keys(1, model_name="other")
+    # The general tag is not for a model with files.
+    with opened(tmp_path / "store", arena, model_dirs=dirs) as adapter:
+        for some in (keys(1), other):
+            store(adapter, some, arena.objects(1, fill="a"))
+            assert lookup(adapter, some) == [True]
+        # Files that are on their way say nothing.
+        (places["model"] / "model.safetensors").unlink()
+        assert lookup(adapter, keys(1)) == [True]
+        (places["model"] / "model.safetensors").write_bytes(bytes(101))
+        until(lambda: any("are not those of the start" in one.message for one in caplog.records))
+        assert lookup(adapter, keys(1)) == lookup(adapter, keys(1), layout=None) == [False]
+        assert load(adapter, keys(1), arena.objects(1)) == [False]
+        result = store(adapter, keys(1, "new"), arena.objects(1, fill="b"))
+        assert result.is_successful() and result.bytes_transferred() == 0
+        assert lookup(adapter, other) == [True]
+        assert [one.levelname for one in caplog.records if "of model model" in one.message] == [
+            "WARNING"
+        ]
+    with opened(tmp_path / "store", arena, model_dirs=dirs) as adapter:
+        assert lookup(adapter, keys(1)) == [False]
+        store(adapter, keys(1), arena.objects(1, fill="b"))
+        assert lookup(adapter, keys(1)) == lookup(adapter, other) == [True]
+
+
 def test_a_model_without_a_tag_is_not_kept_and_the_log_says_so_once(tmp_path, arena, caplog):
     with opened(tmp_path, arena, weights_tag=None, weights_tags={"model": "w"}) as adapter:
         untagged = keys(2, model_name="untagged")
@@ -381,6 +415,7 @@ def test_one_flipped_bit_in_every_chunk_leaves_no_hit(tmp_path, arena):
         ({"model_dirs": {"m": "/does/not/exist"}}, "model_dirs"),
         ({"retry": "30s"}, "retry"),
         ({"transfer": "direct"}, "transfer"),
+        ({"lease": "999ms"}, "lease"),
         ({"prefill_rate": 1000}, "prefill_rate"),
     ],
     ids=str,

@@ -46,6 +46,9 @@ _GONE = {Status.ABSENT, Status.DAMAGED, Status.UNFINISHED}
 #: close takes at most.
 _CLOSE_STEP, _CLOSE_PATIENCE = 10.0, 60.0
 
+#: Seconds between two looks at the files of the models.
+_WATCH_PERIOD = 5.0
+
 #: Jobs of a lane that are not handed out.
 _JOBS_MAX = 1 << 16
 
@@ -134,6 +137,9 @@ class LarderL2Adapter(L2AdapterInterface):
         self._stop = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="larder-lmcache", daemon=True)
         self._keeper.start()
+        if config.model_dirs:
+            watch = threading.Thread(target=self._watch, name="larder-weights", daemon=True)
+            watch.start()
         logger.info(
             "larder: %d chunks of this configuration are known, arena: %s",
             len(self._ledger),
@@ -501,6 +507,20 @@ class LarderL2Adapter(L2AdapterInterface):
                 has_failed = True
                 logger.log(level, "larder: a fault of larder.lmcache, logged once", exc_info=True)
                 self._stop.wait(period)
+
+    def _watch(self) -> None:
+        """Looks for models whose files have changed. Their file system may hang: in a thread of its
+        own, for which nothing waits.
+        """
+        while not self._stop.wait(_WATCH_PERIOD):
+            for model in self._config.find_changed():
+                self._spaces.drop(model)
+                logger.warning(
+                    "larder: the files of model %s are not those of the start: its chunks are not "
+                    "kept any more. Restart LMCache's server, whose own memory has KV of the "
+                    "weights before",
+                    model,
+                )
 
     def _renew(self) -> None:
         for space, keys in self._by_space(self._locks.keys()):

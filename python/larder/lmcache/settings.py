@@ -31,6 +31,9 @@ _OWN: dict[str, tuple[type, Any]] = {
 }
 
 
+#: The shortest lease, in seconds.
+LEASE_MIN = 1.0
+
 #: The keys of other engines that LMCache's adapter has no use of.
 _OF_OTHERS = ("retry", "transfer")
 
@@ -53,11 +56,24 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
                 "larder: `on_error`: LMCache cannot start without its adapter; "
                 "it can add one at run time"
             )
+        if self.store.lease < LEASE_MIN:
+            raise ValueError(
+                f"larder: `lease`: LMCache's locks are leases that are renewed: "
+                f"it must be at least {LEASE_MIN:.0f} s"
+            )
         self.chunk_bytes: int = own["chunk_bytes"]
         self.is_shared_by_ranks = own["mla"] is not None
         self.weights_tags = _texts("weights_tags", own["weights_tags"])
-        for model, place in _texts("model_dirs", own["model_dirs"]).items():
-            self.weights_tags.setdefault(model, _derived(model, place))
+        #: By model whose tag is derived: the directory.
+        self.model_dirs = {
+            model: place
+            for model, place in _texts("model_dirs", own["model_dirs"]).items()
+            if model not in self.weights_tags
+        }
+        for model, place in self.model_dirs.items():
+            self.weights_tags[model] = _derived(model, place)
+        #: Models whose files have changed since.
+        self._changed: set[str] = set()
         self.ledger: Optional[str] = own["ledger"] or _beside(self.store.path)
 
     @classmethod
@@ -70,7 +86,25 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
 
     def tag_of(self, model: str) -> Optional[str]:
         """The weights tag of a model; None where nothing tells its weights from others."""
+        if model in self._changed:
+            return None
         return self.weights_tags.get(model) or self.store.weights_tag
+
+    def find_changed(self) -> list[str]:
+        """The models whose files are other ones since the last call. They have no tag any more.
+        May wait for the files.
+        """
+        found = []
+        for model, place in self.model_dirs.items():
+            try:
+                is_same = _derived(model, place) == self.weights_tags[model]
+            except ValueError:
+                # They may be on their way. Other files are found later.
+                continue
+            if not is_same and model not in self._changed:
+                self._changed.add(model)
+                found.append(model)
+        return found
 
 
 def _own(key: str, value: Any) -> Any:

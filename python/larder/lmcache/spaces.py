@@ -108,6 +108,14 @@ class Spaces:
         with self._lock:
             return self._make(place, layout)
 
+    def drop(self, model: str) -> None:
+        """Keeps nothing more of a model whose tag was withdrawn."""
+        with self._lock:
+            for place, layout in [key for key in self._spaces if key[0].model == model]:
+                del self._spaces[place, layout]
+                self._of_place.pop(place, None)
+            self._said.add(f"model {model}")
+
     def _make(self, place: Place, layout: Layout) -> Optional[Space]:
         if (place, layout) in self._spaces:
             return self._spaces[place, layout]
