@@ -111,6 +111,16 @@ impl Core {
         Ok(())
     }
 
+    /// Remembers a node whose copy has no room. Forgets nodes that have left the tree before they
+    /// are the majority.
+    fn refuse(&mut self, node: NodeId) {
+        self.refused.insert(node);
+        if self.refused.len() > 2 * self.tree.counts().nodes {
+            let tree = &self.tree;
+            self.refused.retain(|node| tree.keys(*node).is_some());
+        }
+    }
+
     /// Orders the copies again that had no room. Nodes that have none now either stay refused.
     fn copy_down_refused(&mut self) {
         let counted = (self.stats.backup_no_room, self.stats.put_delayed);
@@ -130,7 +140,7 @@ impl Core {
             self.stats.backup_no_room += pages as u64;
             self.tree.unlock(lock);
             if !evicts {
-                self.refused.insert(node);
+                self.refuse(node);
             }
             return None;
         };
@@ -267,7 +277,7 @@ impl Core {
         } else if given < pages {
             self.stats.put_delayed += (pages - given) as u64;
             // The number of a node stays with its last part.
-            self.refused.insert(node);
+            self.refuse(node);
         }
         if given == 0 {
             return None;
@@ -367,5 +377,38 @@ impl Core {
             Flight::Backup { l2, .. } => Some(l2),
             Flight::Load { .. } | Flight::Put { .. } => None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+    use crate::config::Config;
+    use crate::prompt::Scope;
+
+    #[test]
+    fn nodes_that_have_left_the_tree_are_not_remembered_as_refused() {
+        let mut config = Config::new(1, 1, 8, 8);
+        config.l3_queue_bytes_max = 1;
+        let mut core = Core::new(config).unwrap();
+        for first in 0..1000 {
+            let mut prompt = core.prompt(&Scope::default());
+            core.extend_prompt(&mut prompt, [2 * first, 2 * first + 1])
+                .unwrap();
+            let mut request = core.start(prompt, 0);
+            core.extend(&mut request, 2).unwrap();
+            core.finish(request, true, Fence::default());
+            while let Some(order) = core.next_order() {
+                // L3 never answers.
+                if let Order::BackUp { id, .. } = order {
+                    let outcome = Outcome::Copied(true);
+                    core.complete(Done { id, outcome }).unwrap();
+                }
+            }
+        }
+        assert!(core.stats.put_delayed > 900, "{:?}", core.stats);
+        assert!(core.refused.len() < 50, "{}", core.refused.len());
     }
 }

@@ -178,12 +178,23 @@ impl Waiting {
     /// Takes the cached pages and the slots. Without room it takes nothing.
     fn start(&mut self, cache: &mut Cache) -> Result<Option<Sequence>, BeginError> {
         let page_tokens = self.shared.page_tokens();
-        let prompt = self.prompt.as_ref().ok_or(BeginError::Begun)?.clone();
-        let mut request = cache.start(prompt, self.priority);
-        let in_l1 = request.tokens();
+        let prompt = self.prompt.as_ref().ok_or(BeginError::Begun)?;
         let slots = self.tokens + self.reserved;
-        let pages = slots.div_ceil(page_tokens) - in_l1 / page_tokens;
-        let available = cache.core().available_pages();
+        let room = |cache: &Cache, in_l1: usize| {
+            let pages = slots.div_ceil(page_tokens) - in_l1;
+            (pages, cache.core().available_pages())
+        };
+        // Most attempts without room end here, before they count as requests.
+        let in_l1 = cache.match_prefix(prompt).l1.pages() as usize;
+        let (pages, available) = room(cache, in_l1);
+        if pages > available {
+            self.no_room = Some((pages, available));
+            return Ok(None);
+        }
+        let mut request = cache.start(prompt.clone(), self.priority);
+        // The pages that it has matched cannot be evicted any more.
+        let in_l1 = request.tokens();
+        let (pages, available) = room(cache, in_l1 / page_tokens);
         let loaded = if pages > available {
             None
         } else {

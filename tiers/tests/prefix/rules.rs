@@ -13,7 +13,9 @@ use larder_engine::{CreateOptions, OpenOptions, Store};
 use larder_kernels::{ChunkAt, Device, DeviceError, HostDevice, Ticket};
 use larder_tiers::config::WritePolicy;
 use larder_tiers::l3::{L3, StoreL3};
-use larder_tiers::prefix::{BeginError, CloseError, L1Memory, OpenError, RowError, SequenceError};
+use larder_tiers::prefix::{
+    Begin, BeginError, CloseError, L1Memory, OpenError, RowError, SequenceError,
+};
 use larder_tiers::{Ask, CacheError, PrefixCache, PrefixOptions};
 
 use super::engine::{PAGE, Rows, WORDS};
@@ -128,6 +130,28 @@ fn a_request_waits_for_room_until_a_sequence_ends() {
     ));
     assert!(matches!(ask(&[], 0), Some(BeginError::Empty)));
     is_empty(&cache);
+}
+
+#[test]
+fn attempts_without_room_are_not_counted_as_requests() {
+    let cache = options(10, 10).over(None).unwrap();
+    let all = prompt(8);
+    let mut running = cache.begin(&all).unwrap();
+    running.computed(3 * PAGE).unwrap();
+    running.share().unwrap();
+    let mut asked = cache.ask(&Ask::new(&all)).unwrap();
+    let counts = || cache.with_core(|core| (core.stats().requested, core.stats().l1_hits));
+    assert_eq!(counts().unwrap(), (8, 0));
+    for _ in 0..10 {
+        asked = match asked.try_begin().unwrap() {
+            Begin::Later(asked) => asked,
+            Begin::Ready(_) => panic!("there is no room"),
+        };
+    }
+    assert_eq!(counts().unwrap(), (8, 0));
+    drop(running);
+    let begun = asked.begin_within(PATIENCE).unwrap();
+    assert_eq!((begun.cached().l1, counts().unwrap()), (3 * PAGE, (16, 3)));
 }
 
 #[test]
