@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::pace::Traffic;
-use super::{Action, Buffer, DiskError, Done, Op, PIECES_MAX, Piece, Sink};
+use super::{Action, Buffer, DiskError, Done, Op, PIECES_MAX, Piece, Sink, is_of_the_medium};
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
 use crate::runtime::{Instant, Mutex, thread};
@@ -33,8 +33,8 @@ const TRANSIENT_RETRIES_MAX: u32 = 64;
 /// Least time between two log lines on writes that fail.
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
-/// Attempts in all of a read that fails with `EIO`.
-pub(crate) const EIO_READS_MAX: u32 = 3;
+/// Attempts in all of a read that fails because of the medium.
+pub(crate) const MEDIUM_READS_MAX: u32 = 3;
 
 // Pieces are handed to the kernel as they are.
 const _: () = assert!(
@@ -212,9 +212,9 @@ impl Job {
     /// sync may have consumed the report of a failed write-back, and the next would claim success.
     fn try_again(&mut self, errno: i32) -> bool {
         match (&self.work, errno) {
-            (Work::Read(_), libc::EIO) => {
+            (Work::Read(_), errno) if is_of_the_medium(errno) => {
                 self.failed_reads += 1;
-                self.failed_reads < EIO_READS_MAX
+                self.failed_reads < MEDIUM_READS_MAX
             }
             (Work::Read(_) | Work::Write(_), libc::EINTR | libc::EAGAIN) | (_, libc::ECANCELED) => {
                 self.transient_retries += 1;
@@ -607,10 +607,13 @@ mod tests {
 
     #[test]
     fn a_read_error_is_believed_the_third_time_and_a_write_error_the_first() {
-        let mut job = read(0, &[4096]);
-        assert_eq!(job.after(Err(libc::EIO)), Ok(()));
-        assert_eq!(job.after(Err(libc::EIO)), Ok(()));
-        assert_eq!(job.after(Err(libc::EIO)), Err(DiskError::Os(libc::EIO)));
+        // A drive reports a sector that it cannot read as `ENODATA`.
+        for errno in [libc::EIO, libc::ENODATA, libc::EILSEQ] {
+            let mut job = read(0, &[4096]);
+            assert_eq!(job.after(Err(errno)), Ok(()));
+            assert_eq!(job.after(Err(errno)), Ok(()));
+            assert_eq!(job.after(Err(errno)), Err(DiskError::Os(errno)));
+        }
         assert_eq!(
             write(0, &[4096]).after(Err(libc::EIO)),
             Err(DiskError::Os(libc::EIO))

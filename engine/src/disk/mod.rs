@@ -6,8 +6,8 @@
 //!
 //! - *Progress*: a short transfer is resumed. An interrupted, cancelled or postponed one is retried
 //!   a bounded number of times. A transfer without progress is a failure ([`DiskError`]). A read
-//!   that fails with `EIO` is tried three times. A failed sync is never retried: the kernel reports
-//!   a lost write once.
+//!   that fails because of the medium is tried three times. A failed sync is never retried: the
+//!   kernel reports a lost write once.
 //! - *Depth*: at most `depth` operations of a volume are in the kernel at once. The rest wait.
 //! - *Order*: reads of calls, the store's own structures (superblocks, headers, descriptors) and
 //!   syncs come first, then writes of puts, then work in the background ([`Purpose`]). While a call
@@ -73,7 +73,7 @@ use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
 use crate::runtime::Instant;
 use crate::system::files::Handle;
-pub(crate) use job::EIO_READS_MAX;
+pub(crate) use job::MEDIUM_READS_MAX;
 pub use job::{Step, carry_out};
 pub use pacing::Pacing;
 pub(crate) use witness::Witness;
@@ -194,7 +194,27 @@ pub enum DiskError {
     Shutdown,
 }
 
+/// Whether an error number is about the bytes on the medium. The kernel reports an unrecovered read
+/// of a drive as `ENODATA`, and bytes that fail their protection as `EILSEQ` (`blk_errors` in its
+/// block/blk-core.c).
+pub(crate) fn is_of_the_medium(errno: i32) -> bool {
+    matches!(
+        errno,
+        libc::EIO | libc::EILSEQ | libc::ENODATA | libc::EREMOTEIO | libc::EBADMSG
+    )
+}
+
 impl DiskError {
+    /// Whether it is about the bytes on the medium, rather than about this attempt to read them
+    /// (memory, limits).
+    pub(crate) fn is_of_the_medium(&self) -> bool {
+        match self {
+            DiskError::Os(errno) => is_of_the_medium(*errno),
+            DiskError::NoProgress => true,
+            DiskError::Deadline | DiskError::Shutdown => false,
+        }
+    }
+
     /// Whether the cause is this process, or its limits: no worker threads, no memory, no
     /// permission.
     pub(crate) fn is_of_this_process(&self) -> bool {

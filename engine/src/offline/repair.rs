@@ -29,7 +29,6 @@ use crate::error::StoreError;
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::recovery::scan::Case;
 use crate::recovery::{Whole, spots_of};
-use crate::store::is_of_the_medium;
 use crate::store::opening::{Opening, open_volumes, settle};
 use crate::survey::{BadPage, Flaw, FlawReason, Survey};
 use crate::volume::Access;
@@ -304,7 +303,7 @@ fn drop_batch(
                     Finding::Mismatch
                 }
             }
-            Err(error) if is_of_the_medium(&error) => Finding::Unreadable,
+            Err(error) if error.is_of_the_medium() => Finding::Unreadable,
             Err(source) if source.is_of_this_process() => {
                 let path = owner.volumes.first_path();
                 return Err(StoreError::NotRead { path, source });

@@ -300,27 +300,12 @@ pub(super) fn failed(
         DiskError::Shutdown => MissReason::Closed,
         DiskError::Os(libc::ETIME) => MissReason::Hung,
         DiskError::Os(_) | DiskError::NoProgress => {
-            if is_of_the_medium(&error) {
+            if error.is_of_the_medium() {
                 findings.push((*key, pinned.extent, Finding::Unreadable));
             }
             MissReason::ReadError
         }
     })
-}
-
-/// Whether an error is about the bytes on the medium, rather than about this attempt to read them
-/// (memory, limits).
-pub(crate) fn is_of_the_medium(error: &DiskError) -> bool {
-    match error {
-        DiskError::Os(errno) => {
-            matches!(
-                *errno,
-                libc::EIO | libc::EILSEQ | libc::ENODATA | libc::EREMOTEIO | libc::EBADMSG
-            )
-        }
-        DiskError::NoProgress => true,
-        DiskError::Deadline | DiskError::Shutdown => false,
-    }
 }
 
 /// The outcome of one page's read.
@@ -405,7 +390,7 @@ impl<'a> Reads<'a> {
                 result,
             }) = self.next()
             {
-                if merged && result.as_ref().is_err_and(is_of_the_medium) {
+                if merged && result.as_ref().is_err_and(DiskError::is_of_the_medium) {
                     again.push(job);
                     continue;
                 }

@@ -64,7 +64,6 @@ use crate::volume::{Access, Volumes, length};
 pub(crate) use books::LeaseBook;
 use data::Counters;
 pub(crate) use data::DataPath;
-pub(crate) use get::is_of_the_medium;
 use keeper::Housekeeper;
 use lessons::Lessons;
 use local::Local;

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, PageChecksum};
 
-use super::get::is_of_the_medium;
 use super::local::Local;
 use crate::api::PutStatus;
 use crate::catalog::{Allocator, Extent, Finding};
@@ -58,7 +57,7 @@ pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
                 to: copy.to,
             }),
             Ok(_) => outcomes[at] = Copied::Damaged(Finding::Mismatch),
-            Err(error) if is_of_the_medium(&error) => {
+            Err(error) if error.is_of_the_medium() => {
                 outcomes[at] = Copied::Damaged(Finding::Unreadable);
             }
             Err(_) => {}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use larder_format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
 
 use super::{Access, HolderState, LockHolder};
-use crate::disk::EIO_READS_MAX;
+use crate::disk::{MEDIUM_READS_MAX, is_of_the_medium};
 use crate::error::StoreError;
 use crate::fork::{Private, keep_private};
 use crate::memory::AlignedBuf;
@@ -199,7 +199,8 @@ impl File {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 // As often as a disk retries: a sector that reads at the second try is not lost.
                 Err(error)
-                    if error.raw_os_error() == Some(libc::EIO) && failed + 1 < EIO_READS_MAX =>
+                    if error.raw_os_error().is_some_and(is_of_the_medium)
+                        && failed + 1 < MEDIUM_READS_MAX =>
                 {
                     failed += 1;
                 }
