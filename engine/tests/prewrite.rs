@@ -104,3 +104,25 @@ fn a_creation_that_is_ended_leaves_an_empty_file_empty() {
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
     create(&path, &options).unwrap();
 }
+
+#[test]
+fn a_creation_that_cannot_name_its_first_volume_leaves_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let [first, second] = ["first", "second"].map(|name| directory.path().join(name));
+    // Another file takes the name meanwhile.
+    let take = |done, total| {
+        if done == total {
+            std::fs::write(&first, "").unwrap();
+        }
+        ControlFlow::Continue(())
+    };
+    let options = CreateOptions::new(256 * MIB).with(|o| {
+        o.volumes = vec![second.clone()];
+        o.prewrite = true;
+    });
+    let overtaken = options.clone().with(|o| o.progress = Some(&take));
+    assert!(create(&first, &overtaken).is_err());
+    assert!(!second.exists());
+    std::fs::remove_file(&first).unwrap();
+    create(&first, &options).unwrap();
+}

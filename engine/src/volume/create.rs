@@ -138,8 +138,9 @@ pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, Store
     plan.write(&targets, options)?;
     // The first volume, by which the store is opened, gets its name last.
     for target in targets.iter_mut().rev() {
-        target.keep()?;
+        target.name()?;
     }
+    targets.iter_mut().for_each(Target::keep);
     Ok(plan.created(paths))
 }
 
@@ -353,7 +354,7 @@ enum Undo {
     New(PathBuf),
     /// A file that was empty, and is again.
     Empty,
-    /// Nothing: the volume is complete, or was there before.
+    /// Nothing: the creation has succeeded, or the volume was there before.
     Nothing,
 }
 
@@ -454,13 +455,13 @@ impl Target {
         self.file.is_device || matches!(self.undo, Undo::Nothing) && self.file.bytes > 0
     }
 
-    /// Gives it its name.
-    fn keep(&mut self) -> Result<(), StoreError> {
-        if let Undo::New(temporary) = &self.undo {
-            let (from, to) = (temporary.as_path(), self.path.as_path());
+    /// Gives a complete volume its name.
+    fn name(&mut self) -> Result<(), StoreError> {
+        if let Undo::New(name) = &mut self.undo {
+            let (from, to) = (name.as_path(), self.path.as_path());
             rename(from, to).map_err(|e| StoreError::io("naming the new volume", to, e))?;
+            name.clone_from(&self.path);
         }
-        self.undo = Undo::Nothing;
         // The name must be durable too.
         if let Some(directory) = parent_of(&self.path)
             && let Ok(directory) = fs::File::open(directory)
@@ -468,6 +469,11 @@ impl Target {
             let _ = directory.sync_all();
         }
         Ok(())
+    }
+
+    /// The file stays.
+    fn keep(&mut self) {
+        self.undo = Undo::Nothing;
     }
 
     /// Gives the file its length and its blocks. If the file system cannot preallocate, or the call

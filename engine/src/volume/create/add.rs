@@ -85,7 +85,8 @@ pub fn add(path: &Path, new: &Path, options: &CreateOptions<'_>) -> Result<Creat
         features: superblock.features.written_here(),
         ..added.clone()
     })?;
-    target.keep()?;
+    target.name()?;
+    target.keep();
     volumes.update(disk.as_ref(), |superblock| {
         superblock.volumes.push(entry.clone());
     })?;
