@@ -420,7 +420,7 @@ impl Remote {
         }
         let asked = self.exchange(|line| line.ask_for_file(&Request::Pacing))?;
         let page = match asked {
-            (Reply::Pacing, Some(page)) => Pacing::adopt(page),
+            (Reply::Pacing, page) => page.ok_or_else(file_lost).and_then(Pacing::adopt),
             _ => return Ok(Pacing::local("the owner paces nothing".to_owned())),
         };
         Ok(page.unwrap_or_else(|error| {
@@ -491,6 +491,12 @@ impl Remote {
             _ => Err(StoreError::OwnerGone),
         }
     }
+}
+
+/// The kernel delivers a message without its file when this process may open no more files, or may
+/// not have this one.
+fn file_lost() -> io::Error {
+    io::Error::other("the file that came with the answer could not be opened here")
 }
 
 #[cfg(test)]

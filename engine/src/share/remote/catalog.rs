@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use larder_format::{Namespace, PageKey};
 
-use super::Remote;
 use super::put::RemotePut;
+use super::{Remote, file_lost};
 use crate::api::{NamespaceId, Stats};
 use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting};
 use crate::error::StoreError;
@@ -223,9 +223,10 @@ impl Stage for Remote {
             let (reply, file) = self
                 .exchange(|line| line.ask_for_file(&Request::Area))
                 .ok()?;
-            let area = file
-                .filter(|_| matches!(reply, Reply::Area))
-                .map(Area::adopt)?;
+            if !matches!(reply, Reply::Area) {
+                return None;
+            }
+            let area = file.ok_or_else(file_lost).and_then(Area::adopt);
             area.inspect_err(|error| {
                 tracing::warn!(
                     %error,
