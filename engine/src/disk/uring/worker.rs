@@ -32,7 +32,7 @@ use crate::disk::pace::{Ended, Nanos, Traffic};
 use crate::disk::pacing::now;
 use crate::disk::queue::Next;
 use crate::disk::{DiskError, Op, Piece};
-use crate::fork::keep_private;
+use crate::fork::{Private, keep_private};
 use crate::memory::AlignedBuf;
 use crate::runtime::thread;
 use crate::system::files::{self, Handle};
@@ -59,7 +59,7 @@ pub(super) fn run(
     features: Features,
     started: &mpsc::Sender<Result<(), io::Error>>,
 ) {
-    let (mut ring, bell_count) = match set_up(lane, &file, depth, features) {
+    let (mut ring, bell_count, _private) = match set_up(lane, &file, depth, features) {
         Ok(parts) => parts,
         Err(error) => {
             let _ = started.send(Err(error));
@@ -67,9 +67,6 @@ pub(super) fn run(
         }
     };
     let _ = started.send(Ok(()));
-    // A child that keeps a ring open keeps the files that are registered with it, and their locks.
-    // SAFETY: the ring outlives the borrow.
-    let _private = keep_private(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) });
     let (mut submitter, submissions, completions) = ring.split();
     // Saves a look-up of the ring on every entry; kernels before 5.18 always look it up.
     let _ = submitter.register_ring_fd();
@@ -94,17 +91,20 @@ fn set_up(
     file: &Handle,
     depth: u32,
     features: Features,
-) -> Result<(IoUring, AlignedBuf), io::Error> {
+) -> Result<(IoUring, AlignedBuf, Private), io::Error> {
     let descriptor = files::descriptor(file).ok_or(io::ErrorKind::Unsupported)?;
     let bell_count = AlignedBuf::zeroed(size_of::<u64>())?;
     let ring = features.setup.build((depth + 1).next_power_of_two())?;
+    // A child that keeps a ring open keeps the files that are registered with it, and their locks.
+    // SAFETY: the ring outlives the borrow.
+    let private = keep_private(unsafe { BorrowedFd::borrow_raw(ring.as_raw_fd()) });
     ring.submitter()
         .register_files(&[descriptor.as_raw_fd(), lane.bell_fd()])?;
     if features.fixed_buffers {
         ring.submitter()
             .register_buffers_sparse(u32::from(FIXED_BUFFERS_MAX))?;
     }
-    Ok((ring, bell_count))
+    Ok((ring, bell_count, private))
 }
 
 struct Worker<'r> {
