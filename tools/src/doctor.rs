@@ -402,15 +402,17 @@ fn direct_io(file: &OwnedFd, facts: &mut Facts) {
         return;
     }
     let (memory, offset) = (direct.memory_align, direct.offset_align);
-    let level = if memory.max(offset) <= ALIGN_BYTES_MAX {
-        Level::Ok
+    let (level, remedy) = if memory > ALIGN_BYTES_MAX {
+        (
+            Level::Fail,
+            ": a store aligns to 4096 bytes, use another disk",
+        )
+    } else if offset > ALIGN_BYTES_MAX {
+        let remedy = ": a store reads 4096 bytes, so everything goes through the page cache, at \
+                      many times the CPU cost; use another disk";
+        (Level::Warn, remedy)
     } else {
-        Level::Fail
-    };
-    let remedy = if level == Level::Ok {
-        ""
-    } else {
-        ": a store needs 4096 or less, use another disk"
+        (Level::Ok, "")
     };
     let what =
         format!("honoured, memory aligned to {memory} and offsets to {offset} bytes{remedy}");

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use larder_format::BLOCK_BYTES;
 use nix::errno::Errno as NixErrno;
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
@@ -128,9 +129,13 @@ pub(crate) fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
     }
     let (file, direct) = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
         Ok(file) => {
-            // tmpfs and btrfs accept the flag and buffer all the same; statx reports this.
-            let direct = crate::disk::probe::direct_io(file.as_fd()).dio;
-            (file, direct)
+            // tmpfs and btrfs accept the flag and buffer all the same; statx reports this. A
+            // device of larger blocks than the store's cannot bypass the page cache.
+            let direct = crate::disk::probe::direct_io(file.as_fd());
+            (
+                file,
+                direct.dio && direct.offset_align as usize <= BLOCK_BYTES,
+            )
         }
         Err(Errno::INVAL) => (rustix::fs::open(path, flags, Mode::empty())?, false),
         Err(error) => return Err(error.into()),
@@ -138,7 +143,11 @@ pub(crate) fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
     // The flag is only for the open, so that it does not wait. With it, a kernel before 5.15 fails
     // io_uring requests that would have to wait.
     let set = rustix::fs::fcntl_getfl(&file)?;
-    rustix::fs::fcntl_setfl(&file, set - OFlags::NONBLOCK)?;
+    let unset = match direct {
+        true => OFlags::NONBLOCK,
+        false => OFlags::NONBLOCK | OFlags::DIRECT,
+    };
+    rustix::fs::fcntl_setfl(&file, set - unset)?;
     Ok((file, direct))
 }
 
