@@ -365,6 +365,61 @@ def test_events_name_what_was_evicted(tmp_path):
         assert removed <= all_stored
 
 
+@pytest.mark.once
+def test_events_leave_a_chunk_that_was_evicted_and_stored_again(tmp_path, monkeypatch):
+    events = tier(tmp_path, size="112MiB", enable_kv_events=True, lease="20ms")
+    with steps(events, row_bytes=1 << 20, rows=16, events=True) as engine:
+        keeper, known, end = engine.tier._keeper, set(), time.monotonic() + 60
+
+        def are_there(some):
+            namespace = keeper.link.spaces[some[0][-4:]].namespace
+            return [namespace.holds(key[:-4]) for key in some]
+
+        def read_events():
+            assert time.monotonic() < end, "an event did not come"
+            for event in engine.tier.take_events():
+                (known.difference_update if event.removed else known.update)(event.keys)
+            time.sleep(0.01)
+
+        def evict(seed):
+            """Stores chunks until others are evicted. Returns those."""
+            stored = []
+            while not stored or all(are_there(stored)):
+                stored += (some := keys(8, f"{seed} {len(stored)}"))
+                engine.store(some)
+                engine.forget()
+                read_events()
+            return [key for key, is_there in zip(stored, are_there(stored)) if not is_there]
+
+        def store_again(some):
+            for key in some:
+                while not all(are_there([key])):
+                    engine.store([key])
+                    engine.forget()
+
+        while keeper._since is None:
+            read_events()
+        # The keeper looks at the evictions when the chunks are there again,
+        with monkeypatch.context() as patch:
+            patch.setattr(keeper, "_follow", lambda link: None)
+            gone = evict("a")
+            back, rest = gone[:1], gone[1:]
+            store_again(back)
+            read_events()
+            assert known >= set(gone)
+        store = keeper.link.store
+        while known & set(rest) or keeper._since < store.evictions(keeper._since).next:
+            read_events()
+        assert are_there(back) == [True] and known >= set(back)
+        # or before; and both events are read at once.
+        gone = evict("b")
+        while not keeper.evicted and gone[0] in known:
+            time.sleep(0.01)
+        store_again(gone[:1])
+        read_events()
+        assert are_there(gone[:1]) == [True] and known >= set(gone[:1])
+
+
 def imports(said):
     """Imports what vLLM imports of Larder: the seconds of CPU that takes."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "larder"]:

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from typing import Any, Callable, Optional
 
-from larder.store import StoreError
+from larder.store import Status, StoreError
 from larder.vllm.link import Link
 from larder.vllm.metrics import Meters
 from larder.vllm.packing import Packing
@@ -182,6 +182,17 @@ class Keeper:
                 logger.warning(
                     "larder: more pages were evicted than are remembered: some KV events are missing"
                 )
-            self.evicted.extend(found.pages)
+            self.evicted.extend(_gone(link, found.pages))
             if not found.pages:
                 break
+
+
+def _gone(link: Link, pages: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Those evicted pages of this server that were not stored again meanwhile."""
+    gone = []
+    for space in list(link.spaces.values()):
+        digest = space.namespace.digest
+        names = [name for namespace, name in pages if namespace == digest]
+        statuses = space.namespace.contains(names)
+        gone += [(digest, name) for name, status in zip(names, statuses) if status != Status.OK]
+    return gone

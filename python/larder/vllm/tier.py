@@ -505,22 +505,16 @@ class LarderTier(SecondaryTierManager):
             return ()
 
     def _events(self) -> list[OffloadingEvent]:
-        events = []
         stored, self._stored = self._stored, []
-        if stored:
-            events.append(
-                OffloadingEvent(
-                    keys=stored, medium=self.medium, removed=False, locality=self.locality
-                )
+        # A chunk in both was evicted, then stored again.
+        both = ((self._evicted(), True), (stored, False))
+        return [
+            OffloadingEvent(
+                keys=keys, medium=self.medium, removed=is_removed, locality=self.locality
             )
-        evicted = self._evicted()
-        if evicted:
-            events.append(
-                OffloadingEvent(
-                    keys=evicted, medium=self.medium, removed=True, locality=self.locality
-                )
-            )
-        return events
+            for keys, is_removed in both
+            if keys
+        ]
 
     def _evicted(self) -> list[bytes]:
         """vLLM's keys of the evicted pages of this server's namespaces."""
