@@ -141,7 +141,7 @@ class Store:
 
     def close(self, timeout: float | None = None) -> bool:
         """Ends all queues, then closes the store. Idempotent. False when ``timeout`` passed first: then rows of running jobs
-        are still theirs, and another call waits again. Raises StoreError when not all could be made durable."""
+        are still theirs, and another call waits again. Raises StoreError, in each call, when not all could be made durable."""
 
     @property
     def part(self) -> Literal["owner", "client", "nobody", "closed"]:
@@ -337,8 +337,8 @@ class Queue:
         """submitted, refused, dropped_touches, late, stuck: counts since the queue was made."""
 
     def close(self, timeout: float | None = None) -> bool:
-        """Refuses further jobs, finishes those that wait as CLOSED, and waits for those that run. False when ``timeout`` passed
-        first. What has finished stays to be polled."""
+        """Refuses further jobs, finishes those that wait as CLOSED, and waits for those that run and for leases to be returned.
+        False when ``timeout`` passed first. What has finished stays to be polled."""
 
 class Backend:
     """A storage backend over a shared store. Lookups, reads and writes release the interpreter's lock and never raise

@@ -74,6 +74,9 @@ pub enum PlaceError {
     /// An error of the engine.
     #[error("`path`: {0}")]
     Store(#[from] StoreError),
+    /// The store could not be closed cleanly.
+    #[error("`path`: {0}")]
+    NotClosed(#[from] Arc<StoreError>),
 }
 
 /// A store that this process uses.

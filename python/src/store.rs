@@ -47,8 +47,8 @@ pub struct Handle {
     given_up: GivenUp,
     /// Counted leases that were refused to this handle.
     refused_leases: AtomicU64,
-    /// Locked by a close.
-    closing: Mutex<()>,
+    /// The end of the store, for each later call. Locked by a close.
+    closing: Mutex<Option<Result<(), Arc<StoreError>>>>,
     closed: AtomicBool,
     origin: Origin,
 }
@@ -269,22 +269,23 @@ impl Handle {
         queues.push(Arc::downgrade(queue));
     }
 
-    /// Ends all queues, then closes the store. Both may wait for the device without end.
+    /// Ends all queues, then closes the store. Both may wait for the device without end. Each
+    /// further call has the same result.
     ///
     /// # Errors
     /// The store could not be closed cleanly.
-    pub fn close(&self) -> Result<(), StoreError> {
+    pub fn close(&self) -> Result<(), Arc<StoreError>> {
         if self.is_inherited() {
-            return Err(StoreError::Forked);
+            return Err(StoreError::Forked.into());
         }
-        let _closing = self.closing.lock();
-        if self.is_closed() {
-            return Ok(());
+        let mut end = self.closing.lock();
+        if let Some(end) = &*end {
+            return end.clone();
         }
         self.end_queues(None);
         self.closed.store(true, Ordering::SeqCst);
         self.l4.iter().for_each(L4::close);
-        self.store.close()
+        end.insert(self.store.close().map_err(Arc::new)).clone()
     }
 
     /// As [`Handle::close`], with a wait until this moment at most. False if it passed first: once
@@ -292,16 +293,16 @@ impl Handle {
     ///
     /// # Errors
     /// The store could not be closed cleanly.
-    pub fn close_by(self: &Arc<Self>, until: Instant) -> Result<bool, StoreError> {
+    pub fn close_by(self: &Arc<Self>, until: Instant) -> Result<bool, Arc<StoreError>> {
         if self.is_inherited() {
-            return Err(StoreError::Forked);
+            return Err(StoreError::Forked.into());
         }
         {
-            let Some(_closing) = self.closing.try_lock_until(until) else {
+            let Some(end) = self.closing.try_lock_until(until) else {
                 return Ok(false);
             };
-            if self.is_closed() {
-                return Ok(true);
+            if let Some(end) = &*end {
+                return end.clone().map(|()| true);
             }
             if !self.end_queues(Some(until)) {
                 return Ok(false);
@@ -334,7 +335,7 @@ impl Handle {
     }
 
     /// Closes the store in a thread of its own, which sends the result and logs an error.
-    fn close_beside(self: &Arc<Self>) -> io::Result<Receiver<Result<(), StoreError>>> {
+    fn close_beside(self: &Arc<Self>) -> io::Result<Receiver<Result<(), Arc<StoreError>>>> {
         let handle = self.clone();
         let (sender, closed) = mpsc::channel();
         let thread = std::thread::Builder::new().name("larder-close".to_owned());

@@ -11,6 +11,7 @@ import re
 import select
 import signal
 import sys
+import time
 from pathlib import Path
 
 import larder
@@ -187,6 +188,12 @@ def test_wrong_arguments_are_named(tmp_path, store):
     for wrong in ({"size": "much"}, {"sync": "often"}, {"lease": -1.0}, {"disk": "tape"}, {"policy": "mru"}):
         with pytest.raises(ValueError):
             make(tmp_path / "other", **wrong)
+    nan = float("nan")
+    for wrong in ({"lease": nan}, {"hang_limit": nan}):
+        with pytest.raises(ValueError, match="NaN is no number of seconds"):
+            make(tmp_path / "other", **wrong)
+    with pytest.raises(ValueError, match="NaN is no number of seconds"):
+        pages.get(keys(1), bytearray(PAGE), timeout=nan)
     with pytest.raises(StoreError, match="`size` is missing"):
         Store.attach(tmp_path / "other")
     with pytest.raises(StoreError, match="nothing"):
@@ -361,6 +368,73 @@ def test_a_page_behind_a_gap_is_stored_and_found_by_no_prefix(store):
     assert pages.put(chain[64:], content(1, seed=9), before=chain[32:64], depth=2) == DUPLICATE
     read = bytearray(PAGE)
     assert pages.get(chain[64:], read) == OK and read == content(1)
+
+
+def until_unleased(store):
+    end = time.monotonic() + PATIENCE
+    while store.stats()["leased_bytes"]:
+        assert time.monotonic() < end, "a lease was not returned"
+        time.sleep(0.01)
+
+
+def test_a_lookup_that_is_refused_takes_no_leases(tmp_path):
+    with make(tmp_path, lease=0.02) as store:
+        pages = name(store)
+        assert pages.put(keys(4), content(4)) == OK * 4
+        full, closed = store.queue(jobs=1), store.queue()
+        full.submit_lookup(pages, keys(1))
+        assert closed.close() is True
+        for queue, error in ((full, QueueFull), (closed, StoreError)):
+            with pytest.raises(error):
+                queue.submit_lookup(pages, keys(4), lease=True)
+        until_unleased(store)
+        [lookup] = full.poll()
+        job = full.submit_lookup(pages, keys(4), lease=True)
+        assert lookup.statuses == OK and full.poll()[0][:2] == (job, OK * 4)
+
+
+def test_leases_are_returned_although_the_queue_is_closed(tmp_path):
+    with make(tmp_path, lease=0.02) as store:
+        pages = name(store)
+        assert pages.put(keys(4), content(4)) == OK * 4
+        for _ in range(100):
+            assert pages.lease(keys(4)) == OK * 4
+            queue = store.queue()
+            assert all(queue.submit_unlease(pages, keys(1, first=at)) for at in range(4))
+            assert queue.close() is True and queue.pending == 0
+        until_unleased(store)
+
+
+def test_a_poll_that_a_signal_interrupts_loses_no_job(store, monkeypatch):
+    class Stop(Exception):
+        """Of a handler."""
+
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        pages, queue = name(store), store.queue(jobs=5)
+        jobs = [queue.submit_lookup(pages, keys(1)) for _ in range(5)]
+        make_done = Done.__new__
+
+        def interrupted(kind, job, *fields):
+            if job == jobs[2]:
+                signal.raise_signal(signal.SIGUSR1)
+            return make_done(kind, job, *fields)
+
+        monkeypatch.setattr(Done, "__new__", interrupted)
+        with pytest.raises(Stop):
+            queue.poll()
+        monkeypatch.undo()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert select.select([queue.event_fd()], [], [], 0)[0]
+    with pytest.raises(QueueFull):
+        queue.submit_lookup(pages, keys(1))
+    assert [done.job for done in queue.poll()] == jobs
+    assert queue.poll() == [] and not select.select([queue.event_fd()], [], [], 0)[0]
+    queue.submit_lookup(pages, keys(1))
 
 
 def test_a_job_that_has_not_started_by_its_deadline_is_reported_late(store):
@@ -557,6 +631,29 @@ def test_a_close_with_a_timeout_ends_by_it_although_the_disk_hangs(tmp_path, bad
         "in the end": True,
         "kept": True,
     }
+
+
+CLOSE_FAILS = """
+from test_store import *
+store = make(place, hang_limit=PATIENCE)
+assert name(store).put(keys(2), content(2)) == OK * 2
+hang_writes.touch()
+said = [store.close(timeout=0.5)]
+fail_writes.touch()
+hang_writes.unlink()
+for timeout in (PATIENCE, PATIENCE, None):
+    try:
+        said.append(store.close(timeout=timeout))
+    except StoreError as error:
+        said.append(str(error))
+print(json.dumps(said))
+"""
+
+
+def test_an_error_of_a_close_reaches_each_later_call(tmp_path, bad_disk):
+    first, *later = disk.run(CLOSE_FAILS, tmp_path, bad_disk)
+    assert first is False
+    assert len(set(later)) == 1 and "Input/output error" in str(later[0]), later
 
 
 def test_the_statuses_of_python_are_those_of_rust():

@@ -7,6 +7,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::time::Duration;
 
 use larder_format::PageKey;
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -267,12 +268,13 @@ fn refuse_overlap(starts: &[usize], page_bytes: usize) -> PyResult<()> {
 }
 
 /// Seconds, or none.
-pub fn seconds(object: Option<f64>) -> PyResult<Option<std::time::Duration>> {
+pub fn seconds(object: Option<f64>) -> PyResult<Option<Duration>> {
     // A time beyond this has the same effect as it.
     const LONG: f64 = 1e8;
     match object {
         None => Ok(None),
-        Some(seconds) => std::time::Duration::try_from_secs_f64(seconds.min(LONG))
+        // `f64::min` would take NaN for the other number.
+        Some(seconds) => Duration::try_from_secs_f64(if seconds > LONG { LONG } else { seconds })
             .map(Some)
             .map_err(|_| PyValueError::new_err(format!("{seconds} is no number of seconds"))),
     }

@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
 use super::buffers;
 use super::store::{Namespace, Region, StoreError, moment, position, raised};
-use crate::queue::{Job, Limits, Queue as Inner, Rows, SubmitError, Task};
+use crate::queue::{Done, Job, Limits, Queue as Inner, Rows, SubmitError, Task};
 use crate::store::Handle;
 
 create_exception!(
@@ -122,6 +122,19 @@ fn rows(
     })
 }
 
+/// Finished jobs for Python. An error of a signal handler is raised here, not after the return.
+fn made<'py>(class: &Bound<'py, PyType>, finished: &[Done]) -> PyResult<Bound<'py, PyList>> {
+    let py = class.py();
+    let list = PyList::empty(py);
+    for done in finished {
+        let statuses = PyBytes::new(py, &done.statuses);
+        let fields = (done.job, statuses, done.took.as_secs_f64(), done.bytes);
+        list.append(class.call1(fields)?)?;
+    }
+    py.check_signals()?;
+    Ok(list)
+}
+
 #[pymethods]
 impl Queue {
     fn event_fd(&self) -> i32 {
@@ -200,15 +213,13 @@ impl Queue {
 
     #[pyo3(signature = (limit=None))]
     fn poll<'py>(&self, py: Python<'py>, limit: Option<usize>) -> PyResult<Bound<'py, PyList>> {
-        let list = PyList::empty(py);
-        // Looked up first: a finished job is not lost if that fails.
         let class = DONE.import(py, "larder.store", "Done")?;
-        for done in self.inner.poll(limit.unwrap_or(usize::MAX)) {
-            let statuses = PyBytes::new(py, &done.statuses);
-            let fields = (done.job, statuses, done.took.as_secs_f64(), done.bytes);
-            list.append(class.call1(fields)?)?;
+        let finished = self.inner.poll(limit.unwrap_or(usize::MAX));
+        let made = made(class, &finished);
+        if made.is_err() {
+            self.inner.put_back(finished);
         }
-        Ok(list)
+        made
     }
 
     #[pyo3(signature = (timeout=None))]

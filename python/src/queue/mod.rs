@@ -16,6 +16,8 @@
 //!   the device may still read them, until the call has returned.
 //! - A job that has not started at its deadline is reported then. So is a lookup, which has no
 //!   rows, even if it runs: its late answer is dropped.
+//! - A lease is returned: a refused job takes none, and a job that returns leases is done although
+//!   the queue refuses further ones.
 //! - The event is readable if and only if `done` is not empty, unless the caller read it.
 //! - The lock is held for memory operations alone: submit and poll never wait for the device or
 //!   another process.
@@ -301,11 +303,6 @@ impl Queue {
             return Err(SubmitError::TooLarge { bytes, limit });
         }
         let submitted = Instant::now();
-        // An owner answers from memory.
-        let answer = match job.task {
-            Task::Lookup { leases } if self.handle.is_owner() => Some(work::look_up(&job, leases)),
-            _ => None,
-        };
         let mut state = self.state.lock();
         if state.refuses {
             return Err(SubmitError::Closed);
@@ -320,7 +317,12 @@ impl Queue {
             return Err(SubmitError::Full);
         }
         let lane = job.task.lane();
-        if answer.is_none() {
+        let lookup = match job.task {
+            // An owner answers from memory.
+            Task::Lookup { leases } if self.handle.is_owner() => Some(leases),
+            _ => None,
+        };
+        if lookup.is_none() {
             self.staff(&mut state, lane, job.deadline.is_some())?;
         }
         let number = state.next;
@@ -328,18 +330,16 @@ impl Queue {
         state.held += 1;
         state.held_bytes += bytes;
         state.counters.submitted += 1;
-        if let Some(statuses) = answer {
-            let took = submitted.elapsed();
-            self.report(
-                &mut state,
-                Done {
-                    job: number,
-                    statuses,
-                    took,
-                    bytes: 0,
-                    held: 0,
-                },
-            );
+        if let Some(leases) = lookup {
+            drop(state);
+            let done = Done {
+                job: number,
+                statuses: work::look_up(&job, leases),
+                took: submitted.elapsed(),
+                bytes: 0,
+                held: 0,
+            };
+            self.report(&mut self.state.lock(), done);
             return Ok(number);
         }
         if let Some(deadline) = job.deadline {
@@ -379,6 +379,20 @@ impl Queue {
             let _ = rustix::io::read(&self.event, &mut count);
         }
         done
+    }
+
+    /// Takes finished jobs back that did not reach the caller: the next poll returns them.
+    pub fn put_back(&self, done: Vec<Done>) {
+        if done.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.held += done.len();
+        state.held_bytes += done.iter().map(|done| done.held).sum::<usize>();
+        for done in done.into_iter().rev() {
+            state.done.push_front(done);
+        }
+        self.signal();
     }
 
     /// Waits until there is a finished job to poll. False if `until` passed first.
@@ -437,7 +451,7 @@ impl Queue {
         }
     }
 
-    /// Refuses further jobs. Jobs that wait finish as closed.
+    /// Refuses further jobs. Jobs that wait finish as closed, but leases are returned.
     pub fn refuse(&self) {
         if self.origin.is_inherited() {
             return;
@@ -445,7 +459,10 @@ impl Queue {
         let mut state = self.state.lock();
         state.refuses = true;
         for lane in 0..LANES {
-            for (_, waiting) in std::mem::take(&mut state.waiting[lane]) {
+            let is_given_up =
+                |_: &u64, waiting: &mut Numbered| !matches!(waiting.job.task, Task::Unlease);
+            let given_up: Vec<_> = state.waiting[lane].extract_if(.., is_given_up).collect();
+            for (_, waiting) in given_up {
                 self.give_up(&mut state, waiting, Status::Closed);
             }
             self.work[lane].notify_all();
@@ -487,6 +504,11 @@ impl Queue {
     /// Lets the caller have a finished job.
     fn report(&self, state: &mut State, done: Done) {
         state.done.push_back(done);
+        self.signal();
+    }
+
+    /// There is a finished job.
+    fn signal(&self) {
         // Fails only when 2^64 jobs are unreported.
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
         self.finished.notify_all();
