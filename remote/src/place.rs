@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+#[cfg(feature = "s3")]
+use object_store::path::Path;
+
 use crate::dir::Dir;
 use crate::remote::{PlaceError, Remote};
 #[cfg(feature = "s3")]
@@ -53,9 +56,17 @@ impl Place {
         if bucket.is_empty() {
             return Err(self.unusable("names no bucket"));
         }
+        // The client would put objects elsewhere, and listings would not have the names of runs.
+        let prefix = prefix.trim_matches('/');
+        if Path::from(prefix).as_ref() != prefix {
+            return Err(self.unusable(
+                "its prefix has an empty part, a part `.` or `..`, or characters that names of \
+                 objects should not have: use letters, digits, `-`, `_` and `.`",
+            ));
+        }
         S3::new(S3Place {
             bucket: bucket.to_owned(),
-            prefix: prefix.trim_matches('/').to_owned(),
+            prefix: prefix.to_owned(),
             endpoint: self.endpoint.clone(),
             ca_file: self.ca_file.clone(),
         })

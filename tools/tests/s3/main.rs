@@ -123,6 +123,25 @@ fn a_bucket_that_is_missing_and_a_server_that_is_stopped_are_named_in_time() {
     assert_eq!(pushed["runs_pushed"], 2);
 }
 
+#[test]
+fn a_prefix_that_the_client_would_change_is_refused() {
+    let code = |prefix: &str| {
+        let url = format!("s3://kvpages/{prefix}");
+        let mut ls = larder(&["remote", "ls", &url, "--timeout", "1s"]);
+        // There is no server.
+        ls.args(["--endpoint", "http://127.0.0.1:1"]);
+        let output = ls.envs(Identity::Reader.variables()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said.contains("its prefix"))
+    };
+    for prefix in ["a~b", "50%", "a#b", "a*", "what?", "a//b", "é", "a/./b"] {
+        assert_eq!(code(prefix), (Some(2), true), "{prefix}");
+    }
+    for prefix in ["", "a/", "of/a test/A-b_c.9"] {
+        assert_eq!(code(prefix), (Some(3), false), "{prefix}");
+    }
+}
+
 /// docs/json.md has exactly the keys of a document.
 #[track_caller]
 fn is_documented(document: &Value) {
