@@ -10,17 +10,17 @@
 //! may not use is an error.
 //!
 //! A mounted file system that does not answer blocks its callers for ever. So each call runs on a
-//! thread of its own, and its caller waits until the deadline. Threads that wait for the file
-//! system are bounded: beyond that calls fail at once.
+//! thread of its own, and its caller waits until the deadline, or for the next step of a listing.
+//! Threads that wait for the file system are bounded: beyond that calls fail at once.
 
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Once};
+use std::sync::mpsc::{self, RecvTimeoutError, SyncSender};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -28,7 +28,7 @@ use larder_format::Fingerprint;
 use tempfile::NamedTempFile;
 
 use crate::buffer::Buffer;
-use crate::remote::{Listed, Published, Remote, RemoteError};
+use crate::remote::{Listed, Published, Remote, RemoteError, leave_out};
 use crate::run::RunName;
 
 /// Most calls that wait for the file system.
@@ -44,15 +44,15 @@ const UNFINISHED_AGE: Duration = Duration::from_hours(1);
 /// may make any number of them.
 const PARTS: usize = 4;
 
+/// Steps of a listing that are made and not taken yet.
+const STEPS_AHEAD: usize = 1000;
+
 /// Bytes that are read between two looks at the deadline.
 const PIECE: usize = 1 << 20;
 
 /// Permissions of an object: its owner reads and writes it, others as the root lets them read.
 const OF_OWNER: u32 = 0o600;
 const TO_READ: u32 = 0o444;
-
-/// The first object that this node may not read has been logged.
-static HAS_WARNED: Once = Once::new();
 
 /// Objects in a directory.
 pub struct Dir {
@@ -77,31 +77,41 @@ impl Dir {
         Dir { root, calls }
     }
 
-    fn call<T: Send + 'static>(
-        &self,
-        deadline: Instant,
-        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
-    ) -> Result<T, RemoteError> {
+    /// Begins a call on a thread of its own.
+    fn begin(&self, work: impl FnOnce(&Path) + Send + 'static) -> Result<(), RemoteError> {
         let waiting = self.calls.fetch_add(1, Ordering::AcqRel);
         let call = Call(Arc::clone(&self.calls));
         if waiting >= CALLS_MAX {
             let reason = format!("{CALLS_MAX} calls wait for {}", self.root.display());
             return Err(RemoteError::Overloaded(reason));
         }
-        let (sender, receiver) = mpsc::sync_channel(1);
         let root = self.root.clone();
         let spawned = thread::Builder::new()
             .name("larder-remote-dir".to_owned())
             .spawn(move || {
-                // The caller may have left at its deadline.
-                let _ = sender.send(work(&root));
+                work(&root);
                 drop(call);
             });
-        if let Err(error) = spawned {
-            return Err(RemoteError::Failed(format!("starting a thread: {error}")));
-        }
+        let failed = |error| RemoteError::Failed(format!("starting a thread: {error}"));
+        spawned.map(drop).map_err(failed)
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, RemoteError> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.begin(move |root| {
+            // The caller may have left at its deadline.
+            let _ = sender.send(work(root));
+        })?;
         let left = deadline.saturating_duration_since(Instant::now());
-        match receiver.recv_timeout(left) {
+        self.answer(receiver.recv_timeout(left))
+    }
+
+    fn answer<T>(&self, answer: Result<io::Result<T>, RecvTimeoutError>) -> Result<T, RemoteError> {
+        match answer {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(self.failed(&error)),
             Err(RecvTimeoutError::Timeout) => Err(RemoteError::Deadline),
@@ -207,19 +217,26 @@ impl Remote for Dir {
         &self,
         within: Option<Fingerprint>,
         each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        deadline: Instant,
+        patience: Duration,
     ) -> Result<(), RemoteError> {
         let prefix = RunName::prefix(within);
-        let listed = self.call(deadline, move |root| {
-            let mut listed = Vec::new();
-            // Of a remote without objects there is the root alone.
-            root.metadata()?;
+        let (steps, receiver) = mpsc::sync_channel(STEPS_AHEAD);
+        self.begin(move |root| {
             let depth = prefix.split('/').count();
-            walk(root, &root.join(prefix), depth, deadline, &mut listed)?;
-            Ok(listed)
+            // Of a remote without objects there is the root alone.
+            let walked = root
+                .metadata()
+                .and_then(|_| walk(root, &root.join(prefix), depth, &steps));
+            // The receiver may have enough.
+            let _ = steps.send(walked.map(|()| Step::End));
         })?;
-        let _ = listed.into_iter().try_for_each(each);
-        Ok(())
+        loop {
+            match self.answer(receiver.recv_timeout(patience))? {
+                Step::Object(listed) if each(listed).is_break() => return Ok(()),
+                Step::Object(_) | Step::Other => {}
+                Step::End => return Ok(()),
+            }
+        }
     }
 }
 
@@ -266,19 +283,12 @@ fn make(directory: &Path, permissions: Permissions) -> io::Result<()> {
 }
 
 /// The outcome, with `None` if there is no such file, or if this node alone may not use it.
-/// Otherwise one file of another user would end all requests.
 fn open_to_us<T>(root: &Path, path: &Path, outcome: io::Result<T>) -> io::Result<Option<T>> {
     match outcome {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             // A look through the root, not at it.
             root.join(".").metadata()?;
-            HAS_WARNED.call_once(|| {
-                tracing::warn!(
-                    "{}: {error}; the object is left out, give all nodes the right to read it \
-                     (logged once)",
-                    path.display()
-                );
-            });
+            leave_out(&path.display(), &error);
             Ok(None)
         }
         outcome => absent(outcome),
@@ -301,43 +311,57 @@ fn unfinished(directory: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(directory)
 }
 
-/// Lists the objects below a directory of `depth` parts, and removes what crashes have left.
+/// A step of a listing.
+enum Step {
+    Object(Listed),
+    /// A look at something else. The file system answers.
+    Other,
+    End,
+}
+
+/// Lists the objects below a directory of `depth` parts. Ends early when its steps are not received
+/// any more.
 fn walk(
     root: &Path,
     directory: &Path,
     depth: usize,
-    deadline: Instant,
-    listed: &mut Vec<Listed>,
+    steps: &SyncSender<io::Result<Step>>,
 ) -> io::Result<()> {
     let Some(entries) = open_to_us(root, directory, fs::read_dir(directory))? else {
         return Ok(());
     };
     for entry in entries {
-        in_time(deadline)?;
         let entry = entry?;
         let path = entry.path();
-        let Some(found) = open_to_us(root, &path, entry.metadata())? else {
-            continue;
-        };
-        if found.is_dir() && depth + 1 < PARTS {
-            walk(root, &path, depth + 1, deadline, listed)?;
+        let found = open_to_us(root, &path, entry.metadata())?;
+        let listed = found.as_ref().and_then(|found| listed(root, &path, found));
+        let step = listed.map_or(Step::Other, Step::Object);
+        steps
+            .send(Ok(step))
+            .map_err(|_| io::ErrorKind::BrokenPipe)?;
+        if found.is_some_and(|found| found.is_dir()) && depth + 1 < PARTS {
+            walk(root, &path, depth + 1, steps)?;
         }
-        if !found.is_file() {
-            continue;
-        }
-        let modified = found.modified().unwrap_or(UNIX_EPOCH);
-        if entry.file_name().to_string_lossy().starts_with(UNFINISHED) {
-            let age = SystemTime::now().duration_since(modified);
-            if age.is_ok_and(|age| age > UNFINISHED_AGE) {
-                // Somebody else may have removed it, or may alone remove it.
-                let _ = fs::remove_file(&path);
-            }
-            continue;
-        }
-        let name = path.strip_prefix(root).ok().and_then(Path::to_str);
-        let created = modified.duration_since(UNIX_EPOCH);
-        let created = created.map_or(0, |since| since.as_secs());
-        listed.extend(name.and_then(|name| Listed::of(name, found.len(), created)));
     }
     Ok(())
+}
+
+/// The object in a file. Removes the file if a crash has left it.
+fn listed(root: &Path, path: &Path, found: &Metadata) -> Option<Listed> {
+    if !found.is_file() {
+        return None;
+    }
+    let modified = found.modified().unwrap_or(UNIX_EPOCH);
+    if path.file_name()?.to_string_lossy().starts_with(UNFINISHED) {
+        let age = SystemTime::now().duration_since(modified);
+        if age.is_ok_and(|age| age > UNFINISHED_AGE) {
+            // Somebody else may have removed it, or may alone remove it.
+            let _ = fs::remove_file(path);
+        }
+        return None;
+    }
+    let name = path.strip_prefix(root).ok()?.to_str()?;
+    let created = modified.duration_since(UNIX_EPOCH);
+    let created = created.map_or(0, |since| since.as_secs());
+    Listed::of(name, found.len(), created)
 }

@@ -1,7 +1,9 @@
 //! A place for objects beyond the node: the trait, and its errors.
 
+use std::fmt::Display;
 use std::ops::ControlFlow;
-use std::time::Instant;
+use std::sync::Once;
+use std::time::{Duration, Instant};
 
 use larder_format::Fingerprint;
 
@@ -10,8 +12,8 @@ use crate::run::RunName;
 
 /// A place that keeps the objects of runs, for all nodes that use it.
 ///
-/// Objects do not change: they are created once, whole, and removed. No call lasts longer than its
-/// deadline. A call that ends at its deadline may still take effect later.
+/// Objects do not change: they are created once, whole, and removed. No call but a listing lasts
+/// longer than its deadline. A call that ends at its deadline may still take effect later.
 pub trait Remote: Send + Sync {
     /// Whether there is an object of this run.
     ///
@@ -57,7 +59,8 @@ pub trait Remote: Send + Sync {
     /// [`RemoteError`].
     fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError>;
 
-    /// Gives all objects, or those of a namespace, to `each`, until it breaks.
+    /// Gives all objects, or those of a namespace, to `each`, until it breaks. Waits at most
+    /// `patience` for the next part of them: the time of all parts has no bound.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -65,8 +68,22 @@ pub trait Remote: Send + Sync {
         &self,
         within: Option<Fingerprint>,
         each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        deadline: Instant,
+        patience: Duration,
     ) -> Result<(), RemoteError>;
+}
+
+/// The first object that this node may not read has been logged.
+static HAS_WARNED: Once = Once::new();
+
+/// An object that this node alone may not read is absent for it. Otherwise one object would end all
+/// requests.
+pub(crate) fn leave_out(object: &dyn Display, reason: &dyn Display) {
+    HAS_WARNED.call_once(|| {
+        tracing::warn!(
+            "{object}: {reason}; the object is left out, give all nodes the right to read it \
+             (logged once)"
+        );
+    });
 }
 
 /// The number of runs that are there without a gap from the first, by few questions.

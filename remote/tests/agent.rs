@@ -143,7 +143,7 @@ impl Remote for Faulty {
         &self,
         _: Option<Fingerprint>,
         each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        _: Instant,
+        _: Duration,
     ) -> Result<(), RemoteError> {
         self.begin(1)?;
         let objects = self.objects.lock().unwrap();
@@ -234,7 +234,7 @@ impl Remote for Watched {
         &self,
         _: Option<Fingerprint>,
         each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        _: Instant,
+        _: Duration,
     ) -> Result<(), RemoteError> {
         let listed = |(run, object): (&RunName, &Vec<u8>)| Listed {
             run: *run,
@@ -284,7 +284,7 @@ impl Remote for Meeting {
         &self,
         _: Option<Fingerprint>,
         _: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        _: Instant,
+        _: Duration,
     ) -> Result<(), RemoteError> {
         Ok(())
     }

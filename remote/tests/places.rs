@@ -29,7 +29,7 @@ fn listed(remote: &dyn Remote, within: Option<&RunName>) -> Vec<Listed> {
         ControlFlow::Continue(())
     };
     let within = within.map(|name| name.namespace);
-    remote.list(within, &mut each, later()).unwrap();
+    remote.list(within, &mut each, LATE).unwrap();
     listed.sort_by_key(|object| object.run);
     listed
 }
@@ -140,6 +140,28 @@ fn directories_below_those_of_names_are_not_walked() {
     made.for_each(|made| fs::remove_dir(made).unwrap());
 }
 
+#[test]
+fn a_listing_that_is_left_ends_its_walk() {
+    let root = tempfile::tempdir().unwrap();
+    let remote = Dir::new(root.path().to_owned());
+    let (name, object) = objects().remove(0);
+    publish(&remote, &name, &object).unwrap();
+    // More than are looked at ahead.
+    let beside = root.path().join(name.to_string());
+    for file in 0..3000 {
+        fs::write(beside.with_file_name(file.to_string()), b"").unwrap();
+    }
+    let mut objects = 0;
+    let mut first = |_| {
+        objects += 1;
+        ControlFlow::Break(())
+    };
+    remote.list(None, &mut first, LATE).unwrap();
+    assert_eq!(objects, 1);
+    assert_eq!(listed(&remote, None).len(), 1);
+    no_call();
+}
+
 /// Where a file system does not tell the kinds of files with their names (NFS), each is looked at.
 #[test]
 fn a_file_that_vanishes_during_a_listing_is_absent() {
@@ -218,6 +240,15 @@ fn some_call() -> bool {
         .any(|name| name.starts_with("larder-remote-d"))
 }
 
+/// Waits for the end of all calls.
+fn no_call() {
+    let until = later();
+    while some_call() {
+        assert!(Instant::now() < until);
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_long_object_is_not_read_beyond_the_deadline() {
     const BYTES: u64 = 512 << 20;
@@ -233,11 +264,7 @@ fn a_long_object_is_not_read_beyond_the_deadline() {
     assert_eq!(fetched.unwrap_err(), RemoteError::Deadline);
     // Its thread may not have begun yet.
     thread::sleep(Duration::from_millis(100));
-    let until = later();
-    while some_call() {
-        assert!(Instant::now() < until);
-        thread::sleep(Duration::from_millis(1));
-    }
+    no_call();
     assert!(bytes_read() - before < BYTES / 2);
 }
 
@@ -320,7 +347,7 @@ fn a_missing_directory_is_an_error_and_is_not_made() {
         assert!(matches!(error, RemoteError::Missing(_)), "{error}");
     };
     let mut each = |_| ControlFlow::Continue(());
-    is_missing(remote.list(None, &mut each, later()).unwrap_err());
+    is_missing(remote.list(None, &mut each, LATE).unwrap_err());
     let (name, object) = objects().remove(0);
     is_missing(remote.holds(&name, later()).unwrap_err());
     is_missing(publish(&remote, &name, &object).unwrap_err());

@@ -3,21 +3,15 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use larder_format::{Fingerprint, PageKey};
-
 use super::Agent;
 use super::counts::Count;
 use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
-use crate::remote::{Listed, RemoteError, gallop};
-use crate::run::RunName;
+use crate::remote::{RemoteError, gallop};
 
-/// Longest time of a listing.
-const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Objects of a listing that are noted at once.
-const LISTED_AT_ONCE: usize = 4096;
+/// Longest time of a listing: other regular work waits for its end.
+pub(super) const LISTING_MAX: Duration = Duration::from_hours(1);
 
 impl Agent {
     pub(super) fn deadline(&self) -> Instant {
@@ -55,12 +49,10 @@ impl Agent {
 
     /// Tests whether the remote answers again.
     pub(super) fn probe(&self) {
-        let no_run = RunName {
-            namespace: Fingerprint::from_bytes([0; 16]),
-            last: PageKey::from_bytes([0; 32]),
-        };
-        match self.remote.holds(&no_run, self.deadline()) {
-            Ok(_) => self.succeeded(),
+        // The answer for an object does not tell a missing bucket from a missing object.
+        let mut first = |_| ControlFlow::Break(());
+        match self.remote.list(None, &mut first, self.options.timeout) {
+            Ok(()) => self.succeeded(),
             Err(error) => {
                 let now = self.now();
                 self.desk.lock().failed(&error, now);
@@ -71,34 +63,36 @@ impl Agent {
     /// Notes the names of all runs, and forgets those of runs that are gone.
     pub(super) fn list(&self) {
         self.desk.lock().names.begin_listing();
-        let (mut some, mut is_full) = (Vec::new(), false);
-        let mut note = |some: &mut Vec<Listed>| {
-            let mut desk = self.desk.lock();
-            for object in some.drain(..) {
-                // The others that are known are noted all the same.
-                is_full |= !desk.list(&object);
-            }
-            desk.is_closed()
-        };
+        let until = self.now() + LISTING_MAX;
+        let (mut is_full, mut is_late, mut is_stopped) = (false, false, false);
         let mut each = |object| {
-            some.push(object);
-            match some.len() >= LISTED_AT_ONCE && note(&mut some) {
+            let mut desk = self.desk.lock();
+            // The others that are known are noted all the same.
+            is_full |= !desk.list(&object);
+            is_late = self.now() >= until;
+            is_stopped = is_late || !desk.may_ask();
+            match is_stopped {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
         };
-        let until = self.now() + LISTING_TIMEOUT;
-        let listed = self.remote.list(None, &mut each, until);
-        let is_closed = note(&mut some);
+        let listed = self.remote.list(None, &mut each, self.options.timeout);
         if let Err(error) = listed {
             self.failed(&error);
             return;
         }
-        self.succeeded();
-        self.count(Count::Listings, 1);
-        if is_closed {
+        if is_late {
+            tracing::warn!(
+                "the listing of {} did not end in an hour: names of runs that are gone stay known; \
+                 remove old runs",
+                self.options.place
+            );
+        }
+        if is_stopped {
             return;
         }
+        self.succeeded();
+        self.count(Count::Listings, 1);
         self.desk.lock().names.end_listing();
         if is_full {
             tracing::warn!("more than {RUNS_MAX} runs are listed: the others are not known here");

@@ -31,7 +31,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::buffer::Buffer;
-use crate::remote::{Listed, PlaceError, Published, Remote, RemoteError};
+use crate::remote::{Listed, PlaceError, Published, Remote, RemoteError, leave_out};
 use crate::run::RunName;
 use http::Connector;
 
@@ -177,8 +177,15 @@ impl Remote for S3 {
     ) -> Result<Option<Buffer>, RemoteError> {
         let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
         let fetched = self.call(deadline, async move {
-            let got = store.get_opts(&path, GetOptions::default()).await;
-            let Some(got) = absent(got)? else {
+            let got = match store.get_opts(&path, GetOptions::default()).await {
+                // In cold storage, or under a foreign key: the bucket is not closed.
+                Err(error @ Error::PermissionDenied { .. }) if store.head(&path).await.is_ok() => {
+                    leave_out(&path, &said(&error));
+                    return Ok(None);
+                }
+                got => absent(got)?,
+            };
+            let Some(got) = got else {
                 return Ok(None);
             };
             let bytes = usize::try_from(got.meta.size).unwrap_or(usize::MAX);
@@ -234,7 +241,7 @@ impl Remote for S3 {
         &self,
         within: Option<Fingerprint>,
         each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        deadline: Instant,
+        patience: Duration,
     ) -> Result<(), RemoteError> {
         let store = Arc::clone(&self.store);
         let prefix = self.path(&RunName::prefix(within));
@@ -243,7 +250,7 @@ impl Remote for S3 {
         let task = self.runtime.spawn(async move {
             let mut stream = store.list(Some(&prefix));
             loop {
-                let next = tokio::time::timeout_at(deadline.into(), stream.try_next()).await;
+                let next = tokio::time::timeout(patience, stream.try_next()).await;
                 let next = match next {
                     Ok(next) => next.map_err(|error| explain(&error, &bucket)),
                     Err(_) => Err(RemoteError::Deadline),

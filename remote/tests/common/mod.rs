@@ -74,7 +74,9 @@ pub fn taken_of(object: &[u8], name: &RunName, trust: &Trust) -> usize {
     taken(&open(object, name, trust)).len()
 }
 
-/// Later than any test lasts.
+/// Longer than any test lasts.
+pub const LATE: Duration = Duration::from_mins(10);
+
 pub fn later() -> Instant {
-    Instant::now() + Duration::from_mins(10)
+    Instant::now() + LATE
 }

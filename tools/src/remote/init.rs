@@ -88,7 +88,7 @@ pub fn run(args: &InitArgs) -> Result<Ending, Failure> {
 fn problem(args: &InitArgs) -> Result<Option<String>, Failure> {
     let remote = args.place.connect()?;
     let mut none = |_| ControlFlow::Break(());
-    let listed = remote.list(None, &mut none, args.place.deadline());
+    let listed = remote.list(None, &mut none, args.place.timeout);
     Ok(listed.err().map(|error: RemoteError| error.to_string()))
 }
 

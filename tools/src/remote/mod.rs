@@ -28,7 +28,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use larder_engine::format::Fingerprint;
 use larder_remote::{
     Buffer, KeyError, Keyring, Listed, OBJECT_BYTES_MAX, Place, PlaceError, Remote, RemoteError,
     Trust,
@@ -101,7 +100,7 @@ struct PlaceArgs {
     /// A PEM file of certificate authorities to trust instead of the system's
     #[arg(long, value_name = "FILE")]
     ca_file: Option<PathBuf>,
-    /// Longest wait for an answer of the remote
+    /// Longest wait for an answer of the remote, and for the next part of a listing
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = size::duration)]
     timeout: Duration,
 }
@@ -121,18 +120,21 @@ impl PlaceArgs {
         Instant::now() + self.timeout
     }
 
-    /// All objects, or those of a namespace.
+    /// All objects, or some of them if it is stopped.
     fn list(
         &self,
         remote: &dyn Remote,
-        within: Option<Fingerprint>,
+        is_stopped: impl Fn() -> bool,
     ) -> Result<Vec<Listed>, Failure> {
         let mut listed = Vec::new();
         let mut each = |object| {
             listed.push(object);
-            ControlFlow::Continue(())
+            match is_stopped() {
+                true => ControlFlow::Break(()),
+                false => ControlFlow::Continue(()),
+            }
         };
-        remote.list(within, &mut each, self.deadline())?;
+        remote.list(None, &mut each, self.timeout)?;
         Ok(listed)
     }
 

@@ -107,7 +107,7 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let trust = args.trust.load()?;
     let remote = args.place.connect()?;
-    let listed = args.place.list(remote.as_ref(), None)?;
+    let listed = args.place.list(remote.as_ref(), || interrupt.is_raised())?;
     let report = open::with_any(&args.path, args.open.options(), |store| {
         let mut pull = Pull {
             args,

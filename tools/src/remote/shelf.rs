@@ -64,7 +64,7 @@ impl Report for LsReport {
 pub fn ls(args: &LsArgs) -> Result<Ending, Failure> {
     let remote = args.place.connect()?;
     let mut rows: BTreeMap<Fingerprint, NamespaceRow> = BTreeMap::new();
-    for object in args.place.list(remote.as_ref(), None)? {
+    for object in args.place.list(remote.as_ref(), || false)? {
         let row = rows.entry(object.run.namespace).or_default();
         row.fingerprint = object.run.namespace.to_string();
         row.runs += 1;
@@ -179,7 +179,8 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
         remote: args.place.url.clone(),
         ..VerifyReport::default()
     };
-    for object in args.place.list(remote.as_ref(), None)? {
+    let listed = args.place.list(remote.as_ref(), || interrupt.is_raised())?;
+    for object in listed {
         if interrupt.is_raised() {
             report.interrupted = true;
             break;
@@ -265,7 +266,8 @@ pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
     };
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |now| now.as_secs());
-    for object in args.place.list(remote.as_ref(), None)? {
+    let listed = args.place.list(remote.as_ref(), || interrupt.is_raised())?;
+    for object in listed {
         if interrupt.is_raised() {
             report.interrupted = true;
             break;

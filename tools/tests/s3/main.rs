@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod fake;
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;
@@ -23,6 +24,7 @@ mod weed;
 use std::fs;
 use std::io::Read;
 use std::thread;
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -121,6 +123,31 @@ fn a_bucket_that_is_missing_and_a_server_that_is_stopped_are_named_in_time() {
     assert!(stopped.contains("no answer by the deadline"), "{stopped}");
     let pushed = server.remote(&["push", path], &RUN, Identity::Writer, 0);
     assert_eq!(pushed["runs_pushed"], 2);
+}
+
+#[test]
+fn an_object_that_a_node_may_not_read_is_absent_and_its_bucket_is_not_closed() {
+    let endpoint = fake::start(1, Duration::ZERO);
+    let verified = of_fake(&endpoint, &["verify", "s3://kvpages", "--unsigned"]);
+    assert_eq!(verified["runs"], 0);
+}
+
+/// The document of `larder remote`, for a server without objects to give out.
+#[track_caller]
+fn of_fake(endpoint: &str, arguments: &[&str]) -> Value {
+    let mut command = larder(&[&["remote"], arguments].concat());
+    command.args(["--json", "--endpoint", endpoint]);
+    let output = command.envs(Identity::Reader.variables()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_listing_may_take_longer_than_each_of_its_parts() {
+    let endpoint = fake::start(5, Duration::from_secs(1));
+    let listed = of_fake(&endpoint, &["ls", "s3://kvpages", "--timeout", "4s"]);
+    assert_eq!(listed["runs"], 5);
 }
 
 #[test]
@@ -297,6 +324,14 @@ fn a_missing_bucket_and_a_refused_access_are_named_in_stat_and_doctor() {
     };
     let node = serving("s3://no-such-bucket", "SKSKSKSK");
     says(&node, "does not exist");
+    // A test of the bucket does not find it either: the pause doubles.
+    eventually("a failed test", || {
+        let state = node.state();
+        assert!(state.contains("does not exist"), "{state}");
+        let pause = state.split_once("attempt in ").unwrap().1;
+        let pause = pause.split(' ').next().unwrap();
+        pause.parse::<u64>().unwrap() > 5
+    });
     let (_, cost) = node.doctor("l4 cost");
     assert!(cost.contains("a month for requests"), "{cost}");
     says(

@@ -22,6 +22,7 @@ use rand_pcg::Pcg64;
 
 use super::chains::Chains;
 use super::desk::Chore;
+use super::mind::LISTING_MAX;
 use super::planted::{Bug, plant};
 use super::{Admission, Agent, AgentOptions};
 use crate::keys::{Keyring, SealKey, Trust};
@@ -428,6 +429,36 @@ fn pages_of_former_owners_are_recalled_before_those_of_this_one() {
     assert_eq!(space, sim.space);
     let pages: Vec<PageKey> = chains.pages().map(|page| page.key).collect();
     assert!(pages.into_iter().eq(asks.iter().map(|ask| ask.key)));
+}
+
+#[test]
+fn a_listing_takes_an_hour_at_most_and_each_part_its_own_time() {
+    let sim = Sim::new(1);
+    let agent = &sim.nodes[0].agent;
+    let count = |name: &str| agent.report().counts[name];
+    // The names of a listing, a second for each part of ten.
+    let list = |from: usize, runs: usize| {
+        let mut world = sim.world.lock();
+        world.keep((from..from + runs).map(|chain| name(chain, 0)));
+        world.part_takes = Duration::from_secs(1);
+        drop(world);
+        let begin = agent.now();
+        agent.list();
+        agent.now() - begin
+    };
+    assert!(list(0, 1000) > Duration::from_secs(100));
+    assert_eq!((count("listings"), count("known_runs")), (1, 1000));
+    // It is stopped, so that nothing is forgotten.
+    let took = list(1000, 40_000);
+    assert!(took >= LISTING_MAX && took < LISTING_MAX + Duration::from_secs(2));
+    assert_eq!(count("listings"), 1);
+    assert!(count("known_runs") > 36_000);
+    list(1000, 10);
+    assert_eq!((count("listings"), count("known_runs")), (2, 10));
+    // A part that takes longer than a request may.
+    sim.world.lock().part_takes = Duration::from_secs(3);
+    agent.list();
+    assert_eq!(count("listings"), 2);
 }
 
 #[test]

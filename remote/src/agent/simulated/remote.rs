@@ -120,6 +120,8 @@ impl Bucket {
 pub struct World {
     now: Instant,
     pub mood: Mood,
+    /// Time of each part of a listing.
+    pub part_takes: Duration,
     objects: BTreeMap<RunName, Vec<u8>>,
     random: Pcg64,
     pub facts: [Facts; 2],
@@ -131,6 +133,7 @@ impl World {
         World {
             now: begin,
             mood: Mood::Fine,
+            part_takes: Duration::ZERO,
             objects: BTreeMap::new(),
             random: Pcg64::seed_from_u64(seed),
             facts: [0; 2].map(|_| Facts {
@@ -177,6 +180,11 @@ impl World {
     pub fn is_good(&self, run: &RunName) -> bool {
         let object = self.objects.get(run);
         object.is_some_and(|object| is_good(object, run))
+    }
+
+    /// Objects without content.
+    pub fn keep(&mut self, runs: impl Iterator<Item = RunName>) {
+        self.objects = runs.map(|run| (run, Vec::new())).collect();
     }
 
     pub fn objects(&self) -> usize {
@@ -319,12 +327,10 @@ impl Faulty {
 impl Remote for Faulty {
     fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
         let mut world = self.world.lock();
-        let is_probe = run.namespace != namespace().fingerprint();
-        let kind = if is_probe { Kind::Probe } else { Kind::Other };
-        world.begin(self.node, kind, deadline)?;
+        world.begin(self.node, Kind::Other, deadline)?;
         let lies = world.mood == Mood::Lying && world.chance(3);
         let holds = world.objects.contains_key(run) != lies;
-        if holds && !is_probe {
+        if holds {
             world.announce(self.node, run);
         }
         Ok(holds)
@@ -409,7 +415,7 @@ impl Remote for Faulty {
         &self,
         _: Option<Fingerprint>,
         each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        deadline: Instant,
+        patience: Duration,
     ) -> Result<(), RemoteError> {
         let listed: Vec<Listed> = {
             let world = self.world.lock();
@@ -420,10 +426,19 @@ impl Remote for Faulty {
             });
             listed.collect()
         };
-        // Each part is a request.
-        for part in listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]) {
+        // Each part is a request, the first one perhaps a probe.
+        let parts = listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]);
+        let kinds = std::iter::once(Kind::Probe).chain(std::iter::repeat(Kind::Other));
+        for (part, kind) in parts.zip(kinds) {
             let mut world = self.world.lock();
-            world.begin(self.node, Kind::Other, deadline)?;
+            let deadline = world.now + patience;
+            world.begin(self.node, kind, deadline)?;
+            let took = world.part_takes;
+            if took > patience {
+                world.advance(patience);
+                return Err(RemoteError::Deadline);
+            }
+            world.advance(took);
             for object in part {
                 world.announce_one(self.node, &object.run);
             }

@@ -147,7 +147,7 @@ impl Objects {
             runs.push(object.run);
             ControlFlow::Continue(())
         };
-        self.client.list(None, &mut each, until())?;
+        self.client.list(None, &mut each, self.timeout)?;
         for run in runs {
             self.client.remove(&run, until())?;
         }
