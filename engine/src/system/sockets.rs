@@ -79,6 +79,9 @@ pub(crate) struct Name {
     _directory: Option<OwnedFd>,
 }
 
+/// Bytes of a socket's name (`sun_path` in unix(7), without its end).
+const ADDRESS_BYTES_MAX: usize = 107;
+
 impl Name {
     pub(crate) fn path(&self) -> &Path {
         &self.path
@@ -86,7 +89,6 @@ impl Name {
 
     /// The socket's own name if it is short enough.
     pub(crate) fn short(directory: &Path, name: &Path) -> io::Result<Name> {
-        const ADDRESS_BYTES_MAX: usize = 107;
         let whole = directory.join(name);
         if whole.as_os_str().len() > ADDRESS_BYTES_MAX {
             return Name::through(directory, name);
@@ -101,9 +103,14 @@ impl Name {
     pub(crate) fn through(directory: &Path, name: &Path) -> io::Result<Name> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(directory, flags, Mode::empty())?;
-        let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+        let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
+        if path.as_os_str().len() > ADDRESS_BYTES_MAX {
+            return Err(io::Error::other(
+                "the file name is too long for a socket: shorten it to 80 bytes",
+            ));
+        }
         Ok(Name {
-            path: path.join(name),
+            path,
             _directory: Some(directory),
         })
     }

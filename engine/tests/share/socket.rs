@@ -41,6 +41,26 @@ fn the_socket_is_for_the_stores_owner_alone() {
 }
 
 #[test]
+fn a_name_that_fits_no_socket_is_refused_before_the_store_is_opened() {
+    let home = Home::with_store(256 * MIB);
+    let path = home.path.with_file_name("n".repeat(120));
+    std::fs::rename(&home.path, &path).unwrap();
+    let superblocks = || {
+        let mut bytes = vec![0; 1 << 20];
+        let mut file = std::fs::File::open(&path).unwrap();
+        file.read_exact(&mut bytes).unwrap();
+        bytes
+    };
+    let before = superblocks();
+    let error = Store::attach(&path, OpenOptions::default()).err().unwrap();
+    assert!(
+        error.to_string().contains("too long for a socket"),
+        "{error}"
+    );
+    assert!(superblocks() == before);
+}
+
+#[test]
 fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
     let home = Home::with_store(256 * MIB);
     let owner = attach(&home);

@@ -27,6 +27,7 @@ pub fn socket_path(path: &Path) -> PathBuf {
 pub(in crate::share) fn may_listen(socket: &Path) -> io::Result<()> {
     let directory = directory_of(socket);
     files::may_change(directory)?;
+    short_name(socket)?;
     let Some(left) = left_there(socket)? else {
         return Ok(());
     };
