@@ -83,6 +83,8 @@ pub struct Running {
     pub have_callers_begun: Cell<bool>,
     /// The number of the evictions to ask with next.
     pub evictions: Cell<u64>,
+    /// How often it was stopped.
+    pub stops: Cell<u64>,
 }
 
 impl Running {
@@ -96,6 +98,7 @@ impl Running {
             namespaces: RefCell::default(),
             have_callers_begun: Cell::new(false),
             evictions: Cell::new(0),
+            stops: Cell::new(0),
         })
     }
 
@@ -143,6 +146,14 @@ pub struct Caller {
 
 /// The role of a process around a call.
 type Role = (u64, Part);
+
+/// A get that has just ended.
+struct Got {
+    from: Moment,
+    had_owner: bool,
+    /// The process was stopped in it.
+    was_stopped: bool,
+}
 
 impl Caller {
     /// Makes calls, and ends.
@@ -369,7 +380,7 @@ impl Caller {
         let namespace = names[0].namespace;
         let mut memory: Vec<Vec<Memory>> = names.iter().map(|_| self.memory(namespace)).collect();
         let keys = self.keys(names);
-        let (from, before) = (self.begin(), self.role());
+        let (from, before, stops) = (self.begin(), self.role(), self.running.stops.get());
         let statuses = {
             let mut parts: Vec<Vec<IoSliceMut<'_>>> = memory
                 .iter_mut()
@@ -388,12 +399,16 @@ impl Caller {
             self.store.get(namespaces[namespace], &mut pages, deadline)
         };
         note(|| format!("get {names:?}: {statuses:?}"));
-        let had_owner = self.had_owner(before);
+        let got = Got {
+            from,
+            had_owner: self.had_owner(before),
+            was_stopped: self.running.stops.get() != stops,
+        };
         for ((name, status), parts) in names.iter().zip(&statuses).zip(&mut memory) {
             let parts: Vec<&[u8]> = parts.iter_mut().map(|part| &*part.bytes()).collect();
             match status {
                 GetStatus::Hit => self.hit(*name, from, &parts),
-                GetStatus::Miss(reason) => self.miss(*name, from, had_owner, *reason),
+                GetStatus::Miss(reason) => self.miss(*name, &got, *reason),
                 status => unreachable!("an unknown status: {status:?}"),
             }
         }
@@ -401,7 +416,7 @@ impl Caller {
 
     fn get_lent(&self, namespaces: &[NamespaceId], names: &[Name]) {
         let keys = self.keys(names);
-        let (from, before) = (self.begin(), self.role());
+        let (from, before, stops) = (self.begin(), self.role(), self.running.stops.get());
         let found = self
             .store
             .get_lent(namespaces[names[0].namespace], &keys, None);
@@ -411,14 +426,18 @@ impl Caller {
                 found.iter().map(Result::is_ok).collect::<Vec<_>>()
             )
         });
-        let had_owner = self.had_owner(before);
+        let got = Got {
+            from,
+            had_owner: self.had_owner(before),
+            was_stopped: self.running.stops.get() != stops,
+        };
         for (name, page) in names.iter().zip(&found) {
             match page {
                 Ok(page) => {
                     let parts: Vec<&[u8]> = (0..).map_while(|part| page.part(part)).collect();
                     self.hit(*name, from, &parts);
                 }
-                Err(reason) => self.miss(*name, from, had_owner, *reason),
+                Err(reason) => self.miss(*name, &got, *reason),
             }
         }
     }
@@ -432,7 +451,7 @@ impl Caller {
             .check_hit(state.plan.index(name), from, parts);
     }
 
-    fn miss(&self, name: Name, from: Moment, had_owner: bool, reason: MissReason) {
+    fn miss(&self, name: Name, got: &Got, reason: MissReason) {
         self.record(0);
         self.shared.borrow_mut().totals.misses += 1;
         let is_judged = match reason {
@@ -443,16 +462,19 @@ impl Caller {
             | MissReason::Stale
             | MissReason::WrongShape => true,
             // A handle closes only in `Caller::close`, after all calls.
-            MissReason::Closed => had_owner,
+            MissReason::Closed => got.had_owner,
             MissReason::Deadline | MissReason::Hung => false,
             reason => unreachable!("an unknown reason: {reason:?}"),
         };
-        if is_judged && had_owner {
+        if is_judged && got.had_owner {
             // A put that a kill cut short leaves an unproven record of a page that was evicted
             // before.
             use MissReason::{Absent, Closed, Unfinished};
-            let is_bad = !matches!(reason, Absent | Closed | Unfinished);
-            self.missed(name, from, is_bad, &format!("{reason:?}"));
+            let is_evicted = matches!(reason, Absent | Closed | Unfinished);
+            // The owner takes the pins of a stopped client back. It reads the bytes of other pages,
+            // and does not find its own again if it was evicted.
+            let is_bad = !is_evicted && !got.was_stopped;
+            self.missed(name, got.from, is_bad, &format!("{reason:?}"));
         }
     }
 

@@ -219,6 +219,7 @@ impl Driver {
             _ => self.count(Class::SeekerStopped),
         }
         running.process.stop();
+        running.stops.update(|stops| stops + 1);
         let until = stop.map(|stop| self.world.now() + stop);
         self.stopped.push((running, until));
     }
