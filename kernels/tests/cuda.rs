@@ -28,7 +28,7 @@ use support::driver::{
     in_a_process_of_its_own, lacking,
 };
 use support::honest::found;
-use support::{Case, Pools, cases, expected, host_tensors, tensors_of};
+use support::{Case, Pools, case, cases, expected, host_tensors, tensors_of};
 
 fn open(choice: Choice, piece_bytes: u64) -> CudaDevice {
     let options = CudaOptions {
@@ -252,17 +252,6 @@ fn copy_engines_are_used_if_kernels_cannot_reach_the_host() {
     }
     let device = open(Choice::Always(Way::Kernel), 1 << 30);
     random_cases(30, |case| copies_match_the_oracle(&device, case));
-}
-
-fn case(direction: Direction) -> Case {
-    Case {
-        shape: KvShape::mha(4, 2, 16, 2, 4).unwrap(),
-        layout: Layout::PageFirstDirect,
-        direction,
-        l1_pages: 8,
-        l2_pages: 16,
-        pairs: (0..8).map(|page| PagePair { l1: page, l2: page }).collect(),
-    }
 }
 
 #[test]

@@ -10,11 +10,9 @@ mod support;
 
 use larder_kernels::cuda::policy::Way;
 use larder_kernels::cuda::{Choice, CudaOptions};
-use larder_kernels::{
-    CudaDevice, Device, DeviceError, Direction, KvShape, Layout, PagePair, Ticket,
-};
+use larder_kernels::{CudaDevice, Device, DeviceError, Direction, Ticket};
 use support::driver::{Steering, default_stream, has_gpu, in_a_process_of_its_own};
-use support::{Case, Pools, expected};
+use support::{Case, Pools, case, expected};
 
 fn open(way: Way) -> CudaDevice {
     let options = CudaOptions {
@@ -22,17 +20,6 @@ fn open(way: Way) -> CudaDevice {
         ..CudaOptions::default()
     };
     CudaDevice::open(&options).unwrap()
-}
-
-fn case(direction: Direction) -> Case {
-    Case {
-        shape: KvShape::mha(4, 2, 16, 2, 4).unwrap(),
-        layout: Layout::PageFirstDirect,
-        direction,
-        l1_pages: 8,
-        l2_pages: 16,
-        pairs: (0..8).map(|page| PagePair { l1: page, l2: page }).collect(),
-    }
 }
 
 /// L2 after the case.

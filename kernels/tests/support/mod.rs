@@ -110,6 +110,18 @@ pub fn pairs(l1_pages: u32, l2_pages: u32, count: usize, seed: u64) -> Vec<PageP
     pairs
 }
 
+/// A small case: eight pages, each with its counterpart of the same number.
+pub fn case(direction: Direction) -> Case {
+    Case {
+        shape: KvShape::mha(4, 2, 16, 2, 4).unwrap(),
+        layout: Layout::PageFirstDirect,
+        direction,
+        l1_pages: 8,
+        l2_pages: 16,
+        pairs: (0..8).map(|page| PagePair { l1: page, l2: page }).collect(),
+    }
+}
+
 /// Both pools of a case on a device, filled with distinct bytes.
 pub struct Pools {
     pub l1: L1Pool,
