@@ -355,7 +355,7 @@ fn listed(root: &Path, path: &Path, found: &Metadata) -> Option<Listed> {
     if path.file_name()?.to_string_lossy().starts_with(UNFINISHED) {
         let age = SystemTime::now().duration_since(modified);
         if age.is_ok_and(|age| age > UNFINISHED_AGE) {
-            // Somebody else may have removed it, or may alone remove it.
+            // Another process may have removed it, or only its owner may remove it.
             let _ = fs::remove_file(path);
         }
         return None;
