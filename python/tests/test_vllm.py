@@ -414,6 +414,7 @@ def test_events_leave_a_chunk_that_was_evicted_and_stored_again(tmp_path, monkey
         # or before; and both events are read at once.
         gone = evict("b")
         while not keeper.evicted and gone[0] in known:
+            assert time.monotonic() < end, "an eviction was not seen"
             time.sleep(0.01)
         store_again(gone[:1])
         read_events()
