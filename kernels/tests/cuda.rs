@@ -592,7 +592,10 @@ fn opens_or_reports_why_not() {
 
 #[test]
 fn a_missing_driver_function_is_reported_by_name() {
-    let Some(fake) = fake().filter(|_| !has_gpu()) else {
+    if has_gpu() {
+        return;
+    }
+    let Some(fake) = fake() else {
         return;
     };
     let directory = tempfile::tempdir().unwrap();

@@ -277,7 +277,10 @@ fn works_without_batches() {
 
 #[test]
 fn a_driver_without_batches_still_works() {
-    let Some(fake) = fake().filter(|_| !has_gpu()) else {
+    if has_gpu() {
+        return;
+    }
+    let Some(fake) = fake() else {
         return;
     };
     let directory = tempfile::tempdir().unwrap();
