@@ -3,7 +3,7 @@
 //!
 //! The first part uses a stand-in for the forward pass that waits for each layer's ticket. Its
 //! layers take half, once and twice the time of their load. Limit for both together: the longer of
-//! the two alone, one of its layers, 10 us per layer and 1 %. For compute that uses the whole
+//! the two alone, one of its layers, 30 us per layer and 1 %. For compute that uses the whole
 //! device (`Busy`) the limit is 5 % higher, the allowed slowdown by loads. The timeline of one run
 //! is printed: `-` a layer is loaded, `#` it is computed.
 //!
