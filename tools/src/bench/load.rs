@@ -9,6 +9,9 @@
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::task::Wake;
+use std::thread::{self, Thread};
+use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
@@ -39,6 +42,9 @@ pub(super) const NAMESPACE: &str = "bench-load of ";
 
 /// Default number of layers of a page.
 const LAYERS: NonZeroU32 = NonZeroU32::new(32).expect("not 0");
+
+/// The longest wait between two polls of a prefetch, which may also end by its time limit.
+const POLL: Duration = Duration::from_millis(1);
 
 /// Options of `load` alone.
 #[derive(Args, Debug)]
@@ -305,7 +311,9 @@ fn cache(
         l3: Some(Arc::new(l3)),
         ranks: None,
     };
-    Ok(Cache::new(config, parts)?)
+    let cache = Cache::new(config, parts)?;
+    cache.wake_on_l3(Arc::new(Unpark(thread::current())).into());
+    Ok(cache)
 }
 
 /// A run in progress.
@@ -427,6 +435,15 @@ impl Load {
     }
 }
 
+/// Wakes the thread that waits for L3, whose CPU time would otherwise count as that of a prefetch.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
 /// Requests all of a prompt from L3, and waits until it has come or is known to be missing.
 fn prefetch(cache: &mut Cache, prompt: &mut Prompt) -> Result<(), Failure> {
     let Ok(id) = cache.prefetch(prompt) else {
@@ -434,7 +451,7 @@ fn prefetch(cache: &mut Cache, prompt: &mut Prompt) -> Result<(), Failure> {
     };
     while cache.poll_prefetch(id)? == PrefetchState::Waiting {
         if cache.poll()? == 0 {
-            std::thread::yield_now();
+            thread::park_timeout(POLL);
         }
     }
     Ok(())
