@@ -15,6 +15,7 @@ import numpy
 import pytest
 import torch
 from larder.device import Device, DeviceError, Unavailable
+from larder.store import Status, Store
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 LAYERS, HEADS, DIM, PAGE_TOKENS, PAGES, HOST_PAGES = 3, 2, 8, 4, 6, 9
@@ -368,3 +369,35 @@ def test_on_a_gpu_streams_wait_for_layers_and_copies_for_streams(layout):
             sums.append((k[layer] == wanted[layer]).all() & (v[layer] == wanted[8 + layer]).all())
     stream.synchronize()
     assert all(bool(right) for right in sums)
+
+
+@pytest.mark.parametrize("pinned_by", ("none", "cudaHostAlloc", "cudaHostRegister"))
+def test_a_store_reads_into_memory_that_the_driver_has_pinned(tmp_path, pinned_by):
+    """Direct reads pin the memory again, which a driver's mapping may refuse."""
+    if pinned_by != "none" and not torch.cuda.is_available() and "LARDER_REQUIRE_GPU" not in os.environ:
+        pytest.skip("there is no GPU")
+    pages, page_bytes = 16, 1 << 20
+    host = torch.empty(pages * page_bytes + 4096, dtype=torch.uint8, pin_memory=pinned_by == "cudaHostAlloc")
+    host = host[-host.data_ptr() % 4096 :][: pages * page_bytes]
+    if pinned_by == "cudaHostRegister":
+        assert int(torch.cuda.cudart().cudaHostRegister(host.data_ptr(), host.numel(), 0)) == 0
+    wanted = noise(pages * page_bytes, seed=7)
+    host.copy_(wanted)
+    keys = b"".join(bytes([number]) * 32 for number in range(pages))
+    facts = {"model": "m", "weights": "w", "dtype": "bf16", "layout": "any", "page_tokens": 64, "parts": [page_bytes]}
+    with Store.attach(tmp_path, size=256 << 20) as store:
+        namespace, queue = store.namespace(**facts), store.queue()
+        region = store.register(host.data_ptr(), host.numel(), page_bytes, owner=host, pinned=True)
+        queue.submit_put(namespace, keys, region, range(pages))
+        for read in (False, True):
+            assert queue.wait(60)
+            (done,) = queue.poll()
+            assert set(done.statuses) == {Status.OK}, (read, done, region.described)
+            if not read:
+                host.zero_()
+                queue.submit_get(namespace, keys, region, range(pages))
+    assert torch.equal(host, wanted)
+    if pinned_by != "none":
+        assert torch.equal(host.to("cuda", non_blocking=True).cpu(), wanted)
+    if pinned_by == "cudaHostRegister":
+        assert int(torch.cuda.cudart().cudaHostUnregister(host.data_ptr())) == 0
