@@ -9,7 +9,7 @@
 // function fail alone: what is in flight goes on.
 //
 // fake_capture(1) has the default stream captured, as by another thread in the global mode. fake_broken() counts calls that would have
-// invalidated the capture. fake_stall() puts work that never ends into the default stream.
+// invalidated the capture. fake_stall() puts work that never ends into the default stream. Waits for a stream begin once fake_lets_go is 1.
 //
 // Time is its own: fake_now() moves by calls and by what is waited for. Each stream takes the time of what it carries out, at the speeds
 // of fake_speeds(), beside the others, and begins at the first wait. fake_still() has copies take their time and move nothing,
@@ -26,6 +26,7 @@
 #include <map>
 #include <mutex>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 KvIndex blockIdx, threadIdx, gridDim, blockDim;
@@ -73,6 +74,9 @@ static long ns_per_kib[WAYS] = {20, 20, 20, 1000}, counted[WAYS];
 static long begins_at, takes_ns;
 static bool still;
 static unsigned char number = 1;
+extern "C" {
+volatile int fake_lets_go = 1;
+}
 
 static void spend(int way, size_t bytes) {
     takes_ns += (long)(bytes * ns_per_kib[way] / 1024);
@@ -93,31 +97,26 @@ extern "C" void fake_still(long yes) {
 }
 
 extern "C" long fake_counted(long way) {
-    const long count = counted[way];
-    counted[way] = 0;
-    return count;
+    return std::exchange(counted[way], 0);
 }
 
 extern "C" void fake_device(long other) {
     number = (unsigned char)other;
 }
 
-extern "C" void fake_fail(long n) {
-    calls = 0;
-    fail_at = n;
-    dead = false;
-    retained = 0;
-    current = nullptr;
-    legacy.clear();
-    legacy.noticed = 0;
-    streams = {&legacy};
-    allocated.clear();
-    registered.clear();
-}
-
 extern "C" void fake_fail_after(long n) {
     calls = 0;
     fail_at = n;
+}
+
+extern "C" void fake_fail(long n) {
+    fake_fail_after(n);
+    dead = retained = 0;
+    current = nullptr;
+    legacy = {};
+    streams = {&legacy};
+    allocated.clear();
+    registered.clear();
 }
 
 extern "C" long fake_calls() {
@@ -149,10 +148,8 @@ static void misused(const char *what) {
 
 static Result die() {
     dead = true;
-    for (Stream *stream : streams) {
-        stream->clear();
-        stream->noticed = 0;
-    }
+    for (Stream *stream : streams)
+        *stream = {};
     return UNKNOWN;
 }
 
@@ -342,6 +339,9 @@ Result cuThreadExchangeStreamCaptureMode(int *mode) {
 }
 
 Result cuStreamSynchronize(void *stream) {
+    for (int tries = 0; !fake_lets_go; usleep(1000))
+        if (++tries == 60000)
+            misused("a wait keeps the thread from running that ends it");
     UNSAFE_CALL;
     run_until_empty(of(stream));
     return OK;

@@ -5,8 +5,8 @@
 //! over several rounds counts, because it is least disturbed by other load on the machine.
 //!
 //! A layer of a transfer is submitted while its predecessor is copied. So the cost of a layer is
-//! the difference between two transfers in a row and one alone: the latency of the first layer,
-//! which includes its submission, is in both.
+//! the difference between a transfer of twice the layers and one alone: the latency of the first
+//! layer, which includes its submission, and the page list of the kernel are in both.
 
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use crate::error::DeviceError;
 use crate::layout::{Layout, pool_bytes};
 use crate::pool::{HostMemory, L1Pool, L2Pool};
 use crate::shape::{Attention, KvShape};
+use crate::ticket::Ticket;
 use crate::transfer::{Direction, PagePair, Transfer};
 
 /// Layers of a transfer.
@@ -35,7 +36,7 @@ const PAGES: u32 = ROWS[ROWS.len() - 1] as u32;
 pub(super) fn table(device: &CudaDevice, clock: Clock) -> Result<Table, DeviceError> {
     let mut table = Table::default();
     for row_bytes in ROW_BYTES {
-        let pools = Pools::new(device, row_bytes)?;
+        let pools = Pools::new(device, row_bytes, PAGES)?;
         for point in Point::all().filter(|point| point.row_bytes() == row_bytes) {
             for probe in PROBES {
                 if let Some(cost) = pools.cost(device, &point, probe, clock)? {
@@ -52,8 +53,9 @@ pub(super) fn table(device: &CudaDevice, clock: Clock) -> Result<Table, DeviceEr
 /// # Errors
 /// There is not enough memory for the test, or the device is dead.
 pub(super) fn takes_batches(device: &CudaDevice) -> Result<bool, DeviceError> {
-    let pools = Pools::new(device, ROW_BYTES[0])?;
-    let transfer = pools.transfer(2, Probe::Batch)?;
+    let pages = 2;
+    let pools = Pools::new(device, ROW_BYTES[0], pages)?;
+    let transfer = pools.transfer(pages.into(), Probe::Batch)?;
     device.try_batch(Direction::Load, &transfer)
 }
 
@@ -63,17 +65,17 @@ struct Pools {
 }
 
 impl Pools {
-    fn new(device: &CudaDevice, row_bytes: u64) -> Result<Pools, DeviceError> {
+    fn new(device: &CudaDevice, row_bytes: u64, pages: u32) -> Result<Pools, DeviceError> {
         let too_large = |_| DeviceError::NoMemory {
             what: "measuring the device",
             bytes: row_bytes,
         };
         let row_bytes = u32::try_from(row_bytes).unwrap_or(u32::MAX);
         let shape = KvShape::of_rows(Attention::Mla, LAYERS, row_bytes, 1).map_err(too_large)?;
-        let memory = HostMemory::zeroed(pool_bytes(&shape, PAGES))?;
+        let memory = HostMemory::zeroed(pool_bytes(&shape, pages))?;
         Ok(Pools {
-            l2: device.register(memory, Layout::PageFirstDirect, &shape, PAGES)?,
-            l1: device.alloc_l1(&shape, PAGES)?,
+            l2: device.register(memory, Layout::PageFirstDirect, &shape, pages)?,
+            l1: device.alloc_l1(&shape, pages)?,
         })
     }
 
@@ -127,7 +129,7 @@ impl Pools {
     }
 }
 
-/// The cost of all layers of `count` such transfers in a row.
+/// The cost of all layers, each `count` times, of a transfer.
 fn once(
     device: &CudaDevice,
     direction: Direction,
@@ -137,12 +139,9 @@ fn once(
     count: usize,
 ) -> Result<Cost, DeviceError> {
     let started = clock();
-    let mut last = None;
-    for _ in 0..count {
-        last = device.put(direction, transfer, way).pop();
-    }
+    let tickets = device.put_often(direction, transfer, way, count);
     let asked = clock();
-    last.map_or(Ok(()), |ticket| ticket.wait())?;
+    tickets.last().map_or(Ok(()), Ticket::wait)?;
     let done = clock();
     let nanoseconds = |until: Duration| {
         let nanoseconds = until.saturating_sub(started).as_nanos();

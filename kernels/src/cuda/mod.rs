@@ -37,6 +37,7 @@ mod options;
 mod pieces;
 pub mod policy;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -61,7 +62,7 @@ use image::{Image, Origin};
 use memory::{Adopted, DeviceMemory, Registration, Upload};
 use nvrtc::Nvrtc;
 use pieces::{HOST_PAGE_BYTES, Piece, pieces};
-use policy::{Table, Way, Work};
+use policy::{Probe, Table, Way, Work};
 
 /// Blocks per launch. All together keep as many bytes in flight as saturate a PCIe 5 link.
 const BLOCKS: u32 = 16;
@@ -70,6 +71,10 @@ const BLOCKS: u32 = 16;
 /// almost all other work. On an H200, two blocks of 1024 threads slow busy compute down by 3 to 4 %
 /// and these by 1 to 2 %, and the loads beside it are 5 to 10 % faster.
 const THREADS: u32 = 128;
+
+/// Bytes that a launch copies at least, if the transfer has as many: less would leave the link idle
+/// between launches. Layers of small transfers share launches, and tickets.
+const LAUNCH_BYTES: u64 = 2 << 20;
 
 /// A GPU.
 pub struct CudaDevice {
@@ -82,8 +87,9 @@ pub struct CudaDevice {
     kernel: Option<Kernel>,
     takes_batches: bool,
     streams: Arc<Streams>,
-    /// Only one transfer is enqueued at a time, so that transfers run in submission order.
-    submitting: Mutex<()>,
+    /// Only one transfer of a direction is enqueued at a time, so that transfers run in submission
+    /// order. A store that waits for room in its stream does not delay loads.
+    submitting: [Mutex<()>; 2],
 }
 
 struct Kernel {
@@ -140,10 +146,12 @@ impl CudaDevice {
             kernel,
             takes_batches: has_batches(),
             streams,
-            submitting: Mutex::new(()),
+            submitting: Default::default(),
         };
-        if options.choice == Choice::Measured {
-            device.measure(options)?;
+        match options.choice {
+            Choice::Measured => device.measure(options)?,
+            Choice::Published => device.prove_batches()?,
+            Choice::Always(_) => {}
         }
         Ok(device)
     }
@@ -162,14 +170,12 @@ impl CudaDevice {
         let name = Table::name(&context.uuid()?, context.driver_version()?);
         let kept = cache.as_ref().and_then(|cache| cache.get(&name));
         if let Some(table) = kept.and_then(|bytes| Table::from_bytes(&bytes)) {
+            self.takes_batches &= table.has(Probe::Batch);
             self.table = Some(Box::new(table));
             return Ok(());
         }
-        let measured = self.takes_batches().and_then(|takes_batches| {
-            self.takes_batches = takes_batches;
-            measure::table(self, options.clock)
-        });
-        match measured {
+        self.prove_batches()?;
+        match measure::table(self, options.clock) {
             Ok(table) => {
                 if let Some(cache) = cache {
                     // A failed cache write only makes the next start slower.
@@ -178,16 +184,25 @@ impl CudaDevice {
                 self.table = Some(Box::new(table));
                 Ok(())
             }
-            Err(_) => {
-                // The next call shows whether the device is still alive.
-                self.streams.synchronize(self.streams.of(Direction::Load))?;
-                context.alive()
-            }
+            Err(_) => self.still_works(),
         }
     }
 
-    fn takes_batches(&self) -> Result<bool, DeviceError> {
-        Ok(self.takes_batches && measure::takes_batches(self)?)
+    /// Finds out whether the driver accepts batches. Without memory for the test, it counts as one
+    /// that does not.
+    fn prove_batches(&mut self) -> Result<(), DeviceError> {
+        if self.takes_batches {
+            let takes = measure::takes_batches(self);
+            self.takes_batches = matches!(takes, Ok(true));
+            takes.map_or_else(|_| self.still_works(), |_| Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the device is alive after an error. The next call shows it.
+    fn still_works(&self) -> Result<(), DeviceError> {
+        self.streams.synchronize(self.streams.of(Direction::Load))?;
+        self.streams.context.alive()
     }
 
     fn submit(
@@ -196,7 +211,7 @@ impl CudaDevice {
         transfer: Transfer,
         after: &Ticket,
     ) -> Result<Gated<Transfer>, Refused> {
-        let _turn = self.submitting.lock();
+        let _turn = self.submitting[usize::from(direction == Direction::Store)].lock();
         if let Err(error) = self.admit(direction, &transfer, after) {
             return Err(Refused { error, transfer });
         }
@@ -246,13 +261,24 @@ impl CudaDevice {
     /// Enqueues a transfer on its stream. Returns one ticket per layer of a load, or one ticket for
     /// a store.
     fn put(&self, direction: Direction, transfer: &Transfer, way: Way) -> Vec<Ticket> {
-        let layers = 0..transfer.l1().shape().layers();
+        self.put_often(direction, transfer, way, 1)
+    }
+
+    /// Enqueues the layers of a transfer `times` times, one after the other. Returns the tickets of
+    /// all of them.
+    fn put_often(
+        &self,
+        direction: Direction,
+        transfer: &Transfer,
+        way: Way,
+        times: usize,
+    ) -> Vec<Ticket> {
         let tickets = match direction {
-            Direction::Load => layers.len(),
+            Direction::Load => transfer.l1().shape().layers() as usize * times,
             Direction::Store => 1,
         };
         let mut done = Vec::with_capacity(tickets);
-        let outcome = self.put_layers(direction, transfer, way, &mut done);
+        let outcome = self.put_layers(direction, transfer, way, times, &mut done);
         if let Err(error) = outcome {
             // The pages are handed back once the work already enqueued has ended.
             let _ = self.streams.synchronize(self.streams.of(direction));
@@ -270,6 +296,7 @@ impl CudaDevice {
         direction: Direction,
         transfer: &Transfer,
         way: Way,
+        times: usize,
         done: &mut Vec<Ticket>,
     ) -> Result<(), DeviceError> {
         let stream = self.streams.of(direction);
@@ -281,16 +308,21 @@ impl CudaDevice {
             }
             _ => None,
         };
-        for layer in 0..transfer.l1().shape().layers() {
+        let together = kernel.as_ref().map_or(1, |_| together(transfer));
+        for layers in std::iter::repeat_n(runs(transfer, together), times).flatten() {
             match (&kernel, way) {
                 (Some((kernel, pairs)), _) => {
-                    self.launch(kernel, direction, transfer, layer, pairs.address)?;
+                    self.launch(kernel, direction, transfer, &layers, pairs.address)?;
                 }
-                (None, Way::Batch) => self.copy_batch(direction, transfer, layer)?,
-                (None, _) => self.copy(direction, transfer, layer)?,
+                (None, Way::Copies) => self.copy(direction, transfer, layers.start)?,
+                (None, _) if self.takes_batches => {
+                    self.copy_batch(direction, transfer, layers.start)?;
+                }
+                (None, _) => self.copy(direction, transfer, layers.start)?,
             }
             if direction == Direction::Load {
-                done.push(Ticket::of_event(self.streams.record(stream)?));
+                let ticket = Ticket::of_event(self.streams.record(stream)?);
+                done.extend(layers.map(|_| ticket.clone()));
             }
         }
         if direction == Direction::Store {
@@ -301,12 +333,17 @@ impl CudaDevice {
 
     /// The way chosen for this transfer.
     fn way(&self, direction: Direction, transfer: &Transfer) -> Way {
-        let can = |way| self.can(way, direction, transfer);
+        let work = Work::of(transfer);
+        let layers = transfer.l1().shape().layers();
+        let has_kernel = self.can(Way::Kernel, direction, transfer);
+        let can = |way| {
+            self.can(way, direction, transfer) && !(has_kernel && work.crowds_stream(way, layers))
+        };
         match (self.choice, &self.table) {
-            (Choice::Always(way), _) if can(way) => way,
+            (Choice::Always(way), _) if self.can(way, direction, transfer) => way,
             (Choice::Always(_), _) => Way::Copies,
-            (Choice::Measured, Some(table)) => table.choose(direction, &Work::of(transfer), can),
-            _ => policy::published(direction, &Work::of(transfer), can),
+            (Choice::Measured, Some(table)) => table.choose(direction, &work, can),
+            _ => policy::published(direction, &work, can),
         }
     }
 
@@ -330,11 +367,10 @@ impl CudaDevice {
         kernel: &Kernel,
         direction: Direction,
         transfer: &Transfer,
-        layer: u32,
+        layers: &Range<u32>,
         pairs: u64,
     ) -> Result<(), DeviceError> {
-        // If the first layer was accepted, all layers are.
-        let args = KvCopyArgs::new(transfer, direction, layer..layer + 1, pairs)
+        let args = KvCopyArgs::new(transfer, direction, layers.clone(), pairs)
             .ok_or(DeviceError::ForeignPool)?;
         let size = (args.grid(BLOCKS, THREADS), THREADS);
         // SAFETY: the kernel takes a `KvCopyArgs`. This one describes a transfer whose creator
@@ -413,6 +449,26 @@ impl CudaDevice {
         }
         pool.chunk_of(at, bytes)
     }
+}
+
+/// The number of layers of a transfer that a launch copies.
+fn together(transfer: &Transfer) -> u32 {
+    let layers = transfer.l1().shape().layers();
+    let layer_bytes = transfer.bytes() / u64::from(layers);
+    let wanted = LAUNCH_BYTES.div_ceil(layer_bytes.max(1));
+    let together = u32::try_from(wanted).unwrap_or(u32::MAX).min(layers);
+    // If all layers are evenly spaced and the first of them fit a launch, so does each run.
+    let are_even = transfer.l1().strides(&(0..layers)).is_some();
+    let fit = KvCopyArgs::new(transfer, Direction::Load, 0..together, 0).is_some();
+    if are_even && fit { together } else { 1 }
+}
+
+/// The layers of a transfer, so many at a time.
+fn runs(transfer: &Transfer, together: u32) -> impl Iterator<Item = Range<u32>> + Clone {
+    let layers = transfer.l1().shape().layers();
+    (0..layers)
+        .step_by(together as usize)
+        .map(move |first| first..first.saturating_add(together).min(layers))
 }
 
 impl Kernel {

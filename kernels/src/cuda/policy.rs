@@ -52,6 +52,13 @@ const KERNEL_FROM_SHORT: u64 = 16;
 /// microseconds per call, the published figure, the CPU would be slower than the link.
 const KERNEL_FROM_COPIES: u64 = 64;
 
+/// Calls of a load that a stream takes in any case while it waits for compute. When its queue is
+/// full, the next call blocks: on an H200 after 1,021 calls, or 26,000 rows of batches.
+const CALLS_MAX: u64 = 512;
+
+/// Rows of batches, likewise.
+const BATCHED_ROWS_MAX: u64 = 16_000;
+
 /// Increases when the measurement or its encoding changes.
 const VERSION: u8 = 2;
 
@@ -81,6 +88,18 @@ impl Work {
             row_bytes: bytes / rows.max(1),
             rows,
             copies,
+        }
+    }
+
+    /// Whether a transfer of `layers` such layers may fill the queue of its stream by this way, so
+    /// that its submission blocks. A kernel is one call.
+    #[must_use]
+    pub fn crowds_stream(&self, way: Way, layers: u32) -> bool {
+        let layers = u64::from(layers);
+        match way {
+            Way::Copies => self.copies.saturating_mul(layers) > CALLS_MAX,
+            Way::Batch => self.rows.saturating_mul(layers) > BATCHED_ROWS_MAX,
+            Way::Kernel => false,
         }
     }
 }
@@ -203,6 +222,12 @@ impl Table {
         self.0[point.index()][probe as usize]
     }
 
+    /// Whether there are measurements of this kind.
+    #[must_use]
+    pub fn has(&self, probe: Probe) -> bool {
+        self.0.iter().any(|costs| costs[probe as usize].is_some())
+    }
+
     /// The cheapest available way.
     #[must_use]
     pub fn choose(&self, direction: Direction, work: &Work, can: impl Fn(Way) -> bool) -> Way {
@@ -286,9 +311,12 @@ fn price(probe: Probe, cost: Cost) -> u64 {
 #[must_use]
 pub fn published(direction: Direction, work: &Work, can: impl Fn(Way) -> bool) -> Way {
     let short = work.row_bytes < COPIES_FROM_BYTES && work.copies >= KERNEL_FROM_SHORT;
-    let better = short || work.copies >= KERNEL_FROM_COPIES;
+    let better = short || work.copies >= KERNEL_FROM_COPIES || !can(Way::Copies);
     if direction == Direction::Load && better && can(Way::Kernel) {
         return Way::Kernel;
+    }
+    if work.copies > 1 && can(Way::Batch) {
+        return Way::Batch;
     }
     Way::Copies
 }
@@ -408,20 +436,43 @@ mod tests {
     }
 
     #[test]
+    fn a_load_that_may_fill_its_stream_is_one_of_many_calls() {
+        let crowds = |way, rows, copies, layers| {
+            let work = Work {
+                row_bytes: 128 << 10,
+                rows,
+                copies,
+            };
+            work.crowds_stream(way, layers)
+        };
+        assert!(!crowds(Way::Batch, 500, 500, 32) && crowds(Way::Batch, 501, 501, 32));
+        assert!(!crowds(Way::Copies, 500, 16, 32) && crowds(Way::Copies, 500, 17, 32));
+        assert!(!crowds(Way::Kernel, u64::MAX, u64::MAX, u32::MAX));
+        assert!(crowds(Way::Batch, u64::MAX, 1, u32::MAX));
+    }
+
+    #[test]
     fn published_figures_load_many_or_short_copies_by_kernel() {
-        let way = |direction, row_bytes, copies| {
+        let way = |direction, row_bytes, copies, without: Option<Way>| {
             let work = Work {
                 row_bytes,
                 rows: copies,
                 copies,
             };
-            published(direction, &work, |_| true)
+            published(direction, &work, |way| Some(way) != without)
         };
-        assert_eq!(way(Direction::Load, 32 << 10, 16), Way::Kernel);
-        assert_eq!(way(Direction::Load, 32 << 10, 15), Way::Copies);
-        assert_eq!(way(Direction::Load, 64 << 10, 63), Way::Copies);
-        assert_eq!(way(Direction::Load, 64 << 10, 64), Way::Kernel);
-        assert_eq!(way(Direction::Store, 4 << 10, 512), Way::Copies);
+        let load = |row_bytes, copies| way(Direction::Load, row_bytes, copies, None);
+        assert_eq!(load(32 << 10, 16), Way::Kernel);
+        assert_eq!(load(32 << 10, 15), Way::Batch);
+        assert_eq!(load(64 << 10, 63), Way::Batch);
+        assert_eq!(load(64 << 10, 64), Way::Kernel);
+        assert_eq!(load(64 << 10, 1), Way::Copies);
+        assert_eq!(way(Direction::Store, 4 << 10, 512, None), Way::Batch);
+        let batch = Some(Way::Batch);
+        assert_eq!(way(Direction::Load, 64 << 10, 63, batch), Way::Copies);
+        assert_eq!(way(Direction::Store, 4 << 10, 512, batch), Way::Copies);
+        let copies = Some(Way::Copies);
+        assert_eq!(way(Direction::Load, 64 << 10, 63, copies), Way::Kernel);
         let none = work(512, 512);
         assert_eq!(published(Direction::Load, &none, |_| false), Way::Copies);
     }
