@@ -6,15 +6,17 @@
 //! [`Unavailable`] and [`Busy`] for errors of a device, `ValueError` for invalid arguments.
 //!
 //! Invariants: a pool holds the tensors of its memory, and a copy holds both pools and the device,
-//! so memory is freed only when no copy in flight touches it. Waits and copies run without the
-//! interpreter lock.
+//! so memory is freed only when no copy in flight touches it. Waits, copies and drops run
+//! without the interpreter lock.
 
 #![expect(
     clippy::needless_pass_by_value,
     reason = "arguments are converted from Python objects per call, and errors into other errors"
 )]
 
+use std::mem::ManuallyDrop;
 use std::num::NonZeroUsize;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -60,35 +62,61 @@ fn raised(error: DeviceError) -> PyErr {
     }
 }
 
+/// A value whose drop waits for copies. Python drops objects with the interpreter lock, which
+/// another thread may need before the copies can end.
+struct Detached<T: Send>(ManuallyDrop<T>);
+
+impl<T: Send> Detached<T> {
+    fn new(value: T) -> Detached<T> {
+        Detached(ManuallyDrop::new(value))
+    }
+}
+
+impl<T: Send> Deref for Detached<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T: Send> Drop for Detached<T> {
+    fn drop(&mut self) {
+        // SAFETY: taken once, here, and not used afterwards.
+        let mut value = Some(unsafe { ManuallyDrop::take(&mut self.0) });
+        // Without an interpreter, the value is dropped at the end of this function.
+        let _ = Python::try_attach(|py| py.detach(|| drop(value.take())));
+    }
+}
+
 /// A device that holds L1 and copies.
 #[pyclass(frozen, module = "larder._larder")]
 pub struct Device {
-    inner: Arc<dyn Inner>,
+    inner: Detached<Arc<dyn Inner>>,
     is_host: bool,
     why_host: Option<String>,
 }
 
 /// An engine's tensors as an L1 pool.
 #[pyclass(frozen, module = "larder._larder")]
-pub struct DevicePool {
+pub struct DevicePool(Detached<OnDevice<L1Pool>>);
+
+/// A value of a device.
+struct OnDevice<T> {
     /// Dropped before the device.
-    pool: L1Pool,
+    value: T,
     device: Arc<dyn Inner>,
 }
 
 /// An L2 pool.
 #[pyclass(frozen, module = "larder._larder")]
-pub struct HostPool {
-    pool: L2Pool,
-}
+pub struct HostPool(Detached<L2Pool>);
 
 /// A copy, possibly in flight.
 #[pyclass(frozen, module = "larder._larder")]
 pub struct Copying {
-    /// Dropped before the device.
-    moving: Gated<Transfer>,
+    moving: Detached<OnDevice<Gated<Transfer>>>,
     layers: u32,
-    device: Arc<dyn Inner>,
 }
 
 #[pymethods]
@@ -112,7 +140,7 @@ impl Device {
         });
         let (inner, is_host, why) = opened.map_err(raised)?;
         Ok(Device {
-            inner,
+            inner: Detached::new(inner),
             is_host,
             why_host: why.map(|why| why.to_string()),
         })
@@ -166,10 +194,10 @@ impl Device {
         // its interface requires that their pages are not touched while they are copied.
         let tensors = unsafe { Tensors::new(tensors.collect(), Box::new(owner)) };
         let pool = py.detach(|| self.inner.adopt_l1(tensors, &shape, pages));
-        Ok(DevicePool {
-            device: self.inner.clone(),
-            pool: pool.map_err(raised)?,
-        })
+        Ok(DevicePool(Detached::new(OnDevice {
+            value: pool.map_err(raised)?,
+            device: Arc::clone(&self.inner),
+        })))
     }
 }
 
@@ -177,17 +205,17 @@ impl Device {
 impl DevicePool {
     #[getter]
     fn pages(&self) -> u32 {
-        self.pool.pages()
+        self.0.value.pages()
     }
 
     #[getter]
     fn layers(&self) -> u32 {
-        self.pool.shape().layers()
+        self.0.value.shape().layers()
     }
 
     #[getter]
     fn page_bytes(&self) -> u32 {
-        self.pool.shape().page_bytes()
+        self.0.value.shape().page_bytes()
     }
 
     /// An L2 pool of the same shape, in its own memory or in a buffer (address, bytes) that `owner`
@@ -206,17 +234,15 @@ impl DevicePool {
             .map_err(|error: larder_kernels::NoSuchLayout| {
                 PyValueError::new_err(error.to_string())
             })?;
-        let shape = self.pool.shape();
+        let shape = self.0.value.shape();
         let memory = match buffer {
             None => py
                 .detach(|| HostMemory::zeroed(pool_bytes(shape, pages)))
                 .map_err(raised)?,
             Some((address, bytes)) => self.buffer(address, bytes, is_locked, owner)?,
         };
-        let pool = py.detach(|| self.device.register(memory, layout, shape, pages));
-        Ok(HostPool {
-            pool: pool.map_err(raised)?,
-        })
+        let pool = py.detach(|| self.0.device.register(memory, layout, shape, pages));
+        Ok(HostPool(Detached::new(pool.map_err(raised)?)))
     }
 
     /// Copies L2 to L1, after all work enqueued on `stream` so far and after the last layer of
@@ -281,21 +307,23 @@ impl DevicePool {
         copying: Option<&Copying>,
     ) -> Result<Copying, DeviceError> {
         let after = match (stream, copying) {
-            (Some(stream), _) => self.device.record(foreign(stream))?,
+            (Some(stream), _) => self.0.device.record(foreign(stream))?,
             (None, Some(copying)) => copying.ticket(None),
             (None, None) => Ticket::done(),
         };
         // SAFETY: the interface of `larder.device` requires that the pages of a copy are not
         // touched until its tickets have settled.
-        let transfer = unsafe { Transfer::new(&self.pool, &host.pool, pairs) }?;
+        let transfer = unsafe { Transfer::new(&self.0.value, &host.0, pairs) }?;
         let moving = match direction {
-            Direction::Load => self.device.load(transfer, &after),
-            Direction::Store => self.device.store(transfer, &after),
+            Direction::Load => self.0.device.load(transfer, &after),
+            Direction::Store => self.0.device.store(transfer, &after),
         };
         Ok(Copying {
-            moving: moving.map_err(|refused: Refused| refused.error)?,
-            layers: self.pool.shape().layers(),
-            device: self.device.clone(),
+            moving: Detached::new(OnDevice {
+                value: moving.map_err(|refused: Refused| refused.error)?,
+                device: self.0.device.clone(),
+            }),
+            layers: self.0.value.shape().layers(),
         })
     }
 }
@@ -304,18 +332,18 @@ impl DevicePool {
 impl HostPool {
     #[getter]
     fn pages(&self) -> u32 {
-        self.pool.pages()
+        self.0.pages()
     }
 
     #[getter]
     fn layout(&self) -> &'static str {
-        self.pool.layout().name()
+        self.0.layout().name()
     }
 
     /// The address of the first byte.
     #[getter]
     fn address(&self) -> usize {
-        self.pool.start().as_ptr().expose_provenance()
+        self.0.start().as_ptr().expose_provenance()
     }
 }
 
@@ -327,16 +355,17 @@ impl Copying {
     }
 
     /// Whether a layer has been copied; without an argument, all layers.
-    fn done(&self, layer: Option<u32>) -> PyResult<bool> {
+    fn done(&self, py: Python<'_>, layer: Option<u32>) -> PyResult<bool> {
         self.exists(layer)?;
-        let done = match layer {
+        let outcome = || self.moving.value.gates().first().map(LayerTickets::outcome);
+        let done = py.detach(|| match layer {
             Some(_) => self.ticket(layer).poll(),
-            None => match self.moving.gates().first().map(LayerTickets::outcome) {
+            None => match outcome() {
                 Some(None) => Ok(false),
                 Some(Some(outcome)) => outcome.map(|()| true),
                 None => Ok(true),
             },
-        };
+        });
         done.map_err(raised)
     }
 
@@ -360,7 +389,7 @@ impl Copying {
     fn hold(&self, py: Python<'_>, stream: usize, layer: Option<u32>) -> PyResult<()> {
         self.exists(layer)?;
         let ticket = self.ticket(layer);
-        py.detach(|| self.device.hold(foreign(stream), &ticket))
+        py.detach(|| self.moving.device.hold(foreign(stream), &ticket))
             .map_err(raised)
     }
 }
@@ -369,7 +398,7 @@ impl Copying {
     /// The ticket of a layer, or of the last one: layers are copied in order.
     fn ticket(&self, layer: Option<u32>) -> Ticket {
         let layer = layer.unwrap_or(self.layers - 1);
-        let tickets = self.moving.gates().first();
+        let tickets = self.moving.value.gates().first();
         tickets.map_or_else(Ticket::done, |tickets| tickets.layer(layer))
     }
 

@@ -276,7 +276,7 @@ def test_devices_that_are_not_there():
 
 #: What an engine does on a GPU, with the driver called by hand: pages go down, others are loaded over them, and up again.
 ON_CUDA = """
-import ctypes, sys
+import ctypes, sys, threading
 from larder.device import Device, DeviceError
 cuda = ctypes.CDLL("libcuda.so")
 def ask(name, *arguments):
@@ -312,6 +312,16 @@ for layer in range(layers):
 ask("cuStreamSynchronize", stream)
 assert all(ctypes.string_at(*tensor) == bytes([1 + n]) * (slots * row) for n, tensor in enumerate(tensors))
 assert again.done() and stored.done(0)
+other, lets_go, gate = pool.host_pool(16, sys.argv[2]), ctypes.c_int.in_dll(cuda, "fake_lets_go"), threading.Lock()
+gate.acquire()
+ender = threading.Thread(target=lambda: (gate.acquire(), setattr(lets_go, "value", 1)))
+ender.start()
+sys.setswitchinterval(100)
+lets_go.value = 0
+gate.release()
+# The drop waits for streams: the other thread runs only if it has the interpreter's lock meanwhile.
+del other
+ender.join()
 failing = pool.store(host, range(8), range(8), after=stream.value)
 cuda.fake_fail_after(ctypes.c_long(1))
 for attempt in (failing.done, failing.wait, lambda: pool.load(host, range(8), range(8), after=failing)):
