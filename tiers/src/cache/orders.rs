@@ -1,7 +1,5 @@
 //! The execution of the core's orders: copies by the device, work for the threads of L3.
 
-use std::collections::VecDeque;
-
 use larder_kernels::{DeviceError, Gated, LayerTickets, PagePair, Ticket, Transfer};
 
 use super::agree::{Line, Work as Awaited};
@@ -13,50 +11,57 @@ use crate::runs::{L1, L2, Runs};
 use crate::tree::LoadId;
 
 impl Cache {
-    /// Passes the core's orders to the device and the threads.
+    /// Passes the core's orders to the device and the threads. No order of a pass depends on
+    /// another. Backups come last, as one copy: nothing waits for them as a request for its load.
     pub(super) fn carry_out(&mut self) {
-        let mut orders: VecDeque<Order> = std::iter::from_fn(|| self.core.next_order()).collect();
+        let (mut backups, mut stored) = (Vec::new(), Vec::new());
+        let orders: Vec<Order> = std::iter::from_fn(|| self.core.next_order()).collect();
         let answered = |order: &&Order| !matches!(order, Order::Touch { .. });
         for order in orders.iter().filter(answered) {
             self.time.begun(order);
         }
-        while let Some(order) = orders.pop_front() {
+        for order in orders {
             match order {
                 Order::BackUp { id, l1, l2, .. } => {
-                    let (mut ids, mut pairs) = (vec![id], pairs(&l1, &l2));
-                    while let Some(Order::BackUp { id, l1, l2, .. }) = orders.front() {
-                        ids.push(*id);
-                        pairs.extend(self::pairs(l1, l2));
-                        orders.pop_front();
-                    }
-                    ids.iter()
-                        .for_each(|id| self.agreed.expect(Line::BackUp, Awaited::Order(*id)));
-                    // The core orders a backup after the forwards of its pages have ended.
-                    let stored = self.transfer(pairs).and_then(|transfer| {
-                        self.device
-                            .store(transfer, &Ticket::done())
-                            .map_err(|refused| refused.error)
-                    });
-                    self.copy_begun(ids, Ticket::done(), stored);
+                    backups.push(id);
+                    stored.extend(pairs(&l1, &l2));
                 }
-                Order::Load { id, l2, l1, .. } => {
-                    self.agreed.expect(Line::Load, Awaited::Order(id));
-                    let after = self.forwards.all_over();
-                    let loaded = self.transfer(pairs(&l1, &l2)).and_then(|transfer| {
-                        self.device
-                            .load(transfer, &after)
-                            .map_err(|refused| refused.error)
-                    });
-                    let gates = match &loaded {
-                        Ok(transfer) => transfer.gates().to_vec(),
-                        Err(error) => vec![failed(error)],
-                    };
-                    self.loads.insert(LoadId(id.0), gates);
-                    self.copy_begun(vec![id], after, loaded);
-                }
+                Order::Load { id, l2, l1, .. } => self.load(id, pairs(&l1, &l2)),
                 order => self.ask_l3(order),
             }
         }
+        if !backups.is_empty() {
+            self.back_up(backups, stored);
+        }
+    }
+
+    fn back_up(&mut self, ids: Vec<OpId>, pairs: Vec<PagePair>) {
+        for id in &ids {
+            self.agreed.expect(Line::BackUp, Awaited::Order(*id));
+        }
+        // The core orders a backup after the forwards of its pages have ended.
+        let stored = self.transfer(pairs).and_then(|transfer| {
+            self.device
+                .store(transfer, &Ticket::done())
+                .map_err(|refused| refused.error)
+        });
+        self.copy_begun(ids, Ticket::done(), stored);
+    }
+
+    fn load(&mut self, id: OpId, pairs: Vec<PagePair>) {
+        self.agreed.expect(Line::Load, Awaited::Order(id));
+        let after = self.forwards.all_over();
+        let loaded = self.transfer(pairs).and_then(|transfer| {
+            self.device
+                .load(transfer, &after)
+                .map_err(|refused| refused.error)
+        });
+        let gates = match &loaded {
+            Ok(transfer) => transfer.gates().to_vec(),
+            Err(error) => vec![failed(error)],
+        };
+        self.loads.insert(LoadId(id.0), gates);
+        self.copy_begun(vec![id], after, loaded);
     }
 
     fn transfer(&self, pairs: Vec<PagePair>) -> Result<Transfer, DeviceError> {
