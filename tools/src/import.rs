@@ -8,25 +8,21 @@
 //! One thread reads and checks, another stores.
 
 mod batches;
+mod taking;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::IoSlice;
-use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{channel, sync_channel};
+use std::time::Instant;
 
 use clap::Args;
-use indicatif::ProgressBar;
 use larder_engine::format::{
-    ArchiveHead, ArchiveItem, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage, Fingerprint,
-    Namespace, PageShape,
+    ArchiveHead, ArchiveItem, BLOCK_BYTES, Damage, Fingerprint, Namespace,
 };
 use larder_engine::inventory::Inventory;
-use larder_engine::memory::AlignedBuf;
 use larder_engine::survey::{Survey, SurveyError, SurveyOptions};
-use larder_engine::{NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store};
+use larder_engine::{PageStore, PutStatus, Refusal, Store};
 use serde::Serialize;
 
 use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
@@ -38,24 +34,14 @@ use crate::place;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage;
-use batches::{Batches, Step};
+use batches::Batches;
+use taking::Taking;
 
 /// The file name that stands for standard input.
 const STDIN: &str = "-";
 
-/// Longest wait of a put for reclaim to make room.
-const PUT_WAIT: Duration = Duration::from_secs(30);
-
 /// Batches that are read ahead of the store.
 const BATCHES_AHEAD: usize = 2;
-
-/// The reason why pages of a namespace whose record was lost cannot be taken.
-const UNKNOWN_NAMESPACE: Why = Why {
-    kind: "unknown_namespace",
-    reason: "of a namespace whose record the exported store had lost, and which this store does \
-        not know: let the server that \
-             uses it open this store once, then import again",
-};
 
 /// The remedy for a damaged archive.
 const DRY_RUN_ADVICE: &str = "the pages before it are good and would be stored; export again, or \
@@ -427,7 +413,12 @@ fn import(
             Ok(reader) => reader,
             Err(error) => return (Err(Failure::thread(&error)), Ok(Ok(0))),
         };
-        let stored = take(store, &steps, &spare, &mut report, &bar, interrupt);
+        let taking = Taking {
+            store,
+            spares: !args.force && !args.dry_run,
+            interrupt,
+        };
+        let stored = taking.take(&steps, &spare, &mut report, &bar);
         // The reader stops when its channel is closed.
         drop(steps);
         let read = reader.join();
@@ -527,128 +518,4 @@ fn needed_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
         }
     }
     Some(bytes)
-}
-
-/// Stores the batches of the reading thread.
-fn take(
-    store: &Store,
-    steps: &Receiver<Step>,
-    spare: &Sender<AlignedBuf>,
-    report: &mut ImportReport,
-    bar: &ProgressBar,
-    interrupt: &Interrupt,
-) -> Result<(), Failure> {
-    let mut home = None;
-    for step in steps {
-        if interrupt.is_raised() {
-            report.interrupted = true;
-            return Ok(());
-        }
-        match step {
-            Step::Namespace(namespace) => home = Home::find(store, &namespace)?,
-            Step::Pages(pages, memory) => {
-                match &home {
-                    Some(home) => bar.inc(home.take(store, &pages, &memory, report)),
-                    None => report.refuse(UNKNOWN_NAMESPACE, pages.len() as u64),
-                }
-                // The reader may have ended already.
-                let _ = spare.send(memory);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The namespace of the pages.
-struct Home {
-    id: NamespaceId,
-    shape: PageShape,
-}
-
-impl Home {
-    /// `None` for an unnamed namespace that the store does not know either.
-    fn find(store: &Store, archived: &ArchivedNamespace) -> Result<Option<Home>, Failure> {
-        let namespace = match archived {
-            ArchivedNamespace::Whole(namespace) => Some(namespace.clone()),
-            ArchivedNamespace::Unnamed {
-                fingerprint,
-                page_blocks,
-            } => store.records()?.into_iter().find(|held| {
-                held.fingerprint() == *fingerprint && held.shape().page_blocks() == *page_blocks
-            }),
-        };
-        let Some(namespace) = namespace else {
-            return Ok(None);
-        };
-        Ok(Some(Home {
-            id: store.namespace(&namespace)?,
-            shape: *namespace.shape(),
-        }))
-    }
-
-    /// Stores pages whose payloads are contiguous. Returns their bytes.
-    fn take(
-        &self,
-        store: &Store,
-        pages: &[ArchivedPage],
-        payloads: &[u8],
-        report: &mut ImportReport,
-    ) -> u64 {
-        let page_bytes = self.shape.page_blocks() as usize * BLOCK_BYTES;
-        let statuses = if report.dry_run {
-            let keys: Vec<_> = pages.iter().map(|page| page.key).collect();
-            let there = store.contains(self.id, &keys);
-            let fits = store.stats().usable_pages(page_bytes as u64) > 0;
-            there
-                .into_iter()
-                .map(|there| would_be(there, fits))
-                .collect()
-        } else {
-            self.put(store, pages, payloads, page_bytes)
-        };
-        for status in statuses {
-            report.note(status, page_bytes as u64);
-        }
-        (pages.len() * page_bytes) as u64
-    }
-
-    fn put(
-        &self,
-        store: &Store,
-        pages: &[ArchivedPage],
-        payloads: &[u8],
-        page_bytes: usize,
-    ) -> Vec<PutStatus> {
-        let payloads = payloads.chunks_exact(page_bytes).take(pages.len());
-        let parts: Vec<IoSlice<'_>> = payloads
-            .flat_map(|payload| (0..self.shape.parts()).map(move |part| (payload, part)))
-            .map(|(payload, part)| IoSlice::new(&payload[self.part_range(part)]))
-            .collect();
-        let pages: Vec<PutPage<'_>> = pages
-            .iter()
-            .zip(parts.chunks_exact(self.shape.parts()))
-            .map(|(page, parts)| PutPage {
-                key: page.key,
-                parent: page.parent.map(|parent| parent.padded()),
-                depth: page.depth,
-                parts,
-            })
-            .collect();
-        store.put(self.id, &pages, PutOptions::waiting(PUT_WAIT))
-    }
-
-    /// The range of a part in its payload.
-    fn part_range(&self, part: usize) -> Range<usize> {
-        let start = usize::try_from(self.shape.part_offset(part)).unwrap_or(usize::MAX);
-        start..start.saturating_add(self.shape.part_bytes(part) as usize)
-    }
-}
-
-/// The expected status of a put of a page, from a lookup alone.
-fn would_be(there: bool, fits: bool) -> PutStatus {
-    match (there, fits) {
-        (true, _) => PutStatus::Duplicate,
-        (false, true) => PutStatus::Stored,
-        (false, false) => PutStatus::Refused(Refusal::TooLarge),
-    }
 }
