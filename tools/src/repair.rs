@@ -221,12 +221,23 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     let repaired = repaired?;
     let mut report = RepairReport::done(&repaired);
     report.given_up_volumes = volumes_of(&plan.beyond);
-    report.remaining_damage = remaining(how.store)?;
+    match remaining(how.store) {
+        Ok(damage) => report.remaining_damage = damage,
+        Err(failure) => {
+            let reason = format!("the store could not be checked after the repair: {failure}");
+            report.reasons.push(reason);
+        }
+    }
     Ok(report)
 }
 
-/// The findings of a new survey of the structures.
+/// The findings of a new survey of the structures. The repaired store knows the places of its
+/// volumes; a name of a volume that was given up would be refused.
 fn remaining(store: &StoreArgs) -> Result<Vec<Finding>, Failure> {
+    let store = StoreArgs {
+        path: store.path.clone(),
+        volumes: Vec::new(),
+    };
     let look = store.look(|options| SurveyOptions {
         hold: true,
         ..options

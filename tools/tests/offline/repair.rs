@@ -264,6 +264,24 @@ fn a_store_grows_on_the_volumes_that_it_has_and_takes_no_others() {
 }
 
 #[test]
+fn a_volume_that_is_named_and_given_up_leaves_a_report() {
+    let home = Home::with_volumes(&["second"]);
+    home.with(|pool| pool.put(&chain(1, 50)));
+    let moved = home.beside("moved");
+    std::fs::rename(home.beside("second"), &moved).unwrap();
+    File::options()
+        .write(true)
+        .open(&moved)
+        .unwrap()
+        .set_len(BLOCK_BYTES)
+        .unwrap();
+    let options = ["--repair", "--degraded", "--volume"];
+    let named = [&options[..], &[moved.to_str().unwrap()]].concat();
+    let document = home.json("verify", &named, 0);
+    assert_eq!(document["repair"]["given_up_volumes"][0], 1, "{document}");
+}
+
+#[test]
 fn damaged_pages_behind_a_volume_that_is_given_up_are_dropped() {
     let home = Home::with_volumes(&["second", "third"]);
     home.with(|pool| (1..=4).for_each(|seed| pool.put(&chain(seed, 100))));
