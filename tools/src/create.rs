@@ -15,7 +15,7 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::place;
 use crate::report::{self, Lines, Report};
-use crate::size::ByteSize;
+use crate::size::{self, ByteSize};
 
 /// Make a store, or enlarge one
 #[derive(Args, Debug)]
@@ -25,7 +25,7 @@ pub struct CreateArgs {
     path: PathBuf,
     /// Size of the whole store, over all volumes (64GiB, 512MiB, bytes); with --grow, its new size
     /// [default: the whole of a block device]
-    #[arg(long)]
+    #[arg(long, value_parser = size::positive)]
     size: Option<ByteSize>,
     /// Size of a segment, the unit of reclaim [default: by the size of the store]
     #[arg(long)]

@@ -105,9 +105,10 @@ pub fn run(args: &DeleteArgs) -> Result<Ending, Failure> {
         ));
     }
     let interrupt = Interrupt::watch();
-    let report = open::with_any(&args.path, args.open.options(), |store| {
-        delete(args, store, &interrupt)
-    })?;
+    // A dry run beside no owner writes nothing, also no recovery.
+    let reads = args.dry_run && larder_engine::report(&args.path).is_err();
+    let options = args.open.options().with(|o| o.read_only = reads);
+    let report = open::with_any(&args.path, options, |store| delete(args, store, &interrupt))?;
     report::print(&report, args.json)?;
     Ok(match report.interrupted {
         true => Ending::Interrupted,
@@ -150,6 +151,13 @@ fn delete(
             pages,
             live_bytes: space.usage.bytes,
         });
+    }
+    let nameless = |space: &Space| space.namespace.is_none() && chosen(&space);
+    if report.namespaces.is_empty() && spaces.iter().any(nameless) {
+        return Err(Failure::usage(
+            "the record of this namespace is lost: let the server that uses it open the store \
+             once, then delete again",
+        ));
     }
     if report.namespaces.is_empty() && !report.interrupted {
         let records = spaces.iter().filter_map(|space| space.namespace.as_ref());

@@ -44,6 +44,9 @@ pub enum SizeError {
     /// A number, but a unit that is unknown or ambiguous.
     #[error("`{0}` is not a unit; use B, KiB, MiB, GiB or TiB (powers of 1024)")]
     Unit(String),
+    /// Zero, where it would have no meaning.
+    #[error("`{0}` is nothing: give at least one byte")]
+    Zero(String),
     /// More than fits 64 bits.
     #[error("`{0}` is more than 2^64 bytes")]
     TooLarge(String),
@@ -104,6 +107,17 @@ impl fmt::Display for ByteSize {
         #[expect(clippy::cast_precision_loss, reason = "one decimal for people")]
         let number = self.0 as f64 / unit as f64;
         write!(f, "{number:.1} {name}")
+    }
+}
+
+/// Reads a size of at least one byte for the command line.
+///
+/// # Errors
+/// The text is no size, or zero.
+pub fn positive(text: &str) -> Result<ByteSize, SizeError> {
+    match text.parse()? {
+        ByteSize(0) => Err(SizeError::Zero(text.to_owned())),
+        size => Ok(size),
     }
 }
 

@@ -27,7 +27,7 @@ use crate::interrupt::Interrupt;
 use crate::losses::LossReport;
 use crate::repair::{self, How, RepairReport};
 use crate::report::{self, Lines, Report};
-use crate::size::ByteSize;
+use crate::size::{self, ByteSize};
 use crate::usage;
 
 /// Check a store, and list the damage
@@ -56,6 +56,7 @@ pub struct VerifyArgs {
         long,
         value_name = "SIZE",
         requires = "online",
+        value_parser = size::positive,
         default_value = "200MiB"
     )]
     rate: ByteSize,
@@ -326,7 +327,7 @@ fn check(
     let mut deep = deep;
     if let Some(deep) = deep.as_mut().filter(|_| args.online) {
         let (there, moved) = args.store.departed(bad);
-        let judged = online::judge(&args.store, &survey, there);
+        let judged = online::judge(&args.store, &survey, there, interrupt);
         deep.departed_pages = moved + judged.departed;
         deep.damaged_pages -= deep.departed_pages;
         deep.dropped_pages = judged.dropped;

@@ -16,7 +16,7 @@ use crate::failure::{Ending, Failure};
 use crate::findings::{StoreArgs, count};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
-use crate::size::ByteSize;
+use crate::size::{self, ByteSize};
 
 /// Add a volume to a store, or retire one
 #[derive(Args, Debug)]
@@ -43,7 +43,7 @@ struct AddArgs {
     new: PathBuf,
     /// Size of the new volume (64GiB, 512MiB, bytes) [default: as the largest other one, or the
     /// whole of a block device]
-    #[arg(long)]
+    #[arg(long, value_parser = size::positive)]
     size: Option<ByteSize>,
     /// Write every block of it once, so that later writes overwrite written extents
     #[arg(long)]

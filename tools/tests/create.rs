@@ -133,21 +133,10 @@ fn of_creations_at_once_one_makes_the_store_and_the_others_say_so() {
 fn a_missing_size_is_what_is_asked_for() {
     let directory = directory();
     let (path, _) = names(&directory);
-    for arguments in [&[][..], &["--size", "0"]] {
-        fails(
-            &path,
-            arguments,
-            2,
-            &[text(&path), "needs a size", "--size"],
-        );
-    }
+    let asked_for = &[text(&path), "needs a size", "--size"];
+    fails(&path, &[], 2, asked_for);
     creates(&path, &["--size", STORE_SIZE]);
-    fails(
-        &path,
-        &["--grow"],
-        2,
-        &[text(&path), "needs a size", "--size"],
-    );
+    fails(&path, &["--grow"], 2, asked_for);
 }
 
 #[test]

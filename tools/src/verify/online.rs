@@ -59,8 +59,13 @@ pub(super) struct Judged {
 }
 
 /// Reads pages through the owner, which then drops damaged ones. Without an owner, or if this
-/// process may not attach, all of them count as damaged.
-pub(super) fn judge(store: &StoreArgs, survey: &Survey, bad: Vec<BadPage>) -> Judged {
+/// process may not attach, all of them count as damaged; after an interrupt, all others.
+pub(super) fn judge(
+    store: &StoreArgs,
+    survey: &Survey,
+    bad: Vec<BadPage>,
+    interrupt: &Interrupt,
+) -> Judged {
     if bad.is_empty() || larder_engine::report(&store.path).is_err() {
         return Judged {
             lost: bad,
@@ -72,7 +77,7 @@ pub(super) fn judge(store: &StoreArgs, survey: &Survey, bad: Vec<BadPage>) -> Ju
         let mut judged = Judged::default();
         for bad in &bad {
             let facts = &survey.namespaces[bad.page.namespace];
-            let Some(namespace) = &facts.record else {
+            let Some(namespace) = facts.record.as_ref().filter(|_| !interrupt.is_raised()) else {
                 judged.lost.push(*bad);
                 continue;
             };

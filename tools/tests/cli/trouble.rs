@@ -9,6 +9,7 @@ use larder_engine::format::SEGMENTS_OFFSET;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
+use serde_json::Value;
 
 use super::bench::io_uring_works;
 use super::{directory, fails, json, larder, replay, skipped, stderr, store_in, text, trace_in};
@@ -165,6 +166,58 @@ fn pages_of_others_are_spared_also_from_pages_of_which_few_fit_a_segment() {
         let import = [&["import", text(&path), text(&archive)], dry_run].concat();
         fails(&import, 3, &["no room", "--force"]);
     }
+    // By their bytes alone there is room for the pages of a pipe.
+    let half = directory.path().join("half");
+    json(&["create", text(&half), "--size", "128MiB"]);
+    let few = ["bench", text(&half), "--op", "put", "--page-bytes", "5MiB"];
+    json(&[&few[..], &["--pages", "4"]].concat());
+    let largest = directory.path().join("largest");
+    json(&["create", text(&largest), "--size", "512MiB"]);
+    let fill = ["bench", text(&largest), "--op", "put", "--page-bytes"];
+    json(&[&fill[..], &["9MiB", "--pages", "2"]].concat());
+    json(&["export", text(&largest), text(&archive), "--force"]);
+    let before = json(&["inspect", text(&half)])["pages"].clone();
+    let output = larder(&["import", text(&half), "-", "--json"])
+        .stdin(File::open(&archive).unwrap())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let said: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said["evicted_pages"], 0, "{said}");
+    assert_eq!(said["refusals"][0]["kind"], "no_space", "{said}");
+    let stored = said["pages_put"].as_u64().unwrap();
+    assert_eq!((stored, &said["refused_pages"]), (1, &1.into()));
+    let after = json(&["inspect", text(&half)])["pages"].clone();
+    assert_eq!(after, before.as_u64().unwrap() + stored);
+}
+
+#[test]
+fn a_size_of_nothing_is_refused() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let new = directory.path().join("new");
+    for size in ["0", "0.5"] {
+        let of_nothing = &["is nothing"];
+        fails(&["create", text(&new), "--size", size], 2, of_nothing);
+        let add = ["volume", "add", text(&path), text(&new), "--size", size];
+        fails(&add, 2, of_nothing);
+        let verify = ["verify", text(&path), "--online", "--rate", size];
+        fails(&verify, 2, of_nothing);
+    }
+    assert!(!new.exists());
+}
+
+#[test]
+fn a_dry_run_of_delete_writes_nothing() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let put = ["bench", text(&path), "--op", "put", "--page-bytes", "64KiB"];
+    json(&[&put[..], &["--pages", "4"]].concat());
+    let before = std::fs::read(&path).unwrap();
+    let delete = ["delete", text(&path), "--dry-run", "--model", "bench"];
+    let report = json(&delete);
+    assert_eq!(report["deleted_pages"], 4);
+    assert!(std::fs::read(&path).unwrap() == before);
 }
 
 #[test]
@@ -221,7 +274,7 @@ fn a_replay_over_damage_or_refusals_ends_with_findings() {
     let impatient = ["--wait", "0s", "--json"];
     let output = run(&[&replay(&trace, &path, "15MiB")[..], &impatient].concat());
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["wrong_pages"], 0);
     assert!(report["refused_pages"].as_u64() > Some(0));
     let reason = report["unstored_reason"].as_str().unwrap();
