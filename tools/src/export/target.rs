@@ -136,7 +136,8 @@ impl Target {
                 let mut file = temporary(path, directory).map_err(failed)?;
                 let written = write(file.as_file_mut()).map_err(failed)?;
                 if written.is_some() {
-                    keep(file, path, directory, *replace).map_err(failed)?;
+                    keep(file, path, *replace).map_err(failed)?;
+                    sync_name(path, directory)?;
                 }
                 Ok(written)
             }
@@ -186,12 +187,37 @@ fn temporary(path: &Path, directory: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(directory)
 }
 
-fn keep(file: NamedTempFile, path: &Path, directory: &Path, replace: bool) -> io::Result<()> {
+fn keep(file: NamedTempFile, path: &Path, replace: bool) -> io::Result<()> {
     file.as_file().sync_all()?;
     if replace {
         file.persist(path)?;
     } else {
         file.persist_noclobber(path)?;
     }
-    File::open(directory)?.sync_all()
+    Ok(())
+}
+
+/// Makes the name of the archive durable.
+fn sync_name(path: &Path, directory: &Path) -> Result<(), Failure> {
+    // A user who may not read the directory still may write into it.
+    let Ok(directory) = File::open(directory) else {
+        return Ok(());
+    };
+    directory.sync_all().map_err(|error| {
+        Failure::environment(format!(
+            "{}: the archive is complete, but its name may not survive a power loss: {error}",
+            path.display()
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_cannot_be_opened_is_no_reason_to_call_an_archive_missing() {
+        let directory = Path::new("/nonexistent");
+        assert!(sync_name(&directory.join("archive"), directory).is_ok());
+    }
 }
