@@ -49,6 +49,11 @@ struct SizeRow {
     evicted_pages: u64,
     bytes_written: u64,
     wrong_pages: u64,
+    /// Pages that were refused, or whose write failed, and pages that were found damaged.
+    unstored_pages: u64,
+    damaged_pages: u64,
+    /// Why pages were not stored, if some were not.
+    unstored_reason: Option<String>,
 }
 
 impl SizeRow {
@@ -61,7 +66,24 @@ impl SizeRow {
             evicted_pages: report.evicted_pages,
             bytes_written: report.bytes_written,
             wrong_pages: report.counts.wrong_pages,
+            unstored_pages: report.counts.refused_pages + report.counts.failed_pages,
+            damaged_pages: report.damaged_pages,
+            unstored_reason: report.unstored_reason.clone(),
         }
+    }
+
+    /// The faults of the run, for people.
+    fn faults(&self) -> Option<String> {
+        let numbers = [
+            (self.wrong_pages, "wrong"),
+            (self.damaged_pages, "damaged"),
+            (self.unstored_pages, "not stored"),
+        ];
+        let found = numbers.iter().filter(|(pages, _)| *pages > 0);
+        let found: Vec<String> = found.map(|(n, name)| format!("{n} pages {name}")).collect();
+        let reason = self.unstored_reason.as_ref();
+        let reason = reason.map_or_else(String::new, |reason| format!(": {reason}"));
+        (!found.is_empty()).then(|| found.join(", ") + &reason)
     }
 }
 
@@ -79,6 +101,9 @@ impl Report for SizesReport {
                     row.hit_rate * 100.0
                 ),
             );
+            if let Some(faults) = row.faults() {
+                lines.row("  faults", faults);
+            }
         }
         lines.row(
             "no limit",
@@ -132,7 +157,7 @@ pub fn run(
             "--ack-log and --check-log take one --capacity: they are of one store",
         ));
     }
-    let ceiling = ceiling(args, interrupt)?;
+    let (ceiling, requested) = ceiling(args, interrupt)?;
     let mut capacities = args.capacity.clone();
     capacities.sort_unstable_by_key(|size| size.0);
     capacities.dedup_by_key(|size| size.0);
@@ -152,6 +177,14 @@ pub fn run(
         let Some((report, ended)) = store_only::report(&of_one, page_bytes, interrupt)? else {
             break;
         };
+        if !report.interrupted && report.counts.pages_requested != requested {
+            return Err(Failure::usage(format!(
+                "{}: gave {} pages at first and {} now; it is read more than once: give a file",
+                args.trace.display(),
+                requested,
+                report.counts.pages_requested
+            )));
+        }
         if ended == Ending::Findings {
             ending = ended;
         }
@@ -180,8 +213,8 @@ pub fn run(
     Ok(ending)
 }
 
-/// The hit rate of a store that keeps every page.
-fn ceiling(args: &ReplayArgs, interrupt: &Interrupt) -> Result<f64, Failure> {
+/// The hit rate of a store that keeps every page, and the pages that the trace requests.
+fn ceiling(args: &ReplayArgs, interrupt: &Interrupt) -> Result<(f64, u64), Failure> {
     let limit = args.limit.map_or(usize::MAX, |limit| {
         usize::try_from(limit).unwrap_or(usize::MAX)
     });
@@ -196,7 +229,7 @@ fn ceiling(args: &ReplayArgs, interrupt: &Interrupt) -> Result<f64, Failure> {
         requested += blocks.len() as u64;
         seen.extend(blocks);
     }
-    Ok(usage::ratio(hit, requested))
+    Ok((usage::ratio(hit, requested), requested))
 }
 
 #[cfg(test)]
@@ -212,6 +245,9 @@ mod tests {
             evicted_pages: 0,
             bytes_written: 0,
             wrong_pages: 0,
+            unstored_pages: 0,
+            damaged_pages: 0,
+            unstored_reason: None,
         }
     }
 

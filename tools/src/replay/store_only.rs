@@ -52,7 +52,7 @@ pub(super) struct ReplayReport {
     /// Pages dropped to make room.
     pub(super) evicted_pages: u64,
     /// Pages that the store forgot because their bytes failed their checksum or could not be read.
-    damaged_pages: u64,
+    pub(super) damaged_pages: u64,
     /// Pages that the store forgot because a crash cut their write short.
     unfinished_pages: u64,
     /// Bytes of a page.
@@ -74,12 +74,12 @@ pub(super) struct ReplayReport {
     #[serde(flatten)]
     disk: DiskFacts,
     /// The reason why the first unstored page was not stored, and the remedy.
-    unstored_reason: Option<String>,
+    pub(super) unstored_reason: Option<String>,
     /// The check of `--check-log`.
     #[serde(skip_serializing_if = "Option::is_none")]
     check: Option<CheckReport>,
     /// Whether the operator ended it early.
-    interrupted: bool,
+    pub(super) interrupted: bool,
 }
 
 /// The outcome for pages that were acknowledged earlier.

@@ -446,6 +446,8 @@ impl Replay<'_> {
                 damaged_pages: after.damaged,
                 disk: DiskFacts::of(&after.disk),
             };
+        } else {
+            self.store.damaged_pages += after.damaged;
         }
         Ok(())
     }

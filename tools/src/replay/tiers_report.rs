@@ -65,7 +65,8 @@ pub struct StoreFigures {
     pub usable_pages: u64,
     /// Dropped to make room.
     pub evicted_pages: u64,
-    /// Forgotten because their bytes failed their checksum or could not be read.
+    /// Of all stores of this replay: forgotten because their bytes failed their checksum or could
+    /// not be read.
     pub damaged_pages: u64,
     /// The disk that moved the bytes, and the reason for its choice.
     #[serde(flatten)]
@@ -229,7 +230,7 @@ impl TiersReport {
         let is_bad = |setting: &SettingReport| {
             setting.wrong_pages + setting.leaked_pages > 0 || !setting.leaks.is_empty()
         };
-        if self.settings.iter().any(is_bad) {
+        if self.settings.iter().any(is_bad) || self.store.damaged_pages > 0 {
             Ending::Findings
         } else if self.cost.interrupted {
             Ending::Interrupted
@@ -384,6 +385,9 @@ impl TiersReport {
                 self.store.usable_pages, self.store.evicted_pages, self.store.disk
             ),
         );
+        if self.store.damaged_pages > 0 {
+            lines.row("Damaged pages", self.store.damaged_pages.to_string());
+        }
         lines.row(
             "This took",
             format!(

@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::symlink;
+use std::process::{Command, Stdio};
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -127,6 +128,27 @@ impl Replay {
         told.read_to_string(&mut said).unwrap();
         said
     }
+}
+
+#[test]
+fn a_trace_that_is_gone_after_its_first_reading_is_refused() {
+    let directory = directory();
+    let trace = File::open(trace_in(&directory, 4, 3)).unwrap();
+    let store = directory.path().join("store");
+    // A pipe is at its end after the first reading.
+    let mut feeder = Command::new("cat")
+        .stdin(trace)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = larder(&["replay", "/dev/stdin", "--page-bytes", "64KiB"])
+        .args(["--capacity", "97MiB,113MiB", "--store", text(&store)])
+        .stdin(feeder.stdout.take().unwrap())
+        .output()
+        .unwrap();
+    feeder.wait().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(stderr(&output).contains("give a file"));
 }
 
 #[test]
