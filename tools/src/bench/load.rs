@@ -235,7 +235,8 @@ fn measure(
     let mut load = Load {
         cache: cache(shape, batch, device, store, args)?,
         shape: *shape,
-        seed: args.seed,
+        // A token has 31 bits.
+        seed: args.seed & u64::from(u32::MAX >> 1),
         chunk: vec![0; shape.chunk_bytes() as usize],
         up: [Meter::default(), Meter::default()],
         counts: Counts::default(),
@@ -350,7 +351,7 @@ impl Load {
 
     /// The prompt of a chain: this many pages, and one more token, which is never cached.
     fn prompt(&mut self, number: u64, pages: u64) -> Result<Prompt, Failure> {
-        let named = [self.seed & u64::from(u32::MAX >> 1), number];
+        let named = [self.seed, number];
         let tokens = named
             .into_iter()
             .chain(2..)

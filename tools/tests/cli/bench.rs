@@ -51,6 +51,18 @@ fn bench_puts_gets_and_finds_what_it_put() {
 }
 
 #[test]
+fn seeds_of_the_same_pages_expect_the_same_bytes() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let load = ["bench", text(&path), "--op", "load", "--pages", "4"];
+    // Tokens have 31 bits.
+    for seed in ["1", "2147483649"] {
+        let seed = ["--page-bytes", "128KiB", "--seed", seed];
+        assert_eq!(json(&[&load[..], &seed].concat())["verified_pages"], 4);
+    }
+}
+
+#[test]
 fn bench_by_turns_waits_for_each_call() {
     let directory = directory();
     let path = store_in(&directory);
