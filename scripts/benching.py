@@ -137,7 +137,7 @@ def median(results, field):
 
 
 def interval(ratios):
-    """The median, and the ranks that hold it with 95 %."""
+    """The median, and the ranks that hold it with 95 %: without limits below six ratios, which have none."""
     ordered = sorted(ratios)
     number = len(ordered)
     outside, below = 0.0, 0
@@ -146,7 +146,9 @@ def interval(ratios):
         if outside > 0.025:
             break
         below += 1
-    first = max(below - 1, 0)
+    if below == 0:
+        return statistics.median(ordered), 0.0, math.inf
+    first = below - 1
     return statistics.median(ordered), ordered[first], ordered[number - 1 - first]
 
 
