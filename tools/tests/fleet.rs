@@ -43,13 +43,30 @@ fn after_a_roll_out_the_remote_gives_back_most_of_the_lost_hits() {
     assert_eq!(run("none")["lost"]["l4_blocks"], 0);
 }
 
+fn line(at: u64, ids: &str) -> String {
+    format!("{{\"timestamp\": {at}, \"input_length\": 1024, \"hash_ids\": {ids}}}\n")
+}
+
+#[test]
+fn a_full_disk_keeps_the_heads_of_its_chains() {
+    let directory = directory();
+    let trace = directory.path().join("trace.jsonl");
+    let lines = [
+        line(0, "[1, 2, 3]"),
+        line(1, "[4, 5]"),
+        line(2, "[1, 2, 3]"),
+    ];
+    std::fs::write(&trace, lines.concat()).unwrap();
+    let one = ["--l4", "none", "--nodes", "1", "--node-blocks", "4"];
+    let arguments = ["replay", text(&trace), "--restart", "2"];
+    let report = json(&[&arguments[..], &one].concat());
+    assert_eq!(report["kept"]["local_blocks"], 2, "{report}");
+}
+
 #[test]
 fn blocks_of_lost_disks_are_found_in_the_remote() {
     let directory = directory();
     let trace = directory.path().join("trace.jsonl");
-    let line = |at: u64, ids: &str| {
-        format!("{{\"timestamp\": {at}, \"input_length\": 1024, \"hash_ids\": {ids}}}\n")
-    };
     // Published two seconds after its first use; the disks are lost before the third request.
     let lines = [
         line(0, "[1, 2]"),

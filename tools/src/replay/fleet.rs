@@ -280,8 +280,12 @@ impl<'a> Fleet<'a> {
         let more = more.take_while(|block| disk.has(**block) || self.l4.contains(block));
         let found = local + more.count();
         let behind = u64::try_from(self.args.behind.as_millis()).unwrap_or(u64::MAX);
+        // The leaf first, so that the head of a chain outlives its tail.
+        blocks
+            .iter()
+            .rev()
+            .for_each(|&block| disk.touch(block, most));
         for &block in blocks {
-            disk.touch(block, most);
             let uses = self.uses.entry(block).or_default();
             *uses += 1;
             let is_published = match self.admission {
