@@ -4,14 +4,15 @@
 //! name does not identify its weights: files are replaced, revisions move, adapters are merged. The
 //! tag is a digest of the server's arguments (path, revision, quantization, KV type) and of the
 //! names, sizes and modification times of the weight files and their configuration. File contents
-//! are not read, because that would take minutes. Configuration files alone do not identify
-//! weights, so a directory without weights is not used.
+//! are not read, because that would take minutes. Files whose times were set to a constant have no
+//! tag: other weights of the same size would have the same one. Configuration files alone do not
+//! identify weights, so a directory without weights is not used.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Extensions of weight and adapter files.
 const WEIGHTS: [&str; 5] = ["safetensors", "bin", "pt", "pth", "gguf"];
@@ -24,6 +25,10 @@ const DIGITS: usize = 16;
 
 /// Maximum directory depth of the search.
 const DEPTH_MAX: usize = 3;
+
+/// Before 1990, in seconds since 1970. Package and image builders set all modification times to one
+/// constant: 0 or 1, or 1980, the first year of zip archives. No weights are that old.
+const CONSTANT_BEFORE: u64 = 631_152_000;
 
 /// Why no tag can be derived.
 #[derive(Debug, thiserror::Error)]
@@ -45,13 +50,21 @@ pub enum WeightsError {
          set `weights_tag` in the extra config"
     )]
     Nothing(PathBuf),
+    /// The modification time of a file is a constant.
+    #[error(
+        "the modification time of {0} is before 1990, a constant that some image builders set, so \
+         these weights cannot be told from others of the same size: set `weights_tag` in the \
+         extra config"
+    )]
+    Undated(PathBuf),
 }
 
 /// A tag of the server's arguments, by name, and of files. Each of the files may be in one of
 /// several places; the first place with weights counts.
 ///
 /// # Errors
-/// No place has weights, or a place cannot be read.
+/// No place has weights, a place cannot be read, or files in it have no modification time of their
+/// own.
 pub fn derive(
     arguments: &BTreeMap<String, String>,
     files: &[Vec<PathBuf>],
@@ -84,6 +97,9 @@ fn first_with_weights(places: &[PathBuf]) -> Result<Vec<String>, WeightsError> {
             source,
         })?;
         if found.has_weights {
+            if let Some(file) = found.undated {
+                return Err(WeightsError::Undated(file));
+            }
             found.lines.sort();
             return Ok(found.lines);
         }
@@ -98,6 +114,8 @@ struct Found {
     /// One line per file: name, size, modification time.
     lines: Vec<String>,
     has_weights: bool,
+    /// A file among them whose modification time is a constant.
+    undated: Option<PathBuf>,
 }
 
 fn look(place: &Path, name: &Path, depth: usize, found: &mut Found) -> io::Result<()> {
@@ -119,8 +137,12 @@ fn look(place: &Path, name: &Path, depth: usize, found: &mut Found) -> io::Resul
     let is_weights = depth == 0 || ends_with(&WEIGHTS);
     if is_weights || ends_with(&CONFIGURATION) {
         let modified = metadata.modified()?.duration_since(UNIX_EPOCH);
-        let modified = modified.map_or(0, |passed| passed.as_nanos());
-        let line = format!("{} {} {modified}", name.display(), metadata.len());
+        let modified = modified.unwrap_or_default();
+        if modified < Duration::from_secs(CONSTANT_BEFORE) {
+            found.undated = Some(place.to_owned());
+        }
+        let nanos = modified.as_nanos();
+        let line = format!("{} {} {nanos}", name.display(), metadata.len());
         found.lines.push(line);
         found.has_weights |= is_weights;
     }
@@ -132,7 +154,10 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use std::time::{Duration, SystemTime};
+    use std::time::SystemTime;
+
+    /// A modification time that is no constant.
+    const LATER: u64 = CONSTANT_BEFORE + 100;
 
     fn arguments(revision: &str) -> BTreeMap<String, String> {
         BTreeMap::from([("revision".to_owned(), revision.to_owned())])
@@ -142,12 +167,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("model.safetensors");
         fs::write(&file, b"weights").unwrap();
-        set_age(&file, 100);
+        set_time(&file, LATER);
         fs::write(directory.path().join("notes.txt"), b"read me").unwrap();
         (directory, file)
     }
 
-    fn set_age(file: &Path, seconds: u64) {
+    fn set_time(file: &Path, seconds: u64) {
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
         let file = fs::File::options().write(true).open(file).unwrap();
         file.set_modified(time).unwrap();
@@ -164,11 +189,11 @@ mod tests {
         assert_ne!(tag("other"), first);
         fs::write(directory.path().join("notes.txt"), b"read me again").unwrap();
         assert_eq!(tag("main"), first);
-        set_age(&file, 200);
+        set_time(&file, LATER + 100);
         let later = tag("main");
         assert_ne!(later, first);
         fs::write(&file, b"longer weights").unwrap();
-        set_age(&file, 200);
+        set_time(&file, LATER + 100);
         assert_ne!(tag("main"), later);
     }
 
@@ -189,6 +214,27 @@ mod tests {
         assert_eq!(tag(&[&weights, &without]).unwrap(), alone);
         let named = tag(&[&without.join("config.json")]).unwrap();
         assert_ne!(named, alone);
+    }
+
+    #[test]
+    fn weights_whose_times_are_a_constant_have_no_tag() {
+        let (directory, file) = model();
+        let configuration = directory.path().join("config.json");
+        fs::write(&configuration, b"{}").unwrap();
+        let tag = || derive(&arguments("main"), &[vec![directory.path().to_owned()]]);
+        tag().unwrap();
+        for changed in [&file, &configuration] {
+            for constant in [0, 1, 315_532_800] {
+                set_time(changed, constant);
+                let error = tag().unwrap_err().to_string();
+                assert!(
+                    error.contains("`weights_tag`") && error.contains("1990"),
+                    "{error}"
+                );
+            }
+            set_time(changed, LATER);
+        }
+        tag().unwrap();
     }
 
     #[test]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from types import SimpleNamespace
 from unittest import mock
 
@@ -167,6 +168,16 @@ def test_weights_count_where_they_were_downloaded_to(started, hub, tmp_path):
     tag = start(model_path="org/model", download_dir=str(models))
     hub("decade", {"model.safetensors": "22"}, models)
     assert start(model_path="org/model", download_dir=str(models)) != tag
+
+
+def test_files_whose_times_are_a_constant_need_a_tag(started):
+    start, weights, _ = started
+    file = weights / "model.safetensors"
+    for constant in (0, 1):
+        os.utime(file, (constant, constant))
+        with pytest.raises(ValueError, match=f"{file} is before 1990.*`weights_tag`"):
+            start()
+    assert start("mine").startswith("mine+")
 
 
 def test_files_beside_the_models_change_the_tag(started):
