@@ -494,10 +494,13 @@ class LarderHiCache(HiCacheStorage):
 
     @_answers(lambda *_, **__: False)
     def clear(self) -> bool:
-        """Deletes the pages of this server's pools; those of other models stay. Nothing is served before that is done."""
+        """Deletes the pages of this server's pools; those of other models stay. Nothing is served before that is done.
+
+        False while it is not done. It is tried again in this process alone.
+        """
         pages = self._backend.clear()
         if pages < 0:
-            logger.error("larder: clear not finished: all lookups miss until then")
+            logger.error("larder: clear not finished: all lookups miss until then, in this process: if it ends first, clear again")
         else:
             logger.info("larder: cleared %d pages", pages)
         return pages >= 0

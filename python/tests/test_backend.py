@@ -573,6 +573,23 @@ def test_a_store_that_was_not_to_be_had_at_the_start_is_used_once_it_is(opened, 
     assert backend.counters()["part"] == "owner"
 
 
+def test_a_clear_without_a_store_is_owed_until_there_is_one(opened, tmp_path, caplog):
+    chain, pool, path, aside = keys(2), pools.mha(), tmp_path / "store", tmp_path / "aside"
+    before = opened(pool, path=path)
+    before.batch_set_v1(chain, pools.indices(pool, range(2)))
+    before.close()
+    path.rename(aside)
+    path.write_text("in the way")
+    backend = opened(pool, path=path, on_error="miss")
+    assert backend.clear() is False
+    assert "if it ends first, clear again" in caplog.text
+    path.unlink()
+    aside.rename(path)
+    assert backend._backend.try_again()
+    assert backend.batch_exists(chain) == 0
+    assert backend.clear() is True
+
+
 def test_a_store_does_not_grow_beyond_what_is_free(tmp_path):
     with pytest.raises(RuntimeError, match="no space"):
         make(tmp_path, size="8000TiB")

@@ -304,7 +304,7 @@ impl Backend {
     }
 
     /// Deletes the pages of this server's pools. Returns their number, or -1 if this could not be
-    /// done yet. Nothing is served before it is done.
+    /// done yet. This process serves nothing before it is done.
     fn clear(&self, py: Python<'_>) -> i64 {
         let cleared = py.detach(|| self.inner.clear());
         match cleared {

@@ -22,6 +22,17 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Pause between attempts by calls to complete a failed clear.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
+/// Why a clear is not done yet.
+#[derive(Debug, thiserror::Error)]
+pub enum ClearError {
+    /// The server was started without a store, which may have pages of it.
+    #[error("no store is attached yet")]
+    NoStore,
+    /// An error of the store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
 /// The requested clears that are not done.
 #[derive(Default)]
 pub(super) struct Debt {
@@ -52,26 +63,29 @@ impl Debt {
 
 impl Backend {
     /// Deletes every page of this server's pools. Other models and servers keep their pages.
-    /// Without a store, the deletion is done as soon as there is one.
     ///
     /// # Errors
-    /// Why it could not be done yet. It is retried before anything is served.
-    pub fn clear(&self) -> Result<u64, StoreError> {
+    /// Why it could not be done yet. It is retried before anything is served. Only this process
+    /// knows of it: if it ends first, the pages stay.
+    pub fn clear(&self) -> Result<u64, ClearError> {
         if self.is_inherited() {
-            return Err(StoreError::Forked);
+            return Err(StoreError::Forked.into());
         }
         self.debt.asked.fetch_add(1, Ordering::SeqCst);
         let until = Instant::now() + PATIENCE;
         let mut deleted = 0;
         loop {
             if self.is_closing() {
-                return Err(StoreError::Closed);
+                return Err(StoreError::Closed.into());
             }
             let place = self.place.read();
             let store = match &*place {
                 Place::Attached(store) => store,
-                Place::Unmade | Place::Empty => return Ok(0),
-                Place::Closed => return Err(StoreError::Closed),
+                // There was no store at the start. Pages that others put into it since then are
+                // deleted before anything is served.
+                Place::Unmade => return Ok(0),
+                Place::Empty => return Err(ClearError::NoStore),
+                Place::Closed => return Err(StoreError::Closed.into()),
             };
             match self.pay(self.debt.paying.lock(), &mut deleted) {
                 Err(StoreError::OwnerGone)
@@ -80,7 +94,7 @@ impl Backend {
                     // In short intervals, because a close waits for this lock.
                     store.insist_on_owner(until.min(Instant::now() + LOOK));
                 }
-                paid => return paid.map(|()| deleted),
+                paid => return paid.map(|()| deleted).map_err(ClearError::from),
             }
         }
     }

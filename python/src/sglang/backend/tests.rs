@@ -12,6 +12,7 @@ use larder_format::PageKey;
 
 mod slow;
 
+use super::clear::ClearError;
 use super::*;
 use crate::chain::Chain;
 use crate::sglang::pool::{Buffer, Pool};
@@ -359,7 +360,7 @@ fn pages_cleared_before_the_store_was_attached_are_not_served() {
     std::fs::write(&path, b"in the way").unwrap();
     let backend = backend(&path, &mut memory);
     assert!(backend.stats().is_none());
-    assert_eq!(backend.clear().unwrap(), 0);
+    assert!(matches!(backend.clear(), Err(ClearError::NoStore)));
     std::fs::remove_file(&path).unwrap();
     std::fs::rename(&aside, &path).unwrap();
     assert!(backend.try_again());
@@ -390,7 +391,11 @@ fn a_closed_backend_touches_nothing_and_stays_closed() {
         [false; 2]
     );
     assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
-    assert!(matches!(backend.clear(), Err(StoreError::Closed)));
+    let cleared = backend.clear();
+    assert!(matches!(
+        cleared,
+        Err(ClearError::Store(StoreError::Closed))
+    ));
 }
 
 #[test]
@@ -405,7 +410,11 @@ fn a_close_waits_for_a_running_call_and_no_other_call_begins() {
     let left = backend.leave().unwrap();
     assert_eq!(backend.get("kv", &chain, &[0, 1]), [false; 2]);
     assert_eq!(store(&backend), [false; 2]);
-    assert!(matches!(backend.clear(), Err(StoreError::Closed)));
+    let cleared = backend.clear();
+    assert!(matches!(
+        cleared,
+        Err(ClearError::Store(StoreError::Closed))
+    ));
     assert!(left.try_recv().is_err());
     drop(call);
     left.recv_timeout(Duration::from_secs(60)).unwrap();
