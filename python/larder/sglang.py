@@ -496,14 +496,17 @@ class LarderHiCache(HiCacheStorage):
     def clear(self) -> bool:
         """Deletes the pages of this server's pools; those of other models stay. Nothing is served before that is done.
 
-        False while it is not done. It is tried again in this process alone.
+        False while it is not done: it is tried again in this process alone. False also with a remote, which keeps the pages.
         """
         pages = self._backend.clear()
         if pages < 0:
             logger.error("larder: clear not finished: all lookups miss until then, in this process: if it ends first, clear again")
         else:
             logger.info("larder: cleared %d pages", pages)
-        return pages >= 0
+        has_remote = self._backend.has_remote()
+        if has_remote:
+            logger.error("larder: a clear does not reach the remote (`l4`), and its pages are fetched again: use another `weights_tag`")
+        return pages >= 0 and not has_remote
 
     @_answers(lambda *_, **__: None)
     def get_stats(self):

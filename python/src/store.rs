@@ -206,6 +206,12 @@ impl Handle {
         Some(self.store.report().ok()?.settings)
     }
 
+    /// Whether the store's owner has a remote.
+    pub fn has_remote(&self) -> bool {
+        let report = self.store.report();
+        report.is_ok_and(|report| report.beneath.is_some())
+    }
+
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
         self.store.stats()

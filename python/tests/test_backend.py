@@ -252,6 +252,22 @@ def test_clear_takes_this_servers_pages_and_no_others(opened):
     assert all(mine.batch_set_v1(chain, pools.indices(pool, range(3))))
 
 
+def test_a_clear_fails_where_a_remote_brings_the_pages_back(opened, tmp_path, caplog):
+    place, pool, chain = tmp_path / "remote", pools.mha(), keys(4)
+    place.mkdir()
+    remote = {"l4": f"file://{place}", "l4_unsigned": True, "l4_admission": "through", "l4_run_tokens": 4 * pool.page_size}
+    owner = opened(pool, path=tmp_path / "store", **remote)
+    # Remotes are the owner's: a process without their keys uses them too.
+    client = opened(pool, path=tmp_path / "store")
+    for backend in (owner, client):
+        backend.batch_set_v1(chain, pools.indices(pool, range(4)))
+        assert backend.batch_exists(chain) == 4
+        caplog.clear()
+        assert backend.clear() is False
+        assert "use another `weights_tag`" in caplog.text
+        assert backend.counters()["pages"] == 0
+
+
 def test_after_close_everything_misses_and_a_second_close_is_nothing(opened):
     pool = pools.mha()
     backend = opened(pool)

@@ -211,6 +211,12 @@ impl Backend {
         self.attached()?.settings()
     }
 
+    /// Whether pages also go to a remote, by the keys of this process or of the store's owner.
+    pub fn has_remote(&self) -> bool {
+        let is_named = !self.config.l4.urls.is_empty();
+        is_named || self.attached().is_some_and(|store| store.has_remote())
+    }
+
     /// Starts later attempts to attach to a store. Returns the warning about them.
     fn go_without(self: &Arc<Self>, error: &PlaceError) -> String {
         retry::start(self, &self.config);

@@ -371,6 +371,11 @@ impl Backend {
         settings.map(|settings| settings.to_string())
     }
 
+    /// Whether pages also go to a remote, which a clear does not reach.
+    fn has_remote(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.inner.has_remote())
+    }
+
     /// One sentence per pool.
     fn describe(&self) -> Vec<String> {
         self.inner.describe()
