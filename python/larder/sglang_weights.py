@@ -74,11 +74,13 @@ _FROM_FILES = (
 
 
 def derived() -> str:
-    """A tag from SGLang's own arguments and the files they name."""
+    """A tag from SGLang's own arguments and the files they name, at the start of a server."""
     try:
-        args = _server_args()
+        args, is_start = _server_args(), _is_start()
     except Exception as error:
         raise ValueError(f"SGLang's arguments are not to be had ({error}), {weights.HELP}") from error
+    if not is_start:
+        raise ValueError(f"a running server may have other weights than the files that are there now, {weights.HELP}")
     way = getattr(args, "load_format", None) or "auto"
     if getattr(way, "value", way) not in _FROM_FILES:
         raise ValueError(f"with --load-format {way} weights do not come from the model's files, {weights.HELP}")
@@ -109,6 +111,15 @@ def _server_args() -> Any:
     from sglang.srt.runtime_context import get_server_args
 
     return get_server_args()
+
+
+def _is_start() -> bool:
+    """Whether the backend is the one of the server's start. At an attach SGLang has none configured: it notes the new one when the
+    attach has succeeded, and its end after a detach.
+    """
+    from sglang.srt.runtime_context import get_memory
+
+    return get_memory().hicache_storage_backend is not None
 
 
 def _told(args: Any, names: Sequence[str]) -> dict[str, str]:

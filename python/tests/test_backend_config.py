@@ -49,12 +49,14 @@ def started(tmp_path):
         (directory / "model.safetensors").write_bytes(b"1")
     bare = {key: value for key, value in extra(tmp_path / "store").items() if key != "weights_tag"}
 
-    def start(tag=None, **more):
+    def start(tag=None, attached="at the start", **more):
         args = {"model_path": str(weights), "revision": None, "kv_cache_dtype": "auto"} | more
+        memory = {"hicache_storage_backend": "dynamic" if attached == "at the start" else None}
         from larder import sglang
 
         with (
             mock.patch("sglang.srt.runtime_context.get_server_args", return_value=SimpleNamespace(**args)),
+            mock.patch("sglang.srt.runtime_context.get_memory", return_value=SimpleNamespace(**memory)),
             mock.patch.object(sglang._larder, "Backend", wraps=sglang._larder.Backend) as backend,
         ):
             make(tmp_path, extra_config=bare | ({"weights_tag": tag} if tag else {})).close()
@@ -70,6 +72,13 @@ def test_without_a_weights_tag_one_is_derived_from_arguments_and_files(started):
     assert start(quantization="fp8") != tag
     (weights / "model.safetensors").write_bytes(b"22")
     assert start() != tag
+
+
+def test_an_attach_to_a_running_server_needs_a_tag(started):
+    start, _, _ = started
+    with pytest.raises(ValueError, match="a running server .*`weights_tag`"):
+        start(attached="later")
+    assert start("mine", attached="later") == start("mine")
 
 
 def test_a_tag_of_ones_own_stands_for_the_weights_and_for_nothing_else(started):

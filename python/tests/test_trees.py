@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
+from sglang.srt.runtime_context import get_context
 from support.backend import extra
 from support.cpu import STUBS
 from support.trees import CONFIGS, Engine, Trees, same
@@ -156,6 +157,11 @@ def test_the_backend_is_detached_and_attached_while_the_engine_runs(trees, tmp_p
     table = extra(tmp_path) | {"prefetch_threshold": 1}
     done, why = engine.cache.attach_storage_backend("dynamic", json.dumps(table | {"sise": 1}))
     assert not done and "`sise`" in why
+    # As SGLang's scheduler notes the detach.
+    get_context().override("test", hicache_storage_backend=None)
+    untagged = {key: value for key, value in table.items() if key != "weights_tag"}
+    done, why = engine.cache.attach_storage_backend("dynamic", json.dumps(untagged))
+    assert not done and "a running server" in why and "`weights_tag`" in why
     done, why = engine.cache.attach_storage_backend("dynamic", json.dumps(table), hicache_storage_prefetch_policy="wait_complete")
     assert done, why
     engine.store(more)

@@ -40,7 +40,8 @@ class Scene:
 def scene(request, model, library, tmp_path_factory):
     place = tmp_path_factory.mktemp(request.param)
     kind, tp = CELLS[request.param]
-    site = Site(place, model(kind), library, tp=tp)
+    # An attach needs a tag.
+    site = Site(place, model(kind), library, tp=tp, weights_tag="own")
     yield Scene(site)
     site.close()
 

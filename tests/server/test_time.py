@@ -30,7 +30,7 @@ def site(request, model, library, tmp_path):
     busy = psutil.cpu_percent(interval=2)
     if busy > BUSY_MAX:
         pytest.skip(f"times are not comparable while the processors are {busy:.0f} % busy")
-    site = Site(tmp_path, model(request.param), library, size="2GiB")
+    site = Site(tmp_path, model(request.param), library, size="2GiB", weights_tag="own")
     yield site
     site.close()
 
