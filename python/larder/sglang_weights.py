@@ -84,6 +84,9 @@ def derived() -> str:
     way = getattr(args, "load_format", None) or "auto"
     if getattr(way, "value", way) not in _FROM_FILES:
         raise ValueError(f"with --load-format {way} weights do not come from the model's files, {weights.HELP}")
+    cache = getattr(args, "weight_cache_mode", None) or "off"
+    if cache != "off":
+        raise ValueError(f"with --weight-cache-mode {cache} weights come from a daemon, which may hold older ones, {weights.HELP}")
     if getattr(args, "checkpoint_engine_wait_weights_before_ready", False):
         raise ValueError(f"weights come from a checkpoint engine, {weights.HELP}")
     told = _told(args, _TOLD + _TOLD_OF_WEIGHTS) | _configurations(args)

@@ -206,6 +206,8 @@ def test_files_beside_the_models_change_the_tag(started):
         {"load_format": "dummy"},
         {"load_format": "remote_instance"},
         {"checkpoint_engine_wait_weights_before_ready": True},
+        {"weight_cache_mode": "client"},
+        {"weight_cache_mode": "daemon"},
     ],
     ids=str,
 )
@@ -213,6 +215,11 @@ def test_weights_that_cannot_be_told_apart_need_a_tag(started, told):
     start, _, _ = started
     with pytest.raises(ValueError, match="`weights_tag`"):
         start(**told)
+
+
+def test_a_weight_cache_that_is_off_adds_nothing_to_the_tag(started):
+    start, _, _ = started
+    assert start(weight_cache_mode="off") == start()
 
 
 def test_head_splitting_is_refused_by_its_key(tmp_path):
