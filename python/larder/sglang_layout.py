@@ -18,12 +18,17 @@ _USUAL = "nhd"
 #: Platforms whose kernels arrange pages in the usual way.
 _USUAL_PLATFORMS = ("cuda", "cpu")
 
-#: SGLang's variables that arrange the pages of DeepSeek-V4, with the value of each where it is not
-#: set. Their host pools hold plain bytes and do not tell the arrangement.
+#: SGLang's variables that arrange the pages of DeepSeek-V4 and the index keys of DSA, with the value
+#: of each where it is not set. Their host pools hold plain bytes and do not tell the arrangement.
 _VARIABLES = {
     "SGLANG_DSV4_KV_LAYOUT": "v4",
     "SGLANG_DSV4_COMPRESSED_KV_LAYOUT": "auto",
     "SGLANG_DSV4_UNIFIED_KV_FP8": "false",
+    # Kernels that write index keys in one step leave out their rotation. These variables turn such
+    # kernels off: of CUDA, then of ROCm.
+    "SGLANG_DISABLE_DSA_INDEXER_FUSION": "false",
+    "SGLANG_DISABLE_AITER_FUSED_FP8_DSA_INDEXER": "false",
+    "SGLANG_DSA_HIP_DISABLE_PRESHUFFLE": "false",
 }
 
 

@@ -31,10 +31,11 @@ _TOLD = (
     "speculative_draft_kv_cache_dtype",
     "speculative_draft_model_quantization",
     "dsv4_attn_backend",
+    "enable_dsa_fused_indexer",
 )
 
-#: The default of arguments that add nothing to a tag there: tags of older stores stay valid.
-_DEFAULTS = {"dsv4_attn_backend": "auto"}
+#: The value of arguments that has the effect of none, and adds nothing to a tag: tags of older stores stay valid.
+_DEFAULTS = {"dsv4_attn_backend": "auto", "enable_dsa_fused_indexer": True}
 
 #: Arguments that name the weights.
 _TOLD_OF_WEIGHTS = (

@@ -97,10 +97,11 @@ def test_a_tag_of_ones_own_stands_for_the_weights_and_for_nothing_else(started):
         {"speculative_draft_kv_cache_dtype": "fp8_e4m3"},
         {"kt_method": "AMXINT4"},
         {"dsv4_attn_backend": "flashmla_mega"},
+        {"enable_dsa_fused_indexer": False},
     ):
         assert start("mine", **decides) not in (told, "mine"), decides
     assert start("mine", kv_cache_dtype="fp8_e5m2") != start("mine", kv_cache_dtype="fp8_e4m3")
-    assert start("mine", dsv4_attn_backend="auto") == told
+    assert start("mine", dsv4_attn_backend="auto", enable_dsa_fused_indexer=True) == told
 
 
 def test_an_adapter_that_is_replaced_at_its_path_changes_the_tag(started):

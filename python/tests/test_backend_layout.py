@@ -94,6 +94,35 @@ def test_pages_of_another_arrangement_of_deepseek_v4_are_missed(opened, monkeypa
     assert found()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGLANG_DISABLE_DSA_INDEXER_FUSION",
+        "SGLANG_DISABLE_AITER_FUSED_FP8_DSA_INDEXER",
+        "SGLANG_DSA_HIP_DISABLE_PRESHUFFLE",
+    ],
+)
+def test_index_keys_of_other_kernels_are_missed(opened, monkeypatch, name):
+    chain = keys(2)
+
+    def found():
+        kv, indexer = pools.dsa()
+        backend = opened(kv, is_mla=True)
+        backend.register_mem_host_pool_v2(indexer, PoolName.INDEXER)
+        transfer = PoolTransfer(
+            name=PoolName.INDEXER, keys=chain, host_indices=pools.indices(kv, range(2))
+        )
+        pages = backend.batch_get_v2([transfer])[PoolName.INDEXER]
+        backend.batch_set_v2([transfer])
+        return all(pages)
+
+    assert not found() and found()
+    monkeypatch.setenv(name, "1")
+    assert not found() and found()
+    monkeypatch.setenv(name, "0")
+    assert found()
+
+
 def test_usual_arrangements_add_nothing_to_a_namespace(platform, monkeypatch):
     from larder.sglang_layout import facts_of
 
