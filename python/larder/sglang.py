@@ -209,6 +209,7 @@ class LarderHiCache(HiCacheStorage):
             "replicated": storage_config.is_mla_model,
             "prefetch_limit": _prefetch_limit() if "prefill_rate" in extra else None,
         }
+        self._stages = sglang_layout.layers_of_stages(storage_config.pp_size)
         self._metrics = storage_config.enable_storage_metrics
         #: Rank 0 writes for all.
         self._one_writes = storage_config.is_mla_model and storage_config.tp_size > 1
@@ -299,7 +300,8 @@ class LarderHiCache(HiCacheStorage):
             "sharded": _is_sharded(pool, name),
             "extra": {key: str(value) for key, value in shapes.items() if value is not None}
             | {"class": type(pool).__name__}
-            | sglang_layout.facts_of(pool),
+            | sglang_layout.facts_of(pool)
+            | self._stages,
         }
         self._flat.discard(name)
         if pool.size_per_token == 0:

@@ -7,6 +7,7 @@ arrangement is part of the namespace. The usual one adds nothing to it.
 
 from __future__ import annotations
 
+import os
 from typing import Any, Optional
 
 from sglang.srt.environ import envs
@@ -41,6 +42,14 @@ def facts_of(pool: Any) -> dict[str, str]:
     if told is None:
         return _platform() | _variables()
     return _platform() | ({} if set(told) == {_USUAL} else {"device_layout": ",".join(told)})
+
+
+def layers_of_stages(pp_size: int) -> dict[str, str]:
+    """The layers of each pipeline stage, where the operator divides them. Host pools of hybrid models
+    do not show their first layer: stages with equally many layers look alike.
+    """
+    given = os.environ.get("SGLANG_PP_LAYER_PARTITION")
+    return {"stage_layers": given} if pp_size > 1 and given else {}
 
 
 def _arrangements(pool: Any) -> Optional[list[str]]:

@@ -123,6 +123,32 @@ def test_index_keys_of_other_kernels_are_missed(opened, monkeypatch, name):
     assert found()
 
 
+def test_pages_of_stages_with_other_layers_are_missed(opened, monkeypatch):
+    chain, divided = keys(2), "SGLANG_PP_LAYER_PARTITION"
+
+    def found(**more):
+        pool = c4_pool()
+        backend = opened(LogicalHostPool(128, 16), is_mla=True, **more)
+        backend.register_mem_host_pool_v2(pool, PoolName.DEEPSEEK_V4_C4)
+        transfer = PoolTransfer(
+            name=PoolName.DEEPSEEK_V4_C4, keys=chain, host_indices=pools.indices(pool, range(2))
+        )
+        pages = backend.batch_get_v2([transfer])[PoolName.DEEPSEEK_V4_C4]
+        backend.batch_set_v2([transfer])
+        return all(pages)
+
+    middle = {"pp": (1, 4)}
+    assert not found() and not found(**middle) and found(**middle)
+    # The second stage has as many layers in each case, but not the same ones.
+    for layers in ("2,3,3,4", "4,3,2,3"):
+        monkeypatch.setenv(divided, layers)
+        assert not found(**middle) and found(**middle)
+    # Without stages it has no effect.
+    assert found()
+    monkeypatch.delenv(divided)
+    assert found(**middle)
+
+
 def test_usual_arrangements_add_nothing_to_a_namespace(platform, monkeypatch):
     from larder.sglang_layout import facts_of
 

@@ -24,12 +24,12 @@ def extra(path, **more):
     } | more
 
 
-def config(path, *, tp=(0, 1), is_mla=False, model="test/model", metrics=False, extra_config=None, **more):
+def config(path, *, tp=(0, 1), pp=(0, 1), is_mla=False, model="test/model", metrics=False, extra_config=None, **more):
     return HiCacheStorageConfig(
         tp_rank=tp[0],
         tp_size=tp[1],
-        pp_rank=0,
-        pp_size=1,
+        pp_rank=pp[0],
+        pp_size=pp[1],
         attn_cp_rank=0,
         attn_cp_size=1,
         is_mla_model=is_mla,
