@@ -89,6 +89,20 @@ def _answers(fallback: Callable[..., Any]) -> Callable:
     return decorate
 
 
+def _closes_if_it_fails(call: Callable) -> Callable:
+    """A part of an attach. After a failed one SGLang may keep the backend, which would still hold the store."""
+
+    @functools.wraps(call)
+    def closing(self, *args, **kwargs):
+        try:
+            return call(self, *args, **kwargs)
+        except Exception:
+            self.close()
+            raise
+
+    return closing
+
+
 def _prefetch_limit() -> Optional[tuple[float, float]]:
     """How long this server waits for a read, if not until its end: seconds, and seconds a token requested.
 
@@ -272,6 +286,7 @@ class LarderHiCache(HiCacheStorage):
         super().register_mem_host_pool_v2(host_pool, host_pool_name)
         self._register(host_pool, host_pool_name)
 
+    @_closes_if_it_fails
     def on_host_pools_registered(self) -> None:
         """Creates the store where there is none: its segments depend on the pools' pages.
 
@@ -285,6 +300,7 @@ class LarderHiCache(HiCacheStorage):
             logger.warning("larder: %s", remark)
         self._say_attached()
 
+    @_closes_if_it_fails
     def _register(self, pool: Any, name: Any) -> None:
         name = str(name)
         if self._is_inherited():

@@ -173,6 +173,24 @@ def test_the_backend_is_detached_and_attached_while_the_engine_runs(trees, tmp_p
     assert same(engine.bytes_of(seq), expected)
 
 
+def test_a_failed_attach_leaves_the_store_and_after_a_detach_another_one_works(trees, tmp_path):
+    test = trees("swa")
+    engine = Engine(test, tmp_path)
+    assert engine.cache.detach_storage_backend()[0]
+    table = json.dumps(extra(tmp_path) | {"prefetch_threshold": 1})
+    # SGLang registers the first pool itself, and cleans up after a failure only there.
+    facts = mock.Mock(side_effect=[{}, RuntimeError("no arrangement")])
+    with mock.patch("larder.sglang_layout.facts_of", facts):
+        done, why = engine.cache.attach_storage_backend("dynamic", table)
+    assert not done and "no arrangement" in why
+    assert "part" not in test.backend(engine.cache).counters()
+    done, why = engine.cache.attach_storage_backend("dynamic", table)
+    assert not done and "already attached" in why
+    assert engine.cache.detach_storage_backend()[0]
+    done, why = engine.cache.attach_storage_backend("dynamic", table)
+    assert done, why
+
+
 def test_clearing_the_backend_empties_what_this_server_stored(trees, tmp_path):
     test = trees("mha")
     engine = Engine(test, tmp_path)
