@@ -326,15 +326,24 @@ fn a_deletion_here_and_there_does_not_make_segments_too_dear_to_empty() {
 /// so each is needed. `names` are the keys of a segment's tombstones. Without `proven` no header
 /// says that they are durable.
 fn full_of_tombstones(proven: bool, names: impl Fn(u32) -> u64) -> Memory {
+    full_of_tombstones_born(proven, names, |_| 500)
+}
+
+/// The same, with tombstones of these births. The generation of a segment is ten times its number.
+fn full_of_tombstones_born(
+    proven: bool,
+    names: impl Fn(u32) -> u64,
+    births: impl Fn(u32) -> u64,
+) -> Memory {
     let serial = |counter: u64| Serial::from_raw(Serial::first_of(Run::FIRST).get() + counter);
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
     for number in 0..SEGMENTS {
-        let (generation, data_end) = (serial(u64::from(number)), SEGMENT_BLOCKS - 1);
+        let (generation, data_end) = (serial(10 * u64::from(number)), SEGMENT_BLOCKS - 1);
         let (commit, segment) = (serial(1000 + u64::from(number)), SegmentNo(number));
         let tombstone = |key| Record::Delete {
             namespace: the_namespace().fingerprint(),
             key,
-            birth: serial(500),
+            birth: serial(births(number)),
         };
         let keys = chain(names(number), 3).into_iter();
         let mut bytes = [0; BLOCK_BYTES];
@@ -377,6 +386,19 @@ fn a_tombstone_that_another_segment_holds_too_needs_no_room() {
         assert!(process.start().is_ok());
         puts_go_on(&mut process, 100);
     }
+}
+
+/// The oldest segment is released, with tombstones of its own pages alone, and takes the others.
+#[test]
+fn a_tombstone_of_no_other_segment_needs_no_room() {
+    let disk = full_of_tombstones_born(true, u64::from, |number| if number == 0 { 5 } else { 500 });
+    let mut process = Process::open(&disk, &mut Run::new(2).unwrap(), usize::MAX);
+    assert!(process.start().is_ok());
+    puts_go_on(&mut process, 100);
+    // Another segment holds pages that are older than the deletion.
+    each_segment_stays(&full_of_tombstones_born(true, u64::from, |number| {
+        if number == 0 { 15 } else { 500 }
+    }));
 }
 
 /// Tries all segments of a store that crashed again and again: none is released.

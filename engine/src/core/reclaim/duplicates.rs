@@ -6,6 +6,10 @@
 //! descriptors of the other segments are read, one segment after another, until each tombstone has
 //! been found, in the same version or a later one.
 //!
+//! Nor does a tombstone need room that deletes pages of the victim alone: it comes back only with
+//! them. It is forwarded where there is room, since a device may lose the free header of the victim
+//! after some of its blocks have been written again.
+//!
 //! A copy counts where recovery would find it: in a sealed segment that no failed write or sync has
 //! touched. It also has to be durable: proven by an earlier epoch, or written in this one, and then
 //! the victim waits for a sync of everything that has been written so far. A copy of an earlier
@@ -37,11 +41,18 @@ pub(super) struct Search {
 
 impl Search {
     pub(super) fn begin(below: &Below<'_>, victim: SegmentId, unplaced: &[Record]) -> Search {
+        let synced = below.base.marks.synced;
+        let oldest = below.segments.oldest_generation_but(Some(victim), synced);
+        let is_needed = |record: &&Record| oldest.is_some_and(|oldest| oldest < record.birth());
         let named = |record: &Record| Some((deleted_by(record)?, record.birth()));
         let others = below.segments.iter().map(|(id, _)| id);
         Search {
             victim,
-            missing: unplaced.iter().filter_map(named).collect(),
+            missing: unplaced
+                .iter()
+                .filter(is_needed)
+                .filter_map(named)
+                .collect(),
             rest: others.filter(|id| *id != victim).collect(),
             asked: None,
         }

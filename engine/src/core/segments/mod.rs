@@ -461,6 +461,15 @@ impl Segments {
     /// The oldest generation that the next open may find, in free segments too: the generation on
     /// disk, and the generation that a power loss brings back. Commits up to `synced` are durable.
     pub(super) fn oldest_generation(&self, synced: Serial) -> Option<Serial> {
+        self.oldest_generation_but(None, synced)
+    }
+
+    /// The same, of the other segments.
+    pub(super) fn oldest_generation_but(
+        &self,
+        left_out: Option<SegmentId>,
+        synced: Serial,
+    ) -> Option<Serial> {
         let generation = |s: &Segment| {
             let is_durable = s.first_commit > Serial::ZERO && s.first_commit <= synced;
             match s.state() {
@@ -471,7 +480,10 @@ impl Segments {
                 _ => Some(s.generation).filter(|generation| *generation > Serial::ZERO),
             }
         };
-        self.segments.iter().filter_map(generation).min()
+        let segments = self.iter().filter(|(id, _)| Some(*id) != left_out);
+        segments
+            .filter_map(|(_, segment)| generation(segment))
+            .min()
     }
 
     /// # Errors
