@@ -105,10 +105,9 @@ pub fn run(args: &DeleteArgs) -> Result<Ending, Failure> {
         ));
     }
     let interrupt = Interrupt::watch();
-    // A dry run beside no owner writes nothing, also no recovery.
-    let reads = args.dry_run && larder_engine::report(&args.path).is_err();
-    let options = args.open.options().with(|o| o.read_only = reads);
-    let report = open::with_any(&args.path, options, |store| delete(args, store, &interrupt))?;
+    let report = open::with_any(&args.path, args.open.options(), |store| {
+        delete(args, store, &interrupt)
+    })?;
     report::print(&report, args.json)?;
     Ok(match report.interrupted {
         true => Ending::Interrupted,

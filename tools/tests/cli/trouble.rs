@@ -208,19 +208,6 @@ fn a_size_of_nothing_is_refused() {
 }
 
 #[test]
-fn a_dry_run_of_delete_writes_nothing() {
-    let directory = directory();
-    let path = store_in(&directory);
-    let put = ["bench", text(&path), "--op", "put", "--page-bytes", "64KiB"];
-    json(&[&put[..], &["--pages", "4"]].concat());
-    let before = std::fs::read(&path).unwrap();
-    let delete = ["delete", text(&path), "--dry-run", "--model", "bench"];
-    let report = json(&delete);
-    assert_eq!(report["deleted_pages"], 4);
-    assert!(std::fs::read(&path).unwrap() == before);
-}
-
-#[test]
 fn what_fits_no_segment_is_refused_by_a_dry_run_too() {
     let directory = directory();
     let (large, archive) = (
