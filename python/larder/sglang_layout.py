@@ -30,6 +30,8 @@ _VARIABLES = {
     "SGLANG_DISABLE_DSA_INDEXER_FUSION": "false",
     "SGLANG_DISABLE_AITER_FUSED_FP8_DSA_INDEXER": "false",
     "SGLANG_DSA_HIP_DISABLE_PRESHUFFLE": "false",
+    # Without AITER ROCm has no such kernel.
+    "SGLANG_USE_AITER": "false",
 }
 
 

@@ -100,6 +100,7 @@ def test_pages_of_another_arrangement_of_deepseek_v4_are_missed(opened, monkeypa
         "SGLANG_DISABLE_DSA_INDEXER_FUSION",
         "SGLANG_DISABLE_AITER_FUSED_FP8_DSA_INDEXER",
         "SGLANG_DSA_HIP_DISABLE_PRESHUFFLE",
+        "SGLANG_USE_AITER",
     ],
 )
 def test_index_keys_of_other_kernels_are_missed(opened, monkeypatch, name):
