@@ -519,12 +519,12 @@ class LarderHiCache(HiCacheStorage):
         pages = self._backend.clear()
         if pages < 0:
             logger.error("larder: clear not finished: all lookups miss until then, in this process: if it ends first, clear again")
-        else:
-            logger.info("larder: cleared %d pages", pages)
-        has_remote = self._backend.has_remote()
-        if has_remote:
+        if self._backend.has_remote():
             logger.error("larder: a clear does not reach the remote (`l4`), and its pages are fetched again: use another `weights_tag`")
-        return pages >= 0 and not has_remote
+            return False
+        if pages >= 0:
+            logger.info("larder: cleared %d pages", pages)
+        return pages >= 0
 
     @_answers(lambda *_, **__: None)
     def get_stats(self):
