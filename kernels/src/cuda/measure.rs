@@ -122,7 +122,7 @@ impl Pools {
         }
         let [one, two] = least;
         let per_layer = |total: u64| total / u64::from(LAYERS);
-        let cpu_ns = per_layer(one.cpu_ns);
+        let cpu_ns = per_layer(two.cpu_ns.saturating_sub(one.cpu_ns));
         // No layer is faster than its submission.
         let elapsed_ns = per_layer(two.elapsed_ns.saturating_sub(one.elapsed_ns)).max(cpu_ns);
         Ok(Some(Cost { elapsed_ns, cpu_ns }))
