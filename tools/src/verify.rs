@@ -328,6 +328,7 @@ fn check(
     if let Some(deep) = deep.as_mut().filter(|_| args.online) {
         let (there, moved) = args.store.departed(bad);
         let judged = online::judge(&args.store, &survey, there, interrupt);
+        deep.interrupted |= interrupt.is_raised();
         deep.departed_pages = moved + judged.departed;
         deep.damaged_pages -= deep.departed_pages;
         deep.dropped_pages = judged.dropped;
