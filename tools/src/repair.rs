@@ -231,8 +231,8 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     Ok(report)
 }
 
-/// The findings of a new survey of the structures. The repaired store knows the places of its
-/// volumes; a name of a volume that was given up would be refused.
+/// The findings of a new survey of the structures. The repair has stored the places of all volumes
+/// that were named; the name of a volume that was given up would be refused.
 fn remaining(store: &StoreArgs) -> Result<Vec<Finding>, Failure> {
     let store = StoreArgs {
         path: store.path.clone(),

@@ -64,12 +64,12 @@ use nvrtc::Nvrtc;
 use pieces::{HOST_PAGE_BYTES, Piece, pieces};
 use policy::{Probe, Table, Way, Work};
 
-/// Blocks per launch. All together keep as many bytes in flight as saturate a PCIe 5 link.
+/// Blocks per launch. More of them, or more threads, load no faster over a PCIe 5 link (H200).
 const BLOCKS: u32 = 16;
 
 /// Threads per block: few, because a large block starts only on a processor that has finished
 /// almost all other work. On an H200, two blocks of 1024 threads slow busy compute down by 3 to 4 %
-/// and these by 1 to 2 %, and the loads beside it are 5 to 10 % faster.
+/// and these by 1 to 2 %, and the loads beside it are faster.
 const THREADS: u32 = 128;
 
 /// Bytes that a launch copies at least, if the transfer has as many: less would leave the link idle

@@ -15,7 +15,8 @@ pub enum Choice {
     Measured,
     /// Published figures.
     Published,
-    /// Always this way if it is available; otherwise separate copies.
+    /// Always this way if it is available; otherwise separate copies. Whether the driver accepts
+    /// batches is not tried.
     Always(Way),
 }
 

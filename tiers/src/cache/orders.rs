@@ -12,7 +12,7 @@ use crate::tree::LoadId;
 
 impl Cache {
     /// Passes the core's orders to the device and the threads. No order of a pass depends on
-    /// another. Backups come last, as one copy: nothing waits for them as a request for its load.
+    /// another. Backups come last, as one copy: a request waits for its load, and nothing for them.
     pub(super) fn carry_out(&mut self) {
         let (mut backups, mut stored) = (Vec::new(), Vec::new());
         let orders: Vec<Order> = std::iter::from_fn(|| self.core.next_order()).collect();

@@ -58,7 +58,10 @@ impl Taking<'_> {
                 return Ok(());
             }
             match step {
-                Step::Namespace(namespace) => home = Home::find(self.store, &namespace)?,
+                Step::Namespace(namespace) => {
+                    home = Home::find(self.store, &namespace)?;
+                    is_full = false;
+                }
                 Step::Pages(pages, memory) => {
                     // Others may have taken the room since it was checked, and a pipe tells neither
                     // the sizes of its pages nor whether they are in the store. After the first
