@@ -65,6 +65,15 @@ def test_pages_of_another_arrangement_on_the_device_are_missed(opened, arranged,
     assert opened(arranged("nhd")).batch_exists(chain) == 2
 
 
+def had_pages(backend, name, pool, indices):
+    """Whether the store had two pages of a pool. Then it has them."""
+    backend.register_mem_host_pool_v2(pool, name)
+    transfer = PoolTransfer(name=name, keys=keys(2), host_indices=indices)
+    pages = backend.batch_get_v2([transfer])[name]
+    backend.batch_set_v2([transfer])
+    return all(pages)
+
+
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -75,17 +84,9 @@ def test_pages_of_another_arrangement_on_the_device_are_missed(opened, arranged,
     ],
 )
 def test_pages_of_another_arrangement_of_deepseek_v4_are_missed(opened, monkeypatch, name, value):
-    chain = keys(2)
-
     def found():
         backend, pool = opened(LogicalHostPool(128, 16), is_mla=True), c4_pool()
-        backend.register_mem_host_pool_v2(pool, PoolName.DEEPSEEK_V4_C4)
-        transfer = PoolTransfer(
-            name=PoolName.DEEPSEEK_V4_C4, keys=chain, host_indices=pools.indices(pool, range(2))
-        )
-        pages = backend.batch_get_v2([transfer])[PoolName.DEEPSEEK_V4_C4]
-        backend.batch_set_v2([transfer])
-        return all(pages)
+        return had_pages(backend, PoolName.DEEPSEEK_V4_C4, pool, pools.indices(pool, range(2)))
 
     assert not found() and found()
     monkeypatch.setenv(name, value)
@@ -104,18 +105,10 @@ def test_pages_of_another_arrangement_of_deepseek_v4_are_missed(opened, monkeypa
     ],
 )
 def test_index_keys_of_other_kernels_are_missed(opened, monkeypatch, name):
-    chain = keys(2)
-
     def found():
         kv, indexer = pools.dsa()
         backend = opened(kv, is_mla=True)
-        backend.register_mem_host_pool_v2(indexer, PoolName.INDEXER)
-        transfer = PoolTransfer(
-            name=PoolName.INDEXER, keys=chain, host_indices=pools.indices(kv, range(2))
-        )
-        pages = backend.batch_get_v2([transfer])[PoolName.INDEXER]
-        backend.batch_set_v2([transfer])
-        return all(pages)
+        return had_pages(backend, PoolName.INDEXER, indexer, pools.indices(kv, range(2)))
 
     assert not found() and found()
     monkeypatch.setenv(name, "1")
