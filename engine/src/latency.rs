@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::Instant;

@@ -1,6 +1,7 @@
 //! Threads, locks and time. The engine uses these alone where it waits.
 //!
-//! They are those of the operating system. With the feature `simulated` they are the ones of
+//! They are those of the operating system; the locks can be used in a forked child
+//! (`larder_sync`). With the feature `simulated` they are the ones of
 //! `larder_sim_runtime`: all threads run on a deterministic scheduler and a virtual clock. The
 //! package `larder-engine-simulated` is the engine with that feature. It is a package of its own,
 //! so that no build of the workspace switches the feature on for the engine that ships.
@@ -11,17 +12,11 @@
 
 #[cfg(feature = "simulated")]
 pub use larder_sim_runtime::{
-    sync::{
-        Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard,
-        RwLockWriteGuard,
-    },
+    sync::{Condvar, Mutex, MutexGuard, OnceLock, RwLock, RwLockReadGuard, RwLockWriteGuard},
     thread,
     time::Instant,
 };
 #[cfg(not(feature = "simulated"))]
-pub use parking_lot::{
-    Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockUpgradableReadGuard,
-    RwLockWriteGuard,
-};
+pub use larder_sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(not(feature = "simulated"))]
 pub use std::{sync::OnceLock, thread, time::Instant};

@@ -11,7 +11,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use parking_lot::{Condvar, Mutex};
+use larder_sync::{Condvar, Mutex};
 
 use crate::error::DeviceError;
 

@@ -6,7 +6,6 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -18,8 +17,8 @@ use larder_engine::{
     Refusal, Settings, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
+use larder_sync::{Condvar, Mutex};
 use larder_tools::l4::L4;
-use parking_lot::Mutex;
 
 use crate::chain::{self, Chain};
 use crate::config::Config;
@@ -47,10 +46,21 @@ pub struct Handle {
     given_up: GivenUp,
     /// Counted leases that were refused to this handle.
     refused_leases: AtomicU64,
-    /// The end of the store, for each later call. Locked by a close.
-    closing: Mutex<Option<Result<(), Arc<StoreError>>>>,
+    closing: Mutex<Closing>,
+    /// The store is closed.
+    ended: Condvar,
     closed: AtomicBool,
     origin: Origin,
+}
+
+/// The close of a store. The call that begins it ends it.
+#[derive(Default)]
+enum Closing {
+    #[default]
+    NotBegun,
+    Begun,
+    /// The result, for each later call.
+    Ended(Result<(), Arc<StoreError>>),
 }
 
 /// The numbers of role changes at which a wait for an owner was in vain: such a wait is made once
@@ -147,6 +157,7 @@ impl Handle {
             given_up: GivenUp::default(),
             refused_leases: AtomicU64::new(0),
             closing: Mutex::default(),
+            ended: Condvar::new(),
             closed: AtomicBool::new(false),
             origin: Origin::here(),
         }
@@ -284,18 +295,19 @@ impl Handle {
         if self.is_inherited() {
             return Err(StoreError::Forked.into());
         }
-        let mut end = self.closing.lock();
-        if let Some(end) = &*end {
-            return end.clone();
+        if self.begins_close() {
+            return self.end();
         }
-        self.end_queues(None);
-        self.closed.store(true, Ordering::SeqCst);
-        self.l4.iter().for_each(L4::close);
-        end.insert(self.store.close().map_err(Arc::new)).clone()
+        loop {
+            // A much later moment could not be represented.
+            if let Some(end) = self.end_by(Instant::now() + WAIT_MAX) {
+                return end;
+            }
+        }
     }
 
-    /// As [`Handle::close`], with a wait until this moment at most. False if it passed first: once
-    /// the queues have ended, the store is then closed in the background. Another call waits again.
+    /// As [`Handle::close`], with a wait until this moment at most. False if it passed first: the
+    /// store is then closed in the background. Another call waits again.
     ///
     /// # Errors
     /// The store could not be closed cleanly.
@@ -303,31 +315,52 @@ impl Handle {
         if self.is_inherited() {
             return Err(StoreError::Forked.into());
         }
-        {
-            let Some(end) = self.closing.try_lock_until(until) else {
-                return Ok(false);
-            };
-            if let Some(end) = &*end {
-                return end.clone().map(|()| true);
-            }
-            if !self.end_queues(Some(until)) {
-                return Ok(false);
-            }
-        }
-        let closed = self.close_beside().map_err(|source| StoreError::Io {
+        self.close_beside().map_err(|source| StoreError::Io {
             doing: "starting the thread that closes the store",
             path: self.volume.clone(),
             source,
         })?;
-        let left = until.saturating_duration_since(Instant::now());
-        match closed.recv_timeout(left) {
-            Ok(closed) => closed.map(|()| true),
-            Err(_) => Ok(false),
+        self.end_by(until)
+            .map_or(Ok(false), |end| end.map(|()| true))
+    }
+
+    /// Whether this call has to close the store.
+    fn begins_close(&self) -> bool {
+        let mut closing = self.closing.lock();
+        let begins = matches!(*closing, Closing::NotBegun);
+        if begins {
+            *closing = Closing::Begun;
+        }
+        begins
+    }
+
+    /// Closes the store, for the call that has begun it.
+    fn end(&self) -> Result<(), Arc<StoreError>> {
+        self.end_queues();
+        self.closed.store(true, Ordering::SeqCst);
+        self.l4.iter().for_each(L4::close);
+        let end = self.store.close().map_err(Arc::new);
+        *self.closing.lock() = Closing::Ended(end.clone());
+        self.ended.notify_all();
+        end
+    }
+
+    /// The end of a close that has begun; `None` if `until` passes first.
+    fn end_by(&self, until: Instant) -> Option<Result<(), Arc<StoreError>>> {
+        let mut closing = self.closing.lock();
+        loop {
+            if let Closing::Ended(end) = &*closing {
+                return Some(end.clone());
+            }
+            if Instant::now() >= until {
+                return None;
+            }
+            self.ended.wait_until(&mut closing, until);
         }
     }
 
-    /// Refuses jobs and waits for running jobs. False if `until` passed first.
-    fn end_queues(&self, until: Option<Instant>) -> bool {
+    /// Refuses jobs and waits for running jobs.
+    fn end_queues(&self) {
         let queues: Vec<_> = self
             .queues
             .lock()
@@ -337,24 +370,28 @@ impl Handle {
         for queue in &queues {
             queue.refuse();
         }
-        queues.iter().all(|queue| queue.close(until))
+        for queue in &queues {
+            queue.close(None);
+        }
     }
 
-    /// Closes the store in a thread of its own, which sends the result and logs an error.
-    fn close_beside(self: &Arc<Self>) -> io::Result<Receiver<Result<(), Arc<StoreError>>>> {
+    /// Closes the store in a thread of its own, which logs an error, unless a close has begun.
+    fn close_beside(self: &Arc<Self>) -> io::Result<()> {
+        // Held until the thread runs: a close begins only if it will end. The thread takes it then.
+        let mut closing = self.closing.lock();
+        if !matches!(*closing, Closing::NotBegun) {
+            return Ok(());
+        }
         let handle = self.clone();
-        let (sender, closed) = mpsc::channel();
         let thread = std::thread::Builder::new().name("larder-close".to_owned());
         thread.spawn(move || {
-            let result = handle.close();
-            if let Err(error) = &result {
+            if let Err(error) = handle.end() {
                 let volume = handle.volume.display();
                 tracing::warn!(%error, "{volume}: not closed cleanly");
             }
-            // Fails when its receiver has stopped waiting.
-            let _ = sender.send(result);
         })?;
-        Ok(closed)
+        *closing = Closing::Begun;
+        Ok(())
     }
 
     /// For a store that its user drops: refuses jobs, and closes it in the background, since that
@@ -367,9 +404,6 @@ impl Handle {
         }
         for queue in self.queues.lock().iter().filter_map(Weak::upgrade) {
             queue.refuse();
-        }
-        if self.is_closed() {
-            return;
         }
         if let Err(error) = self.close_beside() {
             // As after a crash: nothing that was acknowledged is lost.

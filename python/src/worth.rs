@@ -11,7 +11,7 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 /// Minimum bytes of a read that is measured: the time of a shorter one is mostly its call.
 const BYTES_MIN: u64 = 64 << 10;

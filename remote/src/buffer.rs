@@ -8,7 +8,7 @@
 use std::ops::{Deref, DerefMut};
 
 use larder_engine::memory::AlignedBuf;
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use crate::remote::RemoteError;
 

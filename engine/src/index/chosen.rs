@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, KeyPrefix};
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use super::chunks::Chunks;
 use super::coldness::{Heap, Standing};

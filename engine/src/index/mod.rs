@@ -84,10 +84,10 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
 use larder_format::{KeyPrefix, PageKey};
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use crate::policy::{Departure, EvictionPolicy, ReclaimLines, Worth};
-use crate::runtime::{RwLock, RwLockReadGuard, RwLockUpgradableReadGuard, RwLockWriteGuard};
+use crate::runtime::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use chosen::Chosen;
 pub(crate) use chunks::Chunks;
 use climb::Climb;
@@ -255,11 +255,10 @@ impl Index {
         let mut linked = 0;
         for pair in pairs.iter().rev() {
             // The search for a circle may walk along a whole chain; readers continue meanwhile.
-            let mut state = self.state.upgradable_read();
-            if let Some((child, parent)) = state.can_adopt(pair, steps) {
-                RwLockUpgradableReadGuard::with_upgraded(&mut state, |state| {
-                    state.adopt(child, parent);
-                });
+            // Nothing changes the structure between the locks: that is for this thread alone.
+            let found = self.state.read().can_adopt(pair, steps);
+            if let Some((child, parent)) = found {
+                self.state.write().adopt(child, parent);
                 linked += 1;
             }
         }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape, TokenUnits, page_keys};
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use super::*;
 use crate::api::{DiskWrapper, PageStore, PutOptions, PutPage, PutStatus};

@@ -25,7 +25,7 @@ use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
 use crate::index::{Adoption, Index, Lease};
 use crate::planted;
 use crate::recovery::scan::{Spot, read_descriptors};
-use crate::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock};
+use crate::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock, thread};
 use crate::system::processes;
 use crate::totals::{StoreCounts, Written};
 
@@ -57,6 +57,8 @@ pub(super) struct Inbox {
 
 pub(crate) struct Local {
     pub(super) core: Mutex<Core>,
+    /// Held by the one thread that waits for the core.
+    core_turn: Mutex<()>,
     pub(crate) index: Arc<Index>,
     pub(crate) disk: Arc<dyn Disk>,
     answers: Mutex<Answers>,
@@ -120,6 +122,7 @@ impl Local {
     ) -> Arc<Local> {
         Arc::new_cyclic(|this| Local {
             core: Mutex::new(core),
+            core_turn: Mutex::default(),
             index,
             disk,
             answers: Mutex::default(),
@@ -185,31 +188,39 @@ impl Local {
 
     /// Runs a command, then carries out its effects.
     pub(crate) fn with_core<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
-        self.run(command, |core| drop(core))
+        let core = self.core.try_lock();
+        self.run(core.unwrap_or_else(|| self.core_in_turn()), command)
     }
 
-    /// The same for one of many steps: waiting callers get the core before the next step.
+    /// The same for one of many calls: a caller that waits for the core gets it before the next
+    /// one.
+    pub(super) fn with_core_in_turn<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
+        self.run(self.core_in_turn(), command)
+    }
+
+    /// The same for one of many steps, after which another thread gets the processor.
     pub(super) fn with_core_by_turns<R>(&self, command: impl FnOnce(&mut Core) -> R) -> R {
-        self.run(command, |core| {
-            MutexGuard::unlock_fair(core);
-        })
+        let result = self.with_core_in_turn(command);
+        thread::yield_now();
+        result
     }
 
-    fn run<R>(
-        &self,
-        command: impl FnOnce(&mut Core) -> R,
-        release: impl FnOnce(MutexGuard<'_, Core>),
-    ) -> R {
-        let now = self.now_ms();
-        let mut core = self.core.lock();
+    /// The core. One thread at a time waits for the core itself, the others for their turn. So a
+    /// thread that takes the core in its turn again and again lets the others in between.
+    pub(super) fn core_in_turn(&self) -> MutexGuard<'_, Core> {
+        let _turn = self.core_turn.lock();
+        self.core.lock()
+    }
+
+    fn run<R>(&self, mut core: MutexGuard<'_, Core>, command: impl FnOnce(&mut Core) -> R) -> R {
         let guard = AbortOnPanic;
-        core.tick(now);
+        core.tick(self.now_ms());
         let result = command(&mut core);
         std::mem::forget(guard);
         let effects = core.take_effects();
         let wake_at = core.wakes_at();
         let counters = core.counters();
-        release(core);
+        drop(core);
         self.notices.counted(&counters);
         self.carry_out(effects, wake_at);
         result
@@ -256,7 +267,7 @@ impl Local {
 
     /// Counters of the core and the prewriter.
     pub(super) fn store_counts(&self) -> StoreCounts {
-        let counters = self.core.lock().counters();
+        let counters = self.core_in_turn().counters();
         let block = BLOCK_BYTES as u64;
         let written = Written {
             pages_bytes: counters.page_blocks_written * block,
@@ -549,7 +560,7 @@ mod tests {
         local.commit(reservation, &[Some(1)]);
         local.landed(&[(reservation, vec![(0, true)])]);
         let (sender, receiver) = mpsc::channel();
-        std::thread::spawn(move || sender.send(local.wait(reservation)));
+        thread::spawn(move || sender.send(local.wait(reservation)));
         let statuses = receiver.recv_timeout(Duration::from_secs(60));
         assert_eq!(statuses.unwrap(), [PutStatus::Stored]);
     }

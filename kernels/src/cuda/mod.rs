@@ -40,7 +40,7 @@ pub mod policy;
 use std::ops::Range;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use driver::Event;
 pub use options::{Choice, Clock, CudaOptions};

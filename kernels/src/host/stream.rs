@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use parking_lot::{Condvar, Mutex};
+use larder_sync::{Condvar, Mutex};
 
 use super::{Faults, Moment, copy};
 use crate::error::DeviceError;

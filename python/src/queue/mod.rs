@@ -37,7 +37,7 @@ use larder_engine::fork::Origin;
 use larder_engine::seldom::Seldom;
 use larder_engine::{Recall, StoreError};
 use larder_format::PageKey;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use larder_sync::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::chain::Chain;

@@ -36,6 +36,7 @@ mod write;
 
 use std::collections::HashMap;
 use std::io;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
@@ -45,7 +46,7 @@ use larder_engine::fork::Origin;
 use larder_engine::seldom::Seldom;
 use larder_engine::share::Part;
 use larder_engine::{Settings, Stats, SyncPolicy};
-use parking_lot::{MappedRwLockReadGuard, Mutex, RwLock, RwLockReadGuard};
+use larder_sync::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::config::{Config, OnError, Transfer};
 use crate::place::{self, Misfit, PlaceError};
@@ -81,6 +82,21 @@ impl Place {
             Place::Attached(store) => Some(store),
             Place::Unmade | Place::Empty | Place::Closed => None,
         }
+    }
+}
+
+/// The store, which is not closed while this exists.
+struct Attached<'a> {
+    // Dropped in this order: the handle that a close takes out is the last one.
+    store: Arc<Handle>,
+    _stays: RwLockReadGuard<'a, Place>,
+}
+
+impl Deref for Attached<'_> {
+    type Target = Arc<Handle>;
+
+    fn deref(&self) -> &Arc<Handle> {
+        &self.store
     }
 }
 
@@ -280,12 +296,14 @@ impl Backend {
     }
 
     /// The store. `None` if there is none, or if it is being set or closed at this moment.
-    fn attached(&self) -> Option<MappedRwLockReadGuard<'_, Arc<Handle>>> {
+    fn attached(&self) -> Option<Attached<'_>> {
         if self.is_closing() {
             return None;
         }
         let place = self.place.try_read()?;
-        RwLockReadGuard::try_map(place, Place::store).ok()
+        let store = place.store()?.clone();
+        let _stays = place;
+        Some(Attached { store, _stays })
     }
 
     /// Whether this is a forked child of the process that opened the backend.
@@ -300,17 +318,14 @@ impl Backend {
     }
 
     /// The store, with an owner. If its owner has just ended, waits for another one.
-    fn store(&self) -> Option<MappedRwLockReadGuard<'_, Arc<Handle>>> {
+    fn store(&self) -> Option<Attached<'_>> {
         let store = self.attached()?;
         store.wait_for_owner(Patience::Read(None));
         self.is_clear().then_some(store)
     }
 
     /// The namespace of a pool in the store. The store is not closed while the guard is held.
-    fn space_of<'a>(
-        &self,
-        pool: &'a Registered,
-    ) -> Option<(MappedRwLockReadGuard<'_, Arc<Handle>>, &'a Space)> {
+    fn space_of<'a>(&self, pool: &'a Registered) -> Option<(Attached<'_>, &'a Space)> {
         let store = self.store()?;
         Some((store, pool.space.get()?))
     }

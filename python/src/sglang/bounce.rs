@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{GetStatus, MissReason, PutStatus, Refusal};
 use larder_format::PageKey;
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use crate::chain::Chain;
 use crate::sglang::trial::RUN_BYTES as ARENA_BYTES;

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 /// Maximum number of listed batches between polls. Further batches are counted but not listed.
 const LISTED_MAX: usize = 4096;

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use crate::config::Transfer;
 

@@ -63,7 +63,7 @@ use larder_engine::PageStore;
 use larder_engine::beneath::{Beneath, BeneathReport};
 use larder_engine::catalog::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey};
-use parking_lot::{Condvar, Mutex};
+use larder_sync::{Condvar, Mutex};
 
 use crate::keys::Trust;
 use crate::remote::Remote;

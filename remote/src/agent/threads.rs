@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use larder_engine::PageStore;
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use larder_sync::{Condvar, Mutex, MutexGuard};
 
 use super::Agent;
 use super::desk::{Chore, Desk, Incoming, Outgoing};

@@ -14,7 +14,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`task`] | the scheduler: worlds, processes, tasks, queues of waiting tasks |
-//! | [`sync`] | locks and condition variables, with the interface of `parking_lot` |
+//! | [`sync`] | locks and condition variables, with the interface of `larder_sync` |
 //! | [`thread`] | threads, with the interface of `std::thread` |
 //! | [`machine`] | the simulated machine: its faults, and the end of processes |
 //! | [`files`] | files and their locks, with the interface of the engine's `system` |

@@ -1,8 +1,8 @@
-//! Locks and condition variables, with the interface of `parking_lot`. Each lock is one of
-//! `parking_lot`, taken without waiting; a task that does not get it waits in the scheduler. To
+//! Locks and condition variables, with the interface of `larder_sync`. Each lock is one of
+//! `larder_sync`, taken without waiting; a task that does not get it waits in the scheduler. To
 //! take a lock may give another task the turn.
 //!
-//! A `RwLock` gives waiting writers the preference, as that of `parking_lot` does.
+//! A `RwLock` gives waiting writers the preference, as that of `larder_sync` does.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -17,7 +17,7 @@ use crate::time::Instant;
 #[repr(C)]
 pub struct Mutex<T> {
     freed: Queue,
-    lock: parking_lot::Mutex<T>,
+    lock: larder_sync::Mutex<T>,
 }
 
 impl<T> Mutex<T> {
@@ -25,7 +25,7 @@ impl<T> Mutex<T> {
     pub const fn new(value: T) -> Mutex<T> {
         Mutex {
             freed: Queue::new(),
-            lock: parking_lot::Mutex::new(value),
+            lock: larder_sync::Mutex::new(value),
         }
     }
 
@@ -59,10 +59,10 @@ impl<T> Mutex<T> {
 
     /// Whether the lock is taken.
     pub fn is_locked(&self) -> bool {
-        self.lock.is_locked()
+        self.lock.try_lock().is_none()
     }
 
-    fn guard<'a>(&'a self, guard: parking_lot::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
+    fn guard<'a>(&'a self, guard: larder_sync::MutexGuard<'a, T>) -> MutexGuard<'a, T> {
         MutexGuard {
             guard,
             freed: WakeOne(&self.freed),
@@ -96,28 +96,22 @@ impl Drop for WakeOne<'_> {
 #[must_use]
 pub struct MutexGuard<'a, T> {
     // Dropped in this order.
-    guard: parking_lot::MutexGuard<'a, T>,
+    guard: larder_sync::MutexGuard<'a, T>,
     #[expect(dead_code, reason = "for its drop")]
     freed: WakeOne<'a>,
     mutex: &'a Mutex<T>,
 }
 
 impl<T> MutexGuard<'_, T> {
-    /// Frees the lock, and gives a waiting task the turn.
-    pub fn unlock_fair(s: Self) {
-        drop(s);
-        task::yield_now();
-    }
-
     /// Frees the lock while `f` runs.
     #[track_caller]
     pub fn unlocked<U>(s: &mut Self, f: impl FnOnce() -> U) -> U {
         let mutex = s.mutex;
-        parking_lot::MutexGuard::unlocked(&mut s.guard, || {
+        larder_sync::MutexGuard::unlocked(&mut s.guard, || {
             mutex.freed.wake_one();
             let result = f();
-            // `parking_lot` takes the lock again. No other task runs in between.
-            while mutex.lock.is_locked() {
+            // The inner guard takes the lock again. No other task runs in between.
+            while mutex.is_locked() {
                 mutex.freed.wait("a mutex", None);
             }
             result
@@ -219,11 +213,9 @@ impl Condvar {
 #[repr(C)]
 pub struct RwLock<T> {
     freed: Queue,
-    /// Guards of readers.
-    readers: AtomicUsize,
     /// Writers that wait. New readers wait behind them.
     writers: AtomicUsize,
-    lock: parking_lot::RwLock<T>,
+    lock: larder_sync::RwLock<T>,
 }
 
 impl<T> RwLock<T> {
@@ -231,9 +223,8 @@ impl<T> RwLock<T> {
     pub const fn new(value: T) -> RwLock<T> {
         RwLock {
             freed: Queue::new(),
-            readers: AtomicUsize::new(0),
             writers: AtomicUsize::new(0),
-            lock: parking_lot::RwLock::new(value),
+            lock: larder_sync::RwLock::new(value),
         }
     }
 
@@ -253,10 +244,9 @@ impl<T> RwLock<T> {
 
     fn read_now(&self) -> Option<RwLockReadGuard<'_, T>> {
         let guard = self.lock.try_read()?;
-        self.readers.fetch_add(1, Ordering::Relaxed);
         Some(RwLockReadGuard {
             guard,
-            left: Left(self, true),
+            freed: WakeAll(&self.freed),
         })
     }
 
@@ -283,11 +273,12 @@ impl<T> RwLock<T> {
         self.read_now()
     }
 
-    /// Waits as a writer until `take` succeeds.
+    /// Takes the lock as the writer.
     #[track_caller]
-    fn wait_as_writer<G>(&self, take: impl Fn() -> Option<G>) -> G {
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+        task::pass();
         loop {
-            if let Some(guard) = take() {
+            if let Some(guard) = self.write_now() {
                 return guard;
             }
             self.writers.fetch_add(1, Ordering::Relaxed);
@@ -296,40 +287,18 @@ impl<T> RwLock<T> {
         }
     }
 
-    /// Takes the lock as the writer.
-    #[track_caller]
-    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
-        task::pass();
-        let guard = self.wait_as_writer(|| self.lock.try_write());
-        RwLockWriteGuard {
-            guard,
-            left: Left(self, false),
-        }
-    }
-
     /// Takes the lock as the writer, if that needs no wait.
     pub fn try_write(&self) -> Option<RwLockWriteGuard<'_, T>> {
         task::pass();
+        self.write_now()
+    }
+
+    fn write_now(&self) -> Option<RwLockWriteGuard<'_, T>> {
         let guard = self.lock.try_write()?;
         Some(RwLockWriteGuard {
             guard,
-            left: Left(self, false),
+            freed: WakeAll(&self.freed),
         })
-    }
-
-    /// Takes the lock as the one reader that may become the writer.
-    #[track_caller]
-    pub fn upgradable_read(&self) -> RwLockUpgradableReadGuard<'_, T> {
-        task::pass();
-        loop {
-            if let Some(guard) = self.lock.try_upgradable_read() {
-                return RwLockUpgradableReadGuard {
-                    guard,
-                    left: Left(self, false),
-                };
-            }
-            self.freed.wait("a lock, to read and then write", None);
-        }
     }
 }
 
@@ -345,24 +314,21 @@ impl<T: fmt::Debug> fmt::Debug for RwLock<T> {
     }
 }
 
-/// The end of a guard, by a reader (`true`) or not: dropped after the lock is free.
-struct Left<'a, T>(&'a RwLock<T>, bool);
+/// Wakes all tasks that wait for a lock: dropped after the lock is free.
+struct WakeAll<'a>(&'a Queue);
 
-impl<T> Drop for Left<'_, T> {
+impl Drop for WakeAll<'_> {
     fn drop(&mut self) {
-        if self.1 {
-            self.0.readers.fetch_sub(1, Ordering::Relaxed);
-        }
-        self.0.freed.wake_all();
+        self.0.wake_all();
     }
 }
 
 /// A [`RwLock`] taken by a reader.
 #[must_use]
 pub struct RwLockReadGuard<'a, T> {
-    guard: parking_lot::RwLockReadGuard<'a, T>,
+    guard: larder_sync::RwLockReadGuard<'a, T>,
     #[expect(dead_code, reason = "for its drop")]
-    left: Left<'a, T>,
+    freed: WakeAll<'a>,
 }
 
 impl<T> Deref for RwLockReadGuard<'_, T> {
@@ -376,9 +342,9 @@ impl<T> Deref for RwLockReadGuard<'_, T> {
 /// A [`RwLock`] taken by the writer.
 #[must_use]
 pub struct RwLockWriteGuard<'a, T> {
-    guard: parking_lot::RwLockWriteGuard<'a, T>,
+    guard: larder_sync::RwLockWriteGuard<'a, T>,
     #[expect(dead_code, reason = "for its drop")]
-    left: Left<'a, T>,
+    freed: WakeAll<'a>,
 }
 
 impl<T> Deref for RwLockWriteGuard<'_, T> {
@@ -392,32 +358,6 @@ impl<T> Deref for RwLockWriteGuard<'_, T> {
 impl<T> DerefMut for RwLockWriteGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
         &mut self.guard
-    }
-}
-
-/// A [`RwLock`] taken by the reader that may become the writer.
-#[must_use]
-pub struct RwLockUpgradableReadGuard<'a, T> {
-    guard: parking_lot::RwLockUpgradableReadGuard<'a, T>,
-    left: Left<'a, T>,
-}
-
-impl<T> RwLockUpgradableReadGuard<'_, T> {
-    /// Writes: waits until the readers have left.
-    #[track_caller]
-    pub fn with_upgraded<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> R {
-        let lock = self.left.0;
-        lock.wait_as_writer(|| (lock.readers.load(Ordering::Relaxed) == 0).then_some(()));
-        // `parking_lot` waits for readers. There are none, and no other task runs in between.
-        self.guard.with_upgraded(f)
-    }
-}
-
-impl<T> Deref for RwLockUpgradableReadGuard<'_, T> {
-    type Target = T;
-
-    fn deref(&self) -> &T {
-        &self.guard
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub use std::thread::panicking;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use crate::task::{self, Process, Queue};
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use larder_engine::fork::Origin;
 use larder_kernels::L1Pool;
-use parking_lot::{Condvar, Mutex};
+use larder_sync::{Condvar, Mutex};
 
 use super::error::Closed;
 use crate::cache::Cache;

@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use larder_sync::{Mutex, MutexGuard};
 
 use super::wire::Answer;
 use super::{Call, RanksError, Reduce, TIMEOUT_MAX, VALUES_MAX};

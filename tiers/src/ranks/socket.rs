@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use super::group::{Group, Round};
 use super::threads::ThreadRank;

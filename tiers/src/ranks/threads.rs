@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use larder_sync::{Condvar, Mutex, MutexGuard};
 
 use super::group::Group;
 use super::wire::Answer;

@@ -309,7 +309,7 @@ mod tests {
     use std::sync::{Arc, mpsc};
 
     use larder_format::PageKey;
-    use parking_lot::Mutex;
+    use larder_sync::Mutex;
 
     use super::*;
     use crate::catalog::Catalog;

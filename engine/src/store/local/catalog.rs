@@ -131,7 +131,7 @@ impl Catalog for Local {
 
     fn verified(&self, namespace: NamespaceId, findings: &[(PageKey, Extent, Finding)]) {
         for some in findings.chunks(PAGES_AT_ONCE) {
-            self.with_core(|core| {
+            self.with_core_in_turn(|core| {
                 for (key, extent, finding) in some {
                     core.found(namespace.into(), key, extent.place, *finding);
                 }
@@ -148,8 +148,9 @@ impl Catalog for Local {
             return Err(StoreError::UnknownNamespace);
         }
         let room = self.room();
-        let delete =
-            |request, some| self.with_core(|core| core.delete(request, namespace.into(), some));
+        let delete = |request, some| {
+            self.with_core_in_turn(|core| core.delete(request, namespace.into(), some))
+        };
         let mut found = 0;
         let mut requests = Vec::with_capacity(keys.len().div_ceil(PAGES_AT_ONCE));
         for some in keys.chunks(PAGES_AT_ONCE) {
@@ -207,7 +208,7 @@ impl Catalog for Local {
     }
 
     fn stats(&self) -> Stats {
-        let core = self.core.lock();
+        let core = self.core_in_turn();
         let (counters, space) = (core.counters(), core.space_view());
         let read_only = core.read_only_volumes();
         let pages = self.index.len() as u64;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use larder_engine::StoreError;
 use larder_engine::share::Part;
 use larder_format::Fingerprint;
-use parking_lot::{Mutex, MutexGuard};
+use larder_sync::{Mutex, MutexGuard};
 
 use super::{Backend, Place, Registered};
 

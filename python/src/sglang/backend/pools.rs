@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use larder_engine::StoreError;
 use larder_format::{Namespace, PageKey};
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use super::Backend;
 use crate::config::OnError;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use larder_engine::beneath::Beneath;
 use larder_engine::catalog::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey, PageShape};
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 

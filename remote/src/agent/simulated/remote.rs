@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::{Fingerprint, PageKey, StoreId};
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 

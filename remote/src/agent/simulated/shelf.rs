@@ -11,7 +11,7 @@ use larder_engine::{
     PutStatus, Stats, StoreError,
 };
 use larder_format::{Namespace, PageKey};
-use parking_lot::Mutex;
+use larder_sync::Mutex;
 
 use super::{Agent, PAGES, content, key, namespace};
 
