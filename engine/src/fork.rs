@@ -23,7 +23,6 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 /// Slots of one block.
@@ -153,21 +152,40 @@ extern "C" fn in_child() {
     }
 }
 
+/// Installs the handler, once in a process. Not by a `Once`: a child would wait for ever for a
+/// thread of its parent that was installing it at the fork. The child installs it again.
 fn install() {
-    static INSTALLED: Once = Once::new();
-    INSTALLED.call_once(|| {
-        let null = File::options().read(true).write(true).open("/dev/null");
-        if let Ok(null) = null {
-            NULL.store(null.into_raw_fd(), Ordering::Release);
+    static INSTALLER: AtomicU32 = AtomicU32::new(0);
+    const INSTALLED: u32 = u32::MAX;
+    let own = std::process::id();
+    loop {
+        match INSTALLER.load(Ordering::Acquire) {
+            INSTALLED => return,
+            installer if installer == own => std::hint::spin_loop(),
+            installer => {
+                let swapped =
+                    INSTALLER.compare_exchange(installer, own, Ordering::AcqRel, Ordering::Acquire);
+                if swapped.is_ok() {
+                    install_handler();
+                    INSTALLER.store(INSTALLED, Ordering::Release);
+                }
+            }
         }
-        // SAFETY: the handler is a function of this program, and calls only functions that are
-        // allowed in a child of a process with threads: atomics, `fstat`, `dup3` and `close`.
-        let outcome = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        if outcome != 0 {
-            let error = io::Error::from_raw_os_error(outcome);
-            tracing::warn!(%error, "no handler for forks: a forked child keeps the store's locks");
-        }
-    });
+    }
+}
+
+fn install_handler() {
+    let null = File::options().read(true).write(true).open("/dev/null");
+    if let Ok(null) = null {
+        NULL.store(null.into_raw_fd(), Ordering::Release);
+    }
+    // SAFETY: the handler is a function of this program, and calls only functions that are allowed
+    // in a child of a process with threads: atomics, `fstat`, `dup3` and `close`.
+    let outcome = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    if outcome != 0 {
+        let error = io::Error::from_raw_os_error(outcome);
+        tracing::warn!(%error, "no handler for forks: a forked child keeps the store's locks");
+    }
 }
 
 /// Keeps the file of a descriptor from forked children, until this is dropped.

@@ -4,6 +4,9 @@
 //! more than all other work on an object. So the memory of dropped buffers is kept for the next
 //! ones of this process, at most 512 MiB of it, while the agents have work. It is aligned: a store
 //! reads pages into it and writes them from it without copies.
+//!
+//! No thread waits for the list of kept memory: in a forked child the holder of its lock may be a
+//! thread that is not there. A buffer is allocated or freed then.
 
 use std::ops::{Deref, DerefMut};
 
@@ -82,7 +85,9 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let mut kept = KEPT.lock();
+        let Some(mut kept) = KEPT.try_lock() else {
+            return;
+        };
         kept.extend(self.memory.take());
         let mut bytes: usize = kept.iter().map(|memory| memory.len()).sum();
         let surplus = kept.iter().take_while(|memory| {
@@ -100,16 +105,16 @@ impl Drop for Buffer {
 
 /// Kept memory for so many bytes. At most half of it is left unused.
 fn kept(length: usize) -> Option<AlignedBuf> {
-    let mut kept = KEPT.lock();
+    let mut kept = KEPT.try_lock()?;
     let fits = |memory: &AlignedBuf| (length..=2 * length).contains(&memory.len());
     // The newest is the most likely to be in the processor's cache.
     let at = kept.iter().rposition(fits)?;
     Some(kept.remove(at))
 }
 
-/// Frees the memory that is kept.
+/// Frees the memory that is kept, unless another thread takes or gives some at this moment.
 pub(crate) fn release() {
-    let kept = std::mem::take(&mut *KEPT.lock());
+    let kept = KEPT.try_lock().map(|mut kept| std::mem::take(&mut *kept));
     drop(kept);
 }
 
@@ -122,25 +127,36 @@ mod tests {
     // Larger than the buffers of other tests of this process.
     const LENGTH: usize = 40 << 20;
 
+    /// Whether it happens, although a thread of another test may have the list at a moment.
+    fn eventually(mut happens: impl FnMut() -> bool) -> bool {
+        (0..100).any(|_| happens())
+    }
+
     #[test]
     fn memory_is_used_again_and_kept_within_a_limit() {
-        let mut first = Buffer::of(LENGTH).unwrap();
-        first[LENGTH - 1] = 7;
-        let place = first.as_ptr();
-        assert_eq!(place.addr() % 4096, 0);
-        drop(first);
-        // A little less, and much less.
-        let second = Buffer::of(LENGTH - 1).unwrap();
-        assert_eq!((second.as_ptr(), second.len()), (place, LENGTH - 1));
-        assert_ne!(Buffer::of(LENGTH / 4).unwrap().as_ptr(), place);
+        assert!(eventually(|| {
+            let mut first = Buffer::of(LENGTH).unwrap();
+            assert_eq!(first.as_ptr().addr() % 4096, 0);
+            first[0] = 7;
+            drop(first);
+            // Fresh memory is zeroed.
+            let second = Buffer::of(LENGTH - 1).unwrap();
+            assert_eq!(second.len(), LENGTH - 1);
+            let much_less = Buffer::of(LENGTH / 4).unwrap();
+            second[0] == 7 && much_less[0] == 0
+        }));
         let many = KEPT_BYTES_MAX / LENGTH + 3;
-        let many: Vec<Buffer> = (0..many).map(|_| Buffer::of(LENGTH).unwrap()).collect();
-        drop((second, many));
-        let bytes: usize = KEPT.lock().iter().map(|memory| memory.len()).sum();
-        assert!((KEPT_BYTES_MAX / 2..=KEPT_BYTES_MAX).contains(&bytes));
-        release();
-        let none = KEPT.lock().iter().all(|memory| memory.len() < LENGTH);
-        assert!(none);
+        assert!(eventually(|| {
+            let many: Vec<Buffer> = (0..many).map(|_| Buffer::of(LENGTH).unwrap()).collect();
+            drop(many);
+            let bytes: usize = KEPT.lock().iter().map(|memory| memory.len()).sum();
+            assert!(bytes <= KEPT_BYTES_MAX);
+            bytes >= KEPT_BYTES_MAX / 2
+        }));
+        assert!(eventually(|| {
+            release();
+            KEPT.lock().iter().all(|memory| memory.len() < LENGTH)
+        }));
     }
 
     #[test]

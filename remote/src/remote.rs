@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::ops::ControlFlow;
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use larder_format::Fingerprint;
@@ -73,17 +73,17 @@ pub trait Remote: Send + Sync {
 }
 
 /// The first object that this node may not read has been logged.
-static HAS_WARNED: Once = Once::new();
+static HAS_WARNED: AtomicBool = AtomicBool::new(false);
 
 /// An object that this node alone may not read is absent for it. Otherwise one object would end all
 /// requests.
 pub(crate) fn leave_out(object: &dyn Display, reason: &dyn Display) {
-    HAS_WARNED.call_once(|| {
+    if !HAS_WARNED.swap(true, Ordering::Relaxed) {
         tracing::warn!(
             "{object}: {reason}; the object is left out, give all nodes the right to read it \
              (logged once)"
         );
-    });
+    }
 }
 
 /// The number of runs that are there without a gap from the first, by few questions.

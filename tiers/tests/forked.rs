@@ -2,14 +2,14 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use larder_kernels::{Device, HostDevice, HostMemory, KvShape, Layout, Ticket, pool_bytes};
 use larder_tiers::l3::FilesL3;
 use larder_tiers::prompt::Scope;
 use larder_tiers::ranks::{Ranks, SocketRank, Timeouts};
-use larder_tiers::{Cache, Config, Parts};
+use larder_tiers::{Cache, Config, Model, Parts, PrefixOptions};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, fork};
 
@@ -96,4 +96,43 @@ fn a_forked_child_of_a_host_drops_its_cache_and_the_ranks_of_the_parent_continue
         assert_eq!(work(&mut cache), 10);
         assert_eq!(guest.join().unwrap(), 10);
     });
+}
+
+#[test]
+fn a_forked_child_closes_a_prefix_cache_while_another_thread_of_the_parent_calls_it() {
+    let shape = KvShape::mha(2, 1, 8, 2, 4).unwrap();
+    let model = Model::new("toy", "", "f32", shape);
+    let cache = PrefixOptions::new(&model, 20, 20).over(None).unwrap();
+    // SAFETY: the copy is used in the child alone, and the original is not used there.
+    let copy = unsafe { std::ptr::read(&raw const cache) };
+    let (begun, begins) = mpsc::channel();
+    let (end, ends) = mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let cache = &cache;
+        scope.spawn(move || {
+            let held = cache.with_core(|_| {
+                begun.send(()).unwrap();
+                ends.recv().unwrap();
+            });
+            held.unwrap();
+        });
+        begins.recv().unwrap();
+        // SAFETY: the child closes the cache, which is the purpose of this test, and ends by
+        // `_exit`.
+        match unsafe { fork() }.unwrap() {
+            ForkResult::Child => {
+                // A signal ends a child that hangs.
+                alarm::set(60);
+                let _closed = copy.close();
+                // SAFETY: the child has no other thread.
+                unsafe { libc::_exit(7) }
+            }
+            ForkResult::Parent { child } => {
+                std::mem::forget(copy);
+                end.send(()).unwrap();
+                assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 7)));
+            }
+        }
+    });
+    cache.close().unwrap();
 }

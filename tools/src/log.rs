@@ -7,7 +7,8 @@
 //! `warn`.
 
 use std::env;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -15,6 +16,20 @@ use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli::complain;
+
+/// Stderr without the lock of the standard library, which another thread may hold at the moment of
+/// a fork: then a child could never log. A line is one write.
+struct Unlocked;
+
+impl Write for Unlocked {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(rustix::stdio::stderr(), bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
 
 /// The form of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -39,6 +54,11 @@ pub(crate) fn of_command(format: LogFormat) {
 
 /// The first of these variables that is set counts.
 fn start(format: LogFormat, variables: &[&str]) {
+    // A second attempt would take a lock of the whole process, which a fork may copy.
+    static IS_STARTED: AtomicBool = AtomicBool::new(false);
+    if IS_STARTED.swap(true, Ordering::Relaxed) {
+        return;
+    }
     let asked = variables
         .iter()
         .find_map(|name| Some((name, env::var(name).ok().filter(|asked| !asked.is_empty())?)));
@@ -49,7 +69,7 @@ fn start(format: LogFormat, variables: &[&str]) {
     let lines = tracing_subscriber::fmt::layer()
         .log_internal_errors(false)
         .with_ansi(format == LogFormat::Text && io::stderr().is_terminal())
-        .with_writer(io::stderr);
+        .with_writer(|| Unlocked);
     let lines = match format {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
@@ -64,5 +84,26 @@ fn start(format: LogFormat, variables: &[&str]) {
             "{name}={asked}: {error}; the level is `warn`. Give a level, or levels by module: \
              larder_engine=debug,warn"
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_line_waits_for_no_lock() {
+        let held = io::stderr().lock();
+        // Another thread: the lock lets its own holder in.
+        let (sender, written) = mpsc::channel();
+        thread::spawn(move || sender.send(Unlocked.write(b"a line of a test\n").unwrap()));
+        assert_eq!(written.recv_timeout(Duration::from_secs(60)), Ok(17));
+        drop(held);
     }
 }

@@ -190,6 +190,9 @@ impl Shared {
         deadline: Instant,
         mut check: impl FnMut(&mut Cache) -> Option<R>,
     ) -> Result<Option<R>, Closed> {
+        if self.origin.is_inherited() {
+            return Err(Closed);
+        }
         let mut pause = PAUSE_MIN;
         loop {
             let (seen, is_over) = (self.signal.count(), Instant::now() >= deadline);
@@ -215,11 +218,16 @@ impl Shared {
 
     /// Wakes `waker` at the next progress.
     pub(super) fn wake_later(&self, waker: &Waker) {
-        self.signal.add(waker);
+        if !self.origin.is_inherited() {
+            self.signal.add(waker);
+        }
     }
 
-    /// Drops the cache.
+    /// Drops the cache. A forked child does not: the lock may be held for ever.
     pub(super) fn end(&self) {
+        if self.origin.is_inherited() {
+            return;
+        }
         let cache = self.cache.lock().take();
         drop(cache);
         self.signal.give();
