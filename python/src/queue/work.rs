@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use larder_engine::{Hint, PutOptions};
+use larder_sync::MutexGuard;
 
 use super::{Done, Job, Numbered, Queue, Running, State, Task};
 use crate::region::{slices, slices_mut};
@@ -100,7 +101,10 @@ impl Queue {
             match state.due.first().copied() {
                 Some((due, number)) if due <= now => {
                     state.due.pop_first();
-                    self.expire(&mut state, number);
+                    if let Some(why) = self.expire(&mut state, number) {
+                        // A log line may wait for its reader.
+                        MutexGuard::unlocked(&mut state, || self.explain(why));
+                    }
                 }
                 Some((due, _)) => {
                     self.clock.wait_until(&mut state, due);
@@ -114,18 +118,15 @@ impl Queue {
         }
     }
 
-    /// The deadline of a job has passed.
-    fn expire(&self, state: &mut State, number: u64) {
+    /// The deadline of a job has passed. Returns a sentence for the log.
+    fn expire(&self, state: &mut State, number: u64) -> Option<&'static str> {
         let lanes = &mut state.waiting;
         if let Some(waiting) = lanes.iter_mut().find_map(|lane| lane.remove(&number)) {
             state.counters.late += 1;
             self.give_up(state, waiting, Status::Deadline);
-            self.explain("jobs did not start by their deadline (counted in `late`)");
-            return;
+            return Some("jobs did not start by their deadline (counted in `late`)");
         }
-        let Some(running) = state.running.get_mut(&number) else {
-            return;
-        };
+        let running = state.running.get_mut(&number)?;
         if let Some(is_given_up) = running.recall.as_ref().map(|recall| recall.recall()) {
             if is_given_up {
                 running.is_reported = true;
@@ -138,20 +139,18 @@ impl Queue {
                 };
                 state.counters.stuck += 1;
                 self.report(state, done);
-                self.explain("puts are given up at their deadline (counted in `stuck`)");
-            } else {
-                // It reads its rows at this moment.
-                state.due.insert((Instant::now() + RECALL_AGAIN, number));
+                return Some("puts are given up at their deadline (counted in `stuck`)");
             }
-            return;
+            // It reads its rows at this moment.
+            state.due.insert((Instant::now() + RECALL_AGAIN, number));
+            return None;
         }
         if running.task.has_rows() {
             state.counters.stuck += 1;
-            self.explain(
+            return Some(
                 "jobs are in the device beyond their deadline, and are reported when it answers \
                  (counted in `stuck`)",
             );
-            return;
         }
         let (statuses, took) = (
             all(Status::Deadline, running.pages),
@@ -161,7 +160,7 @@ impl Queue {
         state.running.remove(&number);
         if !is_reported {
             state.held -= 1;
-            return;
+            return None;
         }
         state.counters.late += 1;
         let done = Done {
@@ -172,7 +171,7 @@ impl Queue {
             held: 0,
         };
         self.report(state, done);
-        self.explain("lookups have no answer by their deadline (counted in `late`)");
+        Some("lookups have no answer by their deadline (counted in `late`)")
     }
 
     fn explain(&self, what: &str) {
