@@ -411,8 +411,11 @@ impl Store {
 }
 
 impl Store {
-    /// For calls that a closed store would answer with nothing of use.
+    /// For calls that a closed store, or one from before a fork, would answer with nothing of use.
     fn refuse_closed(&self) -> PyResult<()> {
+        if self.handle.is_inherited() {
+            return Err(raised(EngineError::Forked));
+        }
         match self.handle.is_closed() {
             true => Err(raised(EngineError::Closed)),
             false => Ok(()),
