@@ -7,6 +7,7 @@ files are not seen here.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from typing import Any, Optional
 
@@ -20,6 +21,9 @@ _TOLD = {
         "dtype",
         "hf_overrides",
         "hf_config_path",
+        # These two choose the configuration among the model's files, and the code that reads it.
+        "config_format",
+        "trust_remote_code",
         "model_class_overrides",
         "model_impl",
         "disable_sliding_window",
@@ -32,7 +36,11 @@ _TOLD = {
         "mamba_ssm_cache_dtype",
         "mamba_cache_mode",
         "kv_sharing_fast_prefill",
+        # With it, window layers have pages of a prompt's end alone.
+        "swa_bounded_replay",
     ),
+    # How the tokens of a block are dealt out to the ranks that divide a context.
+    "parallel_config": ("cp_kv_cache_interleave_size",),
     # Kernels that are asked for. The workers tell which are chosen (`larder.vllm.packing`).
     "attention_config": (
         "backend",
@@ -52,6 +60,7 @@ _TOLD_OF_MEDIA = (
     "video_pruning_rate",
     "video_pruning_method",
     "mm_encoder_attn_dtype",
+    "mm_encoder_fp8_scale_path",
 )
 
 #: Which weights these are.
@@ -91,7 +100,7 @@ def tag(config: Any, own: Optional[str]) -> str:
     operator's.
     """
     told = _told(config, _TOLD) | _told_of_positions(config) | _told_of_media(config)
-    told |= _told_of_configuration(config)
+    told |= _told_of_configuration(config) | _told_of_plugins(config)
     if own:
         return f"{own}+{weights.tag(told, [])}"
     way = getattr(config.load_config.load_format, "value", config.load_config.load_format) or "auto"
@@ -177,6 +186,18 @@ def _told_of_positions(config: Any) -> dict[str, str]:
         if kind in ("default", "linear")
         else {"max_model_len": str(config.model_config.max_model_len)}
     )
+
+
+def _told_of_plugins(config: Any) -> dict[str, str]:
+    """Options without a field of their own: of platforms' plug-ins, and the kernels of linear
+    attention.
+    """
+    options = getattr(config, "additional_config", None)
+    if not options:
+        return {}
+    is_plain = isinstance(options, dict)
+    text = json.dumps(options, sort_keys=True) if is_plain else options.compute_hash()
+    return {"additional_config": text}
 
 
 def _told_of_media(config: Any) -> dict[str, str]:
