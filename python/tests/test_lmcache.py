@@ -281,19 +281,6 @@ def test_too_many_salts_are_misses(adapter, arena, caplog, monkeypatch):
     assert sum("cache salts" in record.message for record in caplog.records) == 1
 
 
-def test_ranks_that_share_their_chunks_store_them_once(tmp_path, arena):
-    with opened(tmp_path, arena, mla="shared") as adapter:
-        first, second = keys(2, kv_rank=0x02000200), keys(2, kv_rank=0x02010201)
-        store(adapter, first, arena.objects(2, fill="a"))
-        assert lookup(adapter, second) == [True, True]
-        assert store(adapter, second, arena.objects(2, fill="a")).bytes_transferred() == 0
-        assert adapter.get_usage().total_bytes_used == 2 * CHUNK
-        adapter.submit_unlock(first)
-        assert adapter.report_status()["locked_key_count"] == 0
-        adapter.delete(second)
-        assert lookup(adapter, first) == [False, False]
-
-
 # --- locks
 
 
@@ -410,7 +397,6 @@ def test_one_flipped_bit_in_every_chunk_leaves_no_hit(tmp_path, arena):
         ({"on_error": "miss"}, "on_error"),
         ({"chunk_bytes": 0}, "chunk_bytes"),
         ({"weights_tags": "w"}, "weights_tags"),
-        ({"mla": "yes"}, "mla"),
         ({"weights_tags": {"m": 1}}, "weights_tags"),
         ({"model_dirs": {"m": "/does/not/exist"}}, "model_dirs"),
         ({"retry": "30s"}, "retry"),
@@ -423,6 +409,11 @@ def test_one_flipped_bit_in_every_chunk_leaves_no_hit(tmp_path, arena):
 def test_a_wrong_key_or_value_is_refused_by_its_name(tmp_path, wrong, name):
     with pytest.raises(ValueError, match=f"`{name}`"):
         LarderL2AdapterConfig.from_dict(parameters(tmp_path) | wrong)
+
+
+def test_a_key_that_merged_ranks_of_unlike_bytes_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="`mla`: .*bytes of its ranks differ: remove it"):
+        LarderL2AdapterConfig.from_dict(parameters(tmp_path, mla="shared"))
 
 
 def test_closing_is_final_and_repeatable(tmp_path, arena):
@@ -581,7 +572,7 @@ def examined(path, adapter=(), **more):
         ({"type": "fs"}, {}, [("fail", "LMCache")]),
         ({"adapter_params": None}, {}, [("fail", "adapter")]),
         ({"serde": {"type": "fp8"}}, {}, [("warn", "LMCache")]),
-        ({}, {"mla": "yes"}, [("fail", "adapter")]),
+        ({}, {"mla": "shared"}, [("fail", "adapter")]),
         ({}, {"weights_tag": None}, [("fail", "weights")]),
         ({}, {"weights_tag": None, "weights_tags": {"m": "w"}}, []),
     ],

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch  # noqa: F401  LMCache's native module needs its libraries.
@@ -224,7 +223,6 @@ class LarderL2Adapter(L2AdapterInterface):
         parts: dict[int, Part] = {}
         left_out: list[int] = []
         try:
-            keys = self._canonical(keys)
             layouts = {
                 group: Layout.of(desc.shapes, desc.dtypes)
                 for group, desc in group_layout_descs.items()
@@ -288,7 +286,7 @@ class LarderL2Adapter(L2AdapterInterface):
 
     @_locked_out(None)
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        self._locks.release(self._canonical(keys))
+        self._locks.release(keys)
 
     # --- loads
 
@@ -333,7 +331,6 @@ class LarderL2Adapter(L2AdapterInterface):
         parts: dict[tuple[int, bool], _Buffers] = {}
         left_out: list[int] = []
         try:
-            keys = self._canonical(keys)
             for slot, (key, memory) in enumerate(zip(keys, objects, strict=True)):
                 space = self._spaces.find(Place.of(key), Layout.of_object(memory))
                 if space is None:
@@ -373,12 +370,6 @@ class LarderL2Adapter(L2AdapterInterface):
             first, max(part.rows) + part.space.bytes - first, 1, owner=objects
         )
         part.rows = [address - first for address in part.rows]
-
-    def _canonical(self, keys: Sequence[ObjectKey]) -> Sequence[ObjectKey]:
-        """Where ranks share chunks, their keys are those of rank 0."""
-        if not self._config.is_shared_by_ranks:
-            return keys
-        return [replace(key, kv_rank=0) for key in keys]
 
     def _count(self, verb: str, statuses: Counter[int]) -> None:
         for status, count in statuses.items():
@@ -422,7 +413,6 @@ class LarderL2Adapter(L2AdapterInterface):
 
     def delete(self, keys: list[ObjectKey]) -> None:
         """Deletes chunks durably. May wait for the disk."""
-        keys = list(self._canonical(keys))
         try:
             with self._deleting:
                 for space, some in self._by_space(keys):

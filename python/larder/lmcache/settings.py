@@ -17,7 +17,6 @@ HELP = """Larder L2 adapter, the keys of adapter_params:
 - weights_tag (str): for all other models
 - chunk_bytes (int): of the largest chunk; chooses the segments of a store that is created (64 MiB)
 - ledger (str): file of the keys (PATH/larder.lmcache)
-- mla ("shared"): all ranks hold equal bytes, which are stored once
 - timeout, sync, prewrite, lease, disk, policy: as for all engines
 - l4, l4_key_file, ...: remotes beneath the store (docs/remote.md)"""
 
@@ -27,7 +26,6 @@ _OWN: dict[str, tuple[type, Any]] = {
     "model_dirs": (dict, None),
     "chunk_bytes": (int, 64 << 20),
     "ledger": (str, None),
-    "mla": (str, None),
 }
 
 
@@ -48,6 +46,11 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
         for key in _OF_OTHERS:
             if key in keys:
                 raise ValueError(f"larder: `{key}`: it has no effect with LMCache: leave it out")
+        if "mla" in keys:
+            raise ValueError(
+                "larder: `mla`: LMCache has one rank for all that hold equal bytes, "
+                "and the bytes of its ranks differ: remove it"
+            )
         own = {key: _own(key, keys.pop(key, None)) for key in _OWN}
         #: The keys that all engines share.
         self.store = Config.parse(keys)
@@ -62,7 +65,6 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
                 f"it must be at least {LEASE_MIN:.0f} s"
             )
         self.chunk_bytes: int = own["chunk_bytes"]
-        self.is_shared_by_ranks = own["mla"] is not None
         self.weights_tags = _texts("weights_tags", own["weights_tags"])
         #: By model whose tag is derived: the directory.
         self.model_dirs = {
@@ -115,11 +117,6 @@ def _own(key: str, value: Any) -> Any:
         raise ValueError(f"larder: `{key}`: {value!r} is not of type {kind.__name__}")
     if key == "chunk_bytes" and value <= 0:
         raise ValueError(f"larder: `{key}`: {value} is not above 0")
-    if key == "mla" and value != "shared":
-        raise ValueError(
-            f"larder: `{key}`: `{value}` is not `shared`; "
-            "leave it out where ranks hold different bytes"
-        )
     return value
 
 

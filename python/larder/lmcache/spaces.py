@@ -145,7 +145,7 @@ class Spaces:
             parts=[layout.bytes],
             pool=f"group {place.group}",
             extra={
-                "kv_rank": "shared" if self._config.is_shared_by_ranks else f"{place.kv_rank:08x}",
+                "kv_rank": f"{place.kv_rank:08x}",
                 "salt": place.salt,
             },
         )
