@@ -156,14 +156,16 @@ class Lane:
         if self._queue is not None:
             os.eventfd_write(self._fd, 1)
 
-    def _poll(self) -> None:
-        """Notes the finished jobs. That resets the eventfd."""
-        for number, statuses, _, _ in self._queue.poll() if self._queue is not None else ():
+    def _poll(self) -> bool:
+        """Notes the finished jobs. True if there are any: then the eventfd is reset."""
+        jobs = self._queue.poll() if self._queue is not None else []
+        for number, statuses, _, _ in jobs:
             task, part = self._jobs.pop(number)
             task.take(part.slots, part.space, statuses)
             task.left -= 1
             if not task.left:
                 self._end(task)
+        return bool(jobs)
 
     def finished(self) -> list[Task]:
         """All finished tasks."""
@@ -176,11 +178,9 @@ class Lane:
     def take(self, number: int) -> Optional[Task]:
         """One task, if it has finished."""
         with self._guard:
-            before = len(self._finished)
-            self._poll()
-            is_news = len(self._finished) > before
+            is_reset = self._poll()
             task = self._finished.pop(number, None)
-            if is_news and self._finished:
+            if is_reset and self._finished:
                 self._wake()
             return task
 
