@@ -3,10 +3,10 @@
 //! Pages are computed from the weights, so pages of other weights must never be served. A model's
 //! name does not identify its weights: files are replaced, revisions move, adapters are merged. The
 //! tag is a digest of the server's arguments (path, revision, quantization, KV type) and of the
-//! names, sizes and modification times of the weight files and their configuration. File contents
-//! are not read, because that would take minutes. Files whose times were set to a constant have no
-//! tag: other weights of the same size would have the same one. Configuration files alone do not
-//! identify weights, so a directory without weights is not used.
+//! names, sizes and modification times of the weight files, their configuration and the model's own
+//! code. File contents are not read, because that would take minutes. Files whose times were set to
+//! a constant have no tag: other weights of the same size would have the same one. Configuration
+//! files alone do not identify weights, so a directory without weights is not used.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,8 +17,8 @@ use std::time::{Duration, UNIX_EPOCH};
 /// Extensions of weight and adapter files.
 const WEIGHTS: [&str; 5] = ["safetensors", "bin", "pt", "pth", "gguf"];
 
-/// Extensions of configuration files.
-const CONFIGURATION: [&str; 2] = ["json", "model"];
+/// Extensions of configuration files, and of the code that a model brings for its pages.
+const CONFIGURATION: [&str; 3] = ["json", "model", "py"];
 
 /// Digits of a tag.
 const DIGITS: usize = 16;
@@ -195,6 +195,22 @@ mod tests {
         fs::write(&file, b"longer weights").unwrap();
         set_time(&file, LATER + 100);
         assert_ne!(tag("main"), later);
+    }
+
+    #[test]
+    fn files_that_decide_the_pages_count_beside_the_weights() {
+        for name in ["config.json", "tokenizer.model", "modeling_own.py"] {
+            let (directory, _) = model();
+            let file = directory.path().join(name);
+            let tag = || derive(&arguments("main"), &[vec![directory.path().to_owned()]]).unwrap();
+            let without = tag();
+            fs::write(&file, b"one").unwrap();
+            set_time(&file, LATER);
+            let with = tag();
+            assert_ne!(with, without, "{name}");
+            set_time(&file, LATER + 100);
+            assert_ne!(tag(), with, "{name}");
+        }
     }
 
     #[test]
