@@ -255,6 +255,25 @@ def test_a_reset_starts_new_namespaces_and_deletes_nothing(tmp_path):
         assert engine.load(CHAIN) == (24, 24), "other servers may have the old weights"
 
 
+@pytest.mark.parametrize("hash_bytes", [32, 16])
+def test_all_resets_of_a_server_need_one_namespace(tmp_path, hash_bytes):
+    from larder import Store
+
+    chain = keys(8, hash_bytes=hash_bytes)
+    with steps(tier(tmp_path, enable_kv_events=True), events=True) as engine:
+        for _ in range(4):
+            assert engine.load(chain) == (0, 0)
+            assert engine.store(chain) == len(chain)
+            engine.forget()
+            assert engine.load(chain) == (8, 8)
+            assert follow(engine) == (set(chain), set())
+            engine.manager.reset_cache()
+            getattr(engine.manager, "on_reset_flushed", lambda: None)()
+        assert engine.load(chain) == (0, 0)
+    with Store.open(tmp_path, disk="threads") as store:
+        assert sorted(pages for _, pages, _ in store.usage()) == [8, 24]
+
+
 def test_a_reset_without_new_weights_keeps_what_is_stored(tmp_path):
     with steps(tier(tmp_path, on_reset="keep")) as engine:
         engine.store(CHAIN)
@@ -350,9 +369,11 @@ def test_events_name_what_was_stored(tmp_path):
 
 
 @pytest.mark.once
-def test_events_name_what_was_evicted(tmp_path):
+def test_events_name_what_was_evicted_after_a_reset(tmp_path):
     events = tier(tmp_path, size="112MiB", enable_kv_events=True)
     with steps(events, row_bytes=1 << 20, rows=16, events=True) as engine:
+        engine.manager.reset_cache()
+        getattr(engine.manager, "on_reset_flushed", lambda: None)()
         all_stored, removed, number = set(), set(), 0
         until = time.monotonic() + 60
         while not removed:

@@ -143,6 +143,17 @@ def test_a_client_asks_with_one_message_and_answers_in_the_next_step(tmp_path, o
         assert engine.load(keys(4, "of the client")) == (4, 4)
 
 
+def test_a_client_finds_after_a_reset_what_was_stored_after_it(tmp_path, owner, patient):
+    with steps(tier(tmp_path)) as engine:
+        for _ in range(3):
+            engine.manager.reset_cache()
+            getattr(engine.manager, "on_reset_flushed", lambda: None)()
+            assert engine.load(CHAIN) == (0, 0)
+            assert engine.store(CHAIN) == 12
+            engine.forget()
+            assert engine.load(CHAIN) == (12, 12)
+
+
 @pytest.mark.once
 def test_while_the_owner_is_stopped_no_call_waits_and_every_request_ends(
     tmp_path, owner, monkeypatch

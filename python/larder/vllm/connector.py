@@ -25,8 +25,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from larder.vllm import packing, weights
 from larder.vllm.doctor import is_larder
-from larder.vllm.link import new_name
 from larder.vllm.settings import SERVER_KEY, Server
+from larder.vllm.spaces import new_name
 
 logger = logging.getLogger(__name__)
 

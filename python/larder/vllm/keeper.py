@@ -66,9 +66,9 @@ class Keeper:
         self.link = link
         self._thread.start()
 
-    def reset(self, anew: str) -> None:
+    def reset(self) -> None:
         """Nothing stored so far is found any more."""
-        self._mark(self.marks._replace(anew=anew))
+        self._mark(self.marks.after_reset())
 
     def tell_packing(self, packing: Packing) -> None:
         """Chunks of another packing are not found."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
@@ -67,8 +66,3 @@ class Link:
             for space in self.spaces.values()
         )
         return f"rows of {self.region.stride} bytes x {self.region.rows}: {self.region.described}; namespaces {groups}"
-
-
-def new_name() -> str:
-    """A text that no other process has."""
-    return secrets.token_hex(8)

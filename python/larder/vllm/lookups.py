@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from typing import Any, Mapping, Optional, Union
 
-from larder.vllm.spaces import GROUP_BYTES, Space, page_keys
+from larder.vllm.spaces import GROUP_BYTES, Space
 
 #: Seconds until a lookup without an answer is a miss.
 PATIENCE = 0.05
@@ -64,7 +64,7 @@ class Lookups:
             try:
                 if space is None:
                     raise ValueError("no such cache group")
-                keys = page_keys([key for _, key in asked])
+                keys = space.names([key for _, key in asked])
                 number = queue.submit_lookup(space.namespace, keys, timeout=PATIENCE)
             except Exception:
                 for answers, key in asked:

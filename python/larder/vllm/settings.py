@@ -55,7 +55,7 @@ class Settings:
     #: The keys that all engines share: the store's.
     store: dict[str, Any]
     server: Server
-    #: Whether a reset of vLLM's caches starts new namespaces.
+    #: Whether chunks from before a reset of vLLM's caches are not found after it.
     is_fresh_after_reset: bool
     #: Whether vLLM's KV events name the chunks that this tier stores and evicts.
     has_events: bool

@@ -2,12 +2,17 @@
 
 vLLM's keys name tokens only. Everything else that decides the bytes of a chunk is in its namespace.
 In doubt two servers do not share: a miss is only slow.
+
+After a reset of vLLM's caches a server has namespaces of its own. All its resets share them, since
+a store has a limited number of namespaces: there the store's key is vLLM's key, xor a mask that
+each reset chooses at random. Keys are hashes, so chunks from before a reset are not found.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 from larder.vllm.packing import Packing
@@ -30,6 +35,12 @@ class Marks(NamedTuple):
     packing: Optional[Packing]
     #: A text of this process alone, for chunks that no other server may find.
     anew: Optional[str] = None
+    #: See the module; empty before the first reset.
+    mask: bytes = b""
+
+    def after_reset(self) -> Marks:
+        """With these marks nothing is found that was stored before."""
+        return self._replace(anew=self.anew or new_name(), mask=secrets.token_bytes(KEY_BYTES))
 
 
 class Space(NamedTuple):
@@ -41,11 +52,33 @@ class Space(NamedTuple):
     #: Whether a chunk is of use only with all those before it: then the store evicts a prefix from
     #: its tail.
     is_chain: bool
+    #: Of the store's keys; empty without one.
+    mask: bytes = b""
+
+    def name(self, key: bytes) -> bytes:
+        """The store's key for vLLM's."""
+        return self.masked(page_key(key))
+
+    def names(self, keys: list[bytes]) -> bytes:
+        """The store's keys for vLLM's, one after the other."""
+        return self.masked(page_keys(keys))
+
+    def masked(self, names: bytes) -> bytes:
+        """Puts the mask on keys, or takes it off."""
+        if not self.mask:
+            return names
+        mask = int.from_bytes(self.mask * (len(names) // KEY_BYTES), "big")
+        return (int.from_bytes(names, "big") ^ mask).to_bytes(len(names), "big")
+
+
+def new_name() -> str:
+    """A text that no other process has."""
+    return secrets.token_hex(8)
 
 
 def page_key(key: bytes) -> bytes:
-    """The store's key for vLLM's. Short hashes are filled up: their algorithm is part of the
-    namespace.
+    """The store's key for vLLM's, without a mask. Short hashes are filled up: their algorithm is
+    part of the namespace.
     """
     name = key[:-GROUP_BYTES]
     if len(name) != KEY_BYTES:
@@ -58,7 +91,7 @@ def page_key(key: bytes) -> bytes:
 
 
 def page_keys(keys: list[bytes]) -> bytes:
-    """The store's keys for vLLM's, one after the other."""
+    """The store's keys for vLLM's, without a mask."""
     if set(map(len, keys)) == {KEY_BYTES + GROUP_BYTES}:
         return b"".join([key[:-GROUP_BYTES] for key in keys])
     return b"".join(map(page_key, keys))
@@ -124,5 +157,6 @@ def spaces(
             extra=_extra(config, server, marks.packing, marks.anew),
         )
         index = group.group_id.to_bytes(GROUP_BYTES, "big")
-        found[index] = Space(namespace, chunk_tokens, _is_chain(group, len(config.groups), server))
+        is_chain = _is_chain(group, len(config.groups), server)
+        found[index] = Space(namespace, chunk_tokens, is_chain, marks.mask)
     return found

@@ -41,11 +41,11 @@ from larder.vllm import metrics
 from larder.vllm.chains import Chain
 from larder.vllm.jobs import Job, Jobs, result
 from larder.vllm.keeper import Keeper
-from larder.vllm.link import Link, new_name
+from larder.vllm.link import Link
 from larder.vllm.lookups import Lookups
 from larder.vllm.packing import UNTOLD, Packing
 from larder.vllm.settings import Settings
-from larder.vllm.spaces import GROUP_BYTES, KEY_BYTES, Marks, Space, page_key, page_keys
+from larder.vllm.spaces import GROUP_BYTES, KEY_BYTES, Marks, Space
 
 logger = logging.getLogger(__name__)
 
@@ -207,8 +207,8 @@ class LarderTier(SecondaryTierManager):
             if space is None:
                 return _MISS
             name = key[:-GROUP_BYTES]
-            if len(name) != KEY_BYTES:
-                name = page_key(key)
+            if len(name) != KEY_BYTES or space.mask:
+                name = space.name(key)
             found = space.namespace.holds(name)
             if found is None:
                 found = self._lookups.answer(key, req_context.req_id)
@@ -243,10 +243,10 @@ class LarderTier(SecondaryTierManager):
                 return
             by_group: dict[bytes, list[bytes]] = {}
             for key in keys:
-                by_group.setdefault(key[-GROUP_BYTES:], []).append(page_key(key))
-            for group, names in by_group.items():
+                by_group.setdefault(key[-GROUP_BYTES:], []).append(key)
+            for group, some in by_group.items():
                 if (space := link.spaces.get(group)) is not None:
-                    link.queue.submit_touch(space.namespace, b"".join(names))
+                    link.queue.submit_touch(space.namespace, space.names(some))
         except Exception:
             self._caught("touch")
 
@@ -312,13 +312,13 @@ class LarderTier(SecondaryTierManager):
                 continue
             runs = (chain or Chain()).runs(group, space.chunk_tokens, mine, held, request)
             for run in runs:
-                before = None if run.before is None else page_key(run.before)
+                before = None if run.before is None else space.name(run.before)
                 pieces.append(_Piece(space, run.keys, run.rows, True, before, run.depth))
         return pieces
 
     def _queued(self, link: Link, piece: _Piece, is_load: bool) -> int:
         """Hands a piece to the store's queue. Returns its number."""
-        namespace, names = piece.space.namespace, page_keys(piece.keys)
+        namespace, names = piece.space.namespace, piece.space.names(piece.keys)
         if is_load:
             return link.queue.submit_get(
                 namespace, names, link.region, piece.rows, timeout=self._timeout
@@ -449,10 +449,11 @@ class LarderTier(SecondaryTierManager):
                 return
             self._lookups.clear()
             logger.warning(
-                "larder: vLLM's caches were reset: this server starts with new namespaces until it is restarted "
+                "larder: vLLM's caches were reset: chunks from before are not found, "
+                "and later ones by this server alone until it is restarted "
                 '(`on_reset` is "fresh"; "keep" is for resets without new weights)'
             )
-            self._keeper.reset(new_name())
+            self._keeper.reset()
         except Exception:
             self._caught("drain_jobs")
 
@@ -521,12 +522,13 @@ class LarderTier(SecondaryTierManager):
         found, link = self._keeper.evicted, self._keeper.link
         if not found or link is None:
             return []
-        groups = {space.namespace.digest: group for group, space in link.spaces.items()}
+        groups = {space.namespace.digest: (group, space) for group, space in link.spaces.items()}
         keys = []
         for _ in range(len(found)):
             digest, key = found.popleft()
-            if (group := groups.get(digest)) is not None:
-                keys.append(key[: self._hash_bytes] + group)
+            if (known := groups.get(digest)) is not None:
+                group, space = known
+                keys.append(space.masked(key)[: self._hash_bytes] + group)
         return keys
 
 
