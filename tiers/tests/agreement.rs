@@ -26,7 +26,7 @@ use larder_tiers::ranks::{Ranks, RanksError, SocketRank, ThreadRank, Timeouts, t
 use larder_tiers::{Cache, CacheError, Config, Parts};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// The pages of an L3.
 type Pages = Arc<Mutex<HashSet<PageKey>>>;
@@ -495,18 +495,16 @@ fn play_together(place: &Path, rank: u32) {
 }
 
 #[test]
-#[ignore = "runs in the processes of the next two tests"]
+#[ignore = "runs in the processes of the next tests"]
 fn child() {
     let place = std::env::var_os(PLACE).expect("where to meet the others");
     let place = Path::new(&place);
     if std::env::var(ACT).unwrap() == "play" {
         return play_together(place, 1);
     }
-    let mut cache = cache(
-        1,
-        enter(&place.join("ranks"), 1, TIMEOUT),
-        &Pages::default(),
-    );
+    let rank = u32::from(std::env::var(ACT).unwrap() != "host");
+    let ranks = enter(&place.join("ranks"), rank, TIMEOUT);
+    let mut cache = cache(1, ranks, &Pages::default());
     // Until this process is killed, or the other one ends.
     while cache.poll().is_ok() {}
 }
@@ -556,4 +554,24 @@ fn a_process_that_is_stopped_is_an_error_for_the_others_cache_within_the_timeout
     assert_eq!(cache.core().free_pages(), (30, 40));
     kill_process(pid, Signal::CONT).unwrap();
     child.0.wait().unwrap();
+}
+
+#[test]
+fn a_host_that_is_stopped_for_less_than_the_timeout_goes_on() {
+    let place = tempfile::tempdir().unwrap();
+    let mut child = start_child(place.path(), "host");
+    let ranks = enter(&place.path().join("ranks"), 1, TIMEOUT);
+    let mut cache = cache(1, ranks, &Pages::default());
+    let pid = Pid::from_child(&child.0);
+    // Most stops hit the host while it waits for the next call.
+    for _ in 0..50 {
+        cache.poll().unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped());
+        kill_process(pid, Signal::CONT).unwrap();
+    }
+    cache.poll().unwrap();
+    drop(cache);
+    assert!(child.0.wait().unwrap().success());
 }

@@ -322,8 +322,21 @@ impl Place {
     /// the timeout.
     fn await_next(&self, reader: &mut BufReader<UnixStream>, round: Round) -> io::Result<()> {
         let timeout = self.group.timeout().max(Duration::from_millis(1));
-        reader.get_ref().set_read_timeout(Some(timeout))?;
-        let came = reader.fill_buf().map(drop);
+        let until = Instant::now() + timeout;
+        let mut left = timeout;
+        let came = loop {
+            reader.get_ref().set_read_timeout(Some(left))?;
+            match reader.fill_buf().map(drop) {
+                // A read with a timeout is not restarted after a stop of the process.
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    left = until.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break Err(ErrorKind::TimedOut.into());
+                    }
+                }
+                came => break came,
+            }
+        };
         reader.get_ref().set_read_timeout(None)?;
         match came {
             Err(error) if is_late(&error) => {
