@@ -421,6 +421,18 @@ fn a_socket_that_a_killed_host_left_behind_is_taken_over_and_one_in_use_is_not()
     ));
 }
 
+#[test]
+fn a_regular_file_at_the_path_of_the_socket_stays() {
+    let (_directory, path) = place();
+    std::fs::write(&path, b"kept").unwrap();
+    let refused = SocketRank::host(&path, 1, timeouts(LONG)).err();
+    assert!(
+        matches!(refused, Some(RanksError::Socket { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(std::fs::read(&path).unwrap(), b"kept");
+}
+
 /// A rank without the library: joins with a hand-written message.
 fn greet(path: &Path, rank: u8, size: u8, magic: &[u8; 8]) -> UnixStream {
     let mut stream = found("the host listens", || UnixStream::connect(path).ok());

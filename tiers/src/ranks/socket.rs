@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::net::Shutdown;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -385,10 +386,16 @@ impl Socket {
     fn bind(path: &Path) -> Result<Socket, RanksError> {
         let bound = UnixListener::bind(path).or_else(|error| {
             // A host that was killed while its group gathered leaves the file behind, and
-            // connections to it are refused.
-            let nobody = UnixStream::connect(path)
-                .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-            if error.kind() != ErrorKind::AddrInUse || !nobody {
+            // connections to it are refused. Connections to a regular file are refused, too.
+            let is_socket = |path| {
+                let found = std::fs::symlink_metadata(path);
+                found.is_ok_and(|found| found.file_type().is_socket())
+            };
+            let is_refused = |path| {
+                let tried = UnixStream::connect(path);
+                tried.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+            };
+            if error.kind() != ErrorKind::AddrInUse || !is_socket(path) || !is_refused(path) {
                 return Err(error);
             }
             std::fs::remove_file(path)?;
