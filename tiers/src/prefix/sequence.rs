@@ -204,7 +204,14 @@ impl Sequence {
                 Err(ExtendError::Broken(broken)) => return Err(broken.into()),
             }
         }
-        shared.with(|cache| cache.extend_or_cut(request.prompt_mut(), &[token]))?;
+        // A token with a reserved slot has extended nothing.
+        shared.with(|cache| {
+            if cache.is_broken(request) {
+                return Err(Broken);
+            }
+            cache.extend_or_cut(request.prompt_mut(), &[token]);
+            Ok(())
+        })??;
         self.tokens += 1;
         Ok(())
     }

@@ -12,6 +12,7 @@ use larder_engine::format::{Namespace, PageShape};
 use larder_engine::{CreateOptions, OpenOptions, Store};
 use larder_kernels::{ChunkAt, Device, DeviceError, HostDevice, Ticket};
 use larder_tiers::config::WritePolicy;
+use larder_tiers::core::Broken;
 use larder_tiers::l3::{L3, StoreL3};
 use larder_tiers::prefix::{
     Begin, BeginError, CloseError, L1Memory, OpenError, RowError, SequenceError,
@@ -230,6 +231,21 @@ fn a_failed_forward_breaks_the_sequences_that_depend_on_it() {
     assert!(matches!(beyond, Err(SequenceError::Beyond { .. })));
     drop(known);
     is_empty(&cache);
+}
+
+#[test]
+fn a_push_into_a_reserved_slot_of_a_broken_sequence_is_an_error() {
+    let cache = options(20, 20).over(None).unwrap();
+    let tokens = prompt(2);
+    let asked = cache.ask(&Ask::new(&tokens).reserved(4)).unwrap();
+    let mut sequence = asked.begin_within(PATIENCE).unwrap();
+    let (promise, ticket) = Ticket::promised();
+    sequence.computed_by(tokens.len(), &ticket).unwrap();
+    sequence.push(1).unwrap();
+    promise.settle(Err(DeviceError::Closed));
+    let refused = sequence.push(2);
+    assert_eq!(refused, Err(SequenceError::Broken(Broken)));
+    assert_eq!(sequence.len(), tokens.len() + 1);
 }
 
 #[test]
