@@ -393,7 +393,8 @@ impl Cache {
 
     /// Moves the computed whole pages of a request to the tree, where other requests match them.
     /// All tokens of its prompt that have a slot are computed. `forward` settles when the request's
-    /// pages have been written, and fails if they are not valid.
+    /// pages have been written, and fails if they are not valid. Pages behind a load in flight are
+    /// not inserted, here and in [`Cache::finish`]: poll until the load is over.
     ///
     /// # Errors
     /// The request is broken or `forward` has already failed: no page of the request is in the

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use larder_kernels::{ChunkAt, Gated, LayerTickets, Ticket};
 
 use super::error::{Closed, RowError, SequenceError};
-use super::shared::Shared;
+use super::shared::{Shared, after};
 use crate::cache::Cache;
 use crate::core::{Broken, ExtendError, Fence, NoRoom, Request};
 use crate::pool::Row;
@@ -252,10 +252,16 @@ impl Sequence {
     /// Gives the computed whole pages to the tree, where other sequences find them, and from where
     /// they go to L2 and L3. For example after a prefill.
     ///
+    /// No page enters the tree behind pages that may never be filled. So the pages stay with the
+    /// sequence while its cached pages are being loaded: share them when [`Sequence::is_loaded`] is
+    /// true, or at the end ([`Sequence::keep`]). They also stay behind a load of the same pages
+    /// that another sequence has begun since.
+    ///
     /// # Errors
     /// The sequence is broken, or the cache is closed.
     pub fn share(&mut self) -> Result<(), SequenceError> {
-        self.insert(self.computed)
+        let tokens = if self.is_loaded() { self.computed } else { 0 };
+        self.insert(tokens)
     }
 
     fn insert(&mut self, tokens: usize) -> Result<(), SequenceError> {
@@ -294,12 +300,20 @@ impl Sequence {
         Ok(is_over && outcomes.all(|outcome| outcome == Some(Ok(()))))
     }
 
-    /// Ends the sequence and keeps its computed whole pages. Returns the number of their tokens.
+    /// Ends the sequence and keeps its computed whole pages, as [`Sequence::share`] does. Returns
+    /// the number of their tokens. Waits for the loads of its cached pages. As for
+    /// [`Sequence::row`], these wait for all forwards whose tickets have not settled.
     ///
     /// # Errors
     /// The sequence is broken: it keeps nothing that it has not shared. Or the cache is closed.
     pub fn keep(mut self) -> Result<usize, SequenceError> {
-        self.share()?;
+        let request = self.request.as_ref().ok_or(Closed)?;
+        if !self.is_loaded() {
+            self.shared.wait(after(Duration::MAX), |cache| {
+                (self.is_loaded() || cache.is_broken(request)).then_some(())
+            })?;
+        }
+        self.insert(self.computed)?;
         let shared = self.row_of_pages().map_or(0, Row::shared_pages);
         Ok(shared * self.shared.page_tokens())
     }

@@ -13,6 +13,7 @@ mod engine;
 mod honest;
 mod kills;
 mod lives;
+mod loads;
 mod memory;
 mod polls;
 mod random;
