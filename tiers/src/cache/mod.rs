@@ -25,10 +25,14 @@
 //! # When a forward fails
 //!
 //! The ticket of a forward settles when that forward no longer touches L1. It fails if any page
-//! written by the forward is not valid. Tickets may settle in any order. The ticket passed to
-//! [`Cache::insert`] and [`Cache::finish`] covers all computation for the request since its last
-//! insert. With several forwards, pass one ticket that fails if any of them failed. If the failure
-//! is known before that call, use [`Ticket::failed`].
+//! written by the forward is not valid. The ticket passed to [`Cache::insert`] and
+//! [`Cache::finish`] covers all computation for the request since its last insert. With several
+//! forwards, pass one ticket that fails if any of them failed. If the failure is known before that
+//! call, use [`Ticket::failed`].
+//!
+//! All forwards of a cache execute in the order in which their tickets are passed: on one stream,
+//! or on streams ordered by events. Pages of a running forward are matched, and freed pages used
+//! again, without a wait for it. The tickets themselves may settle in any order.
 //!
 //! 1. Let the ticket fail, or drop its promise. Nothing else must be undone: pages of that forward
 //!    never reach L2 or L3, and [`Cache::poll`] removes them from L1, together with all pages that

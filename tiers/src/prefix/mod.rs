@@ -50,6 +50,11 @@
 //! Before output is used, [`Sequence::verify`] answers whether all forwards behind it have ended
 //! well. A broken sequence is dropped, and its prompt asked again.
 //!
+//! All forwards of a cache execute in the order of their reports: on one stream, or on streams
+//! ordered by events. Pages of a running forward are matched at once, and pages of a dropped
+//! sequence are used again at once: other forwards do not wait for it. Its ticket may settle in any
+//! order.
+//!
 //! # Pages lost at an exit
 //!
 //! A thread of the cache polls it, so pages go on to L2 and L3 while the engine sleeps. Pages that

@@ -227,7 +227,8 @@ impl Sequence {
 
     /// Reports that the KV of the first `tokens` tokens is in their rows when `forward` has
     /// settled. It fails if it is not valid. Report every forward before the sequence is dropped:
-    /// pages are used again only behind the reported ones.
+    /// loads into its pages wait for the reported ones. Other forwards use these pages without a
+    /// wait, so all forwards of a cache execute in the order of their reports.
     ///
     /// # Errors
     /// The sequence is broken, or `forward` has already failed. The sequence has fewer tokens. Or
