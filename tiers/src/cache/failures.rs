@@ -38,8 +38,8 @@ const COUNTERS: [Counter; 10] = [
     },
     Counter {
         of: |stats| stats.put_refused,
-        line: "pages left L2 without a write to L3: they come faster than L3 writes; see \
-               l3_queue_bytes_max",
+        line: "pages left L2 without a write to L3: they come faster than L3 writes, or L3 did not \
+               store them; see l3_queue_bytes_max",
     },
     Counter {
         of: |stats| stats.put_failed,

@@ -77,9 +77,10 @@ pub struct Stats {
     /// Pages written to L3, or found there.
     pub put: u64,
     /// Pages not queued for L3 when they were in L2: the queue was full. They are queued again when
-    /// no transfer is in flight.
+    /// no transfer is in flight, unless they have been evicted ([`Stats::put_refused`]).
     pub put_delayed: u64,
-    /// Pages evicted from L2 that should have been written to L3 before: the queue was full.
+    /// Pages evicted from L2 that should have been written to L3 before: the queue was full, or L3
+    /// had not stored them.
     pub put_refused: u64,
     /// Pages that L3 did not store.
     pub put_failed: u64,

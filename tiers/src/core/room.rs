@@ -97,6 +97,10 @@ impl Core {
                 pending += put;
                 continue;
             }
+            if self.is_put_due(node) && !self.tree.is_in_l3(node) {
+                let keys = self.tree.keys(node).map_or(0, <[_]>::len);
+                self.stats.put_refused += keys as u64;
+            }
             let gone = self.tree.remove(node);
             self.stats.l2_evicted += gone.l2_keys.len() as u64;
             self.give_back(gone);

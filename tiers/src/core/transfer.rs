@@ -178,12 +178,7 @@ impl Core {
         self.stats.backed_up += pages as u64;
         for part in &parts {
             self.emit_stored(TierName::L2, *part);
-            let is_due = match self.config.l3_write {
-                L3Write::OnBackup => true,
-                L3Write::Selective => self.tree.hits(*part) >= self.config.selective_hits,
-                L3Write::OnEviction | L3Write::Never => false,
-            };
-            if is_due {
+            if self.is_put_due(*part) {
                 self.start_put(*part, false);
             }
         }
@@ -193,6 +188,15 @@ impl Core {
                     self.leave_l1(*part);
                 }
             }
+        }
+    }
+
+    /// Whether the policy writes a node to L3 while it is in L2.
+    pub(super) fn is_put_due(&self, node: NodeId) -> bool {
+        match self.config.l3_write {
+            L3Write::OnBackup => true,
+            L3Write::Selective => self.tree.hits(node) >= self.config.selective_hits,
+            L3Write::OnEviction | L3Write::Never => false,
         }
     }
 

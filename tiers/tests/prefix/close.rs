@@ -1,4 +1,4 @@
-//! The end of a cache with a queue in front of a slow L3.
+//! A cache with a queue in front of a slow L3, and its end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -61,4 +61,22 @@ fn a_close_waits_for_the_write_in_progress_and_not_for_the_queue_behind_it() {
         matches!(closed, Err(CloseError::Unfinished { orders, .. }) if orders == PROMPTS);
     assert!(is_right, "{closed:?}");
     assert_eq!(l3.puts.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn pages_that_leave_l2_before_a_slow_l3_has_them_are_counted() {
+    let l3 = Arc::new_cyclic(|own| Slow {
+        own: own.clone(),
+        puts: AtomicUsize::new(0),
+    });
+    let options = options(4, 4).with(|o| o.close_wait = Duration::from_millis(1));
+    let cache = options.over(Some(l3.clone())).unwrap();
+    for first in 0..4 {
+        let mut tokens = prompt(2);
+        tokens[0] = first;
+        serve(&cache, &toy(), &tokens);
+    }
+    eventually("pages leave L2", || cache.stats().unwrap().l2_evicted > 0);
+    let stats = cache.stats().unwrap();
+    assert_eq!((stats.put_refused, stats.put), (stats.l2_evicted, 0));
 }
