@@ -524,6 +524,7 @@ impl Cache {
     /// Cancels a prefetch whose request has ended. No page is kept.
     pub fn cancel_prefetch(&mut self, id: PrefetchId) {
         self.core.cancel_prefetch(id);
+        self.carry_out();
     }
 
     /// Evicts at least `pages` pages from L1, or as many as possible.

@@ -347,6 +347,7 @@ impl Core {
         } else {
             self.leave_prefetch(id, false);
         }
+        self.copy_down_refused();
     }
 
     /// Removes a prefetch that is over.

@@ -387,6 +387,7 @@ impl Core {
         // A broken request keeps no pages. The request ends here, so the error needs no report.
         let inserted = keep.then(|| self.insert(&mut request, forward).ok());
         let _prompt = self.end(request, forward);
+        self.copy_down_refused();
         inserted.flatten().unwrap_or_default()
     }
 

@@ -7,7 +7,7 @@
 //! | put | node in L2 | L3 has the pages | ordered again after the next insert |
 //!
 //! A backup without room in L2, and the pages that the queue of L3 has no room for, are ordered
-//! again when no transfer is in flight.
+//! again when no transfer is in flight: after the end of a transfer, a prefetch or a request.
 //!
 //! A backup whose parent is not in L2 fails even if the copy succeeded: every node in L2 must be
 //! reachable from above.
@@ -63,6 +63,7 @@ impl Core {
                 return Err(wrong);
             };
             self.prefetch_answered(prefetch, pages);
+            self.copy_down_refused();
             return Ok(());
         }
         let flight = self.flights.remove(&id).ok_or(DoneError::Unknown(id))?;
@@ -105,9 +106,7 @@ impl Core {
             }
         }
         self.free_lost();
-        if self.flights.is_empty() {
-            self.copy_down_refused();
-        }
+        self.copy_down_refused();
         Ok(())
     }
 
@@ -121,8 +120,13 @@ impl Core {
         }
     }
 
-    /// Orders the copies again that had no room. Nodes that have none now either stay refused.
-    fn copy_down_refused(&mut self) {
+    /// Orders the copies again that had no room, if no transfer is in flight, whose end would order
+    /// them. Called at the end of a transfer, a prefetch or a request, which gives pages of L2
+    /// back. Nodes that have no room now either stay refused.
+    pub(super) fn copy_down_refused(&mut self) {
+        if !self.flights.is_empty() {
+            return;
+        }
         let counted = (self.stats.backup_no_room, self.stats.put_delayed);
         for node in std::mem::take(&mut self.refused) {
             self.copy_down(node);

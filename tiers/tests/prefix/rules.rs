@@ -20,6 +20,7 @@ use larder_tiers::prefix::{
 use larder_tiers::{Ask, CacheError, PrefixCache, PrefixOptions};
 
 use super::engine::{PAGE, Rows, WORDS};
+use super::honest::eventually;
 use super::memory::Memory;
 use super::{PATIENCE, answer, put_of, serve, toy};
 
@@ -388,6 +389,35 @@ fn pages_that_the_queue_of_l3_refused_are_written_later() {
     put_of(&cache, 9);
     assert_eq!(l3.len(), 9);
     assert!(cache.stats().unwrap().put_delayed > 0);
+}
+
+/// A waiting request holds pages of L2, until it is dropped, or has polled without room in L1. No
+/// transfer is in flight then.
+#[test]
+fn pages_that_l2_refused_are_written_when_it_has_room() {
+    for is_polled in [false, true] {
+        let l3 = filled(5);
+        let cache = options(10, 10).over(Some(l3.clone())).unwrap();
+        let mut waiting = cache.ask(&Ask::new(&prompt(5))).unwrap();
+        eventually("the pages of L3 arrive", || {
+            cache.stats().unwrap().l3_hits == 5
+        });
+        let other: Vec<u64> = prompt(9).into_iter().rev().collect();
+        let mut sequence = cache.begin(&other).unwrap();
+        sequence.computed(other.len()).unwrap();
+        sequence.share().unwrap();
+        assert_eq!(cache.stats().unwrap().backup_no_room, 9);
+        if is_polled {
+            waiting = match waiting.try_begin().unwrap() {
+                Begin::Later(waiting) => waiting,
+                Begin::Ready(_) => panic!("there is no room"),
+            };
+        }
+        drop(sequence);
+        drop(waiting);
+        cache.close().unwrap();
+        assert_eq!(l3.len(), 5 + 9, "polled: {is_polled}");
+    }
 }
 
 #[test]

@@ -148,6 +148,29 @@ fn a_cancelled_prefetch_keeps_the_pages_of_its_read_until_that_has_ended() {
 }
 
 #[test]
+fn a_backup_that_l2_refused_is_ordered_after_the_read_of_a_cancelled_prefetch() {
+    let mut core = core(|config| config.l2_pages = 10);
+    let mut waiting = prompt(&mut core, &Scope::default(), 0..20);
+    let id = core.prefetch(&mut waiting).unwrap();
+    answer(&mut core, Outcome::Pages(5));
+    let Some(Order::Get { id: read, .. }) = core.next_order() else {
+        panic!("no read");
+    };
+    core.cancel_prefetch(id);
+    let other = prompt(&mut core, &Scope::default(), 100..136);
+    run(&mut core, other, 0);
+    assert_eq!(core.stats().backup_no_room, 9);
+    assert_eq!(core.next_order(), None);
+    core.complete(Done {
+        id: read,
+        outcome: Outcome::Pages(2),
+    })
+    .unwrap();
+    settle(&mut core);
+    assert_eq!(core.stats().put, 9);
+}
+
+#[test]
 fn a_prefetch_that_is_overdue_ends_with_what_has_arrived() {
     let mut core = core(|config| {
         config.prefetch.timeout_base_us = 1000;
