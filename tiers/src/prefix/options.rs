@@ -15,7 +15,7 @@ use super::PrefixCache;
 use super::error::OpenError;
 use super::shared::{Poller, Shared};
 use crate::cache::{Cache, CacheError, Parts};
-use crate::config::Config;
+use crate::config::{Config, L3Write};
 use crate::l3::{L3, StoreL3, page_shape};
 
 /// How long a write to L3 waits for room in the store.
@@ -132,7 +132,7 @@ impl PrefixOptions {
         self.over_store(Some(Arc::new(l3)), Some(store), l4)
     }
 
-    /// A cache over this L3, or over none.
+    /// A cache over this L3, or over none. Over none, `config.l3_write` counts as `Never`.
     ///
     /// # Errors
     /// The memory or the configuration.
@@ -162,7 +162,11 @@ impl PrefixOptions {
         store: Option<Arc<Store>>,
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
-        let (shape, config) = (self.model.shape, self.config);
+        let (shape, mut config) = (self.model.shape, self.config);
+        if l3.is_none() {
+            // Each order to write would fail, and count as a failure.
+            config.l3_write = L3Write::Never;
+        }
         config.check().map_err(CacheError::from)?;
         let (is_on_host, device, l1) = match self.l1 {
             Some(L1Memory::Pool(device, l1)) => (false, device, l1),

@@ -377,6 +377,20 @@ fn a_namespace_of_other_pages_is_refused() {
     options(20, 20).over(Some(Arc::new(l3))).unwrap();
 }
 
+#[test]
+fn a_cache_without_an_l3_counts_no_page_as_missing_there() {
+    let cache = options(4, 4).over(None).unwrap();
+    for first in 0..4 {
+        let mut tokens = prompt(2);
+        tokens[0] = first;
+        serve(&cache, &toy(), &tokens);
+        assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    }
+    let stats = cache.stats().unwrap();
+    assert!(stats.l2_evicted > 0, "{stats:?}");
+    assert_eq!((stats.put_failed, stats.put_refused), (0, 0));
+}
+
 /// Pages beyond the queue of L3 follow when it is empty.
 #[test]
 fn pages_that_the_queue_of_l3_refused_are_written_later() {
