@@ -7,12 +7,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use larder_engine::fork::Origin;
 use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{OpenOptions, PageStore, Store};
 
-use crate::agent::{Admission, Agent, AgentOptions, Levels};
+use crate::agent::{Admission, Agent, AgentOptions, CLOSE_PATIENCE, Levels};
 use crate::keys::{KeyError, Keyring, Trust};
 use crate::place::Place;
 use crate::remote::PlaceError;
@@ -127,6 +128,7 @@ impl L4Config {
         Ok(Some(L4 {
             levels: Arc::new(Levels(agents?)),
             resumed_tokens: self.is_through.then_some(self.run_tokens),
+            origin: Origin::here(),
         }))
     }
 
@@ -170,6 +172,7 @@ pub struct L4 {
     levels: Arc<Levels>,
     /// Tokens of a run, if runs of a former owner are to be published.
     resumed_tokens: Option<u32>,
+    origin: Origin,
 }
 
 impl L4 {
@@ -196,13 +199,19 @@ impl L4 {
         Ok(())
     }
 
-    /// Ends the work. Waits at most two seconds for requests in progress.
+    /// Ends the work. Waits at most two seconds for requests in progress. Does nothing in a forked
+    /// child: its agents have no threads, their locks may be held for ever, and the memory of puts
+    /// is the parent's.
     pub fn close(&self) {
-        thread::scope(|scope| {
-            for agent in &self.levels.0 {
-                scope.spawn(|| agent.close());
-            }
-        });
+        if self.origin.is_inherited() {
+            return;
+        }
+        // All agents end at once. No thread is started for it: there may be none left.
+        let until = Instant::now() + CLOSE_PATIENCE;
+        let stopped: Vec<bool> = self.levels.0.iter().map(|agent| agent.stop()).collect();
+        for (agent, was_open) in self.levels.0.iter().zip(stopped) {
+            agent.end(was_open, until);
+        }
     }
 }
 

@@ -76,7 +76,7 @@ use threads::Threads;
 pub use threads::{FETCHES, PUBLICATIONS};
 
 /// Longest wait of [`Agent::close`].
-const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Which runs are published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,10 +196,22 @@ impl Agent {
 
     /// Ends the work. Waits at most two seconds for requests in progress.
     pub fn close(&self) {
+        let was_open = self.stop();
+        self.end(was_open, Instant::now() + CLOSE_PATIENCE);
+    }
+
+    /// Begins the end of the work. Returns whether it had not begun before.
+    pub(crate) fn stop(&self) -> bool {
         let was_open = self.desk.lock().close();
         self.work.notify_all();
         self.changed.notify_all();
-        self.threads.wait_for_end(Instant::now() + CLOSE_PATIENCE);
+        was_open
+    }
+
+    /// Waits for requests in progress, at most until `until`. Writes the memory of puts if the
+    /// agent was open.
+    pub(crate) fn end(&self, was_open: bool, until: Instant) {
+        self.threads.wait_for_end(until);
         // The next owner may keep the file already.
         if was_open {
             self.remember();

@@ -1,6 +1,8 @@
 //! Runs whose bytes follow from their keys.
 #![allow(clippy::unwrap_used, dead_code)]
 
+pub mod member;
+
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
