@@ -123,17 +123,23 @@ impl Agent {
     /// Searches for the runs of a prefix, and notes those found.
     pub(super) fn search(&self, search: &Search) {
         let deadline = self.deadline();
+        let (mut has_asked, mut is_cut_off) = (false, false);
         let there = gallop(search.0.len(), |at| {
             if !self.may_search() {
                 // As if it were absent: the search ends soon.
+                is_cut_off = true;
                 return Ok(false);
             }
+            has_asked = true;
             self.count(Count::Questions, 1);
             self.remote.holds(&search.0[at], deadline)
         });
         match there {
             Ok(there) => {
-                self.succeeded();
+                // A question that was not asked is no answer.
+                if has_asked && !is_cut_off {
+                    self.succeeded();
+                }
                 let now = self.now();
                 let until = now + self.options.refresh;
                 self.desk.lock().searched(search, there, until);

@@ -255,30 +255,27 @@ impl Remote for S3 {
                     Ok(next) => next.map_err(|error| explain(&error, &bucket)),
                     Err(_) => Err(RemoteError::Deadline),
                 };
-                let Some(next) = next.transpose() else {
-                    return;
-                };
-                // The receiver may have enough.
-                let is_last = next.is_err();
+                // The receiver may have enough. `None` is the end.
+                let is_last = !matches!(next, Ok(Some(_)));
                 if sender.send(next).await.is_err() || is_last {
                     return;
                 }
             }
         });
-        let mut outcome = Ok(());
-        while let Some(next) = listed.blocking_recv() {
-            match next {
-                Ok(found) => {
-                    if self
-                        .listed(&found)
-                        .is_some_and(|listed| each(listed).is_break())
-                    {
-                        break;
+        let outcome = loop {
+            match listed.blocking_recv() {
+                Some(Ok(Some(found))) => {
+                    let listed = self.listed(&found);
+                    if listed.is_some_and(|listed| each(listed).is_break()) {
+                        break Ok(());
                     }
                 }
-                Err(error) => outcome = Err(error),
+                Some(Ok(None)) => break Ok(()),
+                Some(Err(error)) => break Err(error),
+                // Not the end of the listing: names that it did not show would be forgotten.
+                None => break Err(RemoteError::Failed("the listing ended early".to_owned())),
             }
-        }
+        };
         task.abort();
         outcome
     }

@@ -26,6 +26,7 @@ use super::mind::LISTING_MAX;
 use super::planted::{Bug, plant};
 use super::{Admission, Agent, AgentOptions};
 use crate::keys::{Keyring, SealKey, Trust};
+use crate::remote::RemoteError;
 use crate::run::{RunName, RunPage};
 use remote::{Faulty, Mood, World};
 use shelf::Shelf;
@@ -472,6 +473,23 @@ fn a_search_begins_in_the_run_where_the_pages_end() {
     let search = agent.desk.lock().next_search().expect("a search");
     let runs: Vec<RunName> = (1..RUNS).map(|run| name(0, run)).collect();
     assert_eq!(search.0, runs);
+}
+
+#[test]
+fn a_search_without_a_question_is_no_answer() {
+    let sim = Sim::new(1);
+    let agent = &sim.nodes[0].agent;
+    agent.desk.lock().hour.spend(u64::MAX);
+    for chain in 0..5 {
+        assert!(agent.desk.lock().may_ask());
+        let keys: Vec<PageKey> = (0..PAGES).map(|page| key(chain, page)).collect();
+        assert_eq!(agent.missed(sim.space, &keys, 0), 0);
+        let search = agent.desk.lock().next_search().expect("a search");
+        agent.search(&search);
+        agent.failed(&RemoteError::Failed("a test".to_owned()));
+    }
+    assert!(!agent.desk.lock().may_ask());
+    assert_eq!(agent.report().counts["search_requests"], 0);
 }
 
 #[test]

@@ -1,0 +1,268 @@
+//! A node with one remote, of which a test keeps a hand.
+
+use std::collections::BTreeMap;
+use std::io::{IoSlice, IoSliceMut};
+use std::ops::ControlFlow;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use larder_engine::beneath::Beneath;
+use larder_engine::{
+    CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
+};
+use larder_format::{Fingerprint, PageKey};
+use larder_remote::agent::{Admission, Agent, AgentOptions};
+use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName};
+
+use super::member::{PATIENCE, RUN_PAGES};
+use super::{namespace, object, payload, run_of, trust};
+
+pub type Objects = Arc<Mutex<BTreeMap<RunName, Vec<u8>>>>;
+
+/// Objects in memory whose requests are watched.
+#[derive(Clone, Default)]
+pub struct Watched {
+    pub objects: Objects,
+    /// Listed behind the objects.
+    pub beside: Vec<Listed>,
+    /// Fetches: the run, and the most bytes.
+    pub fetched: Arc<Mutex<Vec<(RunName, usize)>>>,
+    /// Fetches fail for this reason.
+    pub fails: Arc<Mutex<Option<RemoteError>>>,
+    /// The next fetch takes so long.
+    pub slow: Arc<Mutex<Duration>>,
+    /// Publications are refused for this reason.
+    pub refuses: Option<RemoteError>,
+    /// Listings and fetches wait for it.
+    pub gate: Arc<Mutex<()>>,
+}
+
+impl Watched {
+    /// With the runs of a chain.
+    pub fn with(model: &str, pages: &[PageKey]) -> Watched {
+        let runs = 0..pages.len() / RUN_PAGES;
+        let made = runs.map(|run| {
+            let pages = run_of(pages, run, RUN_PAGES);
+            object(&namespace(model), &pages, &trust(1))
+        });
+        let watched = Watched::default();
+        watched.objects.lock().unwrap().extend(made);
+        watched
+    }
+
+    pub fn fetched(&self) -> Vec<(RunName, usize)> {
+        self.fetched.lock().unwrap().clone()
+    }
+}
+
+impl Remote for Watched {
+    fn holds(&self, run: &RunName, _: Instant) -> Result<bool, RemoteError> {
+        Ok(self.objects.lock().unwrap().contains_key(run))
+    }
+
+    fn fetch(
+        &self,
+        run: &RunName,
+        bytes_max: usize,
+        deadline: Instant,
+    ) -> Result<Option<Buffer>, RemoteError> {
+        self.fetched.lock().unwrap().push((*run, bytes_max));
+        let took = std::mem::take(&mut *self.slow.lock().unwrap());
+        let left = deadline.saturating_duration_since(Instant::now());
+        std::thread::sleep(took.min(left));
+        if took > left {
+            return Err(RemoteError::Deadline);
+        }
+        drop(self.gate.lock().unwrap());
+        if let Some(reason) = &*self.fails.lock().unwrap() {
+            return Err(reason.clone());
+        }
+        let objects = self.objects.lock().unwrap();
+        let object = objects.get(run).filter(|object| object.len() <= bytes_max);
+        object.map(|object| Buffer::copy_of(object)).transpose()
+    }
+
+    fn publish(&self, run: &RunName, object: Buffer, _: Instant) -> Result<Published, RemoteError> {
+        if let Some(reason) = &self.refuses {
+            return Err(reason.clone());
+        }
+        self.objects.lock().unwrap().insert(*run, object.to_vec());
+        Ok(Published::Created)
+    }
+
+    fn remove(&self, run: &RunName, _: Instant) -> Result<(), RemoteError> {
+        self.objects.lock().unwrap().remove(run);
+        Ok(())
+    }
+
+    fn list(
+        &self,
+        _: Option<Fingerprint>,
+        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        _: Duration,
+    ) -> Result<(), RemoteError> {
+        let listed = |(run, object): (&RunName, &Vec<u8>)| Listed {
+            run: *run,
+            bytes: object.len() as u64,
+            created_unix_s: 0,
+        };
+        let mut all: Vec<Listed> = self.objects.lock().unwrap().iter().map(listed).collect();
+        drop(self.gate.lock().unwrap());
+        all.extend(&self.beside);
+        let _ = all.into_iter().try_for_each(each);
+        Ok(())
+    }
+}
+
+/// No other listing than that at the start.
+pub fn listed_once(options: &mut AgentOptions) {
+    options.refresh = Duration::from_hours(1);
+}
+
+/// The same run with other bytes and right checksums, as an attacker without the key makes it.
+pub fn forged(run: &RunName, object: &[u8]) -> Vec<u8> {
+    let opened = larder_remote::run::open(object, run, &trust(1));
+    let pages: Vec<_> = opened.pages.iter().map(|opened| opened.page).collect();
+    let pages = pages.iter().map(|page| larder_remote::RunPage {
+        key: page.key,
+        parent: page.parent.map(|parent| parent.padded()),
+        depth: page.depth,
+    });
+    let pages: Vec<_> = pages.collect();
+    let mut draft = larder_remote::Draft::new(namespace("model"), pages, trust(2)).unwrap();
+    draft
+        .payloads()
+        .into_iter()
+        .for_each(|page| page[..5000].fill(0x66));
+    let store = larder_format::StoreId::from_bytes([9; 16]);
+    // A torn object has no pages.
+    let object = draft.finish(store, 1);
+    object.map_or_else(|_| Vec::new(), |object| object.to_vec())
+}
+
+pub struct Node {
+    pub agent: Arc<Agent>,
+    pub store: Arc<Store>,
+    pub id: larder_engine::NamespaceId,
+    _directory: tempfile::TempDir,
+}
+
+impl Node {
+    pub fn new(remote: Box<dyn Remote>) -> Node {
+        Node::with(remote, |_| {})
+    }
+
+    /// A node that may publish so many bytes a day.
+    pub fn within(bytes_per_day: u64, remote: Box<dyn Remote>) -> Node {
+        Node::with(remote, |options| options.bytes_per_day = bytes_per_day)
+    }
+
+    /// A node with changed options.
+    pub fn with(remote: Box<dyn Remote>, change: impl FnOnce(&mut AgentOptions)) -> Node {
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let path = directory.path().join("store");
+        let size = CreateOptions::new(128 << 20).with(|o| o.segment_size = Some(16 << 20));
+        create(&path, &size).unwrap();
+        let mut options = AgentOptions {
+            place: "a test".to_owned(),
+            trust: trust(1),
+            run_tokens: 16 * u32::try_from(RUN_PAGES).unwrap(),
+            admission: Admission::Through,
+            bytes_per_day: 1 << 40,
+            bytes_per_second: 1 << 40,
+            requests_per_hour: 1 << 40,
+            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(1),
+            prefill_rate: None,
+            refresh: Duration::from_millis(20),
+            delay: Duration::from_millis(1),
+        };
+        change(&mut options);
+        let agent = Agent::new(remote, options);
+        let store = OpenOptions::default().over(agent.clone());
+        let store = Arc::new(Store::open(&path, store).unwrap());
+        let id = store.namespace(&namespace("model")).unwrap();
+        let of_agent: Arc<dyn PageStore> = store.clone();
+        agent.start(&of_agent).unwrap();
+        Node {
+            agent,
+            store,
+            id,
+            _directory: directory,
+        }
+    }
+
+    pub fn put(&self, keys: &[PageKey]) {
+        let payloads: Vec<Vec<u8>> = keys.iter().map(payload).collect();
+        let parts: Vec<[IoSlice<'_>; 2]> = payloads
+            .iter()
+            .map(|page| [IoSlice::new(&page[..5000]), IoSlice::new(&page[8192..8492])])
+            .collect();
+        let pages: Vec<PutPage<'_>> = (0..keys.len())
+            .map(|at| PutPage {
+                key: keys[at],
+                parent: at.checked_sub(1).map(|before| keys[before]),
+                depth: u32::try_from(at).unwrap(),
+                parts: &parts[at],
+            })
+            .collect();
+        self.store
+            .put(self.id, &pages, PutOptions::waiting(PATIENCE));
+    }
+
+    /// Looks pages up and reads those found. Returns the number of hits.
+    pub fn read(&self, keys: &[PageKey]) -> usize {
+        let found = self.store.longest_prefix(self.id, keys);
+        let mut memory = vec![([0xee; 5000], [0xee; 300]); found];
+        let mut parts: Vec<[IoSliceMut<'_>; 2]> = memory
+            .iter_mut()
+            .map(|(first, second)| [IoSliceMut::new(first), IoSliceMut::new(second)])
+            .collect();
+        let mut pages: Vec<GetPage<'_, '_>> = keys
+            .iter()
+            .zip(&mut parts)
+            .map(|(key, parts)| GetPage { key: *key, parts })
+            .collect();
+        let begin = Instant::now();
+        let deadline = begin + Duration::from_secs(5);
+        let statuses = self.store.get(self.id, &mut pages, Some(deadline));
+        assert!(begin.elapsed() < PATIENCE);
+        let hits = statuses
+            .iter()
+            .enumerate()
+            .filter(|(_, status)| status.is_hit());
+        let hits: Vec<usize> = hits.map(|(at, _)| at).collect();
+        for at in &hits {
+            let expected = payload(&keys[*at]);
+            assert!(
+                memory[*at].0 == expected[..5000],
+                "wrong bytes of page {at}"
+            );
+            assert!(
+                memory[*at].1 == expected[8192..8492],
+                "wrong bytes of page {at}"
+            );
+        }
+        hits.len()
+    }
+
+    pub fn count(&self, name: &str) -> u64 {
+        self.agent.report().counts[name]
+    }
+
+    #[track_caller]
+    pub fn eventually(&self, is_so: impl Fn() -> bool) {
+        let until = Instant::now() + PATIENCE;
+        while !is_so() {
+            assert!(Instant::now() < until, "{:?}", self.agent.report());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub fn close(&self) {
+        let begin = Instant::now();
+        self.agent.close();
+        self.store.close().unwrap();
+        assert!(begin.elapsed() < PATIENCE);
+    }
+}
