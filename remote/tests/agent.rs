@@ -4,34 +4,26 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::io::{IoSlice, IoSliceMut};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use common::member::{PATIENCE, RUN_PAGES};
+use common::node::{Node, Objects, Watched, forged, listed_once};
 use common::*;
+use larder_engine::PageStore;
 use larder_engine::beneath::{Beneath, BeneathReport};
-use larder_engine::{
-    CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
-};
-use larder_format::{Fingerprint, PageKey};
-use larder_remote::agent::{Admission, Agent, AgentOptions};
+use larder_format::Fingerprint;
+use larder_remote::agent::{Admission, AgentOptions};
 use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
-/// Longest time of the whole test, on a loaded machine too.
-const PATIENCE: Duration = Duration::from_secs(120);
-
 const PAGES: usize = 8;
-const RUN_PAGES: usize = 4;
 
 /// Offset of the first payload in an object, and length of a payload. Both in bytes.
 const PAYLOADS: usize = 3 * 4096;
 const PAYLOAD: usize = 12288;
-
-type Objects = Arc<Mutex<BTreeMap<RunName, Vec<u8>>>>;
 
 /// Objects in memory, behind a network and a server that cannot be trusted.
 struct Faulty {
@@ -159,96 +151,6 @@ impl Remote for Faulty {
     }
 }
 
-/// Objects in memory whose requests are watched.
-#[derive(Clone, Default)]
-struct Watched {
-    objects: Objects,
-    /// Listed behind the objects.
-    beside: Vec<Listed>,
-    /// Fetches: the run, and the most bytes.
-    fetched: Arc<Mutex<Vec<(RunName, usize)>>>,
-    /// The next fetch takes so long.
-    slow: Arc<Mutex<Duration>>,
-    /// Publications are refused for this reason.
-    refuses: Option<RemoteError>,
-    /// Listings and fetches wait for it.
-    gate: Arc<Mutex<()>>,
-}
-
-impl Watched {
-    /// With the runs of a chain.
-    fn with(model: &str, pages: &[PageKey]) -> Watched {
-        let runs = 0..pages.len() / RUN_PAGES;
-        let made = runs.map(|run| {
-            let pages = run_of(pages, run, RUN_PAGES);
-            object(&namespace(model), &pages, &trust(1))
-        });
-        let watched = Watched::default();
-        watched.objects.lock().unwrap().extend(made);
-        watched
-    }
-
-    fn fetched(&self) -> Vec<(RunName, usize)> {
-        self.fetched.lock().unwrap().clone()
-    }
-}
-
-impl Remote for Watched {
-    fn holds(&self, run: &RunName, _: Instant) -> Result<bool, RemoteError> {
-        Ok(self.objects.lock().unwrap().contains_key(run))
-    }
-
-    fn fetch(
-        &self,
-        run: &RunName,
-        bytes_max: usize,
-        deadline: Instant,
-    ) -> Result<Option<Buffer>, RemoteError> {
-        self.fetched.lock().unwrap().push((*run, bytes_max));
-        let took = std::mem::take(&mut *self.slow.lock().unwrap());
-        let left = deadline.saturating_duration_since(Instant::now());
-        std::thread::sleep(took.min(left));
-        if took > left {
-            return Err(RemoteError::Deadline);
-        }
-        drop(self.gate.lock().unwrap());
-        let objects = self.objects.lock().unwrap();
-        let object = objects.get(run).filter(|object| object.len() <= bytes_max);
-        object.map(|object| Buffer::copy_of(object)).transpose()
-    }
-
-    fn publish(&self, run: &RunName, object: Buffer, _: Instant) -> Result<Published, RemoteError> {
-        if let Some(reason) = &self.refuses {
-            return Err(reason.clone());
-        }
-        self.objects.lock().unwrap().insert(*run, object.to_vec());
-        Ok(Published::Created)
-    }
-
-    fn remove(&self, run: &RunName, _: Instant) -> Result<(), RemoteError> {
-        self.objects.lock().unwrap().remove(run);
-        Ok(())
-    }
-
-    fn list(
-        &self,
-        _: Option<Fingerprint>,
-        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
-        _: Duration,
-    ) -> Result<(), RemoteError> {
-        let listed = |(run, object): (&RunName, &Vec<u8>)| Listed {
-            run: *run,
-            bytes: object.len() as u64,
-            created_unix_s: 0,
-        };
-        let mut all: Vec<Listed> = self.objects.lock().unwrap().iter().map(listed).collect();
-        drop(self.gate.lock().unwrap());
-        all.extend(&self.beside);
-        let _ = all.into_iter().try_for_each(each);
-        Ok(())
-    }
-}
-
 /// Answers the first question when a second one was asked, or when it is let go.
 #[derive(Clone, Default)]
 struct Meeting(Arc<(Mutex<u32>, Condvar)>);
@@ -287,154 +189,6 @@ impl Remote for Meeting {
         _: Duration,
     ) -> Result<(), RemoteError> {
         Ok(())
-    }
-}
-
-/// The same run with other bytes and right checksums, as an attacker without the key makes it.
-fn forged(run: &RunName, object: &[u8]) -> Vec<u8> {
-    let opened = larder_remote::run::open(object, run, &trust(1));
-    let pages: Vec<_> = opened.pages.iter().map(|opened| opened.page).collect();
-    let pages = pages.iter().map(|page| larder_remote::RunPage {
-        key: page.key,
-        parent: page.parent.map(|parent| parent.padded()),
-        depth: page.depth,
-    });
-    let pages: Vec<_> = pages.collect();
-    let mut draft = larder_remote::Draft::new(namespace("model"), pages, trust(2)).unwrap();
-    draft
-        .payloads()
-        .into_iter()
-        .for_each(|page| page[..5000].fill(0x66));
-    let store = larder_format::StoreId::from_bytes([9; 16]);
-    // A torn object has no pages.
-    let object = draft.finish(store, 1);
-    object.map_or_else(|_| Vec::new(), |object| object.to_vec())
-}
-
-struct Node {
-    agent: Arc<Agent>,
-    store: Arc<Store>,
-    id: larder_engine::NamespaceId,
-    _directory: tempfile::TempDir,
-}
-
-impl Node {
-    fn new(remote: Box<dyn Remote>) -> Node {
-        Node::with(remote, |_| {})
-    }
-
-    /// A node that may publish so many bytes a day.
-    fn within(bytes_per_day: u64, remote: Box<dyn Remote>) -> Node {
-        Node::with(remote, |options| options.bytes_per_day = bytes_per_day)
-    }
-
-    /// A node with changed options.
-    fn with(remote: Box<dyn Remote>, change: impl FnOnce(&mut AgentOptions)) -> Node {
-        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let path = directory.path().join("store");
-        let size = CreateOptions::new(128 << 20).with(|o| o.segment_size = Some(16 << 20));
-        create(&path, &size).unwrap();
-        let mut options = AgentOptions {
-            place: "a test".to_owned(),
-            trust: trust(1),
-            run_tokens: 16 * u32::try_from(RUN_PAGES).unwrap(),
-            admission: Admission::Through,
-            bytes_per_day: 1 << 40,
-            bytes_per_second: 1 << 40,
-            requests_per_hour: 1 << 40,
-            patience: Duration::from_secs(10),
-            timeout: Duration::from_secs(1),
-            prefill_rate: None,
-            refresh: Duration::from_millis(20),
-            delay: Duration::from_millis(1),
-        };
-        change(&mut options);
-        let agent = Agent::new(remote, options);
-        let store = OpenOptions::default().over(agent.clone());
-        let store = Arc::new(Store::open(&path, store).unwrap());
-        let id = store.namespace(&namespace("model")).unwrap();
-        let of_agent: Arc<dyn PageStore> = store.clone();
-        agent.start(&of_agent).unwrap();
-        Node {
-            agent,
-            store,
-            id,
-            _directory: directory,
-        }
-    }
-
-    fn put(&self, keys: &[PageKey]) {
-        let payloads: Vec<Vec<u8>> = keys.iter().map(payload).collect();
-        let parts: Vec<[IoSlice<'_>; 2]> = payloads
-            .iter()
-            .map(|page| [IoSlice::new(&page[..5000]), IoSlice::new(&page[8192..8492])])
-            .collect();
-        let pages: Vec<PutPage<'_>> = (0..keys.len())
-            .map(|at| PutPage {
-                key: keys[at],
-                parent: at.checked_sub(1).map(|before| keys[before]),
-                depth: u32::try_from(at).unwrap(),
-                parts: &parts[at],
-            })
-            .collect();
-        self.store
-            .put(self.id, &pages, PutOptions::waiting(PATIENCE));
-    }
-
-    /// Looks pages up and reads those found. Returns the number of hits.
-    fn read(&self, keys: &[PageKey]) -> usize {
-        let found = self.store.longest_prefix(self.id, keys);
-        let mut memory = vec![([0xee; 5000], [0xee; 300]); found];
-        let mut parts: Vec<[IoSliceMut<'_>; 2]> = memory
-            .iter_mut()
-            .map(|(first, second)| [IoSliceMut::new(first), IoSliceMut::new(second)])
-            .collect();
-        let mut pages: Vec<GetPage<'_, '_>> = keys
-            .iter()
-            .zip(&mut parts)
-            .map(|(key, parts)| GetPage { key: *key, parts })
-            .collect();
-        let begin = Instant::now();
-        let deadline = begin + Duration::from_secs(5);
-        let statuses = self.store.get(self.id, &mut pages, Some(deadline));
-        assert!(begin.elapsed() < PATIENCE);
-        let hits = statuses
-            .iter()
-            .enumerate()
-            .filter(|(_, status)| status.is_hit());
-        let hits: Vec<usize> = hits.map(|(at, _)| at).collect();
-        for at in &hits {
-            let expected = payload(&keys[*at]);
-            assert!(
-                memory[*at].0 == expected[..5000],
-                "wrong bytes of page {at}"
-            );
-            assert!(
-                memory[*at].1 == expected[8192..8492],
-                "wrong bytes of page {at}"
-            );
-        }
-        hits.len()
-    }
-
-    fn count(&self, name: &str) -> u64 {
-        self.agent.report().counts[name]
-    }
-
-    #[track_caller]
-    fn eventually(&self, is_so: impl Fn() -> bool) {
-        let until = Instant::now() + PATIENCE;
-        while !is_so() {
-            assert!(Instant::now() < until, "{:?}", self.agent.report());
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn close(&self) {
-        let begin = Instant::now();
-        self.agent.close();
-        self.store.close().unwrap();
-        assert!(begin.elapsed() < PATIENCE);
     }
 }
 
@@ -535,11 +289,6 @@ fn huge(model: &str, seed: u64) -> Listed {
     }
 }
 
-/// No other listing than that at the start.
-fn listed_once(options: &mut AgentOptions) {
-    options.refresh = Duration::from_hours(1);
-}
-
 #[test]
 fn the_speed_is_measured_with_a_whole_run_of_a_namespace_in_use() {
     let mut remote = Watched::with("model", &chain(1, 3 * RUN_PAGES));
@@ -597,6 +346,30 @@ fn a_run_that_takes_the_name_of_a_faulty_one_is_fetched() {
     node.eventually(|| node.count("listings") > listings + 1);
     put(&object);
     node.eventually(|| node.read(&pages) == RUN_PAGES);
+    node.close();
+}
+
+/// Its name is known, so that the remote is not asked for it at each use.
+#[test]
+fn a_faulty_run_is_not_published_again_while_it_is_there() {
+    let pages = chain(1, RUN_PAGES);
+    let remote = Watched::with("model", &pages);
+    let (name, object) = remote.objects.lock().unwrap().pop_first().unwrap();
+    let put = |object: &[u8]| remote.objects.lock().unwrap().insert(name, object.to_vec());
+    put(&forged(&name, &object));
+    let node = Node::with(Box::new(remote.clone()), |options| {
+        options.admission = Admission::SecondTouch;
+        listed_once(options);
+    });
+    node.eventually(|| {
+        node.read(&pages);
+        node.count("faulty_runs") == 1 && node.count("arriving_runs") == 0
+    });
+    node.put(&pages);
+    for _ in 0..100 {
+        node.eventually(|| node.read(&pages) == RUN_PAGES && node.count("waiting_runs") == 0);
+    }
+    assert_eq!(node.count("present_runs"), 0);
     node.close();
 }
 

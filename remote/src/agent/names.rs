@@ -20,7 +20,7 @@ pub(super) const RUNS_MAX: usize = 4 << 20;
 pub(super) struct Runs {
     /// With the number of a listing.
     known: HashMap<KeyPrefix, u8>,
-    /// Runs with a fault: they are not fetched again.
+    /// Runs with a fault: they are not fetched again, nor published while they are there.
     faulty: HashMap<KeyPrefix, u8>,
     /// A listed run to measure the speed with.
     sample: Option<Listed>,
@@ -51,9 +51,11 @@ impl Names {
         self.runs.get(&namespace)
     }
 
-    /// Whether a run is in the remote, as far as it is known.
+    /// Whether a run is in the remote, as far as it is known. A faulty one is: its object has the
+    /// name.
     pub(super) fn has(&self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
-        self.of(namespace).is_some_and(|runs| runs.has(&last))
+        let is_there = |runs: &Runs| runs.has(&last) || runs.faulty.contains_key(&last);
+        self.of(namespace).is_some_and(is_there)
     }
 
     /// A run is in the remote. False if there is no room for its name.

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, dead_code)]
 
 pub mod member;
+pub mod node;
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
