@@ -16,7 +16,7 @@
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, Read, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -156,11 +156,12 @@ impl Remote for Dir {
         let name = run.to_string();
         let fetched = self.call(deadline, move |root| {
             let path = root.join(name);
-            let Some(file) = open_to_us(root, &path, File::open(&path))? else {
+            let Some(file) = open_to_us(root, &path, open(&path))? else {
                 return Ok(None);
             };
-            let bytes = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
-            if bytes > bytes_max {
+            let found = file.metadata()?;
+            let bytes = usize::try_from(found.len()).unwrap_or(usize::MAX);
+            if !found.is_file() || bytes > bytes_max {
                 return Ok(None);
             }
             Ok(Some(read(file, bytes, deadline)?))
@@ -177,7 +178,7 @@ impl Remote for Dir {
         let name = run.to_string();
         self.call(deadline, move |root| {
             let path = root.join(&name);
-            if path.try_exists()? {
+            if is_taken(&path)? {
                 return Ok(Published::Present);
             }
             let of_root = root.metadata()?.permissions();
@@ -238,6 +239,23 @@ impl Remote for Dir {
             }
         }
     }
+}
+
+/// Opens a file. Another writer of the remote may have put a pipe or a link in its place: a pipe
+/// would block the thread for ever, and a link leads out of the remote.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let opened = File::options().read(true).custom_flags(flags).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        // A link, or a socket.
+        Some(libc::ELOOP | libc::ENXIO) => io::ErrorKind::NotFound.into(),
+        _ => error,
+    })
+}
+
+/// Whether a name is taken: by an object, or by something else that another writer has made.
+fn is_taken(path: &Path) -> io::Result<bool> {
+    Ok(absent(path.symlink_metadata())?.is_some())
 }
 
 /// So many bytes of a file, or fewer if it has been cut: another writer of the remote may be

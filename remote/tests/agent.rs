@@ -436,3 +436,24 @@ fn a_remote_that_is_slower_than_the_engine_is_measured_again() {
     let tokens = 16.0 * RUN_PAGES as f64;
     is_measured_again(|options| options.prefill_rate = Some(tokens / 0.15));
 }
+
+#[test]
+fn a_remote_that_does_not_answer_costs_a_read_its_deadline_and_is_left_alone() {
+    let pages = chain(1, RUN_PAGES);
+    let remote = Watched::with("model", &pages);
+    let node = Node::with(Box::new(remote.clone()), listed_once);
+    node.eventually(|| node.count("speed_bytes_per_s") > 0);
+    let stored = chain(2, RUN_PAGES);
+    node.put(&stored);
+    *remote.fails.lock().unwrap() = Some(RemoteError::Deadline);
+    // Each lookup begins fetches, until the failures are enough.
+    node.eventually(|| {
+        assert_eq!(node.read(&pages), 0);
+        node.count("breaker_openings") == 1
+    });
+    assert_eq!(node.store.longest_prefix(node.id, &pages), 0);
+    let state = node.agent.report().state;
+    assert!(state.contains("no answer by the deadline"), "{state}");
+    assert_eq!(node.read(&stored), RUN_PAGES);
+    node.close();
+}

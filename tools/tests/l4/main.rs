@@ -11,7 +11,6 @@ mod node;
 mod support;
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use home::{EVEN, RAGGED};
 use node::{Node, Shared};
@@ -111,44 +110,6 @@ fn pages_that_are_sealed_with_another_key_are_not_taken() {
     assert_eq!(second.read(EVEN, &chain(1, 4)), [false; 4]);
     assert_eq!(second.count("faulty_runs"), 1);
     assert_eq!(second.count("stored_pages"), 0);
-}
-
-#[test]
-fn a_remote_that_does_not_answer_costs_a_read_its_deadline_and_is_left_alone() {
-    let shared = Shared::new();
-    let first = Node::serving(&shared, &THROUGH);
-    let prompt = chain(1, 24);
-    first.put(EVEN, &prompt);
-    first.reaches("published_runs", 6);
-    let second = Node::serving(&shared, &["--l4-timeout", "300ms"]);
-    second.knows(EVEN, 6);
-    second.put(EVEN, &chain(2, 4));
-    // A reader of a pipe waits for its writer.
-    for object in shared.objects() {
-        fs::remove_file(&object).unwrap();
-        let pipe = rustix::fs::mkfifoat(rustix::fs::CWD, &object, rustix::fs::Mode::RWXU);
-        pipe.unwrap();
-    }
-    assert_eq!(second.found(EVEN, &prompt), 24);
-    let begin = Instant::now();
-    assert_eq!(second.read(EVEN, &prompt), [false; 24]);
-    assert!(begin.elapsed() < Duration::from_secs(60));
-    eventually("an end of the requests", || {
-        // Each lookup begins fetches, until the failures are enough.
-        second.found(EVEN, &prompt);
-        second.count("breaker_openings") == 1
-    });
-    assert_eq!(second.found(EVEN, &prompt), 0);
-    assert!(
-        second.state().contains("no answer by the deadline"),
-        "{}",
-        second.state()
-    );
-    assert_eq!(second.read(EVEN, &chain(2, 4)), [true; 4]);
-    // Its close does not wait for the remote either.
-    let begin = Instant::now();
-    second.end();
-    assert!(begin.elapsed() < Duration::from_secs(60));
 }
 
 #[test]
