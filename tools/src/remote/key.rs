@@ -16,8 +16,9 @@ use crate::report::{self, Lines, Report};
 
 /// Make a file with a new key, which all nodes need
 ///
-/// To rotate keys, put the line of the new file above the old line on all nodes; remove the old
-/// line when the old objects have expired.
+/// To rotate keys, add the line of the new file below the old line on all nodes and restart all
+/// processes: they read the file once. Then move the new line above the old line, and restart all.
+/// When the old objects have expired, remove the old line, and restart all.
 #[derive(Args, Debug)]
 pub struct KeyArgs {
     /// The file to make
