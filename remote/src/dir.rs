@@ -157,6 +157,7 @@ impl Remote for Dir {
         let fetched = self.call(deadline, move |root| {
             let path = root.join(name);
             let Some(file) = open_to_us(root, &path, open(&path))? else {
+                root.metadata()?;
                 return Ok(None);
             };
             let found = file.metadata()?;

@@ -156,6 +156,9 @@ pub enum RemoteError {
     /// This process has no memory for an object of so many bytes.
     #[error("no memory for an object of {0} bytes; free some, or configure shorter runs")]
     Memory(usize),
+    /// Another writer has made a name that ends each listing. The remote answers all the same.
+    #[error("{0}; no node makes such a name: remove the object, or use another prefix")]
+    Foreign(String),
     /// It cannot be reached, or failed.
     #[error("{0}; check the endpoint and the network")]
     Failed(String),

@@ -73,6 +73,12 @@ pub struct RunName {
 }
 
 impl RunName {
+    /// The name of no run: a page has no such key.
+    pub(crate) const NONE: RunName = RunName {
+        namespace: Fingerprint::from_bytes([0; 16]),
+        last: PageKey::from_bytes([0; 32]),
+    };
+
     /// The prefix of the names of all runs of a namespace, or of all runs.
     #[must_use]
     pub fn prefix(namespace: Option<Fingerprint>) -> String {

@@ -9,6 +9,7 @@ use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
 use crate::remote::{RemoteError, gallop};
+use crate::run::RunName;
 
 /// Longest time of a listing: other regular work waits for its end.
 pub(super) const LISTING_MAX: Duration = Duration::from_hours(1);
@@ -49,10 +50,9 @@ impl Agent {
 
     /// Tests whether the remote answers again.
     pub(super) fn probe(&self) {
-        // The answer for an object does not tell a missing bucket from a missing object.
-        let mut first = |_| ControlFlow::Break(());
-        match self.remote.list(None, &mut first, self.options.timeout) {
-            Ok(()) => self.succeeded(),
+        // Not by a listing: another writer of the remote may have made a name that ends each one.
+        match self.remote.fetch(&RunName::NONE, 0, self.deadline()) {
+            Ok(_) => self.succeeded(),
             Err(error) => {
                 let now = self.now();
                 self.desk.lock().failed(&error, now);
@@ -78,7 +78,13 @@ impl Agent {
         };
         let listed = self.remote.list(None, &mut each, self.options.timeout);
         if let Err(error) = listed {
-            self.failed(&error);
+            match error {
+                RemoteError::Foreign(_) => tracing::warn!(
+                    "the listing of {} ends early: {error}; other runs are found by searches alone",
+                    self.options.place
+                ),
+                _ => self.failed(&error),
+            }
             return;
         }
         if is_late {

@@ -315,6 +315,8 @@ fn explain(error: &Error, bucket: &str) -> RemoteError {
     let reason = format!("bucket {bucket}: {}", said(error));
     let says = |words: &[&str]| words.iter().any(|word| reason.contains(word));
     match error {
+        // A page of a listing is taken as a whole.
+        Error::InvalidPath { .. } => RemoteError::Foreign(reason),
         Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
             RemoteError::Denied(reason)
         }

@@ -9,19 +9,24 @@ use std::time::Duration;
 /// Starts a server whose listing has so many pages, each after a pause. It ends with the process.
 /// Returns its URL.
 pub fn start(pages: usize, pause: Duration) -> String {
+    start_with(None, pages, pause)
+}
+
+/// The same, with an object of this name in each page.
+pub fn start_with(beside: Option<&'static str>, pages: usize, pause: Duration) -> String {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let address = listener.local_addr().unwrap();
     thread::spawn(move || {
         for connection in listener.incoming() {
             let connection = connection.unwrap();
-            thread::spawn(move || answer(connection, pages, pause));
+            thread::spawn(move || answer(connection, beside, pages, pause));
         }
     });
     format!("http://{address}")
 }
 
 /// Answers one request.
-fn answer(mut connection: TcpStream, pages: usize, pause: Duration) {
+fn answer(mut connection: TcpStream, beside: Option<&'static str>, pages: usize, pause: Duration) {
     let head = BufReader::new(connection.try_clone().unwrap()).lines();
     let head = head
         .map_while(Result::ok)
@@ -35,7 +40,7 @@ fn answer(mut connection: TcpStream, pages: usize, pause: Duration) {
         (true, false) => ("403 Forbidden", error("InvalidObjectState")),
         (false, _) => {
             thread::sleep(pause);
-            ("200 OK", listing(request, pages))
+            ("200 OK", listing(request, beside, pages))
         }
     };
     let length = if is_head { 10 } else { content.len() };
@@ -51,15 +56,22 @@ fn error(code: &str) -> String {
 }
 
 /// The page that a request names by its number.
-fn listing(request: &str, pages: usize) -> String {
+fn listing(request: &str, beside: Option<&str>, pages: usize) -> String {
     let token = request.split_once("continuation-token=");
     let digits = token.map(|(_, rest)| rest.split(['&', ' ']).next().unwrap());
     let page: usize = digits.map_or(0, |digits| digits.parse().unwrap());
     let name = format!("v1/{:032}/00/{page:064}.run", 0);
-    let object = format!(
-        "<Key>{name}</Key><LastModified>2026-11-27T00:00:00Z</LastModified><ETag>a</ETag>\
-         <Size>10</Size>"
-    );
+    let object = |name: &str| {
+        format!(
+            "<Contents><Key>{name}</Key><LastModified>2026-11-27T00:00:00Z</LastModified>\
+             <ETag>a</ETag><Size>10</Size></Contents>"
+        )
+    };
+    let objects: String = [Some(name.as_str()), beside]
+        .into_iter()
+        .flatten()
+        .map(object)
+        .collect();
     let is_truncated = page + 1 < pages;
     let next = match is_truncated {
         true => format!(
@@ -70,7 +82,7 @@ fn listing(request: &str, pages: usize) -> String {
     };
     format!(
         "<ListBucketResult><Name>b</Name><KeyCount>1</KeyCount>\
-         <IsTruncated>{is_truncated}</IsTruncated>{next}<Contents>{object}</Contents>\
+         <IsTruncated>{is_truncated}</IsTruncated>{next}{objects}\
          </ListBucketResult>"
     )
 }

@@ -151,6 +151,19 @@ fn a_listing_may_take_longer_than_each_of_its_parts() {
 }
 
 #[test]
+fn a_name_that_the_client_does_not_take_is_named_with_its_remedy() {
+    for name in ["v1//stray", "v1/../stray"] {
+        let endpoint = fake::start_with(Some(name), 1, Duration::ZERO);
+        let mut ls = larder(&["remote", "ls", "s3://kvpages", "--endpoint", &endpoint]);
+        let output = ls.envs(Identity::Reader.variables()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success());
+        let is_clear = said.contains(name) && said.contains("remove the object");
+        assert!(is_clear && !said.contains("network"), "{said}");
+    }
+}
+
+#[test]
 fn a_prefix_that_the_client_would_change_is_refused() {
     let code = |prefix: &str| {
         let url = format!("s3://kvpages/{prefix}");

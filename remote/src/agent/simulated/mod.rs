@@ -492,6 +492,24 @@ fn a_search_without_a_question_is_no_answer() {
     assert_eq!(agent.report().counts["search_requests"], 0);
 }
 
+/// Another writer of the remote has made a name that the client does not take.
+#[test]
+fn a_listing_that_cannot_end_is_no_failure_of_the_remote() {
+    let sim = Sim::new(1);
+    let agent = &sim.nodes[0].agent;
+    let may_ask = || agent.desk.lock().may_ask();
+    sim.world.lock().has_foreign = true;
+    (0..10).for_each(|_| agent.list());
+    assert!(may_ask());
+    assert_eq!(agent.report().counts["listings"], 0);
+    // A probe needs no listing.
+    agent.failed(&RemoteError::Denied("a test".to_owned()));
+    assert!(!may_ask());
+    sim.world.lock().advance(Duration::from_mins(1));
+    agent.probe();
+    assert!(may_ask());
+}
+
 #[test]
 fn agents_keep_their_promises_over_any_remote() {
     for seed in 0..SEEDS {

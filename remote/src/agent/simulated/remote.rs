@@ -122,6 +122,8 @@ pub struct World {
     pub mood: Mood,
     /// Time of each part of a listing.
     pub part_takes: Duration,
+    /// A listing meets a name that the client does not take.
+    pub has_foreign: bool,
     objects: BTreeMap<RunName, Vec<u8>>,
     random: Pcg64,
     pub facts: [Facts; 2],
@@ -134,6 +136,7 @@ impl World {
             now: begin,
             mood: Mood::Fine,
             part_takes: Duration::ZERO,
+            has_foreign: false,
             objects: BTreeMap::new(),
             random: Pcg64::seed_from_u64(seed),
             facts: [0; 2].map(|_| Facts {
@@ -343,6 +346,10 @@ impl Remote for Faulty {
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
         let mut world = self.world.lock();
+        if *run == RunName::NONE {
+            world.begin(self.node, Kind::Probe, deadline)?;
+            return Ok(None);
+        }
         {
             let facts = &world.facts[self.node];
             assert!(
@@ -426,14 +433,15 @@ impl Remote for Faulty {
             });
             listed.collect()
         };
-        // Each part is a request, the first one perhaps a probe.
-        let parts = listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]);
-        let kinds = std::iter::once(Kind::Probe).chain(std::iter::repeat(Kind::Other));
-        for (part, kind) in parts.zip(kinds) {
+        // Each part is a request.
+        for part in listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]) {
             let mut world = self.world.lock();
             let deadline = world.now + patience;
-            world.begin(self.node, kind, deadline)?;
+            world.begin(self.node, Kind::Other, deadline)?;
             let took = world.part_takes;
+            if world.has_foreign {
+                return Err(RemoteError::Foreign("a test".to_owned()));
+            }
             if took > patience {
                 world.advance(patience);
                 return Err(RemoteError::Deadline);
