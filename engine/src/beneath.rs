@@ -21,11 +21,15 @@ use crate::share;
 
 /// A place beneath the store.
 ///
-/// All calls but [`wait`](Beneath::wait) come on the threads of puts and lookups, under no lock of
-/// the store. They must be short, and must not call the store.
+/// All calls but [`wait`](Beneath::wait) and [`ended`](Beneath::ended) come on the threads of puts
+/// and lookups, under no lock of the store, and must be short. None may call the store.
 pub trait Beneath: fmt::Debug + Send + Sync {
     /// The store is open in this process, which owns it.
     fn began(&self);
+
+    /// The use of the store in this process is over: it is closed, given up or dropped. No other
+    /// process owns it before this returns; this one may own it again ([`began`](Beneath::began)).
+    fn ended(&self) {}
 
     /// A caller uses this namespace. Comes before all other calls for it, and may come again.
     fn opened(&self, namespace: &Namespace);
@@ -51,7 +55,7 @@ pub trait Beneath: fmt::Debug + Send + Sync {
 }
 
 /// Ends or resumes the work of the place beneath a store, in the process that owns the store. It
-/// lasts until that process ends. False if nothing lies beneath.
+/// lasts as long as that process owns the store. False if nothing lies beneath.
 ///
 /// # Errors
 /// Those of [`share::report`], and [`StoreError::OwnerOlder`] when the owner's release cannot.

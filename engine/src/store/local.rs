@@ -8,7 +8,7 @@ mod catalog;
 mod emptying;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -76,6 +76,8 @@ pub(crate) struct Local {
     pub(super) prewritten: AtomicU64,
     notices: Notices,
     beneath: OnceLock<Arc<dyn Beneath>>,
+    /// The place beneath knows that this use of the store is over.
+    has_parted: AtomicBool,
     /// Weak reference to itself, for completions.
     this: Weak<Local>,
 }
@@ -139,6 +141,7 @@ impl Local {
             prewritten: AtomicU64::new(0),
             notices: Notices::default(),
             beneath: OnceLock::new(),
+            has_parted: AtomicBool::new(false),
             this: this.clone(),
         })
     }
@@ -146,6 +149,15 @@ impl Local {
     /// Puts the store over this place.
     pub(super) fn lie_over(&self, beneath: Arc<dyn Beneath>) {
         self.beneath.get_or_init(|| beneath).began();
+    }
+
+    /// This use of the store is over. Once: a later use may have begun in this process since.
+    pub(super) fn part_from_beneath(&self) {
+        if let Some(beneath) = self.beneath.get()
+            && !self.has_parted.swap(true, Ordering::AcqRel)
+        {
+            beneath.ended();
+        }
     }
 
     /// The place beneath the store, with the namespace's name there.

@@ -183,9 +183,6 @@ impl LocalStore {
             options.lease,
             services,
         );
-        if let Some(beneath) = &options.beneath {
-            local.lie_over(beneath.clone());
-        }
         if let Some(policy) = &options.admission {
             local.with_core(|core| core.admit_by(policy.make()));
         }
@@ -209,6 +206,10 @@ impl LocalStore {
                 return Err(error);
             }
         };
+        // After the last step that can fail.
+        if let Some(beneath) = &options.beneath {
+            local.lie_over(beneath.clone());
+        }
         let mut data = DataPath::new(disk, &volumes, options.hang_limit);
         data.recheck = recheck;
         Ok(LocalStore {
@@ -325,6 +326,7 @@ impl LocalStore {
     pub(crate) fn abandon(&self) {
         *self.gate.write() = true;
         self.stop_threads();
+        self.local.part_from_beneath();
     }
 
     fn stop_threads(&self) {
@@ -348,6 +350,8 @@ impl LocalStore {
             mark_clean(&self.local, &mut volumes).map(drop)
         };
         self.data.disk.shutdown();
+        // The next owner may begin as soon as the volumes are unlocked.
+        self.local.part_from_beneath();
         // The disk has answered every operation: no write of this handle can reach the volumes any
         // more.
         for volume in volumes.list.iter_mut().filter_map(Option::take) {
@@ -586,5 +590,7 @@ impl Drop for LocalStore {
             return;
         }
         self.stop_threads();
+        // The volumes are dropped, and unlocked, after this.
+        self.local.part_from_beneath();
     }
 }

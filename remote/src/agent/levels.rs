@@ -28,6 +28,10 @@ impl Beneath for Levels {
         self.0.iter().for_each(|level| level.began());
     }
 
+    fn ended(&self) {
+        self.0.iter().for_each(|level| level.ended());
+    }
+
     fn opened(&self, namespace: &Namespace) {
         self.0.iter().for_each(|level| level.opened(namespace));
     }

@@ -18,6 +18,7 @@ use std::path::Path;
 
 use larder_engine::sidecar::Sidecar;
 use larder_format::{Fingerprint, PageKey};
+use larder_sync::{Mutex, MutexGuard};
 
 use super::chains::{Chains, PAGES_MAX};
 use crate::run::RunPage;
@@ -34,13 +35,19 @@ pub(super) struct Memory {
     file: Sidecar,
     /// This agent writes the file. Others read it.
     keeps: bool,
+    /// Held while the file is written.
+    writing: Mutex<()>,
 }
 
 impl Memory {
     /// The file of a store; `None` where there can be none.
     pub(super) fn beside(volume: &Path, keeps: bool) -> Option<Memory> {
         let file = Sidecar::beside(volume, ".touched", LENGTH_MAX)?;
-        Some(Memory { file, keeps })
+        Some(Memory {
+            file,
+            keeps,
+            writing: Mutex::new(()),
+        })
     }
 
     /// The pages of the file, by namespace. None if there is no such file.
@@ -64,6 +71,11 @@ impl Memory {
 
     pub(super) fn keeps(&self) -> bool {
         self.keeps
+    }
+
+    /// Waits for the end of another write.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.writing.lock()
     }
 
     /// Replaces the file.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Agent;
 use super::counts::Count;
+use super::desk::Desk;
 use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
@@ -165,21 +166,41 @@ impl Agent {
         may
     }
 
-    /// Recalls the pages that were put to former owners.
+    /// Recalls the pages that were put to former owners. In the next use of the store the file may
+    /// be another one.
     pub(super) fn recall(&self) {
+        let current = self.desk.lock().current_use();
         let recalled = self.memory.get().map(Memory::read);
-        self.desk.lock().recall(recalled.unwrap_or_default());
+        let mut desk = self.desk.lock();
+        if current.is_some() && desk.current_use() == current {
+            desk.recall(recalled.unwrap_or_default());
+        }
     }
 
     /// Writes the memory of pages that were put, to this owner and to former ones.
     pub(super) fn remember(&self) {
-        let Some(memory) = self.memory.get().filter(|memory| memory.keeps()) else {
-            return;
-        };
-        let bytes = {
-            let desk = self.desk.lock();
-            desk.has_recalled().then(|| encode(desk.chains()))
-        };
-        bytes.iter().for_each(|bytes| memory.write(bytes));
+        self.remember_and(|_| {});
+    }
+
+    /// Ends the use of the store, and leaves its memory to the next owner.
+    pub(super) fn end_use(&self) {
+        let late = self.remember_and(Desk::end_use);
+        self.count(Count::RunsLate, late);
+    }
+
+    /// Writes the memory, and changes the desk at the moment of its state. The file is not written
+    /// after the end of a use: the next owner keeps it.
+    fn remember_and<T>(&self, change: impl FnOnce(&mut Desk) -> T) -> T {
+        let memory = self.memory.get().filter(|memory| memory.keeps());
+        let _turn = memory.map(Memory::turn);
+        let mut desk = self.desk.lock();
+        let memory = memory.filter(|_| desk.has_recalled());
+        let bytes = memory.map(|memory| (memory, encode(desk.chains())));
+        let changed = change(&mut desk);
+        drop(desk);
+        if let Some((memory, bytes)) = bytes {
+            memory.write(&bytes);
+        }
+        changed
     }
 }

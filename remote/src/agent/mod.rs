@@ -179,19 +179,22 @@ impl Agent {
     }
 
     /// Offers a run of stored pages that a former owner may not have published. Waits while many
-    /// runs are queued. False when the agent is closed.
+    /// runs are queued. False when the agent is closed, or the use of the store has ended.
     pub fn offer(&self, namespace: &Namespace, pages: Vec<RunPage>) -> bool {
         let now = self.now();
         let mut desk = self.desk.lock();
-        desk.open(namespace, &self.options);
-        while !desk.is_closed() && desk.is_busy() {
+        let is_over = |desk: &Desk| desk.is_closed() || !desk.is_in_use();
+        while !is_over(&desk) && desk.is_busy() {
             self.changed.wait(&mut desk);
         }
+        if is_over(&desk) {
+            return false;
+        }
+        desk.open(namespace, &self.options);
         let noted = desk.offer(namespace.fingerprint(), pages, now);
-        let is_closed = desk.is_closed();
         drop(desk);
         self.noted(noted);
-        !is_closed
+        true
     }
 
     /// Ends the work. Waits at most two seconds for requests in progress.
@@ -212,9 +215,8 @@ impl Agent {
     /// agent was open.
     pub(crate) fn end(&self, was_open: bool, until: Instant) {
         self.threads.wait_for_end(until);
-        // The next owner may keep the file already.
         if was_open {
-            self.remember();
+            self.end_use();
         }
     }
 
@@ -255,6 +257,12 @@ impl fmt::Debug for Agent {
 impl Beneath for Agent {
     fn began(&self) {
         self.desk.lock().begin_use();
+        self.work.notify_all();
+        self.changed.notify_all();
+    }
+
+    fn ended(&self) {
+        self.end_use();
         self.work.notify_all();
         self.changed.notify_all();
     }

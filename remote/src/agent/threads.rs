@@ -168,17 +168,21 @@ impl Agent {
     /// Not before the store is in use: other processes of the node may have the same configuration,
     /// and its owner the memory of puts.
     fn mind(&self) {
-        if !self.wait_for_use() {
-            return;
+        while self.wait_for_use() {
+            self.recall();
+            self.mind_use();
         }
-        self.recall();
+    }
+
+    /// Does so until the use of the store ends, or another one has begun meanwhile.
+    fn mind_use(&self) {
         let mut listing = self.now();
         let mut writing = listing + MEMORY_PERIOD;
         loop {
             let chore = {
                 let mut desk = self.desk.lock();
                 loop {
-                    if desk.is_closed() {
+                    if desk.is_closed() || !desk.has_recalled() {
                         return;
                     }
                     match desk.next_chore(self.now(), listing, writing) {

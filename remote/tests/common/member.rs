@@ -81,25 +81,29 @@ impl Member {
     }
 
     pub fn put(&self, keys: &[PageKey]) {
-        for (at, key) in keys.iter().enumerate() {
-            let payload = payload(key);
-            let page = PutPage {
-                key: *key,
-                parent: at.checked_sub(1).map(|before| keys[before]),
-                depth: u32::try_from(at).unwrap(),
-                parts: &[
-                    IoSlice::new(&payload[..5000]),
-                    IoSlice::new(&payload[8192..8492]),
-                ],
-            };
-            self.store
-                .put(self.id, &[page], PutOptions::waiting(PATIENCE));
-        }
+        put(&self.store, self.id, keys);
     }
 
     pub fn close(&self) {
         self.l4.close();
         self.store.close().unwrap();
+    }
+}
+
+/// Puts the pages of a chain.
+pub fn put(store: &Store, id: NamespaceId, keys: &[PageKey]) {
+    for (at, key) in keys.iter().enumerate() {
+        let payload = payload(key);
+        let page = PutPage {
+            key: *key,
+            parent: at.checked_sub(1).map(|before| keys[before]),
+            depth: u32::try_from(at).unwrap(),
+            parts: &[
+                IoSlice::new(&payload[..5000]),
+                IoSlice::new(&payload[8192..8492]),
+            ],
+        };
+        store.put(id, &[page], PutOptions::waiting(PATIENCE));
     }
 }
 

@@ -114,6 +114,24 @@ impl Remote for Watched {
     }
 }
 
+/// An agent that publishes each run at once, and lists the remote often.
+pub fn options() -> AgentOptions {
+    AgentOptions {
+        place: "a test".to_owned(),
+        trust: trust(1),
+        run_tokens: 16 * u32::try_from(RUN_PAGES).unwrap(),
+        admission: Admission::Through,
+        bytes_per_day: 1 << 40,
+        bytes_per_second: 1 << 40,
+        requests_per_hour: 1 << 40,
+        patience: Duration::from_secs(10),
+        timeout: Duration::from_secs(1),
+        prefill_rate: None,
+        refresh: Duration::from_millis(20),
+        delay: Duration::from_millis(1),
+    }
+}
+
 /// No other listing than that at the start.
 pub fn listed_once(options: &mut AgentOptions) {
     options.refresh = Duration::from_hours(1);
@@ -163,20 +181,7 @@ impl Node {
         let path = directory.path().join("store");
         let size = CreateOptions::new(128 << 20).with(|o| o.segment_size = Some(16 << 20));
         create(&path, &size).unwrap();
-        let mut options = AgentOptions {
-            place: "a test".to_owned(),
-            trust: trust(1),
-            run_tokens: 16 * u32::try_from(RUN_PAGES).unwrap(),
-            admission: Admission::Through,
-            bytes_per_day: 1 << 40,
-            bytes_per_second: 1 << 40,
-            requests_per_hour: 1 << 40,
-            patience: Duration::from_secs(10),
-            timeout: Duration::from_secs(1),
-            prefill_rate: None,
-            refresh: Duration::from_millis(20),
-            delay: Duration::from_millis(1),
-        };
+        let mut options = options();
         change(&mut options);
         let agent = Agent::new(remote, options);
         let store = OpenOptions::default().over(agent.clone());

@@ -104,6 +104,8 @@ pub(super) struct Desk {
     recalled: Option<HashMap<Fingerprint, Chains>>,
     /// This process owns the store.
     is_in_use: bool,
+    /// Uses of the store that have begun.
+    uses: u64,
     /// By the decision of an operator.
     is_off: bool,
     is_closed: bool,
@@ -145,6 +147,7 @@ impl Desk {
             searches: Searches::default(),
             recalled: None,
             is_in_use: false,
+            uses: 0,
             is_off: false,
             is_closed: false,
         }
@@ -177,6 +180,25 @@ impl Desk {
 
     pub(super) fn begin_use(&mut self) {
         self.is_in_use = true;
+        self.uses += 1;
+    }
+
+    /// The number of the use of the store; `None` while another process may own it.
+    pub(super) fn current_use(&self) -> Option<u64> {
+        self.is_in_use.then_some(self.uses)
+    }
+
+    /// Another process may own the store from now on, and has the notes by the file. Returns the
+    /// number of fetches that are given up.
+    pub(super) fn end_use(&mut self) -> u64 {
+        self.is_in_use = false;
+        self.is_off = false;
+        self.spaces.clear();
+        self.recalled = None;
+        self.outgoing.clear();
+        self.queued.clear();
+        self.searches.clear();
+        self.give_up()
     }
 
     /// Whether this process owns the store.
@@ -470,7 +492,7 @@ impl Desk {
         let is_on = !self.is_off || planted(Bug::DeafSwitch);
         let answers = self.breaker.is_closed() || planted(Bug::DeafBreaker);
         let is_open = !self.is_closed || planted(Bug::RestlessEnd);
-        is_on && answers && is_open
+        self.is_in_use && is_on && answers && is_open
     }
 
     /// The next regular work, or the time of it; `None` while there is none.
