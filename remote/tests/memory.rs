@@ -11,6 +11,7 @@ use common::member::{Home, RUN_PAGES, eventually, files, put};
 use common::node::options;
 use common::{chain, namespace};
 use larder_engine::beneath::Beneath;
+use larder_engine::catalog::Ask;
 use larder_engine::{NamespaceId, OpenOptions, PageStore, Store};
 use larder_format::PageKey;
 use larder_remote::agent::{Admission, Agent, AgentOptions};
@@ -115,4 +116,46 @@ fn an_owner_that_comes_back_recalls_the_puts_of_the_other_one() {
     });
     first.agent.close();
     again.close().unwrap();
+}
+
+/// Puts of pages of another namespace, or behind the pages of this one.
+fn ask(agent: &Agent, model: &str, seed: u64, pages: u32) {
+    let namespace = namespace(model);
+    agent.opened(&namespace);
+    let key = |at: u32| {
+        let mut bytes = [0xab; 32];
+        bytes[..8].copy_from_slice(&seed.to_le_bytes());
+        bytes[8..12].copy_from_slice(&at.to_be_bytes());
+        PageKey::from_bytes(bytes)
+    };
+    let asks: Vec<Ask> = (0..pages)
+        .map(|at| Ask {
+            key: key(at),
+            parent: at.checked_sub(1).map(key),
+            depth: at,
+        })
+        .collect();
+    agent.asked(namespace.fingerprint(), &asks);
+}
+
+#[test]
+fn the_newest_puts_are_remembered_however_many_namespaces_there_were() {
+    const PAGES_MAX: u64 = 1 << 17;
+    const PUTS: u32 = 2000;
+    let home = Home::new();
+    let first = Process::of(&home, false);
+    eventually(|| first.count("listings") > 0);
+    for at in 0..200 {
+        ask(&first.agent, &format!("model {at}"), at, PUTS);
+    }
+    let pages = chain(1, RUN_PAGES);
+    put(&first.store, first.id, &pages);
+    ask(&first.agent, "model", 200, PUTS);
+    first.close();
+    let length = fs::metadata(home.memory()).unwrap().len();
+    assert_eq!(length, HEAD + PAGES_MAX * PAGE);
+    let second = Process::of(&home, false);
+    eventually(|| second.count("listings") > 0);
+    second.publish(&home, &pages);
+    second.close();
 }

@@ -2,50 +2,53 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use larder_format::KeyPrefix;
+use larder_format::{Fingerprint, KeyPrefix};
 
 use crate::run::RunPage;
 
-/// Pages that are remembered for each namespace; about 100 bytes each.
+/// Pages that are remembered, of all namespaces; about 250 bytes each, with the tables.
 pub(super) const PAGES_MAX: usize = 1 << 17;
+
+/// A page of a namespace.
+pub(super) type PageId = (Fingerprint, KeyPrefix);
 
 /// The last pages that puts asked to store.
 #[derive(Default)]
 pub(super) struct Chains {
-    pages: HashMap<KeyPrefix, RunPage>,
+    pages: HashMap<PageId, RunPage>,
     /// In the order of their arrival.
-    order: VecDeque<KeyPrefix>,
+    order: VecDeque<PageId>,
 }
 
 impl Chains {
-    /// Remembers a page.
-    pub(super) fn add(&mut self, page: RunPage) {
-        let prefix = page.key.prefix();
-        if self.pages.insert(prefix, page).is_some() {
+    /// Remembers a page, in place of the oldest one of any namespace.
+    pub(super) fn add(&mut self, namespace: Fingerprint, page: RunPage) {
+        let id = (namespace, page.key.prefix());
+        if self.pages.insert(id, page).is_some() {
             return;
         }
-        self.order.push_back(prefix);
-        while self.order.len() > PAGES_MAX {
+        self.order.push_back(id);
+        if self.order.len() > PAGES_MAX {
             let oldest = self.order.pop_front();
             oldest.and_then(|oldest| self.pages.remove(&oldest));
         }
     }
 
     /// Pages before this one in its chain, if it is remembered.
-    pub(super) fn depth(&self, page: &KeyPrefix) -> Option<u32> {
+    pub(super) fn depth(&self, page: &PageId) -> Option<u32> {
         self.pages.get(page).map(|page| page.depth)
     }
 
-    /// The pages that are remembered, in the order of their arrival.
-    pub(super) fn pages(&self) -> impl DoubleEndedIterator<Item = &RunPage> {
-        self.order
-            .iter()
-            .filter_map(|prefix| self.pages.get(prefix))
+    /// The pages that are remembered, in the order of their arrival, with their namespaces.
+    pub(super) fn pages(&self) -> impl Iterator<Item = (Fingerprint, &RunPage)> {
+        let page = |id: &PageId| Some((id.0, self.pages.get(id)?));
+        self.order.iter().filter_map(page)
     }
 
     /// The run of `run_pages` pages that ends in this page; `None` if it ends elsewhere, or if
     /// pages of it are not remembered.
-    pub(super) fn run(&self, last: &KeyPrefix, run_pages: u32) -> Option<Vec<RunPage>> {
+    pub(super) fn run(&self, last: &PageId, run_pages: u32) -> Option<Vec<RunPage>> {
+        let namespace = last.0;
         let last = self.pages.get(last)?;
         if !last.depth.checked_add(1)?.is_multiple_of(run_pages) {
             return None;
@@ -53,7 +56,7 @@ impl Chains {
         let mut run = vec![*last];
         let mut first = *last;
         for _ in 1..run_pages {
-            let before = self.pages.get(&first.parent?.prefix())?;
+            let before = self.pages.get(&(namespace, first.parent?.prefix()))?;
             if before.depth.checked_add(1) != Some(first.depth) {
                 return None;
             }
@@ -84,14 +87,15 @@ mod tests {
     fn a_run_is_whole_and_aligned() {
         let mut chains = Chains::default();
         let pages: Vec<RunPage> = (0..6).map(|at| page(10 + at, u32::from(at))).collect();
-        pages.iter().for_each(|page| chains.add(*page));
-        let tail = |at: usize| pages[at].key.prefix();
+        let space = Fingerprint::from_bytes([1; 16]);
+        pages.iter().for_each(|page| chains.add(space, *page));
+        let tail = |at: usize| (space, pages[at].key.prefix());
         let run = chains.run(&tail(3), 2).map(|run| run.len());
         assert_eq!(run, Some(2));
         assert_eq!(chains.run(&tail(2), 2), None);
         assert_eq!(chains.run(&tail(3), 4).map(|run| run[0].depth), Some(0));
         let mut part = Chains::default();
-        pages[1..].iter().for_each(|page| part.add(*page));
+        pages[1..].iter().for_each(|page| part.add(space, *page));
         assert_eq!(part.run(&tail(1), 2), None);
         assert!(part.run(&tail(3), 2).is_some());
     }

@@ -12,7 +12,6 @@
 //!
 //! The parent of a page at depth 0 is zero.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
@@ -50,8 +49,8 @@ impl Memory {
         })
     }
 
-    /// The pages of the file, by namespace. None if there is no such file.
-    pub(super) fn read(&self) -> HashMap<Fingerprint, Chains> {
+    /// The pages of the file. None if there is no such file.
+    pub(super) fn read(&self) -> Chains {
         match self.file.read() {
             Ok(Some(bytes)) => decode(&bytes).unwrap_or_else(|| {
                 tracing::warn!(
@@ -59,12 +58,12 @@ impl Memory {
                      are published when they are put again",
                     self.file.path().display()
                 );
-                HashMap::new()
+                Chains::default()
             }),
-            Ok(None) => HashMap::new(),
+            Ok(None) => Chains::default(),
             Err(error) => {
                 self.complain("read", &error);
-                HashMap::new()
+                Chains::default()
             }
         }
     }
@@ -94,27 +93,22 @@ impl Memory {
     }
 }
 
-/// The newest pages of each namespace as the bytes of a file.
-pub(super) fn encode<'a>(chains: impl Iterator<Item = (Fingerprint, &'a Chains)>) -> Vec<u8> {
-    let chains: Vec<(Fingerprint, &Chains)> = chains.collect();
-    let share = PAGES_MAX / chains.len().max(1);
+/// The pages as the bytes of a file.
+pub(super) fn encode(chains: &Chains) -> Vec<u8> {
     let mut pages = Vec::new();
-    for (namespace, chains) in chains {
-        let skipped = chains.pages().count().saturating_sub(share);
-        for page in chains.pages().skip(skipped) {
-            pages.extend_from_slice(namespace.as_bytes());
-            pages.extend_from_slice(page.key.as_bytes());
-            let parent = page.parent.unwrap_or(PageKey::from_bytes([0; 32]));
-            pages.extend_from_slice(parent.as_bytes());
-            pages.extend_from_slice(&page.depth.to_le_bytes());
-        }
+    for (namespace, page) in chains.pages() {
+        pages.extend_from_slice(namespace.as_bytes());
+        pages.extend_from_slice(page.key.as_bytes());
+        let parent = page.parent.unwrap_or(PageKey::from_bytes([0; 32]));
+        pages.extend_from_slice(parent.as_bytes());
+        pages.extend_from_slice(&page.depth.to_le_bytes());
     }
     let sum = blake3::hash(&pages);
     [&MAGIC, sum.as_bytes().as_slice(), &pages].concat()
 }
 
 /// The pages of a file; `None` if it is not whole.
-fn decode(bytes: &[u8]) -> Option<HashMap<Fingerprint, Chains>> {
+fn decode(bytes: &[u8]) -> Option<Chains> {
     let (head, pages) = bytes.split_at_checked(HEAD)?;
     let is_whole = head[..8] == MAGIC
         && head[8..] == *blake3::hash(pages).as_bytes()
@@ -123,7 +117,7 @@ fn decode(bytes: &[u8]) -> Option<HashMap<Fingerprint, Chains>> {
     if !is_whole {
         return None;
     }
-    let mut all: HashMap<Fingerprint, Chains> = HashMap::new();
+    let mut all = Chains::default();
     for page in pages.chunks_exact(PAGE) {
         let (namespace, page) = page.split_first_chunk::<16>()?;
         let (key, page) = page.split_first_chunk::<32>()?;
@@ -134,8 +128,7 @@ fn decode(bytes: &[u8]) -> Option<HashMap<Fingerprint, Chains>> {
             parent: (depth > 0).then(|| PageKey::from_bytes(*parent)),
             depth,
         };
-        let chains = all.entry(Fingerprint::from_bytes(*namespace));
-        chains.or_default().add(page);
+        all.add(Fingerprint::from_bytes(*namespace), page);
     }
     Some(all)
 }
@@ -153,28 +146,30 @@ mod tests {
         }
     }
 
-    fn remembered() -> (Fingerprint, Chains) {
+    fn space() -> Fingerprint {
+        Fingerprint::from_bytes([7; 16])
+    }
+
+    fn remembered() -> Chains {
         let mut chains = Chains::default();
-        (0..4).for_each(|at| chains.add(page(at)));
-        (Fingerprint::from_bytes([7; 16]), chains)
+        (0..4).for_each(|at| chains.add(space(), page(at)));
+        chains.add(Fingerprint::from_bytes([8; 16]), page(0));
+        chains
     }
 
     #[test]
     fn pages_come_back_in_their_order() {
-        let (namespace, chains) = remembered();
-        let bytes = encode([(namespace, &chains)].into_iter());
-        let read = decode(&bytes).unwrap_or_default();
-        assert_eq!(read.len(), 1);
-        let read: Vec<RunPage> = read[&namespace].pages().copied().collect();
-        assert_eq!(read, chains.pages().copied().collect::<Vec<_>>());
-        let last = page(3).key.prefix();
-        assert_eq!(chains.run(&last, 4).map(|run| run.len()), Some(4));
+        let chains = remembered();
+        let read = decode(&encode(&chains)).unwrap_or_default();
+        assert!(read.pages().eq(chains.pages()));
+        assert_eq!(read.pages().count(), 5);
+        let last = (space(), page(3).key.prefix());
+        assert_eq!(read.run(&last, 4).map(|run| run.len()), Some(4));
     }
 
     #[test]
     fn a_file_that_is_not_whole_is_ignored() {
-        let (namespace, chains) = remembered();
-        let bytes = encode([(namespace, &chains)].into_iter());
+        let bytes = encode(&remembered());
         for cut in [0, 1, HEAD - 1, HEAD, bytes.len() - PAGE, bytes.len() - 1] {
             assert!(decode(&bytes[..cut]).is_none(), "cut to {cut} bytes");
         }
@@ -183,7 +178,7 @@ mod tests {
             flipped[at] ^= 1;
             assert!(decode(&flipped).is_none(), "byte {at}");
         }
-        let nothing = encode(std::iter::empty());
-        assert!(decode(&nothing).is_some_and(|pages| pages.is_empty()));
+        let nothing = encode(&Chains::default());
+        assert!(decode(&nothing).is_some_and(|chains| chains.pages().next().is_none()));
     }
 }

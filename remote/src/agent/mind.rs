@@ -195,7 +195,7 @@ impl Agent {
         let _turn = memory.map(Memory::turn);
         let mut desk = self.desk.lock();
         let memory = memory.filter(|_| desk.has_recalled());
-        let bytes = memory.map(|memory| (memory, encode(desk.chains())));
+        let bytes = memory.map(|memory| (memory, encode(&desk.chains)));
         let changed = change(&mut desk);
         drop(desk);
         if let Some((memory, bytes)) = bytes {

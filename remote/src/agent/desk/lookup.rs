@@ -66,7 +66,7 @@ impl Desk {
         let run_pages = space.run_pages.get() as usize;
         let mut reach = self.reach(namespace, &keys[found..], now, options);
         let last = match reach.pages {
-            0 => space.last_of_run(keys, found),
+            0 => self.last_of_run(namespace, keys, found, run_pages),
             // Known runs end where others begin.
             pages => found + pages + run_pages - 1,
         };
@@ -90,6 +90,23 @@ impl Desk {
         }
         reach.begun.into_iter().for_each(|run| self.begin(run));
         missed
+    }
+
+    /// The last page of the run that has page `at` of a lookup.
+    fn last_of_run(
+        &self,
+        namespace: Fingerprint,
+        keys: &[PageKey],
+        at: usize,
+        run_pages: usize,
+    ) -> usize {
+        let depth = |at: usize| {
+            let page = (namespace, keys.get(at)?.prefix());
+            (self.chains.depth(&page)? as usize).checked_sub(at)
+        };
+        // Other lookups begin at the head of their chain.
+        let first = depth(0).or_else(|| depth(at.checked_sub(1)?));
+        at + run_pages - 1 - (first.unwrap_or(0) + at) % run_pages
     }
 
     /// Leaves out the pages that the engine computes faster than they arrive.

@@ -49,21 +49,6 @@ pub(super) struct Space {
     run_pages: NonZeroU32,
     /// Bytes of the object of a run.
     run_bytes: u64,
-    chains: Chains,
-}
-
-impl Space {
-    /// The last page of the run that has page `at` of a lookup.
-    fn last_of_run(&self, keys: &[PageKey], at: usize) -> usize {
-        let depth = |at: usize| {
-            let depth = self.chains.depth(&keys.get(at)?.prefix())? as usize;
-            depth.checked_sub(at)
-        };
-        // Other lookups begin at the head of their chain.
-        let first = depth(0).or_else(|| depth(at.checked_sub(1)?));
-        let run_pages = self.run_pages.get() as usize;
-        at + run_pages - 1 - (first.unwrap_or(0) + at) % run_pages
-    }
 }
 
 /// Runs that were queued for publication, and others that were dropped for them.
@@ -75,6 +60,10 @@ pub(super) struct Noted {
 
 pub(super) struct Desk {
     spaces: HashMap<Fingerprint, Space>,
+    /// Pages of puts, to this owner and to former ones.
+    pub(super) chains: Chains,
+    /// The pages of puts to former owners are among them.
+    has_recalled: bool,
     pub(super) names: Names,
     outgoing: VecDeque<Outgoing>,
     /// Runs that are queued for publication or being published.
@@ -99,9 +88,6 @@ pub(super) struct Desk {
     pub(super) second: Budget,
     pub(super) hour: Budget,
     searches: Searches,
-    /// Pages of puts to former owners, of namespaces that are not in use yet. `None` before they
-    /// were read.
-    recalled: Option<HashMap<Fingerprint, Chains>>,
     /// This process owns the store.
     is_in_use: bool,
     /// Uses of the store that have begun.
@@ -129,6 +115,8 @@ impl Desk {
         let hours = Duration::from_hours;
         Desk {
             spaces: HashMap::new(),
+            chains: Chains::default(),
+            has_recalled: false,
             names: Names::default(),
             outgoing: VecDeque::new(),
             queued: HashSet::new(),
@@ -145,7 +133,6 @@ impl Desk {
             second: Budget::new(options.bytes_per_second, Duration::from_secs(1), now),
             hour: Budget::new(options.requests_per_hour, hours(1), now),
             searches: Searches::default(),
-            recalled: None,
             is_in_use: false,
             uses: 0,
             is_off: false,
@@ -154,28 +141,16 @@ impl Desk {
     }
 
     /// Pages of puts to former owners: those of this one are newer.
-    pub(super) fn recall(&mut self, mut chains: HashMap<Fingerprint, Chains>) {
-        for (namespace, space) in &mut self.spaces {
-            if let Some(former) = chains.remove(namespace) {
-                let newer = std::mem::replace(&mut space.chains, former);
-                newer.pages().for_each(|page| space.chains.add(*page));
-            }
+    pub(super) fn recall(&mut self, former: Chains) {
+        let newer = std::mem::replace(&mut self.chains, former);
+        for (namespace, page) in newer.pages() {
+            self.chains.add(namespace, *page);
         }
-        self.recalled = Some(chains);
+        self.has_recalled = true;
     }
 
     pub(super) fn has_recalled(&self) -> bool {
-        self.recalled.is_some()
-    }
-
-    /// The pages that puts asked to store, by namespace.
-    pub(super) fn chains(&self) -> impl Iterator<Item = (Fingerprint, &Chains)> {
-        let used = self
-            .spaces
-            .iter()
-            .map(|(name, space)| (*name, &space.chains));
-        let recalled = self.recalled.iter().flatten();
-        used.chain(recalled.map(|(name, chains)| (*name, chains)))
+        self.has_recalled
     }
 
     pub(super) fn begin_use(&mut self) {
@@ -194,7 +169,8 @@ impl Desk {
         self.is_in_use = false;
         self.is_off = false;
         self.spaces.clear();
-        self.recalled = None;
+        self.chains = Chains::default();
+        self.has_recalled = false;
         self.outgoing.clear();
         self.queued.clear();
         self.searches.clear();
@@ -214,13 +190,10 @@ impl Desk {
         };
         let run_pages = pages_of_run(namespace, options.run_tokens);
         let pages = usize::try_from(run_pages.get()).unwrap_or(usize::MAX);
-        let recalled = self.recalled.as_mut();
-        let chains = recalled.and_then(|recalled| recalled.remove(&fingerprint));
         space.insert(Space {
             namespace: namespace.clone(),
             run_pages,
             run_bytes: object_bytes(namespace, pages) as u64,
-            chains: chains.unwrap_or_default(),
         });
         true
     }
@@ -265,14 +238,15 @@ impl Desk {
     ) -> Noted {
         let mut noted = Noted::default();
         for page in pages {
-            let Some(space) = self.spaces.get_mut(&namespace) else {
+            if !self.spaces.contains_key(&namespace) {
                 break;
-            };
-            space.chains.add(RunPage {
+            }
+            let page = RunPage {
                 key: page.key,
                 parent: page.parent,
                 depth: page.depth,
-            });
+            };
+            self.chains.add(namespace, page);
             if options.admission == Admission::Through || planted(Bug::EagerRun) {
                 self.note(namespace, &page.key, now + options.delay, &mut noted);
             }
@@ -294,8 +268,8 @@ impl Desk {
         let Some(space) = self.spaces.get(&namespace) else {
             return;
         };
-        let prefix = last.prefix();
-        let Some(pages) = space.chains.run(&prefix, space.run_pages.get()) else {
+        let last = (namespace, last.prefix());
+        let Some(pages) = self.chains.run(&last, space.run_pages.get()) else {
             return;
         };
         self.note_run(namespace, pages, due, noted);

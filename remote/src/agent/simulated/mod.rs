@@ -8,7 +8,7 @@
 mod remote;
 mod shelf;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -412,24 +412,20 @@ fn pages_of_former_owners_are_recalled_before_those_of_this_one() {
     let asks = asks(2 * RUN_PAGES);
     let mut former = Chains::default();
     for ask in &asks[..RUN_PAGES] {
-        former.add(RunPage {
+        let page = RunPage {
             key: ask.key,
             parent: ask.parent,
             depth: ask.depth,
-        });
+        };
+        former.add(sim.space, page);
     }
     agent.asked(sim.space, &asks[RUN_PAGES..]);
     let mut desk = agent.desk.lock();
     assert!(!desk.has_recalled());
-    desk.recall(HashMap::from([(sim.space, former)]));
+    desk.recall(former);
     assert!(desk.has_recalled());
-    let chains: Vec<_> = desk.chains().collect();
-    let [(space, chains)] = chains[..] else {
-        panic!("{} namespaces", chains.len());
-    };
-    assert_eq!(space, sim.space);
-    let pages: Vec<PageKey> = chains.pages().map(|page| page.key).collect();
-    assert!(pages.into_iter().eq(asks.iter().map(|ask| ask.key)));
+    let pages = desk.chains.pages().map(|(space, page)| (space, page.key));
+    assert!(pages.eq(asks.iter().map(|ask| (sim.space, ask.key))));
 }
 
 #[test]
