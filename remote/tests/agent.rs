@@ -377,7 +377,11 @@ fn a_faulty_run_is_not_published_again_while_it_is_there() {
 fn a_run_that_is_published_during_a_listing_stays_known() {
     let remote = Watched::default();
     let gate = remote.gate.lock().unwrap();
-    let node = Node::with(Box::new(remote.clone()), listed_once);
+    let node = Node::with(Box::new(remote.clone()), |options| {
+        listed_once(options);
+        // Its pages are written before the last attempt.
+        options.delay = Duration::from_millis(200);
+    });
     // The listing has begun, perhaps, and does not show what follows.
     std::thread::sleep(Duration::from_millis(20));
     node.put(&chain(1, RUN_PAGES));

@@ -170,9 +170,13 @@ impl Node {
         Node::with(remote, |_| {})
     }
 
-    /// A node that may publish so many bytes a day.
+    /// A node that may publish so many bytes a day. All attempts at a run take so long that its
+    /// pages are written meanwhile.
     pub fn within(bytes_per_day: u64, remote: Box<dyn Remote>) -> Node {
-        Node::with(remote, |options| options.bytes_per_day = bytes_per_day)
+        Node::with(remote, |options| {
+            options.bytes_per_day = bytes_per_day;
+            options.delay = Duration::from_millis(200);
+        })
     }
 
     /// A node with changed options.
