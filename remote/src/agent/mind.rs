@@ -184,8 +184,9 @@ impl Agent {
 
     /// Ends the use of the store, and leaves its memory to the next owner.
     pub(super) fn end_use(&self) {
-        let late = self.remember_and(Desk::end_use);
+        let (late, dropped) = self.remember_and(Desk::end_use);
         self.count(Count::RunsLate, late);
+        self.count(Count::RunsDroppedQueue, dropped);
     }
 
     /// Writes the memory, and changes the desk at the moment of its state. The file is not written

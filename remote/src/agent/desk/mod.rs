@@ -164,17 +164,18 @@ impl Desk {
     }
 
     /// Another process may own the store from now on, and has the notes by the file. Returns the
-    /// number of fetches that are given up.
-    pub(super) fn end_use(&mut self) -> u64 {
+    /// number of fetches that are given up, and of queued runs that are dropped.
+    pub(super) fn end_use(&mut self) -> (u64, u64) {
         self.is_in_use = false;
         self.is_off = false;
         self.spaces.clear();
         self.chains = Chains::default();
         self.has_recalled = false;
+        let dropped = self.outgoing.len() as u64;
         self.outgoing.clear();
         self.queued.clear();
         self.searches.clear();
-        self.give_up()
+        (self.give_up(), dropped)
     }
 
     /// Whether this process owns the store.
