@@ -10,8 +10,7 @@
 //! It does not keep times of day, and never forgets. A histogram covers the whole time since the
 //! open.
 
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
@@ -66,19 +65,23 @@ pub(crate) struct Latency([Shard; SHARDS]);
 /// In cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Shard(Mutex<Option<Histogram<u64>>>);
+struct Shard {
+    times: Mutex<Option<Histogram<u64>>>,
+    /// Calls of [`Latency::sampled`]. Threads that share a shard may lose some.
+    calls: AtomicU32,
+}
 
 impl Latency {
     /// Records one operation.
     pub(crate) fn record(&self, took: Duration) {
         let first = shard_of_this_thread();
         let order = (first..SHARDS).chain(0..first);
-        let free = { order }.find_map(|at| self.0[at].0.try_lock());
-        let mut shard = free.unwrap_or_else(|| self.0[first].0.lock());
-        if shard.is_none() {
-            *shard = empty();
+        let free = { order }.find_map(|at| self.0[at].times.try_lock());
+        let mut times = free.unwrap_or_else(|| self.0[first].times.lock());
+        if times.is_none() {
+            *times = empty();
         }
-        if let Some(histogram) = &mut *shard {
+        if let Some(histogram) = &mut *times {
             histogram.saturating_record(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
         }
     }
@@ -91,12 +94,11 @@ impl Latency {
         }
     }
 
-    /// The same for one in [`LOOKUPS_PER_SAMPLE`] calls of a thread, all handles together.
+    /// The same for the first of each [`LOOKUPS_PER_SAMPLE`] calls of a thread.
     pub(crate) fn sampled(&self) -> Option<Timed<'_>> {
-        thread_local! {
-            static LOOKUPS: Cell<u32> = const { Cell::new(0) };
-        }
-        let before = LOOKUPS.replace(LOOKUPS.get().wrapping_add(1));
+        let calls = &self.0[shard_of_this_thread()].calls;
+        let before = calls.load(Ordering::Relaxed);
+        calls.store(before.wrapping_add(1), Ordering::Relaxed);
         before
             .is_multiple_of(LOOKUPS_PER_SAMPLE)
             .then(|| self.timed())
@@ -106,7 +108,7 @@ impl Latency {
     pub(crate) fn buckets(&self) -> Buckets {
         let mut buckets = Buckets::default();
         for shard in &self.0 {
-            if let Some(some) = &*shard.0.lock() {
+            if let Some(some) = &*shard.times.lock() {
                 for step in some.iter_recorded() {
                     let ns = some.median_equivalent(step.value_iterated_to());
                     buckets.record(ns, step.count_since_last_iteration());
@@ -122,7 +124,7 @@ impl Latency {
             return LatencySummary::default();
         };
         for shard in &self.0 {
-            if let Some(some) = &*shard.0.lock() {
+            if let Some(some) = &*shard.times.lock() {
                 // The limits are the same.
                 let _ = all.add(some);
             }
