@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::honest::Process;
+use crate::support::honest::{Process, eventually};
 use crate::support::{larder, text};
 
 pub const BUCKET: &str = "kvpages";
@@ -202,8 +202,21 @@ impl Server {
         let id = self.processes[0].0.id();
         let pid = Pid::from_raw(i32::try_from(id).unwrap());
         kill(pid, Signal::SIGSTOP).unwrap();
+        // Its threads stop one after the other.
+        eventually("the server stands still", || is_stopped(pid));
         let value = work();
         kill(pid, Signal::SIGCONT).unwrap();
         value
     }
+}
+
+/// Whether all threads of a process are stopped (proc_pid_stat(5)).
+fn is_stopped(pid: Pid) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.flatten().all(|thread| {
+        let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state follows the name in brackets.
+        stat.rsplit_once(") ")
+            .is_some_and(|(_, rest)| rest.starts_with('T'))
+    })
 }
