@@ -1,4 +1,4 @@
-//! A node with one remote, of which a test keeps a hand.
+//! A node with one remote that the test controls.
 
 use std::collections::BTreeMap;
 use std::io::{IoSlice, IoSliceMut};
