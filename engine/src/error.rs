@@ -108,11 +108,12 @@ pub enum StoreError {
         "the process that owned the store has gone; another one takes over in a moment: try again"
     )]
     OwnerGone,
-    /// Reads failed for reasons in this process.
+    /// Reads failed for reasons in this process, or on the path to the medium. Nothing was
+    /// written.
     #[error(
-        "{path}: could not be read by this process: {source}; the store itself may be sound. \
-         Raise its limits on threads and memory (ulimit -u, ulimit -v, TasksMax=), or let it read \
-         the volumes"
+        "{path}: could not be read: {source}; the store itself may be sound, and nothing was \
+         written. {}",
+        read_advice(source)
     )]
     NotRead {
         /// The first volume.
@@ -334,13 +335,22 @@ impl StoreError {
             StoreError::Superblock {
                 source: SuperblockError::Unreadable(errno),
                 ..
-            } => Some(*errno),
+            } => return !DiskError::Os(*errno).is_of_the_medium(),
             _ => None,
         };
         errno.is_some_and(|errno| {
             matches!(
                 errno,
-                libc::EMFILE | libc::ENFILE | libc::EBUSY | libc::EROFS | libc::ETXTBSY
+                libc::EMFILE
+                    | libc::ENFILE
+                    | libc::EBUSY
+                    | libc::EROFS
+                    | libc::ETXTBSY
+                    | libc::ETIMEDOUT
+                    | libc::ENOLINK
+                    | libc::ESTALE
+                    | libc::EHOSTDOWN
+                    | libc::EHOSTUNREACH
             ) || DiskError::Os(errno).is_of_this_process()
         })
     }
@@ -349,6 +359,16 @@ impl StoreError {
     pub(crate) fn is_busy(&self) -> bool {
         let is_busy = |source: &io::Error| source.kind() == io::ErrorKind::ResourceBusy;
         matches!(self, StoreError::Io { source, .. } if is_busy(source))
+    }
+}
+
+/// The remedy for a read that says nothing of the store.
+fn read_advice(source: &DiskError) -> &'static str {
+    if source.is_of_this_process() {
+        "Raise the limits of this process on threads and memory (ulimit -u, ulimit -v, TasksMax=), \
+         or let it read the volumes"
+    } else {
+        "Look for the device and the path to it in the kernel's log, and open the store again"
     }
 }
 

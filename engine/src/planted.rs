@@ -163,6 +163,10 @@ mod switch {
             LentUnpin,
             /// A get drops its findings about damaged pages.
             UnreportedDamage,
+            /// An open evicts the pages that are beyond the limit.
+            EvictsAtOpen,
+            /// Reclaim drops a page at the first read that fails.
+            HastyLoss,
             /// Reclaim reports failed writes of moved pages as written.
             IgnoredMove,
             /// A flush returns success, also when it failed.

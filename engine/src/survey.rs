@@ -440,7 +440,7 @@ impl Survey {
             removals: Vec::new(),
             losses: None,
             records: Records::default(),
-            disk: Arc::new(Witness::new(through(disk))),
+            disk: Arc::new(Witness::new(through(disk), opening.patience)),
             opened: opening.opened,
         };
         let claimed = survey.volumes.iter().map(|facts| u64::from(facts.segments));

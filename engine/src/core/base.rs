@@ -90,6 +90,8 @@ pub(super) struct Base {
     pub now_ms: u64,
     /// When reclaim looks again at segments that it could not empty.
     pub retry_ms: Option<u64>,
+    /// A put or a deletion of this epoch has asked for room.
+    is_room_asked_for: bool,
     /// Space or write budget has become available since the last effects were taken.
     has_more_room: bool,
     serial: Serial,
@@ -116,6 +118,7 @@ impl Base {
             evicted: Evicted::new(first.run()),
             now_ms: 0,
             retry_ms: None,
+            is_room_asked_for: false,
             has_more_room: false,
             serial: first,
             ios: HashMap::new(),
@@ -152,6 +155,18 @@ impl Base {
     /// Reclaim has work.
     pub(super) fn call_reclaim(&mut self) {
         self.emit(Effect::Reclaim);
+    }
+
+    /// A put or a deletion needs room.
+    pub(super) fn ask_for_room(&mut self) {
+        if !std::mem::replace(&mut self.is_room_asked_for, true) {
+            self.call_reclaim();
+        }
+    }
+
+    /// Whether a put or a deletion of this epoch has needed room.
+    pub(super) fn is_room_asked_for(&self) -> bool {
+        self.is_room_asked_for
     }
 
     /// Space or write budget has become available.

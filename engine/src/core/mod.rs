@@ -57,6 +57,7 @@ use crate::disk::DiskError;
 use crate::hint::Hint;
 use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};
 use crate::memory::AlignedBuf;
+use crate::planted;
 use crate::policy::AdmissionPolicy;
 use base::{Base, Event, IoContext, Watermarks};
 use books::Books;
@@ -218,11 +219,14 @@ impl Core {
 
     // ---- time and effects
 
-    /// Called once after opening: evicts the pages that a crash brought back beyond the limit, and
-    /// starts reclaim where it is wanted.
+    /// Called once after opening: starts reclaim where it is wanted. Pages beyond the limit stay:
+    /// a crash brought them back, or the room of segments that could not be read is missing. They
+    /// leave when a put needs their room.
     pub fn start(&mut self) {
         let (reclaim, puts, mut below) = rooms!(self);
-        puts.make_room(&mut below, 0, None);
+        if planted!(EvictsAtOpen) {
+            puts.make_room(&mut below, 0, None);
+        }
         reclaim.check(&mut below);
         self.run();
     }

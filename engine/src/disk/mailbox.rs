@@ -58,8 +58,15 @@ pub struct ReadAt {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Carries out all reads in the background, as many at once as the disk allows; one result each, in
-/// order.
+/// order. A disk with patience tries failed ones again.
 pub fn read_all(disk: &dyn Disk, reads: &[ReadAt]) -> Vec<Result<AlignedBuf, DiskError>> {
+    let mut results = read_once(disk, reads);
+    disk.try_again(reads, &mut results);
+    results
+}
+
+/// The same, without further tries.
+pub(super) fn read_once(disk: &dyn Disk, reads: &[ReadAt]) -> Vec<Result<AlignedBuf, DiskError>> {
     read_all_for(disk, reads, Purpose::Background, None)
 }
 
@@ -93,7 +100,6 @@ fn read_all_for(
             }
             Err(error) => {
                 let error = DiskError::Os(error.raw_os_error().unwrap_or(libc::ENOMEM));
-                disk.not_tried(error);
                 results.push(Err(error));
             }
         }

@@ -26,7 +26,8 @@
 //! | `pacing` | the pace of a whole store, and its counters |
 //! | [`mailbox`] | waits for answers |
 //! | [`health`] | the drive's own report of its wear and faults |
-//! | `witness` | records failures caused by this process, which are no evidence on volumes |
+//! | `witness` | tries failed reads again, and notes those that are no evidence on volumes |
+//! | `patience` | the time for these further tries |
 //! | [`probe`] | chooses between the disks by trying, with a reason in plain text |
 //!
 //! All disks use [`carry_out`] for one operation. A simulated disk uses it with its own system
@@ -59,6 +60,7 @@ mod job;
 pub mod mailbox;
 mod pace;
 mod pacing;
+mod patience;
 pub mod probe;
 mod queue;
 pub mod threads;
@@ -75,7 +77,9 @@ use crate::runtime::Instant;
 use crate::system::files::Handle;
 pub(crate) use job::MEDIUM_READS_MAX;
 pub use job::{Step, carry_out};
+use mailbox::ReadAt;
 pub use pacing::Pacing;
+pub(crate) use patience::Patience;
 pub(crate) use witness::Witness;
 
 /// Largest transfer into which neighbouring extents are merged, in bytes. Larger single pages are
@@ -250,14 +254,14 @@ impl DiskError {
         )
     }
 
-    /// Succeeds if the error concerns the volume.
+    /// Succeeds if the error is a fact of the medium.
     ///
     /// # Errors
-    /// The error itself, if it concerns this process.
-    pub(crate) fn of_the_volume(&self) -> io::Result<()> {
-        match self.is_of_this_process() {
-            true => Err((*self).into()),
-            false => Ok(()),
+    /// The error itself, if it concerns this process, or the path to the medium.
+    pub(crate) fn on_the_medium(&self) -> io::Result<()> {
+        match self.is_of_the_medium() {
+            true => Ok(()),
+            false => Err((*self).into()),
         }
     }
 }
@@ -282,9 +286,9 @@ pub trait Disk: Send + Sync {
     /// conflicting way, until its operation has been answered.
     unsafe fn submit(&self, ops: Vec<Op>);
 
-    /// Reports a read that was not submitted for want of memory. A disk that only moves bytes
-    /// ignores it.
-    fn not_tried(&self, _: DiskError) {}
+    /// Tries reads again whose results are errors, and replaces the results. A disk that only
+    /// moves bytes ignores it.
+    fn try_again(&self, _: &[ReadAt], _: &mut [Result<AlignedBuf, DiskError>]) {}
 
     /// Answers, on the caller's thread, waiting operations that must not be started any more
     /// because their deadline has passed. A disk without a queue ignores it.

@@ -1,68 +1,71 @@
 //! A disk for readers that judge a store by its content.
 //!
-//! A read that this process could not carry out (io_uring without worker threads, no memory, a
-//! security module) is no evidence on the store. Unread data must not pass for damage, and a store
-//! must not be opened with a part unread.
+//! "Cannot be read now" is no fact of a store. A failed read is tried again while there is
+//! [`Patience`]. If it fails in the end, an error of the medium is a fact of the store. Any other
+//! error is none: this process could not read (io_uring without worker threads, no memory, a
+//! security module), or the path to the medium failed (a controller, a fabric, a file server).
+//! Unread data must not pass for damage, and a store must not be opened with a part unread.
 
 use std::sync::{Arc, OnceLock};
 
-use super::{Choice, Disk, DiskError, Done, Op, Piece, Sink};
+use super::mailbox::{ReadAt, read_once};
+use super::patience::Patience;
+use super::{Choice, Disk, DiskError, Op, Piece};
+use crate::memory::AlignedBuf;
 
-/// Forwards every operation, and remembers the first read or write that failed because of this
-/// process.
+/// Forwards every operation. A read through [`read_all`](super::mailbox::read_all) that fails is
+/// tried again, and the first one that says nothing of the store is remembered.
 pub(crate) struct Witness {
     disk: Arc<dyn Disk>,
-    seen: Arc<OnceLock<DiskError>>,
+    patience: Arc<Patience>,
+    seen: OnceLock<DiskError>,
 }
 
 impl Witness {
-    pub(crate) fn new(disk: Arc<dyn Disk>) -> Witness {
+    pub(crate) fn new(disk: Arc<dyn Disk>, patience: Arc<Patience>) -> Witness {
         Witness {
             disk,
-            seen: Arc::default(),
+            patience,
+            seen: OnceLock::new(),
         }
     }
 
-    /// Whether no failure so far was caused by this process.
+    /// Whether every read so far has shown the bytes, or an error of the medium.
     ///
     /// # Errors
-    /// The first failure that this process caused.
+    /// The first failure of this process, or of the path to the medium.
     pub(crate) fn verdict(&self) -> Result<(), DiskError> {
         self.seen.get().map_or(Ok(()), |error| Err(*error))
     }
 }
 
-/// Inspects the answers before their receiver.
-struct Observer {
-    sink: Arc<dyn Sink>,
-    seen: Arc<OnceLock<DiskError>>,
-}
-
-impl Sink for Observer {
-    fn done(&self, answers: Vec<Done>) {
-        let errors = answers.iter().filter_map(|done| done.result.err());
-        if let Some(error) = { errors }.find(DiskError::is_of_this_process) {
-            let _ = self.seen.set(error);
-        }
-        self.sink.done(answers);
-    }
+/// The reads that are worth another try. The limits of this process do not pass by themselves.
+fn failed(results: &[Result<AlignedBuf, DiskError>]) -> impl Iterator<Item = usize> {
+    let is_failed = |result: &Result<AlignedBuf, DiskError>| matches!(result, Err(error) if !error.is_of_this_process());
+    (0..results.len()).filter(move |at| is_failed(&results[*at]))
 }
 
 impl Disk for Witness {
-    unsafe fn submit(&self, mut ops: Vec<Op>) {
-        for op in &mut ops {
-            op.sink = Arc::new(Observer {
-                sink: op.sink.clone(),
-                seen: self.seen.clone(),
-            });
-        }
+    unsafe fn submit(&self, ops: Vec<Op>) {
         // SAFETY: this caller has the same contract.
         unsafe { self.disk.submit(ops) };
     }
 
-    fn not_tried(&self, error: DiskError) {
-        if error.is_of_this_process() {
-            let _ = self.seen.set(error);
+    fn try_again(&self, reads: &[ReadAt], results: &mut [Result<AlignedBuf, DiskError>]) {
+        if failed(results).next().is_some() {
+            self.patience.spend(|| {
+                let at: Vec<usize> = failed(results).collect();
+                let again: Vec<ReadAt> = at.iter().map(|at| reads[*at]).collect();
+                let answers = read_once(self.disk.as_ref(), &again);
+                for (at, answer) in at.into_iter().zip(answers) {
+                    results[at] = answer;
+                }
+                failed(results).next().is_none()
+            });
+        }
+        let errors = results.iter().filter_map(|result| result.as_ref().err());
+        if let Some(error) = { errors }.find(|error| !error.is_of_the_medium()) {
+            let _ = self.seen.set(*error);
         }
     }
 
@@ -96,8 +99,8 @@ mod tests {
     use larder_format::PageKey;
 
     use super::*;
-    use crate::disk::Action;
-    use crate::disk::mailbox::{ReadAt, read_all};
+    use crate::disk::mailbox::read_all;
+    use crate::disk::{Action, Done};
     use crate::error::StoreError;
     use crate::share::tests::{created, namespace};
     use crate::store::opening::open_volumes;
@@ -172,7 +175,7 @@ mod tests {
         let (_directory, path) = created();
         let options = OpenOptions::default();
         let (volumes, disk) = open_volumes(&path, &options, Access::ReadOnly).unwrap();
-        let disk = Witness::new(disk);
+        let disk = Witness::new(disk, Arc::default());
         let bytes = 1 << 60;
         let read = ReadAt {
             volume: 0,

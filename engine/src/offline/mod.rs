@@ -44,6 +44,7 @@ pub use retire::{Retired, retire};
 
 use crate::api::{OpenOptions, PutStatus};
 use crate::core::{Core, GAIN_SHARE, InitState, Move, NamespaceInit, batch};
+use crate::disk::Witness;
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
 use crate::recovery::scan::{Spot, read_descriptors};
@@ -146,6 +147,7 @@ impl Owner {
         let namespaces = sizes(&recovery.recovered.namespaces);
         let config = opening::config(&volumes, options);
         let services = opening::services(&volumes);
+        let disk = Arc::new(Witness::new(disk, volumes.patience.clone()));
         let local = opening::catalog(config, recovery, index, disk, options.lease, services);
         local.with_core(Core::open_for_copies);
         let owner = Owner {

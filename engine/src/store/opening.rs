@@ -100,7 +100,7 @@ fn recover_current<E: Extra>(
     volumes: &mut Volumes,
     options: &OpenOptions,
 ) -> Result<Recovered<E>, StoreError> {
-    let disk = Witness::new(disk.clone());
+    let disk = Witness::new(disk.clone(), volumes.patience.clone());
     loop {
         let superblock = volumes.superblock();
         let entries = || superblock.volumes.iter().zip(&volumes.list);

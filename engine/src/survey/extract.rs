@@ -324,7 +324,7 @@ impl<'a> Assembly<'a> {
                     &again
                 }
                 Err(error) => {
-                    error.of_the_volume()?;
+                    error.on_the_medium()?;
                     return Ok(each(&page, Err(PayloadFault::Unreadable(error))));
                 }
             },

@@ -119,7 +119,7 @@ impl Survey {
             let mut unread = None;
             lanes[lane].take(range, result.ok(), &mut |page, outcome| {
                 if let Err(PayloadFault::Unreadable(error)) = outcome
-                    && let Err(error) = error.of_the_volume()
+                    && let Err(error) = error.on_the_medium()
                 {
                     unread = Some(error);
                 } else if let Some(fault) = counts.count(&page, outcome) {

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use larder_format::{
     BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
@@ -12,6 +13,7 @@ use larder_format::{
 };
 
 use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
+use crate::disk::{DiskError, Patience};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
 use crate::volume::{
@@ -63,6 +65,8 @@ pub(super) struct Opening {
     pub opened: Vec<Option<Opened>>,
     pub facts: Vec<VolumeFacts>,
     pub flaws: Vec<Flaw>,
+    /// The time that is left for reads that fail.
+    pub patience: Arc<Patience>,
 }
 
 /// Why a copy of a superblock cannot be used.
@@ -75,9 +79,9 @@ enum CopyFault {
 }
 
 impl Opened {
-    fn new(path: &Path) -> Result<Opened, StoreError> {
+    fn new(path: &Path, patience: &Patience) -> Result<Opened, StoreError> {
         let mut file = File::open(path, Access::ReadOnly)?;
-        let copies = read_copies(&file);
+        let copies = read_copies(&file, patience);
         let superblock = choose(path, &file, &copies)?;
         file.measure(path)?;
         Ok(Opened {
@@ -90,10 +94,10 @@ impl Opened {
 
     /// Locks the volume, if requested, and reads it again. Only volumes of this store are locked:
     /// other files belong to others.
-    fn held(mut self, hold: bool) -> Result<Opened, StoreError> {
+    fn held(mut self, hold: bool, patience: &Patience) -> Result<Opened, StoreError> {
         if hold {
             self.file.lock_shared(&self.path)?;
-            self.copies = read_copies(&self.file);
+            self.copies = read_copies(&self.file, patience);
             self.superblock = choose(&self.path, &self.file, &self.copies)?;
             self.file.measure(&self.path)?;
         }
@@ -134,11 +138,9 @@ impl Opened {
     }
 }
 
-fn read_copies(file: &File) -> [Result<Superblock, CopyFault>; 2] {
-    SUPERBLOCK_OFFSETS.map(|offset| {
-        let bytes = file
-            .read(offset, BLOCK_BYTES)
-            .map_err(CopyFault::Unreadable)?;
+fn read_copies(file: &File, patience: &Patience) -> [Result<Superblock, CopyFault>; 2] {
+    file.superblock_bytes(patience).map(|bytes| {
+        let bytes = bytes.map_err(CopyFault::Unreadable)?;
         if bytes.len() < BLOCK_BYTES && !bytes.starts_with(&Structure::Superblock.magic()) {
             return Err(CopyFault::Bad(SuperblockError::NotLarder));
         }
@@ -159,12 +161,20 @@ fn choose(
         // Unreadable is never the same as empty.
         Err(CopyFault::Unreadable(_)) => Err(SuperblockError::Damaged(Damage::Short)),
     });
-    match newest(a, b) {
-        Ok(superblock) => Ok(Some(superblock)),
-        Err(SuperblockError::NotLarder) if has_segments(file) => Ok(None),
-        Err(SuperblockError::NotLarder) => Err(StoreError::NotAStore(path.to_owned())),
-        Err(SuperblockError::Damaged(_) | SuperblockError::Invalid { .. }) => Ok(None),
-        Err(source) => Err(StoreError::Superblock {
+    let unread = copies.iter().find_map(|copy| match copy {
+        Err(CopyFault::Unreadable(error)) => error.raw_os_error().map(DiskError::Os),
+        _ => None,
+    });
+    match (newest(a, b), unread) {
+        (Ok(superblock), _) => Ok(Some(superblock)),
+        (Err(_), Some(source)) if !source.is_of_the_medium() => Err(StoreError::NotRead {
+            path: path.to_owned(),
+            source,
+        }),
+        (Err(SuperblockError::NotLarder), _) if has_segments(file) => Ok(None),
+        (Err(SuperblockError::NotLarder), _) => Err(StoreError::NotAStore(path.to_owned())),
+        (Err(SuperblockError::Damaged(_) | SuperblockError::Invalid { .. }), _) => Ok(None),
+        (Err(source), _) => Err(StoreError::Superblock {
             path: path.to_owned(),
             source,
         }),
@@ -179,7 +189,8 @@ fn has_segments(file: &File) -> bool {
 
 impl Opening {
     pub(super) fn new(path: &Path, options: &SurveyOptions) -> Result<Opening, SurveyError> {
-        let first = Opened::new(path)?.held(options.hold)?;
+        let patience = Arc::new(Patience::default());
+        let first = Opened::new(path, &patience)?.held(options.hold, &patience)?;
         let reference = match &first.superblock {
             Some(superblock) => superblock.clone(),
             None => named_elsewhere(&first, &options.volumes)?,
@@ -194,6 +205,7 @@ impl Opening {
             opened: Vec::new(),
             facts: Vec::new(),
             flaws: Vec::new(),
+            patience,
         };
         opening.add(Ok(first));
         for index in 1..opening.reference.volumes.len() {
@@ -222,7 +234,7 @@ impl Opening {
         let mut best: Option<Opened> = None;
         let mut unseen = None;
         for place in places_of(entry, first, &options.volumes) {
-            let opened = match Opened::new(&place) {
+            let opened = match Opened::new(&place, &self.patience) {
                 Ok(opened) => opened,
                 Err(error) if error.leaves_the_volume_unknown() => {
                     unseen = Some(error);
@@ -259,7 +271,7 @@ impl Opening {
             }
         }
         match (best, unseen) {
-            (Some(opened), _) => opened.held(options.hold).map(Ok),
+            (Some(opened), _) => opened.held(options.hold, &self.patience).map(Ok),
             (None, Some(error)) => Err(error),
             (None, None) => Ok(Err(reason)),
         }
@@ -373,7 +385,7 @@ impl Opening {
 fn named_elsewhere(first: &Opened, elsewhere: &[PathBuf]) -> Result<Superblock, SurveyError> {
     let named = elsewhere
         .iter()
-        .filter_map(|path| Opened::new(path).ok()?.superblock)
+        .filter_map(|path| Opened::new(path, &Patience::none()).ok()?.superblock)
         .max_by_key(|superblock| superblock.run);
     named.ok_or_else(|| SurveyError::NoSuperblock {
         path: first.path.clone(),

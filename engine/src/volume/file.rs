@@ -8,7 +8,7 @@ use std::time::Duration;
 use larder_format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
 
 use super::{Access, HolderState, LockHolder};
-use crate::disk::{MEDIUM_READS_MAX, is_of_the_medium};
+use crate::disk::{MEDIUM_READS_MAX, Patience, is_of_the_medium};
 use crate::error::StoreError;
 use crate::fork::{Private, keep_private};
 use crate::memory::AlignedBuf;
@@ -169,22 +169,29 @@ impl File {
 
     /// The newer valid superblock.
     pub(crate) fn superblock(&self) -> Result<Superblock, SuperblockError> {
-        let [a, b] = SUPERBLOCK_OFFSETS.map(|offset| self.superblock_at(offset));
+        self.superblock_within(&Patience::none())
+    }
+
+    /// The same; copies that cannot be read are tried again with patience.
+    pub(super) fn superblock_within(
+        &self,
+        patience: &Patience,
+    ) -> Result<Superblock, SuperblockError> {
+        let [a, b] = self.superblock_bytes(patience).map(decoded);
         newest(a, b)
     }
 
-    /// One copy of the superblock.
-    pub(crate) fn superblock_at(&self, offset: u64) -> Result<Superblock, SuperblockError> {
-        let bytes = self.read(offset, BLOCK_BYTES).map_err(|error| {
-            // Unreadable is not absent: a store must not be created over a store whose device does
-            // not answer.
-            SuperblockError::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
-        })?;
-        if bytes.len() < BLOCK_BYTES {
-            // Too short for a superblock: it never was a volume.
-            return Err(SuperblockError::NotLarder);
+    /// The bytes of both copies. Copies that cannot be read are tried again with patience.
+    pub(crate) fn superblock_bytes(&self, patience: &Patience) -> [Result<Vec<u8>, io::Error>; 2] {
+        let read = |offset| self.read(offset, BLOCK_BYTES);
+        let mut copies = SUPERBLOCK_OFFSETS.map(read);
+        if copies.iter().any(Result::is_err) {
+            patience.spend(|| {
+                copies = SUPERBLOCK_OFFSETS.map(read);
+                copies.iter().all(Result::is_ok)
+            });
         }
-        Superblock::decode(&bytes)
+        copies
     }
 
     /// Reads bytes; fewer than requested if the volume ends.
@@ -222,6 +229,19 @@ impl File {
         }
         Ok(())
     }
+}
+
+fn decoded(bytes: Result<Vec<u8>, io::Error>) -> Result<Superblock, SuperblockError> {
+    let bytes = bytes.map_err(|error| {
+        // Unreadable is not absent: a store must not be created over a store whose device does
+        // not answer.
+        SuperblockError::Unreadable(error.raw_os_error().unwrap_or(libc::EIO))
+    })?;
+    if bytes.len() < BLOCK_BYTES {
+        // Too short for a superblock: it never was a volume.
+        return Err(SuperblockError::NotLarder);
+    }
+    Superblock::decode(&bytes)
 }
 
 fn name_of(kind: Kind) -> &'static str {

@@ -35,7 +35,7 @@ use larder_format::{
 };
 
 use crate::disk::mailbox::{ReadAt, read_all};
-use crate::disk::{Disk, DiskError};
+use crate::disk::{Disk, DiskError, Patience};
 use crate::error::StoreError;
 use crate::fork::Private;
 use crate::system::files::{self, Handle, Lock};
@@ -95,14 +95,14 @@ struct Found {
 }
 
 impl Found {
-    fn at(path: &Path, access: Access) -> Result<Found, StoreError> {
+    fn at(path: &Path, access: Access, patience: &Patience) -> Result<Found, StoreError> {
         // A device in use can be opened, but not exclusively.
         let beside_others = match access {
             Access::Exclusive | Access::AtOnce => Access::Client,
             Access::Client | Access::ReadOnly | Access::Held => access,
         };
         let file = File::open(path, beside_others)?;
-        let superblock = superblock_of(&file, path)?;
+        let superblock = superblock_of(&file, path, patience)?;
         Ok(Found { file, superblock })
     }
 
@@ -111,14 +111,15 @@ impl Found {
     }
 }
 
-fn superblock_of(file: &File, path: &Path) -> Result<Superblock, StoreError> {
-    file.superblock().map_err(|source| match source {
-        SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
-        source => StoreError::Superblock {
-            path: path.to_owned(),
-            source,
-        },
-    })
+fn superblock_of(file: &File, path: &Path, patience: &Patience) -> Result<Superblock, StoreError> {
+    file.superblock_within(patience)
+        .map_err(|source| match source {
+            SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
+            source => StoreError::Superblock {
+                path: path.to_owned(),
+                source,
+            },
+        })
 }
 
 pub(crate) fn is_volume_of(superblock: &Superblock, store: StoreId, index: usize) -> bool {
@@ -134,17 +135,24 @@ fn geometry_of(superblock: &Superblock, path: &Path) -> Result<Geometry, StoreEr
 }
 
 impl Volume {
-    fn open(path: &Path, access: Access) -> Result<Volume, StoreError> {
-        Volume::take(path, access, Found::at(path, access)?, 0)
+    fn open(path: &Path, access: Access, patience: &Patience) -> Result<Volume, StoreError> {
+        let found = Found::at(path, access, patience)?;
+        Volume::take(path, access, found, 0, patience)
     }
 
     /// Makes a volume of a file, which must have at least `least` bytes.
-    fn take(path: &Path, access: Access, found: Found, least: u64) -> Result<Volume, StoreError> {
+    fn take(
+        path: &Path,
+        access: Access,
+        found: Found,
+        least: u64,
+        patience: &Patience,
+    ) -> Result<Volume, StoreError> {
         let Found {
             mut file,
             superblock,
         } = found;
-        let patience = match access {
+        let lock_patience = match access {
             Access::Exclusive => Some(LOCK_PATIENCE),
             Access::AtOnce => Some(Duration::ZERO),
             Access::Client | Access::ReadOnly | Access::Held => None,
@@ -152,15 +160,17 @@ impl Volume {
         if access == Access::Held {
             file.lock_shared(path)?;
         }
-        if let Some(patience) = patience {
+        if let Some(lock_patience) = lock_patience {
             if file.is_device {
-                file = file.claimed(path, access, patience)?;
+                file = file.claimed(path, access, lock_patience)?;
             }
-            file.lock_within(path, patience)?;
+            file.lock_within(path, lock_patience)?;
         }
         // The last holder of the lock may have written a newer one, or made another store of it.
         let superblock = match access {
-            Access::Exclusive | Access::AtOnce | Access::Held => superblock_of(&file, path)?,
+            Access::Exclusive | Access::AtOnce | Access::Held => {
+                superblock_of(&file, path, patience)?
+            }
             Access::Client | Access::ReadOnly => superblock,
         };
         if access.is_exclusive() && !superblock.features.may_be_written() {
@@ -241,7 +251,7 @@ impl Volume {
         };
         match read_all(disk, &[read]).pop() {
             Some(Ok(bytes)) => Ok(decode(&bytes)),
-            Some(Err(source)) if source.is_of_this_process() => Err(StoreError::NotRead {
+            Some(Err(source)) if !source.is_of_the_medium() => Err(StoreError::NotRead {
                 path: self.path.clone(),
                 source,
             }),

@@ -9,7 +9,7 @@ use super::{Access, Found, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
 use crate::disk::mailbox::{WriteAt, sync_all, write_all};
 use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskError, DiskOptions, Pacing};
+use crate::disk::{Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
 use crate::error::StoreError;
 use crate::latency::DeviceLatencies;
 use crate::memory::AlignedBuf;
@@ -24,6 +24,8 @@ pub struct Volumes {
     pub(crate) latencies: Arc<DeviceLatencies>,
     /// The pacing of their disk.
     pub(crate) pacing: Arc<Pacing>,
+    /// The time that their open has left for reads that fail.
+    pub(crate) patience: Arc<Patience>,
 }
 
 /// Why a file in a volume's place is not that volume.
@@ -70,7 +72,7 @@ pub(crate) fn check_used<'a>(
     let Some(path) = named.iter().find(is_unused) else {
         return Ok(());
     };
-    let why = match Found::at(path, Access::ReadOnly) {
+    let why = match Found::at(path, Access::ReadOnly, &Patience::none()) {
         Ok(_) => format!("{}: {OF_ANOTHER}, or was given up", path.display()),
         Err(error) => error.to_string(),
     };
@@ -90,7 +92,8 @@ impl Volumes {
         access: Access,
         degraded: bool,
     ) -> Result<Volumes, StoreError> {
-        let first = Volume::open(path, access)?;
+        let patience = Arc::new(Patience::default());
+        let first = Volume::open(path, access, &patience)?;
         if first.superblock.volume != 0 {
             let name = first
                 .superblock
@@ -114,7 +117,7 @@ impl Volumes {
             let mut unseen = None;
             for place in places_of(entry, path, elsewhere) {
                 let is_named = elsewhere.contains(&place);
-                match Found::at(&place, access) {
+                match Found::at(&place, access, &patience) {
                     Ok(found) if found.is(store, index) => {
                         let suits = |found: &Found| suits(&found.superblock, &reference);
                         if best
@@ -151,7 +154,7 @@ impl Volumes {
                 Some(geometry.volume_bytes())
             });
             let take = |(place, found): (PathBuf, Found)| {
-                Volume::take(&place, access, found, least.unwrap_or(0))
+                Volume::take(&place, access, found, least.unwrap_or(0), &patience)
             };
             let volume = match best.map(take) {
                 None => None,
@@ -178,6 +181,7 @@ impl Volumes {
             list,
             latencies: Arc::default(),
             pacing: Arc::default(),
+            patience,
         };
         // The owner sends its client the paths of all volumes, under any name. If a volume is
         // missing and may be, an unused name may be its name.
@@ -213,9 +217,10 @@ impl Volumes {
         if let Some(wrapper) = &options.disk_wrapper {
             disk = wrapper.wrap(disk);
         }
+        let patient = Witness::new(disk.clone(), self.patience.clone());
         for (index, volume) in self.list.iter_mut().enumerate() {
             let Some(volume) = volume else { continue };
-            if let Err(error) = volume.read_superblock(disk.as_ref(), index) {
+            if let Err(error) = volume.read_superblock(&patient, index) {
                 disk.shutdown();
                 return Err(error);
             }

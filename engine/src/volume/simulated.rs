@@ -72,5 +72,6 @@ pub(crate) fn volumes(
             .collect::<Result<_, StoreError>>()?,
         latencies: Arc::new(DeviceLatencies::default()),
         pacing: Arc::default(),
+        patience: Arc::default(),
     })
 }

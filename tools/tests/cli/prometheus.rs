@@ -75,10 +75,6 @@ impl Disk for Refusing {
         unsafe { self.inner.submit(passed) };
     }
 
-    fn not_tried(&self, error: DiskError) {
-        self.inner.not_tried(error);
-    }
-
     fn expire(&self) {
         self.inner.expire();
     }

@@ -352,5 +352,6 @@ fn write_tombstones(
         base.finish(request, Err(Fault::NoRoom));
         return 0;
     };
+    base.ask_for_room();
     journal.write_request(base, segments, request, &records)
 }

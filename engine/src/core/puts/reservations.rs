@@ -195,6 +195,7 @@ impl Puts {
         }
         let (stream, version, checksum) = match origin {
             Origin::Put => {
+                below.base.ask_for_room();
                 self.admit(below, &page, blocks)?;
                 let version = below.base.next_serial().ok_or(Refusal::Exhausted)?;
                 (Stream::Put, version, 0)

@@ -58,7 +58,7 @@ use super::types::{
     Copied, Descriptors, Effect, Emptying, Fault, Move, PageCopy, RequestId, Victim,
 };
 use crate::api::PutStatus;
-use crate::catalog::ReservationId;
+use crate::catalog::{Finding, ReservationId};
 use crate::index::SegmentId;
 pub(crate) use pick::GAIN_SHARE;
 use pick::{View, next_victim};
@@ -223,10 +223,13 @@ impl Reclaim {
         id: ReservationId,
         outcomes: &[Copied],
     ) {
+        // The copies of a caller wait for nothing: the caller has patience.
+        let is_of_a_caller = !matches!(self.work, Work::Copying(_));
         if let Work::Copying(copying) = &mut self.work {
             copying.is_busy = false;
             below.base.call_reclaim();
         }
+        let now_ms = below.base.now_ms;
         let mut checksums = Vec::new();
         let mut landed = Vec::with_capacity(outcomes.len());
         for ((index, ticket), outcome) in puts.granted(id).into_iter().zip(outcomes) {
@@ -243,7 +246,11 @@ impl Reclaim {
                 Copied::NotRead => puts.not_written(ticket),
                 Copied::Damaged(finding) => {
                     puts.not_written(ticket);
-                    if let Origin::Copy(page) = origin {
+                    if let Origin::Copy(page) = origin
+                        && (finding != Finding::Unreadable
+                            || is_of_a_caller
+                            || below.segments.stays_unread(page.from.segment, now_ms))
+                    {
                         let key = page.record.key;
                         puts.found(below, page.namespace, &key, page.from, finding);
                     }
@@ -356,12 +363,16 @@ pub(super) fn finish_victim(below: &mut Below<'_>, victim: &Victim, moved_all: b
 /// A victim's descriptors could not all be read, and may be readable another time. Until then it is
 /// left alone, and another one may be emptied.
 fn put_back_unread(below: &mut Below<'_>, victim: &Victim) {
-    let segment = below.segments.get_mut(victim.segment);
-    if segment.is_unsure() && segment.unusable {
+    let is_unsure = below.segments.get(victim.segment).is_unsure();
+    if is_unsure
+        && below
+            .segments
+            .stays_unread(victim.segment, below.base.now_ms)
+    {
         // A suspect that stays unreadable: with its device gone nothing would ever be durable
         // again. Its records are written elsewhere, as far as a failed sync may have lost them, and
         // its pages are dropped.
-        segment.trust = Trust::Rewritten;
+        below.segments.get_mut(victim.segment).trust = Trust::Rewritten;
         plan_whole(below, victim, &[]);
         drop_pages(below, victim.segment);
     }

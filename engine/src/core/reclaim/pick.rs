@@ -10,6 +10,7 @@ use crate::core::segments::Segments;
 use crate::core::segments::segment::{Segment, State};
 use crate::core::types::Victim;
 use crate::index::SegmentId;
+use crate::planted;
 
 /// A segment is worth reclaiming if at least this share of its room is dead.
 pub(crate) const GAIN_SHARE: u64 = 32;
@@ -35,10 +36,16 @@ impl<'a> View<'a> {
         if self.durability.has_suspects(self.segments) || self.must_be_emptied().is_some() {
             return true;
         }
-        if self.segments.free_segments() < self.segments.free_target() {
+        if self.segments.free_segments() < self.segments.free_target() && self.may_cost_pages() {
             return self.pick().is_some() || self.open_blocker().is_some();
         }
         self.candidates().any(|(_, segment)| segment.is_dead())
+    }
+
+    /// Whether room is worth pages. Where free segments could not be read at the open, there may be
+    /// room enough, and nothing leaves before a call needs it.
+    fn may_cost_pages(self) -> bool {
+        self.base.is_room_asked_for() || !self.segments.some_unreadable() || planted!(EvictsAtOpen)
     }
 
     /// Segments that may become victims.
@@ -130,7 +137,8 @@ pub(super) fn next_victim(below: &mut Below<'_>) -> Option<Victim> {
     // A segment on its way to be free counts as free: further victims would only add copies. But
     // not while a reader is in it: one read that hangs would end all puts.
     let returning = segments.returning() - segments.held_by_pins();
-    let runs_short = segments.free_segments() + returning < segments.free_target();
+    let is_short = segments.free_segments() + returning < segments.free_target();
+    let runs_short = is_short && view.may_cost_pages();
     let Some(id) = view.pick() else {
         let open = view.open_blocker().filter(|id| segments.may_evict(*id));
         if let Some(open) = open.filter(|_| runs_short) {

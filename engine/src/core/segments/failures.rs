@@ -8,6 +8,12 @@ use crate::core::base::Base;
 use crate::index::SegmentId;
 use crate::planted;
 
+/// A medium that refuses a read for so long has lost the bytes.
+const UNREAD_MS: u64 = 4000;
+
+/// Failed reads of one segment that are further apart are different incidents.
+const UNREAD_APART_MS: u64 = 30_000;
+
 impl Segments {
     /// A write into a segment failed: it takes nothing more, and nothing in it is acknowledged that
     /// is not visible yet. Returns whether it is the first failure there.
@@ -84,6 +90,20 @@ impl Segments {
         }
         self.recount();
         true
+    }
+
+    /// Takes note of a read in a segment that the medium refused to reclaim. Returns whether its
+    /// reads have failed for [`UNREAD_MS`]. Until then the bytes may be readable another time, and
+    /// what lies there is not lost.
+    pub(in crate::core) fn stays_unread(&mut self, id: SegmentId, now_ms: u64) -> bool {
+        let unread = &mut self.get_mut(id).unread_ms;
+        let is_recent = |last: u64| now_ms.saturating_sub(last) <= UNREAD_APART_MS;
+        let first = match *unread {
+            Some((first, last)) if is_recent(last) => first,
+            _ => now_ms,
+        };
+        *unread = Some((first, now_ms));
+        now_ms.saturating_sub(first) >= UNREAD_MS || planted!(HastyLoss)
     }
 
     /// A header was written, or descriptors read, of a segment that was unusable. The others of its

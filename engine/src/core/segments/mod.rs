@@ -402,6 +402,12 @@ impl Segments {
         self.volumes.iter().map(free).sum()
     }
 
+    /// Some segment could not be read at the open.
+    pub(super) fn some_unreadable(&self) -> bool {
+        let mut all = self.segments.iter();
+        all.any(|segment| segment.state() == State::Unreadable)
+    }
+
     /// Free segments that reclaim tries to keep: two, or a sixty-fourth of the store.
     pub(super) fn free_target(&self) -> usize {
         (self.there / 64).max(2)

@@ -192,6 +192,8 @@ pub(in crate::core) struct Content {
     /// When last tried, its free header could not be written, or its descriptors not be read. It
     /// does not count as capacity.
     pub unusable: bool,
+    /// When reads of it by reclaim failed, the first and the last time in a row.
+    pub unread_ms: Option<(u64, u64)>,
     /// Records in it that have to be forwarded, as far as this run has written them. A namespace
     /// counts as a block full.
     pub records: u32,
@@ -231,6 +233,7 @@ impl Content {
             forwarding: 0,
             stuck: false,
             unusable: false,
+            unread_ms: None,
             records: 0,
             has_forwards: false,
             first_header,

@@ -15,8 +15,8 @@ use super::checks::{absolute, identity, identity_bytes, size_of};
 use super::{CreateOptions, Created, Plan, Target, prewrite};
 use crate::api::OpenOptions;
 use crate::capacity::usable_blocks;
-use crate::disk::Pacing;
 use crate::disk::probe::Want;
+use crate::disk::{Pacing, Patience};
 use crate::error::StoreError;
 use crate::volume::{Access, Found, Volumes, this_holder};
 
@@ -102,7 +102,7 @@ fn index_of_next(superblock: &Superblock) -> Option<u16> {
 /// Whether the file at `path` would be this volume of the store, and was never used as such. A used
 /// one may be missing in an old copy of the first volume.
 fn is_unlisted(path: &Path, of: &Superblock, index: u16) -> bool {
-    let found = Found::at(path, Access::ReadOnly);
+    let found = Found::at(path, Access::ReadOnly, &Patience::none());
     found.is_ok_and(|found| {
         found.is(of.store, usize::from(index)) && found.superblock.generation == 1
     })
