@@ -115,6 +115,12 @@ mod switch {
             DroppedDeletion,
             /// Evictions are not recorded.
             UnwrittenEviction,
+            /// The holdings of a clean close are not compared with the store.
+            BlindClosing,
+            /// A put that fails leaves no record of it.
+            UnvoidedFailure,
+            /// The record of a failed put removes the older pages of its key, too.
+            VoidsOlder,
             /// Pages are evicted for a page that no volume takes.
             EvictionInVain,
             /// Recovery takes descriptor blocks of a segment's earlier generations.

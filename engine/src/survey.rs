@@ -44,7 +44,7 @@ use crate::disk::probe::{Want, open_disk};
 use crate::disk::{Disk, DiskOptions, Witness};
 use crate::error::StoreError;
 use crate::recovery::scan::{Disbelief, Spot};
-use crate::recovery::{Fate, Found, Whole};
+use crate::recovery::{Fate, Found, Statement, Whole};
 use crate::volume::LockHolder;
 
 pub use chains::ChainFacts;
@@ -183,6 +183,20 @@ pub enum FlawReason {
     /// A descriptor block.
     #[error("descriptor block: {0}")]
     Descriptor(String),
+    /// The volume holds less than when the store was closed in order.
+    #[error(
+        "{segments} segments have lost their contents since the store was closed in order, and \
+         {pages} pages are gone"
+    )]
+    LostContents {
+        /// Number of segments.
+        segments: u32,
+        /// Number of pages.
+        pages: u64,
+    },
+    /// The closing statement of a volume, or the volume differs from it.
+    #[error("closing statement: {0}")]
+    ClosingStatement(String),
     /// Page records in a combination that no writer produces.
     #[error("{pages} page records {why}")]
     Disbelieved {
@@ -208,6 +222,8 @@ impl FlawReason {
             FlawReason::Header { .. } => "header",
             FlawReason::LostSegment(_) => "lost_segment",
             FlawReason::Descriptor(_) => "descriptor",
+            FlawReason::LostContents { .. } => "lost_contents",
+            FlawReason::ClosingStatement(_) => "closing_statement",
             FlawReason::Disbelieved { why, .. } => match why {
                 Disbelief::Size => "wrong_size",
                 Disbelief::Overlap => "overlap",
@@ -272,6 +288,17 @@ impl FlawReason {
             FlawReason::Descriptor(_) | FlawReason::Disbelieved { .. } => {
                 "its pages are lost and miss; putting them again repairs that, and `larder verify \
                  --repair` saves the pages around them"
+            }
+            FlawReason::LostContents { .. } => {
+                "the device has lost what it had acknowledged: look at its log, and at what \
+                 discards its blocks; the pages miss, and putting them again repairs that; \
+                 `larder verify --repair` accepts the loss. Pages that lost records had deleted, \
+                 evicted or cleared may be found again: where that must not be, clear their \
+                 namespaces"
+            }
+            FlawReason::ClosingStatement(_) => {
+                "losses since the last clean close may go unnoticed; `larder verify --repair`, or \
+                 the next clean close, writes it anew"
             }
             FlawReason::Overlap(_) => {
                 "reads check every page; putting the lost one again repairs that"
@@ -377,6 +404,8 @@ pub struct Survey {
     /// The removals of the requested key, oldest first.
     pub removals: Vec<Removal>,
     losses: Option<Losses>,
+    /// By volume.
+    statements: Vec<Statement>,
     spots: Vec<Spot>,
     records: Records,
     disk: Arc<Witness>,
@@ -439,6 +468,7 @@ impl Survey {
             unfinished_blocks: 0,
             removals: Vec::new(),
             losses: None,
+            statements: Vec::new(),
             records: Records::default(),
             disk: Arc::new(Witness::new(through(disk), opening.patience)),
             opened: opening.opened,

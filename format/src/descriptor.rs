@@ -24,18 +24,18 @@
 //!     160      -  body
 //!
 //!  record, 96 bytes
-//!       0      1  kind          1 page, 2 delete, 3 clear, 4 evict
+//!       0      1  kind          1 page, 2 delete, 3 clear, 4 evict, 5 void
 //!       1      1  flags         bit 0: has a parent
 //!       2      2  zero
 //!       4      4  depth         of a page: pages before it in its chain
 //!       8     16  namespace
-//!      24     32  key           page, delete: whole key; evict: its first 12 bytes, then zeros
+//!      24     32  key           page, delete: whole key; evict, void: 12 bytes of it, then zeros
 //!      56     12  parent        of a page that has one
-//!      68      4  start         page: first block in the segment; evict: the segment
-//!      72      4  blocks        of a page; of an evict: the volume
+//!      68      4  start         page: first block in the segment; evict, void: the segment
+//!      72      4  blocks        of a page; of an evict or void: the volume
 //!      76      4  zero
-//!      80      8  birth         the version
-//!      88      8  checksum      of a page; of an evict: the generation of the segment
+//!      80      8  birth         the version; of a void: that of the page
+//!      88      8  checksum      of a page; of an evict or void: the generation of the segment
 //! ```
 //!
 //! Fields that a kind does not use are zero.
@@ -69,6 +69,7 @@ const KIND_PAGE: u8 = 1;
 const KIND_DELETE: u8 = 2;
 const KIND_CLEAR: u8 = 3;
 const KIND_EVICT: u8 = 4;
+const KIND_VOID: u8 = 5;
 
 const _: () = assert!(RECORDS_PER_BLOCK == 41 && HEADER_RESERVED == 76);
 const _: () = assert!(1 + 1 + 2 + 4 + 16 + 32 + 12 + 4 + 4 + 4 + 8 + 8 == RECORD_BYTES);
@@ -147,13 +148,33 @@ pub enum Record {
         key: KeyPrefix,
         /// The version of the eviction.
         birth: Serial,
-        /// The volume of the page, as an index in the volume list of the store.
-        volume: u16,
-        /// The segment of the page.
-        segment: SegmentNo,
-        /// The generation of that segment.
-        sequence: Serial,
+        /// The place of the page.
+        home: PageHome,
     },
+    /// The put of the page of this key and this very version failed after its descriptor was sent
+    /// to the device. Pages of the key with another version are not concerned. The record is needed
+    /// as long as that of an eviction.
+    Void {
+        /// The namespace of the key.
+        namespace: Fingerprint,
+        /// The first 96 bits of the key.
+        key: KeyPrefix,
+        /// The version of the page.
+        birth: Serial,
+        /// The place of the page.
+        home: PageHome,
+    },
+}
+
+/// The generation of the segment that holds a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageHome {
+    /// The volume, as an index in the volume list of the store.
+    pub volume: u16,
+    /// The segment.
+    pub segment: SegmentNo,
+    /// The generation of the segment.
+    pub sequence: Serial,
 }
 
 /// The body of a descriptor block.
@@ -197,18 +218,20 @@ impl Record {
             Record::Page(page) => page.namespace,
             Record::Delete { namespace, .. }
             | Record::Clear { namespace, .. }
-            | Record::Evict { namespace, .. } => *namespace,
+            | Record::Evict { namespace, .. }
+            | Record::Void { namespace, .. } => *namespace,
         }
     }
 
-    /// The version of the record.
+    /// The version of the record; of a void record, the version of its page.
     #[must_use]
     pub fn birth(&self) -> Serial {
         match self {
             Record::Page(page) => page.birth,
             Record::Delete { birth, .. }
             | Record::Clear { birth, .. }
-            | Record::Evict { birth, .. } => *birth,
+            | Record::Evict { birth, .. }
+            | Record::Void { birth, .. } => *birth,
         }
     }
 }
@@ -407,22 +430,8 @@ fn write_record(writer: &mut Writer<'_>, record: &Record) {
             },
         ),
         Record::Clear { .. } => (KIND_CLEAR, absent),
-        Record::Evict {
-            key,
-            volume,
-            segment,
-            sequence,
-            ..
-        } => (
-            KIND_EVICT,
-            PageRecord {
-                key: key.padded(),
-                start: segment.0,
-                blocks: u32::from(*volume),
-                checksum: sequence.get(),
-                ..absent
-            },
-        ),
+        Record::Evict { key, home, .. } => (KIND_EVICT, departed(key, home, absent)),
+        Record::Void { key, home, .. } => (KIND_VOID, departed(key, home, absent)),
     };
     writer.u8(kind);
     writer.u8(if page.parent.is_some() {
@@ -444,6 +453,17 @@ fn write_record(writer: &mut Writer<'_>, record: &Record) {
     writer.reserved(4);
     writer.u64(page.birth.get());
     writer.u64(page.checksum);
+}
+
+/// The fields of an evict or void record.
+fn departed(key: &KeyPrefix, home: &PageHome, absent: PageRecord) -> PageRecord {
+    PageRecord {
+        key: key.padded(),
+        start: home.segment.0,
+        blocks: u32::from(home.volume),
+        checksum: home.sequence.get(),
+        ..absent
+    }
 }
 
 fn read_records(body: &[u8], count: u32) -> Result<Vec<Record>, Damage> {
@@ -491,17 +511,30 @@ fn read_record(bytes: &[u8; RECORD_BYTES]) -> Result<Record, Damage> {
     if has_parent || depth != 0 {
         return Err(Damage::Reserved);
     }
-    if kind == KIND_EVICT {
+    if matches!(kind, KIND_EVICT | KIND_VOID) {
         if key.prefix().padded() != key {
             return Err(Damage::Reserved);
         }
-        return Ok(Record::Evict {
-            namespace,
-            key: key.prefix(),
-            birth,
+        let home = PageHome {
             volume: u16::try_from(blocks).map_err(|_| damaged("volume", blocks))?,
             segment: SegmentNo(start),
             sequence: Serial::from_raw(checksum),
+        };
+        let key = key.prefix();
+        return Ok(if kind == KIND_EVICT {
+            Record::Evict {
+                namespace,
+                key,
+                birth,
+                home,
+            }
+        } else {
+            Record::Void {
+                namespace,
+                key,
+                birth,
+                home,
+            }
         });
     }
     if start != 0 || blocks != 0 || checksum != 0 {

@@ -18,6 +18,8 @@ pub enum Structure {
     SegmentHeader,
     /// A descriptor block.
     DescriptorBlock,
+    /// The closing statement of a volume.
+    ClosingStatement,
     /// A structure of an archive.
     Archive,
 }
@@ -30,6 +32,7 @@ impl Structure {
             Structure::Superblock => *b"LARDERSB",
             Structure::SegmentHeader => *b"LARDERSH",
             Structure::DescriptorBlock => *b"LARDERDB",
+            Structure::ClosingStatement => *b"LARDERCL",
             Structure::Archive => *b"LARDERAR",
         }
     }
@@ -39,6 +42,7 @@ impl Structure {
             Structure::Superblock => "superblock",
             Structure::SegmentHeader => "segment header",
             Structure::DescriptorBlock => "descriptor block",
+            Structure::ClosingStatement => "closing statement",
             Structure::Archive => "structure of an archive",
         }
     }

@@ -14,6 +14,9 @@ use crate::ids::SegmentNo;
 /// Byte offsets of the two copies of the superblock in a volume.
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 
+/// Byte offset of the closing statement of a volume.
+pub const CLOSING_OFFSET: u64 = 992 << 10;
+
 /// Byte offset of segment 0 in a volume.
 pub const SEGMENTS_OFFSET: u64 = 1 << 20;
 

@@ -6,10 +6,10 @@
 //! comparison with the location from which they were read have passed ([`Checked`]).
 //!
 //! ```text
-//!  volume   0         64 KiB        1 MiB
-//!           +---------+---------+---+-----------+-----------+-- ... --+
-//!           | super A | super B |   | segment 0 | segment 1 |         |
-//!           +---------+---------+---+-----------+-----------+-- ... --+
+//!  volume   0         64 KiB        992 KiB   1 MiB
+//!           +---------+---------+---+---------+-----------+-----------+-- ... --+
+//!           | super A | super B |   | closing | segment 0 | segment 1 |         |
+//!           +---------+---------+---+---------+-----------+-----------+-- ... --+
 //!
 //!  segment  block 0    1          2           data_end              last
 //!           +----------+----------+-----------+------+--------------+
@@ -36,7 +36,7 @@
 //! | `namespace` | the fields that must match for pages to be interchangeable; fingerprint |
 //! | `checksum` | the payload checksum |
 //! | `geometry` | the location of segments and blocks in a volume |
-//! | `superblock`, `segment`, `descriptor` | one structure each, with its layout |
+//! | `superblock`, `segment`, `descriptor`, `closing` | one structure each, with its layout |
 //! | `archive` | pages in a portable file |
 //! | `frame` | the parts common to all structures: prologue, CRC, levels of trust |
 //! | `bytes` | cursors over little-endian fields |
@@ -52,6 +52,7 @@
 mod archive;
 mod bytes;
 mod checksum;
+mod closing;
 mod consts;
 mod descriptor;
 mod error;
@@ -71,18 +72,21 @@ pub use archive::{
     ArchiveWriter, ArchivedNamespace, ArchivedPage,
 };
 pub use checksum::PageChecksum;
+pub use closing::{ClosingStatement, Holdings};
 pub use consts::{
     BLOCK_BYTES, FORMAT_VERSION, PARTS_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX,
     VOLUMES_MAX,
 };
 pub use descriptor::{
-    BlockAddress, BlockHeader, Body, DescriptorBlock, PageRecord, RECORDS_PER_BLOCK, Record,
+    BlockAddress, BlockHeader, Body, DescriptorBlock, PageHome, PageRecord, RECORDS_PER_BLOCK,
+    Record,
 };
 pub use error::{Damage, Elsewhere, Structure};
 pub use features::{Features, Label};
 pub use frame::Checked;
 pub use geometry::{
-    Geometry, GeometryError, HEADER_BLOCKS, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, segments_that_fit,
+    CLOSING_OFFSET, Geometry, GeometryError, HEADER_BLOCKS, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
+    segments_that_fit,
 };
 pub use ids::{HexError, SegmentNo, StoreId, VolumeId};
 pub use key::{KeyPrefix, PageKey, TokenUnits, namespace_seed, page_keys};

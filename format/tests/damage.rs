@@ -15,7 +15,7 @@ struct Sample {
     again: fn(&[u8]) -> Option<Block>,
 }
 
-fn samples() -> [Sample; 4] {
+fn samples() -> [Sample; 6] {
     let superblock = |block: &[u8]| {
         Superblock::decode(block)
             .ok()
@@ -38,6 +38,16 @@ fn samples() -> [Sample; 4] {
             name: "records",
             block: encode_block(&records_block()),
             again: descriptors,
+        },
+        Sample {
+            name: "record of a failed put",
+            block: encode_block(&void_block()),
+            again: descriptors,
+        },
+        Sample {
+            name: "closing statement",
+            block: encode_closing(&closing_statement()),
+            again: |block| decode_closing(block).ok().map(|it| encode_closing(&it)),
         },
         Sample {
             name: "namespace",
@@ -112,6 +122,10 @@ fn one_structure_is_never_taken_for_another() {
     assert_eq!(
         refused(SegmentHeader::check(&descriptors)),
         magic(Structure::SegmentHeader)
+    );
+    assert_eq!(
+        refused(decode_closing(&descriptors)),
+        magic(Structure::ClosingStatement)
     );
     assert_eq!(
         refused(DescriptorBlock::check(&*superblock)),

@@ -54,6 +54,22 @@ fn the_records_of_version_1_are_read_and_written_alike() {
 }
 
 #[test]
+fn the_record_of_a_failed_put_is_read_and_written_alike() {
+    let current = encode_block(&void_block());
+    let image = image("v1-void.bin", &current);
+    assert_eq!(decode_block(&image), Ok(void_block()));
+    assert_eq!(image, current);
+}
+
+#[test]
+fn the_closing_statement_of_version_1_is_read_and_written_alike() {
+    let current = encode_closing(&closing_statement());
+    let image = image("v1-closing.bin", &current);
+    assert_eq!(decode_closing(&image), Ok(closing_statement()));
+    assert_eq!(image, current);
+}
+
+#[test]
 fn the_namespace_of_version_1_is_read_and_written_alike() {
     let current = encode_block(&namespace_block());
     let image = image("v1-namespace.bin", &current);

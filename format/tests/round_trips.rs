@@ -20,6 +20,11 @@ proptest! {
     }
 
     #[test]
+    fn a_closing_statement_survives_the_disk(statement in any_closing_statement()) {
+        prop_assert_eq!(decode_closing(&encode_closing(&statement)), Ok(statement));
+    }
+
+    #[test]
     fn a_block_of_records_survives_the_disk(descriptors in any_records_block()) {
         prop_assert_eq!(decode_block(&encode_block(&descriptors)), Ok(descriptors));
     }

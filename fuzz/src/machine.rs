@@ -391,7 +391,7 @@ impl Machine {
     #[must_use]
     pub fn close(mut self) -> Image {
         for _ in 0..2 {
-            self.with_core(Core::write_evictions);
+            self.with_core(Core::write_departures);
             assert!(self.flush(), "a flush fails without a failed sync");
             assert!(self.core.is_idle(), "the core does not come to rest");
         }

@@ -267,7 +267,8 @@ impl World {
     /// The pages that a record removes.
     pub fn removed_by(&self, record: &Record) -> Vec<Name> {
         let (fingerprint, prefix) = match record {
-            Record::Page(_) => return Vec::new(),
+            // A failed put is no page that anybody was promised.
+            Record::Page(_) | Record::Void { .. } => return Vec::new(),
             Record::Delete { namespace, key, .. } => (*namespace, Some(key.prefix())),
             Record::Evict { namespace, key, .. } => (*namespace, Some(*key)),
             Record::Clear { namespace, .. } => (*namespace, None),

@@ -27,6 +27,8 @@ pub struct Expected {
     pub all: BTreeSet<Name>,
     /// Pages that were not proven at that close.
     pub unproven: BTreeSet<Name>,
+    /// Versions whose puts failed or were refused in the epoch of that close.
+    pub given_up: BTreeSet<VersionId>,
 }
 
 /// The whole structures of a segment; the descriptor blocks with their indexes.
@@ -288,6 +290,10 @@ impl World {
         let mut expected = self.expect(live, false);
         let faults = &self.setup.faults;
         expected.exactly = !faults.spoils() && !faults.misleads();
+        // A fault may spoil the records of failed puts, and a full store has no room for them.
+        if live.unwritten == 0 && expected.exactly {
+            expected.given_up.clone_from(&live.given_up);
+        }
         let pages = self.snapshot(&live.index, &self.namespaces_by_slot(live));
         expected.all = pages.keys().copied().collect();
         for name in expected.names.keys().copied().collect::<Vec<_>>() {

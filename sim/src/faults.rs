@@ -458,7 +458,7 @@ impl World {
     /// The name that a record deletes. The inner `None` stands for a whole namespace.
     fn deleted_by(&self, record: &Record) -> Option<Option<Name>> {
         match record {
-            Record::Page(_) | Record::Evict { .. } => None,
+            Record::Page(_) | Record::Evict { .. } | Record::Void { .. } => None,
             Record::Clear { .. } => Some(None),
             Record::Delete { namespace, key, .. } => {
                 let namespace = self.namespace_of(*namespace);

@@ -41,6 +41,7 @@ mod faults;
 mod kernel;
 mod lines;
 mod oracle;
+mod outage;
 mod processes;
 mod recovered;
 mod setup;

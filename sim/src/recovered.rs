@@ -50,6 +50,10 @@ impl World {
                 "{version:?} of {name:?} is unproven after a clean close"
             );
             assert!(
+                !expected.given_up.contains(version),
+                "the put of {version:?} of {name:?} failed, and a clean close brings it back"
+            );
+            assert!(
                 !self.is_undead(*version, *place),
                 "{version:?} of {name:?} was deleted, and is back at {place:?}"
             );
@@ -86,8 +90,7 @@ impl World {
             );
         }
         if expected.exactly && !spoils {
-            // More may be found: pages whose writes failed, and pages whose evictions found no room
-            // for a record.
+            // More may be found: pages whose evictions found no room for a record.
             let found: Vec<_> = pages
                 .keys()
                 .filter(|name| expected.all.contains(name))

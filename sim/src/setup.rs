@@ -38,6 +38,8 @@ pub struct Faults {
     pub no_space: f64,
     /// Any write comes back short, without progress.
     pub no_progress: f64,
+    /// Reads fail for a while, at this opening or step.
+    pub outage: f64,
     /// A volume stops taking writes at this step.
     pub volume_dies: f64,
     /// A sync fails and drops some of the writes that it should have covered.
@@ -179,6 +181,7 @@ impl Faults {
             no_space: some(0.1, &[0.002, 0.05]),
             no_progress: some(0.1, &[0.002, 0.02]),
             volume_dies: some(0.15, &[1.0 * step, 4.0 * step]),
+            outage: some(0.2, &[0.1, 0.5]),
             sync_error: some(0.25, &[0.02, 0.1, 0.3]),
             recall: some(0.2, &[0.05, 0.3]),
             reader: some(0.15, &[2.0 * step]),

@@ -14,6 +14,7 @@ use larder_sim_runtime::task;
 use crate::classes::Tally;
 use crate::disk::SimDisk;
 use crate::oracle::{Name, Oracle, VersionId};
+use crate::outage::Outage;
 use crate::setup::{BLOCK, Setup};
 use crate::totals::Totals;
 
@@ -53,6 +54,10 @@ pub struct Epoch {
     pub failures: u64,
     /// Versions of the recorded evictions of this epoch.
     pub evictions: BTreeSet<Serial>,
+    /// Evictions and failed puts that its close could not write down.
+    pub unwritten: u64,
+    /// Versions whose puts failed or were refused.
+    pub given_up: BTreeSet<VersionId>,
 }
 
 pub struct World {
@@ -76,6 +81,10 @@ pub struct World {
     pub power_due: Option<u64>,
     /// An opening is in progress.
     pub is_opening: bool,
+    /// Reads that fail now.
+    pub outage: Option<Outage>,
+    /// Reads of this opening have failed, or may have.
+    pub has_outage: bool,
     /// Segments whose metadata the device spoiled, in their present generation.
     pub tainted: BTreeSet<SegmentId>,
     /// Segments with a header that was spoiled, or lost by a failed sync, at some time. Their old
@@ -133,6 +142,8 @@ impl World {
             calm: false,
             power_due: None,
             is_opening: false,
+            outage: None,
+            has_outage: false,
             tainted: BTreeSet::new(),
             headless: BTreeSet::new(),
             unsealed: false,
@@ -317,6 +328,8 @@ impl Epoch {
             mark,
             failures: 0,
             evictions: BTreeSet::new(),
+            unwritten: 0,
+            given_up: BTreeSet::new(),
         }
     }
 

@@ -32,6 +32,8 @@ pub struct RepairReport {
     /// Copies of superblocks and of headers that were rewritten.
     superblocks: u64,
     headers: u64,
+    /// Closing statements that were written anew.
+    statements: u64,
     /// Segments emptied and released, and pages copied out of them.
     freed_segments: u64,
     pages_moved: u64,
@@ -70,7 +72,8 @@ impl RepairReport {
 
     /// Whether something would have been done.
     fn has_plans(&self) -> bool {
-        let things = self.superblocks + self.headers + self.freed_segments + self.dropped_pages;
+        let structures = self.superblocks + self.headers + self.statements;
+        let things = structures + self.freed_segments + self.dropped_pages;
         self.dry_run && (things > 0 || !self.given_up_volumes.is_empty())
     }
 
@@ -79,6 +82,7 @@ impl RepairReport {
             dry_run: true,
             superblocks: plan.superblocks.len() as u64,
             headers: plan.headers.len() as u64,
+            statements: plan.statements.len() as u64,
             freed_segments: plan.segments.len() as u64,
             pages_moved: plan.pages_to_move,
             dropped_pages: plan.pages.len() as u64,
@@ -106,6 +110,7 @@ impl RepairReport {
         RepairReport {
             superblocks: repaired.superblocks,
             headers: repaired.headers,
+            statements: repaired.statements,
             freed_segments: repaired.emptied_segments,
             pages_moved: repaired.moved_pages,
             dropped_pages: repaired.dropped_pages,
@@ -131,7 +136,8 @@ impl RepairReport {
     /// Whether every planned step was refused for a reason.
     fn is_refused(&self) -> bool {
         let pages = self.pages_moved + self.dropped_pages + self.unfinished_pages;
-        let things = self.superblocks + self.headers + self.freed_segments + pages;
+        let structures = self.superblocks + self.headers + self.statements;
+        let things = structures + self.freed_segments + pages;
         !self.reasons.is_empty() && things == 0 && self.given_up_volumes.is_empty()
     }
 
@@ -149,9 +155,10 @@ impl RepairReport {
         lines.row(
             label,
             format!(
-                "{}, {}, {}; {pages}",
+                "{}, {}, {}, {}; {pages}",
                 copies(self.superblocks, "superblock"),
                 copies(self.headers, "header"),
+                count(self.statements, "closing statement"),
                 count(self.freed_segments, "segment"),
             ),
         );

@@ -140,6 +140,9 @@ pub(super) fn page_records(blocks: &[DescriptorBlock]) -> impl Iterator<Item = &
     });
     records.filter_map(|record| match record {
         Record::Page(page) => Some(page),
-        Record::Delete { .. } | Record::Clear { .. } | Record::Evict { .. } => None,
+        Record::Delete { .. }
+        | Record::Clear { .. }
+        | Record::Evict { .. }
+        | Record::Void { .. } => None,
     })
 }

@@ -48,7 +48,7 @@ mod types;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
+use larder_format::{DescriptorBlock, Holdings, Namespace, PageKey, SegmentState, Serial};
 
 use crate::api::NamespaceId;
 use crate::capacity::footprint;
@@ -127,8 +127,11 @@ impl Core {
             let blocks = namespaces.page_blocks(page.namespace);
             segments.add_live(page.place.segment, blocks);
         });
+        let mut base = Base::new(config, index, namespaces, marks, recovered.first);
+        base.counters.lost = recovered.lost_pages;
+        base.is_partial = recovered.is_partial;
         Core {
-            base: Base::new(config, index, namespaces, marks, recovered.first),
+            base,
             segments,
             journal: Journal::new(recovered.first),
             durability: Durability::default(),
@@ -588,13 +591,19 @@ impl Core {
         self.run();
     }
 
-    /// Writes every eviction that is not written yet. Returns how many find no room: they go on
-    /// waiting.
-    pub fn write_evictions(&mut self) -> usize {
+    /// Writes every departure (an eviction, a failed put) that is not written yet. Returns how many
+    /// find no room: they go on waiting.
+    pub fn write_departures(&mut self) -> usize {
         let (base, segments) = (&mut self.base, &mut self.segments);
-        let left = self.journal.write_evictions(base, segments);
+        let left = self.journal.write_departures(base, segments);
         self.run();
         left
+    }
+
+    /// Departures of this epoch that are not on the device: the next open may find their pages.
+    #[must_use]
+    pub fn unwritten_departures(&self) -> u64 {
+        self.journal.unwritten_departures()
     }
 
     /// Headers for every segment whose header on disk does not state its content. Written last
@@ -604,6 +613,24 @@ impl Core {
     /// When there is no memory for them.
     pub fn closing_headers(&mut self) -> Result<Vec<(usize, u64, AlignedBuf)>, std::io::Error> {
         self.segments.closing_headers(&self.base)
+    }
+
+    /// How much each volume holds. Called after [`Core::closing_headers`].
+    #[must_use]
+    pub fn holdings(&self) -> Vec<Holdings> {
+        let mut pages = vec![0; self.segments.iter().count()];
+        self.base.index.each(|page| {
+            if let Some(count) = pages.get_mut(page.place.segment.0 as usize) {
+                *count += 1;
+            }
+        });
+        let mut all = self.segments.holdings(&pages);
+        // Their pages may be found again.
+        let unwritten = self.journal.unwritten_departures();
+        for holdings in &mut all {
+            holdings.unproven += unwritten;
+        }
+        all
     }
 
     // ---- views

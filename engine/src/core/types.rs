@@ -226,6 +226,11 @@ pub struct Recovered {
     pub first: Serial,
     /// Whether the store was cleanly closed.
     pub clean: bool,
+    /// Pages that the clean close counted and that are gone.
+    pub lost_pages: u64,
+    /// A part of the store could not be read, or a header not be written: there may be more room,
+    /// and more pages, than were found.
+    pub is_partial: bool,
 }
 
 /// Counters since the store was opened.
@@ -249,6 +254,8 @@ pub struct Counters {
     pub replaced: u64,
     /// Pages forgotten as damaged.
     pub damaged: u64,
+    /// Pages that were gone when the store was opened, though the clean close had counted them.
+    pub lost: u64,
     /// Pages forgotten as unfinished.
     pub unfinished: u64,
     /// Pages moved by reclaim.

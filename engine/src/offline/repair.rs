@@ -7,6 +7,7 @@
 //! | a page's bytes | the page is dropped, with a record that keeps it from coming back |
 //! | all headers and descriptor blocks of a segment | the segment is released |
 //! | a descriptor block, overlaps, wrong sizes | good pages are copied, the segment is released |
+//! | contents lost since a clean close | closing writes a statement of the rest |
 //! | a volume (1) | none: the store can only be opened without it, for good |
 //!
 //! (1) Missing, truncated, of an older epoch, or without a superblock.
@@ -56,6 +57,8 @@ pub struct Repair {
     pub superblocks: Vec<usize>,
     /// Segments with a bad copy of their header.
     pub headers: Vec<SegmentName>,
+    /// Volumes whose closing statement is written anew.
+    pub statements: Vec<usize>,
     /// Segments to be emptied and released.
     pub segments: Vec<SegmentName>,
     /// Pages in those segments that count; the good ones are copied elsewhere.
@@ -75,6 +78,8 @@ pub struct Repaired {
     pub superblocks: u64,
     /// Header copies written again.
     pub headers: u64,
+    /// Closing statements written anew, because the volumes held something else.
+    pub statements: u64,
     /// Segments emptied and released.
     pub emptied_segments: u64,
     /// Pages copied out of them.
@@ -140,6 +145,9 @@ impl Repair {
                 },
                 _,
             ) => self.superblocks.push(flaw.volume),
+            (FlawReason::LostContents { .. } | FlawReason::ClosingStatement(_), _) => {
+                self.statements.push(flaw.volume);
+            }
             (FlawReason::Header { .. }, Some(name)) => self.headers.push(name),
             (
                 FlawReason::LostSegment(_)
@@ -157,6 +165,7 @@ impl Repair {
     pub fn is_empty(&self) -> bool {
         self.superblocks.is_empty()
             && self.headers.is_empty()
+            && self.statements.is_empty()
             && self.segments.is_empty()
             && self.pages.is_empty()
             && self.beyond.is_empty()
@@ -203,6 +212,7 @@ pub fn repair(
     let spots = spots_of(volumes.superblock());
     let mut done = Repaired {
         superblocks: plan.superblocks.len() as u64,
+        statements: plan.statements.len() as u64,
         ..Repaired::default()
     };
     match headers::restore(&volumes, disk.as_ref(), &spots, &plan.headers) {
@@ -268,7 +278,7 @@ fn drop_pages(owner: &Owner, pages: &[DamagedPage]) -> Result<(), StoreError> {
             drop_batch(owner, now)?;
             rest = later;
         }
-        owner.local.with_core(crate::core::Core::write_evictions);
+        owner.local.with_core(crate::core::Core::write_departures);
     }
     Ok(())
 }

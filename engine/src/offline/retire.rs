@@ -212,7 +212,7 @@ impl Retirement {
 
     /// Records the evictions, and releases segments in which nothing counts any more.
     fn give_back(&self) -> Result<(), StoreError> {
-        self.owner.local.with_core(Core::write_evictions);
+        self.owner.local.with_core(Core::write_departures);
         self.owner.give_back_dead().map(drop)
     }
 

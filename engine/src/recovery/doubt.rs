@@ -25,6 +25,15 @@ pub(super) struct Doubt {
     pub candidates: Vec<usize>,
 }
 
+/// The record that counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Settled {
+    /// It is whole.
+    Whole(usize),
+    /// Its bytes cannot be read now.
+    Unread(usize),
+}
+
 /// The pages, their places, and the means to verify them.
 pub(super) struct Payloads<'a, E> {
     pub disk: &'a dyn Disk,
@@ -34,28 +43,47 @@ pub(super) struct Payloads<'a, E> {
 }
 
 impl<E> Payloads<'_, E> {
-    /// The newest whole record of each key: proven, or read and verified. `None` if no record is
-    /// whole.
-    pub(super) fn settle(&self, doubts: &[Doubt]) -> Vec<Option<usize>> {
-        let mut settled: Vec<Option<usize>> = vec![None; doubts.len()];
+    /// The record of each key that counts: the newest whole one (proven, or read and verified). If
+    /// there is none, the newest whose bytes cannot be read: they may be right. `None` if all bytes
+    /// are wrong.
+    pub(super) fn settle(&self, doubts: &[Doubt]) -> Vec<Option<Settled>> {
+        let mut whole: Vec<Option<usize>> = vec![None; doubts.len()];
+        let mut unread: Vec<Option<usize>> = vec![None; doubts.len()];
         let most = doubts.iter().map(|doubt| doubt.candidates.len()).max();
         for age in 0..most.unwrap_or(0) {
             let mut asked = Vec::new();
             for (at, doubt) in doubts.iter().enumerate() {
                 match doubt.candidates.get(age) {
-                    Some(&page) if settled[at].is_none() && self.pages[page].proven => {
-                        settled[at] = Some(page);
+                    Some(&page) if whole[at].is_none() && self.pages[page].proven => {
+                        whole[at] = Some(page);
                     }
-                    Some(&page) if settled[at].is_none() => asked.push((at, page)),
+                    Some(&page) if whole[at].is_none() => asked.push((at, page)),
                     _ => {}
                 }
             }
-            self.read(doubts, &asked, &mut settled);
+            self.read(doubts, &asked, |at, page, sum| match sum {
+                Some(sum) if sum == self.pages[page].checksum => whole[at] = Some(page),
+                Some(_) => {}
+                None => {
+                    unread[at].get_or_insert(page);
+                }
+            });
         }
-        settled
+        let settled = whole.into_iter().zip(unread);
+        let settled = settled.map(|(whole, unread)| {
+            let whole = whole.map(Settled::Whole);
+            whole.or(unread.map(Settled::Unread))
+        });
+        settled.collect()
     }
 
-    fn read(&self, doubts: &[Doubt], asked: &[(usize, usize)], settled: &mut [Option<usize>]) {
+    /// Passes the checksum of each page's bytes to `found`; `None` if they cannot be read.
+    fn read(
+        &self,
+        doubts: &[Doubt],
+        asked: &[(usize, usize)],
+        mut found: impl FnMut(usize, usize, Option<u64>),
+    ) {
         let mut rest = asked;
         while !rest.is_empty() {
             let mut bytes = 0;
@@ -69,9 +97,7 @@ impl<E> Payloads<'_, E> {
                 .max(1);
             let (now, later) = rest.split_at(count);
             for (&(at, page), checksum) in now.iter().zip(self.checksums(doubts, now)) {
-                if checksum == Some(self.pages[page].checksum) {
-                    settled[at] = Some(page);
-                }
+                found(at, page, checksum);
             }
             rest = later;
         }

@@ -30,6 +30,21 @@ pub enum FaultReason {
     /// It does not hold the expected structure.
     #[error("{0}")]
     Damaged(Damage),
+    /// Segments that were in use at the clean close hold nothing any more: their number, and the
+    /// number of all that were in use.
+    #[error("{lost} of the {used} segments in use at the clean close have lost their contents")]
+    Emptied {
+        /// Number of segments.
+        lost: u32,
+        /// Number of segments in use at the close.
+        used: u32,
+    },
+    /// Segments hold other generations than at the clean close.
+    #[error("segments hold other generations than at the clean close: old contents are back")]
+    OtherGenerations,
+    /// The generation of a segment in a store that was closed in order has no header.
+    #[error("no header of its generation is there, though the store was closed in order")]
+    NoHeader,
     /// Page records with good checksums that are disbelieved: their number, and the reason.
     #[error("{0} page records {1}")]
     Disbelieved(u64, Disbelief),

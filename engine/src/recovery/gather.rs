@@ -1,6 +1,6 @@
 //! Gathers the records of all segments, and decides which pages are proven.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use larder_format::{
     Body, Fingerprint, HEADER_BLOCKS, KeyPrefix, Namespace, PageKey, PageRecord, Record, Run,
@@ -27,6 +27,8 @@ pub(crate) struct Gathered<E = ()> {
     pub(super) pages: Vec<Found<E>>,
     /// Pages with a version below this were deleted or evicted.
     pub gone: Names<(NamespaceSlot, KeyPrefix), Serial>,
+    /// Versions whose puts failed.
+    pub(super) void: HashSet<(NamespaceSlot, KeyPrefix, Serial), RandomState>,
     pub(super) clears: Names<NamespaceSlot, Serial>,
     /// By namespace: so many of the first pages gathered have been proven to be of a wrong size.
     wrong_size_until: Names<NamespaceSlot, usize>,
@@ -77,6 +79,8 @@ pub(crate) struct SegmentSummary {
     headless: bool,
     /// One copy of its header is whole, and the other differs from it.
     uneven: bool,
+    /// A clean close left no page of its volume unproven.
+    is_vouched: bool,
     /// Lowest commit in it that its header does not cover.
     uncovered: Option<Serial>,
     /// Commits up to here are whole on the device.
@@ -88,6 +92,11 @@ pub(crate) struct SegmentSummary {
 }
 
 impl SegmentSummary {
+    /// Whether a part of its blocks could not be read.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.unreadable
+    }
+
     /// Whether it was open in the epoch that a crash ended. The crash may have interrupted a write
     /// of its header: either copy may hold anything, and the next open writes both.
     pub(crate) fn was_open_in(&self, run: Run) -> bool {
@@ -150,6 +159,7 @@ impl<E: Extra> Gathered<E> {
             slots: Names::default(),
             pages: Vec::new(),
             gone: Names::default(),
+            void: HashSet::default(),
             clears: Names::default(),
             wrong_size_until: Names::default(),
             keys: Names::default(),
@@ -160,23 +170,42 @@ impl<E: Extra> Gathered<E> {
         }
     }
 
+    /// Takes note of a difference from the last clean close. Records may be lost with the contents
+    /// of the segments.
+    pub(crate) fn note_difference(&mut self, volume: usize, fault: Fault) {
+        let is_of_contents = matches!(
+            fault.reason,
+            FaultReason::Emptied { .. } | FaultReason::OtherGenerations
+        );
+        if is_of_contents {
+            self.lost_until = Serial::MAX;
+        }
+        self.damage.push(Damage {
+            volume,
+            segment: None,
+            fault,
+        });
+    }
+
     /// Removes the damage of this segment's header copies that are not whole: a crash may leave
     /// them. A copy that the device cannot read stays damage.
     pub(super) fn forget_torn_headers(&mut self, spot: &Spot) {
         self.damage.retain(|damage| {
-            (damage.volume, damage.segment) != (spot.volume, spot.number)
+            (damage.volume, damage.segment) != (spot.volume, Some(spot.number))
                 || damage.fault.structure != Structure::SegmentHeader
                 || matches!(damage.fault.reason, FaultReason::Unreadable(_))
         });
     }
 
-    /// Takes in the content of one segment.
+    /// Takes in the content of one segment. `is_vouched`: a clean close left no page of its volume
+    /// unproven.
     pub(crate) fn take(
         &mut self,
         id: SegmentId,
         spot: &Spot,
         scan: SegmentScan,
         proven_only: bool,
+        is_vouched: bool,
     ) -> SegmentSummary {
         let is_header = |fault: &Fault| fault.structure == Structure::SegmentHeader;
         self.lost_until = self.lost_until.max(scan.lost_until(spot));
@@ -191,7 +220,7 @@ impl<E: Extra> Gathered<E> {
         for fault in scan.faults {
             self.damage.push(Damage {
                 volume: spot.volume,
-                segment: spot.number,
+                segment: Some(spot.number),
                 fault,
             });
         }
@@ -242,6 +271,7 @@ impl<E: Extra> Gathered<E> {
             unreadable,
             headless,
             uneven: scan.uneven,
+            is_vouched,
             header: scan.header,
             sequence: scan.sequence,
             block_count: scan.block_count,
@@ -303,6 +333,16 @@ impl<E: Extra> Gathered<E> {
             Record::Delete { key, birth, .. } => (Some(key.prefix()), *birth),
             Record::Evict { key, birth, .. } => (Some(*key), *birth),
             Record::Clear { birth, .. } => (None, *birth),
+            Record::Void { key, birth, .. } => {
+                if let Ok(slot) = self.slot(record.namespace()) {
+                    self.void.insert((slot, *key, *birth));
+                    if planted!(VoidsOlder) {
+                        let older = self.gone.entry((slot, *key)).or_insert(*birth);
+                        *older = (*older).max(*birth);
+                    }
+                }
+                return Ok(());
+            }
         };
         // A namespace without a slot has no pages that this record could affect.
         let Ok(slot) = self.slot(record.namespace()) else {
@@ -381,7 +421,11 @@ impl<E: Extra> Gathered<E> {
                 .header
                 .as_ref()
                 .map_or(Serial::ZERO, |header| header.proven);
-            summary.proven = summary.proven_by_header().unwrap_or(watermark.max(closed));
+            let by_others = match summary.is_vouched {
+                true => summary.last_commit,
+                false => watermark.max(closed),
+            };
+            summary.proven = summary.proven_by_header().unwrap_or(by_others);
             for (found, at) in self.pages[summary.pages.clone()]
                 .iter_mut()
                 .zip(summary.pages.start..)

@@ -3,7 +3,7 @@
 
 use larder_format::Serial;
 
-use super::doubt::{Doubt, Payloads};
+use super::doubt::{Doubt, Payloads, Settled};
 use super::scan::Spot;
 use super::{Extra, Found, Gathered};
 use crate::disk::Disk;
@@ -22,6 +22,8 @@ pub enum Fate {
     Gone(Serial),
     /// Its namespace was cleared by a record of this version.
     Cleared(Serial),
+    /// Its put failed.
+    Void,
 }
 
 impl<E: Extra> Gathered<E> {
@@ -51,14 +53,18 @@ impl<E: Extra> Gathered<E> {
             pages: &pages,
         };
         let settled = payloads.settle(&doubts);
-        for (doubt, whole) in doubts.iter().zip(settled) {
-            // If no record is whole, the newest stays: a get of it will be a miss.
-            let Some(whole) = whole else { continue };
-            for &newer in doubt.candidates.iter().take_while(|at| **at != whole) {
+        for (doubt, settled) in doubts.iter().zip(settled) {
+            let (counts, is_whole) = match settled {
+                Some(Settled::Whole(at)) => (at, true),
+                Some(Settled::Unread(at)) => (at, false),
+                // All bytes are wrong. The newest stays: a get of it will be a miss.
+                None => continue,
+            };
+            for &newer in doubt.candidates.iter().take_while(|at| **at != counts) {
                 fates[newer] = Fate::Unfinished;
             }
-            fates[whole] = Fate::Live;
-            pages[whole].proven = true;
+            fates[counts] = Fate::Live;
+            pages[counts].proven |= is_whole;
         }
         (pages, fates)
     }
@@ -98,6 +104,9 @@ impl<E: Extra> Gathered<E> {
         let gone = self.gone.get(&(page.slot, page.key));
         if let Some(&birth) = gone.filter(|birth| page.birth < **birth) {
             return Fate::Gone(birth);
+        }
+        if self.void.contains(&(page.slot, page.key, page.birth)) {
+            return Fate::Void;
         }
         let cleared = self.clears.get(&page.slot);
         match cleared.filter(|birth| page.birth < **birth) {

@@ -31,6 +31,7 @@
 //! ([`Recovery::adoptions`]). After the opener has written them, segments that a crash left open
 //! need no second scan, and unproven pages stay unproven.
 
+mod closing;
 mod doubt;
 mod fault;
 mod gather;
@@ -49,6 +50,9 @@ use crate::core::{InitState, Recovered, SegmentInit};
 use crate::disk::Disk;
 use crate::index::{Index, NamespaceSlot, Place, SegmentId};
 use crate::planted;
+pub(crate) use closing::{
+    Found as FoundHoldings, Statement, judge as judge_closed, read_statements,
+};
 pub(crate) use gather::{Gathered, SegmentSummary};
 pub use judge::Fate;
 use scan::{Fault, FaultReason, Spot};
@@ -97,13 +101,13 @@ pub(crate) struct Found<E = ()> {
     pub extra: E,
 }
 
-/// A block of a segment that could not be used.
+/// A block that could not be used, or a difference from the last clean close.
 #[derive(Clone, Debug)]
 pub struct Damage {
     /// Index of the volume.
     pub volume: usize,
-    /// Number of the segment in the volume.
-    pub segment: u32,
+    /// Number of the segment in the volume, if it concerns one segment.
+    pub segment: Option<u32>,
     /// The fault and its place.
     pub fault: Fault,
 }
@@ -132,6 +136,7 @@ impl Recovery {
         let at = before.sum::<u32>().saturating_add(segment.0);
         if let Some(segment) = self.recovered.segments.get_mut(at as usize) {
             segment.state = InitState::Unreadable;
+            self.recovered.is_partial = true;
         }
     }
 }
@@ -212,11 +217,25 @@ pub(crate) fn recover_pages<E: Extra>(
         .zip(0..)
         .map(|(spot, id)| ((spot.volume, spot.number), SegmentId(id)))
         .collect();
+    let statements = match proven_only {
+        true => vec![Statement::None; superblocks.len()],
+        false => read_statements(disk, superblocks),
+    };
+    let mut holdings = vec![closing::Found::default(); superblocks.len()];
     scan::scan(disk, &present, clean.then_some(newest_run), |spot, scan| {
         let key = (spot.volume, spot.number);
-        let summary = gathered.take(ids[&key], spot, scan, proven_only);
+        let statement = &statements[spot.volume];
+        let scan = closing::judge(spot, scan, statement);
+        let is_vouched = statement.proves_all();
+        let summary = gathered.take(ids[&key], spot, scan, proven_only, is_vouched);
+        holdings[spot.volume].add(&summary);
         scans.insert(key, summary);
     });
+    for (volume, (held, statement)) in holdings.iter().zip(&statements).enumerate() {
+        if let Some(fault) = held.compare(statement) {
+            gathered.note_difference(volume, fault);
+        }
+    }
     gathered.prove(scans.values_mut());
     for spot in &present {
         let summary = &scans[&(spot.volume, spot.number)];
@@ -228,7 +247,7 @@ pub(crate) fn recover_pages<E: Extra>(
             .damage
             .extend(disbelieved.map(|(why, pages)| Damage {
                 volume: spot.volume,
-                segment: spot.number,
+                segment: Some(spot.number),
                 fault: Fault {
                     offset: spot.headers().offset,
                     structure: Structure::DescriptorBlock,
@@ -246,6 +265,13 @@ pub(crate) fn recover_pages<E: Extra>(
     let run = next.unwrap_or(highest_run);
     let first = Serial::first_of(run);
     let pages = gathered.publish(disk, &all, index, proven_only);
+    let mut found = vec![0; superblocks.len()];
+    for page in &pages {
+        found[all[page.place.segment.0 as usize].volume] += 1;
+    }
+    let lost = { holdings.iter().zip(&statements).zip(found) }
+        .map(|((held, statement), found)| held.lost_pages(statement, found));
+    let lost_pages = lost.sum();
     let unproven = pages.iter().filter(|page| !page.proven).count() as u64;
     let is_doubtful = |page: &&Found<E>| page.commit < gathered.lost_until;
     let doubtful = pages.iter().filter(is_doubtful).count() as u64;
@@ -274,6 +300,9 @@ pub(crate) fn recover_pages<E: Extra>(
         namespaces: gathered.namespaces,
         first,
         clean,
+        lost_pages,
+        is_partial: { gathered.damage.iter() }
+            .any(|damage| matches!(damage.fault.reason, FaultReason::Unreadable(_))),
     };
     let recovery = Recovery {
         recovered,

@@ -123,6 +123,20 @@ impl SegmentScan {
         self.case == Case::Hidden && self.sequence == Serial::ZERO
     }
 
+    /// Missing blocks, where no header lists the blocks: index, and commit of the next block found.
+    pub(crate) fn holes(&self) -> Vec<(u32, Serial)> {
+        if !matches!(self.case, Case::Unlisted | Case::Newer | Case::Hidden) {
+            return Vec::new();
+        }
+        let mut holes = Vec::new();
+        let mut next = 0;
+        for block in &self.blocks {
+            holes.extend((next..block.header.index).map(|index| (index, block.header.commit)));
+            next = block.header.index.saturating_add(1);
+        }
+        holes
+    }
+
     /// Above the commit of every record that its damage has lost; zero if none is lost.
     pub(crate) fn lost_until(&self, spot: &Spot) -> Serial {
         let blocks = |fault: &&Fault| fault.structure == Structure::DescriptorBlock;

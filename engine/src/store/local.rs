@@ -291,7 +291,7 @@ impl Local {
         StoreCounts {
             evicted_pages: counters.evicted,
             deleted_pages: counters.deleted,
-            damaged_pages: counters.damaged,
+            damaged_pages: counters.damaged + counters.lost,
             unfinished_pages: counters.unfinished,
             pages_moved: counters.moved,
             freed_segments: counters.reclaimed,
@@ -527,6 +527,8 @@ mod tests {
             namespaces: Vec::new(),
             first: Serial::first_of(Run::FIRST),
             clean: false,
+            lost_pages: 0,
+            is_partial: false,
         };
         let config = Config {
             store: StoreId::from_bytes([7; 16]),

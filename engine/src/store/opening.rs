@@ -9,7 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_format::{BLOCK_BYTES, OpenState, SEGMENTS_OFFSET, SegmentState};
+use larder_format::{
+    BLOCK_BYTES, CLOSING_OFFSET, ClosingStatement, Holdings, OpenState, SEGMENTS_OFFSET,
+    SegmentState,
+};
 
 use super::lessons::Lessons;
 use super::local::Local;
@@ -264,20 +267,44 @@ pub(crate) fn settle(local: &Local) -> Result<usize, StoreError> {
         }
         // Records that found no room before may find it in a segment that was released since.
         if !is_last {
-            unwritten = local.with_core(Core::write_evictions);
+            unwritten = local.with_core(Core::write_departures);
         }
         local.flush()?;
     }
     Ok(unwritten)
 }
 
+/// The write of a volume's closing statement, which names the superblock that is written next.
+fn closing_statement(
+    index: usize,
+    volume: &Volume,
+    holdings: Holdings,
+) -> Result<WriteAt, StoreError> {
+    let mut memory =
+        AlignedBuf::zeroed(BLOCK_BYTES).map_err(|e| StoreError::io("closing", &volume.path, e))?;
+    let statement = ClosingStatement {
+        store: volume.superblock.store,
+        volume: volume.superblock.volume,
+        generation: volume.superblock.generation.saturating_add(1),
+        run: volume.superblock.run,
+        holdings,
+    };
+    if let Ok(block) = (&mut memory[..]).try_into() {
+        statement.encode(block);
+    }
+    Ok(WriteAt {
+        volume: index,
+        offset: CLOSING_OFFSET,
+        memory,
+    })
+}
+
 /// Leaves the store marked clean, so that the next open need not search for the remains of a crash.
 /// Returns the number of evictions for which there was no room to write a record.
 pub(crate) fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<usize, StoreError> {
     let unwritten = settle(local)?;
-    let headers = local
-        .with_core(Core::closing_headers)
-        .map_err(|e| StoreError::io("closing", Path::new("memory"), e))?;
+    let (headers, holdings) = local.with_core(|core| (core.closing_headers(), core.holdings()));
+    let headers = headers.map_err(|e| StoreError::io("closing", Path::new("memory"), e))?;
     let is_there = |volume| matches!(volumes.list.get(volume), Some(Some(_)));
     let headers = headers.into_iter();
     let writes =
@@ -289,7 +316,12 @@ pub(crate) fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<usize, 
                 memory,
             });
     let disk = local.disk.as_ref();
-    volumes.write(disk, writes.collect())?;
+    let mut writes: Vec<WriteAt> = writes.collect();
+    for (index, volume) in volumes.present() {
+        let holdings = holdings.get(index).copied().unwrap_or_default();
+        writes.push(closing_statement(index, volume, holdings)?);
+    }
+    volumes.write(disk, writes)?;
     volumes.sync(disk)?;
     volumes.update(disk, |superblock| superblock.state = OpenState::Clean)?;
     Ok(unwritten)

@@ -15,6 +15,7 @@ use super::{NamespaceFacts, Page, Survey};
 use crate::capacity::footprint;
 use crate::disk::mailbox::{ReadAhead, ReadAt, read_all};
 use crate::disk::{Disk, DiskError};
+use crate::recovery::Statement;
 
 /// Bytes of one read.
 pub(super) const READ_BYTES: u64 = 2 << 20;
@@ -105,6 +106,8 @@ impl Survey {
         let mut reads = ReadAhead::new(self.disk.as_ref(), depth, bytes)?;
         let mut under_way: VecDeque<(usize, Range<u64>)> = VecDeque::with_capacity(depth);
         let mut counts = Payloads::default();
+        let statements = self.statements.iter();
+        let mut unfinished: Vec<u64> = statements.map(Statement::unfinished_max).collect();
         let mut turn = 0;
         loop {
             while reads.has_room()
@@ -122,7 +125,10 @@ impl Survey {
                     && let Err(error) = error.on_the_medium()
                 {
                     unread = Some(error);
-                } else if let Some(fault) = counts.count(&page, outcome) {
+                } else if let Some(fault) = {
+                    let volume = self.segments[page.segment].volume;
+                    counts.count(&page, outcome, unfinished.get_mut(volume))
+                } {
                     lost(BadPage { page, fault });
                 }
             });
@@ -137,13 +143,26 @@ impl Survey {
 }
 
 impl Payloads {
-    /// Counts a page; returns the reason if it is lost.
-    fn count(&mut self, page: &Page, outcome: Result<(), PayloadFault>) -> Option<PayloadFault> {
+    /// Counts a page; returns the reason if it is lost. `unfinished` is the number of further pages
+    /// of the volume that may be unfinished.
+    fn count(
+        &mut self,
+        page: &Page,
+        outcome: Result<(), PayloadFault>,
+        unfinished: Option<&mut u64>,
+    ) -> Option<PayloadFault> {
         self.checked += 1;
         self.checked_bytes += page.bytes;
         match outcome {
             Ok(()) => self.good += 1,
-            Err(PayloadFault::Mismatch { .. }) if !page.proven => self.unfinished += 1,
+            Err(PayloadFault::Mismatch { .. })
+                if !page.proven
+                    && let Some(left) = unfinished
+                    && *left > 0 =>
+            {
+                *left -= 1;
+                self.unfinished += 1;
+            }
             Err(fault) => {
                 self.bad += 1;
                 return Some(fault);

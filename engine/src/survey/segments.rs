@@ -9,8 +9,8 @@
 use std::collections::{HashMap, HashSet};
 
 use larder_format::{
-    BLOCK_BYTES, Body, Damage, Fingerprint, HEADER_BLOCKS, KeyPrefix, Record, SegmentHeader,
-    SegmentState, Serial, Structure,
+    BLOCK_BYTES, Body, CLOSING_OFFSET, Damage, Fingerprint, HEADER_BLOCKS, KeyPrefix, Record,
+    SegmentHeader, SegmentState, Serial, Structure,
 };
 
 use super::volumes::{VolumeFacts, VolumeState};
@@ -21,7 +21,10 @@ use crate::disk::mailbox::read_all;
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
 use crate::recovery::scan::{Case, Fault, FaultReason, SegmentScan, Spot, scan};
-use crate::recovery::{Found, Gathered, SegmentSummary, Whole, known_to_all};
+use crate::recovery::{
+    Found, FoundHoldings, Gathered, SegmentSummary, Statement, Whole, judge_closed, known_to_all,
+    read_statements,
+};
 
 /// Segments whose headers are read together.
 const LOOKS: usize = 1024;
@@ -112,14 +115,20 @@ impl Survey {
         let mut scans: HashMap<u32, Scanned> = HashMap::with_capacity(present.len());
         let closed = (self.condition == Condition::Clean).then_some(self.run);
         let disk = self.disk.clone();
+        self.statements = self.read_statements();
+        let mut holdings = vec![FoundHoldings::default(); self.volumes.len()];
         scan(disk.as_ref(), &present, closed, |spot, found| {
             let id = ids[&(spot.volume, spot.number)];
+            let statement = &self.statements[spot.volume];
+            let is_vouched = statement.proves_all();
+            let found = judge_closed(spot, found, statement);
             self.add_scan(id as usize, spot, &found);
             if let Some(key) = key {
                 self.add_removals(spot, &found, key);
             }
-            let holes = holes(&found);
-            let summary = gathered.take(SegmentId(id), spot, found, false);
+            let holes = found.holes();
+            let summary = gathered.take(SegmentId(id), spot, found, false, is_vouched);
+            holdings[spot.volume].add(&summary);
             scans.insert(id, Scanned { summary, holes });
         });
         gathered.prove(scans.values_mut().map(|scanned| &mut scanned.summary));
@@ -145,7 +154,54 @@ impl Survey {
         }
         self.add_stale_volumes(gathered.highest);
         self.removals.sort_by_key(|removal| removal.birth);
+        for (volume, (held, statement)) in holdings.iter().zip(&self.statements).enumerate() {
+            if let Some(fault) = held.compare(statement) {
+                gathered.note_difference(volume, fault);
+            }
+        }
         self.take_records(gathered);
+        self.compare_with_close(&holdings);
+    }
+
+    /// The closing statements of the volumes that are there.
+    fn read_statements(&self) -> Vec<Statement> {
+        if self.condition != Condition::Clean {
+            return vec![Statement::None; self.volumes.len()];
+        }
+        let present = self.volumes.iter().zip(&self.opened);
+        let superblocks = present.map(|(facts, opened)| {
+            let opened = opened
+                .as_ref()
+                .filter(|_| facts.state == VolumeState::Present);
+            opened?.superblock.as_ref()
+        });
+        read_statements(self.disk.as_ref(), &superblocks.collect::<Vec<_>>())
+    }
+
+    /// Adds a flaw for each volume that does not hold what its closing statement states.
+    fn compare_with_close(&mut self, holdings: &[FoundHoldings]) {
+        let mut pages = vec![0; self.volumes.len()];
+        for facts in &self.segments {
+            pages[facts.volume] += facts.live_pages;
+        }
+        let mut flaws = Vec::new();
+        for (volume, (held, statement)) in holdings.iter().zip(&self.statements).enumerate() {
+            let lost = held.lost_pages(statement, pages[volume]);
+            let reason = match held.compare(statement).map(|fault| fault.reason) {
+                Some(FaultReason::Emptied { lost: segments, .. }) => FlawReason::LostContents {
+                    segments,
+                    pages: lost,
+                },
+                Some(reason) => FlawReason::ClosingStatement(reason.to_string()),
+                None if lost > 0 => FlawReason::LostContents {
+                    segments: 0,
+                    pages: lost,
+                },
+                None => continue,
+            };
+            flaws.push(Flaw::at(volume, CLOSING_OFFSET, reason));
+        }
+        self.flaws.extend(flaws);
     }
 
     /// Segments on volumes that are there, within the part that is there.
@@ -279,6 +335,11 @@ impl Survey {
         let mut bad: Vec<(u64, String)> = Vec::new();
         match copies {
             [Err(Damage::Blank(_)), Err(Damage::Blank(_))] if summary.case == Case::Blank => {}
+            // Recovery has found a later generation behind it.
+            [Ok(a), Ok(_)] if summary.header.is_none() && self.condition == Condition::Clean => {
+                let why = format!("it is of generation {}, an older one", a.sequence);
+                bad.push((offset, why));
+            }
             [Ok(a), Ok(b)] => {
                 bad.extend(disagreement(a, b).map(|(copy, why)| (offsets[copy], why)));
             }
@@ -432,21 +493,6 @@ impl NamespaceFacts {
             bytes: 0,
         }
     }
-}
-
-/// Missing blocks in a segment whose blocks no header lists. Where a header lists them, the scan
-/// has reported them already.
-fn holes(scan: &SegmentScan) -> Vec<(u32, Serial)> {
-    if !matches!(scan.case, Case::Unlisted | Case::Newer | Case::Hidden) {
-        return Vec::new();
-    }
-    let mut holes = Vec::new();
-    let mut next = 0;
-    for block in &scan.blocks {
-        holes.extend((next..block.header.index).map(|index| (index, block.header.commit)));
-        next = block.header.index.saturating_add(1);
-    }
-    holes
 }
 
 /// Whether no header and no block of a segment is left. A segment that the device cannot read is

@@ -55,6 +55,8 @@ fn core_of(segments: u32) -> (Core, NamespaceSlot) {
         namespaces: Vec::new(),
         first: Serial::first_of(Run::FIRST),
         clean: true,
+        lost_pages: 0,
+        is_partial: false,
     };
     let config = Config {
         store: StoreId::from_bytes([1; 16]),

@@ -185,12 +185,58 @@ pub fn records_block() -> DescriptorBlock {
                 namespace,
                 key: key(0x55).prefix(),
                 birth: serial(9, 2049),
-                volume: 1,
-                segment: SegmentNo(17),
-                sequence: serial(4, 12),
+                home: home(),
             },
         ]),
     }
+}
+
+pub fn home() -> PageHome {
+    PageHome {
+        volume: 1,
+        segment: SegmentNo(17),
+        sequence: serial(4, 12),
+    }
+}
+
+/// A block with the record of a failed put.
+pub fn void_block() -> DescriptorBlock {
+    DescriptorBlock {
+        header: block_header(),
+        body: Body::Records(vec![Record::Void {
+            namespace: namespace().fingerprint(),
+            key: key(0x66).prefix(),
+            birth: serial(9, 2049),
+            home: home(),
+        }]),
+    }
+}
+
+pub fn closing_statement() -> ClosingStatement {
+    ClosingStatement {
+        store: superblock().store,
+        volume: 1,
+        generation: 23,
+        run: Run::new(9).unwrap(),
+        holdings: Holdings {
+            used: 11,
+            unread: 2,
+            sequences: (1 << 70) + 5,
+            pages: 165,
+            unproven: 7,
+        },
+    }
+}
+
+pub fn encode_closing(statement: &ClosingStatement) -> Block {
+    let mut block = [0xa5; BLOCK_BYTES];
+    statement.encode(&mut block);
+    block
+}
+
+pub fn decode_closing(block: &[u8]) -> Result<ClosingStatement, Damage> {
+    let expected = closing_statement();
+    ClosingStatement::decode(block, expected.store, expected.volume)
 }
 
 pub fn namespace_block() -> DescriptorBlock {
@@ -443,7 +489,7 @@ fn any_record(header: BlockHeader) -> impl Strategy<Value = Record> {
     let parent = prop::option::of(any_key().prop_map(|key| key.prefix()));
     let namespace = bytes16().prop_map(Fingerprint::from_bytes);
     (
-        0..4_u8,
+        0..5_u8,
         namespace,
         any_key(),
         parent,
@@ -470,16 +516,52 @@ fn any_record(header: BlockHeader) -> impl Strategy<Value = Record> {
                     birth,
                 },
                 2 => Record::Clear { namespace, birth },
-                _ => Record::Evict {
+                3 => Record::Evict {
                     namespace,
                     key: key.prefix(),
                     birth,
-                    volume: depth as u16,
-                    segment: SegmentNo(start),
-                    sequence: Serial::from_raw(checksum),
+                    home: any_home(depth, start, checksum),
+                },
+                _ => Record::Void {
+                    namespace,
+                    key: key.prefix(),
+                    birth,
+                    home: any_home(depth, start, checksum),
                 },
             },
         )
+}
+
+fn any_home(volume: u32, segment: u32, sequence: u64) -> PageHome {
+    PageHome {
+        volume: volume as u16,
+        segment: SegmentNo(segment),
+        sequence: Serial::from_raw(sequence),
+    }
+}
+
+pub fn any_closing_statement() -> impl Strategy<Value = ClosingStatement> {
+    let counts = (
+        any::<u32>(),
+        any::<u32>(),
+        any::<u128>(),
+        any::<u64>(),
+        any::<u64>(),
+    );
+    (any::<u64>(), 0..1_u32 << 24, counts).prop_map(
+        |(generation, run, (used, unread, sequences, pages, unproven))| ClosingStatement {
+            generation,
+            run: Run::new(run).unwrap(),
+            holdings: Holdings {
+                used,
+                unread,
+                sequences,
+                pages,
+                unproven,
+            },
+            ..closing_statement()
+        },
+    )
 }
 
 pub fn any_records_block() -> impl Strategy<Value = DescriptorBlock> {

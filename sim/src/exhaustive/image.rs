@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Op, Piece};
 use larder_engine::format::{
-    BLOCK_BYTES, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, Superblock, SuperblockError,
+    BLOCK_BYTES, CLOSING_OFFSET, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, Superblock, SuperblockError,
 };
 use larder_engine::volume::simulated::decode;
 use larder_sim_runtime::dice::mix;
@@ -45,14 +45,19 @@ impl Written {
     }
 }
 
-/// The position of a block: the copies of the superblock come first, then the segments.
+/// The blocks before the segments that are in use: the copies of the superblock, and the closing
+/// statement.
+const BEFORE: [u64; 3] = [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], CLOSING_OFFSET];
+
+/// The position of a block: those before the segments come first.
 fn block_of(offset: u64) -> usize {
-    let copies = SUPERBLOCK_OFFSETS.len();
     match offset.checked_sub(SEGMENTS_OFFSET) {
-        Some(offset) => copies + usize::try_from(offset).expect("a small volume") / BLOCK_BYTES,
+        Some(offset) => {
+            BEFORE.len() + usize::try_from(offset).expect("a small volume") / BLOCK_BYTES
+        }
         None => {
-            let copy = SUPERBLOCK_OFFSETS.iter().position(|copy| *copy == offset);
-            copy.expect("a superblock")
+            let at = BEFORE.iter().position(|at| *at == offset);
+            at.expect("a block in use")
         }
     }
 }
@@ -77,12 +82,11 @@ impl Image {
     /// A new volume: both copies of its superblock, and blocks of zeros in segments.
     pub fn new(superblock: &Block, blocks: usize) -> Image {
         let zero: Arc<Block> = Arc::new([0; BLOCK_BYTES]);
-        let copies = SUPERBLOCK_OFFSETS.len();
         let mut image = Image {
-            blocks: vec![(zero, 0); copies + blocks],
+            blocks: vec![(zero, 0); BEFORE.len() + blocks],
             digest: 0,
         };
-        (0..copies).for_each(|at| image.put(&Written::new(at, superblock)));
+        (0..SUPERBLOCK_OFFSETS.len()).for_each(|at| image.put(&Written::new(at, superblock)));
         image
     }
 

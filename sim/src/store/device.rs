@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_engine::disk::{Action, Buffer, DiskError, Done, Op, Piece, Purpose, Sink};
-use larder_engine::format::SegmentState;
+use larder_engine::format::{CLOSING_OFFSET, SegmentState};
 use larder_engine::index::SegmentId;
 use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
@@ -36,6 +36,7 @@ const DELAY_US_MAX: u64 = 20_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
     Superblock,
+    ClosingStatement,
     /// Zeros that find out whether a volume takes writes.
     Probe,
     Header(SegmentState),
@@ -146,6 +147,7 @@ impl State {
             }
             Action::Write { offset, buffer } => {
                 assert!(is_owner, "a reader writes");
+                self.opening_writes += 1;
                 let start = block_at(*offset);
                 blocks = contents_of(&self.world, buffer);
                 (self.begin_write(op.volume, start, &blocks), start)
@@ -206,6 +208,9 @@ impl State {
     fn begin_write(&mut self, volume: usize, start: usize, blocks: &[Content]) -> What {
         if (0..2).any(|copy| block_of(copy) == start) {
             return What::Superblock;
+        }
+        if start == block_at(CLOSING_OFFSET) {
+            return What::ClosingStatement;
         }
         let world = &mut self.world;
         world.clock += 1;
@@ -272,6 +277,11 @@ impl State {
             return Ok(());
         };
         let count = buffer.len() / BLOCK;
+        // Reads of calls drop a page at the first error of the medium.
+        let may_wait = flight.op.purpose == Purpose::Background && self.listing == 0;
+        if may_wait && let Some(errno) = self.world.outage_of(volume, start, count) {
+            return Err(DiskError::Os(errno));
+        }
         let is_page = {
             let volumes = self.world.disk.volumes();
             matches!(volumes[volume].visible(start), Content::Data(_))

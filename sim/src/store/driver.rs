@@ -38,6 +38,9 @@ const LEAPS: [Duration; 3] = [
     Duration::from_secs(2_592_000),
 ];
 
+/// Longest outage beside reclaim: shorter than the time after which a page counts as lost.
+const OUTAGE_BESIDE_MAX: Duration = Duration::from_millis(2500);
+
 /// Longest time for which the clock stands still, in steps of the scheduler.
 const FROZEN_STEPS_MAX: u64 = 2000;
 
@@ -46,6 +49,8 @@ const FROZEN_STEPS_MAX: u64 = 2000;
 pub enum End {
     NotOpened(StoreError),
     Closed(Result<(), StoreError>),
+    /// Closed without a call, since a part of the store could not be read.
+    ClosedPartly(Result<(), StoreError>),
     /// Whether the store came to rest.
     Rested(bool),
 }
@@ -127,6 +132,8 @@ impl Driver {
             told: None,
             listing: 0,
             misdirected: 0,
+            opening_writes: 0,
+            is_partial: false,
             is_read_only: false,
             evicted_read_only: None,
         })));
@@ -241,6 +248,12 @@ impl Driver {
         self.steps -= 1;
         state.world.moment += 1;
         state.world.spoil();
+        let odds = state.world.setup.faults.outage / 20.0;
+        if state.world.fault(odds) {
+            state
+                .world
+                .draw_outage(Class::OutageBeside, OUTAGE_BESIDE_MAX);
+        }
         state.world.draw_death();
         let last = draw_last(&mut state.world);
         disturb_clock(&mut state.world);
@@ -294,6 +307,11 @@ impl Driver {
                 drop(state);
                 self.crash(process, power)
             }
+            End::ClosedPartly(Ok(())) => {
+                self.shared.lock().closed_partly();
+                Outcome::Again
+            }
+            End::ClosedPartly(Err(_)) => self.crash(process, false),
             End::Closed(Ok(())) => {
                 self.end_reader();
                 // Pins of lent reads are given back by a thread that no close waits for.

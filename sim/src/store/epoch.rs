@@ -2,18 +2,23 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder_engine::StoreError;
 use larder_engine::core::Core;
 use larder_engine::format::{OpenState, SegmentState, Superblock};
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::recovery::Recovery;
+use larder_engine::recovery::scan::FaultReason;
 
 use super::device::{Flight, What};
 use super::{Call, Deletions, Phase, State};
 use crate::classes::Class;
 use crate::superblocks::{block_of, decode, older_copy};
 use crate::world::Epoch;
+
+/// Longest outage at an opening: some end before the opening gives its reads up, some after.
+const OUTAGE_MAX: Duration = Duration::from_secs(8);
 
 impl State {
     /// Before an opening. Returns the superblocks, and of each which copy is not the newer one.
@@ -51,6 +56,10 @@ impl State {
         self.told = None;
         self.listing = 0;
         self.evicted_read_only = None;
+        self.opening_writes = 0;
+        self.is_partial = false;
+        (self.world.outage, self.world.has_outage) = (None, false);
+        self.world.draw_outage(Class::Outage, OUTAGE_MAX);
         Some(known)
     }
 
@@ -66,8 +75,15 @@ impl State {
                 recovery.recovered.first
             )
         });
-        world.check_recovered(recovery, index, &self.expected);
-        world.check_reader(recovery);
+        let mut faults = recovery.damage.iter().map(|damage| &damage.fault.reason);
+        let some_unread = faults.any(|reason| matches!(reason, FaultReason::Unreadable(_)));
+        self.is_partial = some_unread && world.has_outage;
+        if self.is_partial {
+            world.count(Class::OpenedPartly);
+        } else {
+            world.check_recovered(recovery, index, &self.expected);
+            world.check_reader(recovery);
+        }
         let mut epoch = Epoch::new(index.clone(), recovery.recovered.first);
         epoch.slots = vec![None; world.setup.namespaces.len()];
         for (slot, namespace) in (0..).map(NamespaceSlot).zip(world.namespaces_of(recovery)) {
@@ -83,6 +99,16 @@ impl State {
 
     /// An opening may fail for the device's sake alone.
     pub fn check_refusal(&mut self, error: &StoreError) {
+        if let StoreError::NotRead { .. } = error {
+            assert!(
+                self.world.has_outage,
+                "an opening cannot read without a fault: {error}"
+            );
+            assert_eq!(self.opening_writes, 0, "a refused opening writes");
+            self.world.count(Class::OpenRefused);
+            self.world.note(0, || format!("not opened: {error}"));
+            return;
+        }
         let faults = &self.world.setup.faults;
         let may = faults.spoils() || faults.misleads() || faults.fail_writes();
         let may = may || faults.superblock_error > 0.0;
@@ -182,6 +208,10 @@ impl State {
     pub fn crash(&mut self, power: bool) {
         self.world.lose_begun();
         self.world.totals.crashes += 1;
+        if self.is_partial {
+            // What the run before this one left is still what must be there.
+            self.forget_epoch();
+        }
         let class = if power { Class::Power } else { Class::Kill };
         self.world.count(class);
         self.count_phases();
@@ -225,6 +255,37 @@ impl State {
         // Its threads are dead: it cannot be dropped.
         std::mem::forget(self.store.take());
         self.epoch = None;
+    }
+
+    /// No page leaves by an opening. Called while nobody has called the store.
+    pub fn check_nothing_left(&self) {
+        self.try_core(|core| {
+            let counters = core.counters();
+            // A failed sync may leave no room for the pages that it concerns.
+            let may_evict = counters.failed_syncs > 0;
+            assert!(
+                counters.evicted == 0 || may_evict,
+                "pages are evicted by an opening"
+            );
+            let may_be_lost = self.world.setup.faults.spoils();
+            assert!(
+                counters.damaged == 0 || may_be_lost,
+                "pages are dropped by an opening"
+            );
+        });
+    }
+
+    /// The run counts for nothing: it has changed no page.
+    fn forget_epoch(&mut self) {
+        self.epoch = None;
+        self.expected.exactly = false;
+    }
+
+    /// A store that was open in part is closed.
+    pub fn closed_partly(&mut self) {
+        assert!(self.flights.is_empty(), "operations outlive the close");
+        self.world.oracle.end_run(false);
+        self.forget_epoch();
     }
 
     pub fn closed(&mut self) {
@@ -295,6 +356,10 @@ impl State {
     pub fn end_counts(&mut self) {
         if let Some(epoch) = &self.epoch {
             self.try_core(|core| self.world.check_evictions(epoch, core));
+        }
+        let unwritten = self.try_core(Core::unwritten_departures);
+        if let (Some(epoch), Some(unwritten)) = (&mut self.epoch, unwritten) {
+            epoch.unwritten = unwritten;
         }
         self.sum_up();
     }

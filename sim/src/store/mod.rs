@@ -137,6 +137,11 @@ pub struct State {
     told: Option<Told>,
     /// Calls in progress that may read descriptors of any segment.
     listing: u32,
+    /// Writes of the opening in progress.
+    opening_writes: u64,
+    /// An outage kept segments from this opening. It is closed at once: all its pages must be there
+    /// again at the next one.
+    is_partial: bool,
     /// A volume is in read-only service.
     is_read_only: bool,
     /// Pages evicted, while no volume takes writes.

@@ -52,11 +52,30 @@ pub fn open(shared: &Shared, superblocks: Found) -> Result<Arc<Store>, StoreErro
     Ok(Arc::new(store))
 }
 
+/// A store that was opened without some of its segments: nobody calls it. Its threads get a while
+/// to do what they must not do.
+fn run_partly(shared: &Shared, store: Arc<Store>) -> End {
+    shared.lock().store = Some(store.clone());
+    for _ in 0..4 {
+        shared.lock().check_nothing_left();
+        thread::sleep(Duration::from_millis(700));
+    }
+    shared.lock().check_nothing_left();
+    shared.lock().closing = true;
+    let closed = store.close();
+    shared.lock().store = None;
+    End::ClosedPartly(closed)
+}
+
 pub fn run(shared: &Shared, superblocks: Found) -> End {
     let store = match open(shared, superblocks) {
         Ok(store) => store,
         Err(error) => return End::NotOpened(error),
     };
+    if shared.lock().is_partial {
+        return run_partly(shared, store);
+    }
+    shared.lock().world.outage = None;
     callers::name_some(shared, &store);
     let clients = {
         let mut state = shared.lock();

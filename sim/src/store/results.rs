@@ -3,7 +3,7 @@
 //! A check compares the index right before the call with the index right after it. Other tasks run
 //! in between, so a check that needs an unchanged store holds only if the page did not change.
 
-use larder_engine::{GetStatus, MissReason, PutStatus, Refusal, SyncPolicy};
+use larder_engine::{GetStatus, MissReason, PutFailure, PutStatus, Refusal, SyncPolicy};
 use larder_sim_runtime::medium::Content;
 use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
@@ -31,6 +31,13 @@ impl State {
         let failures = self.epoch.as_ref().map_or(0, |epoch| epoch.failures);
         self.check_admission(pages, &now, statuses);
         for (at, status) in statuses.iter().enumerate() {
+            if matches!(
+                status,
+                PutStatus::Refused(_) | PutStatus::Failed(PutFailure::Write)
+            ) && let Some(epoch) = &mut self.epoch
+            {
+                epoch.given_up.insert(versions[at]);
+            }
             let totals = &mut self.world.totals;
             match status {
                 PutStatus::Stored => totals.stored += 1,

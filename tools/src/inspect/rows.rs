@@ -340,7 +340,7 @@ pub struct KeyRow {
     commit: String,
     /// Whether its bytes are known to be on the device.
     proven: bool,
-    /// `live`, `superseded`, `unfinished`, `gone` or `cleared`.
+    /// `live`, `superseded`, `unfinished`, `gone`, `cleared` or `void`.
     fate: &'static str,
     /// The record that removed it.
     removed_by: Option<String>,
@@ -355,6 +355,7 @@ impl KeyRow {
             Fate::Unfinished => ("unfinished", None),
             Fate::Gone(birth) => ("gone", Some(birth)),
             Fate::Cleared(birth) => ("cleared", Some(birth)),
+            Fate::Void => ("void", None),
         };
         KeyRow {
             key: page.key.to_string(),

@@ -11,10 +11,10 @@
 //! | module | decides |
 //! |---|---|
 //! | `records` | the writes of records that are no pages |
-//! | `evictions` | when evictions are written down |
+//! | `departures` | when evictions and failed puts are written down |
 //! | `holds` | (commits that are held back) |
 
-mod evictions;
+mod departures;
 pub(super) mod holds;
 pub(super) mod records;
 
@@ -32,7 +32,7 @@ use super::types::{IoId, RequestId};
 use crate::disk::DiskError;
 use crate::index::{NamespaceSlot, SegmentId};
 use crate::memory::AlignedBuf;
-use evictions::Evictions;
+use departures::Departures;
 use holds::Holds;
 use records::{Content, Metadata, Written};
 
@@ -130,7 +130,7 @@ pub(super) struct Journal {
     held: Holds,
     flights: HashMap<IoId, Flight>,
     blocks_in_flight: u32,
-    evictions: Evictions,
+    departures: Departures,
     /// Requests that wait for records: how many are left, and the highest commit of the others.
     requests: BTreeMap<RequestId, (usize, Serial)>,
     /// Records in blocks that no header lists yet: of segments that are being opened, and of
@@ -151,7 +151,7 @@ impl Journal {
             held: Holds::default(),
             flights: HashMap::new(),
             blocks_in_flight: 0,
-            evictions: Evictions::default(),
+            departures: Departures::default(),
             requests: BTreeMap::new(),
             unlisted_records: BTreeMap::new(),
             unlisted_blocks: BTreeMap::new(),
@@ -253,8 +253,8 @@ impl Journal {
             let rest = queue.split_off(allowed);
             self.queues.insert(id, rest);
         }
-        let evictions = self.evictions_for(segments, id, &mut queue);
-        let bodies = bodies(base, &queue, evictions);
+        self.add_departures(segments, id, &mut queue);
+        let bodies = bodies(base, &queue);
         let blocks = u32::try_from(bodies.len()).unwrap_or(u32::MAX);
         assert!(
             blocks <= queue.reserved,
@@ -478,14 +478,14 @@ impl Journal {
     }
 }
 
-fn bodies(base: &Base, queue: &Queue, evictions: Vec<Record>) -> Vec<Body> {
+fn bodies(base: &Base, queue: &Queue) -> Vec<Body> {
     let pages = queue.pages.iter().map(|(_, record)| Record::Page(*record));
     let metadata = queue.metadata.iter();
     let metadata = metadata.filter_map(|record| match &record.content {
         Content::Record(record) => Some(*record),
         Content::Namespace(_) => None,
     });
-    let mut records = pages.chain(metadata).chain(evictions);
+    let mut records = pages.chain(metadata);
     let block = || {
         let mut block = Vec::with_capacity(RECORDS_PER_BLOCK);
         block.extend(records.by_ref().take(RECORDS_PER_BLOCK));

@@ -1,4 +1,5 @@
-//! Metadata records: records that are no pages. They are tombstones, evictions and namespaces.
+//! Metadata records: records that are no pages. They are tombstones, namespaces and
+//! departures (see [`departures`](super::departures)).
 //!
 //! A tombstone has a version of its own. It kills every page of its key (or namespace) with an
 //! older version, also pages that only a stale copy on disk still holds. So it is written even when
@@ -178,6 +179,12 @@ impl Journal {
         segments: &mut Segments,
         mut record: Metadata,
     ) {
+        if let Content::Record(departure @ (Record::Evict { .. } | Record::Void { .. })) =
+            record.content
+        {
+            self.keep_departure(departure);
+            return;
+        }
         record.failed += 1;
         if record.failed < WRITES_MIN.max(segments.volumes() + 1) {
             self.place_record(base, segments, record);
@@ -195,7 +202,7 @@ impl Journal {
         commit: Serial,
     ) {
         let weight = match record.content {
-            Content::Record(Record::Evict { .. }) => 0,
+            Content::Record(Record::Evict { .. } | Record::Void { .. }) => 0,
             Content::Record(_) => 1,
             Content::Namespace(_) => super::RECORDS,
         };

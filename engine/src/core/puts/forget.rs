@@ -1,6 +1,6 @@
 //! Pages that leave: evicted under the limit, deleted by a caller, or found damaged.
 
-use larder_format::{KeyPrefix, Namespace, PageKey, Record, SegmentNo, Serial};
+use larder_format::{KeyPrefix, Namespace, PageHome, PageKey, Record, SegmentNo, Serial};
 
 use super::{Below, Puts};
 use crate::api::NamespaceId;
@@ -144,12 +144,32 @@ impl Puts {
             namespace: below.base.namespaces.get(namespace).fingerprint,
             key,
             birth: version,
-            volume: below.segments.volume_number(segment),
-            segment: SegmentNo(below.segments.number_of(segment)),
-            sequence: below.segments.get(segment).generation,
+            home: home_of(below, segment),
         };
         if !planted!(UnwrittenEviction) {
-            below.journal.keep_eviction(record);
+            below.journal.keep_departure(record);
+        }
+    }
+
+    /// Records that a put of this version has failed. Its descriptor may be on the device, and the
+    /// next open must not find the page.
+    #[expect(clippy::unused_self, reason = "these records are the room's to write")]
+    pub(super) fn write_void(
+        &self,
+        below: &mut Below<'_>,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        segment: SegmentId,
+        version: Serial,
+    ) {
+        let record = Record::Void {
+            namespace: below.base.namespaces.get(namespace).fingerprint,
+            key,
+            birth: version,
+            home: home_of(below, segment),
+        };
+        if !planted!(UnvoidedFailure) {
+            below.journal.keep_departure(record);
         }
     }
 
@@ -322,6 +342,15 @@ impl Puts {
         });
         below.base.counters.deleted += found;
         found
+    }
+}
+
+/// The generation that a segment holds now.
+fn home_of(below: &Below<'_>, segment: SegmentId) -> PageHome {
+    PageHome {
+        volume: below.segments.volume_number(segment),
+        segment: SegmentNo(below.segments.number_of(segment)),
+        sequence: below.segments.get(segment).generation,
     }
 }
 

@@ -322,6 +322,10 @@ impl Puts {
             Origin::Copy(_) => PutStatus::Failed(PutFailure::Write),
             Origin::Put => {
                 below.base.counters.failed += 1;
+                if page.commit.is_some() {
+                    let (namespace, key) = page.page.name();
+                    self.write_void(below, namespace, key, page.place.segment, page.version);
+                }
                 PutStatus::Failed(PutFailure::Write)
             }
         };

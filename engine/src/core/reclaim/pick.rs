@@ -42,10 +42,10 @@ impl<'a> View<'a> {
         self.candidates().any(|(_, segment)| segment.is_dead())
     }
 
-    /// Whether room is worth pages. Where free segments could not be read at the open, there may be
-    /// room enough, and nothing leaves before a call needs it.
+    /// Whether room is worth pages. Where a part of the store could not be read at the open, there
+    /// may be room enough, and nothing leaves before a call needs it.
     fn may_cost_pages(self) -> bool {
-        self.base.is_room_asked_for() || !self.segments.some_unreadable() || planted!(EvictsAtOpen)
+        self.base.is_room_asked_for() || !self.base.is_partial || planted!(EvictsAtOpen)
     }
 
     /// Segments that may become victims.

@@ -116,7 +116,7 @@ enum Pass {
 #[derive(Debug)]
 struct Once {
     latest: HashMap<(Fingerprint, Option<PageKey>), Serial>,
-    evictions: HashSet<(Fingerprint, KeyPrefix, Serial)>,
+    departures: HashSet<(Fingerprint, KeyPrefix, Serial, bool)>,
 }
 
 impl Once {
@@ -138,7 +138,7 @@ impl Once {
         }
         Once {
             latest,
-            evictions: HashSet::new(),
+            departures: HashSet::new(),
         }
     }
 
@@ -148,9 +148,16 @@ impl Once {
             key,
             birth,
             ..
+        }
+        | Record::Void {
+            namespace,
+            key,
+            birth,
+            ..
         } = record
         {
-            return self.evictions.insert((*namespace, *key, *birth));
+            let is_void = matches!(record, Record::Void { .. });
+            return self.departures.insert((*namespace, *key, *birth, is_void));
         }
         let Some(name) = deleted_by(record) else {
             return true;
@@ -168,7 +175,7 @@ pub(super) fn deleted_by(record: &Record) -> Option<(Fingerprint, Option<PageKey
     match record {
         Record::Delete { namespace, key, .. } => Some((*namespace, Some(*key))),
         Record::Clear { namespace, .. } => Some((*namespace, None)),
-        Record::Page(_) | Record::Evict { .. } => None,
+        Record::Page(_) | Record::Evict { .. } | Record::Void { .. } => None,
     }
 }
 
@@ -355,19 +362,16 @@ impl Forwarding {
                     self.pages.push(page);
                 }
             }
-            Record::Evict {
-                volume,
-                segment: number,
-                sequence,
-                ..
-            } => {
-                let lay_in = below.segments.id_of(usize::from(*volume), number.0);
-                let is_there = |id| below.segments.get(id).generation == *sequence;
+            Record::Evict { home, .. } | Record::Void { home, .. } => {
+                let lay_in = below
+                    .segments
+                    .id_of(usize::from(home.volume), home.segment.0);
+                let is_there = |id| below.segments.get(id).generation == home.sequence;
                 if lay_in.is_some_and(is_there)
                     && lay_in != Some(segment)
                     && self.once.admits(record)
                 {
-                    below.journal.keep_eviction(*record);
+                    below.journal.keep_departure(*record);
                 }
             }
             Record::Delete { birth, .. } | Record::Clear { birth, .. } => {

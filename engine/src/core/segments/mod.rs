@@ -6,6 +6,7 @@
 //! | `recovered` | the states of the segments after a recovery |
 //! | `placement` | the segment that a page or record goes to |
 //! | `headers` | the content of a segment's header |
+//! | `holdings` | (how much the segments hold, at a clean close) |
 //! | `lending` | the free segments that are written beforehand |
 //! | `failures` | which segments are poisoned, in quarantine, or unusable |
 //! | `service` | the volumes that take writes |
@@ -16,6 +17,7 @@
 
 mod failures;
 pub(super) mod headers;
+mod holdings;
 mod lending;
 pub(super) mod placement;
 mod recovered;
@@ -400,12 +402,6 @@ impl Segments {
     pub(super) fn free_segments_of_all(&self) -> usize {
         let free = |volume: &Volume| volume.free.len() + volume.service.segments_probed();
         self.volumes.iter().map(free).sum()
-    }
-
-    /// Some segment could not be read at the open.
-    pub(super) fn some_unreadable(&self) -> bool {
-        let mut all = self.segments.iter();
-        all.any(|segment| segment.state() == State::Unreadable)
     }
 
     /// Free segments that reclaim tries to keep: two, or a sixty-fourth of the store.

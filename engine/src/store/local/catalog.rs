@@ -242,7 +242,7 @@ impl Catalog for Local {
                 .collect(),
             evicted: counters.evicted,
             deleted: counters.deleted,
-            damaged: counters.damaged,
+            damaged: counters.damaged + counters.lost,
             unfinished: counters.unfinished,
             moved: counters.moved,
             reclaimed: counters.reclaimed,

@@ -141,6 +141,8 @@ impl Volume {
             namespaces: Vec::new(),
             first: Serial::first_of(Run::FIRST),
             clean: true,
+            lost_pages: 0,
+            is_partial: false,
         };
         let config = Config {
             store: STORE,
