@@ -25,6 +25,8 @@ use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
+use crate::runtime::descriptors;
+
 /// Slots of one block.
 const SLOTS: usize = 128;
 
@@ -175,7 +177,10 @@ fn install() {
 }
 
 fn install_handler() {
-    let null = File::options().read(true).write(true).open("/dev/null");
+    let null = descriptors::cover().and_then(|()| {
+        let mut options = File::options();
+        options.read(true).write(true).open("/dev/null")
+    });
     if let Ok(null) = null {
         NULL.store(null.into_raw_fd(), Ordering::Release);
     }

@@ -6,9 +6,13 @@
 //! package `larder-engine-simulated` is the engine with that feature. It is a package of its own,
 //! so that no build of the workspace switches the feature on for the engine that ships.
 //!
+//! The standard descriptors are those of the real process in both.
+//!
 //! Not simulated, and so not from here: atomics; the locks of the leases, of a policy's facts and
 //! of the latency histograms, under which nothing waits. The calls to the operating system are in
 //! [`crate::system`].
+
+pub use larder_sync::descriptors;
 
 #[cfg(feature = "simulated")]
 pub use larder_sim_runtime::{

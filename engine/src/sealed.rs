@@ -14,6 +14,7 @@ use memmap2::{Advice, MmapOptions, MmapRaw};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
 use crate::fork::{Private, keep_private};
+use crate::runtime::descriptors;
 
 /// See the module.
 #[derive(Debug)]
@@ -33,6 +34,7 @@ impl Sealed {
     /// The kernel's, when there is no such memory.
     pub(crate) fn create(name: &str, bytes: usize, flags: MemfdFlags) -> io::Result<Sealed> {
         let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        descriptors::cover()?;
         let file = rustix::fs::memfd_create(name, flags)?;
         rustix::fs::ftruncate(&file, bytes as u64)?;
         if flags.contains(MemfdFlags::HUGETLB) {

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Gid, Mode, OFlags};
 
+use crate::runtime::descriptors;
+
 /// See the module.
 #[derive(Debug)]
 pub struct Sidecar {
@@ -49,6 +51,7 @@ impl Sidecar {
     /// It is no regular file, or cannot be read.
     pub fn read(&self) -> io::Result<Option<Vec<u8>>> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+        descriptors::cover()?;
         let file = match rustix::fs::open(&self.path, flags, Mode::empty()) {
             Ok(file) => File::from(file),
             Err(rustix::io::Errno::NOENT) => return Ok(None),
@@ -95,6 +98,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 fn create_like(other: &Path, path: &Path) -> io::Result<File> {
     let other = fs::metadata(other)?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+    descriptors::cover()?;
     let file = rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)?;
     // Without the group this user alone reads the file.
     let group = Gid::from_raw(other.gid());

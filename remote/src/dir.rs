@@ -25,6 +25,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use larder_format::Fingerprint;
+use larder_sync::descriptors;
 use tempfile::NamedTempFile;
 
 use crate::buffer::Buffer;
@@ -325,6 +326,7 @@ fn absent<T>(outcome: io::Result<T>) -> io::Result<Option<T>> {
 
 /// A file without its name yet, removed when it is dropped.
 fn unfinished(directory: &Path) -> io::Result<NamedTempFile> {
+    descriptors::cover()?;
     tempfile::Builder::new()
         .prefix(UNFINISHED)
         .tempfile_in(directory)

@@ -1,4 +1,5 @@
-//! Locks and condition variables that a forked child process can use.
+//! Care for the program around a library: locks and condition variables that a forked child process
+//! can use, and standard descriptors that stay the program's ([`descriptors`]).
 //!
 //! A child has the memory of its parent and none of the other threads. A lock without state
 //! outside of itself stays usable there, unless another thread held it at the moment of the fork.
@@ -14,6 +15,8 @@
 //! | [`Mutex`], [`MutexGuard`] | one holder |
 //! | [`Condvar`] | waits for a change of the value of a mutex |
 //! | [`RwLock`] | many readers or one writer; new readers wait behind a waiting writer |
+
+pub mod descriptors;
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

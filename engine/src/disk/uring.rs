@@ -37,8 +37,8 @@ use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
 use crate::fork::Origin;
 use crate::latency::DeviceLatencies;
 use crate::memory::move_to_huge_pages;
-use crate::runtime::Mutex;
 use crate::runtime::thread::{self, JoinHandle};
+use crate::runtime::{Mutex, descriptors};
 
 /// Most operations of one volume in the kernel at once.
 pub const DEPTH_MAX: u32 = 4096;
@@ -208,6 +208,7 @@ unsafe fn carry_out(ring: &mut IoUring, entry: &squeue::Entry) -> Result<usize, 
 
 impl Setup {
     fn build(self, entries: u32) -> Result<IoUring, io::Error> {
+        descriptors::cover()?;
         let mut builder = IoUring::builder();
         builder.dontfork().setup_cqsize(entries.saturating_mul(2));
         if self.deferred {
@@ -433,6 +434,7 @@ impl Lane {
         latencies: Arc<DeviceLatencies>,
     ) -> Result<Self, io::Error> {
         // Blocking, so that the ring's read waits for the bell instead of failing.
+        descriptors::cover()?;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let inbox = Inbox {
             queue,

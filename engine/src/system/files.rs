@@ -13,6 +13,8 @@ use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
+use crate::runtime::descriptors;
+
 /// An open file. Its locks live as long as the description behind it.
 pub(crate) type Handle = OwnedFd;
 
@@ -118,6 +120,7 @@ pub(crate) struct How {
 /// Opens a file, without waiting for anything. Returns whether its reads and writes bypass the page
 /// cache, which needs the file system's support.
 pub(crate) fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
+    descriptors::cover()?;
     let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     flags |= if how.writes {
         OFlags::RDWR

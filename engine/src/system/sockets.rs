@@ -15,6 +15,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, recvmsg, sendmsg,
 };
 
+use crate::runtime::descriptors;
+
 pub(crate) use std::os::fd::AsFd as Pollable;
 pub(crate) use std::os::unix::net::{UnixListener, UnixStream};
 
@@ -101,6 +103,7 @@ impl Name {
 
     /// A name in the directory that has its name at this moment, even if it is renamed later.
     pub(crate) fn through(directory: &Path, name: &Path) -> io::Result<Name> {
+        descriptors::cover()?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(directory, flags, Mode::empty())?;
         let path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name);
@@ -140,12 +143,19 @@ pub(crate) fn is_listening(socket: &Path) -> io::Result<()> {
 
 /// A stream socket that is not connected yet.
 fn unix_socket() -> io::Result<OwnedFd> {
+    descriptors::cover()?;
     Ok(rustix::net::socket_with(
         rustix::net::AddressFamily::UNIX,
         rustix::net::SocketType::STREAM,
         rustix::net::SocketFlags::CLOEXEC,
         None,
     )?)
+}
+
+/// Accepts a connection.
+pub(crate) fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
+    descriptors::cover()?;
+    listener.accept().map(|(stream, _)| stream)
 }
 
 /// Ends all waits for connections on a listening socket, for good.

@@ -28,6 +28,7 @@ use crate::error::{StoreError, count};
 use crate::fit::default_segment_bytes;
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
+use crate::runtime::descriptors;
 pub use add::add;
 use checks::{
     absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,
@@ -419,6 +420,7 @@ impl Target {
     fn make(path: &Path) -> Result<Option<Target>, StoreError> {
         let temporary = temporary_name(path);
         remove_left(path, &temporary)?;
+        descriptors::cover().map_err(|e| StoreError::io("creating the volume", path, e))?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let made = match rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR) {
             Ok(made) => made,

@@ -26,6 +26,7 @@ use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+use larder_sync::descriptors;
 
 use super::copies::{Batch, rows_2d};
 use crate::error::DeviceError;
@@ -123,6 +124,8 @@ impl Context {
     pub(super) fn open(ordinal: u32) -> Result<Arc<Context>, DeviceError> {
         present()?;
         let no = |error| unavailable(name(error));
+        // The driver keeps descriptors of its own.
+        descriptors::cover().map_err(|error| unavailable(error.to_string()))?;
         result::init().map_err(no)?;
         let count = result::device::get_count().map_err(no)?;
         let ordinal = i32::try_from(ordinal).unwrap_or(i32::MAX);

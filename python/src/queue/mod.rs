@@ -37,7 +37,7 @@ use larder_engine::fork::Origin;
 use larder_engine::seldom::Seldom;
 use larder_engine::{Recall, StoreError};
 use larder_format::PageKey;
-use larder_sync::{Condvar, Mutex, MutexGuard};
+use larder_sync::{Condvar, Mutex, MutexGuard, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::chain::Chain;
@@ -261,6 +261,7 @@ impl Queue {
     /// # Errors
     /// There is no file descriptor for its event.
     pub fn new(handle: &Arc<Handle>, limits: Limits) -> io::Result<Arc<Queue>> {
+        descriptors::cover()?;
         let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let queue = Arc::new(Queue {
             handle: handle.clone(),

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::TryStreamExt;
 use larder_format::Fingerprint;
+use larder_sync::descriptors;
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
 use object_store::path::Path;
 use object_store::{
@@ -88,6 +89,7 @@ impl S3 {
             builder = builder.with_endpoint(endpoint);
         }
         let store = builder.build().map_err(|error| client(error.to_string()))?;
+        descriptors::cover().map_err(|error| client(error.to_string()))?;
         let runtime = Builder::new_current_thread()
             .enable_all()
             .build()
@@ -132,6 +134,8 @@ impl S3 {
         deadline: Instant,
         request: impl Future<Output = object_store::Result<T>> + Send + 'static,
     ) -> Result<T, RemoteError> {
+        // The request may make a connection.
+        descriptors::cover().map_err(|error| RemoteError::Failed(error.to_string()))?;
         let (sender, receiver) = mpsc::sync_channel(1);
         let bucket = self.place.bucket.clone();
         let limited = async move {

@@ -338,6 +338,14 @@ pub fn is_listening(socket: &Path) -> io::Result<()> {
     try_connect(socket).map(drop)
 }
 
+/// Accepts a connection.
+///
+/// # Errors
+/// After [`stop_listening`].
+pub fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
+    listener.accept().map(|(stream, _)| stream)
+}
+
 /// Ends all waits for connections on a listening socket, for good.
 pub fn stop_listening(listener: &UnixListener) {
     with(|kernel| {

@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_sync::Mutex;
+use larder_sync::{Mutex, descriptors};
 
 use super::group::{Group, Round};
 use super::threads::ThreadRank;
@@ -384,7 +384,8 @@ impl Drop for Socket {
 
 impl Socket {
     fn bind(path: &Path) -> Result<Socket, RanksError> {
-        let bound = UnixListener::bind(path).or_else(|error| {
+        let bound = descriptors::cover().and_then(|()| UnixListener::bind(path));
+        let bound = bound.or_else(|error| {
             // A host that was killed while its group gathered leaves the file behind, and
             // connections to it are refused. Connections to a regular file are refused, too.
             let is_socket = |path| {
@@ -420,7 +421,7 @@ impl Socket {
         let until = Instant::now() + timeout;
         let mut guests = BTreeMap::new();
         while guests.len() + 1 < size as usize {
-            match self.listener.accept() {
+            match descriptors::cover().and_then(|()| self.listener.accept()) {
                 Ok((stream, _)) => {
                     // A refused rank receives the reason. Its place stays free for another.
                     let _ = admit(stream, size, until, &mut guests);
@@ -484,7 +485,7 @@ fn admit(
 /// Connects to the host, which may not have started yet.
 fn connect(path: &Path, until: Instant) -> Result<UnixStream, RanksError> {
     loop {
-        match UnixStream::connect(path) {
+        match descriptors::cover().and_then(|()| UnixStream::connect(path)) {
             Ok(stream) => return Ok(stream),
             Err(error) => {
                 let early = matches!(

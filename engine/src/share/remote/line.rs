@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::ANSWER_PATIENCE;
 use crate::fork::{Private, keep_private};
-use crate::runtime::Instant;
+use crate::runtime::{Instant, descriptors};
 use crate::share::pass::Taking;
 use crate::share::server::{short_name, socket_path};
 use crate::share::wire::{
@@ -63,7 +63,9 @@ impl Line {
 
     /// Sends a request that is answered without waiting, and receives the reply.
     pub(super) fn ask(&mut self, request: &Request<'_>) -> Result<Reply, WireError> {
-        self.ask_for_file(request).map(|(reply, _)| reply)
+        self.send(request)?;
+        self.poll_for_reply()?;
+        self.receive(ANSWER_PATIENCE).map(|(reply, _)| reply)
     }
 
     /// The same, with the file that comes with the reply.
@@ -71,6 +73,7 @@ impl Line {
         &mut self,
         request: &Request<'_>,
     ) -> Result<(Reply, Option<OwnedFd>), WireError> {
+        descriptors::cover()?;
         self.send(request)?;
         self.poll_for_reply()?;
         self.receive(ANSWER_PATIENCE)

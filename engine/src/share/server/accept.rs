@@ -11,7 +11,7 @@ use crate::fork::{Private, keep_private};
 use crate::runtime::Instant;
 use crate::share::wire::arrives;
 use crate::system::files::{self, FileId};
-use crate::system::sockets::UnixListener;
+use crate::system::sockets::{self, UnixListener};
 
 /// Interval of the checks that the socket's file is still in its place.
 const SOCKET_LOOK: Duration = Duration::from_secs(1);
@@ -46,8 +46,8 @@ impl Shared {
                 next_look = Instant::now() + SOCKET_LOOK;
                 continue;
             }
-            let stream = match listener.accept() {
-                Ok((stream, _)) => stream,
+            let stream = match sockets::accept(&listener) {
+                Ok(stream) => stream,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(_) if self.stop.load(Ordering::SeqCst) => return,
                 Err(error) => {
