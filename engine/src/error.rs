@@ -64,6 +64,14 @@ pub enum StoreError {
         /// The result of the attempt.
         reason: String,
     },
+    /// The process on the store's socket serves another store, and no process serves this one.
+    #[error("{path}: {reason}; or start `larder serve`, which takes its place at the socket")]
+    ServesAnother {
+        /// The store.
+        path: PathBuf,
+        /// The process, and the remedy.
+        reason: String,
+    },
     /// The process on the store's socket speaks another version of the protocol, or no such
     /// protocol.
     #[error("{path}: {reason}")]

@@ -323,7 +323,11 @@ fn is_served(path: &Path) -> Result<bool, Failure> {
     match larder_engine::report(path) {
         Ok(_) => Ok(true),
         // The survey finds out the reason.
-        Err(StoreError::NotServed { .. } | StoreError::Locked { .. }) => Ok(false),
+        Err(
+            StoreError::NotServed { .. }
+            | StoreError::ServesAnother { .. }
+            | StoreError::Locked { .. },
+        ) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

@@ -227,6 +227,7 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
                 Level::Ok,
                 format!("{} does not exist yet", path.display()),
             );
+            store::absent(path, facts);
             return match std::fs::metadata(parent) {
                 Ok(metadata) if metadata.is_dir() => directory(parent, facts),
                 Ok(_) => Err(Failure::environment(format!(

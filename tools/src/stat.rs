@@ -85,6 +85,8 @@ struct StatReport {
     prewrite: bool,
     #[serde(flatten)]
     processes: Processes,
+    /// Volumes whose paths no longer lead to the files that the owner serves.
+    displaced_volumes: Vec<share::DisplacedVolume>,
     totals: TotalCounts,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]
@@ -117,6 +119,7 @@ impl StatReport {
                 pages_missed: told.totals.counts.misses.total(),
                 store: told.totals.store,
             },
+            displaced_volumes: told.displaced_volumes,
             path: path.to_owned(),
             pid: told.pid,
             rss_bytes: told.rss_bytes,
@@ -209,6 +212,9 @@ impl Report for StatReport {
                 size(stats.usable_bytes)
             ),
         );
+        for volume in &self.displaced_volumes {
+            lines.row("Displaced", displaced_line(volume));
+        }
         for volume in &stats.read_only_volumes {
             lines.row(
                 "Read-only",
@@ -326,6 +332,16 @@ impl Report for StatReport {
         }
         lines
     }
+}
+
+/// A displaced volume, for people.
+pub fn displaced_line(volume: &share::DisplacedVolume) -> String {
+    format!(
+        "{}: {}; the owner serves the former file. Stop the owner and serve the store at the path, \
+         or move the former file back",
+        volume.path.display(),
+        volume.reason
+    )
 }
 
 /// The order in which pages are evicted, for people.
@@ -470,7 +486,8 @@ fn troubles(told: &share::Report) -> Vec<String> {
             volume.reason
         )
     });
-    disk.into_iter().chain(read_only).collect()
+    let displaced = told.displaced_volumes.iter().map(displaced_line);
+    disk.into_iter().chain(read_only).chain(displaced).collect()
 }
 
 fn check(path: &Path, json: bool) -> Result<Ending, Failure> {

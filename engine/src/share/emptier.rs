@@ -6,7 +6,7 @@ use std::path::Path;
 
 use larder_format::Serial;
 
-use super::reach;
+use super::reach_own;
 use super::remote::{Gone, Remote};
 use super::wire::{KEYS_MAX, Reply, Report, Request};
 use crate::error::StoreError;
@@ -20,7 +20,7 @@ impl Emptier {
     /// # Errors
     /// Those of [`report`](super::report).
     pub fn reach(path: &Path) -> Result<Emptier, StoreError> {
-        reach(path).map(Emptier)
+        reach_own(path).map(Emptier)
     }
 
     /// Has a segment emptied if it is of this generation. Returns the number of pages moved out of

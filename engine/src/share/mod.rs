@@ -101,6 +101,7 @@ use crate::error::StoreError;
 use crate::fork::Origin;
 use crate::inventory::{self, Space};
 use crate::store::LocalStore;
+use crate::system::files;
 use crate::totals::Totals;
 #[cfg(not(feature = "simulated"))]
 use crate::volume::create::{CreateOptions, create};
@@ -111,6 +112,7 @@ pub use guard::Marks;
 use protocol::Protocol;
 use remote::{ReachError, Remote};
 use role::{Decider, Known, NotYet, Owner, Role, Wish};
+pub use server::DisplacedVolume;
 #[doc(hidden)]
 pub use server::answer;
 pub(crate) use server::is_listening;
@@ -226,6 +228,11 @@ impl Store {
                 "a read-only handle needs no owner: open the store read-only instead".to_owned(),
             ));
         }
+        // The process may change its working directory, and looks for owners again later.
+        let path = &files::absolute(path);
+        let options = options.with(|o| {
+            o.volumes = o.volumes.iter().map(|it| files::absolute(it)).collect();
+        });
         let begun = Instant::now();
         let mut has_warned = false;
         let bell = Arc::new(Bell::new());
@@ -282,7 +289,7 @@ pub struct View {
 /// Those of [`report`].
 pub fn view(path: &Path) -> Result<View, StoreError> {
     let remote = reach(path)?;
-    let report = remote.report().map_err(|_| StoreError::OwnerGone);
+    let report = report_of(path, &remote);
     let spaces = inventory::spaces(&remote);
     remote.hang_up();
     Ok(View {
@@ -297,20 +304,35 @@ pub fn view(path: &Path) -> Result<View, StoreError> {
 /// Asks a running owner for its report.
 ///
 /// # Errors
-/// [`StoreError::NotServed`] when the store has no owner, [`StoreError::Locked`] when its owner has
+/// [`StoreError::NotServed`] when the store has no owner, [`StoreError::ServesAnother`] when the
+/// process on its socket is the owner of another store, [`StoreError::Locked`] when its owner has
 /// no socket, [`StoreError::Denied`] and [`StoreError::Unanswered`] when its owner does not serve
 /// this process, [`StoreError::NotUnderstood`] when its owner is of another release.
 pub fn report(path: &Path) -> Result<Report, StoreError> {
     let remote = reach(path)?;
-    let report = remote.report();
+    let report = report_of(path, &remote);
     remote.hang_up();
-    report.map_err(|_| StoreError::OwnerGone)
+    report
+}
+
+/// The report of the process on the socket of the store at `path`.
+///
+/// The file at the path is not read unless the owner states that its own file is displaced: the
+/// device may hang, and a report must not.
+fn report_of(path: &Path, remote: &Remote) -> Result<Report, StoreError> {
+    let report = remote.report().map_err(|_| StoreError::OwnerGone)?;
+    if !report.displaced_volumes.is_empty() {
+        remote
+            .check_store()
+            .map_err(|error| not_served(path, &error))?;
+    }
+    Ok(report)
 }
 
 /// Ends or resumes the work of the place beneath the store of a running owner. False if there is
 /// none.
 pub(crate) fn use_beneath(path: &Path, is_used: bool) -> Result<bool, StoreError> {
-    let remote = reach(path)?;
+    let remote = reach_own(path)?;
     let answer = remote.ask(&Request::UseBeneath { is_used });
     remote.hang_up();
     match answer {
@@ -320,7 +342,20 @@ pub(crate) fn use_beneath(path: &Path, is_used: bool) -> Result<bool, StoreError
     }
 }
 
-/// Connects to a running owner, to ask it.
+/// Connects to the owner of the store at `path`, to have it work: not to the owner of another
+/// store.
+fn reach_own(path: &Path) -> Result<Remote, StoreError> {
+    let remote = reach(path)?;
+    match remote.check_store() {
+        Ok(()) => Ok(remote),
+        Err(error) => {
+            remote.hang_up();
+            Err(not_served(path, &error))
+        }
+    }
+}
+
+/// Connects to the process on the socket of the store at `path`.
 fn reach(path: &Path) -> Result<Remote, StoreError> {
     let reach = || Remote::reach(path, &Protocol::default());
     let reached = match reach().map_err(|error| not_served(path, &error)) {
@@ -345,7 +380,8 @@ fn patience_with(error: &StoreError) -> Duration {
 }
 
 fn not_served(path: &Path, error: &ReachError) -> StoreError {
-    if let (ReachError::Nobody(_), Some(locked)) = (error, locked(path)) {
+    let is_unowned = matches!(error, ReachError::Nobody(_) | ReachError::OfAnother { .. });
+    if let Some(locked) = is_unowned.then(|| locked(path)).flatten() {
         return locked;
     }
     let (path, reason) = (path.to_owned(), error.to_string());
@@ -356,7 +392,22 @@ fn not_served(path: &Path, error: &ReachError) -> StoreError {
             StoreError::NotUnderstood { path, reason }
         }
         ReachError::Nobody(_) => StoreError::NotServed { path, reason },
+        ReachError::OfAnother { .. } => StoreError::ServesAnother { path, reason },
     }
+}
+
+/// The id of the store at a path, if there is one that can be read.
+fn store_at(path: &Path) -> Option<[u8; 16]> {
+    let volume = volume::File::open(path, Access::ReadOnly).ok()?;
+    let superblock = volume.superblock().ok()?;
+    Some(*superblock.store.as_bytes())
+}
+
+/// Whether no process can own the store at a path. A lock on one node of a device says nothing
+/// about its other nodes.
+fn is_free(path: &Path) -> bool {
+    let volume = volume::File::open(path, Access::ReadOnly);
+    volume.is_ok_and(|volume| !volume.is_device && !volume.is_locked())
 }
 
 /// The error of a store that is locked by a process; `None` when it is not locked.

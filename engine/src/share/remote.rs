@@ -34,6 +34,8 @@ use super::keys::blob;
 use super::protocol::{
     Agreed, BENEATH, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name,
 };
+use super::server::socket_path;
+use super::store_at;
 use super::wire::{
     ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, parse,
     receive,
@@ -117,6 +119,20 @@ pub(super) enum ReachError {
     },
     #[error("the owner's greeting makes no sense: is something else on its socket?")]
     Nonsense,
+    /// The process on the socket owns another store.
+    #[error(
+        "no process serves this store. {} listens at {} and serves another store, whose file was \
+         deleted or replaced. Stop that process",
+        pid.map_or_else(
+            || "A process of another pid namespace".to_owned(),
+            |pid| format!("Process {pid}")
+        ),
+        socket.display()
+    )]
+    OfAnother {
+        pid: Option<u32>,
+        socket: std::path::PathBuf,
+    },
 }
 
 impl From<io::Error> for ReachError {
@@ -133,6 +149,8 @@ impl From<io::Error> for ReachError {
 /// See the module.
 pub(super) struct Remote {
     path: std::path::PathBuf,
+    /// The store that the owner serves.
+    store: [u8; 16],
     client: ClientId,
     secret: u64,
     map: SegmentMap,
@@ -196,6 +214,7 @@ impl Remote {
         let segments: Vec<u32> = welcome.volumes.iter().map(|(_, count)| *count).collect();
         let remote = Remote {
             path: path.to_owned(),
+            store: welcome.store,
             client: welcome.client,
             secret: welcome.secret,
             map: SegmentMap::new(&segments, welcome.segment_blocks),
@@ -214,6 +233,26 @@ impl Remote {
             area: OnceLock::new(),
         };
         Ok((remote, welcome))
+    }
+
+    /// Compares the owner's store with the store at the path. A path without a readable store does
+    /// not count.
+    ///
+    /// # Errors
+    /// [`ReachError::OfAnother`] alone.
+    pub(super) fn check_store(&self) -> Result<(), ReachError> {
+        match store_at(&self.path) {
+            Some(store) if store != self.store => Err(self.of_another()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The process on the socket owns another store than the one at the path.
+    pub(super) fn of_another(&self) -> ReachError {
+        ReachError::OfAnother {
+            pid: self.owner_pid(),
+            socket: socket_path(&self.path),
+        }
     }
 
     /// Reports to the owner that the marks are on the volumes. False when the owner does not see
@@ -511,7 +550,6 @@ mod tests {
     use super::*;
     use crate::api::{PutStatus, Refusal};
     use crate::catalog::{Ask, Catalog, Grant, Putting};
-    use crate::share::server::socket_path;
     use crate::{OpenOptions, PageStore, Store};
 
     struct Home {

@@ -10,7 +10,7 @@ use super::bell::Bell;
 use super::remote::{self, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name, socket_path};
 use super::wire::ClientId;
-use super::{guard, not_served};
+use super::{guard, is_free, not_served};
 use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
 use crate::catalog::Catalog;
 use crate::disk::Pacing;
@@ -259,13 +259,18 @@ impl Client {
     fn reach(path: &Path, options: &OpenOptions) -> Result<Client, Unreached> {
         let (remote, welcome) =
             Remote::reach(path, &options.protocol).map_err(|error| match error {
+                // A process that holds no lock on the store may not speak for it.
                 error @ (ReachError::Denied(_)
                 | ReachError::Version { .. }
-                | ReachError::Nonsense) => {
+                | ReachError::Nonsense)
+                    if !is_free(path) =>
+                {
                     Unreached::Failed(NotYet::Never(not_served(path, &error)))
                 }
                 error => Unreached::Nobody(error),
             })?;
+        // The owner of a store that was deleted or replaced does not serve this one.
+        remote.check_store().map_err(Unreached::Nobody)?;
         let never = |error| Unreached::Failed(NotYet::Never(error));
         let gone = |_| Unreached::Failed(NotYet::TryAgain(StoreError::OwnerGone));
         // The owner's paths may name other files here: in another mount namespace.
@@ -276,7 +281,7 @@ impl Client {
         let some_lost = welcome.volumes.iter().any(|(path, _)| path.is_none());
         let mut volumes = Volumes::open(path, &places, Access::Client, some_lost).map_err(never)?;
         if *volumes.superblock().store.as_bytes() != welcome.store {
-            return Err(gone(remote::Gone));
+            return Err(Unreached::Nobody(remote.of_another()));
         }
         let mut marks = guard::Marked::by(remote.client().0);
         for (_, volume) in volumes.present() {

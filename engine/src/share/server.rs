@@ -7,6 +7,7 @@
 //! | `serve` | a connection from its greeting to its end |
 //! | [`answer`] | the reply to each request |
 //! | [`ledger`] | the puts and pins of one client |
+//! | `places` | whether the volumes' paths still lead to their files |
 //! | `peer` | whether the process behind a connection may be a client |
 //! | `tally` | the processes that use the store, with their counters |
 //! | `totals` | the totals of all processes, and their copies in the clients |
@@ -48,7 +49,7 @@ mod books;
 mod emptying;
 pub mod ledger;
 mod peer;
-
+mod places;
 mod reads;
 mod serve;
 mod session;
@@ -83,6 +84,8 @@ use crate::totals::Totals;
 use accept::Listening;
 use peer::Admission;
 pub(super) use peer::hides_own_user;
+pub use places::DisplacedVolume;
+use places::Places;
 pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};
@@ -109,8 +112,7 @@ pub(super) struct Server {
 
 struct Shared {
     store: Arc<LocalStore>,
-    /// Path of the store's first volume, as given.
-    path: PathBuf,
+    places: Places,
     socket: PathBuf,
     welcome: Template,
     map: SegmentMap,
@@ -182,12 +184,13 @@ impl Server {
         let bound = socket::listen(&socket, admission.store_user(), group)
             .map_err(failed("serving the catalog"))?;
         let (template, probes) = facts(&store, &options.protocol, group);
+        let places = Places::of(&store.volumes());
         let shared = Arc::new(Shared {
             map: template.map(),
             store,
+            places,
             welcome: template,
             probes,
-            path: path.to_owned(),
             socket: socket.clone(),
             listening: Mutex::new(Listening::new(bound)),
             rebinds: Seldom::default(),
@@ -452,6 +455,7 @@ impl Shared {
     }
 
     fn report(&self) -> Report {
+        self.places.look();
         let sessions = self.sessions.lock();
         let (mut reads, mut puts, mut adrift, mut compactions) = (0, 0, 0, 0);
         let mut releases = BTreeMap::<&Agreed, u32>::new();
@@ -485,6 +489,7 @@ impl Shared {
             format_version: larder_format::FORMAT_VERSION,
             compactions,
             beneath: self.store.beneath_report(),
+            displaced_volumes: self.places.displaced(),
         }
     }
 }

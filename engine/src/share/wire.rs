@@ -20,6 +20,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::protocol::{Agreed, Protocol};
+use super::server::DisplacedVolume;
 use super::staging::{Served, Slot, StagingReport};
 use crate::api::{PutStatus, Refusal, Settings, Stats};
 use crate::beneath::BeneathReport;
@@ -491,6 +492,8 @@ pub struct Report {
     pub compactions: u32,
     /// The place beneath the store, if there is one.
     pub beneath: Option<BeneathReport>,
+    /// The volumes whose paths no longer lead to the files that the owner serves.
+    pub displaced_volumes: Vec<DisplacedVolume>,
 }
 
 /// The clients of one release.

@@ -10,7 +10,9 @@ use std::path::{Path, PathBuf};
 use larder_format::BLOCK_BYTES;
 use nix::errno::Errno as NixErrno;
 use nix::fcntl::{FcntlArg, fcntl};
-use rustix::fs::{FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::fs::{
+    AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, ResolveFlags, SeekFrom, StatxFlags,
+};
 use rustix::io::Errno;
 
 use crate::runtime::descriptors;
@@ -30,9 +32,14 @@ pub(crate) enum Kind {
     Link,
 }
 
-/// Device and inode: the same for all names of one file.
+/// Identity of a file: the same for all its names, and for all nodes of one block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct FileId(u64, u64);
+pub(crate) enum FileId {
+    /// Device and inode.
+    Inode(u64, u64),
+    /// The number of a block device.
+    BlockDevice(u64),
+}
 
 /// A file, as its directory entry or its descriptor shows it.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +72,10 @@ impl Found {
         };
         Found {
             kind,
-            id: FileId(found.dev(), found.ino()),
+            id: match kind {
+                Kind::BlockDevice => FileId::BlockDevice(found.rdev()),
+                _ => FileId::Inode(found.dev(), found.ino()),
+            },
             user: found.uid(),
             is_sticky: found.mode() & Mode::SVTX.bits() != 0,
         }
@@ -85,7 +95,44 @@ pub(crate) fn look_at_name(path: &Path) -> io::Result<Found> {
 /// Identity and owner of an open file.
 pub(crate) fn identify(file: &Handle) -> io::Result<(FileId, u32)> {
     let found = rustix::fs::fstat(file)?;
-    Ok((FileId(found.st_dev, found.st_ino), found.st_uid))
+    let id = match FileType::from_raw_mode(found.st_mode) {
+        FileType::BlockDevice => FileId::BlockDevice(found.st_rdev),
+        _ => FileId::Inode(found.st_dev, found.st_ino),
+    };
+    Ok((id, found.st_uid))
+}
+
+/// The file that a path leads to, links followed, if the kernel knows without asking a file system:
+/// a lookup in one that hangs could not be ended, not even by a kill.
+///
+/// # Errors
+/// The path leads nowhere; else the kernel does not know, or is older than 5.12.
+pub(crate) fn look_in_cache(path: &Path) -> io::Result<FileId> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let at = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED)?;
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(&at, "", how, StatxFlags::BASIC_STATS)?;
+    let number = |major, minor| rustix::fs::makedev(major, minor);
+    Ok(match FileType::from_raw_mode(found.stx_mode.into()) {
+        FileType::BlockDevice => {
+            FileId::BlockDevice(number(found.stx_rdev_major, found.stx_rdev_minor))
+        }
+        _ => FileId::Inode(
+            number(found.stx_dev_major, found.stx_dev_minor),
+            found.stx_ino,
+        ),
+    })
+}
+
+/// The name of an open file, as the kernel knows it now. It changes when the file or a directory
+/// above is renamed, and when the file is deleted or replaced.
+pub(crate) fn name_now(file: &Handle) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// An absolute path to the same name, links kept.
+pub(crate) fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// An absolute path to the same file, without links.
@@ -101,10 +148,10 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
 /// Whether this process may add and remove names in a directory.
 pub(crate) fn may_change(directory: &Path) -> io::Result<()> {
     Ok(rustix::fs::accessat(
-        rustix::fs::CWD,
+        CWD,
         directory,
         rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
-        rustix::fs::AtFlags::EACCESS,
+        AtFlags::EACCESS,
     )?)
 }
 

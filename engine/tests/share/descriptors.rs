@@ -58,10 +58,10 @@ fn a_volume_that_other_processes_still_use_is_neither_missing_nor_given_up() {
 }
 
 /// A loop device of a file; `None` where this process may not have one.
-struct Loop(PathBuf);
+pub struct Loop(pub PathBuf);
 
 impl Loop {
-    fn over(file: &Path) -> Option<Loop> {
+    pub fn over(file: &Path) -> Option<Loop> {
         let mut command = Command::new("losetup");
         let made = command.args(["--find", "--show"]).arg(file).output().ok()?;
         let name = String::from_utf8(made.stdout).ok()?;

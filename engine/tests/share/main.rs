@@ -1,11 +1,12 @@
 //! One store used by several handles at once, each like a process of its own: an owner, clients,
 //! and the next owner. `socket`: the owner's socket, without the code of a client. `descriptors`:
-//! locks and descriptions of the volumes.
+//! locks and descriptions of the volumes. `places`: volumes that are deleted or replaced.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]
 mod common;
 mod descriptors;
+mod places;
 mod socket;
 
 use std::os::unix::fs::FileExt;

@@ -129,6 +129,34 @@ pub fn look_at_name(path: &Path) -> io::Result<Found> {
     })
 }
 
+/// The file that a path leads to. The simulated kernel knows every file.
+///
+/// # Errors
+/// Not found.
+pub fn look_in_cache(path: &Path) -> io::Result<FileId> {
+    look(path).map(|found| found.id)
+}
+
+/// The name of an open file.
+///
+/// # Errors
+/// For a closed one, and for one without a name.
+pub fn name_now(file: &Handle) -> io::Result<PathBuf> {
+    with(|kernel| {
+        let id = volume_of(kernel, file)?.id;
+        let mut names = kernel.names.iter();
+        let found = names.find(|(_, node)| node.id == id);
+        let (name, _) = found.ok_or_else(|| errno(libc::ENOENT))?;
+        Ok(name.clone())
+    })
+}
+
+/// The path itself: no simulated process has a working directory.
+#[must_use]
+pub fn absolute(path: &Path) -> PathBuf {
+    path.to_owned()
+}
+
 /// Identity and owner of an open file.
 ///
 /// # Errors

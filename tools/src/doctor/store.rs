@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use super::{Facts, RELEASE, remedy};
 use crate::remote::cost::monthly;
 use crate::size::ByteSize;
-use crate::stat::{eviction_line, pacing_line, process};
+use crate::stat::{displaced_line, eviction_line, pacing_line, process};
 
 /// The store at a path: whole, closed, in use?
 pub(super) fn store(path: &Path, facts: &mut Facts) {
@@ -68,8 +68,11 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
             return;
         }
     };
-    let asked = locked.then(|| share::report(path));
+    // A process on the socket of a store that is not locked serves another one.
+    let is_asked = locked || share::socket_path(path).exists();
+    let asked = is_asked.then(|| share::report(path));
     let (level, what) = match &asked {
+        Some(Err(StoreError::ServesAnother { reason, .. })) => (Level::Fail, reason.clone()),
         Some(Ok(report)) => (Level::Ok, served_by(report.pid)),
         Some(Err(StoreError::Unanswered { reason, .. })) => {
             let (_, holder) = in_use(superblock, locked);
@@ -88,6 +91,23 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
         eviction(&report, facts);
         remote(&report, facts);
         service(&report, facts);
+        places(&report, facts);
+    }
+}
+
+/// No file is at the path: does a process serve one that was there?
+pub(super) fn absent(path: &Path, facts: &mut Facts) {
+    let Ok(report) = share::report(path) else {
+        return;
+    };
+    facts.add("store in use", Level::Ok, served_by(report.pid));
+    places(&report, facts);
+}
+
+/// The volumes whose files are not at their paths.
+fn places(report: &share::Report, facts: &mut Facts) {
+    for volume in &report.displaced_volumes {
+        facts.add("place", Level::Fail, displaced_line(volume));
     }
 }
 

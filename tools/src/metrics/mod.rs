@@ -84,6 +84,7 @@ pub fn text(path: &Path) -> Result<String, StoreError> {
         Ok(view) => Ok(text_of(Some(&view), &wear(path))),
         Err(
             StoreError::NotServed { .. }
+            | StoreError::ServesAnother { .. }
             | StoreError::Unanswered { .. }
             | StoreError::OwnerGone
             | StoreError::Locked { .. },

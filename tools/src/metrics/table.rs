@@ -160,7 +160,7 @@ fn state(view: &View) -> &'static str {
     let stats = &view.report.stats;
     if !stats.read_only_volumes.is_empty() {
         "read_only"
-    } else if stats.unreadable_segments > 0 {
+    } else if stats.unreadable_segments > 0 || !view.report.displaced_volumes.is_empty() {
         "degraded"
     } else {
         "serving"
@@ -216,6 +216,11 @@ fn owner(table: &mut Table, view: &View) {
         "larder_adrift_pages",
         "Pages of puts that were aborted because their client was silent",
         report.pages_adrift,
+    );
+    table.gauge(
+        "larder_displaced_volumes",
+        "Volumes whose paths no longer lead to the files that the owner serves",
+        report.displaced_volumes.len() as u64,
     );
     table.gauge(
         "larder_compactions",

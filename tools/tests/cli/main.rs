@@ -5,6 +5,7 @@
 mod bench;
 mod bundle;
 mod containers;
+mod displaced;
 mod documents;
 mod hung;
 mod limits;

@@ -404,6 +404,16 @@ fn each_rule_fires_for_its_fault_alone() {
         !prometheus.firing().contains("LarderReadOnly")
     });
 
+    // A volume that is moved away.
+    let aside = directory.path().join("aside");
+    std::fs::rename(&path, &aside).unwrap();
+    expected.push("LarderDisplaced");
+    prometheus.fires("LarderDisplaced", &expected);
+    std::fs::rename(&aside, &path).unwrap();
+    eventually("the rule does not fire any more", || {
+        !prometheus.firing().contains("LarderDisplaced")
+    });
+
     // No owner.
     store.close().unwrap();
     expected.push("LarderUnserved");

@@ -10,11 +10,11 @@ use crate::error::StoreError;
 use crate::fork::{Private, keep_private};
 use crate::runtime::Instant;
 use crate::share::wire::arrives;
-use crate::system::files::{self, FileId};
+use crate::system::files::FileId;
 use crate::system::sockets::{self, UnixListener};
 
-/// Interval of the checks that the socket's file is still in its place.
-const SOCKET_LOOK: Duration = Duration::from_secs(1);
+/// Interval of the checks that the volumes' files and the socket's file are still in their places.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The socket that clients connect to.
 pub(super) struct Listening {
@@ -37,13 +37,18 @@ impl Listening {
 impl Shared {
     pub(super) fn accept(self: &Arc<Shared>) {
         let mut fails = false;
-        let mut next_look = Instant::now() + SOCKET_LOOK;
+        let mut next_look = Instant::now() + LOOK;
         while !self.stop.load(Ordering::SeqCst) {
             let listener = self.listening.lock().listener.clone();
             let left = next_look.saturating_duration_since(Instant::now());
-            if !arrives(&*listener, Some(left)).unwrap_or(true) {
+            let arrived = arrives(&*listener, Some(left)).unwrap_or(true);
+            // Also while connections arrive without a pause.
+            if !arrived || Instant::now() >= next_look {
+                self.places.look();
                 self.keep_socket();
-                next_look = Instant::now() + SOCKET_LOOK;
+                next_look = Instant::now() + LOOK;
+            }
+            if !arrived {
                 continue;
             }
             let stream = match sockets::accept(&listener) {
@@ -69,10 +74,14 @@ impl Shared {
     }
 
     /// Binds the socket again if its file has gone, which cleaners of temporary files cause.
-    /// Without the file no client would find the owner.
+    /// Without the file no client would find the owner. Of a displaced store it stays away: another
+    /// store may be at the path, with an owner and a socket of its own.
     fn keep_socket(&self) {
         let mut listening = self.listening.lock();
-        if self.stop.load(Ordering::SeqCst) || socket::is_bound(&self.socket, listening.bound) {
+        if self.stop.load(Ordering::SeqCst)
+            || socket::is_bound(&self.socket, listening.bound)
+            || self.places.is_first_displaced()
+        {
             return;
         }
         let outcome = self.bind_again();
@@ -100,13 +109,8 @@ impl Shared {
     }
 
     fn bind_again(&self) -> Result<Listening, StoreError> {
-        // Another store may be at the path by now, with an owner and a socket of its own.
         let failed = |error| StoreError::io("binding the socket anew", &self.socket, error);
-        let found = files::look(&self.path)
-            .map_err(|error| StoreError::io("looking for the store", &self.path, error))?;
-        let own = self.probes.first().map(|own| files::identify(own));
-        let is_own = own.is_some_and(|own| own.is_ok_and(|(own, _)| own == found.id));
-        if !is_own {
+        if !self.places.is_first_there()? {
             return Err(failed(io::Error::other(
                 "another store lies at its path now",
             )));

@@ -132,6 +132,7 @@ impl Shared {
                 (session, false, Reply::Done)
             }
             Greeting::First(agreed) => {
+                self.places.look();
                 let id = ClientId(self.next_client.fetch_add(1, Ordering::Relaxed));
                 let session = Arc::new(Session::new(id, self.welcome.run, agreed, pid_of(stream)));
                 session.told.lock().begin(stream);

@@ -1,0 +1,127 @@
+//! Commands on a store whose file was deleted or replaced while it is served.
+
+use super::support::honest::eventually;
+use super::*;
+
+/// An owner with its log, and what it has logged.
+struct Logged {
+    owner: Process,
+    log: PathBuf,
+}
+
+impl Logged {
+    fn serve(store: &Path) -> Logged {
+        let log = store.with_extension("log");
+        let mut owner = larder(&["serve", text(store)])
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let mut first = String::new();
+        let told = owner.stdout.take().unwrap();
+        BufReader::new(told).read_line(&mut first).unwrap();
+        assert!(first.contains("Serving"), "{first}");
+        Logged {
+            owner: Process(owner),
+            log,
+        }
+    }
+
+    fn pid(&self) -> String {
+        self.owner.0.id().to_string()
+    }
+
+    fn says(&self, line: &str) -> usize {
+        std::fs::read_to_string(&self.log)
+            .unwrap()
+            .matches(line)
+            .count()
+    }
+}
+
+/// The value of a metric of the store.
+fn metric(store: &str, name: &str) -> f64 {
+    let output = larder(&["stat", store, "--openmetrics"]).output().unwrap();
+    let told = String::from_utf8(output.stdout).unwrap();
+    let line = told.lines().find_map(|line| line.strip_prefix(name));
+    line.unwrap_or_else(|| panic!("{name}: {told}"))
+        .trim()
+        .parse()
+        .unwrap()
+}
+
+#[test]
+fn every_command_tells_that_the_file_of_a_served_store_is_gone() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let owner = Logged::serve(&path);
+    says(&["stat", at, "--check"], 0, &["serving"]);
+    assert_eq!(metric(at, "larder_displaced_volumes"), 0.0);
+    std::fs::remove_file(&path).unwrap();
+
+    let told = json(&["stat", at]);
+    assert_eq!(told["displaced_volumes"][0]["path"], at);
+    says(&["stat", at], 0, &["Displaced", at]);
+    says(
+        &["stat", at, "--check"],
+        1,
+        &["degraded", &owner.pid(), "Stop the owner"],
+    );
+    assert_eq!(metric(at, "larder_displaced_volumes"), 1.0);
+    assert_eq!(metric(at, "larder_store_state{state=\"degraded\"}"), 1.0);
+    let said = doctor(&[at]);
+    assert!(said.contains("fail  place") && said.contains(at), "{said}");
+    // Also without a question, and once.
+    eventually("the owner has logged it", || {
+        owner.says("a volume is displaced") > 0
+    });
+    json(&["stat", at]);
+    assert_eq!(owner.says("a volume is displaced"), 1);
+}
+
+#[test]
+fn the_store_that_replaces_a_served_one_is_named_apart_from_it_and_works_at_once() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let former = Logged::serve(&path);
+    json(&[
+        "bench",
+        at,
+        "--op",
+        "put",
+        "--shared",
+        "--pages",
+        "8",
+        "--page-bytes",
+        "64KiB",
+    ]);
+    assert!(json(&["stat", at])["pages"].as_u64() >= Some(8));
+    std::fs::remove_file(&path).unwrap();
+    json(&["create", at, "--size", "128MiB"]);
+
+    let process = format!("Process {}", former.pid());
+    let another = [&process[..], "serves another store", "Stop that process"];
+    fails(&["stat", at], 3, &another);
+    fails(&["stat", at, "--check"], 3, &another);
+    assert_eq!(metric(at, "larder_up"), 0.0);
+    let said = doctor(&[at]);
+    assert!(
+        said.contains("fail  store in use") && said.contains(&process),
+        "{said}"
+    );
+    says(&["compact", at, "--dry-run"], 0, &[]);
+    // It does not delete in the former store, which has pages of this model.
+    fails(&["delete", at, "--model", "bench"], 2, &["bench"]);
+
+    let owner = Logged::serve(&path);
+    let told = json(&["stat", at]);
+    assert_eq!(told["pid"].to_string(), owner.pid());
+    assert_eq!(
+        (&told["pages"], &told["capacity_bytes"]),
+        (&0.into(), &(128 << 20).into())
+    );
+    drop(former);
+    says(&["stat", at, "--check"], 0, &["serving", &owner.pid()]);
+}
