@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use larder_engine::disk::probe::Want;
-use larder_engine::{OpenOptions, PageStore, SharedReads, Store, SyncPolicy};
+use larder_engine::{OpenOptions, PageStore, SharedReads, Store, StoreError, SyncPolicy};
 
 use crate::failure::Failure;
 use crate::policy::Policy;
@@ -150,10 +150,24 @@ pub fn with_any<T>(
     // A store without an owner that serves it is opened alone: attaching would wait for its holder.
     let store = match larder_engine::report(path) {
         Ok(_) => Store::attach(path, options)?,
-        Err(_) => Store::open(path, options)?,
+        Err(unserved) => match Store::open(path, options) {
+            // The holder's answer, or silence, says more than its lock.
+            Err(StoreError::Locked { .. }) if answers(&unserved) => return Err(unserved.into()),
+            opened => opened?,
+        },
     };
     let outcome = work(&store);
     finish(&store, outcome)
+}
+
+/// Whether a process is on the store's socket, though it does not serve this one.
+fn answers(error: &StoreError) -> bool {
+    matches!(
+        error,
+        StoreError::Unanswered { .. }
+            | StoreError::Denied { .. }
+            | StoreError::NotUnderstood { .. }
+    )
 }
 
 fn finish<T>(store: &dyn PageStore, outcome: Result<T, Failure>) -> Result<T, Failure> {

@@ -1,4 +1,7 @@
-//! Commands on a store whose file was deleted or replaced while it is served.
+//! Commands on a store whose file was deleted or replaced while it is served, and beside an owner
+//! that is stopped.
+
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
 use super::support::honest::eventually;
 use super::*;
@@ -124,4 +127,28 @@ fn the_store_that_replaces_a_served_one_is_named_apart_from_it_and_works_at_once
     );
     drop(former);
     says(&["stat", at, "--check"], 0, &["serving", &owner.pid()]);
+}
+
+#[test]
+fn commands_beside_a_stopped_owner_say_that_it_does_not_answer() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let owner = Logged::serve(&path);
+    let pid = Pid::from_raw(i32::try_from(owner.owner.0.id()).unwrap());
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
+    let silent = ["has not answered for 2 s", "stopped"];
+    fails(&["delete", at, "--model", "bench", "--dry-run"], 3, &silent);
+    fails(&["delete", at, "--model", "bench"], 3, &silent);
+    fails(&["compact", at], 3, &silent);
+    fails(&["stat", at, "--check"], 3, &silent);
+    // A stopped process does not block a store that is not its own.
+    std::fs::remove_file(&path).unwrap();
+    json(&["create", at, "--size", STORE_SIZE]);
+    fails(&["delete", at, "--model", "bench"], 2, &["bench"]);
+    let next = Logged::serve(&path);
+    says(&["stat", at, "--check"], 0, &["serving", &next.pid()]);
+    kill(pid, Signal::SIGCONT).unwrap();
 }
