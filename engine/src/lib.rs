@@ -5,7 +5,7 @@
 //! ```
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("store");
-//! # let prompt: Vec<u64> = (0..256).collect();
+//! # let prompt: Vec<u64> = (0..300).collect();
 //! use larder_engine::format::{Namespace, PageShape};
 //! use larder_engine::{
 //!     CreateOptions, NamespaceHandle, OpenOptions, PageStore, PutOptions, Store,
@@ -18,7 +18,7 @@
 //! let namespace = Namespace::builder("some-model", "2026-11-23", 64, shape).build()?;
 //! let pages = NamespaceHandle::new(&store, namespace)?;
 //!
-//! let chain = pages.chain(&prompt);
+//! let chain = pages.chain(&prompt); // of its full pages
 //! let mut buffers = pages.buffers(chain.keys().len())?;
 //! let mut slots: Vec<_> = buffers.iter_mut().map(|page| page.parts_mut()).collect();
 //! let read = pages.read_prefix(&chain, &mut slots, None);

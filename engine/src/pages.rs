@@ -119,7 +119,8 @@ impl<S: Deref<Target: PageStore>> NamespaceHandle<S> {
         &self.namespace
     }
 
-    /// The chain of a prompt: one key for each full page of its tokens.
+    /// The chain of a prompt: one key for each full page of its tokens. Tokens behind the last full
+    /// page have no key: they are computed again.
     #[must_use]
     pub fn chain(&self, tokens: &[u64]) -> Chain {
         let page_tokens =

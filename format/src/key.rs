@@ -85,8 +85,8 @@ pub fn namespace_seed(extra_key: Option<&str>, cache_salt: Option<&str>) -> Opti
 }
 
 /// The keys of the pages that `tokens` fill, `page_tokens` units each. `prior` is the key of the
-/// page before the first page, or the [`namespace_seed`]. A partial last page gets a key too, as in
-/// SGLang, whose callers cut the tokens at a page boundary before they store pages.
+/// page before the first page, or the [`namespace_seed`]. Units behind the last full page have no
+/// key: SGLang names a partial page too, and its callers store none.
 #[must_use]
 pub fn page_keys(
     tokens: &[u64],
@@ -102,16 +102,16 @@ pub fn page_keys(
     let seconds = tokens.get(1..).unwrap_or_default();
     let mut body = Vec::new();
     let mut key = prior;
-    let mut keys = Vec::with_capacity(unit_count.div_ceil(page_tokens.get()));
+    let mut keys = Vec::with_capacity(firsts.chunks_exact(page_tokens.get()).len());
     match units {
         TokenUnits::Single => {
-            for page in firsts.chunks(page_tokens.get()) {
+            for page in firsts.chunks_exact(page_tokens.get()) {
                 keys.push(*key.insert(next_key(key, page.iter().copied(), &mut body)));
             }
         }
         TokenUnits::Bigram => {
-            let pages = firsts.chunks(page_tokens.get());
-            for (first, second) in pages.zip(seconds.chunks(page_tokens.get())) {
+            let pages = firsts.chunks_exact(page_tokens.get());
+            for (first, second) in pages.zip(seconds.chunks_exact(page_tokens.get())) {
                 let words = first.iter().zip(second).flat_map(|(a, b)| [*a, *b]);
                 keys.push(*key.insert(next_key(key, words, &mut body)));
             }

@@ -7,7 +7,7 @@ use larder_format::{HexError, PageKey, TokenUnits, namespace_seed, page_keys};
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// Made by SGLang's `get_storage_hash_str`.
+/// Made by SGLang's `get_storage_hash_str`, which names a partial last page too.
 const VECTORS: &str = include_str!("sglang_vectors.json");
 
 fn vectors() -> Vec<Value> {
@@ -45,13 +45,16 @@ fn keys_equal_those_of_sglang() {
     let vectors = vectors();
     assert_eq!(vectors.len(), 9);
     for vector in &vectors {
-        let expected: Vec<&str> = vector["hashes"]
-            .as_array()
-            .unwrap()
+        let units = vector["tokens"].as_array().unwrap().len()
+            - usize::from(vector["is_bigram"].as_bool().unwrap());
+        let page_size = usize::try_from(vector["page_size"].as_u64().unwrap()).unwrap();
+        let hashes = vector["hashes"].as_array().unwrap();
+        assert_eq!(hashes.len(), units.div_ceil(page_size));
+        let full: Vec<&str> = hashes[..units / page_size]
             .iter()
             .map(|h| h.as_str().unwrap())
             .collect();
-        assert_eq!(keys_of(vector), expected, "{}", vector["name"]);
+        assert_eq!(keys_of(vector), full, "{}", vector["name"]);
     }
 }
 
@@ -158,6 +161,21 @@ fn a_prefix_is_the_first_96_bits() {
 }
 
 proptest! {
+    #[test]
+    fn a_partial_page_has_no_key(
+        tokens in prop::collection::vec(any::<u64>(), 0..64),
+        page_tokens in 1..9_usize,
+        bigram: bool,
+    ) {
+        let units = if bigram { TokenUnits::Bigram } else { TokenUnits::Single };
+        let page = NonZeroUsize::new(page_tokens).unwrap();
+        let full = tokens.len().saturating_sub(usize::from(bigram)) / page_tokens;
+        let keys = page_keys(&tokens, page, None, units);
+        prop_assert_eq!(keys.len(), full);
+        let cut = full * page_tokens + usize::from(bigram && full > 0);
+        prop_assert_eq!(page_keys(&tokens[..cut], page, None, units), keys);
+    }
+
     #[test]
     fn keys_of_a_longer_prompt_begin_with_those_of_a_shorter(
         tokens in prop::collection::vec(prop_oneof![0..1000_u64, any::<u64>()], 0..64),

@@ -54,10 +54,10 @@ fn namespace(model: &str) -> Result<Namespace, Box<dyn Error>> {
     Ok(namespace.elements("f32", "parts").pool("kv").build()?)
 }
 
-/// The calls of an engine, for a prompt of 8 pages.
+/// The calls of an engine, for a prompt of 8 pages and a part of a ninth.
 fn serve(store: &dyn PageStore) -> Outcome {
     let pages = NamespaceHandle::new(store, namespace("outside")?)?;
-    let prompt: Vec<u64> = (0..128).collect();
+    let prompt: Vec<u64> = (0..140).collect();
     let chain = pages.chain(&prompt);
     assert_eq!((chain.keys().len(), pages.longest_prefix(&chain)), (8, 0));
 

@@ -343,14 +343,8 @@ impl World {
             TokenUnits::Single
         };
         let seed = namespace_seed(scope.extra_key.as_deref(), scope.cache_salt.as_deref());
-        let mut keys = page_keys(
-            tokens,
-            NonZeroUsize::new(self.page_tokens).unwrap(),
-            seed,
-            units,
-        );
-        keys.truncate((tokens.len() - usize::from(scope.bigram)) / self.page_tokens);
-        keys
+        let page_tokens = NonZeroUsize::new(self.page_tokens).unwrap();
+        page_keys(tokens, page_tokens, seed, units)
     }
 
     /// A prompt that shares its beginning with some others.
