@@ -222,7 +222,7 @@ impl PrefixCache {
     }
 
     /// Ends the cache: waits until kept pages are in L3, makes them durable, and closes the store.
-    /// Sequences that are left can still be dropped.
+    /// Waiting requests end, and sequences that are left can still be dropped.
     ///
     /// # Errors
     /// Pages were not written within the [`PrefixOptions::close_wait`], or not made durable. The
@@ -243,5 +243,15 @@ impl PrefixCache {
             (Ok(false), Ok((orders, inserts))) => Err(CloseError::Unfinished { orders, inserts }),
             _ => Ok(()),
         }
+    }
+}
+
+impl Drop for PrefixCache {
+    /// Ends the cache without [`PrefixCache::close`]: waiting requests and later calls of sequences
+    /// end with [`Closed`]. Waits for copies and for calls of L3 in progress, and for nothing
+    /// behind them.
+    fn drop(&mut self) {
+        self.poller = None;
+        self.shared.end();
     }
 }

@@ -223,14 +223,15 @@ impl Shared {
         }
     }
 
-    /// Drops the cache. A forked child does not: the lock may be held for ever.
+    /// Ends the cache for all calls, waiting ones first, and then drops it: that waits for copies
+    /// and for calls of L3 in progress. A forked child does nothing: the lock may be held for ever.
     pub(super) fn end(&self) {
         if self.origin.is_inherited() {
             return;
         }
         let cache = self.cache.lock().take();
-        drop(cache);
         self.signal.give();
+        drop(cache);
     }
 }
 

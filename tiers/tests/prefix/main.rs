@@ -7,6 +7,7 @@
 )]
 
 mod close;
+mod dropped;
 #[path = "../../examples/engine.rs"]
 mod engine;
 #[path = "../../../tests/support/honest.rs"]
