@@ -202,6 +202,20 @@ pub enum StoreError {
         /// Whether smaller segments would suffice too.
         smaller_segments: bool,
     },
+    /// Pages of which the store can never hold one.
+    #[error(
+        "a page takes {} of the device, and the segments of the store hold pages of at most {}: \
+         none can ever be stored; use pages of fewer tokens, or create the store again with larger \
+         segments (--segment-size), which drops its pages",
+        bytes(*.page_bytes),
+        bytes(*.largest_bytes)
+    )]
+    PageTooLarge {
+        /// Bytes of a page on the device.
+        page_bytes: u64,
+        /// Bytes of the largest page that fits.
+        largest_bytes: u64,
+    },
     /// No size is given, and the file has none of its own.
     #[error("{0}: a file needs a size; only a block device has one")]
     NoSize(PathBuf),

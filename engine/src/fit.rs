@@ -5,9 +5,10 @@
 //! descriptors; the rest is room for pages. All sizes are bytes on the device, with each part of a
 //! page padded to whole blocks.
 
-use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, PageShape, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
 use crate::capacity::segments_min;
+use crate::error::StoreError;
 
 /// With so many pages or more in a segment, the unused room at its end is small.
 const PAGES_WANTED: u64 = 16;
@@ -42,6 +43,28 @@ pub enum PageFit {
 #[must_use]
 pub fn largest_page(segment_bytes: u64) -> u64 {
     segment_bytes.saturating_sub((u64::from(HEADER_BLOCKS) + 1) * BLOCK_BYTES as u64)
+}
+
+/// Bytes of a page of this shape on the device.
+#[must_use]
+pub fn page_bytes_on_disk(shape: &PageShape) -> u64 {
+    u64::from(shape.page_blocks()) * BLOCK_BYTES as u64
+}
+
+/// Checks that segments of `segment_bytes` hold pages of this shape. Zero is a size that is not
+/// known.
+///
+/// # Errors
+/// [`StoreError::PageTooLarge`].
+pub fn check_page(segment_bytes: u64, shape: &PageShape) -> Result<(), StoreError> {
+    let page_bytes = page_bytes_on_disk(shape);
+    if segment_bytes > 0 && page_fit(segment_bytes, page_bytes) == PageFit::Never {
+        return Err(StoreError::PageTooLarge {
+            page_bytes,
+            largest_bytes: largest_page(segment_bytes),
+        });
+    }
+    Ok(())
 }
 
 /// How pages of `page_bytes` fit segments of `segment_bytes`.

@@ -11,6 +11,7 @@ use crate::api::{
     GetPage, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
 };
 use crate::error::StoreError;
+use crate::fit::check_page;
 use crate::hint::Hint;
 use crate::runtime::Instant;
 
@@ -97,8 +98,9 @@ impl<S: Deref<Target: PageStore>> NamespaceHandle<S> {
     /// Registers a namespace.
     ///
     /// # Errors
-    /// Those of [`PageStore::namespace`].
+    /// Those of [`PageStore::namespace`]; [`StoreError::PageTooLarge`].
     pub fn new(store: S, namespace: Namespace) -> Result<NamespaceHandle<S>, StoreError> {
+        check_page(store.stats().segment_bytes, namespace.shape())?;
         let id = store.namespace(&namespace)?;
         Ok(NamespaceHandle {
             store,

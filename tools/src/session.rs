@@ -8,8 +8,9 @@
 use std::ops::Add;
 use std::time::Duration;
 
+use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus};
-use larder_format::{BLOCK_BYTES, PageKey, PageShape};
+use larder_format::{PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -221,9 +222,4 @@ impl<'a> Session<'a> {
         }
         checked
     }
-}
-
-/// Bytes that a page takes on disk, padding included.
-pub fn page_bytes_on_disk(shape: &PageShape) -> u64 {
-    u64::from(shape.page_blocks()) * BLOCK_BYTES as u64
 }

@@ -32,7 +32,7 @@ use crate::runtime::descriptors;
 pub use add::add;
 use checks::{
     absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,
-    identity_bytes, is_there, may_overwrite, parent_of, size_of,
+    identity_bytes, is_there, may_overwrite, parent_of, size_of, suited,
 };
 use left::{is_named, left_bytes, lock_left, open_left, remove_left, temporary_name};
 
@@ -50,8 +50,11 @@ pub struct CreateOptions<'a> {
     /// most 7/8 of it, in a small store far less, because some segments stay empty.
     pub size: u64,
     /// Bytes of a segment; `None` for 256 MiB, or for small stores a power of two near a 256th of
-    /// the size, but at least 16 MiB.
+    /// the size, but at least 16 MiB; or the size that suits [`CreateOptions::page_bytes`].
     pub segment_size: Option<u64>,
+    /// Bytes on the device of the pages that the store will keep, if they are known
+    /// ([`fit`](crate::fit)).
+    pub page_bytes: Option<u64>,
     /// Volumes after the first.
     pub volumes: Vec<PathBuf>,
     /// Write every block once: overwriting is up to 2.3 times as fast as the first write into
@@ -125,6 +128,10 @@ pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, Store
         )));
     }
     check_distinct(&paths)?;
+    // A store that is there has its sizes: the given ones need not make sense.
+    for path in &paths {
+        Target::check_content(path, options.force)?;
+    }
     let plan = Plan::new(&paths, options)?;
     if options.dry_run {
         for path in &paths {
@@ -156,9 +163,11 @@ impl Plan {
     fn new(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<Plan, StoreError> {
         let volumes = paths.len();
         let size = size_of(paths, options)?;
-        let segment_bytes = options
-            .segment_size
-            .unwrap_or_else(|| default_segment_bytes(size));
+        let segment_bytes = match (options.segment_size, options.page_bytes) {
+            (Some(segment_bytes), _) => segment_bytes,
+            (None, Some(page_bytes)) => suited(size, volumes, page_bytes)?,
+            (None, None) => default_segment_bytes(size),
+        };
         if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment_bytes)
             || !segment_bytes.is_multiple_of(BLOCK_BYTES as u64)
         {
@@ -365,6 +374,14 @@ impl Target {
         if !is_there(path)? {
             check_directory(path)?;
             return check_space(path, bytes, left_bytes(path)?);
+        }
+        Target::check_content(path, force)
+    }
+
+    /// Whether the content of `path`, if there is any, may be overwritten. Does not change it.
+    fn check_content(path: &Path, force: bool) -> Result<(), StoreError> {
+        if !is_there(path)? {
+            return Ok(());
         }
         let file = File::open(path, Access::ReadOnly)?;
         if file.is_locked() {

@@ -6,6 +6,7 @@ use larder_engine::{
     GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, StoreError,
 };
 use larder_format::{Namespace, PageKey};
+use larder_engine::fit::check_page;
 
 use super::L3;
 
@@ -21,7 +22,8 @@ impl StoreL3 {
     /// The pages of this namespace.
     ///
     /// # Errors
-    /// The store cannot hold another namespace or is closed.
+    /// The segments of the store are smaller than a page. Or it cannot hold another namespace, or
+    /// is closed.
     pub fn new(store: Arc<dyn PageStore>, namespace: &Namespace) -> Result<StoreL3, StoreError> {
         let id = store.namespace(namespace)?;
         Ok(StoreL3 {
@@ -30,6 +32,7 @@ impl StoreL3 {
             namespace: namespace.clone(),
             options: PutOptions::default(),
         })
+        check_page(store.stats().segment_bytes, namespace.shape())?;
     }
 
     /// Sets the options of its puts.

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::format::Namespace;
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create};
@@ -108,12 +109,17 @@ impl PrefixOptions {
     }
 
     /// A cache over the store at `path`, shared with other processes. Creates a store of
-    /// `store_bytes` bytes first if there is none.
+    /// `store_bytes` bytes first if there is none, with segments that suit the pages of the model.
+    /// For a store that is there, `store_bytes` does not matter.
     ///
     /// # Errors
-    /// The store, the memory or the configuration.
+    /// The store, which holds no page of the model if it is too small or has small segments. The
+    /// memory, the names or the configuration.
     pub fn open(self, path: &Path, store_bytes: u64) -> Result<PrefixCache, OpenError> {
-        match create(path, &CreateOptions::new(store_bytes)) {
+        let namespace = self.namespace()?;
+        let page_bytes = Some(page_bytes_on_disk(namespace.shape()));
+        let size = CreateOptions::new(store_bytes).with(|o| o.page_bytes = page_bytes);
+        match create(path, &size) {
             Ok(_) | Err(StoreError::Exists(_) | StoreError::Locked { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -123,13 +129,27 @@ impl PrefixOptions {
             None => self.store.clone(),
         };
         let store = Arc::new(Store::attach(path, options)?);
-        if let Some(l4) = &l4 {
-            l4.start(&store, path).map_err(OpenError::Thread)?;
+        let opened = self.over_attached(&store, path, &namespace, l4);
+        if opened.is_err() {
+            // The first error says more than a second.
+            let _ = store.close();
         }
-        let namespace = self.namespace()?;
+        opened
+    }
+
+    fn over_attached(
+        self,
+        store: &Arc<Store>,
+        path: &Path,
+        namespace: &Namespace,
+        l4: Option<L4>,
+    ) -> Result<PrefixCache, OpenError> {
         let shared: Arc<dyn PageStore> = store.clone();
-        let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions::waiting(PUT_WAIT));
-        self.over_store(Some(Arc::new(l3)), Some(store), l4)
+        let l3 = StoreL3::new(shared, namespace)?.with_puts(PutOptions::waiting(PUT_WAIT));
+        if let Some(l4) = &l4 {
+            l4.start(store, path).map_err(OpenError::Thread)?;
+        }
+        self.over_store(Some(Arc::new(l3)), Some(store.clone()), l4)
     }
 
     /// A cache over this L3, or over none. Over none, `config.l3_write` counts as `Never`.

@@ -21,6 +21,7 @@ mod random;
 mod remotes;
 mod rules;
 mod verify;
+mod sizes;
 
 use std::time::{Duration, Instant};
 

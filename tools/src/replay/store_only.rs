@@ -12,6 +12,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::{PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::Serialize;
@@ -24,7 +25,7 @@ use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
-use crate::session::{self, Counts, Session, Witness};
+use crate::session::{Counts, Session, Witness};
 use crate::size::ByteSize;
 use crate::trace::{FileTrace, Trace};
 use crate::usage;
@@ -263,9 +264,7 @@ fn replay(
     let namespace = namespace(store, &args.store, MODEL, BLOCK_TOKENS, input.shape)?;
     let namespace = store.namespace(&namespace)?;
     let mut session = Session::new(store, namespace, &input.shape, args.wait)?;
-    let usable_pages = store
-        .stats()
-        .usable_pages(session::page_bytes_on_disk(&input.shape));
+    let usable_pages = store.stats().usable_pages(page_bytes_on_disk(&input.shape));
     if usable_pages == 0 {
         return Err(does_not_fit(&args.store));
     }

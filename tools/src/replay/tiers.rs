@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
+use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::{PageStore, PutOptions, Store};
 use larder_format::{Namespace, PageShape};
 use larder_kernels::{Device, KvShape};
@@ -37,7 +38,6 @@ use crate::interrupt::Interrupt;
 use crate::l1;
 use crate::policy::Policy;
 use crate::report;
-use crate::session::page_bytes_on_disk;
 use crate::size::ByteSize;
 use crate::trace::Trace;
 use crate::usage;

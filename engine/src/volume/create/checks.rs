@@ -12,6 +12,7 @@ use larder_format::{BLOCK_BYTES, SuperblockError};
 use super::CreateOptions;
 use super::left::is_zero;
 use crate::error::{StoreError, bytes, count};
+use crate::fit::{least_size, segment_bytes_for};
 use crate::random::random_bytes;
 use crate::volume::{Access, File, not_to_be_recorded};
 
@@ -166,4 +167,23 @@ pub(super) fn size_of(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<
         total += File::open(path, Access::ReadOnly)?.bytes;
     }
     Ok(total)
+}
+
+/// The segment size for pages of `page_bytes`.
+pub(super) fn suited(size: u64, volumes: usize, page_bytes: u64) -> Result<u64, StoreError> {
+    segment_bytes_for(size, volumes, page_bytes).ok_or_else(|| {
+        let reason = format!(
+            "a store of {} keeps no page of {}",
+            bytes(size),
+            bytes(page_bytes)
+        );
+        match least_size(volumes, page_bytes) {
+            Some(needed) => StoreError::TooSmall {
+                reason,
+                needed,
+                smaller_segments: false,
+            },
+            None => StoreError::Usage(format!("{reason}, nor does any other: use smaller pages")),
+        }
+    })
 }
