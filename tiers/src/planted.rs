@@ -115,6 +115,8 @@ mod switch {
         InsertsBelowLostParent,
         /// Pages that L3 has are written to it again.
         WritesTwice,
+        /// A copy that has failed is ordered again at once.
+        NoPauseAfterFailure,
         /// A failed backup counts as successful.
         TrustsFailedBackup,
         /// Hits are counted each time a request is inserted.

@@ -50,7 +50,7 @@ fn a_counter_of_failures_grows_with_one_log_line() {
         assert_eq!(sequence.keep().unwrap(), 16);
         assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
     }
-    assert_eq!(cache.stats().unwrap().put_failed, 4);
+    assert!(cache.stats().unwrap().put_failed >= 4);
     cache.close().unwrap();
     let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     let said = lines.matches("L3 did not store pages").count();

@@ -72,12 +72,14 @@
 //! | `lent` | pages of the host pool lent to L3 |
 //! | `workers` | threads that wait for L3 |
 //! | `memory` | memory for the host pool |
+//! | `ending` | the last copies before a drop, and the drop |
 //! | `error` | errors of a cache |
 //! | `failures` | log lines of counters |
 //! | `agree` | agreement between ranks on completions |
 //! | `time` | real time, or the time of a replay |
 
 mod agree;
+mod ending;
 mod error;
 mod failures;
 mod forwards;
@@ -596,34 +598,6 @@ impl Cache {
         self.core.orders_out() == 0 && self.core.inserts_pending() == 0
     }
 
-    /// Polls until the cache is idle. For shutdown and tests. Waits for the device, for L3, and for
-    /// the tickets passed to [`Cache::insert`]: all of them must settle, or this never returns.
-    ///
-    /// # Errors
-    /// The group of ranks is broken.
-    pub fn drain(&mut self) -> Result<(), CacheError> {
-        while !self.is_idle() {
-            if self.poll()? == 0 {
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
-    }
-
-    /// As [`Cache::drain`], until `deadline` at the latest. Returns whether the cache is idle. With
-    /// other ranks, use [`Cache::drain`]: ranks must make the same calls.
-    ///
-    /// # Errors
-    /// The group of ranks is broken.
-    pub fn drain_until(&mut self, deadline: Instant) -> Result<bool, CacheError> {
-        while !self.is_idle() && Instant::now() < deadline {
-            if self.poll()? == 0 {
-                std::thread::yield_now();
-            }
-        }
-        Ok(self.is_idle())
-    }
-
     /// Wakes `waker` whenever L3 has answered, so that the next poll is not late. Copies of the
     /// device wake no one.
     pub fn wake_on_l3(&self, waker: Waker) {
@@ -672,27 +646,6 @@ impl Cache {
                 });
             } else {
                 self.ended.push((done, measured));
-            }
-        }
-    }
-}
-
-impl Drop for Cache {
-    /// Waits for copies that have begun, because the owner of adopted memory may use it again. Does
-    /// not wait for a load whose forwards have not ended: no one may settle their tickets any more.
-    /// A device may still execute that load, so the memory of its pools is never freed. A forked
-    /// child has no work in flight.
-    fn drop(&mut self) {
-        if self.origin.is_inherited() {
-            // The drop of a rank ends it for the others, and waits for threads.
-            std::mem::forget(std::mem::replace(&mut self.agreed, Agreed::new(None)));
-            return;
-        }
-        for copy in std::mem::take(&mut self.copies) {
-            if copy.after.is_settled() {
-                let _ = copy.transfer.wait();
-            } else {
-                std::mem::forget(copy);
             }
         }
     }

@@ -101,6 +101,7 @@ impl Core {
         taken: &[NodeId],
         forward: Fence,
     ) {
+        self.progress += 1;
         let keys = taken.iter().filter_map(|node| self.tree.keys(*node));
         let pages = keys.map(<[_]>::len).sum();
         if self.newest <= self.ended || planted!(BackupBeforeForward) {

@@ -194,8 +194,14 @@ pub struct Core {
     loads: usize,
     put_pages: usize,
     pending: Vec<forward::Pending>,
-    /// Nodes whose copy to L2 or L3 had no room.
+    /// Nodes whose copy to L2 or L3 had no room, or waits for an attempt in flight.
     refused: BTreeSet<NodeId>,
+    /// Nodes whose copy to L2 or L3 has failed, or waits behind such a node, by the progress at
+    /// which the next attempt may begin.
+    paused: BTreeSet<(u64, NodeId)>,
+    /// Number of inserts, and of pages that L3 has stored: the clock of pauses after failures. The
+    /// same on all ranks.
+    progress: u64,
     /// Running requests whose forward has failed.
     broken: BTreeSet<RequestId>,
     prefetches: BTreeMap<PrefetchId, prefetch::Prefetch>,
@@ -238,6 +244,8 @@ impl Core {
             put_pages: 0,
             pending: Vec::new(),
             refused: BTreeSet::new(),
+            paused: BTreeSet::new(),
+            progress: 0,
             broken: BTreeSet::new(),
             prefetches: BTreeMap::new(),
             prefetch_pages: 0,
@@ -394,6 +402,9 @@ impl Core {
             let gone = self.tree.remove(node);
             self.give_back(gone);
         }
+        self.refused.clear();
+        self.paused.clear();
+        self.tree.take_bereft(false);
         Ok(())
     }
 

@@ -56,7 +56,8 @@ pub struct Stats {
     /// Pages not copied to L2 when their forward had ended: no room. The copy is ordered again when
     /// no transfer is in flight.
     pub backup_no_room: u64,
-    /// Pages not copied to L2: the copy of the pages or of their parent failed.
+    /// Pages not copied to L2: the copy of the pages or of their parent failed. They are tried
+    /// again as those of [`Stats::put_failed`].
     pub backup_failed: u64,
     /// Pages loaded into L1.
     pub loaded: u64,
@@ -82,7 +83,8 @@ pub struct Stats {
     /// Pages evicted from L2 that should have been written to L3 before: the queue was full, or L3
     /// had not stored them.
     pub put_refused: u64,
-    /// Pages that L3 did not store.
+    /// Pages that L3 did not store. They are tried again after pauses, and when a caller waits for
+    /// L3 ([`Core::retry_failed`](super::Core::retry_failed)).
     pub put_failed: u64,
     /// Prefetches started.
     pub prefetches: u64,

@@ -11,7 +11,7 @@ use super::{Broken, Core, Fence, TierName};
 use crate::config::{L3Write, WritePolicy};
 use crate::pool::Row;
 use crate::prompt::Prompt;
-use crate::tree::{Hold, LoadId, Lock, NodeId, Offer};
+use crate::tree::{Hold, LoadId, Lock, NodeId, Offer, Wait};
 
 /// Number of a request, unique within a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -343,41 +343,49 @@ impl Core {
     }
 
     /// Orders the copy to L2 and the write to L3 of a path whose forwards have ended, as required
-    /// by the policies. Copies that have no room are remembered in `refused`.
+    /// by the policies. A path that has no room, or waits behind a failed copy, is remembered.
     pub(super) fn copy_down(&mut self, end: NodeId) {
-        self.back_up_path(end);
-        self.put_path(end);
+        let waits = [self.back_up_path(end), self.put_path(end)];
+        match waits.into_iter().flatten().next() {
+            None => {}
+            Some(Wait::Attempt) => self.refuse(end),
+            Some(Wait::Until(due)) => self.pause(due, end),
+        }
     }
 
     /// Orders the copies to L2 that the write policy requires, from the root down. If L2 has no
     /// room for a node, that node and all nodes below it stay in L1 only.
-    fn back_up_path(&mut self, end: NodeId) {
+    fn back_up_path(&mut self, end: NodeId) -> Option<Wait> {
         let hits = match self.config.write_policy {
             WritePolicy::WriteThrough => 0,
             WritePolicy::WriteThroughSelective => self.config.selective_hits,
-            WritePolicy::WriteBack => return,
+            WritePolicy::WriteBack => return None,
         };
         if self.l2.pages() == 0 {
-            return;
+            return None;
         }
-        for node in self.tree.wanting_backup(end, hits) {
+        let wanting = self.tree.wanting_backup(end, hits, self.progress);
+        for node in wanting.nodes {
             if self.start_backup(node, false).is_none() {
                 break;
             }
         }
+        wanting.wait
     }
 
     /// Orders the writes to L3 that the policy requires, for nodes of the path that are in L2 and
     /// have not been queued.
-    fn put_path(&mut self, end: NodeId) {
+    fn put_path(&mut self, end: NodeId) -> Option<Wait> {
         let hits = match self.config.l3_write {
             L3Write::OnBackup => 0,
             L3Write::Selective => self.config.selective_hits,
-            L3Write::OnEviction | L3Write::Never => return,
+            L3Write::OnEviction | L3Write::Never => return None,
         };
-        for node in self.tree.wanting_put_path(end, hits) {
+        let wanting = self.tree.wanting_put_path(end, hits, self.progress);
+        for node in wanting.nodes {
             self.start_put(node, false);
         }
+        wanting.wait
     }
 
     /// Ends a request. With `keep`, its computed pages are inserted first, unless the request is

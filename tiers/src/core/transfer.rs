@@ -4,20 +4,26 @@
 //! |---|---|---|---|
 //! | back up | node in L1, its L2 pages | parts get their L2 pages; put to L3 | L2 pages freed |
 //! | load | path in L1 | readable, once the pages above are | L1 pages lost, also of loads below |
-//! | put | node in L2 | L3 has the pages | ordered again after the next insert |
+//! | put | node in L2 | L3 has the pages | ordered again after a pause |
 //!
 //! A backup without room in L2, and the pages that the queue of L3 has no room for, are ordered
 //! again when no transfer is in flight: after the end of a transfer, a prefetch or a request.
 //!
-//! A backup whose parent is not in L2 fails even if the copy succeeded: every node in L2 must be
-//! reachable from above.
+//! A copy that has failed is ordered again only after progress: inserts, and pages stored in L3.
+//! The first pause takes one step of it, each further one twice as many. All copies behind it on
+//! its path wait until it has succeeded. So without progress no order follows an order that
+//! failed, and a page that L3 never takes costs a number of attempts that grows with the logarithm
+//! of the progress. A caller that waits for L3 ends the pauses once ([`Core::retry_failed`]).
+//!
+//! A backup whose parent is not in L2 is discarded even if the copy succeeded: every node in L2
+//! must be reachable from above. It is ordered again when no transfer is in flight.
 
 use super::prefetch::Prefetch;
 use super::{Core, Done, DoneError, Event, Fence, Order, Outcome, PrefetchId, TierName};
 use crate::config::L3Write;
 use crate::planted::planted;
 use crate::runs::{L1, L2, Runs};
-use crate::tree::{Hold, LoadId, Lock, NodeId};
+use crate::tree::{Hold, LoadId, Lock, NodeId, Wait};
 
 /// A transfer in flight. Its lock holds the node in which its pages end.
 #[derive(Debug)]
@@ -110,9 +116,9 @@ impl Core {
         Ok(())
     }
 
-    /// Remembers a node whose copy has no room. Forgets nodes that have left the tree before they
-    /// are the majority.
-    fn refuse(&mut self, node: NodeId) {
+    /// Remembers a node whose copy has no room, or waits for an attempt in flight. Forgets nodes
+    /// that have left the tree before they are the majority.
+    pub(super) fn refuse(&mut self, node: NodeId) {
         self.refused.insert(node);
         if self.refused.len() > 2 * self.tree.counts().nodes {
             let tree = &self.tree;
@@ -120,15 +126,44 @@ impl Core {
         }
     }
 
-    /// Orders the copies again that had no room, if no transfer is in flight, whose end would order
-    /// them. Called at the end of a transfer, a prefetch or a request, which gives pages of L2
-    /// back. Nodes that have no room now either stay refused.
+    /// Remembers a node whose copy has failed, or waits behind such a node, until this progress.
+    /// Forgets nodes that have left the tree before they are the majority.
+    pub(super) fn pause(&mut self, due: u64, node: NodeId) {
+        self.paused.insert((due, node));
+        // A node waits for few moments at a time: the pauses of the nodes before it.
+        if self.paused.len() > 4 * self.tree.counts().nodes {
+            let tree = &self.tree;
+            self.paused.retain(|(_, node)| tree.keys(*node).is_some());
+        }
+    }
+
+    /// Tries the copies again that have failed, each at most once, whatever is left of its pause:
+    /// for a caller that waits until all pages are in L3, as far as L3 takes them.
+    pub fn retry_failed(&mut self) {
+        for (_, node) in std::mem::take(&mut self.paused) {
+            self.tree.end_pause(node);
+            self.refused.insert(node);
+        }
+        self.copy_down_refused();
+    }
+
+    /// Orders the copies again that had no room or whose pause is over, if no transfer is in
+    /// flight, whose end would order them. Called at the end of a transfer, a prefetch or a
+    /// request, which gives pages of L2 back. Nodes that have no room now either stay refused.
     pub(super) fn copy_down_refused(&mut self) {
+        let writes_l3 = !matches!(self.config.l3_write, L3Write::OnEviction | L3Write::Never);
+        for node in self.tree.take_bereft(writes_l3) {
+            self.refuse(node);
+        }
         if !self.flights.is_empty() {
             return;
         }
         let counted = (self.stats.backup_no_room, self.stats.put_delayed);
-        for node in std::mem::take(&mut self.refused) {
+        let mut nodes = std::mem::take(&mut self.refused);
+        let later = self.paused.split_off(&(self.progress + 1, NodeId::LEAST));
+        let due = std::mem::replace(&mut self.paused, later);
+        nodes.extend(due.into_iter().map(|(_, node)| node));
+        for node in nodes {
             self.copy_down(node);
         }
         // They were counted when they were first refused.
@@ -163,8 +198,8 @@ impl Core {
 
     fn backup_ended(&mut self, lock: Lock, l2: Runs<L2>, evicts: bool, is_good: bool) {
         let (node, pages) = (lock.node(), l2.pages() as usize);
-        let is_good = is_good && self.tree.may_enter_l2(node, pages);
-        let (into, unused) = if is_good {
+        let has_way = self.tree.may_enter_l2(node, pages);
+        let (into, unused) = if is_good && has_way {
             (Some(l2), None)
         } else {
             (None, Some(l2))
@@ -176,13 +211,18 @@ impl Core {
             self.free_l2(&l2);
             if evicts {
                 self.drop_after_failed_backup(&parts);
+            } else if is_good {
+                self.refuse(node);
+            } else {
+                let due = self.tree.fail_copy(node, pages, self.progress);
+                self.pause(due, node);
             }
             return;
         }
         self.stats.backed_up += pages as u64;
         for part in &parts {
             self.emit_stored(TierName::L2, *part);
-            if self.is_put_due(*part) {
+            if self.is_put_due(*part) && !self.waits_for_failed_put(*part) {
                 self.start_put(*part, false);
             }
         }
@@ -193,6 +233,17 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Whether a node waits behind a node whose write to L3 has failed. It is then remembered.
+    fn waits_for_failed_put(&mut self, node: NodeId) -> bool {
+        let wanting = self.tree.wanting_put_path(node, 0, self.progress);
+        match wanting.wait {
+            None => return false,
+            Some(Wait::Attempt) => self.refuse(node),
+            Some(Wait::Until(due)) => self.pause(due, node),
+        }
+        true
     }
 
     /// Whether the policy writes a node to L3 while it is in L2.
@@ -323,7 +374,12 @@ impl Core {
         self.put_pages -= given;
         self.stats.put += stored as u64;
         self.stats.put_failed += (given - stored) as u64;
+        self.progress += stored as u64;
         let parts = self.tree.end_put(node, pages, stored);
+        if stored < given && !evicts {
+            let due = self.tree.fail_copy(node, pages - stored, self.progress);
+            self.pause(due, node);
+        }
         self.tree.unlock(lock);
         for part in &parts {
             if self.tree.is_in_l3(*part) {

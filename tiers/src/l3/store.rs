@@ -1,12 +1,17 @@
 //! The page store as L3.
+//!
+//! All pages of a cache have one size. So after the store has refused a page for a reason that
+//! never changes, it is asked for no further one.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use larder_engine::fit::check_page;
 use larder_engine::{
-    GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, StoreError,
+    GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal,
+    StoreError,
 };
 use larder_format::{Namespace, PageKey};
-use larder_engine::fit::check_page;
 
 use super::L3;
 
@@ -16,6 +21,8 @@ pub struct StoreL3 {
     id: NamespaceId,
     namespace: Namespace,
     options: PutOptions,
+    /// It never takes a page.
+    is_final: AtomicBool,
 }
 
 impl StoreL3 {
@@ -25,14 +32,15 @@ impl StoreL3 {
     /// The segments of the store are smaller than a page. Or it cannot hold another namespace, or
     /// is closed.
     pub fn new(store: Arc<dyn PageStore>, namespace: &Namespace) -> Result<StoreL3, StoreError> {
+        check_page(store.stats().segment_bytes, namespace.shape())?;
         let id = store.namespace(namespace)?;
         Ok(StoreL3 {
             store,
             id,
             namespace: namespace.clone(),
             options: PutOptions::default(),
+            is_final: AtomicBool::new(false),
         })
-        check_page(store.stats().segment_bytes, namespace.shape())?;
     }
 
     /// Sets the options of its puts.
@@ -46,6 +54,14 @@ impl StoreL3 {
     pub fn store(&self) -> &Arc<dyn PageStore> {
         &self.store
     }
+}
+
+/// Whether a page was refused for a reason that holds for all pages, as long as the store is open.
+fn is_final(status: PutStatus) -> bool {
+    matches!(
+        status,
+        PutStatus::Refused(Refusal::TooLarge | Refusal::WrongShape | Refusal::ReadOnly)
+    )
 }
 
 impl L3 for StoreL3 {
@@ -66,7 +82,13 @@ impl L3 for StoreL3 {
     }
 
     fn put(&self, pages: &[PutPage<'_>]) -> usize {
+        if self.is_final.load(Ordering::Relaxed) {
+            return 0;
+        }
         let statuses = self.store.put(self.id, pages, self.options);
+        if statuses.iter().any(|status| is_final(*status)) {
+            self.is_final.store(true, Ordering::Relaxed);
+        }
         statuses
             .into_iter()
             .take_while(|status| PutStatus::is_present(*status))

@@ -199,14 +199,15 @@ impl PrefixCache {
         self.shared.with(Cache::reset).unwrap_or(Ok(()))
     }
 
-    /// Waits until nothing is in flight and all kept pages are in L3, as far as L3 takes them.
-    /// Returns whether that was so before `deadline`. It is not while a forward of a sequence has
-    /// not ended.
+    /// Waits until nothing is in flight and all kept pages are in L3, as far as L3 takes them:
+    /// pages that it has refused are tried once more. Returns whether that was so before
+    /// `deadline`. It is not while a forward of a sequence has not ended.
     ///
     /// # Errors
     /// The cache is closed.
     pub fn settle(&self, deadline: Instant) -> Result<bool, Closed> {
         let is_idle = |cache: &mut Cache| cache.is_idle().then_some(());
+        self.shared.with(Cache::retry_failed)?;
         Ok(self.shared.wait(deadline, is_idle)?.is_some())
     }
 

@@ -117,6 +117,17 @@ impl Tree {
         self.node(at).l1.clone()
     }
 
+    /// The copy of the last `pages` pages up to a node's end to a lower tier has failed. Returns
+    /// the progress of the core at which the first of them may be tried again.
+    pub(crate) fn fail_copy(&mut self, node: NodeId, pages: usize, now: u64) -> u64 {
+        let Some(first) = self.parts(node, pages).pop() else {
+            return now;
+        };
+        let first = &mut self.nodes[first as usize];
+        first.fail(now);
+        first.due
+    }
+
     /// The backup of the last `l2.pages()` pages up to a node's end has ended. Each part gets its
     /// L2 pages, or none does if `l2` is `None`. Returns the parts, first one first.
     pub(crate) fn end_backup(
@@ -139,6 +150,7 @@ impl Tree {
                 node.flags &= !BACKING_UP;
                 if let Some(own) = own {
                     node.l2 = own;
+                    node.failures = 0;
                 }
             });
         }
@@ -230,20 +242,41 @@ impl Tree {
     }
 
     /// The put of the last `pages` pages up to a node's end has ended. L3 has the first `stored` of
-    /// them. Returns the parts, first one first.
+    /// them: the part in which they end is split there. Returns the parts, first one first.
     pub(crate) fn end_put(&mut self, node: NodeId, pages: usize, stored: usize) -> Vec<NodeId> {
         let mut end = pages;
+        for at in self.parts(node, pages) {
+            let start = end - self.node(at).pages();
+            if (start + 1..end).contains(&stored) {
+                self.split(at, stored - start);
+            }
+            end = start;
+        }
+        end = pages;
         let parts = self.parts(node, pages);
         for &at in &parts {
             self.change(at, |node| {
                 node.flags &= !PUTTING;
                 if end <= stored {
                     node.flags |= IN_L3;
+                    node.failures = 0;
                 }
             });
             end -= self.node(at).pages();
         }
         parts.into_iter().rev().map(|at| self.id(at)).collect()
+    }
+
+    /// Nodes that have lost a child since the last call and lack a copy in L2, or in L3 if that is
+    /// written. A copy of their path that was to be ordered later may have been remembered by the
+    /// child.
+    pub(crate) fn take_bereft(&mut self, writes_l3: bool) -> Vec<NodeId> {
+        let mut bereft = std::mem::take(&mut self.bereft);
+        bereft.retain(|id| {
+            let node = self.place(*id).map(|at| self.node(at));
+            node.is_some_and(|node| node.l2.is_empty() || writes_l3 && !node.has(IN_L3))
+        });
+        bereft
     }
 
     /// The keys of pages in L3 that were used since the last call.

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-use super::node::{NONE, Node, WARM};
+use super::node::{IN_L3, NONE, Node, WARM};
 use super::{NodeId, Tree};
 use crate::planted::planted;
 use crate::prompt::RootKey;
@@ -170,6 +170,10 @@ impl Tree {
             relink(&mut self.nodes[parent as usize]);
         } else {
             self.change(parent, relink);
+        }
+        let above = self.node(parent);
+        if !above.is_root() && (above.l2.is_empty() || !above.has(IN_L3)) {
+            self.bereft.push(self.id(parent));
         }
         let node = self.vacate(at);
         self.counts.l1_pages -= node.l1.pages() as usize;

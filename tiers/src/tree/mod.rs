@@ -59,7 +59,7 @@ pub use go::Gone;
 pub use hold::{Hold, Lock};
 pub use leaves::EvictionOrder;
 pub use node::{LoadId, NodeId};
-pub use path::{HostInserted, Inserted, Matched, Offer, Span};
+pub use path::{HostInserted, Inserted, Matched, Offer, Span, Wait, Wanting};
 pub use validate::Flaw;
 pub(crate) use validate::claim;
 
@@ -93,6 +93,8 @@ pub struct Tree {
     path: Vec<u32>,
     /// Nodes that are WARM.
     warm: Vec<NodeId>,
+    /// Nodes that have lost a child and may lack a copy in a lower tier.
+    bereft: Vec<NodeId>,
     /// Number of losses so far, and the losses whose pages are still held.
     losses: u64,
     lost: Vec<Loss>,
@@ -118,6 +120,7 @@ impl Tree {
             counts: TreeCounts::default(),
             path: Vec::new(),
             warm: Vec::new(),
+            bereft: Vec::new(),
             losses: 0,
             lost: Vec::new(),
             page_tokens: page_tokens.get(),

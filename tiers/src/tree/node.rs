@@ -2,6 +2,7 @@
 
 use larder_format::PageKey;
 
+use crate::planted::planted;
 use crate::runs::{L1, L2, Runs};
 
 /// No node.
@@ -66,7 +67,19 @@ pub(super) struct Node {
     pub(super) tag: u32,
     /// The load that fills its L1 pages, or [`NONE`].
     pub(super) loading: u32,
+    /// Number of copies to L2, or then of writes to L3, that have failed in a row.
+    pub(super) failures: u8,
     pub(super) flags: u8,
+    /// After a failure: the progress of the core at which the next attempt may begin.
+    pub(super) due: u64,
+}
+
+impl NodeId {
+    /// Not behind any other.
+    pub(crate) const LEAST: NodeId = NodeId {
+        at: 0,
+        generation: 0,
+    };
 }
 
 impl Node {
@@ -91,7 +104,9 @@ impl Node {
             priority: 0,
             tag: 0,
             loading: NONE,
+            failures: 0,
             flags: 0,
+            due: 0,
         }
     }
 
@@ -115,6 +130,20 @@ impl Node {
 
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Whether its last copy to a lower tier has failed.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// Records a failed copy. Each pause is twice as long as the one before.
+    pub(super) fn fail(&mut self, now: u64) {
+        self.due = now.saturating_add(1 << self.failures.min(62));
+        self.failures = self.failures.saturating_add(1);
+        if planted!(NoPauseAfterFailure) {
+            self.due = now;
+        }
     }
 
     pub(super) fn load(&self) -> Option<LoadId> {

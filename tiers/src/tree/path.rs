@@ -85,6 +85,34 @@ pub struct HostInserted {
     pub node: Option<NodeId>,
 }
 
+/// The copies to a lower tier that a path wants now.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Wanting {
+    /// Nodes to copy, from the root down.
+    pub nodes: Vec<NodeId>,
+    /// Whether nodes behind them wait for a node whose copy has failed.
+    pub wait: Option<Wait>,
+}
+
+/// What nodes behind a failed copy wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The end of the next attempt, which is in flight or the last of the wanted copies.
+    Attempt,
+    /// This progress of the core, at which the next attempt may begin.
+    Until(u64),
+}
+
+/// The wish of one node, for [`Tree::wanting`].
+enum Wish {
+    /// A copy.
+    Copy,
+    /// Nothing; the nodes behind it may wish something.
+    Nothing,
+    /// Nothing, and neither may the nodes behind it.
+    End,
+}
+
 /// A part of a chain.
 #[derive(Clone, Debug)]
 pub struct Span {
@@ -347,41 +375,81 @@ impl Tree {
     /// Nodes on the path to `end` that are neither in L2 nor being copied there, from the root
     /// down, as long as each has `hits` hits and its forward has ended.
     #[must_use]
-    pub fn wanting_backup(&self, end: NodeId, hits: u32) -> Vec<NodeId> {
-        let Some(end) = self.place(end) else {
-            return Vec::new();
+    pub fn wanting_backup(&self, end: NodeId, hits: u32, now: u64) -> Wanting {
+        let wish = |node: &Node| match node {
+            node if !node.l2.is_empty() || node.has(BACKING_UP) => Wish::Nothing,
+            node if node.hits >= hits && !node.l1.is_empty() && !node.has(PENDING) => Wish::Copy,
+            _ => Wish::End,
         };
-        let is_wanting = |at: &u32| {
-            let node = self.node(*at);
-            node.l2.is_empty() && !node.has(BACKING_UP) && !node.is_root()
-        };
-        let mut wanting: Vec<u32> = self.upward(end).filter(is_wanting).collect();
-        wanting.reverse();
-        let hot = wanting.into_iter().take_while(|at| {
-            let node = self.node(*at);
-            node.hits >= hits && !node.l1.is_empty() && !node.has(PENDING)
-        });
-        hot.map(|at| self.id(at)).collect()
+        self.wanting(end, now, |node| !node.l2.is_empty(), wish)
     }
 
     /// Nodes on the path to `end` that are in L2, not known to be in L3, and have `hits` hits, from
     /// the root down.
     #[must_use]
-    pub fn wanting_put_path(&self, end: NodeId, hits: u32) -> Vec<NodeId> {
+    pub fn wanting_put_path(&self, end: NodeId, hits: u32, now: u64) -> Wanting {
+        let wish = |node: &Node| {
+            let is_wanting = !node.l2.is_empty() && !node.has(PUTTING) && node.hits >= hits;
+            if is_wanting {
+                Wish::Copy
+            } else {
+                Wish::Nothing
+            }
+        };
+        self.wanting(end, now, |node| node.has(IN_L3), wish)
+    }
+
+    /// The wishes of a path, from the root down. Behind a node whose copy has failed, all wait
+    /// until an attempt with that node alone has succeeded: L3 finds no page without those before
+    /// it.
+    fn wanting(
+        &self,
+        end: NodeId,
+        now: u64,
+        is_done: impl Fn(&Node) -> bool,
+        wish: impl Fn(&Node) -> Wish,
+    ) -> Wanting {
+        let mut wanting = Wanting::default();
         let Some(end) = self.place(end) else {
-            return Vec::new();
+            return wanting;
         };
-        let is_wanting = |at: &u32| {
-            let node = self.node(*at);
-            !node.l2.is_empty() && !node.has(IN_L3 | PUTTING) && node.hits >= hits
-        };
-        let mut wanting: Vec<NodeId> = self
-            .upward(end)
-            .filter(is_wanting)
-            .map(|at| self.id(at))
-            .collect();
-        wanting.reverse();
+        let mut path: Vec<u32> = self.upward(end).collect();
+        path.reverse();
+        for at in path {
+            let node = self.node(at);
+            if node.is_root() || is_done(node) {
+                continue;
+            }
+            if node.has_failed() && node.has(PUTTING | BACKING_UP) {
+                wanting.wait = Some(Wait::Attempt);
+                break;
+            }
+            if node.has_failed() && node.due > now {
+                wanting.wait = Some(Wait::Until(node.due));
+                break;
+            }
+            match wish(node) {
+                Wish::Copy => wanting.nodes.push(self.id(at)),
+                Wish::Nothing => continue,
+                Wish::End => break,
+            }
+            if node.has_failed() {
+                wanting.wait = (at != end).then_some(Wait::Attempt);
+                break;
+            }
+        }
         wanting
+    }
+
+    /// Ends the pauses of a path: each failed copy may be tried again now.
+    pub(crate) fn end_pause(&mut self, end: NodeId) {
+        let Some(end) = self.place(end) else {
+            return;
+        };
+        let path: Vec<u32> = self.upward(end).collect();
+        for at in path {
+            self.nodes[at as usize].due = 0;
+        }
     }
 
     /// Number of requests that inserted the tokens of a node; 0 if it has been removed.

@@ -33,6 +33,14 @@ type Content = Option<PageKey>;
 /// Number of prompts that are requested again.
 const RECENT_MAX: usize = 8;
 
+/// How an L3 takes pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mood {
+    Takes,
+    Refuses,
+    RefusesForAWhile,
+}
+
 /// A request with its state in the model.
 struct Running {
     request: Request,
@@ -102,6 +110,14 @@ pub struct World {
     told: BTreeMap<TierName, HashSet<PageKey>>,
     loading: HashMap<OpId, Vec<PageKey>>,
     counts: HashMap<PageKey, u32>,
+    /// How L3 takes pages, and whether it refuses all of them now.
+    l3_mood: Mood,
+    l3_refuses: bool,
+    /// Failed orders for a page since it has entered the tier above: to L2 and to L3, with the
+    /// progress at the first.
+    failures: HashMap<(TierName, PageKey), (u32, u64)>,
+    /// Number of inserts, and of pages that L3 has taken.
+    progress: u64,
     /// Failure probability of copies and L3, and of forwards.
     faults: f64,
     forward_faults: f64,
@@ -144,6 +160,12 @@ impl World {
         config.events = true;
         let faults = [0.0, 0.05, 0.3][dice.random_range(0..3)];
         let forward_faults = [0.0, 0.02, 0.2][dice.random_range(0..3)];
+        let l3_mood = [
+            Mood::Takes,
+            Mood::Takes,
+            Mood::Refuses,
+            Mood::RefusesForAWhile,
+        ][dice.random_range(0..4)];
         World {
             page_tokens: page_tokens as usize,
             l1: vec![None; config.l1_pages as usize + 1],
@@ -171,6 +193,10 @@ impl World {
                 .into(),
             loading: HashMap::new(),
             counts: HashMap::new(),
+            l3_mood,
+            l3_refuses: l3_mood == Mood::Refuses,
+            failures: HashMap::new(),
+            progress: 0,
             faults,
             forward_faults,
             device_speed: [1, 3][dice.random_range(0..2)],
@@ -207,6 +233,9 @@ impl World {
     }
 
     fn step(&mut self) {
+        if self.l3_mood == Mood::RefusesForAWhile && self.below(100) == 0 {
+            self.l3_refuses = !self.l3_refuses;
+        }
         match self.below(100) {
             0..10 => self.start(),
             10..18 => self.load_back(),
@@ -224,7 +253,12 @@ impl World {
                 self.run_forward();
             }
             88..96 => (0..3).for_each(|_| self.report_forward()),
-            96..98 => self.core.tell_warmth(),
+            96 => self.core.tell_warmth(),
+            97 => {
+                if self.below(10) == 0 {
+                    self.retry_failed();
+                }
+            }
             98 => {
                 let is_used = |running: &Running| running.request.locks() != (0, 0);
                 let is_idle = !self.running.iter().any(is_used) && self.core.orders_out() == 0;
@@ -237,6 +271,34 @@ impl World {
             }
             _ => self.peek(),
         }
+    }
+
+    /// Ends the pauses of all failed copies, which starts their count anew.
+    fn retry_failed(&mut self) {
+        self.failures.clear();
+        self.core.retry_failed();
+    }
+
+    /// Counts a failed order for pages. Attempts follow progress only, each further one twice as
+    /// much. An eviction that needs room orders copies without a pause.
+    fn count_failure(&mut self, to: TierName, keys: &[PageKey]) {
+        let config = self.core.config();
+        let is_paused = match to {
+            TierName::L2 => config.write_policy != WritePolicy::WriteBack,
+            _ => config.l3_write != L3Write::OnEviction,
+        };
+        // Only the first page is known to have failed: those behind it may not have been tried.
+        let Some(key) = keys.first().filter(|_| is_paused) else {
+            return;
+        };
+        let progress = self.progress;
+        let (count, first) = self.failures.entry((to, *key)).or_insert((0, progress));
+        *count += 1;
+        let most = 2 + (progress - *first + 1).ilog2();
+        assert!(
+            *count <= most,
+            "{key} failed {count} times, with progress {progress} since {first}"
+        );
     }
 
     /// Takes orders and events, and runs all checks.
@@ -303,6 +365,7 @@ impl World {
         match event {
             Event::Stored { tier, keys, .. } => {
                 for key in keys {
+                    self.failures.remove(&(tier, key));
                     let is_new = self.told.get_mut(&tier).unwrap().insert(key);
                     assert!(is_new || tier == TierName::L3, "{tier:?} has {key} already");
                     let config = self.core.config();
@@ -320,6 +383,11 @@ impl World {
             }
             Event::Removed { tier, keys } => {
                 for key in keys {
+                    let below = match tier {
+                        TierName::L1 => TierName::L2,
+                        _ => TierName::L3,
+                    };
+                    self.failures.remove(&(below, key));
                     assert!(
                         self.told.get_mut(&tier).unwrap().remove(&key),
                         "{tier:?} has no {key}"
@@ -538,17 +606,8 @@ impl World {
         }
     }
 
-    /// Ends all work. Then nothing is held, and all pages can be freed.
-    fn rest(&mut self) {
-        while !self.running.is_empty() {
-            let keep = self.below(2) == 0 && self.running[0].forwards > 0;
-            self.finish_one(0, keep);
-            self.settle();
-        }
-        while let Some(id) = self.prefetches.pop() {
-            self.core.cancel_prefetch(id);
-            self.settle();
-        }
+    /// Runs the device, L3 and forwards until all orders have ended.
+    fn end_orders(&mut self) {
         for _ in 0..100_000 {
             if self.flights.is_empty() && self.forwards.is_empty() && self.ran.is_empty() {
                 break;
@@ -562,6 +621,35 @@ impl World {
             self.flights.is_empty() && self.core.orders_out() == 0,
             "orders never end"
         );
+    }
+
+    /// Without a fault and without refusals, all pages of L2 that the policy writes get to L3.
+    fn check_last_chance(&mut self) {
+        let (faults, refuses) = (self.faults, self.l3_refuses);
+        (self.faults, self.l3_refuses) = (0.0, false);
+        self.retry_failed();
+        self.settle();
+        self.end_orders();
+        if self.core.config().l3_write == L3Write::OnBackup {
+            let l2 = &self.told[&TierName::L2];
+            assert!(l2.is_subset(&self.l3), "pages of L2 are not written to L3");
+        }
+        (self.faults, self.l3_refuses) = (faults, refuses);
+    }
+
+    /// Ends all work. Then nothing is held, and all pages can be freed.
+    fn rest(&mut self) {
+        while !self.running.is_empty() {
+            let keep = self.below(2) == 0 && self.running[0].forwards > 0;
+            self.finish_one(0, keep);
+            self.settle();
+        }
+        while let Some(id) = self.prefetches.pop() {
+            self.core.cancel_prefetch(id);
+            self.settle();
+        }
+        self.end_orders();
+        self.check_last_chance();
         self.core.reset().unwrap();
         self.settle();
         let config = self.core.config();

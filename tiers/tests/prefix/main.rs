@@ -18,10 +18,11 @@ mod loads;
 mod memory;
 mod polls;
 mod random;
+mod refuses;
 mod remotes;
 mod rules;
-mod verify;
 mod sizes;
+mod verify;
 
 use std::time::{Duration, Instant};
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 mod prefetch;
+mod refused;
 
 use larder_tiers::config::{Config, L3Write, WritePolicy};
 use larder_tiers::core::{Core, Done, Fence, NoRoom, OpId, Order, Outcome, Request, Retries};

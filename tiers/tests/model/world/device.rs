@@ -1,6 +1,7 @@
 //! The device and L3: orders that begin and end in any order, and sometimes fail.
 
-use larder_tiers::core::{Done, Fence, OpId, Order, Outcome};
+use larder_format::PageKey;
+use larder_tiers::core::{Done, Fence, OpId, Order, Outcome, TierName};
 
 use super::{Content, Flight, World, numbers};
 
@@ -63,6 +64,10 @@ impl World {
                     "a backup of bytes that were not written"
                 );
                 fill(&mut self.l2, &numbers(&l2), &begun, is_bad);
+                if is_bad {
+                    let keys: Vec<PageKey> = begun.iter().copied().flatten().collect();
+                    self.count_failure(TierName::L2, &keys);
+                }
                 Outcome::Copied(!is_bad)
             }
             Order::Load { l1, l2, .. } => {
@@ -91,12 +96,14 @@ impl World {
                 check_unchanged(&self.l2, &numbers(&l2), &begun);
                 let expected: Vec<Content> = keys.iter().copied().map(Some).collect();
                 assert_eq!(begun, expected, "wrong bytes are written to L3");
-                let stored = if is_bad {
-                    self.below(keys.len() + 1)
-                } else {
-                    keys.len()
+                let stored = match (self.l3_refuses, is_bad) {
+                    (true, _) => 0,
+                    (false, true) => self.below(keys.len() + 1),
+                    (false, false) => keys.len(),
                 };
                 self.l3.extend(&keys[..stored]);
+                self.progress += stored as u64;
+                self.count_failure(TierName::L3, &keys[stored..]);
                 Outcome::Pages(stored)
             }
             Order::Exists { keys, .. } => {

@@ -135,6 +135,7 @@ impl World {
         let Ok(inserted) = self.core.insert(&mut running.request, Fence(fence)) else {
             return;
         };
+        self.progress += 1;
         running.inserted_with.push(fence);
         let id = running.request.id();
         self.inserts.entry(fence).or_default().insert(id);
