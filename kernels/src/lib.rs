@@ -62,7 +62,7 @@ pub use error::DeviceError;
 pub use host::HostDevice;
 pub use layout::{Layout, NoSuchLayout, Strides, pool_bytes};
 pub use pool::{ChunkAt, HostMemory, L1Pool, L2Pool, Tier};
-pub use shape::{Attention, KvShape, PAGE_BYTES_LIMIT, ShapeError};
+pub use shape::{Attention, KvCounts, KvShape, PAGE_BYTES_LIMIT, ShapeError};
 pub use tensors::{Place, Tensor, Tensors, TensorsError};
 pub use ticket::{Gated, LayerTickets, Promise, Ticket};
 pub use transfer::{Copy2d, Direction, PagePair, Rows, Transfer};

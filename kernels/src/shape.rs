@@ -16,16 +16,28 @@ pub enum Attention {
     Mla,
 }
 
-/// The shape of a page: `parts` x `layers` x `page_tokens` rows of `row_bytes`.
+/// The counts of a [`KvShape`]. Each of them decides the meaning of a page's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KvCounts {
+    /// The attention type.
+    pub attention: Attention,
+    /// Layers.
+    pub layers: u32,
+    /// Heads of a row: KV heads, or 1 for latent rows.
+    pub heads: u32,
+    /// Values of a head, in K and in V; or of a latent row, rope part included.
+    pub head_dim: u32,
+    /// Bytes of a value.
+    pub value_bytes: u32,
+    /// Tokens per page.
+    pub page_tokens: u32,
+}
+
+/// The shape of a page: `parts` x `layers` x `page_tokens` rows of `heads` x `head_dim` values.
 ///
 /// A row is the smallest unit that every layout keeps contiguous: one token, one layer, one part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct KvShape {
-    attention: Attention,
-    layers: u32,
-    row_bytes: u32,
-    page_tokens: u32,
-}
+pub struct KvShape(KvCounts);
 
 /// Counts that are not valid for a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -42,65 +54,33 @@ pub enum ShapeError {
 }
 
 impl KvShape {
-    /// K and V of `heads` heads of this rank, with `head_dim` values of `value_bytes` bytes.
+    /// A shape of these counts.
     ///
     /// # Errors
     /// A count of 0, or pages of [`PAGE_BYTES_LIMIT`] or more.
-    pub fn mha(
-        layers: u32,
-        heads: u32,
-        head_dim: u32,
-        value_bytes: u32,
-        page_tokens: u32,
-    ) -> Result<KvShape, ShapeError> {
-        at_least_one("heads", heads)?;
-        at_least_one("head_dim", head_dim)?;
-        at_least_one("value_bytes", value_bytes)?;
-        let row_bytes = heads
-            .checked_mul(head_dim)
-            .and_then(|values| values.checked_mul(value_bytes))
-            .ok_or(ShapeError::TooLarge)?;
-        Self::of_rows(Attention::Mha, layers, row_bytes, page_tokens)
-    }
-
-    /// Latent rows of `dim` values (rope part included) of `value_bytes` bytes.
-    ///
-    /// # Errors
-    /// A count of 0, or pages of [`PAGE_BYTES_LIMIT`] or more.
-    pub fn mla(
-        layers: u32,
-        dim: u32,
-        value_bytes: u32,
-        page_tokens: u32,
-    ) -> Result<KvShape, ShapeError> {
-        at_least_one("dim", dim)?;
-        at_least_one("value_bytes", value_bytes)?;
-        let row_bytes = dim.checked_mul(value_bytes).ok_or(ShapeError::TooLarge)?;
-        Self::of_rows(Attention::Mla, layers, row_bytes, page_tokens)
-    }
-
-    /// Rows of any size, for packed formats whose row size is not a multiple of a value size.
-    ///
-    /// # Errors
-    /// A count of 0, or pages of [`PAGE_BYTES_LIMIT`] or more.
-    pub fn of_rows(
-        attention: Attention,
-        layers: u32,
-        row_bytes: u32,
-        page_tokens: u32,
-    ) -> Result<KvShape, ShapeError> {
-        at_least_one("layers", layers)?;
-        at_least_one("row_bytes", row_bytes)?;
-        at_least_one("page_tokens", page_tokens)?;
-        let shape = KvShape {
-            attention,
+    pub fn new(counts: KvCounts) -> Result<KvShape, ShapeError> {
+        let KvCounts {
+            attention: _,
             layers,
-            row_bytes,
+            heads,
+            head_dim,
+            value_bytes,
             page_tokens,
-        };
-        let bytes = [layers, row_bytes, page_tokens]
+        } = counts;
+        let factors = [
+            ("layers", layers),
+            ("heads", heads),
+            ("head_dim", head_dim),
+            ("value_bytes", value_bytes),
+            ("page_tokens", page_tokens),
+        ];
+        if let Some((field, _)) = factors.iter().find(|(_, count)| *count == 0) {
+            return Err(ShapeError::Zero { field });
+        }
+        let shape = KvShape(counts);
+        let bytes = factors
             .iter()
-            .try_fold(u64::from(shape.parts()), |bytes, count| {
+            .try_fold(u64::from(shape.parts()), |bytes, (_, count)| {
                 bytes.checked_mul(u64::from(*count))
             });
         match bytes {
@@ -109,16 +89,101 @@ impl KvShape {
         }
     }
 
+    /// K and V of `heads` heads, with `head_dim` values of `value_bytes` bytes.
+    ///
+    /// # Errors
+    /// Those of [`KvShape::new`].
+    pub fn mha(
+        layers: u32,
+        heads: u32,
+        head_dim: u32,
+        value_bytes: u32,
+        page_tokens: u32,
+    ) -> Result<KvShape, ShapeError> {
+        KvShape::new(KvCounts {
+            attention: Attention::Mha,
+            layers,
+            heads,
+            head_dim,
+            value_bytes,
+            page_tokens,
+        })
+    }
+
+    /// Latent rows of `dim` values (rope part included) of `value_bytes` bytes.
+    ///
+    /// # Errors
+    /// Those of [`KvShape::new`].
+    pub fn mla(
+        layers: u32,
+        dim: u32,
+        value_bytes: u32,
+        page_tokens: u32,
+    ) -> Result<KvShape, ShapeError> {
+        KvShape::new(KvCounts {
+            attention: Attention::Mla,
+            layers,
+            heads: 1,
+            head_dim: dim,
+            value_bytes,
+            page_tokens,
+        })
+    }
+
+    /// Rows of any size, for packed formats whose row size is not a multiple of a value size: one
+    /// head of `row_bytes` values of one byte. If a packed row has several heads, and ranks divide
+    /// them, use [`KvShape::mha`] with the bytes of a head as its values.
+    ///
+    /// # Errors
+    /// Those of [`KvShape::new`].
+    pub fn of_rows(
+        attention: Attention,
+        layers: u32,
+        row_bytes: u32,
+        page_tokens: u32,
+    ) -> Result<KvShape, ShapeError> {
+        if row_bytes == 0 {
+            return Err(ShapeError::Zero { field: "row_bytes" });
+        }
+        KvShape::new(KvCounts {
+            attention,
+            layers,
+            heads: 1,
+            head_dim: row_bytes,
+            value_bytes: 1,
+            page_tokens,
+        })
+    }
+
+    /// Its counts.
+    #[must_use]
+    pub fn counts(&self) -> KvCounts {
+        self.0
+    }
+
+    /// A part of it: so many of its layers, heads and tokens of a page; at least one of each, and
+    /// at most all.
+    #[must_use]
+    pub fn part(&self, layers: u32, heads: u32, page_tokens: u32) -> KvShape {
+        let whole = self.0;
+        KvShape(KvCounts {
+            layers: layers.clamp(1, whole.layers),
+            heads: heads.clamp(1, whole.heads),
+            page_tokens: page_tokens.clamp(1, whole.page_tokens),
+            ..whole
+        })
+    }
+
     /// The attention type.
     #[must_use]
     pub fn attention(&self) -> Attention {
-        self.attention
+        self.0.attention
     }
 
     /// Parts of a page: 2 for MHA (K, then V), 1 for MLA.
     #[must_use]
     pub fn parts(&self) -> u32 {
-        match self.attention {
+        match self.0.attention {
             Attention::Mha => 2,
             Attention::Mla => 1,
         }
@@ -127,32 +192,32 @@ impl KvShape {
     /// Layers.
     #[must_use]
     pub fn layers(&self) -> u32 {
-        self.layers
+        self.0.layers
     }
 
     /// Tokens per page.
     #[must_use]
     pub fn page_tokens(&self) -> u32 {
-        self.page_tokens
+        self.0.page_tokens
     }
 
     /// Bytes of one token of one layer of one part.
     #[must_use]
     pub fn row_bytes(&self) -> u32 {
-        self.row_bytes
+        self.0.heads * self.0.head_dim * self.0.value_bytes
     }
 
     /// Bytes of a page in one layer of one part. `layer_first` and `page_first_direct` keep them
     /// contiguous.
     #[must_use]
     pub fn chunk_bytes(&self) -> u32 {
-        self.row_bytes * self.page_tokens
+        self.row_bytes() * self.page_tokens()
     }
 
     /// Bytes of one part of a page, all layers.
     #[must_use]
     pub fn part_bytes(&self) -> u32 {
-        self.chunk_bytes() * self.layers
+        self.chunk_bytes() * self.layers()
     }
 
     /// Bytes of a page: below [`PAGE_BYTES_LIMIT`].
@@ -160,11 +225,4 @@ impl KvShape {
     pub fn page_bytes(&self) -> u32 {
         self.part_bytes() * self.parts()
     }
-}
-
-fn at_least_one(field: &'static str, count: u32) -> Result<(), ShapeError> {
-    if count == 0 {
-        return Err(ShapeError::Zero { field });
-    }
-    Ok(())
 }

@@ -29,6 +29,7 @@
 //! | [`pool`] | free pages of the pools, and the rows of requests |
 //! | [`runs`] | page numbers of a pool, as runs |
 //! | [`prompt`] | tokens in the form that the tree compares, and their page keys |
+//! | [`mod@model`] | a model, the part of its KV that a rank holds, and its namespace |
 //! | [`l3`] | the tier below: the page store, or a directory of files |
 //! | [`ranks`] | agreement between the ranks of one engine |
 //! | [`chunk`] | the cache of engines that run with caching disabled |
@@ -49,6 +50,7 @@ pub mod chunk;
 pub mod config;
 pub mod core;
 pub mod l3;
+pub mod model;
 pub mod planted;
 pub mod pool;
 pub mod prefix;
@@ -59,4 +61,5 @@ pub mod tree;
 
 pub use cache::{Cache, CacheError, Parts};
 pub use config::Config;
-pub use prefix::{Ask, Model, PrefixCache, PrefixOptions, Sequence};
+pub use model::Model;
+pub use prefix::{Ask, PrefixCache, PrefixOptions, Sequence};

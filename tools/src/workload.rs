@@ -22,6 +22,8 @@ use larder_format::{
     Namespace, NamespaceFields, PARTS_MAX, PageKey, PageShape, Rank, ShapeError, TokenUnits,
     page_keys,
 };
+use larder_kernels::{KvShape, Layout};
+use larder_tiers::Model;
 
 use crate::failure::Failure;
 use crate::size::ByteSize;
@@ -39,6 +41,9 @@ const COMPARE_BYTES: usize = 4096;
 /// Distance between neighbouring words before mixing: odd, so that no two words of a part are
 /// alike.
 const STRIDE: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The weights of pages that are no model's.
+const MADE_UP: &str = "made-up";
 
 /// Mixes the numbers that name words: odd.
 const MIX: u64 = 0xd129_42f1_9e21_5a55;
@@ -96,7 +101,7 @@ pub fn shape(page_bytes: ByteSize, parts: u32) -> Result<PageShape, Failure> {
 pub fn namespace(command: &str, page_tokens: u32, shape: PageShape) -> Result<Namespace, Failure> {
     let fields = NamespaceFields {
         model: command.to_owned(),
-        weights: "made-up".to_owned(),
+        weights: MADE_UP.to_owned(),
         dtype: "bytes".to_owned(),
         layout: "page_first_direct".to_owned(),
         page_tokens,
@@ -108,6 +113,16 @@ pub fn namespace(command: &str, page_tokens: u32, shape: PageShape) -> Result<Na
         extra: BTreeMap::new(),
     };
     Namespace::new(fields).map_err(|error| Failure::usage(format!("namespace {command}: {error}")))
+}
+
+/// The namespace of a command whose pages go through the tiers.
+///
+/// # Errors
+/// When a page is too large.
+pub fn model_namespace(command: &str, shape: &KvShape) -> Result<Namespace, Failure> {
+    let namespace =
+        Model::new(command, MADE_UP, "bytes", *shape).namespace(Layout::PageFirstDirect);
+    namespace.map_err(|error| Failure::usage(format!("namespace {command}: {error}")))
 }
 
 /// The words of one part of one page, or of a piece of it.

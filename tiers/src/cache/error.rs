@@ -1,10 +1,11 @@
 //! Errors of a cache, and the check of its pools against its configuration.
 
-use larder_kernels::{DeviceError, KvShape};
+use larder_kernels::{DeviceError, KvShape, L2Pool};
 
 use crate::config::{Config, ConfigError};
 use crate::core::{Broken, DoneError};
 use crate::l3::L3;
+use crate::model::{counted, stored};
 use crate::ranks::RanksError;
 
 /// Why a cache cannot be created or cannot continue.
@@ -42,20 +43,19 @@ pub enum CacheError {
         /// Bytes configured.
         bytes: u64,
     },
-    /// The namespace of L3 does not have the pages of the pools: no page could be stored or found.
+    /// The namespace of L3 does not describe the pages of the pools: they could not be stored, or
+    /// pages of another model could be found.
     #[error(
-        "the namespace of L3 has pages of {found_tokens} tokens in parts of {found_parts:?} bytes, \
-         but the pools have {tokens} tokens in parts of {parts:?} bytes; see l3::page_shape"
+        "{field} of the namespace of L3 is {found:?}, the pools have {needed:?}; make the \
+         namespace by Model::namespace"
     )]
     Namespace {
-        /// Tokens per page of the namespace.
-        found_tokens: u32,
-        /// Bytes of each part of the namespace.
-        found_parts: Vec<u32>,
-        /// Tokens per page of the pools.
-        tokens: u32,
-        /// Bytes of each part of the pools.
-        parts: Vec<u32>,
+        /// The field.
+        field: &'static str,
+        /// Its value in the namespace. Empty if it has no such field.
+        found: String,
+        /// The value of the pools.
+        needed: String,
     },
     /// The threads for L3 cannot be started.
     #[error("threads for L3 cannot be started: {0}")]
@@ -79,24 +79,43 @@ pub enum ChunkError {
     Device(#[from] DeviceError),
 }
 
-/// Checks an L3 against the configuration and the pools.
-pub(super) fn check_l3(config: &Config, shape: &KvShape, l3: &dyn L3) -> Result<(), CacheError> {
+/// Checks an L3 against the configuration and the host pool.
+pub(super) fn check_l3(config: &Config, l2: &L2Pool, l3: &dyn L3) -> Result<(), CacheError> {
     config.check_with_l3()?;
     let Some(namespace) = l3.namespace() else {
         return Ok(());
     };
-    let found_parts = namespace.shape().part_sizes().to_vec();
-    let parts = vec![shape.part_bytes(); shape.parts() as usize];
-    let (found_tokens, tokens) = (namespace.fields().page_tokens, shape.page_tokens());
-    if (found_tokens, &found_parts) != (tokens, &parts) {
-        return Err(CacheError::Namespace {
-            found_tokens,
-            found_parts,
-            tokens,
-            parts,
-        });
+    let (shape, fields) = (l2.shape(), namespace.fields());
+    let of_extra = |(field, needed): (&'static str, String)| {
+        let found = fields.extra.get(field).cloned().unwrap_or_default();
+        (field, found, needed)
+    };
+    let mut all = vec![
+        (
+            "page_tokens",
+            fields.page_tokens.to_string(),
+            shape.page_tokens().to_string(),
+        ),
+        (
+            "parts",
+            format!("{:?}", namespace.shape().part_sizes()),
+            format!("{:?}", vec![shape.part_bytes(); shape.parts() as usize]),
+        ),
+        (
+            "layout",
+            fields.layout.clone(),
+            stored(l2.layout()).name().to_owned(),
+        ),
+    ];
+    all.extend(counted(shape).map(of_extra));
+    match all.into_iter().find(|(_, found, needed)| found != needed) {
+        None => Ok(()),
+        Some((field, found, needed)) => Err(CacheError::Namespace {
+            field,
+            found,
+            needed,
+        }),
     }
-    Ok(())
 }
 
 /// Checks a pool against the configuration.

@@ -192,7 +192,7 @@ impl Cache {
         check_pool("l1", &config, l1.shape(), l1.pages(), config.l1_pages)?;
         check_pool("l2", &config, l2.shape(), l2.pages(), config.l2_pages)?;
         if let Some(l3) = &l3 {
-            check_l3(&config, l2.shape(), &**l3)?;
+            check_l3(&config, &l2, &**l3)?;
         }
         let workers = l3.map(|l3| Workers::start(&l3)).transpose()?;
         Ok(Cache {

@@ -13,24 +13,16 @@ mod files;
 mod store;
 
 use larder_engine::{GetPage, PutPage};
-use larder_format::{Namespace, PageKey, PageShape, ShapeError};
-use larder_kernels::KvShape;
+use larder_format::{Namespace, PageKey};
 
 pub use files::{FilesError, FilesL3};
 pub use store::StoreL3;
 
-/// The parts of a page of this shape as an L3 stores them, in every layout: K, then V; or the
-/// latent rows.
-///
-/// # Errors
-/// A part is too large for a store.
-pub fn page_shape(shape: &KvShape) -> Result<PageShape, ShapeError> {
-    PageShape::new(&vec![shape.part_bytes(); shape.parts() as usize])
-}
-
-/// See the module documentation. The keys of a call are consecutive in their chain.
+/// See the module documentation. The keys of a call are consecutive in their chain. Each call
+/// returns: the end of a cache waits for the calls in progress.
 pub trait L3: Send + Sync {
-    /// The namespace of its pages. A cache checks it against its pools. `None`: pages of any shape.
+    /// The namespace of its pages. A cache checks that it describes the pages of its pools: see
+    /// [`Model::namespace`](crate::Model::namespace). `None`: pages of any shape.
     fn namespace(&self) -> Option<&Namespace> {
         None
     }

@@ -1,7 +1,7 @@
 //! Errors of a prefix cache.
 
 use larder_engine::StoreError;
-use larder_engine::format::{NamespaceError, ShapeError};
+use larder_engine::format::NamespaceError;
 use larder_kernels::DeviceError;
 use larder_remote::l4::L4Error;
 
@@ -19,12 +19,9 @@ pub enum OpenError {
     /// The store.
     #[error("the store of L3: {0}")]
     Store(#[from] StoreError),
-    /// The names of the model are not valid.
+    /// The names of the model or its pages are not valid.
     #[error("the model: {0}")]
     Model(#[from] NamespaceError),
-    /// The pages are not valid for a store.
-    #[error("the pages of the model: {0}")]
-    Shape(#[from] ShapeError),
     /// The device, or memory for a pool.
     #[error(transparent)]
     Device(#[from] DeviceError),

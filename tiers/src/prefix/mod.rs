@@ -89,8 +89,9 @@ use larder_remote::l4::L4;
 use crate::cache::Cache;
 use crate::core::{Busy, Core, Event, Leak, Stats};
 
+pub use crate::model::Model;
 pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};
-pub use options::{L1Memory, Model, PrefixOptions};
+pub use options::{L1Memory, PrefixOptions};
 pub use sequence::{Cached, Sequence};
 pub use waiting::{Ask, Begin, Waiting};
 
@@ -206,8 +207,8 @@ impl PrefixCache {
     /// # Errors
     /// The cache is closed.
     pub fn settle(&self, deadline: Instant) -> Result<bool, Closed> {
-        let is_idle = |cache: &mut Cache| cache.is_idle().then_some(());
         self.shared.with(Cache::retry_failed)?;
+        let is_idle = |cache: &mut Cache| cache.is_idle().then_some(());
         Ok(self.shared.wait(deadline, is_idle)?.is_some())
     }
 

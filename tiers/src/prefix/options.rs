@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_engine::fit::page_bytes_on_disk;
-use larder_engine::format::Namespace;
+use larder_engine::format::{Namespace, NamespaceError};
 use larder_engine::memory::AlignedBuf;
 use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create};
 use larder_kernels::{Device, HostDevice, HostMemory, KvShape, L1Pool, Layout, pool_bytes};
@@ -17,36 +17,14 @@ use super::error::OpenError;
 use super::shared::{Poller, Shared};
 use crate::cache::{Cache, CacheError, Parts};
 use crate::config::{Config, L3Write};
-use crate::l3::{L3, StoreL3, page_shape};
+use crate::l3::{L3, StoreL3};
+use crate::model::Model;
+
+/// The layout of L2.
+const L2_LAYOUT: Layout = Layout::PageFirstDirect;
 
 /// How long a write to L3 waits for room in the store.
 const PUT_WAIT: Duration = Duration::from_secs(1);
-
-/// A model: pages of models that are equal here are interchangeable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Model {
-    /// Its name. Not empty.
-    pub name: String,
-    /// Distinguishes different weights under the same name. May be empty.
-    pub weights: String,
-    /// The type of the values in a row. Not empty.
-    pub dtype: String,
-    /// The shape of its pages.
-    pub shape: KvShape,
-}
-
-impl Model {
-    /// A model.
-    #[must_use]
-    pub fn new(name: &str, weights: &str, dtype: &str, shape: KvShape) -> Model {
-        Model {
-            name: name.to_owned(),
-            weights: weights.to_owned(),
-            dtype: dtype.to_owned(),
-            shape,
-        }
-    }
-}
 
 /// Where L1 is.
 pub enum L1Memory {
@@ -84,8 +62,7 @@ impl PrefixOptions {
     /// The defaults, for pools of these sizes in pages.
     #[must_use]
     pub fn new(model: &Model, l1_pages: u32, l2_pages: u32) -> PrefixOptions {
-        let shape = &model.shape;
-        let (page_tokens, page_bytes) = (shape.page_tokens(), shape.page_bytes());
+        let (page_tokens, page_bytes) = (model.page_tokens(), model.shape().page_bytes());
         let mut config = Config::new(page_tokens, page_bytes.into(), l1_pages, l2_pages);
         config.load_threshold_tokens = 1;
         config.prefetch.threshold_tokens = 1;
@@ -163,17 +140,9 @@ impl PrefixOptions {
     /// The namespace of the model.
     ///
     /// # Errors
-    /// A name is not valid, or a page is too large.
-    pub fn namespace(&self) -> Result<Namespace, OpenError> {
-        let Model {
-            name,
-            weights,
-            dtype,
-            shape,
-        } = &self.model;
-        let layout = Layout::PageFirstDirect.name();
-        let builder = Namespace::builder(name, weights, shape.page_tokens(), page_shape(shape)?);
-        Ok(builder.elements(dtype, layout).build()?)
+    /// Those of [`Model::namespace`].
+    pub fn namespace(&self) -> Result<Namespace, NamespaceError> {
+        self.model.namespace(L2_LAYOUT)
     }
 
     fn over_store(
@@ -182,7 +151,7 @@ impl PrefixOptions {
         store: Option<Arc<Store>>,
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
-        let (shape, mut config) = (self.model.shape, self.config);
+        let (shape, mut config) = (self.model.shape(), self.config);
         if l3.is_none() {
             // Each order to write would fail, and count as a failure.
             config.l3_write = L3Write::Never;
@@ -195,7 +164,7 @@ impl PrefixOptions {
         };
         let l2_pages = config.l2_pages + 1;
         let memory = l2_memory(pool_bytes(&shape, l2_pages))?;
-        let l2 = device.register(memory, Layout::PageFirstDirect, &shape, l2_pages)?;
+        let l2 = device.register(memory, L2_LAYOUT, &shape, l2_pages)?;
         let parts = Parts {
             device,
             l1: l1.clone(),

@@ -8,16 +8,17 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use larder_engine::format::{Namespace, PageShape};
+use larder_engine::format::Namespace;
 use larder_engine::{CreateOptions, OpenOptions, Store};
-use larder_kernels::{ChunkAt, Device, DeviceError, HostDevice, Ticket};
+use larder_kernels::{ChunkAt, Device, DeviceError, HostDevice, KvCounts, KvShape, Layout, Ticket};
 use larder_tiers::config::WritePolicy;
 use larder_tiers::core::Broken;
 use larder_tiers::l3::{L3, StoreL3};
+use larder_tiers::model::{Stripe, page_shape};
 use larder_tiers::prefix::{
     Begin, BeginError, CloseError, L1Memory, OpenError, RowError, SequenceError,
 };
-use larder_tiers::{Ask, CacheError, PrefixCache, PrefixOptions};
+use larder_tiers::{Ask, CacheError, Model, PrefixCache, PrefixOptions};
 
 use super::engine::{PAGE, Rows, WORDS};
 use super::honest::eventually;
@@ -289,7 +290,7 @@ fn rows_are_slices_of_the_pages_and_cached_rows_are_only_read() {
 
     // In memory of another device there are addresses only.
     let device = Arc::new(HostDevice::new().unwrap());
-    let l1 = device.alloc_l1(&toy.model().shape, 21).unwrap();
+    let l1 = device.alloc_l1(&toy.model().shape(), 21).unwrap();
     let elsewhere = options(20, 20).with(|o| o.l1 = Some(L1Memory::Pool(device, l1)));
     let elsewhere = elsewhere.over(None).unwrap();
     let mut sequence = elsewhere.begin(&all).unwrap();
@@ -360,21 +361,46 @@ fn a_namespace_of_other_pages_is_refused() {
     let size = CreateOptions::new(128 << 20);
     let store = Store::open_or_create(&path, &size, OpenOptions::default()).unwrap();
     let store = Arc::new(store);
-    let part = toy().model().shape.part_bytes();
-    for (parts, tokens) in [(vec![part], 16), (vec![part; 2], 32), (vec![2 * part], 16)] {
-        let shape = PageShape::new(&parts).unwrap();
-        let namespace = Namespace::builder("toy", "", tokens, shape)
-            .build()
-            .unwrap();
+    let shape = toy().model().shape();
+    let KvCounts {
+        layers, head_dim, ..
+    } = shape.counts();
+    let of = |shape: KvShape, layout| {
+        let model = Model::new("toy", "seed 42", "f32", shape);
+        model.namespace(layout).unwrap()
+    };
+    let mha = |layers, heads, dim, tokens| KvShape::mha(layers, heads, dim, 4, tokens).unwrap();
+    let direct = Layout::PageFirstDirect;
+    let tokens = PAGE as u32;
+    let by_hand = Namespace::builder("toy", "seed 42", tokens, page_shape(&shape).unwrap());
+    let cases = [
+        ("page_tokens", of(mha(layers, 1, head_dim, 32), direct)),
+        ("parts", of(mha(2 * layers, 1, head_dim, tokens), direct)),
+        (
+            "layers",
+            of(mha(2 * layers, 1, head_dim / 2, tokens), direct),
+        ),
+        ("heads", of(mha(layers, 2, head_dim / 2, tokens), direct)),
+        ("layout", of(shape, Layout::PageFirst)),
+        ("attention", by_hand.build().unwrap()),
+    ];
+    for (expected, namespace) in cases {
         let l3 = StoreL3::new(store.clone(), &namespace).unwrap();
         let refused = options(20, 20).over(Some(Arc::new(l3)));
-        let Err(OpenError::Cache(CacheError::Namespace { found_parts, .. })) = refused else {
-            panic!("{parts:?}, {tokens} tokens");
+        let Err(OpenError::Cache(CacheError::Namespace { field, .. })) = refused else {
+            panic!("{expected}");
         };
-        assert_eq!(found_parts, parts);
+        assert_eq!(field, expected);
     }
     let l3 = StoreL3::new(store, &options(20, 20).namespace().unwrap()).unwrap();
     options(20, 20).over(Some(Arc::new(l3))).unwrap();
+    // The pools of a cache have all positions of a page.
+    let striped = toy().model().positions(Stripe::new(1, 1, 2).unwrap());
+    let refused = PrefixOptions::new(&striped.unwrap(), 20, 20).over(None);
+    assert!(matches!(
+        refused.err(),
+        Some(OpenError::Cache(CacheError::Page { .. }))
+    ));
 }
 
 #[test]

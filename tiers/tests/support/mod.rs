@@ -2,19 +2,11 @@
 
 use larder_format::Namespace;
 use larder_kernels::{KvShape, Layout};
-use larder_tiers::l3::page_shape;
+use larder_tiers::Model;
 
-/// The namespace of a model with pages of this shape and layout.
+/// The namespace of a model with pages of this shape, for a host pool of this layout.
 pub fn namespace(model: &str, shape: &KvShape, layout: Layout) -> Namespace {
     // A layer_first pool is stored as page_first_direct. The weights tell the two apart here.
-    Namespace::builder(
-        model,
-        layout.name(),
-        shape.page_tokens(),
-        page_shape(shape).unwrap(),
-    )
-    .elements("bytes", layout.name())
-    .pool("")
-    .build()
-    .unwrap()
+    let model = Model::new(model, layout.name(), "bytes", *shape);
+    model.namespace(layout).unwrap()
 }

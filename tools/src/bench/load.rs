@@ -279,9 +279,8 @@ fn cache(
     if holds_others(store) && !args.force {
         spare_others(&args.path, &**store, &stored, args.pages)?;
     }
-    // The bytes of a page depend on its layers.
     let model = format!("{NAMESPACE}{} layers", shape.layers());
-    let namespace = workload::namespace(&model, PAGE_TOKENS, stored)?;
+    let namespace = workload::model_namespace(&model, shape)?;
     let shared: Arc<dyn PageStore> = store.clone();
     let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions::waiting(PUT_WAIT));
     let l1_pages = u32::try_from(batch).unwrap_or(u32::MAX).saturating_add(1);

@@ -44,7 +44,6 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::OpenArgs;
 use crate::size::{self, ByteSize};
-use crate::workload;
 
 /// Tokens of a block of the trace.
 const BLOCK_TOKENS: u32 = 512;
@@ -197,19 +196,12 @@ fn check_capacity(args: &ReplayArgs, store: &Store, bytes: u64) -> Result<(), Fa
     )))
 }
 
-/// The namespace of replay pages of this shape, unless the store holds replay pages of another.
-fn namespace(
-    store: &Store,
-    path: &Path,
-    model: &str,
-    page_tokens: u32,
-    shape: PageShape,
-) -> Result<Namespace, Failure> {
-    let asked = workload::namespace(model, page_tokens, shape)?;
+/// Refuses the namespace of replay pages if the store holds replay pages of another shape.
+fn check_namespace(store: &Store, path: &Path, asked: &Namespace) -> Result<(), Failure> {
     let other = store
         .namespaces()
         .into_iter()
-        .find(|held| held.fields().model == model && *held != asked);
+        .find(|held| held.fields().model == asked.fields().model && held != asked);
     if let Some(held) = other {
         return Err(Failure::usage(format!(
             "{}: namespace mismatch: it holds pages of `{held}`, asked for is `{asked}`; give the \
@@ -218,5 +210,5 @@ fn namespace(
             path.display()
         )));
     }
-    Ok(asked)
+    Ok(())
 }

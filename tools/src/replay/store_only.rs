@@ -17,7 +17,9 @@ use larder_engine::{PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::Serialize;
 
-use super::{BLOCK_TOKENS, ReplayArgs, check_capacity, create_missing, does_not_fit, namespace};
+use super::{
+    BLOCK_TOKENS, ReplayArgs, check_capacity, check_namespace, create_missing, does_not_fit,
+};
 
 use crate::ack_log::{AckLog, History};
 use crate::bench;
@@ -261,7 +263,8 @@ fn replay(
 ) -> Result<ReplayReport, Failure> {
     let started = Instant::now();
     check_capacity(args, store, args.capacity())?;
-    let namespace = namespace(store, &args.store, MODEL, BLOCK_TOKENS, input.shape)?;
+    let namespace = workload::namespace(MODEL, BLOCK_TOKENS, input.shape)?;
+    check_namespace(store, &args.store, &namespace)?;
     let namespace = store.namespace(&namespace)?;
     let mut session = Session::new(store, namespace, &input.shape, args.wait)?;
     let usable_pages = store.stats().usable_pages(page_bytes_on_disk(&input.shape));

@@ -22,7 +22,8 @@ use larder_format::{Namespace, PageShape};
 use larder_kernels::{Device, KvShape};
 use larder_tiers::Config;
 use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
-use larder_tiers::l3::{L3, StoreL3, page_shape};
+use larder_tiers::l3::{L3, StoreL3};
+use larder_tiers::model::page_shape;
 use serde::de::DeserializeOwned;
 use tempfile::TempDir;
 
@@ -31,7 +32,7 @@ use super::machine::{Machine, Speeds};
 use super::model::{Compute, MODELS, Model};
 use super::server::Build;
 use super::tiers_report::{self, Setting, TiersReport};
-use super::{ReplayArgs, check_capacity, create, create_missing, namespace, speed};
+use super::{ReplayArgs, check_capacity, check_namespace, create, create_missing, speed};
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
@@ -41,6 +42,7 @@ use crate::report;
 use crate::size::ByteSize;
 use crate::trace::Trace;
 use crate::usage;
+use crate::workload;
 
 /// The model that names the namespace of pages that come through the tiers.
 const MODEL: &str = "replay-tiers";
@@ -432,7 +434,8 @@ impl Replay<'_> {
     ) -> Result<(), Failure> {
         check_capacity(self.args, store, bytes)?;
         let shape = on_disk(&self.plan.scaled)?;
-        let namespace = namespace(store, path, MODEL, self.plan.args.page_size, shape)?;
+        let namespace = workload::model_namespace(MODEL, &self.plan.scaled)?;
+        check_namespace(store, path, &namespace)?;
         let before = store.stats();
         let pages = before.usable_pages(page_bytes_on_disk(&shape));
         let l3 = self.l3(store, &namespace)?;

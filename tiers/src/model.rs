@@ -1,0 +1,279 @@
+//! A model, the part of its KV that a rank holds, and the namespace of that part.
+//!
+//! Everything that decides the bytes of a page is in the namespace: the names, each count of the
+//! shape, the layout, and the layers, heads and positions of the part. The number of ranks and the
+//! number of a rank are not: ranks that hold the same bytes share their pages.
+//!
+//! | rank | its part |
+//! |---|---|
+//! | pipeline parallel | [`Model::layers`] |
+//! | tensor parallel, heads divided | [`Model::heads`] |
+//! | tensor parallel, more ranks than KV heads | [`Model::heads`]: the same for copies of a head |
+//! | tensor parallel, latent rows (MLA) | the whole: each rank has the same rows |
+//! | context parallel, whole pages dealt to ranks | the whole: a page has the same bytes anywhere |
+//! | context parallel, the positions of a page dealt to ranks | [`Model::positions`] |
+//! | data parallel, expert parallel | the whole |
+
+use std::ops::Range;
+
+use larder_format::{Namespace, NamespaceError, PageShape, ShapeError};
+use larder_kernels::{Attention, KvCounts, KvShape, Layout};
+
+/// A model, and the part of its KV that this rank holds. Pages of models that are equal here are
+/// interchangeable.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Model {
+    /// Its name. Not empty.
+    pub name: String,
+    /// Distinguishes different weights under the same name. May be empty.
+    pub weights: String,
+    /// The type of the values in a row. Not empty.
+    pub dtype: String,
+    /// The page of the whole model.
+    whole: KvShape,
+    part: Part,
+}
+
+/// What a rank holds. Invariant: no range is empty, and all lie within the whole model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Part {
+    layers: Range<u32>,
+    heads: Range<u32>,
+    positions: Stripe,
+}
+
+/// Positions of a context, dealt to ranks by turns: `run` positions each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stripe {
+    run: u32,
+    turn: u32,
+    turns: u32,
+}
+
+impl Stripe {
+    /// All positions.
+    pub const ALL: Stripe = Stripe {
+        run: 1,
+        turn: 0,
+        turns: 1,
+    };
+
+    /// The positions `p` with `p / run % turns == turn`. `None` unless `turn < turns` and `run` is
+    /// not 0.
+    #[must_use]
+    pub const fn new(run: u32, turn: u32, turns: u32) -> Option<Stripe> {
+        match (run, turns) {
+            // Every run of a single turn is all positions.
+            (1.., 1) if turn == 0 => Some(Stripe::ALL),
+            (1.., _) if turn < turns => Some(Stripe { run, turn, turns }),
+            _ => None,
+        }
+    }
+}
+
+/// Why a rank cannot hold such a part.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PartError {
+    /// The range is empty, or ends behind the last layer or head.
+    #[error(
+        "{field} {}..{} of {of}: give at least one, and none from {of} on",
+        .part.start, .part.end
+    )]
+    Range {
+        /// `layers` or `heads`.
+        field: &'static str,
+        /// The range.
+        part: Range<u32>,
+        /// Number of the model.
+        of: u32,
+    },
+    /// Its positions are not the same number in each page.
+    #[error(
+        "pages of {page_tokens} tokens are not whole rounds of {turns} turns of {run} positions: \
+         give pages of a multiple of their product"
+    )]
+    Positions {
+        /// Tokens of a page.
+        page_tokens: u32,
+        /// Positions of a turn.
+        run: u32,
+        /// Turns.
+        turns: u32,
+    },
+}
+
+impl Model {
+    /// A model with pages of this shape, all of which this rank holds.
+    #[must_use]
+    pub fn new(name: &str, weights: &str, dtype: &str, shape: KvShape) -> Model {
+        let KvCounts { layers, heads, .. } = shape.counts();
+        Model {
+            name: name.to_owned(),
+            weights: weights.to_owned(),
+            dtype: dtype.to_owned(),
+            whole: shape,
+            part: Part {
+                layers: 0..layers,
+                heads: 0..heads,
+                positions: Stripe::ALL,
+            },
+        }
+    }
+
+    /// This rank holds these of the model's layers.
+    ///
+    /// # Errors
+    /// The range is empty, or ends behind the last layer.
+    pub fn layers(mut self, layers: Range<u32>) -> Result<Model, PartError> {
+        self.part.layers = within("layers", layers, self.whole.counts().layers)?;
+        Ok(self)
+    }
+
+    /// This rank holds these of the model's KV heads.
+    ///
+    /// # Errors
+    /// The range is empty, or ends behind the last head. Latent rows have one head.
+    pub fn heads(mut self, heads: Range<u32>) -> Result<Model, PartError> {
+        self.part.heads = within("heads", heads, self.whole.counts().heads)?;
+        Ok(self)
+    }
+
+    /// This rank holds these positions of each page. The caches of this crate have all positions of
+    /// a page and refuse such a model; its namespace is for an engine with pools of its own.
+    ///
+    /// # Errors
+    /// A page is not a number of whole rounds.
+    pub fn positions(mut self, positions: Stripe) -> Result<Model, PartError> {
+        let Stripe { run, turns, .. } = positions;
+        let page_tokens = self.whole.page_tokens();
+        let round = u64::from(run) * u64::from(turns);
+        if !u64::from(page_tokens).is_multiple_of(round) {
+            return Err(PartError::Positions {
+                page_tokens,
+                run,
+                turns,
+            });
+        }
+        self.part.positions = positions;
+        Ok(self)
+    }
+
+    /// Tokens that a page covers: all positions, also those that this rank does not hold.
+    #[must_use]
+    pub fn page_tokens(&self) -> u32 {
+        self.whole.page_tokens()
+    }
+
+    /// The pages of this rank.
+    #[must_use]
+    pub fn shape(&self) -> KvShape {
+        let Part {
+            layers,
+            heads,
+            positions,
+        } = &self.part;
+        self.whole.part(
+            layers.end - layers.start,
+            heads.end - heads.start,
+            self.page_tokens() / positions.turns,
+        )
+    }
+
+    /// The namespace of this rank's pages, for host pools (L2) of this layout.
+    ///
+    /// # Errors
+    /// A name is not valid, or a page is too large.
+    pub fn namespace(&self, layout: Layout) -> Result<Namespace, NamespaceError> {
+        let Model {
+            name,
+            weights,
+            dtype,
+            whole,
+            part,
+        } = self;
+        let shape = self.shape();
+        let page_tokens = whole.page_tokens();
+        let mut builder = Namespace::builder(name, weights, page_tokens, page_shape(&shape)?)
+            .elements(dtype, stored(layout).name());
+        for (field, value) in counted(&shape) {
+            builder = builder.extra(field, &value);
+        }
+        let Part {
+            layers,
+            heads,
+            positions,
+        } = part;
+        // All fields of the shape that a part can cut.
+        let KvCounts {
+            attention: _,
+            layers: of_layers,
+            heads: of_heads,
+            head_dim: _,
+            value_bytes: _,
+            page_tokens: _,
+        } = whole.counts();
+        for (field, part, of) in [
+            ("part_of_layers", layers, of_layers),
+            ("part_of_heads", heads, of_heads),
+        ] {
+            if *part != (0..of) {
+                let Range { start, end } = part;
+                builder = builder.extra(field, &format!("{start}..{end} of {of}"));
+            }
+        }
+        let Stripe { run, turn, turns } = positions;
+        if *positions != Stripe::ALL {
+            let text = format!("turn {turn} of {turns}, {run} each");
+            builder = builder.extra("part_of_positions", &text);
+        }
+        builder.build()
+    }
+}
+
+fn within(field: &'static str, part: Range<u32>, of: u32) -> Result<Range<u32>, PartError> {
+    if part.is_empty() || part.end > of {
+        return Err(PartError::Range { field, part, of });
+    }
+    Ok(part)
+}
+
+/// The parts of a page of this shape as an L3 stores them, in every layout: K, then V; or the
+/// latent rows.
+///
+/// # Errors
+/// A part is too large for a store.
+pub fn page_shape(shape: &KvShape) -> Result<PageShape, ShapeError> {
+    PageShape::new(&vec![shape.part_bytes(); shape.parts() as usize])
+}
+
+/// The order in which an L3 stores the rows of a host pool's pages.
+pub(crate) fn stored(layout: Layout) -> Layout {
+    match layout {
+        Layout::LayerFirst | Layout::PageFirstDirect => Layout::PageFirstDirect,
+        Layout::PageFirst => Layout::PageFirst,
+    }
+}
+
+/// The counts of a pool's pages that a namespace has as further fields, by name.
+pub(crate) fn counted(shape: &KvShape) -> [(&'static str, String); 5] {
+    let KvCounts {
+        attention,
+        layers,
+        heads,
+        head_dim,
+        value_bytes,
+        // A field that every namespace has.
+        page_tokens: _,
+    } = shape.counts();
+    let attention = match attention {
+        Attention::Mha => "mha",
+        Attention::Mla => "mla",
+    };
+    [
+        ("attention", attention.to_owned()),
+        ("layers", layers.to_string()),
+        ("heads", heads.to_string()),
+        ("head_dim", head_dim.to_string()),
+        ("value_bytes", value_bytes.to_string()),
+    ]
+}
