@@ -17,7 +17,7 @@ use larder_tools::size::ByteSize;
 use rustix::fs::Access;
 
 use crate::config::{Config, ConfigError};
-use crate::place::{Misfit, misfit, open_options, options, volume_of};
+use crate::place::{Misfit, misfit, open_options, options, unmounted, volume_of};
 
 /// The severity of a fact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,7 @@ fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
             lines.push((Level::Ok, "path", what));
             if let Some(above) = path.ancestors().find(|above| above.is_dir()) {
                 lines.push(writable(above));
+                lines.extend(no_disk(above));
                 lines.extend(room(config, above, page_bytes));
             }
             return lines;
@@ -146,6 +147,7 @@ fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
         lines.extend(size(config, bytes));
         lines.extend(closed_pages(&volume, bytes, page_bytes));
     } else if !is_device {
+        lines.extend(no_disk(path));
         lines.extend(room(config, path, page_bytes));
     }
     lines
@@ -204,6 +206,17 @@ fn container(path: &Path) -> Option<Line> {
         "path",
         format!("{} ({name}): {what}", path.display()),
     ))
+}
+
+/// The directory of a store that does not exist yet, if no disk is mounted there.
+fn no_disk(directory: &Path) -> Option<Line> {
+    let mount = unmounted(directory)?;
+    let what = format!(
+        "no disk is mounted at {}: it is on the file system of {mount}; if a disk should be there, \
+         mount it first",
+        directory.display()
+    );
+    Some((Level::Warn, "path", what))
 }
 
 fn size(config: &Config, found: u64) -> Option<Line> {
@@ -360,6 +373,20 @@ mod tests {
         );
         assert_eq!(look, Some(path.clone()));
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_new_store_on_the_file_system_of_the_root_is_a_warning() {
+        let of = |path: &str| {
+            let json = config(Path::new(path), r#","size":"256MiB""#);
+            let (facts, _) = examine(&json, None);
+            let found = facts.into_iter().find(|fact| fact.what.contains("no disk"));
+            found.map(|fact| (fact.level, fact.what))
+        };
+        let (level, what) = of("/no-such-disk/larder").unwrap();
+        assert_eq!(level, Level::Warn);
+        assert!(what.contains("the file system of / ("), "{what}");
+        assert_eq!(of("/proc/no-such-place/larder"), None);
     }
 
     #[test]

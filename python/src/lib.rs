@@ -24,6 +24,7 @@
 //! | [`status`] | the codes of the answers |
 //! | [`config`] | the configuration: every key and its type |
 //! | [`place`] | from a path to an attached store, which is created if necessary |
+//! | [`mount`] | the file system of a path |
 //! | [`weights`] | the weights tag |
 //! | [`worth`] | whether pages are read faster than computed |
 //! | [`doctor`] | checks of a configuration before a server is started |
@@ -38,6 +39,7 @@ mod device;
 pub mod doctor;
 #[cfg(feature = "module")]
 mod module;
+pub mod mount;
 pub mod place;
 pub mod queue;
 pub mod region;

@@ -19,6 +19,7 @@ use larder_tools::size::ByteSize;
 use rustix::fs::FlockOperation;
 
 use crate::config::Config;
+use crate::mount::Mount;
 
 /// The file that processes lock to create the store.
 const LOCK_FILE: &str = "larder.lock";
@@ -383,7 +384,22 @@ fn make(volume: &Path, config: &Config, page_bytes: Option<u64>) -> Result<(), P
         segment = created.segment_bytes,
         "created the store"
     );
+    if let Some(mount) = unmounted(&config.path) {
+        tracing::warn!(
+            "no disk is mounted where the store was created: {} is on the file system of {mount}. \
+             If a disk should be there: stop the servers, delete the store, mount the disk",
+            config.path.display()
+        );
+    }
     Ok(())
+}
+
+/// The file system of `/`, if the directory lies on it: the disk that was meant for the store may
+/// not be mounted. Not every directory without a mount of its own is suspect: that of a store is
+/// often one of many on its disk.
+pub(crate) fn unmounted(path: &Path) -> Option<Mount> {
+    let mount = Mount::of(path).ok().filter(Mount::is_root)?;
+    path.is_dir().then_some(mount)
 }
 
 /// Why pages of a size do not suit a store, and the command that fixes it.
@@ -618,6 +634,15 @@ mod tests {
             None
         );
         mended.store.close().unwrap();
+    }
+
+    #[test]
+    fn a_directory_on_the_file_system_of_the_root_is_suspect_and_one_on_another_is_not() {
+        let found = unmounted(Path::new("/etc")).unwrap();
+        assert_eq!(found.point, Path::new("/"));
+        assert_eq!(unmounted(Path::new("/proc/self/task")), None);
+        assert_eq!(unmounted(Path::new("/etc/passwd")), None);
+        assert_eq!(unmounted(Path::new("/no/such/place")), None);
     }
 
     #[test]
