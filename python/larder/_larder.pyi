@@ -45,6 +45,7 @@ class Store:
         *,
         size: int | str | None = None,
         page_bytes: int | None = None,
+        must_fit: bool = True,
         create: bool = True,
         sync: Literal["interval", "relaxed", "always"] = "interval",
         lease: float = 10.0,
@@ -59,7 +60,8 @@ class Store:
 
         ``path`` is a directory, in which the store is the file ``larder.store``; or a block device. A store that does
         not exist is created if ``create``, with ``size`` bytes (a number or a text such as ``512GiB``) and with segments
-        that suit pages of ``page_bytes``. ``lease``: seconds that a lookup protects the pages it finds. ``hang_limit``:
+        that suit pages of ``page_bytes``. An existing store is refused if its segments hold no page of that size, unless
+        ``must_fit`` is False; ``remarks`` says if such pages leave much of its room unused. ``lease``: seconds that a lookup protects the pages it finds. ``hang_limit``:
         seconds after which a silent volume's pages miss at once. ``policy``: the order in which a full store evicts
         pages (docs/retention.md). ``l4``: the keys of the remotes beneath the store, by their names in docs/remote.md; they
         work in the process that owns the store. The owner's ``sync``, ``lease``, ``prewrite`` and ``policy`` hold.
@@ -72,6 +74,7 @@ class Store:
         *,
         size: int | str | None = None,
         page_bytes: int | None = None,
+        must_fit: bool = True,
         create: bool = True,
         read_only: bool = False,
         sync: Literal["interval", "relaxed", "always"] = "interval",
@@ -103,6 +106,10 @@ class Store:
 
         ``parts``: bytes of each part of a page, 1 to 8 of them. ``tp``, ``pp``, ``cp``: (rank, size) where the bytes depend
         on it. Raises ValueError for fields that are none, StoreError when the store takes no more namespaces."""
+
+    def fit(self, page_bytes: int) -> str | None:
+        """A remark if pages of this size leave much of the store's room unused. Raises StoreError if the store can keep none:
+        the error names the command that makes a store that can."""
 
     def register(
         self, address: int, length: int, stride: int, *, owner: object = None, pinned: bool = False

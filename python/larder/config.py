@@ -43,9 +43,9 @@ class Config(NamedTuple):
         except ValueError as error:
             raise ValueError(f"larder: {error}") from None
 
-    def attach(self, page_bytes: int) -> Store:
+    def attach(self, page_bytes: int, must_fit: bool = True) -> Store:
         """Attaches to the store, for pages of at most this size; creates it if there is none. Says
-        so in the log.
+        so in the log. ``must_fit``: refuses a store that keeps no page of this size.
 
         Raises `larder.StoreError`.
         """
@@ -53,6 +53,7 @@ class Config(NamedTuple):
             self.path,
             size=self.size,
             page_bytes=page_bytes,
+            must_fit=must_fit,
             sync=self.sync,
             lease=self.lease,
             hang_limit=self.timeout,

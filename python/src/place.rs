@@ -66,6 +66,9 @@ pub enum PlaceError {
     /// No page of a pool can ever be stored.
     #[error("pool {0}: {1}")]
     Misfit(String, Misfit),
+    /// No page of the size that the caller has named can ever be stored.
+    #[error(transparent)]
+    Never(Misfit),
     /// The remotes or their keys cannot be used.
     #[error("`l4`: {0}")]
     L4(#[from] L4Error),
@@ -407,7 +410,7 @@ pub(crate) fn unmounted(path: &Path) -> Option<Mount> {
 pub enum Misfit {
     /// None of the pages can ever be stored.
     #[error(
-        "a page of it has {page_bytes} bytes, and the segments of the store at {volume} take \
+        "a page has {page_bytes} bytes, and the segments of the store at {volume} take \
          pages of at most {largest_bytes}: none can ever be stored. {mend}",
         volume = volume.display()
     )]
@@ -423,7 +426,7 @@ pub enum Misfit {
     },
     /// They fit, but waste space.
     #[error(
-        "a page of it has {page}, more than half a segment of the store at {volume}: \
+        "a page has {page}, more than half a segment of the store at {volume}: \
          {hundredths} % of its room are never used. {mend}",
         page = ByteSize(*page_bytes),
         volume = volume.display()

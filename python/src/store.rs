@@ -22,7 +22,7 @@ use larder_tools::l4::L4;
 
 use crate::chain::{self, Chain};
 use crate::config::Config;
-use crate::place::{self, Attached, PlaceError};
+use crate::place::{self, Attached, Misfit, PlaceError};
 use crate::queue::Queue;
 use crate::status::Status;
 
@@ -139,6 +139,29 @@ impl Handle {
     ) -> Result<Handle, PlaceError> {
         let creates = creates && !read_only;
         place::open(config, page_bytes, creates, read_only).map(Handle::new)
+    }
+
+    /// Closes and refuses a store that can keep no page of `page_bytes`. Pages that waste its room
+    /// are a remark.
+    ///
+    /// # Errors
+    /// [`PlaceError::Never`]; or the store could not be closed.
+    pub fn suiting(mut self, page_bytes: u64) -> Result<Handle, PlaceError> {
+        match self.misfit(page_bytes) {
+            Some(misfit @ Misfit::Never { .. }) => {
+                self.close()?;
+                return Err(PlaceError::Never(misfit));
+            }
+            Some(misfit) => self.remarks.push(misfit.to_string()),
+            None => {}
+        }
+        Ok(self)
+    }
+
+    /// Why pages of this size do not suit the store, if they do not.
+    #[must_use]
+    pub fn misfit(&self, page_bytes: u64) -> Option<Misfit> {
+        place::misfit(&self.volume, &self.stats(), page_bytes)
     }
 
     pub(crate) fn new(attached: Attached) -> Handle {

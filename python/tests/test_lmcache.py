@@ -11,7 +11,7 @@ import traceback
 
 import pytest
 import torch
-from larder import Store
+from larder import Store, StoreError
 from larder.lmcache import LarderL2AdapterConfig, spaces
 from larder.lmcache import adapter as adapter_module
 from larder.lmcache.locks import Locks
@@ -270,6 +270,33 @@ def test_a_model_without_a_tag_is_not_kept_and_the_log_says_so_once(tmp_path, ar
         assert adapter.report_status()["chunks"]["store_left_out"] == 4
         assert sum("model untagged" in record.message for record in caplog.records) == 1
         assert store(adapter, keys(1), arena.objects(1, fill="a")).bytes_transferred() == CHUNK
+
+
+def test_chunks_that_fit_no_segment_stop_the_start_if_their_size_is_configured(tmp_path, caplog):
+    large = 20 << 20
+    layout = MemoryLayoutDesc(shapes=[torch.Size([large // 2])], dtypes=[torch.bfloat16])
+    with opened(tmp_path):
+        pass
+    with pytest.raises(StoreError, match=f"{large} bytes.*at most [0-9]+: .*larder create"):
+        with opened(tmp_path, chunk_bytes=large):
+            pass
+    # LMCache tells no sizes at a start.
+    arena = Arena(chunks=256)
+    with opened(tmp_path, arena, chunk_bytes=None) as adapter:
+        for _ in range(2):
+            result = store(adapter, keys(1), arena.objects(1, layout, fill="a"))
+            assert result.bytes_transferred() == 0
+        assert adapter.report_status()["chunks"]["store_left_out"] == 2
+        lines = [line.message for line in caplog.records if "bytes are not kept" in line.message]
+        assert len(lines) == 1 and str(large) in lines[0] and "larder create" in lines[0]
+        assert store(adapter, keys(1), arena.objects(1, fill="a")).bytes_transferred() == CHUNK
+
+
+def test_chunks_above_half_a_segment_are_a_warning(tmp_path, caplog):
+    with opened(tmp_path):
+        assert "half a segment" not in caplog.text
+    with opened(tmp_path, chunk_bytes=10 << 20):
+        assert "a page has 10 MiB, more than half a segment" in caplog.text
 
 
 def test_too_many_salts_are_misses(adapter, arena, caplog, monkeypatch):

@@ -1,19 +1,58 @@
-"""Where a store is created: what the log says about the place."""
+"""Where a store is, and whether pages suit it: what `larder.Store` refuses, and what it says."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 from pathlib import Path
 
 import pytest
-from larder.store import Store
+from larder.__main__ import main
+from larder.store import Status, Store, StoreError
 
 SIZE = 144 << 20
+MIB = 1 << 20
 
 
 def attach(path, **options):
     return Store.attach(path, **{"size": SIZE, "disk": "threads"} | options)
+
+
+@pytest.mark.parametrize("way", [Store.attach, Store.open])
+def test_a_store_whose_segments_hold_no_page_is_refused_with_the_command_that_helps(tmp_path, way):
+    attach(tmp_path, page_bytes=64 << 10).close()
+    large = 20 * MIB
+    with pytest.raises(StoreError, match=f"{large} bytes.*at most [0-9]+: ") as refused:
+        way(tmp_path, page_bytes=large)
+    # It is closed: others can open it.
+    Store.open(tmp_path, page_bytes=64 << 10).close()
+    command = re.search(r"larder (create .* --force)", str(refused.value))
+    assert main(shlex.split(command[1])) == 0
+    with way(tmp_path, page_bytes=large, disk="threads") as store:
+        assert store.remarks == [] and store.fit(large) is None
+        facts = {"model": "m", "weights": "w", "dtype": "u8", "layout": "flat", "page_tokens": 1}
+        pages = store.namespace(**facts, parts=[large])
+        assert pages.put([bytes(32)], bytearray(large)) == bytes([Status.OK])
+
+
+def test_a_client_is_refused_too_and_the_owner_goes_on(tmp_path):
+    with attach(tmp_path, page_bytes=64 << 10) as owner:
+        with pytest.raises(StoreError, match="at most"):
+            attach(tmp_path, page_bytes=20 * MIB)
+        assert owner.part == "owner" and owner.stats()["segment_bytes"] == 16 * MIB
+
+
+def test_pages_that_waste_room_are_a_remark_and_a_guess_refuses_nothing(tmp_path):
+    attach(tmp_path).close()
+    with attach(tmp_path, page_bytes=10 * MIB) as store:
+        (remark,) = store.remarks
+        assert "10 MiB" in remark and "half a segment" in remark and "larder create" in remark
+    with attach(tmp_path, page_bytes=20 * MIB, must_fit=False) as store:
+        assert store.remarks == []
+        assert store.fit(MIB) is None and "half a segment" in store.fit(10 * MIB)
+        with pytest.raises(StoreError, match=f"{20 * MIB} bytes"):
+            store.fit(20 * MIB)
 
 
 def on_the_root(tmp_path):

@@ -302,6 +302,27 @@ def test_a_wrong_configuration_is_refused_by_its_key(tmp_path, wrong, named):
     assert not (tmp_path / "store").exists()
 
 
+def test_rows_that_fit_no_segment_stop_the_start(tmp_path):
+    """Without a refusal each store would end without a page."""
+    with steps(tier(tmp_path)) as engine:
+        assert engine.store(CHAIN) == 24
+    large = 20 << 20
+    with pytest.raises(RuntimeError, match=f"{large} bytes.*at most [0-9]+: .*larder create"):
+        Steps(tier(tmp_path), row_bytes=large, rows=2)
+    # Without `fail` it serves without the store, and says why.
+    with steps(tier(tmp_path, on_error="miss"), row_bytes=large, rows=2) as engine:
+        assert engine.tier._keeper.link is None
+    with steps(tier(tmp_path)) as engine:
+        assert engine.load(CHAIN) == (24, 24), "the store is as it was"
+
+
+def test_rows_above_half_a_segment_are_a_warning(tmp_path, caplog):
+    with steps(tier(tmp_path)):
+        assert "half a segment" not in caplog.text
+    with steps(tier(tmp_path), row_bytes=10 << 20, rows=2):
+        assert "a page has 10 MiB, more than half a segment" in caplog.text
+
+
 def test_without_a_store_a_server_starts_only_if_it_may(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("no directory")

@@ -48,6 +48,9 @@ _CLOSE_STEP, _CLOSE_PATIENCE = 10.0, 60.0
 #: Seconds between two looks at the files of the models.
 _WATCH_PERIOD = 5.0
 
+#: The chunk that a store is created for if its size is not configured.
+_CHUNK_BYTES = 64 << 20
+
 #: Jobs of a lane that are not handed out.
 _JOBS_MAX = 1 << 16
 
@@ -103,7 +106,8 @@ class LarderL2Adapter(L2AdapterInterface):
         ValueError.
         """
         _log_where_lmcache_does()
-        self._store = config.store.attach(config.chunk_bytes)
+        is_named = config.chunk_bytes is not None
+        self._store = config.store.attach(config.chunk_bytes or _CHUNK_BYTES, must_fit=is_named)
         self._stats = self._store.stats()
         super().__init__(int(self._stats["usable_bytes"]))
         self._config = config

@@ -15,7 +15,8 @@ HELP = """Larder L2 adapter, the keys of adapter_params:
 - weights_tags (object): by model name, a text that changes with its weights
 - model_dirs (object): by model name, the directory of its weights, from which the tag is derived
 - weights_tag (str): for all other models
-- chunk_bytes (int): of the largest chunk; chooses the segments of a store that is created (64 MiB)
+- chunk_bytes (int): of the largest chunk; chooses the segments of a store that is created (64 MiB),
+  and refuses a store that keeps no such chunk
 - ledger (str): file of the keys (PATH/larder.lmcache)
 - timeout, sync, prewrite, lease, disk, policy: as for all engines
 - l4, l4_key_file, ...: remotes beneath the store (docs/remote.md)"""
@@ -24,7 +25,7 @@ HELP = """Larder L2 adapter, the keys of adapter_params:
 _OWN: dict[str, tuple[type, Any]] = {
     "weights_tags": (dict, None),
     "model_dirs": (dict, None),
-    "chunk_bytes": (int, 64 << 20),
+    "chunk_bytes": (int, None),
     "ledger": (str, None),
 }
 
@@ -64,7 +65,8 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
                 f"larder: `lease`: LMCache's locks are leases that are renewed: "
                 f"it must be at least {LEASE_MIN:.0f} s"
             )
-        self.chunk_bytes: int = own["chunk_bytes"]
+        #: None if the operator has not named it.
+        self.chunk_bytes: Optional[int] = own["chunk_bytes"]
         self.weights_tags = _texts("weights_tags", own["weights_tags"])
         #: By model whose tag is derived: the directory.
         self.model_dirs = {

@@ -8,7 +8,7 @@ import threading
 from typing import Any, Iterable, NamedTuple, Optional
 
 from larder.lmcache.settings import LarderL2AdapterConfig
-from larder.store import Namespace, Store
+from larder.store import Namespace, Store, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +134,9 @@ class Spaces:
                 f"more than {SALTS_MAX} cache salts: the chunks of further ones are not kept",
             )
             return None
+        if not self._fits(layout.bytes):
+            self._spaces[place, layout] = None
+            return None
         namespace = self._store.namespace(
             model=place.model,
             weights=tag,
@@ -154,6 +157,21 @@ class Spaces:
         self._of_place[place] = [*self.at(place), space]
         self._spaces[place, layout] = space
         return space
+
+    def _fits(self, chunk_bytes: int) -> bool:
+        """Whether the store keeps chunks of this size."""
+        try:
+            remark = self._store.fit(chunk_bytes)
+        except StoreError as error:
+            self._say(
+                f"chunks of {chunk_bytes}", f"chunks of {chunk_bytes} bytes are not kept: {error}"
+            )
+            return False
+        if remark is not None:
+            self._say(
+                f"chunks of {chunk_bytes}", f"chunks of {chunk_bytes} bytes waste room: {remark}"
+            )
+        return True
 
     def _say(self, topic: str, line: str) -> None:
         if topic not in self._said:

@@ -24,7 +24,7 @@ use super::buffers::{self, Pages};
 use super::queue::Queue;
 use crate::chain::Chain;
 use crate::config::{Config, OnError, Transfer};
-use crate::place::PlaceError;
+use crate::place::{Misfit, PlaceError};
 use crate::queue::Limits;
 use crate::region::{Region as Memory, slices, slices_mut};
 use crate::store::{Handle, Space};
@@ -113,6 +113,8 @@ fn read_l4(keys: &Bound<'_, PyAny>) -> PyResult<L4Config> {
 struct Opening {
     config: Config,
     page_bytes: Option<u64>,
+    /// Whether a store that keeps no page of `page_bytes` is refused.
+    must_fit: bool,
     creates: bool,
 }
 
@@ -122,6 +124,7 @@ impl Opening {
         path: PathBuf,
         size: Option<&Bound<'_, PyAny>>,
         page_bytes: Option<u64>,
+        must_fit: bool,
         create: bool,
         sync: &str,
         lease: f64,
@@ -170,6 +173,7 @@ impl Opening {
         Ok(Opening {
             config,
             page_bytes,
+            must_fit,
             creates: create,
         })
     }
@@ -180,7 +184,13 @@ impl Opening {
         open: impl FnOnce(&Config, Option<u64>, bool) -> Result<Handle, PlaceError> + Send,
     ) -> PyResult<Store> {
         larder_tools::log::to_stderr();
-        let opened = py.detach(|| open(&self.config, self.page_bytes, self.creates));
+        let opened = py.detach(|| {
+            let handle = open(&self.config, self.page_bytes, self.creates)?;
+            match self.page_bytes.filter(|_| self.must_fit) {
+                Some(page_bytes) => handle.suiting(page_bytes),
+                None => Ok(handle),
+            }
+        });
         let handle = Arc::new(opened.map_err(raised)?);
         Ok(Store { handle })
     }
@@ -189,8 +199,8 @@ impl Opening {
 #[pymethods]
 impl Store {
     #[staticmethod]
-    #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, sync="interval",
-        lease=10.0, hang_limit=10.0, prewrite=false, disk="auto",
+    #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
+        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto",
         policy=Policy::default().word(), l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn attach(
@@ -198,6 +208,7 @@ impl Store {
         path: PathBuf,
         size: Option<&Bound<'_, PyAny>>,
         page_bytes: Option<u64>,
+        must_fit: bool,
         create: bool,
         sync: &str,
         lease: f64,
@@ -208,14 +219,15 @@ impl Store {
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
         let opening = Opening::new(
-            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk, policy, l4,
+            path, size, page_bytes, must_fit, create, sync, lease, hang_limit, prewrite, disk,
+            policy, l4,
         )?;
         opening.opened(py, Handle::attach)
     }
 
     #[staticmethod]
-    #[pyo3(signature = (path, *, size=None, page_bytes=None, create=true, read_only=false,
-        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto",
+    #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
+        read_only=false, sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto",
         policy=Policy::default().word(), l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn open(
@@ -223,6 +235,7 @@ impl Store {
         path: PathBuf,
         size: Option<&Bound<'_, PyAny>>,
         page_bytes: Option<u64>,
+        must_fit: bool,
         create: bool,
         read_only: bool,
         sync: &str,
@@ -234,7 +247,8 @@ impl Store {
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
         let opening = Opening::new(
-            path, size, page_bytes, create, sync, lease, hang_limit, prewrite, disk, policy, l4,
+            path, size, page_bytes, must_fit, create, sync, lease, hang_limit, prewrite, disk,
+            policy, l4,
         )?;
         opening.opened(py, |config, page_bytes, creates| {
             Handle::open(config, page_bytes, creates, read_only)
@@ -325,6 +339,13 @@ impl Store {
             bytes: bytes.unwrap_or(usize::MAX),
         };
         Queue::of(&self.handle, limits)
+    }
+
+    fn fit(&self, py: Python<'_>, page_bytes: u64) -> PyResult<Option<String>> {
+        match py.detach(|| self.handle.misfit(page_bytes)) {
+            Some(misfit @ Misfit::Never { .. }) => Err(raised(misfit)),
+            other => Ok(other.map(|misfit| misfit.to_string())),
+        }
     }
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {

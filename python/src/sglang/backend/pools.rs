@@ -9,7 +9,7 @@ use larder_sync::Mutex;
 
 use super::Backend;
 use crate::config::OnError;
-use crate::place::{self, Misfit};
+use crate::place::Misfit;
 use crate::region::move_in_background;
 use crate::sglang::pool::Pool;
 use crate::sglang::space::{PoolFacts, SpaceError, namespace};
@@ -81,7 +81,7 @@ impl Registered {
 
     /// Why its pages do not suit a store, if they do not.
     pub(super) fn misfit(&self, store: &Handle) -> Option<Misfit> {
-        place::misfit(store.volume(), &store.stats(), self.stored_bytes()?)
+        store.misfit(self.stored_bytes()?)
     }
 
     /// Registers its namespace in the store.
