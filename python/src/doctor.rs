@@ -42,12 +42,14 @@ pub struct Fact {
 }
 
 /// The facts about a configuration, for a server with pages of `page_bytes`, and the path to check
-/// further. `engines` are the facts about the keys of the engine itself.
+/// further. `engines` are the facts about the keys of the engine itself. `derives`: the engine's
+/// side derives a weights tag if none is set.
 #[must_use]
 pub fn examine(
     parsed: Result<Config, ConfigError>,
     engines: Vec<Fact>,
     page_bytes: Option<u64>,
+    derives: bool,
 ) -> (Vec<Fact>, Option<PathBuf>) {
     let mut facts = Vec::new();
     let fact = |level, name, what: String| Fact { level, name, what };
@@ -67,11 +69,13 @@ pub fn examine(
             "weights_tag",
             format!("`{tag}`: change it whenever the weights change"),
         ),
-        None => add(
+        None if derives => add(
             Level::Ok,
             "weights_tag",
-            "derived from the server's arguments and the weight files when it starts".to_owned(),
+            "derived from the server's configuration and the weight files when it starts"
+                .to_owned(),
         ),
+        None => {}
     }
     if let Some(what) = config.resolve() {
         add(Level::Warn, "path", what);
@@ -352,7 +356,7 @@ mod tests {
     }
 
     fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBuf>) {
-        super::examine(Config::parse(json), Vec::new(), page_bytes)
+        super::examine(Config::parse(json), Vec::new(), page_bytes, true)
     }
 
     fn levels(json: &str, name: &str) -> Vec<Level> {

@@ -27,7 +27,8 @@ def check(config: dict[str, Any], chunk_bytes: Optional[str]) -> int:
     if not isinstance(parameters, dict):
         return code
     keys = {key: value for key, value in parameters.items() if key not in _own_keys()}
-    return max(code, _larder.check_config(json.dumps(keys, default=str), chunk_bytes))
+    store = json.dumps(keys, default=str)
+    return max(code, _larder.check_config(store, chunk_bytes, derives=False))
 
 
 def examine(config: dict[str, Any]) -> list[tuple[str, str, str]]:

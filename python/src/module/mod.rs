@@ -90,12 +90,17 @@ fn parse_config(config: &str) -> PyResult<String> {
 }
 
 /// Checks a configuration with Larder's keys alone, as JSON, for pages of this size (a text such as
-/// `16MiB`). Returns the exit code.
+/// `16MiB`). `derives`: the engine's side derives a tag if none is set. Returns the exit code.
 #[pyfunction]
-#[pyo3(signature = (config, page_bytes=None))]
-fn check_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -> PyResult<u8> {
+#[pyo3(signature = (config, page_bytes=None, *, derives=true))]
+fn check_config(
+    py: Python<'_>,
+    config: &str,
+    page_bytes: Option<&str>,
+    derives: bool,
+) -> PyResult<u8> {
     report_config(py, page_bytes, |page_bytes| {
-        doctor::examine(Config::parse(config), Vec::new(), page_bytes)
+        doctor::examine(Config::parse(config), Vec::new(), page_bytes, derives)
     })
 }
 

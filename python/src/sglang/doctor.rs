@@ -12,7 +12,7 @@ use crate::doctor::{self, Fact, Level};
 #[must_use]
 pub fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBuf>) {
     let table: Map<String, Value> = serde_json::from_str(json).unwrap_or_default();
-    doctor::examine(config::parse(json), keys(&table), page_bytes)
+    doctor::examine(config::parse(json), keys(&table), page_bytes, true)
 }
 
 /// Checks SGLang's own keys.
