@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 
-from larder import _larder, sglang_layout, sglang_weights
+from larder import _larder, sglang_layout, sglang_weights, weights
 
 logger = logging.getLogger(__name__)
 
@@ -213,10 +213,12 @@ class LarderHiCache(HiCacheStorage):
             raise ValueError("larder: `tp_lcm_size` above the tensor-parallel size is not supported: leave it out")
         config = json.dumps(extra, default=str)
         own = extra.get("weights_tag")
+        # A tag of the wrong type is refused, by its key, with the rest of the configuration.
+        told = sglang_weights.derived() if own is None else sglang_weights.of_own(str(own))
+        weights.warn_of_untold(told.fields)
         server = {
             "model": storage_config.model_name or "unnamed",
-            # A tag of the wrong type is refused, by its key, with the rest of the configuration.
-            "weights": sglang_weights.derived() if own is None else sglang_weights.of_own(str(own)),
+            "weights": told.tag,
             "tp": (storage_config.tp_rank, storage_config.tp_size),
             "pp": (storage_config.pp_rank, storage_config.pp_size),
             "cp": (storage_config.attn_cp_rank, storage_config.attn_cp_size),
@@ -241,6 +243,11 @@ class LarderHiCache(HiCacheStorage):
                 storage_config.attn_cp_size,
             )
         self._weights = server["weights"]
+        #: What the weights tag is made of, until it is compared with that of the last start.
+        self._told = {}
+        if storage_config.tp_rank == storage_config.pp_rank == storage_config.attn_cp_rank == 0:
+            self._told = told.fields
+        self._model = server["model"]
         if self._backend.is_made():
             self._say_attached()
         else:
@@ -263,6 +270,10 @@ class LarderHiCache(HiCacheStorage):
             int(counters.get("index_bytes", 0)) / 2**20,
             self._backend.settings() or "no owner",
         )
+        if self._told:
+            name = f"SGLang, model {self._model}"
+            weights.compare(self._backend.volume, name, self._weights, self._told)
+            self._told = {}
 
     def _is_inherited(self) -> bool:
         """Whether this is a forked child of the process that made this; says so once."""

@@ -1,58 +1,24 @@
-"""The weights tag of an SGLang server, from SGLang's arguments and the files that they name."""
+"""The weights tag of an SGLang server, from its arguments, its model's configuration and the files
+that they name.
+
+The tag has each argument but those of `larder.sglang_left_out`, as SGLang has resolved it, with the
+model's `config.json` after overrides.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
-from larder import weights
+from larder import described, sglang_left_out as left_out, weights
+from larder.weights import Description, Named
 
 logger = logging.getLogger(__name__)
 
-#: Arguments of a server that decide the bytes of a page, with any weights. Pools do not show all of them: they hold every 8-bit
-#: type as plain bytes.
-_TOLD = (
-    "quantization",
-    "modelopt_quant",
-    "quantize_and_serve",
-    "rl_quant_profile",
-    "kv_cache_dtype",
-    "qsa_indexer_dtype",
-    "enable_deepseek_v4_fp4_indexer",
-    "dtype",
-    "model_impl",
-    "json_model_override_args",
-    "kt_method",
-    "enable_w4a4_mxfp4_megamoe",
-    "flashinfer_mxfp4_moe_precision",
-    "speculative_algorithm",
-    "speculative_draft_kv_cache_dtype",
-    "speculative_draft_model_quantization",
-    "dsv4_attn_backend",
-    "enable_dsa_fused_indexer",
-)
-
-#: The value of arguments that has the effect of none, and adds nothing to a tag: tags of older stores stay valid.
-_DEFAULTS = {"dsv4_attn_backend": "auto", "enable_dsa_fused_indexer": True}
-
-#: Arguments that name the weights.
-_TOLD_OF_WEIGHTS = (
-    "model_path",
-    "revision",
-    "load_format",
-    "model_loader_extra_config",
-    "weight_version",
-    "quantization_param_path",
-    "modelopt_checkpoint_restore_path",
-    "kt_weight_path",
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-    "uno_lora_path",
-)
-
-#: The arguments among them that name files beside the model's.
+#: The arguments that name files of weights beside the model's.
 _PATHS = ("quantization_param_path", "modelopt_checkpoint_restore_path", "kt_weight_path", "uno_lora_path")
 
 #: Ways to load weights from files at the model's path. By others they come from elsewhere: a server, a socket, nowhere.
@@ -74,10 +40,11 @@ _FROM_FILES = (
 )
 
 
-def derived() -> str:
-    """A tag from SGLang's own arguments and the files they name, at the start of a server."""
+def derived() -> Description:
+    """The description of a server without an operator's tag, at its start."""
     try:
         args, is_start = _server_args(), _is_start()
+        fields = _arguments(args, None)
     except Exception as error:
         raise ValueError(f"SGLang's arguments are not to be had ({error}), {weights.HELP}") from error
     if not is_start:
@@ -90,25 +57,67 @@ def derived() -> str:
         raise ValueError(f"with --weight-cache-mode {cache} weights come from a daemon, which may hold older ones, {weights.HELP}")
     if getattr(args, "checkpoint_engine_wait_weights_before_ready", False):
         raise ValueError(f"weights come from a checkpoint engine, {weights.HELP}")
-    told = _told(args, _TOLD + _TOLD_OF_WEIGHTS) | _configurations(args)
-    named = [(args.model_path, getattr(args, "revision", None))]
-    named.append((getattr(args, "speculative_draft_model_path", None), getattr(args, "speculative_draft_model_revision", None)))
-    named += [(getattr(args, name, None), None) for name in _PATHS]
+    fields |= _model(args) | _configurations(args)
+    draft = getattr(args, "speculative_draft_model_path", None)
+    named = [
+        Named("model", args.model_path, getattr(args, "revision", None)),
+        Named("draft", draft, getattr(args, "speculative_draft_model_revision", None)),
+        *(Named(name, getattr(args, name, None)) for name in _PATHS),
+    ]
     for name, path in _adapters(args):
-        told[f"adapter {name}"] = path
-        named.append((path, None))
+        fields[f"adapter {name}"] = json.dumps(path)
+        named.append(Named(f"adapter {name}", path))
     download_dir = getattr(args, "download_dir", None)
-    return weights.tag(told, [(path, revision) for path, revision in named if path], download_dir)
+    fields |= weights.files([each for each in named if each.path], download_dir)
+    return Description(None, fields)
 
 
-def of_own(tag: str) -> str:
-    """An operator's tag, completed. It names the weights only, not the arguments that decide the bytes of a page too."""
+def of_own(tag: str) -> Description:
+    """The description of a server with an operator's tag. It names the weights only, not the other
+    settings that decide the bytes of a page too.
+    """
     try:
         args = _server_args()
+        fields = _arguments(args, tag)
     except Exception as error:
         logger.warning("larder: SGLang's arguments are not to be had (%s): `weights_tag` must say all of them", error)
-        return tag
-    return f"{tag}+{weights.tag(_told(args, _TOLD), [])}"
+        return Description(tag, {})
+    return Description(tag, fields | _model(args))
+
+
+def _arguments(args: Any, own: Optional[str]) -> dict[str, str]:
+    out = set(left_out.ALL)
+    kept = {*left_out.KEPT, *left_out.KEPT_OF_WEIGHTS}
+    if own is not None:
+        out.update(left_out.OF_WEIGHTS)
+        kept.difference_update(left_out.KEPT_OF_WEIGHTS)
+    from sglang.srt.arg_groups.arg_utils import namespace_of
+    from sglang.srt.arg_groups.overrides import resolution_result
+
+    namespaces = namespace_of(type(args))
+    found: dict[str, str] = {}
+    for name in described.names(type(args)) or ():
+        is_out = namespaces.get(name) in left_out.NAMESPACES and name not in kept
+        if name not in out and not is_out:
+            # SGLang resolves some values by the platform and the model.
+            found |= described.fields(name, resolution_result(args, name), {})
+    return found
+
+
+def _model(args: Any) -> dict[str, str]:
+    """SGLang's configuration of the model, with `config.json` after overrides."""
+    from sglang.srt.arg_groups.overrides import model_config_of
+
+    try:
+        model = model_config_of(args)
+    except Exception as error:
+        logger.warning(
+            "larder: SGLang's configuration of the model is not to be had (%s): "
+            "`weights_tag` must say all of it",
+            error,
+        )
+        return {}
+    return described.fields("model", model, {type(model).__name__: frozenset(left_out.OF_MODEL)})
 
 
 def _server_args() -> Any:
@@ -126,11 +135,6 @@ def _is_start() -> bool:
     return get_memory().hicache_storage_backend is not None
 
 
-def _told(args: Any, names: Sequence[str]) -> dict[str, str]:
-    given = {name: getattr(args, name, None) for name in names}
-    return {name: str(value) for name, value in given.items() if value not in (None, _DEFAULTS.get(name))}
-
-
 def _configurations(args: Any) -> dict[str, str]:
     """The digest of each decrypted configuration, by its argument. Its path and time do not count:
     a file may be decrypted anew for each start.
@@ -146,7 +150,7 @@ def _configurations(args: Any) -> dict[str, str]:
     for name, (path, revision) in owners.items():
         if file := (getattr(args, name, None) or "").strip():
             places = weights.places(path, revision, getattr(args, "download_dir", None))
-            told[name] = _digest(file, places)
+            told[name] = json.dumps(_digest(file, places))
     return told
 
 

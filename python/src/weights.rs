@@ -2,10 +2,10 @@
 //!
 //! Pages are computed from the weights, so pages of other weights must never be served. A model's
 //! name does not identify its weights: files are replaced, revisions move, adapters are merged. The
-//! tag is a digest of the server's arguments (path, revision, quantization, KV type) and of the
+//! tag is a digest of a description: fields of the server's configuration, and a digest of the
 //! names, sizes and modification times of the weight files, their configuration and the model's own
 //! code. File contents are not read, because that would take minutes. Files whose times were set to
-//! a constant have no tag: other weights of the same size would have the same one. Configuration
+//! a constant have no digest: other weights of the same size would have the same one. Configuration
 //! files alone do not identify weights, so a directory without weights is not used.
 
 use std::collections::BTreeMap;
@@ -59,33 +59,29 @@ pub enum WeightsError {
     Undated(PathBuf),
 }
 
-/// A tag of the server's arguments, by name, and of files. Each of the files may be in one of
-/// several places; the first place with weights counts.
+/// The tag of a description: fields and their values.
+#[must_use]
+pub fn tag(fields: &BTreeMap<String, String>) -> String {
+    digest(fields.iter().flat_map(|(name, value)| [name, value]))
+}
+
+/// The digest of the names, sizes and modification times of the files in the first of the places
+/// that has weights.
 ///
 /// # Errors
 /// No place has weights, a place cannot be read, or files in it have no modification time of their
 /// own.
-pub fn derive(
-    arguments: &BTreeMap<String, String>,
-    files: &[Vec<PathBuf>],
-) -> Result<String, WeightsError> {
+pub fn files(places: &[PathBuf]) -> Result<String, WeightsError> {
+    Ok(digest(&first_with_weights(places)?))
+}
+
+fn digest<'a>(texts: impl IntoIterator<Item = &'a String>) -> String {
     let mut digest = blake3::Hasher::new();
-    let mut say = |text: &str| {
+    for text in texts {
         digest.update(&(text.len() as u64).to_le_bytes());
         digest.update(text.as_bytes());
-    };
-    for (name, value) in arguments {
-        say(name);
-        say(value);
     }
-    for places in files {
-        say("files");
-        first_with_weights(places)?
-            .iter()
-            .for_each(|line| say(line));
-    }
-    let tag = digest.finalize().to_hex();
-    Ok(tag.as_str()[..DIGITS].to_owned())
+    digest.finalize().to_hex().as_str()[..DIGITS].to_owned()
 }
 
 /// The files of the first place that has weights.
@@ -159,10 +155,6 @@ mod tests {
     /// A modification time that is no constant.
     const LATER: u64 = CONSTANT_BEFORE + 100;
 
-    fn arguments(revision: &str) -> BTreeMap<String, String> {
-        BTreeMap::from([("revision".to_owned(), revision.to_owned())])
-    }
-
     fn model() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("model.safetensors");
@@ -179,22 +171,33 @@ mod tests {
     }
 
     #[test]
-    fn the_same_weights_have_the_same_tag_and_others_another() {
-        let (directory, file) = model();
-        let tag =
-            |revision| derive(&arguments(revision), &[vec![directory.path().to_owned()]]).unwrap();
-        let first = tag("main");
+    fn each_name_and_value_counts_and_their_bounds_too() {
+        let of = |pairs: &[(&str, &str)]| {
+            let owned = |(name, value): &(&str, &str)| (String::from(*name), String::from(*value));
+            tag(&pairs.iter().map(owned).collect())
+        };
+        let first = of(&[("dtype", "bf16"), ("revision", "main")]);
         assert_eq!(first.len(), DIGITS);
-        assert_eq!(tag("main"), first);
-        assert_ne!(tag("other"), first);
+        assert_eq!(of(&[("revision", "main"), ("dtype", "bf16")]), first);
+        assert_ne!(of(&[("dtype", "fp16"), ("revision", "main")]), first);
+        assert_ne!(of(&[("dtype", "bf16")]), first);
+        assert_ne!(of(&[("ab", "c")]), of(&[("a", "bc")]));
+    }
+
+    #[test]
+    fn the_same_weights_have_the_same_digest_and_others_another() {
+        let (directory, file) = model();
+        let of = || files(&[directory.path().to_owned()]).unwrap();
+        let first = of();
+        assert_eq!(first.len(), DIGITS);
         fs::write(directory.path().join("notes.txt"), b"read me again").unwrap();
-        assert_eq!(tag("main"), first);
+        assert_eq!(of(), first);
         set_time(&file, LATER + 100);
-        let later = tag("main");
+        let later = of();
         assert_ne!(later, first);
         fs::write(&file, b"longer weights").unwrap();
         set_time(&file, LATER + 100);
-        assert_ne!(tag("main"), later);
+        assert_ne!(of(), later);
     }
 
     #[test]
@@ -202,14 +205,14 @@ mod tests {
         for name in ["config.json", "tokenizer.model", "modeling_own.py"] {
             let (directory, _) = model();
             let file = directory.path().join(name);
-            let tag = || derive(&arguments("main"), &[vec![directory.path().to_owned()]]).unwrap();
-            let without = tag();
+            let of = || files(&[directory.path().to_owned()]).unwrap();
+            let without = of();
             fs::write(&file, b"one").unwrap();
             set_time(&file, LATER);
-            let with = tag();
+            let with = of();
             assert_ne!(with, without, "{name}");
             set_time(&file, LATER + 100);
-            assert_ne!(tag(), with, "{name}");
+            assert_ne!(of(), with, "{name}");
         }
     }
 
@@ -219,30 +222,28 @@ mod tests {
         let configuration = tempfile::tempdir().unwrap();
         fs::write(configuration.path().join("config.json"), b"{}").unwrap();
         let [weights, without] = [&directory, &configuration].map(|at| at.path().to_owned());
-        let tag = |places: &[&PathBuf]| {
-            derive(
-                &arguments("main"),
-                &[places.iter().copied().cloned().collect()],
-            )
+        let of = |places: &[&PathBuf]| {
+            let places: Vec<PathBuf> = places.iter().copied().cloned().collect();
+            files(&places).unwrap()
         };
-        let alone = tag(&[&weights]).unwrap();
-        assert_eq!(tag(&[&without, &weights]).unwrap(), alone);
-        assert_eq!(tag(&[&weights, &without]).unwrap(), alone);
-        let named = tag(&[&without.join("config.json")]).unwrap();
+        let alone = of(&[&weights]);
+        assert_eq!(of(&[&without, &weights]), alone);
+        assert_eq!(of(&[&weights, &without]), alone);
+        let named = of(&[&without.join("config.json")]);
         assert_ne!(named, alone);
     }
 
     #[test]
-    fn weights_whose_times_are_a_constant_have_no_tag() {
+    fn weights_whose_times_are_a_constant_have_no_digest() {
         let (directory, file) = model();
         let configuration = directory.path().join("config.json");
         fs::write(&configuration, b"{}").unwrap();
-        let tag = || derive(&arguments("main"), &[vec![directory.path().to_owned()]]);
-        tag().unwrap();
+        let of = || files(&[directory.path().to_owned()]);
+        of().unwrap();
         for changed in [&file, &configuration] {
             for constant in [0, 1, 315_532_800] {
                 set_time(changed, constant);
-                let error = tag().unwrap_err().to_string();
+                let error = of().unwrap_err().to_string();
                 assert!(
                     error.contains("`weights_tag`") && error.contains("1990"),
                     "{error}"
@@ -250,17 +251,16 @@ mod tests {
             }
             set_time(changed, LATER);
         }
-        tag().unwrap();
+        of().unwrap();
     }
 
     #[test]
     fn unreadable_weights_are_refused_with_the_key_that_helps() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("config.json"), b"{}").unwrap();
-        let tag = |place: PathBuf| derive(&arguments("main"), &[vec![place]]);
-        let without = tag(directory.path().to_owned()).unwrap_err();
-        let absent = tag(directory.path().join("no")).unwrap_err();
-        let nowhere = derive(&arguments("main"), &[Vec::new()]).unwrap_err();
+        let without = files(&[directory.path().to_owned()]).unwrap_err();
+        let absent = files(&[directory.path().join("no")]).unwrap_err();
+        let nowhere = files(&[]).unwrap_err();
         for error in [without, absent, nowhere] {
             assert!(error.to_string().contains("`weights_tag`"), "{error}");
         }

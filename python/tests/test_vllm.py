@@ -323,6 +323,22 @@ def test_rows_above_half_a_segment_are_a_warning(tmp_path, caplog):
         assert "a page has 10 MiB, more than half a segment" in caplog.text
 
 
+def test_the_log_names_the_settings_that_changed_since_the_last_start(tmp_path, caplog):
+    def started(tag, **fields):
+        caplog.clear()
+        server = {"weights": tag, "fields": fields, "prefix_hash": "sha256"}
+        with steps(tier(tmp_path, larder_server=server)):
+            pass
+        lines = [line.message for line in caplog.records]
+        return [line for line in lines if "is not that of the last" in line]
+
+    assert started("a", max_model_len="4096", dtype='"bf16"') == []
+    assert started("a", max_model_len="4096", dtype='"bf16"') == []
+    (line,) = started("b", max_model_len="8192", dtype='"bf16"')
+    assert "max_model_len: 4096 -> 8192" in line and "dtype" not in line
+    assert "vLLM, model test/model" in line
+
+
 def test_without_a_store_a_server_starts_only_if_it_may(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("no directory")

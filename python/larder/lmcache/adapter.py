@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch  # noqa: F401  LMCache's native module needs its libraries.
+from larder import weights
 from larder.lmcache.lanes import LEFT_OUT, Lane, LoadTask, Part, Task
 from larder.lmcache.ledger import Entry, Ledger, Page
 from larder.lmcache.locks import Locks
@@ -135,6 +136,9 @@ class LarderL2Adapter(L2AdapterInterface):
         self._is_astray = False
         self._compare(is_start=True)
         self._restore_usage()
+        for model, fields in config.told.items():
+            tag = config.weights_tags[model]
+            weights.compare(self._store.path, f"LMCache, model {model}", tag, fields)
         self._is_closed = False
         self._closer: Optional[threading.Thread] = None
         self._stop = threading.Event()

@@ -74,8 +74,11 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
             for model, place in _texts("model_dirs", own["model_dirs"]).items()
             if model not in self.weights_tags
         }
+        #: By such a model: the fields of its tag.
+        self.told: dict[str, dict[str, str]] = {}
         for model, place in self.model_dirs.items():
-            self.weights_tags[model] = _derived(model, place)
+            self.told[model] = _derived(model, place)
+            self.weights_tags[model] = _tag(self.told[model])
         #: Models whose files have changed since.
         self._changed: set[str] = set()
         self.ledger: Optional[str] = own["ledger"] or _beside(self.store.path)
@@ -101,7 +104,7 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
         found = []
         for model, place in self.model_dirs.items():
             try:
-                is_same = _derived(model, place) == self.weights_tags[model]
+                is_same = _derived(model, place) == self.told[model]
             except ValueError:
                 # They may be on their way. Other files are found later.
                 continue
@@ -129,12 +132,17 @@ def _texts(key: str, given: Optional[Mapping[Any, Any]]) -> dict[str, str]:
     return {str(model): value for model, value in (given or {}).items()}
 
 
-def _derived(model: str, place: str) -> str:
+def _tag(fields: dict[str, str]) -> str:
+    return weights.Description(None, fields).tag
+
+
+def _derived(model: str, place: str) -> dict[str, str]:
+    """What LMCache's server knows of a model's weights."""
     if not os.path.isdir(place):
         raise ValueError(
             f"larder: `model_dirs`: `{model}`: {place} is not a directory with the model's files"
         )
-    return weights.tag({"model": model}, [(place, None)])
+    return {"model": model} | weights.files([weights.Named("model", place)])
 
 
 def _beside(path: str) -> Optional[str]:

@@ -27,6 +27,7 @@ from larder.vllm import packing, weights
 from larder.vllm.doctor import is_larder
 from larder.vllm.settings import SERVER_KEY, Server
 from larder.vllm.spaces import new_name
+from larder.weights import warn_of_untold
 
 logger = logging.getLogger(__name__)
 
@@ -166,16 +167,19 @@ def _inform(vllm_config: Any, kv_cache_config: Any) -> None:
     if not isinstance(tiers, list):
         return
     for tier in filter(is_larder, tiers):
-        tag = weights.tag(vllm_config, tier.get("weights_tag"))
+        description = weights.describe(vllm_config, tier.get("weights_tag"))
+        warn_of_untold(description.fields)
+        tag, fields = description.tag, description.fields
         if (why := weights.may_change(vllm_config)) is not None:
             logger.warning(
                 "larder: %s: weights may change while this server runs, so what it stores is found "
                 "by itself alone, until it ends",
                 why,
             )
-            tag += f"+{new_name()}"
+            tag, fields = f"{tag}+{new_name()}", {}
         tier[SERVER_KEY] = Server(
             weights=tag,
+            fields=fields,
             prefix_hash=str(vllm_config.cache_config.prefix_caching_hash_algo),
             full_groups=_full_groups(kv_cache_config),
             tells_packing=True,

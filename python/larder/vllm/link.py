@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
+from larder import weights
 from larder.config import Config
 from larder.store import Store
 from larder.vllm.settings import Settings
@@ -52,6 +53,10 @@ class Link:
             self.spaces: dict[bytes, Space] = self.spaces_of(marks)
             #: What they are made with; None if they are not made.
             self.marks: Optional[Marks] = marks
+            server = settings.server
+            if server.fields:
+                name = f"vLLM, model {config.model.name}"
+                weights.compare(self.store.path, name, server.weights, server.fields)
         except BaseException:
             self.store.close()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional, Sequence
 
 #: The key under which the connector hands over facts of the server that a tier cannot see.
@@ -21,6 +21,8 @@ class Server:
 
     #: Names the weights, and the other settings that decide the bytes of a chunk.
     weights: str
+    #: The description whose tag that is. Empty if no other start can have the same tag.
+    fields: Mapping[str, str] = field(default_factory=dict)
     #: The hash algorithm of vLLM's prefix cache.
     prefix_hash: str = ""
     #: Ids of the cache groups whose layers look back to the first token; None if unknown.
@@ -32,6 +34,7 @@ class Server:
         groups = None if self.full_groups is None else list(self.full_groups)
         return {
             "weights": self.weights,
+            "fields": dict(self.fields),
             "prefix_hash": self.prefix_hash,
             "full_groups": groups,
             "tells_packing": self.tells_packing,
@@ -42,6 +45,7 @@ class Server:
         groups: Optional[Sequence[int]] = config.get("full_groups")
         return cls(
             weights=str(config["weights"]),
+            fields=dict(config.get("fields") or {}),
             prefix_hash=str(config.get("prefix_hash") or ""),
             full_groups=None if groups is None else tuple(groups),
             tells_packing=bool(config.get("tells_packing")),

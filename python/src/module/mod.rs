@@ -30,15 +30,16 @@ use crate::config::{Config, OnError, l4};
 use crate::status::NAMES;
 use crate::{device, doctor, sglang, weights};
 
-/// A tag of the server's arguments and of weight files. Each file may be in one of several
-/// places.
+/// The tag of a description: fields and their values.
 #[pyfunction]
-fn weights_tag(
-    py: Python<'_>,
-    told: BTreeMap<String, String>,
-    files: Vec<Vec<PathBuf>>,
-) -> PyResult<String> {
-    py.detach(|| weights::derive(&told, &files))
+fn weights_tag(fields: BTreeMap<String, String>) -> String {
+    weights::tag(&fields)
+}
+
+/// A digest of the weight files in the first of the places that has some.
+#[pyfunction]
+fn weights_files(py: Python<'_>, places: Vec<PathBuf>) -> PyResult<String> {
+    py.detach(|| weights::files(&places))
         .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
@@ -138,6 +139,7 @@ fn _larder(module: &Bound<'_, PyModule>) -> PyResult<()> {
     device::add_to(module)?;
     sglang::class::add_to(module)?;
     module.add_function(wrap_pyfunction!(weights_tag, module)?)?;
+    module.add_function(wrap_pyfunction!(weights_files, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
     module.add_function(wrap_pyfunction!(parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(check_config, module)?)?;

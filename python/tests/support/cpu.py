@@ -19,6 +19,8 @@ import torch
 torch.set_num_threads(1)
 
 os.environ.pop("SGLANG_USE_CPU_ENGINE", None)
+# A model that is not there is not looked for on the network.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Ranks that decide differently end at once; read when SGLang is imported.
 os.environ["SGLANG_ENABLE_RANK_CONSENSUS_CHECKER"] = "1"
 # SGLang compiles its hash of page keys when it is first used, with the environment's own ninja.
