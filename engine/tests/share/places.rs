@@ -65,7 +65,7 @@ fn directory_replaced(path: &Path) {
 }
 
 #[test]
-fn another_store_at_the_path_of_a_served_one_is_used_at_once_beside_its_owner() {
+fn row_28_another_store_at_the_path_of_a_served_one_is_used_at_once_beside_its_owner() {
     let ways: [(&str, Replace, bool); 3] = [
         ("deleted and created", deleted_and_created, true),
         ("replaced", replaced_by_another_store, true),
