@@ -91,6 +91,7 @@ classes! {
         OutageBeside => "reads of reclaim that fail for a while",
         OpenRefused => "opening refused, because reads of it failed on the way",
         OpenedPartly => "opening with segments that could not be read for a while",
+        Emptied => "segments that become zeros after a clean close",
         Delayed => "operation delayed",
         ReadOnlyService => "volume put into read-only service",
         Reordered => "operation overtook an older one of its volume",

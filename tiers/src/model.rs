@@ -158,7 +158,7 @@ impl Model {
         Ok(self)
     }
 
-    /// Tokens that a page covers: all positions, also those that this rank does not hold.
+    /// Tokens that a page covers: all its positions, held by this rank or not.
     #[must_use]
     pub fn page_tokens(&self) -> u32 {
         self.whole.page_tokens()

@@ -1,4 +1,4 @@
-//! Stores that were closed in order: contents that vanish (row 29), and puts that failed (row 30).
+//! Stores that were closed in order: contents that vanish (row 30), and puts that failed (row 31).
 
 use std::ops::ControlFlow;
 
@@ -57,7 +57,7 @@ fn segment(number: u64) -> u64 {
 }
 
 #[test]
-fn row_29_segments_that_become_zeros_are_missed_and_their_pages_counted() {
+fn row_30_segments_that_become_zeros_are_missed_and_their_pages_counted() {
     for lost in [1, 2, 5] {
         let (home, keys) = closed(6);
         let zeros = vec![0; usize::try_from(SEGMENT).unwrap()];
@@ -91,7 +91,7 @@ fn row_29_segments_that_become_zeros_are_missed_and_their_pages_counted() {
 }
 
 #[test]
-fn row_29_lost_contents_are_repaired_once() {
+fn row_30_lost_contents_are_repaired_once() {
     let (home, _) = closed(4);
     write(
         &home.path,
@@ -103,7 +103,7 @@ fn row_29_lost_contents_are_repaired_once() {
 }
 
 #[test]
-fn row_29_wrong_bytes_behind_a_lost_header_are_damage_and_repair_drops_them() {
+fn row_30_wrong_bytes_behind_a_lost_header_are_damage_and_repair_drops_them() {
     // From the middle of a segment's pages over the next segment's header to its middle.
     for (from, bytes) in [(SEGMENT / 2, SEGMENT), (SEGMENT - 3 * MIB, 7 * MIB)] {
         let (home, keys) = closed(5);
@@ -134,7 +134,7 @@ fn row_29_wrong_bytes_behind_a_lost_header_are_damage_and_repair_drops_them() {
 }
 
 #[test]
-fn row_29_a_statement_counts_for_its_own_close_alone() {
+fn row_30_a_statement_counts_for_its_own_close_alone() {
     let (home, keys) = closed(3);
     let mut statement = vec![0; BLOCK_BYTES];
     let file = std::fs::File::open(&home.path).unwrap();
@@ -192,7 +192,7 @@ fn failed_put(home: &Home, keys: &[PageKey], errno: i32) -> Vec<PutStatus> {
 }
 
 #[test]
-fn row_30_pages_whose_put_failed_are_absent_after_an_orderly_close() {
+fn row_31_pages_whose_put_failed_are_absent_after_an_orderly_close() {
     for errno in [libc::EIO, libc::ETIMEDOUT, libc::ENOSPC] {
         let home = Home::with_store(2 * SIZE);
         let keys = chain(1, 9);
@@ -217,7 +217,7 @@ fn row_30_pages_whose_put_failed_are_absent_after_an_orderly_close() {
 }
 
 #[test]
-fn row_30_a_failed_put_leaves_the_older_page_of_its_key() {
+fn row_31_a_failed_put_leaves_the_older_page_of_its_key() {
     let home = Home::with_store(2 * SIZE);
     let keys = chain(1, 5);
     {

@@ -1,4 +1,4 @@
-//! Reads that fail for a while: row 28.
+//! Reads that fail for a while: row 29.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,7 +53,7 @@ fn assert_whole(store: &Store, keys: &[PageKey], case: &str) {
 }
 
 #[test]
-fn row_28_a_read_of_an_open_that_fails_and_later_succeeds_costs_nothing() {
+fn row_29_a_read_of_an_open_that_fails_and_later_succeeds_costs_nothing() {
     for volumes in [1, 2] {
         let (home, keys) = full(volumes);
         let reads = {
@@ -92,7 +92,7 @@ fn row_28_a_read_of_an_open_that_fails_and_later_succeeds_costs_nothing() {
 }
 
 #[test]
-fn row_28_an_error_of_the_path_that_stays_refuses_the_open_and_nothing_is_written() {
+fn row_29_an_error_of_the_path_that_stays_refuses_the_open_and_nothing_is_written() {
     let (home, keys) = full(1);
     let before = std::fs::read(&home.path).unwrap();
     for errno in PATH {
@@ -128,7 +128,7 @@ fn half_unreadable(disk: &Faulty) {
 }
 
 #[test]
-fn row_28_unreadable_segments_cost_no_other_page_before_a_put_needs_the_room() {
+fn row_29_unreadable_segments_cost_no_other_page_before_a_put_needs_the_room() {
     for volumes in [1, 2] {
         let (home, keys) = full(volumes);
         {
@@ -173,7 +173,7 @@ fn make_room_scarce(pool: &Pool<'_>) -> Vec<PageKey> {
 }
 
 #[test]
-fn row_28_a_read_of_reclaim_that_fails_and_later_succeeds_costs_no_page() {
+fn row_29_a_read_of_reclaim_that_fails_and_later_succeeds_costs_no_page() {
     for errno in MEDIUM.into_iter().chain(PATH) {
         let home = Home::with_store(2 * SIZE);
         let (store, disk) = open_faulty(&home, OpenOptions::default());

@@ -1,6 +1,7 @@
 //! A seed from start to end: runs of the process, the faults between the steps of its tasks, and
 //! the ends of the runs.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -134,6 +135,8 @@ impl Driver {
             misdirected: 0,
             opening_writes: 0,
             is_partial: false,
+            held: BTreeMap::new(),
+            emptied: None,
             is_read_only: false,
             evicted_read_only: None,
         })));
@@ -326,8 +329,14 @@ impl Driver {
                     "tasks outlive the close:\n{}",
                     self.runtime.report()
                 );
-                self.shared.lock().closed();
-                Outcome::Again
+                let mut state = self.shared.lock();
+                state.closed();
+                let is_emptied = state.empty_segments();
+                drop(state);
+                match is_emptied {
+                    true => self.check_last(),
+                    false => Outcome::Again,
+                }
             }
             End::Closed(Err(error)) => {
                 let mut state = self.shared.lock();

@@ -7,9 +7,10 @@ use std::time::Duration;
 use larder_engine::StoreError;
 use larder_engine::core::Core;
 use larder_engine::format::{OpenState, SegmentState, Superblock};
-use larder_engine::index::{Index, NamespaceSlot};
+use larder_engine::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::recovery::Recovery;
 use larder_engine::recovery::scan::FaultReason;
+use larder_sim_runtime::medium::Content;
 
 use super::device::{Flight, What};
 use super::{Call, Deletions, Phase, State};
@@ -19,6 +20,28 @@ use crate::world::Epoch;
 
 /// Longest outage at an opening: some end before the opening gives its reads up, some after.
 const OUTAGE_MAX: Duration = Duration::from_secs(8);
+
+/// Probability that segments become zeros after a clean close.
+const EMPTIED: f64 = 0.03;
+
+/// An opening counts the segments that have become zeros, and their pages.
+fn check_emptied(recovery: &Recovery, (segments, pages): (u32, u64)) {
+    let lost = recovery
+        .damage
+        .iter()
+        .map(|damage| match damage.fault.reason {
+            FaultReason::Emptied { lost, .. } => lost,
+            _ => 0,
+        });
+    assert_eq!(
+        lost.sum::<u32>(),
+        segments,
+        "segments have become zeros unnoticed"
+    );
+    // Pages that lost records had removed are found again, and hide as many lost pages.
+    let lost = recovery.recovered.lost_pages;
+    assert!(lost <= pages, "{lost} pages are lost of {pages}");
+}
 
 impl State {
     /// Before an opening. Returns the superblocks, and of each which copy is not the newer one.
@@ -75,12 +98,16 @@ impl State {
                 recovery.recovered.first
             )
         });
+        if let Some(emptied) = self.emptied {
+            check_emptied(recovery, emptied);
+            self.is_partial = true;
+        }
         let mut faults = recovery.damage.iter().map(|damage| &damage.fault.reason);
         let some_unread = faults.any(|reason| matches!(reason, FaultReason::Unreadable(_)));
-        self.is_partial = some_unread && world.has_outage;
-        if self.is_partial {
+        if some_unread && world.has_outage {
+            self.is_partial = true;
             world.count(Class::OpenedPartly);
-        } else {
+        } else if self.emptied.is_none() {
             world.check_recovered(recovery, index, &self.expected);
             world.check_reader(recovery);
         }
@@ -257,6 +284,32 @@ impl State {
         self.epoch = None;
     }
 
+    /// Segments with pages may become zeros after a clean close. Returns whether some did: then the
+    /// next opening must notice it, and is the last one.
+    pub fn empty_segments(&mut self) -> bool {
+        let is_exact = self.expected.exactly && !self.held.is_empty();
+        if !is_exact || !self.world.strikes(Class::Emptied, EMPTIED) {
+            return false;
+        }
+        let mut all: Vec<(SegmentId, u64)> = std::mem::take(&mut self.held).into_iter().collect();
+        let count = 1 + self.world.dice.below(all.len());
+        let mut pages = 0;
+        for _ in 0..count {
+            let at = self.world.dice.below(all.len());
+            let (segment, held) = all.swap_remove(at);
+            self.world
+                .note(held, || format!("{segment:?} becomes zeros"));
+            let (volume, number) = self.world.volume_of(segment);
+            let first = self.world.segment_first_block(number);
+            let zeros = vec![Content::Zero; self.world.setup.segment_blocks as usize];
+            self.world.disk.volumes()[volume].write(first, &zeros, || true);
+            pages += held;
+        }
+        self.world.setup.faults.outage = 0.0;
+        self.emptied = Some((u32::try_from(count).expect("few segments"), pages));
+        true
+    }
+
     /// No page leaves by an opening. Called while nobody has called the store.
     pub fn check_nothing_left(&self) {
         self.try_core(|core| {
@@ -284,6 +337,9 @@ impl State {
     /// A store that was open in part is closed.
     pub fn closed_partly(&mut self) {
         assert!(self.flights.is_empty(), "operations outlive the close");
+        let mut expected = std::mem::take(&mut self.expected);
+        self.world.expect_less(&mut expected);
+        self.expected = expected;
         self.world.oracle.end_run(false);
         self.forget_epoch();
     }
@@ -291,6 +347,13 @@ impl State {
     pub fn closed(&mut self) {
         let Some(epoch) = &self.epoch else { return };
         self.expected = self.world.expect_after_close(epoch);
+        self.held.clear();
+        let pages = self
+            .world
+            .snapshot(&epoch.index, &self.world.namespaces_by_slot(epoch));
+        for (_, place, _) in pages.into_values() {
+            *self.held.entry(place.segment).or_default() += 1;
+        }
         let deletions = self.world.oracle.acked_deletions();
         self.world.oracle.deletions_durable(&deletions);
         self.world.oracle.end_run(false);

@@ -29,12 +29,13 @@ mod reader;
 mod rest;
 mod results;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use larder_engine::NamespaceId;
 use larder_engine::core::Core;
+use larder_engine::index::SegmentId;
 use larder_engine::store::LocalStore as Store;
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::task::{self, Turn};
@@ -142,6 +143,10 @@ pub struct State {
     /// An outage kept segments from this opening. It is closed at once: all its pages must be there
     /// again at the next one.
     is_partial: bool,
+    /// Pages in each segment at the last clean close.
+    held: BTreeMap<SegmentId, u64>,
+    /// Segments that have become zeros since, and their pages.
+    emptied: Option<(u32, u64)>,
     /// A volume is in read-only service.
     is_read_only: bool,
     /// Pages evicted, while no volume takes writes.

@@ -4,10 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use larder_engine::{GetPage, PutPage};
-use larder_format::PageKey;
+use larder_engine::{
+    GetPage, GetStatus, Hint, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
+    PutStatus, Refusal, Stats, StoreError,
+};
+use larder_format::{Namespace, PageKey};
 use larder_tiers::core::Core;
-use larder_tiers::l3::L3;
+use larder_tiers::l3::{L3, StoreL3};
 
 use super::engine::PAGE;
 use super::memory::Memory;
@@ -100,4 +103,100 @@ fn pages_that_were_refused_for_a_while_follow_with_later_requests() {
     // The pauses of three refusals are over by then.
     assert_eq!(l3.memory.len(), 6 * 3);
     cache.close().unwrap();
+}
+
+/// A store that refuses each page for one reason.
+struct Refusing {
+    why: Refusal,
+    asked: AtomicUsize,
+}
+
+impl PageStore for Refusing {
+    fn namespace(&self, _: &Namespace) -> Result<NamespaceId, StoreError> {
+        Ok(NamespaceId::new(0))
+    }
+
+    fn put(&self, _: NamespaceId, pages: &[PutPage<'_>], _: PutOptions) -> Vec<PutStatus> {
+        self.asked.fetch_add(pages.len(), Ordering::Relaxed);
+        vec![PutStatus::Refused(self.why); pages.len()]
+    }
+
+    fn get(
+        &self,
+        _: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        _: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        vec![GetStatus::Miss(MissReason::Absent); pages.len()]
+    }
+
+    fn get_lent(
+        &self,
+        _: NamespaceId,
+        keys: &[PageKey],
+        _: Option<Instant>,
+    ) -> Vec<Result<LentPage, MissReason>> {
+        keys.iter().map(|_| Err(MissReason::Absent)).collect()
+    }
+
+    fn longest_prefix(&self, _: NamespaceId, _: &[PageKey]) -> usize {
+        0
+    }
+
+    fn contains(&self, _: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
+        vec![false; keys.len()]
+    }
+
+    fn touch(&self, _: NamespaceId, _: &[PageKey], _: Hint) {}
+
+    fn delete(&self, _: NamespaceId, _: &[PageKey]) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    fn clear_namespace(&self, _: NamespaceId) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        (memory, String::new())
+    }
+
+    fn stats(&self) -> Stats {
+        Stats::default()
+    }
+
+    fn close(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_store_that_never_takes_such_a_page_is_asked_for_one_put() {
+    let cases = [
+        (Refusal::TooLarge, true),
+        (Refusal::WrongShape, true),
+        (Refusal::ReadOnly, true),
+        (Refusal::NoSpace, false),
+        (Refusal::Closed, false),
+        (Refusal::NotAdmitted, false),
+    ];
+    for (why, is_final) in cases {
+        let store = Arc::new(Refusing {
+            why,
+            asked: AtomicUsize::new(0),
+        });
+        let options = options(24, 24);
+        let l3 = StoreL3::new(store.clone(), &options.namespace().unwrap()).unwrap();
+        let cache = options.over(Some(Arc::new(l3))).unwrap();
+        for _ in 0..3 {
+            serve(&cache, &toy(), &prompt(5));
+            assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+        }
+        let asked = store.asked.load(Ordering::Relaxed);
+        assert_eq!(asked == 5, is_final, "{why:?}: {asked}");
+    }
 }

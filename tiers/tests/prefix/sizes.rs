@@ -20,7 +20,8 @@ fn open(path: &Path, bytes: u64, page_bytes: u64) -> Result<PrefixCache, OpenErr
     PrefixCache::open(path, bytes, &model(page_bytes), 3, 3)
 }
 
-/// Keeps two pages, closes the cache, and finds one of them by another: the last token is always computed.
+/// Keeps two pages, closes the cache, and finds one by another cache: the last token is always
+/// computed.
 fn keep_one(path: &Path, bytes: u64, page_bytes: u64) {
     let cache = open(path, bytes, page_bytes).unwrap();
     let mut sequence = cache.begin(&[1, 2]).unwrap();
