@@ -254,7 +254,7 @@ def test_clear_takes_this_servers_pages_and_no_others(opened):
 
 def test_a_clear_fails_where_a_remote_brings_the_pages_back(opened, tmp_path, caplog):
     place, pool, chain = tmp_path / "remote", pools.mha(), keys(4)
-    place.mkdir()
+    (place / "v1").mkdir(parents=True)
     remote = {"l4": f"file://{place}", "l4_unsigned": True, "l4_admission": "through", "l4_run_tokens": 4 * pool.page_size}
     owner = opened(pool, path=tmp_path / "store", **remote)
     # Remotes are the owner's: a process without their keys uses them too.

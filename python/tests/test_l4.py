@@ -47,7 +47,7 @@ def objects(place):
 
 def test_a_node_that_never_saw_a_prompt_gets_its_pages_and_keeps_them(tmp_path):
     place = tmp_path / "shared"
-    place.mkdir()
+    (place / "v1").mkdir(parents=True)
     first = Node(tmp_path / "first", place)
     made = content(2 * RUN + 1)
     assert first.pages.put(keys(2 * RUN + 1), made) == OK * (2 * RUN + 1)
@@ -73,7 +73,7 @@ def test_a_node_that_never_saw_a_prompt_gets_its_pages_and_keeps_them(tmp_path):
 
 def test_a_second_process_uses_the_owners_remote(tmp_path):
     place = tmp_path / "shared"
-    place.mkdir()
+    (place / "v1").mkdir(parents=True)
     first = Node(tmp_path / "first", place)
     made = content(RUN)
     assert first.pages.put(keys(RUN), made) == OK * RUN
@@ -92,7 +92,7 @@ def test_a_second_process_uses_the_owners_remote(tmp_path):
 def test_several_remotes_are_a_list_and_wrong_keys_are_named(tmp_path):
     places = [tmp_path / "near", tmp_path / "far"]
     for place in places:
-        place.mkdir()
+        (place / "v1").mkdir(parents=True)
     both = Node(tmp_path / "store", places[0], l4=[f"file://{place}" for place in places])
     assert both.pages.put(keys(RUN), content(RUN)) == OK * RUN
     eventually("the run in both remotes", lambda: all(len(objects(place)) == 1 for place in places))
@@ -127,6 +127,7 @@ def server(tmp_path, monkeypatch):
 
 
 def test_a_wheel_with_object_stores_shares_pages_through_a_bucket(tmp_path, server):
+    server.makes_remote("of-python")
     remote = {"l4": f"s3://{weed.BUCKET}/of-python", "l4_endpoint": server.endpoint, "l4_unsigned": True}
     remote |= {"l4_admission": "through", "l4_run_tokens": 64 * RUN, "l4_patience": "60s", "l4_refresh": "100ms"}
     try:

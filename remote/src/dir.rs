@@ -1,13 +1,14 @@
 //! A directory as a remote: a mounted 3FS, CephFS, Lustre or NFS.
 //!
-//! The directory itself must exist: a file system that is not mounted must not become files of the
-//! directory beneath it. An object gets its name by a hard link to a file that is complete and
-//! synced. So no reader sees a part of one, and of several writers one succeeds. Files that a crash
-//! left without their name are removed by the next listing, an hour later.
+//! The directory itself must exist and have the mark, the directory `v1`: a file system that is not
+//! mounted must not become files of the directory beneath it. An object gets its name by a hard
+//! link to a file that is complete and synced. So no reader sees a part of one, and of several
+//! writers one succeeds. Files that a crash left without their name are removed by a listing, an
+//! hour later. Their age is taken from the clock of the file system alone: the clock of a node may
+//! differ from it.
 //!
 //! Nodes may have different users. So objects and directories get their permissions from the root,
-//! whatever the umask. An object that a node may not read is absent for this node; a root that it
-//! may not use is an error.
+//! whatever the umask.
 //!
 //! A mounted file system that does not answer blocks its callers for ever. So each call runs on a
 //! thread of its own, and its caller waits until the deadline, or for the next step of a listing.
@@ -29,8 +30,8 @@ use larder_sync::descriptors;
 use tempfile::NamedTempFile;
 
 use crate::buffer::Buffer;
-use crate::remote::{Listed, Published, Remote, RemoteError, leave_out};
-use crate::run::RunName;
+use crate::remote::{Listed, Published, Remote, RemoteError, Unreadable};
+use crate::run::{RunName, VERSION};
 
 /// Most calls that wait for the file system.
 const CALLS_MAX: usize = 64;
@@ -100,7 +101,7 @@ impl Dir {
     fn call<T: Send + 'static>(
         &self,
         deadline: Instant,
-        work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+        work: impl FnOnce(&Path) -> Result<T, RemoteError> + Send + 'static,
     ) -> Result<T, RemoteError> {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.begin(move |root| {
@@ -108,42 +109,91 @@ impl Dir {
             let _ = sender.send(work(root));
         })?;
         let left = deadline.saturating_duration_since(Instant::now());
-        self.answer(receiver.recv_timeout(left))
+        answer(receiver.recv_timeout(left))
     }
+}
 
-    fn answer<T>(&self, answer: Result<io::Result<T>, RecvTimeoutError>) -> Result<T, RemoteError> {
-        match answer {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(self.failed(&error)),
-            Err(RecvTimeoutError::Timeout) => Err(RemoteError::Deadline),
-            Err(RecvTimeoutError::Disconnected) => {
-                Err(RemoteError::Failed("the call ended early".to_owned()))
-            }
-        }
-    }
-
-    fn failed(&self, error: &io::Error) -> RemoteError {
-        let reason = format!("{}: {error}", self.root.display());
-        match error.kind() {
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                RemoteError::Denied(reason)
-            }
-            io::ErrorKind::NotFound => RemoteError::Missing(reason),
-            io::ErrorKind::TimedOut => RemoteError::Deadline,
-            _ => RemoteError::Failed(reason),
+fn answer<T>(answer: Result<Result<T, RemoteError>, RecvTimeoutError>) -> Result<T, RemoteError> {
+    match answer {
+        Ok(answer) => answer,
+        Err(RecvTimeoutError::Timeout) => Err(RemoteError::Deadline),
+        Err(RecvTimeoutError::Disconnected) => {
+            Err(RemoteError::Failed("the call ended early".to_owned()))
         }
     }
 }
 
+/// The failure of a call for this path.
+fn failed(path: &Path, error: &io::Error) -> RemoteError {
+    let reason = format!("{}: {error}", path.display());
+    match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            RemoteError::Denied(reason)
+        }
+        io::ErrorKind::TimedOut => RemoteError::Deadline,
+        _ => RemoteError::Failed(reason),
+    }
+}
+
+/// Looks through the root, and not at its entry in the directory above.
+fn look_at_root(root: &Path) -> Result<(), RemoteError> {
+    match root.join(".").metadata() {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            Err(RemoteError::Missing(format!("{}: {error}", root.display())))
+        }
+        Err(error) => Err(failed(root, &error)),
+    }
+}
+
+fn look_at_mark(root: &Path) -> Result<(), RemoteError> {
+    look_at_root(root)?;
+    let mark = root.join(VERSION);
+    let found = absent(mark.metadata()).map_err(|error| failed(&mark, &error))?;
+    match found.is_some_and(|found| found.is_dir()) {
+        true => Ok(()),
+        false => Err(RemoteError::Unmarked(root.display().to_string())),
+    }
+}
+
+/// The outcome of a call for an object; `None` if there is no such file in the root.
+fn found<T>(root: &Path, path: &Path, outcome: io::Result<T>) -> Result<Option<T>, RemoteError> {
+    match absent(outcome) {
+        Ok(None) => look_at_root(root).map(|()| None),
+        Ok(found) => Ok(found),
+        Err(error) => Err(failed(path, &error)),
+    }
+}
+
 impl Remote for Dir {
+    fn look(&self, deadline: Instant) -> Result<(), RemoteError> {
+        self.call(deadline, look_at_mark)
+    }
+
+    fn mark(&self, deadline: Instant) -> Result<(), RemoteError> {
+        self.call(deadline, |root| {
+            look_at_root(root)?;
+            let mark = root.join(VERSION);
+            let made = root
+                .metadata()
+                .and_then(|root| make(&mark, root.permissions()));
+            made.map_err(|error| failed(&mark, &error))
+        })
+    }
+
+    fn now_unix_s(&self, deadline: Instant) -> Result<u64, RemoteError> {
+        self.call(deadline, |root| {
+            let directory = root.join(VERSION);
+            let now = now(&directory).map_err(|error| failed(&directory, &error))?;
+            Ok(unix_s(now))
+        })
+    }
+
     fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
             let path = root.join(name);
-            let found = open_to_us(root, &path, path.symlink_metadata())?;
-            if found.is_none() {
-                root.metadata()?;
-            }
+            let found = found(root, &path, path.symlink_metadata())?;
             Ok(found.is_some_and(|found| found.is_file()))
         })
     }
@@ -155,20 +205,23 @@ impl Remote for Dir {
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
         let name = run.to_string();
-        let fetched = self.call(deadline, move |root| {
+        self.call(deadline, move |root| {
             let path = root.join(name);
-            let Some(file) = open_to_us(root, &path, open(&path))? else {
-                root.metadata()?;
+            let Some(file) = found(root, &path, open(&path))? else {
                 return Ok(None);
             };
-            let found = file.metadata()?;
-            let bytes = usize::try_from(found.len()).unwrap_or(usize::MAX);
-            if !found.is_file() || bytes > bytes_max {
+            let found = file.metadata().map_err(|error| failed(&path, &error))?;
+            if !found.is_file() {
                 return Ok(None);
             }
-            Ok(Some(read(file, bytes, deadline)?))
-        })?;
-        fetched.transpose()
+            match usize::try_from(found.len()) {
+                Ok(bytes) if bytes <= bytes_max => read(file, &path, bytes, deadline).map(Some),
+                _ => Err(RemoteError::TooLong {
+                    object: path.display().to_string(),
+                    bytes_max,
+                }),
+            }
+        })
     }
 
     fn publish(
@@ -179,68 +232,91 @@ impl Remote for Dir {
     ) -> Result<Published, RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
-            let path = root.join(&name);
-            if is_taken(&path)? {
-                return Ok(Published::Present);
-            }
-            let of_root = root.metadata()?.permissions();
-            let directory = path.parent().unwrap_or(root);
-            if !directory.try_exists()? {
-                let parents = name.match_indices('/').map(|(at, _)| &name[..at]);
-                for parent in parents {
-                    make(&root.join(parent), of_root.clone())?;
+            let created = match create(root, &name, &object) {
+                // A directory, or the file without its name, was removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    look_at_mark(root)?;
+                    create(root, &name, &object)
                 }
-            }
-            let mut file = unfinished(directory)?;
-            file.write_all(&object)?;
-            let mode = OF_OWNER | of_root.mode() & TO_READ;
-            let permissions = Permissions::from_mode(mode);
-            file.as_file().set_permissions(permissions)?;
-            file.as_file().sync_all()?;
-            match fs::hard_link(file.path(), &path) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    return Ok(Published::Present);
-                }
-                Err(error) => return Err(error),
-            }
-            File::open(directory)?.sync_all()?;
-            Ok(Published::Created)
+                created => created,
+            };
+            created.map_err(|error| failed(&root.join(&name), &error))
         })
     }
 
     fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
-            absent(fs::remove_file(root.join(name))).map(|_| ())
+            let path = root.join(name);
+            found(root, &path, fs::remove_file(&path)).map(|_| ())
         })
     }
 
     fn list(
         &self,
         within: Option<Fingerprint>,
-        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
         let prefix = RunName::prefix(within);
         let (steps, receiver) = mpsc::sync_channel(STEPS_AHEAD);
         self.begin(move |root| {
-            let depth = prefix.split('/').count();
+            let mut walk = Walk {
+                root,
+                steps: &steps,
+                now: None,
+            };
             // Of a remote without objects there is the root alone.
-            let walked = root
-                .metadata()
-                .and_then(|_| walk(root, &root.join(prefix), depth, &steps));
+            let walked = look_at_root(root).and_then(|()| walk.all(&prefix));
             // The receiver may have enough.
-            let _ = steps.send(walked.map(|()| Step::End));
+            let _ = match walked {
+                Ok(_) => steps.send(Ok(Step::End)),
+                Err(error) => steps.send(Err(error)),
+            };
         })?;
         loop {
-            match self.answer(receiver.recv_timeout(patience))? {
-                Step::Object(listed) if each(listed).is_break() => return Ok(()),
-                Step::Object(_) | Step::Other => {}
+            match answer(receiver.recv_timeout(patience))? {
+                Step::Object(object) => {
+                    if each(object).is_break() {
+                        return Ok(());
+                    }
+                }
+                Step::Other => {}
                 Step::End => return Ok(()),
             }
         }
     }
+}
+
+/// Creates an object. `NotFound` without the mark: the root alone is no remote.
+fn create(root: &Path, name: &str, object: &[u8]) -> io::Result<Published> {
+    let path = root.join(name);
+    if is_taken(&path)? {
+        return Ok(Published::Present);
+    }
+    let of_root = root.metadata()?.permissions();
+    let directory = path.parent().unwrap_or(root);
+    if !directory.try_exists()? {
+        let parents = name.match_indices('/').map(|(at, _)| &name[..at]);
+        for parent in parents.skip(1) {
+            make(&root.join(parent), of_root.clone())?;
+        }
+    }
+    let mut file = unfinished(directory)?;
+    file.write_all(object)?;
+    let mode = OF_OWNER | of_root.mode() & TO_READ;
+    let permissions = Permissions::from_mode(mode);
+    file.as_file().set_permissions(permissions)?;
+    file.as_file().sync_all()?;
+    match fs::hard_link(file.path(), &path) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Ok(Published::Present);
+        }
+        Err(error) => return Err(error),
+    }
+    File::open(directory)?.sync_all()?;
+    Ok(Published::Created)
 }
 
 /// Opens a file. Another writer of the remote may have put a pipe or a link in its place: a pipe
@@ -264,33 +340,26 @@ fn is_taken(path: &Path) -> io::Result<bool> {
 /// hostile. Ends at the deadline, since the caller has left by then.
 fn read(
     mut file: File,
+    path: &Path,
     bytes: usize,
     deadline: Instant,
-) -> io::Result<Result<Buffer, RemoteError>> {
-    let mut object = match Buffer::of(bytes) {
-        Ok(object) => object,
-        Err(error) => return Ok(Err(error)),
-    };
+) -> Result<Buffer, RemoteError> {
+    let mut object = Buffer::of(bytes)?;
     let mut filled = 0;
     while filled < bytes {
-        in_time(deadline)?;
+        if Instant::now() >= deadline {
+            return Err(RemoteError::Deadline);
+        }
         let end = bytes.min(filled + PIECE);
         match file.read(&mut object[filled..end]) {
             Ok(0) => break,
             Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(failed(path, &error)),
         }
     }
     object.truncate(filled);
-    Ok(Ok(object))
-}
-
-fn in_time(deadline: Instant) -> io::Result<()> {
-    match Instant::now() < deadline {
-        true => Ok(()),
-        false => Err(io::ErrorKind::TimedOut.into()),
-    }
+    Ok(object)
 }
 
 /// Makes a directory with these permissions.
@@ -299,19 +368,6 @@ fn make(directory: &Path, permissions: Permissions) -> io::Result<()> {
         Ok(()) => fs::set_permissions(directory, permissions),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
-    }
-}
-
-/// The outcome, with `None` if there is no such file, or if this node alone may not use it.
-fn open_to_us<T>(root: &Path, path: &Path, outcome: io::Result<T>) -> io::Result<Option<T>> {
-    match outcome {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            // A look through the root, not at it.
-            root.join(".").metadata()?;
-            leave_out(&path.display(), &error);
-            Ok(None)
-        }
-        outcome => absent(outcome),
     }
 }
 
@@ -332,57 +388,128 @@ fn unfinished(directory: &Path) -> io::Result<NamedTempFile> {
         .tempfile_in(directory)
 }
 
+/// The time by the clock of the file system of a directory.
+fn now(directory: &Path) -> io::Result<SystemTime> {
+    unfinished(directory)?.as_file().metadata()?.modified()
+}
+
+fn unix_s(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
 /// A step of a listing.
 enum Step {
-    Object(Listed),
+    Object(Result<Listed, Unreadable>),
     /// A look at something else. The file system answers.
     Other,
     End,
 }
 
-/// Lists the objects below a directory of `depth` parts. Ends early when its steps are not received
-/// any more.
-fn walk(
-    root: &Path,
-    directory: &Path,
-    depth: usize,
-    steps: &SyncSender<io::Result<Step>>,
-) -> io::Result<()> {
-    let Some(entries) = open_to_us(root, directory, fs::read_dir(directory))? else {
-        return Ok(());
-    };
-    for entry in entries {
-        let entry = entry?;
-        let path = entry.path();
-        let found = open_to_us(root, &path, entry.metadata())?;
-        let listed = found.as_ref().and_then(|found| listed(root, &path, found));
-        let step = listed.map_or(Step::Other, Step::Object);
-        steps
-            .send(Ok(step))
-            .map_err(|_| io::ErrorKind::BrokenPipe)?;
-        if found.is_some_and(|found| found.is_dir()) && depth + 1 < PARTS {
-            walk(root, &path, depth + 1, steps)?;
-        }
-    }
-    Ok(())
+/// A walk through the objects. It ends early when its steps are not received any more.
+struct Walk<'a> {
+    root: &'a Path,
+    steps: &'a SyncSender<Result<Step, RemoteError>>,
+    /// The time of the file system at the first unfinished file; `Some(None)` where this node can
+    /// make no file.
+    now: Option<Option<SystemTime>>,
 }
 
-/// The object in a file. Removes the file if a crash has left it.
-fn listed(root: &Path, path: &Path, found: &Metadata) -> Option<Listed> {
-    if !found.is_file() {
-        return None;
-    }
-    let modified = found.modified().unwrap_or(UNIX_EPOCH);
-    if path.file_name()?.to_string_lossy().starts_with(UNFINISHED) {
-        let age = SystemTime::now().duration_since(modified);
-        if age.is_ok_and(|age| age > UNFINISHED_AGE) {
-            // Another process may have removed it, or only its owner may remove it.
-            let _ = fs::remove_file(path);
+impl Walk<'_> {
+    /// Lists the objects below a prefix of names.
+    fn all(&mut self, prefix: &str) -> Result<ControlFlow<()>, RemoteError> {
+        let directory = self.root.join(prefix);
+        match fs::read_dir(&directory) {
+            Ok(entries) => self.entries(&directory, entries, prefix.split('/').count()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ControlFlow::Continue(())),
+            Err(error) => Err(failed(&directory, &error)),
         }
-        return None;
     }
-    let name = path.strip_prefix(root).ok()?.to_str()?;
-    let created = modified.duration_since(UNIX_EPOCH);
-    let created = created.map_or(0, |since| since.as_secs());
-    Listed::of(name, found.len(), created)
+
+    /// Lists the objects of a directory of `depth` parts, and below it.
+    fn entries(
+        &mut self,
+        directory: &Path,
+        entries: fs::ReadDir,
+        depth: usize,
+    ) -> Result<ControlFlow<()>, RemoteError> {
+        for entry in entries {
+            let step = match entry {
+                Ok(entry) => self.entry(directory, &entry.path(), entry.metadata(), depth)?,
+                Err(error) => self.unreadable(directory, &error)?,
+            };
+            if step.is_break() {
+                return Ok(step);
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn entry(
+        &mut self,
+        directory: &Path,
+        path: &Path,
+        outcome: io::Result<Metadata>,
+        depth: usize,
+    ) -> Result<ControlFlow<()>, RemoteError> {
+        let found = match outcome {
+            Ok(found) => found,
+            Err(error) => return self.unreadable(path, &error),
+        };
+        if !found.is_dir() || depth + 1 >= PARTS {
+            let step = self.listed(directory, path, &found);
+            return Ok(self.send(step.map_or(Step::Other, |object| Step::Object(Ok(object)))));
+        }
+        if self.send(Step::Other).is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
+        match fs::read_dir(path) {
+            Ok(entries) => self.entries(path, entries, depth + 1),
+            Err(error) => self.unreadable(path, &error),
+        }
+    }
+
+    /// Something cannot be looked at. An error of the root ends the walk.
+    fn unreadable(
+        &mut self,
+        path: &Path,
+        error: &io::Error,
+    ) -> Result<ControlFlow<()>, RemoteError> {
+        look_at_root(self.root)?;
+        // It vanished.
+        if error.kind() == io::ErrorKind::NotFound {
+            return Ok(self.send(Step::Other));
+        }
+        let name = path.strip_prefix(self.root).ok().and_then(Path::to_str);
+        Ok(self.send(Step::Object(Err(Unreadable {
+            run: name.and_then(|name| name.parse().ok()),
+            reason: failed(path, error).to_string(),
+        }))))
+    }
+
+    fn send(&self, step: Step) -> ControlFlow<()> {
+        match self.steps.send(Ok(step)) {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    }
+
+    /// The object in a file. Removes the file if a crash has left it.
+    fn listed(&mut self, directory: &Path, path: &Path, found: &Metadata) -> Option<Listed> {
+        if !found.is_file() {
+            return None;
+        }
+        let modified = found.modified().unwrap_or(UNIX_EPOCH);
+        if path.file_name()?.to_string_lossy().starts_with(UNFINISHED) {
+            let now = self.now.get_or_insert_with(|| now(directory).ok());
+            let age = now.and_then(|now| now.duration_since(modified).ok());
+            if age.is_some_and(|age| age > UNFINISHED_AGE) {
+                // Another process may have removed it, or only its owner may remove it.
+                let _ = fs::remove_file(path);
+            }
+            return None;
+        }
+        let name = path.strip_prefix(self.root).ok()?.to_str()?;
+        Listed::of(name, found.len(), unix_s(modified))
+    }
 }

@@ -42,5 +42,5 @@ pub mod stored;
 pub use buffer::Buffer;
 pub use keys::{KeyError, Keyring, SealKey, Trust};
 pub use place::Place;
-pub use remote::{Listed, PlaceError, Published, Remote, RemoteError};
+pub use remote::{Listed, PlaceError, Published, Remote, RemoteError, Unreadable};
 pub use run::{Draft, OBJECT_BYTES_MAX, RUN_TOKENS, RunName, RunPage, pages_of_run};

@@ -1,8 +1,6 @@
 //! A place for objects beyond the node: the trait, and its errors.
 
-use std::fmt::Display;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use larder_format::Fingerprint;
@@ -14,7 +12,32 @@ use crate::run::RunName;
 ///
 /// Objects do not change: they are created once, whole, and removed. No call but a listing lasts
 /// longer than its deadline. A call that ends at its deadline may still take effect later.
+///
+/// A remote has a mark: the directory `v1`, or any object below `v1/` in a bucket. A mount point
+/// without its mount and a mistyped prefix have none.
+///
+/// The failure of a request for one object says nothing about the others. [`look`](Self::look)
+/// tells whether the remote itself fails.
 pub trait Remote: Send + Sync {
+    /// Looks at the remote itself, without an object of it.
+    ///
+    /// # Errors
+    /// It does not answer, or has no mark.
+    fn look(&self, deadline: Instant) -> Result<(), RemoteError>;
+
+    /// Makes the mark of a new remote.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn mark(&self, deadline: Instant) -> Result<(), RemoteError>;
+
+    /// The time of the clock that stamps the objects, in seconds since 1970. The clock of a node
+    /// may differ.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn now_unix_s(&self, deadline: Instant) -> Result<u64, RemoteError>;
+
     /// Whether there is an object of this run.
     ///
     /// # Errors
@@ -30,11 +53,10 @@ pub trait Remote: Send + Sync {
         gallop(runs.len(), |at| self.holds(&runs[at], deadline))
     }
 
-    /// The object of a run. `None` if there is none, if it is longer than `bytes_max`, or if this
-    /// node alone may not read it.
+    /// The object of a run; `None` if there is none.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// [`RemoteError`], also for an object that is longer than `bytes_max`.
     fn fetch(
         &self,
         run: &RunName,
@@ -60,30 +82,17 @@ pub trait Remote: Send + Sync {
     fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError>;
 
     /// Gives all objects, or those of a namespace, to `each`, until it breaks. Waits at most
-    /// `patience` for the next part of them: the time of all parts has no bound.
+    /// `patience` for the next part of them: the time of all parts has no bound. An object that
+    /// cannot be looked at does not end the listing.
     ///
     /// # Errors
     /// [`RemoteError`].
     fn list(
         &self,
         within: Option<Fingerprint>,
-        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError>;
-}
-
-/// The first object that this node may not read has been logged.
-static HAS_WARNED: AtomicBool = AtomicBool::new(false);
-
-/// An object that this node alone may not read is absent for it. Otherwise one object would end all
-/// requests.
-pub(crate) fn leave_out(object: &dyn Display, reason: &dyn Display) {
-    if !HAS_WARNED.swap(true, Ordering::Relaxed) {
-        tracing::warn!(
-            "{object}: {reason}; the object is left out, give all nodes the right to read it \
-             (logged once)"
-        );
-    }
 }
 
 /// The number of runs that are there without a gap from the first, by few questions.
@@ -126,6 +135,15 @@ pub struct Listed {
     pub created_unix_s: u64,
 }
 
+/// An object, or a directory of objects, that a listing could not look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The run of the object, if its name is that of one.
+    pub run: Option<RunName>,
+    /// The reason, with the full name.
+    pub reason: String,
+}
+
 impl Listed {
     /// An object that a place lists with this name; `None` if it names no run.
     pub(crate) fn of(name: &str, bytes: u64, created_unix_s: u64) -> Option<Listed> {
@@ -150,6 +168,23 @@ pub enum RemoteError {
     /// The bucket or directory does not exist.
     #[error("the place does not exist: {0}; create it, or check its name")]
     Missing(String),
+    /// It has no mark.
+    #[error(
+        "{0} is no remote yet: it has no `v1/`; mount it or check its name, or make a new remote \
+         there with `larder remote init URL --new`"
+    )]
+    Unmarked(String),
+    /// The endpoint is none of an S3 service.
+    #[error("no S3 service at the endpoint: {0}; is it the port of a web console, or a proxy?")]
+    NoService(String),
+    /// An object is longer than the longest that is taken.
+    #[error("{object} has more than {bytes_max} bytes; remove it")]
+    TooLong {
+        /// Its full name.
+        object: String,
+        /// Bytes of the longest object that is taken.
+        bytes_max: usize,
+    },
     /// It asks for fewer requests, or too many calls wait.
     #[error("it is overloaded: {0}; lower the rate")]
     Overloaded(String),

@@ -45,7 +45,7 @@ pub const RUN_TOKENS: u32 = 512;
 pub const OBJECT_BYTES_MAX: usize = 4 << 30;
 
 /// Version of the layout of names and objects: the first component of every name.
-const VERSION: &str = "v1";
+pub(crate) const VERSION: &str = "v1";
 const SUFFIX: &str = ".run";
 
 /// Begins the seals behind an archive.
@@ -74,6 +74,7 @@ pub struct RunName {
 
 impl RunName {
     /// The name of no run: a page has no such key.
+    #[cfg(feature = "s3")]
     pub(crate) const NONE: RunName = RunName {
         namespace: Fingerprint::from_bytes([0; 16]),
         last: PageKey::from_bytes([0; 32]),

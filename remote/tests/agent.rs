@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::fs;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -13,9 +14,10 @@ use common::node::{Node, Objects, Watched, forged, listed_once};
 use common::*;
 use larder_engine::PageStore;
 use larder_engine::beneath::{Beneath, BeneathReport};
-use larder_format::Fingerprint;
+use larder_format::{Fingerprint, PageKey};
 use larder_remote::agent::{Admission, AgentOptions};
-use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName};
+use larder_remote::dir::Dir;
+use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName, Unreadable};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -55,6 +57,18 @@ impl Faulty {
 }
 
 impl Remote for Faulty {
+    fn look(&self, _: Instant) -> Result<(), RemoteError> {
+        self.begin(1).map(drop)
+    }
+
+    fn mark(&self, _: Instant) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    fn now_unix_s(&self, _: Instant) -> Result<u64, RemoteError> {
+        Ok(0)
+    }
+
     fn holds(&self, run: &RunName, _: Instant) -> Result<bool, RemoteError> {
         let lies = self.begin(10)? == 0;
         Ok(self.objects.lock().unwrap().contains_key(run) != lies)
@@ -134,7 +148,7 @@ impl Remote for Faulty {
     fn list(
         &self,
         _: Option<Fingerprint>,
-        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         _: Duration,
     ) -> Result<(), RemoteError> {
         self.begin(1)?;
@@ -146,7 +160,7 @@ impl Remote for Faulty {
         });
         let listed: Vec<Listed> = listed.collect();
         drop(objects);
-        let _ = listed.into_iter().try_for_each(each);
+        let _ = listed.into_iter().map(Ok).try_for_each(each);
         Ok(())
     }
 }
@@ -163,6 +177,18 @@ impl Meeting {
 }
 
 impl Remote for Meeting {
+    fn look(&self, _: Instant) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    fn mark(&self, _: Instant) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    fn now_unix_s(&self, _: Instant) -> Result<u64, RemoteError> {
+        Ok(0)
+    }
+
     fn holds(&self, _: &RunName, _: Instant) -> Result<bool, RemoteError> {
         self.ask();
         let asked = self.0.0.lock().unwrap();
@@ -185,7 +211,7 @@ impl Remote for Meeting {
     fn list(
         &self,
         _: Option<Fingerprint>,
-        _: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        _: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         _: Duration,
     ) -> Result<(), RemoteError> {
         Ok(())
@@ -370,6 +396,107 @@ fn a_faulty_run_is_not_published_again_while_it_is_there() {
         node.eventually(|| node.read(&pages) == RUN_PAGES && node.count("waiting_runs") == 0);
     }
     assert_eq!(node.count("present_runs"), 0);
+    node.close();
+}
+
+/// The name of the run of a chain with one run.
+fn name_of(pages: &[PageKey]) -> RunName {
+    RunName {
+        namespace: namespace("model").fingerprint(),
+        last: pages[RUN_PAGES - 1],
+    }
+}
+
+/// Bad sectors, or errors of the server for some objects: more than failures that open the breaker.
+#[test]
+fn runs_that_cannot_be_read_cost_no_other_run() {
+    let remote = Watched::default();
+    let chains: Vec<_> = (1..=8).map(|seed| chain(seed, RUN_PAGES)).collect();
+    for pages in &chains {
+        let of_chain = Watched::with("model", pages);
+        let mut objects = remote.objects.lock().unwrap();
+        objects.append(&mut of_chain.objects.lock().unwrap());
+    }
+    let (good, broken) = chains.split_last().unwrap();
+    let names: Vec<RunName> = broken.iter().map(|pages| name_of(pages)).collect();
+    remote.broken.lock().unwrap().extend(&names);
+    let node = Node::with(Box::new(remote.clone()), listed_once);
+    node.eventually(|| {
+        broken
+            .iter()
+            .for_each(|pages| assert_eq!(node.read(pages), 0));
+        node.read(good) == RUN_PAGES && node.count("known_runs") == 1
+    });
+    // Each was fetched once.
+    let fetched = remote.fetched();
+    for name in &names {
+        assert_eq!(fetched.iter().filter(|(run, _)| run == name).count(), 1);
+    }
+    assert!(node.count("unreadable_runs") >= names.len() as u64);
+    assert_eq!(node.count("breaker_openings"), 0);
+    // Nor are they published: it cannot be seen whether they are there.
+    node.put(&chain(9, RUN_PAGES));
+    remote
+        .broken
+        .lock()
+        .unwrap()
+        .insert(name_of(&chain(10, RUN_PAGES)));
+    node.put(&chain(10, RUN_PAGES));
+    node.eventually(|| node.count("published_runs") == 1 && node.count("dropped_failed_runs") == 1);
+    assert_eq!(node.agent.report().state, "in use");
+    node.close();
+}
+
+#[test]
+fn the_failure_of_the_remote_itself_is_none_of_an_object() {
+    let pages = chain(1, RUN_PAGES);
+    let remote = Watched::with("model", &pages);
+    let node = Node::with(Box::new(remote.clone()), listed_once);
+    node.eventually(|| node.count("speed_bytes_per_s") > 0);
+    remote.broken.lock().unwrap().insert(name_of(&pages));
+    *remote.is_down.lock().unwrap() = Some(RemoteError::Failed("a test".to_owned()));
+    node.eventually(|| {
+        assert_eq!(node.read(&pages), 0);
+        node.count("breaker_openings") == 1
+    });
+    assert_eq!(node.count("unreadable_runs"), 0);
+    node.close();
+}
+
+#[test]
+fn a_run_that_could_not_be_read_is_read_after_the_next_listing() {
+    let pages = chain(1, RUN_PAGES);
+    let remote = Watched::with("model", &pages);
+    remote.broken.lock().unwrap().insert(name_of(&pages));
+    let node = Node::new(Box::new(remote.clone()));
+    node.eventually(|| node.read(&pages) == 0 && node.count("unreadable_runs") > 0);
+    remote.broken.lock().unwrap().clear();
+    node.eventually(|| node.read(&pages) == RUN_PAGES);
+    node.close();
+}
+
+/// A file system that is mounted late, and lost.
+#[test]
+fn an_owner_publishes_into_a_directory_while_it_has_the_mark() {
+    let place = tempfile::tempdir().unwrap();
+    let [mark, hidden] = ["v1", "hidden"].map(|name| place.path().join(name));
+    let node = Node::new(Box::new(Dir::new(place.path().to_owned())));
+    let is_unmarked = || {
+        let report = node.agent.report();
+        !report.works && report.state.contains("larder remote init URL --new")
+    };
+    node.put(&chain(1, RUN_PAGES));
+    node.eventually(|| is_unmarked() && node.count("waiting_runs") == 1);
+    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+    fs::create_dir(&mark).unwrap();
+    node.eventually(|| node.count("published_runs") == 1);
+    fs::rename(&mark, &hidden).unwrap();
+    node.put(&chain(2, RUN_PAGES));
+    node.eventually(|| is_unmarked() && node.count("known_runs") == 0);
+    assert!(!mark.exists());
+    fs::rename(&hidden, &mark).unwrap();
+    node.eventually(|| node.count("published_runs") == 2 && node.count("known_runs") == 2);
+    assert_eq!(node.count("breaker_openings"), 0);
     node.close();
 }
 

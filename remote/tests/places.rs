@@ -6,32 +6,42 @@ mod common;
 use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use common::*;
 use larder_remote::dir::Dir;
 use larder_remote::keys::KeyError;
 use larder_remote::{
     Buffer, Keyring, Listed, OBJECT_BYTES_MAX, Place, Published, Remote, RemoteError, RunName,
+    Unreadable,
 };
 use rustix::fs::Mode;
 use rustix::process::{Uid, geteuid, umask};
 use rustix::thread::set_thread_res_uid;
 
+/// The objects. All of them can be looked at.
 fn listed(remote: &dyn Remote, within: Option<&RunName>) -> Vec<Listed> {
     let mut listed = Vec::new();
-    let mut each = |object| {
-        listed.push(object);
+    let mut each = |object: Result<Listed, Unreadable>| {
+        listed.push(object.unwrap());
         ControlFlow::Continue(())
     };
     let within = within.map(|name| name.namespace);
     remote.list(within, &mut each, LATE).unwrap();
     listed.sort_by_key(|object| object.run);
     listed
+}
+
+/// A directory with the mark of a remote.
+fn new_remote() -> (tempfile::TempDir, Dir) {
+    let directory = tempfile::tempdir().unwrap();
+    let remote = Dir::new(directory.path().to_owned());
+    remote.mark(later()).unwrap();
+    (directory, remote)
 }
 
 fn publish(remote: &Dir, name: &RunName, object: &[u8]) -> Result<Published, RemoteError> {
@@ -47,8 +57,7 @@ fn objects() -> Vec<(RunName, Vec<u8>)> {
 
 #[test]
 fn an_object_is_created_once_and_read_whole() {
-    let directory = tempfile::tempdir().unwrap();
-    let remote = Dir::new(directory.path().to_owned());
+    let (_directory, remote) = new_remote();
     for (name, object) in objects() {
         assert!(!remote.holds(&name, later()).unwrap());
         assert!(
@@ -63,7 +72,8 @@ fn an_object_is_created_once_and_read_whole() {
         assert_eq!(published, Ok(Published::Present));
         assert!(remote.holds(&name, later()).unwrap());
         let bytes = object.len();
-        assert!(remote.fetch(&name, bytes - 1, later()).unwrap().is_none());
+        let fetched = remote.fetch(&name, bytes - 1, later());
+        assert!(matches!(fetched, Err(RemoteError::TooLong { .. })));
         let fetched = remote.fetch(&name, bytes, later()).unwrap();
         assert_eq!(*fetched.unwrap(), *object);
     }
@@ -71,7 +81,7 @@ fn an_object_is_created_once_and_read_whole() {
 
 #[test]
 fn of_racing_nodes_one_creates_an_object() {
-    let directory = tempfile::tempdir().unwrap();
+    let (directory, _) = new_remote();
     let (name, object) = objects().remove(0);
     let barrier = Barrier::new(8);
     let outcomes: Vec<Published> = thread::scope(|scope| {
@@ -98,8 +108,7 @@ fn of_racing_nodes_one_creates_an_object() {
 
 #[test]
 fn objects_are_listed_by_namespace_and_removed() {
-    let directory = tempfile::tempdir().unwrap();
-    let remote = Dir::new(directory.path().to_owned());
+    let (directory, remote) = new_remote();
     assert!(listed(&remote, None).is_empty());
     let objects = objects();
     for (name, object) in &objects {
@@ -124,8 +133,7 @@ const PATH_MAX: usize = 4096;
 
 #[test]
 fn directories_below_those_of_names_are_not_walked() {
-    let root = tempfile::tempdir().unwrap();
-    let remote = Dir::new(root.path().to_owned());
+    let (root, remote) = new_remote();
     let (name, object) = objects().remove(0);
     publish(&remote, &name, &object).unwrap();
     let version = root.path().join("v1");
@@ -142,8 +150,7 @@ fn directories_below_those_of_names_are_not_walked() {
 
 #[test]
 fn a_listing_that_is_left_ends_its_walk() {
-    let root = tempfile::tempdir().unwrap();
-    let remote = Dir::new(root.path().to_owned());
+    let (root, remote) = new_remote();
     let (name, object) = objects().remove(0);
     publish(&remote, &name, &object).unwrap();
     // More than are looked at ahead.
@@ -165,8 +172,7 @@ fn a_listing_that_is_left_ends_its_walk() {
 /// Where a file system does not tell the kinds of files with their names (NFS), each is looked at.
 #[test]
 fn a_file_that_vanishes_during_a_listing_is_absent() {
-    let root = tempfile::tempdir().unwrap();
-    let remote = Dir::new(root.path().to_owned());
+    let (root, remote) = new_remote();
     let (name, object) = objects().remove(0);
     publish(&remote, &name, &object).unwrap();
     let path = root.path().join(name.to_string());
@@ -187,8 +193,7 @@ fn a_file_that_vanishes_during_a_listing_is_absent() {
 
 #[test]
 fn a_lookup_finds_the_runs_without_a_gap_by_few_questions() {
-    let directory = tempfile::tempdir().unwrap();
-    let remote = Dir::new(directory.path().to_owned());
+    let (_directory, remote) = new_remote();
     let keys = chain(1, 21);
     let namespace = namespace("a");
     let runs: Vec<_> = (0..21)
@@ -207,8 +212,7 @@ fn a_lookup_finds_the_runs_without_a_gap_by_few_questions() {
 /// for ever: those are bounded.
 #[test]
 fn a_pipe_or_a_link_is_absent_and_in_the_way_of_its_object() {
-    let directory = tempfile::tempdir().unwrap();
-    let remote = Dir::new(directory.path().to_owned());
+    let (directory, remote) = new_remote();
     let objects = objects();
     let path = |at: usize| directory.path().join(objects[at].0.to_string());
     (0..4).for_each(|at| fs::create_dir_all(path(at).parent().unwrap()).unwrap());
@@ -263,8 +267,7 @@ fn no_call() {
 #[test]
 fn a_long_object_is_not_read_beyond_the_deadline() {
     const BYTES: u64 = 512 << 20;
-    let directory = tempfile::tempdir().unwrap();
-    let remote = Dir::new(directory.path().to_owned());
+    let (directory, remote) = new_remote();
     let (name, object) = objects().remove(0);
     publish(&remote, &name, &object).unwrap();
     let path = directory.path().join(name.to_string());
@@ -294,7 +297,9 @@ fn whoever_may_read_the_directory_may_read_its_objects() {
         permit(root.path(), of_root);
         let (name, object) = objects().remove(0);
         let before = umask(Mode::from_bits_retain(0o077));
-        publish(&Dir::new(root.path().to_owned()), &name, &object).unwrap();
+        let remote = Dir::new(root.path().to_owned());
+        remote.mark(later()).unwrap();
+        publish(&remote, &name, &object).unwrap();
         umask(before);
         let path = root.path().join(name.to_string());
         assert_eq!(permissions(&path), of_object);
@@ -318,10 +323,10 @@ fn as_nobody<T: Send>(work: impl FnOnce() -> T + Send) -> T {
 }
 
 #[test]
-fn an_object_that_a_node_may_not_read_is_absent_for_it_and_no_other_is() {
-    let root = tempfile::tempdir().unwrap();
+fn an_object_that_a_node_may_not_read_is_named_and_no_other_fails() {
+    let (root, remote) = new_remote();
     permit(root.path(), 0o755);
-    let remote = Dir::new(root.path().to_owned());
+    permit(&root.path().join("v1"), 0o755);
     let objects = objects();
     for (name, object) in &objects {
         publish(&remote, name, object).unwrap();
@@ -331,22 +336,45 @@ fn an_object_that_a_node_may_not_read_is_absent_for_it_and_no_other_is() {
         let fetch = || remote.fetch(&objects[at].0, OBJECT_BYTES_MAX, later());
         as_nobody(fetch).map(|object| object.is_some())
     };
+    let denied = |at: usize| match fetched(at) {
+        Err(RemoteError::Denied(reason)) => reason.contains(&objects[at].0.to_string()),
+        other => panic!("{other:?}"),
+    };
+    let look = || as_nobody(|| remote.look(later()));
     permit(&path(0), 0);
-    assert_eq!((fetched(0), fetched(1)), (Ok(false), Ok(true)));
+    assert!(denied(0));
+    assert_eq!((fetched(1), look()), (Ok(true), Ok(())));
     // A directory with all objects of the second namespace.
     let closed = path(2);
     let closed = closed.ancestors().nth(2).unwrap();
     permit(closed, 0);
-    assert_eq!((fetched(2), fetched(1)), (Ok(false), Ok(true)));
+    assert!(denied(2));
+    assert_eq!((fetched(1), look()), (Ok(true), Ok(())));
     let holds = as_nobody(|| remote.holds(&objects[2].0, later()));
-    assert_eq!(holds, Ok(false));
-    assert_eq!(as_nobody(|| listed(&remote, None)).len(), 2);
+    assert!(matches!(holds, Err(RemoteError::Denied(_))), "{holds:?}");
+    let (good, bad) = as_nobody(|| of_listing(&remote));
+    assert_eq!((good.len(), bad.len()), (2, 1));
+    assert!(bad[0].reason.contains(closed.to_str().unwrap()));
     permit(closed, 0o755);
     // The root is no fault of an object.
     permit(root.path(), 0);
-    let denied = fetched(1);
+    let denied = look();
     permit(root.path(), 0o755);
     assert!(matches!(denied, Err(RemoteError::Denied(_))), "{denied:?}");
+}
+
+/// The objects, and the unreadable ones.
+fn of_listing(remote: &dyn Remote) -> (Vec<Listed>, Vec<Unreadable>) {
+    let (mut good, mut bad) = (Vec::new(), Vec::new());
+    let mut each = |object| {
+        match object {
+            Ok(object) => good.push(object),
+            Err(object) => bad.push(object),
+        }
+        ControlFlow::Continue(())
+    };
+    remote.list(None, &mut each, LATE).unwrap();
+    (good, bad)
 }
 
 #[test]
@@ -360,9 +388,116 @@ fn a_missing_directory_is_an_error_and_is_not_made() {
     let mut each = |_| ControlFlow::Continue(());
     is_missing(remote.list(None, &mut each, LATE).unwrap_err());
     let (name, object) = objects().remove(0);
+    is_missing(remote.look(later()).unwrap_err());
+    is_missing(remote.mark(later()).unwrap_err());
     is_missing(remote.holds(&name, later()).unwrap_err());
+    is_missing(remote.fetch(&name, 1, later()).unwrap_err());
+    is_missing(remote.remove(&name, later()).unwrap_err());
     is_missing(publish(&remote, &name, &object).unwrap_err());
     assert!(!root.exists());
+}
+
+/// The directory of a mount without the mount.
+#[test]
+fn a_directory_without_the_mark_takes_no_object() {
+    let root = tempfile::tempdir().unwrap();
+    let remote = Dir::new(root.path().to_owned());
+    let (name, object) = objects().remove(0);
+    let is_unmarked = |error: RemoteError| {
+        assert!(matches!(error, RemoteError::Unmarked(_)), "{error}");
+        assert!(error.to_string().contains("--new"), "{error}");
+    };
+    is_unmarked(remote.look(later()).unwrap_err());
+    is_unmarked(publish(&remote, &name, &object).unwrap_err());
+    assert!(listed(&remote, None).is_empty());
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    remote.mark(later()).unwrap();
+    assert_eq!(publish(&remote, &name, &object), Ok(Published::Created));
+    // It is mounted no more.
+    fs::rename(root.path().join("v1"), root.path().join("hidden")).unwrap();
+    is_unmarked(publish(&remote, &name, &object).unwrap_err());
+    assert!(!root.path().join("v1").exists());
+}
+
+/// A directory for objects with a file that a crash has left without its name. It is so old by the
+/// clock of the file system.
+fn with_unfinished(root: &Path, age: Duration) -> PathBuf {
+    let place = root.join(objects()[0].0.to_string());
+    let left = place.with_file_name(".unfinished-abcdef");
+    fs::create_dir_all(left.parent().unwrap()).unwrap();
+    let file = fs::File::create(&left).unwrap();
+    let now = file.metadata().unwrap().modified().unwrap();
+    file.set_modified(now - age).unwrap();
+    left
+}
+
+#[test]
+fn a_file_that_a_crash_left_is_removed_an_hour_later_and_not_by_a_reader() {
+    let (root, remote) = new_remote();
+    let young = with_unfinished(root.path(), Duration::from_mins(50));
+    assert!(listed(&remote, None).is_empty());
+    assert!(young.exists());
+    let old = with_unfinished(root.path(), Duration::from_mins(70));
+    permit(root.path(), 0o755);
+    let directories = old.ancestors().skip(1);
+    directories
+        .take_while(|directory| *directory != root.path())
+        .for_each(|directory| permit(directory, 0o755));
+    // A reader can make no file to read the clock by.
+    assert!(as_nobody(|| listed(&remote, None)).is_empty());
+    assert!(old.exists());
+    assert!(listed(&remote, None).is_empty());
+    assert!(!old.exists());
+    // Nothing of the reading of the clock is left.
+    let beside = fs::read_dir(old.parent().unwrap()).unwrap();
+    assert_eq!(beside.count(), 0);
+}
+
+/// By a node whose clock is ahead, or which removes what it does not know.
+#[test]
+fn an_object_whose_unfinished_file_is_removed_meanwhile_is_written_again() {
+    let (root, remote) = new_remote();
+    let (name, _) = objects().remove(0);
+    let path = root.path().join(name.to_string());
+    let directory = path.parent().unwrap();
+    fs::create_dir_all(directory).unwrap();
+    let object = vec![7; 16 << 20];
+    let unfinished = || {
+        let mut files = fs::read_dir(directory).unwrap().flatten();
+        files.find(|file| {
+            file.file_name()
+                .to_str()
+                .unwrap()
+                .starts_with(".unfinished-")
+        })
+    };
+    thread::scope(|scope| {
+        let remover = scope.spawn(|| {
+            loop {
+                let removed = unfinished().is_some_and(|file| fs::remove_file(file.path()).is_ok());
+                if removed && !path.exists() {
+                    return;
+                }
+            }
+        });
+        while !remover.is_finished() {
+            let _ = fs::remove_file(&path);
+            assert_eq!(publish(&remote, &name, &object), Ok(Published::Created));
+        }
+    });
+    assert!(unfinished().is_none());
+    assert!(remote.holds(&name, later()).unwrap());
+}
+
+#[test]
+fn the_time_of_a_directory_is_that_of_its_file_system() {
+    let (root, remote) = new_remote();
+    let file = fs::File::create(root.path().join("beside")).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    let before = modified.duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let now = remote.now_unix_s(later()).unwrap();
+    assert!((before..before + LATE.as_secs()).contains(&now));
+    assert_eq!(fs::read_dir(root.path().join("v1")).unwrap().count(), 0);
 }
 
 #[test]

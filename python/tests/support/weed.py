@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import time
+import urllib.request
 from pathlib import Path
 
 BUCKET = "kvpages"
@@ -68,6 +69,12 @@ class Server:
         words = f"s3.bucket.create -name {BUCKET}\ns3.bucket.list\nexit\n"
         done = subprocess.run(shell, cwd=self.directory, input=words, capture_output=True, text=True, check=False)
         return any(line.split()[:1] == [BUCKET] for line in done.stdout.splitlines())
+
+    def makes_remote(self, prefix: str) -> None:
+        """Puts the mark of a remote below a prefix, by the filer: an object below `v1/`."""
+        mark = f"http://127.0.0.1:{self.filer}/buckets/{BUCKET}/{prefix}/v1/mark"
+        with urllib.request.urlopen(urllib.request.Request(mark, data=b"a test", method="PUT"), timeout=PATIENCE):
+            pass
 
     def stop(self) -> None:
         self.process.kill()

@@ -21,6 +21,7 @@ pub(super) enum Count {
     PagesRefused,
     PagesFaulty,
     RunsFaulty,
+    RunsUnreadable,
     RunsGone,
     RunsLate,
     FetchesFailed,
@@ -30,7 +31,7 @@ pub(super) enum Count {
     Listings,
 }
 
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 23] = [
     "published_runs",
     "published_bytes",
     "present_runs",
@@ -46,6 +47,7 @@ const NAMES: [&str; 22] = [
     "refused_pages",
     "faulty_pages",
     "faulty_runs",
+    "unreadable_runs",
     "gone_runs",
     "late_runs",
     "failed_fetches",

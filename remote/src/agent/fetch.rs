@@ -54,8 +54,11 @@ impl Agent {
                     self.measured(self.counts.of(Count::BytesFetched) - before, begin);
                 }
                 self.count(Count::FetchesFailed, 1);
-                self.failed(&error);
-                return Err(End::GivenUp);
+                if !self.is_of_object(&error) {
+                    return Err(End::GivenUp);
+                }
+                self.left_out(&run.name, &error);
+                return Err(End::Unreadable);
             }
         };
         self.succeeded();

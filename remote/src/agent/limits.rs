@@ -160,7 +160,10 @@ impl Breaker {
 
     /// A request failed, or a probe. Returns whether the breaker opened.
     pub(super) fn failed(&mut self, error: &RemoteError, now: Instant) -> bool {
-        let is_final = matches!(error, RemoteError::Denied(_) | RemoteError::Missing(_));
+        let is_final = matches!(
+            error,
+            RemoteError::Denied(_) | RemoteError::Missing(_) | RemoteError::NoService(_)
+        );
         let (pause, opens) = match self {
             Breaker::Closed { failures } if !is_final && *failures + 1 < FAILURES_MAX => {
                 *failures += 1;

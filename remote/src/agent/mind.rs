@@ -1,16 +1,17 @@
 //! The remote's state: its breaker, its speed, and the names of its runs.
 
+use std::fmt::Display;
 use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::Agent;
 use super::counts::Count;
-use super::desk::Desk;
+use super::desk::{Desk, Mark};
 use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
-use crate::remote::{RemoteError, gallop};
-use crate::run::RunName;
+use crate::remote::{Listed, RemoteError, Unreadable, gallop};
 
 /// Longest time of a listing: other regular work waits for its end.
 pub(super) const LISTING_MAX: Duration = Duration::from_hours(1);
@@ -51,9 +52,9 @@ impl Agent {
 
     /// Tests whether the remote answers again.
     pub(super) fn probe(&self) {
-        // Not by a listing: another writer of the remote may have made a name that ends each one.
-        match self.remote.fetch(&RunName::NONE, 0, self.deadline()) {
-            Ok(_) => self.succeeded(),
+        match self.remote.look(self.deadline()) {
+            Ok(()) => self.found_mark(),
+            Err(RemoteError::Unmarked(place)) => self.missed_mark(place),
             Err(error) => {
                 let now = self.now();
                 self.desk.lock().failed(&error, now);
@@ -61,15 +62,103 @@ impl Agent {
         }
     }
 
-    /// Notes the names of all runs, and forgets those of runs that are gone.
+    fn found_mark(&self) {
+        self.succeeded();
+        let before = std::mem::replace(&mut self.desk.lock().mark, Mark::Found);
+        match before {
+            Mark::Found => return,
+            Mark::Missing(_) => tracing::info!("{} is a remote", self.options.place),
+            Mark::Unknown => {}
+        }
+        // Runs may wait for it.
+        self.work.notify_all();
+    }
+
+    /// The remote answers, and has no mark.
+    pub(super) fn missed_mark(&self, place: String) {
+        self.succeeded();
+        let reason = RemoteError::Unmarked(place).to_string();
+        let mut desk = self.desk.lock();
+        let mark = Mark::Missing(reason.clone());
+        let before = std::mem::replace(&mut desk.mark, mark);
+        // There is no run.
+        desk.names.begin_listing();
+        desk.names.end_listing();
+        drop(desk);
+        if !matches!(before, Mark::Missing(_)) {
+            tracing::warn!(
+                "nothing is published to {}: {reason}; it is looked for every {:?}",
+                self.options.place,
+                self.options.refresh
+            );
+        }
+    }
+
+    /// A request for one object failed. Returns whether this object alone is at fault, and not the
+    /// remote. Counts and notes a fault of the remote.
+    pub(super) fn is_of_object(&self, error: &RemoteError) -> bool {
+        match error {
+            RemoteError::TooLong { .. } => return true,
+            RemoteError::Deadline
+            | RemoteError::Overloaded(_)
+            | RemoteError::Memory(_)
+            | RemoteError::NoService(_) => {
+                self.failed(error);
+                return false;
+            }
+            _ => {}
+        }
+        match self.remote.look(self.deadline()) {
+            Ok(()) => {
+                self.succeeded();
+                return true;
+            }
+            Err(RemoteError::Unmarked(place)) => self.missed_mark(place),
+            Err(error) => self.failed(&error),
+        }
+        false
+    }
+
+    /// An object cannot be read. Others can.
+    pub(super) fn left_out(&self, object: &dyn Display, reason: &dyn Display) {
+        self.count(Count::RunsUnreadable, 1);
+        if !self.threads.has_left_out.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{object} of {} is left out: {reason}; `larder remote verify` lists all such \
+                 objects (logged once)",
+                self.options.place
+            );
+        }
+    }
+
+    /// The listing shows an object, or fails to. False if there is no room for its name.
+    fn listed(&self, desk: &mut Desk, object: &Result<Listed, Unreadable>) -> bool {
+        match object {
+            Ok(object) => desk.list(object),
+            Err(object) => {
+                if let Some(run) = &object.run {
+                    desk.names.note_unreadable(run);
+                }
+                self.left_out(&"an object", &object.reason);
+                true
+            }
+        }
+    }
+
+    /// Looks for the mark. Notes the names of all runs, and forgets those of runs that are gone.
     pub(super) fn list(&self) {
+        match self.remote.look(self.deadline()) {
+            Ok(()) => self.found_mark(),
+            Err(RemoteError::Unmarked(place)) => return self.missed_mark(place),
+            Err(error) => return self.failed(&error),
+        }
         self.desk.lock().names.begin_listing();
         let until = self.now() + LISTING_MAX;
         let (mut is_full, mut is_late, mut is_stopped) = (false, false, false);
         let mut each = |object| {
             let mut desk = self.desk.lock();
             // The others that are known are noted all the same.
-            is_full |= !desk.list(&object);
+            is_full |= !self.listed(&mut desk, &object);
             is_late = self.now() >= until;
             is_stopped = is_late || !desk.may_ask();
             match is_stopped {
@@ -116,7 +205,11 @@ impl Agent {
         match self.remote.fetch(&run, bytes_max, self.deadline()) {
             Ok(Some(object)) => self.measured(object.len() as u64, begin),
             Ok(None) => self.desk.lock().names.forget(&run, false),
-            Err(error) => self.failed(&error),
+            Err(error) if self.is_of_object(&error) => {
+                self.desk.lock().names.note_unreadable(&run);
+                self.left_out(&run, &error);
+            }
+            Err(_) => {}
         }
     }
 
@@ -139,21 +232,27 @@ impl Agent {
             }
             has_asked = true;
             self.count(Count::Questions, 1);
-            self.remote.holds(&search.0[at], deadline)
-        });
-        match there {
-            Ok(there) => {
-                // A question that was not asked is no answer.
-                if has_asked && !is_cut_off {
-                    self.succeeded();
+            match self.remote.holds(&search.0[at], deadline) {
+                // The search ends before this run.
+                Err(error) if self.is_of_object(&error) => {
+                    self.left_out(&search.0[at], &error);
+                    Ok(false)
                 }
-                let now = self.now();
-                let until = now + self.options.refresh;
-                self.desk.lock().searched(search, there, until);
-                self.count(Count::RunsSearched, there as u64);
+                holds => holds,
             }
-            Err(error) => self.failed(&error),
+        });
+        // A failure has been counted.
+        let Ok(there) = there else {
+            return;
+        };
+        // A question that was not asked is no answer.
+        if has_asked && !is_cut_off {
+            self.succeeded();
         }
+        let now = self.now();
+        let until = now + self.options.refresh;
+        self.desk.lock().searched(search, there, until);
+        self.count(Count::RunsSearched, there as u64);
     }
 
     /// Takes a question from the budget of requests.

@@ -341,7 +341,7 @@ impl Agent {
         BeneathReport {
             place: self.options.place.clone(),
             state: desk.state(self.now()),
-            works: desk.may_ask(),
+            works: desk.works(),
             counts: self.counts.all(&[&desk.sizes()[..], &budgets].concat()),
         }
     }

@@ -15,6 +15,9 @@ use crate::run::RunName;
 /// Most runs whose names are known; 13 bytes each, and as much for the table.
 pub(super) const RUNS_MAX: usize = 4 << 20;
 
+/// Most runs of a namespace that are noted as unreadable. Others are read again.
+const UNREADABLE_MAX: usize = 1 << 16;
+
 /// The runs of a namespace in the remote.
 #[derive(Default)]
 pub(super) struct Runs {
@@ -22,11 +25,17 @@ pub(super) struct Runs {
     known: HashMap<KeyPrefix, u8>,
     /// Runs with a fault: they are not fetched again, nor published while they are there.
     faulty: HashMap<KeyPrefix, u8>,
+    /// Runs that could not be read: neither, until a listing shows them again.
+    unreadable: HashMap<KeyPrefix, u8>,
     /// A listed run to measure the speed with.
     sample: Option<Listed>,
 }
 
 impl Runs {
+    fn is_empty(&self) -> bool {
+        self.known.is_empty() && self.faulty.is_empty() && self.unreadable.is_empty()
+    }
+
     pub(super) fn has(&self, last: &KeyPrefix) -> bool {
         self.known.contains_key(last)
     }
@@ -51,10 +60,13 @@ impl Names {
         self.runs.get(&namespace)
     }
 
-    /// Whether a run is in the remote, as far as it is known. A faulty one is: its object has the
-    /// name.
+    /// Whether a run is in the remote, as far as it is known. A faulty or unreadable one is: its
+    /// object has the name.
     pub(super) fn has(&self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
-        let is_there = |runs: &Runs| runs.has(&last) || runs.faulty.contains_key(&last);
+        let is_there = |runs: &Runs| {
+            let others = [&runs.faulty, &runs.unreadable];
+            runs.has(&last) || others.iter().any(|runs| runs.contains_key(&last))
+        };
         self.of(namespace).is_some_and(is_there)
     }
 
@@ -71,9 +83,22 @@ impl Names {
             return false;
         }
         let runs = self.runs.entry(namespace).or_default();
+        runs.unreadable.remove(&last);
         runs.known.insert(last, self.listing);
         self.known += 1;
         true
+    }
+
+    /// A run is in the remote, and cannot be read.
+    pub(super) fn note_unreadable(&mut self, name: &RunName) {
+        let runs = self.runs.entry(name.namespace).or_default();
+        let last = name.last.prefix();
+        if runs.known.remove(&last).is_some() {
+            self.known -= 1;
+        }
+        if runs.unreadable.len() < UNREADABLE_MAX {
+            runs.unreadable.insert(last, self.listing);
+        }
     }
 
     /// A run is not in the remote any more, or has a fault.
@@ -119,9 +144,9 @@ impl Names {
         for runs in self.runs.values_mut() {
             runs.known.retain(|_, last| *last == listing);
             runs.faulty.retain(|_, last| *last == listing);
+            runs.unreadable.retain(|_, last| *last == listing);
         }
-        self.runs
-            .retain(|_, runs| !runs.known.is_empty() || !runs.faulty.is_empty());
+        self.runs.retain(|_, runs| !runs.is_empty());
         self.known = self.runs.values().map(|runs| runs.known.len()).sum();
     }
 

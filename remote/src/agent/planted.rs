@@ -32,6 +32,8 @@ pub(super) enum Bug {
     RestlessEnd,
     /// An agent that was switched off makes requests.
     DeafSwitch,
+    /// Runs are published without a look for the mark.
+    BlindPublication,
     /// A gap between two runs is not noticed by the search.
     BlindSearch,
 }

@@ -27,13 +27,10 @@ enum NotPublished {
     Refused,
     /// This object was not taken. The remote is read all the same.
     NotTaken,
-    Failed(RemoteError),
-}
-
-impl From<RemoteError> for NotPublished {
-    fn from(error: RemoteError) -> NotPublished {
-        NotPublished::Failed(error)
-    }
+    /// It cannot be seen whether the remote has the run. Others are published.
+    Unreadable,
+    /// The remote failed, which has been counted.
+    Failed,
 }
 
 impl Agent {
@@ -60,6 +57,12 @@ impl Agent {
             Ok(published) => {
                 desk.publications.succeeded();
                 Ok(published)
+            }
+            // The directory is not mounted any more.
+            Err(RemoteError::Unmarked(place)) => {
+                drop(desk);
+                self.missed_mark(place);
+                Err(NotPublished::NotTaken)
             }
             Err(error) => {
                 let is_first = desk.not_taken(&error, self.now());
@@ -108,10 +111,21 @@ impl Agent {
         store: &dyn PageStore,
     ) -> Result<Option<(RunName, Buffer)>, NotPublished> {
         let trust = self.options.trust.clone();
-        let mut draft = Draft::new(namespace.clone(), run.pages.clone(), trust)?;
+        let draft = Draft::new(namespace.clone(), run.pages.clone(), trust);
+        let mut draft = draft.map_err(|error| {
+            self.failed(&error);
+            NotPublished::Failed
+        })?;
         let name = draft.name().ok_or(NotPublished::Absent)?;
-        if self.remote.holds(&name, self.deadline())? {
-            return Ok(None);
+        match self.remote.holds(&name, self.deadline()) {
+            Ok(true) => return Ok(None),
+            Ok(false) => {}
+            Err(error) if self.is_of_object(&error) => {
+                self.desk.lock().names.note_unreadable(&name);
+                self.left_out(&name, &error);
+                return Err(NotPublished::Unreadable);
+            }
+            Err(_) => return Err(NotPublished::Failed),
         }
         let keys: Vec<PageKey> = run.pages.iter().map(|page| page.key).collect();
         if !read(store, namespace, &keys, &mut draft) && !planted(Bug::HollowRun) {
@@ -134,20 +148,17 @@ impl Agent {
             Ok(Published::Present) => (Count::RunsPresent, false),
             Err(NotPublished::Budget) => (Count::RunsDroppedBudget, false),
             Err(NotPublished::Absent) => (Count::RunsDroppedAbsent, may_come && !is_last),
-            Err(NotPublished::Refused) => (Count::RunsDroppedFailed, false),
-            Err(NotPublished::NotTaken | NotPublished::Failed(_)) => {
+            Err(NotPublished::Refused | NotPublished::Unreadable) => {
+                (Count::RunsDroppedFailed, false)
+            }
+            Err(NotPublished::NotTaken | NotPublished::Failed) => {
                 (Count::RunsDroppedFailed, !is_last)
             }
         };
-        match outcome {
-            Ok(_) => self.succeeded(),
-            Err(NotPublished::Failed(error)) => self.failed(error),
-            Err(_) => {}
+        if outcome.is_ok() {
+            self.succeeded();
         }
-        let has_failed = matches!(
-            outcome,
-            Err(NotPublished::NotTaken | NotPublished::Failed(_))
-        );
+        let has_failed = matches!(outcome, Err(NotPublished::NotTaken | NotPublished::Failed));
         if planted(Bug::LostRun) && has_failed {
             self.desk.lock().published(&run, false);
             return;

@@ -37,6 +37,8 @@ pub(super) struct Threads {
     ended: Condvar,
     /// The first fault of an object has been logged.
     pub(super) has_warned: AtomicBool,
+    /// The first object that could not be read has been logged.
+    pub(super) has_left_out: AtomicBool,
 }
 
 impl Threads {

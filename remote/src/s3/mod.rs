@@ -15,6 +15,7 @@ use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -24,21 +25,26 @@ use futures_util::TryStreamExt;
 use larder_format::Fingerprint;
 use larder_sync::descriptors;
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{
-    Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
+    Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
 };
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::buffer::Buffer;
-use crate::remote::{Listed, PlaceError, Published, Remote, RemoteError, leave_out};
-use crate::run::RunName;
-use http::Connector;
+use crate::remote::{Listed, PlaceError, Published, Remote, RemoteError, Unreadable};
+use crate::run::{RunName, VERSION};
+use http::{Connector, Date, NoListing};
 
 /// How long the client itself tries a request again. A caller's deadline may be shorter.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRIES_MAX: usize = 1;
+
+/// The mark of a new remote: an object below `v1/` that is no run.
+pub const MARK: &str = "v1/mark";
+const MARK_CONTENT: &str = "A remote of Larder.\n";
 
 /// Objects whose names have arrived and are not taken yet.
 const LISTED_AHEAD: usize = 1000;
@@ -60,6 +66,10 @@ pub struct S3Place {
 pub struct S3 {
     store: Arc<AmazonS3>,
     place: S3Place,
+    /// The clock of the server.
+    date: Arc<Date>,
+    /// The server has said that an object that is never there is absent.
+    is_honest: AtomicBool,
     runtime: Handle,
     /// Ends the runtime's thread when it is dropped.
     stop: Option<oneshot::Sender<()>>,
@@ -78,13 +88,15 @@ impl S3 {
             ..RetryConfig::default()
         };
         let client = |error: String| PlaceError::Client(error);
+        let connector = Connector::new(place.ca_file.as_deref())?;
+        let date = connector.date();
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&place.bucket)
             .with_unsigned_payload(true)
             .with_checksum_algorithm(Checksum::CRC64NVME)
             .with_retry(retry)
             .with_allow_http(true)
-            .with_http_connector(Connector::new(place.ca_file.as_deref())?);
+            .with_http_connector(connector);
         if let Some(endpoint) = &place.endpoint {
             builder = builder.with_endpoint(endpoint);
         }
@@ -107,6 +119,8 @@ impl S3 {
         Ok(S3 {
             store: Arc::new(store),
             place,
+            date,
+            is_honest: AtomicBool::new(false),
             runtime: handle,
             stop: Some(stop),
             thread: Some(thread),
@@ -126,6 +140,12 @@ impl S3 {
         let name = found.location.as_ref().strip_prefix(prefix)?;
         let created = u64::try_from(found.last_modified.timestamp()).unwrap_or(0);
         Listed::of(name.trim_start_matches('/'), found.size, created)
+    }
+
+    fn head(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
+        self.call(deadline, async move { absent(store.head(&path).await) })
+            .map(|found| found.is_some())
     }
 
     /// Runs a request on the runtime's thread. It is cancelled at the deadline.
@@ -167,10 +187,55 @@ impl Drop for S3 {
 }
 
 impl Remote for S3 {
+    fn look(&self, deadline: Instant) -> Result<(), RemoteError> {
+        let store = Arc::clone(&self.store);
+        let below = format!("{}/", self.path(VERSION));
+        // A listing, and no object: objects may be refused to this node.
+        match self.call(deadline, async move { has_some(&store, &below).await })? {
+            true => Ok(()),
+            false => {
+                let S3Place { bucket, prefix, .. } = &self.place;
+                let place = format!("s3://{bucket}/{prefix}");
+                Err(RemoteError::Unmarked(
+                    place.trim_end_matches('/').to_owned(),
+                ))
+            }
+        }
+    }
+
+    fn mark(&self, deadline: Instant) -> Result<(), RemoteError> {
+        let store = Arc::clone(&self.store);
+        let path = self.path(MARK);
+        self.call(deadline, async move {
+            store.put(&path, MARK_CONTENT.into()).await.map(|_| ())
+        })
+    }
+
+    fn now_unix_s(&self, deadline: Instant) -> Result<u64, RemoteError> {
+        self.look(deadline)?;
+        self.date.unix_s().ok_or_else(|| {
+            let bucket = &self.place.bucket;
+            RemoteError::Failed(format!(
+                "bucket {bucket}: the server states no time (header Date), so that no object has \
+                 an age"
+            ))
+        })
+    }
+
     fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
-        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
-        self.call(deadline, async move { absent(store.head(&path).await) })
-            .map(|found| found.is_some())
+        if !self.head(run, deadline)? {
+            return Ok(false);
+        }
+        // A server may find any object.
+        if !self.is_honest.load(Ordering::Relaxed) {
+            if self.head(&RunName::NONE, deadline)? {
+                let bucket = &self.place.bucket;
+                let reason = format!("bucket {bucket}: an object that is never there is found");
+                return Err(RemoteError::NoService(reason));
+            }
+            self.is_honest.store(true, Ordering::Relaxed);
+        }
+        Ok(true)
     }
 
     fn fetch(
@@ -181,20 +246,13 @@ impl Remote for S3 {
     ) -> Result<Option<Buffer>, RemoteError> {
         let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
         let fetched = self.call(deadline, async move {
-            let got = match store.get_opts(&path, GetOptions::default()).await {
-                // In cold storage, or under a foreign key: the bucket is not closed.
-                Err(error @ Error::PermissionDenied { .. }) if store.head(&path).await.is_ok() => {
-                    leave_out(&path, &said(&error));
-                    return Ok(None);
-                }
-                got => absent(got)?,
-            };
-            let Some(got) = got else {
+            let Some(got) = absent(store.get(&path).await)? else {
                 return Ok(None);
             };
             let bytes = usize::try_from(got.meta.size).unwrap_or(usize::MAX);
             if bytes > bytes_max {
-                return Ok(None);
+                let object = path.to_string();
+                return Ok(Some(Err(RemoteError::TooLong { object, bytes_max })));
             }
             let mut object = match Buffer::of(bytes) {
                 Ok(object) => object,
@@ -244,7 +302,7 @@ impl Remote for S3 {
     fn list(
         &self,
         within: Option<Fingerprint>,
-        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
         let store = Arc::clone(&self.store);
@@ -270,7 +328,7 @@ impl Remote for S3 {
             match listed.blocking_recv() {
                 Some(Ok(Some(found))) => {
                     let listed = self.listed(&found);
-                    if listed.is_some_and(|listed| each(listed).is_break()) {
+                    if listed.is_some_and(|listed| each(Ok(listed)).is_break()) {
                         break Ok(());
                     }
                 }
@@ -282,6 +340,28 @@ impl Remote for S3 {
         };
         task.abort();
         outcome
+    }
+}
+
+/// Whether there is an object whose name begins so.
+async fn has_some(store: &AmazonS3, below: &str) -> object_store::Result<bool> {
+    let mut page_token = None;
+    loop {
+        let options = PaginatedListOptions {
+            max_keys: Some(1),
+            page_token,
+            ..PaginatedListOptions::default()
+        };
+        let page = match store.list_paginated(Some(below), options).await {
+            Ok(page) => page,
+            // A name that the client does not take.
+            Err(Error::InvalidPath { .. }) => return Ok(true),
+            Err(error) => return Err(error),
+        };
+        page_token = page.page_token;
+        if !page.result.objects.is_empty() || page_token.is_none() {
+            return Ok(!page.result.objects.is_empty());
+        }
     }
 }
 
@@ -315,8 +395,23 @@ fn said(error: &Error) -> String {
     said.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Whether the answer to a listing was none.
+fn is_no_listing(error: &Error) -> bool {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if cause.is::<NoListing>() {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}
+
 fn explain(error: &Error, bucket: &str) -> RemoteError {
     let reason = format!("bucket {bucket}: {}", said(error));
+    if is_no_listing(error) {
+        return RemoteError::NoService(reason);
+    }
     let says = |words: &[&str]| words.iter().any(|word| reason.contains(word));
     match error {
         // A page of a listing is taken as a whole.

@@ -33,7 +33,7 @@ impl Home {
         let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let store = directory.path().join("store");
         let remote = directory.path().join("remote");
-        fs::create_dir(&remote).unwrap();
+        fs::create_dir_all(remote.join("v1")).unwrap();
         let size = CreateOptions::new(128 << 20).with(|o| o.segment_size = Some(16 << 20));
         create(&store, &size).unwrap();
         Home {

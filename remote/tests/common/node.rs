@@ -1,6 +1,6 @@
 //! A node with one remote that the test controls.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use larder_engine::{
 };
 use larder_format::{Fingerprint, PageKey};
 use larder_remote::agent::{Admission, Agent, AgentOptions};
-use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName};
+use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName, Unreadable};
 
 use super::member::{PATIENCE, RUN_PAGES};
 use super::{namespace, object, payload, run_of, trust};
@@ -29,6 +29,10 @@ pub struct Watched {
     pub fetched: Arc<Mutex<Vec<(RunName, usize)>>>,
     /// Fetches fail for this reason.
     pub fails: Arc<Mutex<Option<RemoteError>>>,
+    /// The remote itself does not answer, for this reason.
+    pub is_down: Arc<Mutex<Option<RemoteError>>>,
+    /// Questions and fetches fail for these runs alone.
+    pub broken: Arc<Mutex<BTreeSet<RunName>>>,
     /// The next fetch takes so long.
     pub slow: Arc<Mutex<Duration>>,
     /// Publications are refused for this reason.
@@ -50,13 +54,36 @@ impl Watched {
         watched
     }
 
+    fn check(&self, run: &RunName) -> Result<(), RemoteError> {
+        match self.broken.lock().unwrap().contains(run) {
+            true => Err(RemoteError::Failed(format!("{run}: a bad sector"))),
+            false => Ok(()),
+        }
+    }
+
     pub fn fetched(&self) -> Vec<(RunName, usize)> {
         self.fetched.lock().unwrap().clone()
     }
 }
 
 impl Remote for Watched {
+    fn look(&self, _: Instant) -> Result<(), RemoteError> {
+        match &*self.is_down.lock().unwrap() {
+            Some(reason) => Err(reason.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn mark(&self, _: Instant) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    fn now_unix_s(&self, _: Instant) -> Result<u64, RemoteError> {
+        Ok(0)
+    }
+
     fn holds(&self, run: &RunName, _: Instant) -> Result<bool, RemoteError> {
+        self.check(run)?;
         Ok(self.objects.lock().unwrap().contains_key(run))
     }
 
@@ -74,6 +101,7 @@ impl Remote for Watched {
             return Err(RemoteError::Deadline);
         }
         drop(self.gate.lock().unwrap());
+        self.check(run)?;
         if let Some(reason) = &*self.fails.lock().unwrap() {
             return Err(reason.clone());
         }
@@ -98,7 +126,7 @@ impl Remote for Watched {
     fn list(
         &self,
         _: Option<Fingerprint>,
-        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         _: Duration,
     ) -> Result<(), RemoteError> {
         let listed = |(run, object): (&RunName, &Vec<u8>)| Listed {
@@ -109,7 +137,7 @@ impl Remote for Watched {
         let mut all: Vec<Listed> = self.objects.lock().unwrap().iter().map(listed).collect();
         drop(self.gate.lock().unwrap());
         all.extend(&self.beside);
-        let _ = all.into_iter().try_for_each(each);
+        let _ = all.into_iter().map(Ok).try_for_each(each);
         Ok(())
     }
 }

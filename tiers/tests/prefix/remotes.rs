@@ -53,7 +53,7 @@ fn eventually(is_so: impl Fn() -> bool) {
 fn a_node_that_never_saw_a_prompt_has_its_pages_and_keeps_them() {
     let directory = tempfile::tempdir().unwrap();
     let (home, shared) = (directory.path(), directory.path().join("shared"));
-    std::fs::create_dir(&shared).unwrap();
+    std::fs::create_dir_all(shared.join("v1")).unwrap();
     let tokens = 0..(RUNS * RUN * PAGE + 3) as u64;
     let prompt: Vec<u64> = tokens.map(|token| token * token % WORDS).collect();
     let first = node(home, "first");

@@ -398,6 +398,8 @@ fn remote(table: &mut Table, l4: &BeneathReport) {
     let pages = L4_PAGES.map(|(outcome, name)| (outcome, of(name)));
     let help = "Pages of fetched runs, by outcome";
     table.add("larder_l4_pages", help, None, by("outcome", pages, count));
+    let help = "Looks at runs, and reads of them, that failed while the remote answered";
+    table.counter("larder_l4_unreadable_runs", help, of("unreadable_runs"));
     let help = "Bytes of published objects";
     table.bytes_counter("larder_l4_published", help, of("published_bytes"));
     let help = "Bytes of fetched objects";

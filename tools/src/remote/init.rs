@@ -1,6 +1,5 @@
-//! `larder remote init`: the settings that a bucket needs, printed for its owner. Nothing is set.
-
-use std::ops::ControlFlow;
+//! `larder remote init`: the settings that a bucket needs, printed for its owner, and the mark of a
+//! new remote. Nothing else is set.
 
 use clap::Args;
 use larder_remote::RemoteError;
@@ -11,13 +10,17 @@ use super::{PlaceArgs, ending};
 use crate::failure::{Ending, Failure};
 use crate::report::{self, Lines, Report};
 
-/// Print the settings that a bucket needs: a rule that expires objects, and a minimal policy
+/// Make a new remote, and print the settings that a bucket needs
 ///
-/// Sets nothing. Looks whether the bucket answers.
+/// With --new alone: makes the mark without which owners publish nothing. Looks whether the remote
+/// answers. The settings are a rule that expires objects, and a minimal policy: they are not set.
 #[derive(Args, Debug)]
 pub struct InitArgs {
     #[command(flatten)]
     place: PlaceArgs,
+    /// Make a remote of a place that is none yet
+    #[arg(long)]
+    new: bool,
     /// Days after which an object expires
     #[arg(long, value_name = "N", default_value_t = 7,
         value_parser = clap::value_parser!(u32).range(1..))]
@@ -38,8 +41,11 @@ struct InitReport {
     remote: String,
     /// Why the remote does not answer; `null` if it does.
     problem: Option<String>,
-    lifecycle: Value,
-    policy: Value,
+    /// Whether it has its mark: owners publish.
+    is_marked: bool,
+    /// The settings of a bucket.
+    lifecycle: Option<Value>,
+    policy: Option<Value>,
 }
 
 impl Report for InitReport {
@@ -47,16 +53,22 @@ impl Report for InitReport {
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
-        let answers = match &self.problem {
-            None => "answers".to_owned(),
-            Some(problem) => problem.clone(),
+        let answers = match (&self.problem, self.is_marked) {
+            (Some(problem), _) => problem.clone(),
+            (None, true) => "ready".to_owned(),
+            (None, false) => "no remote yet: --new makes it one".to_owned(),
         };
         lines.row("Remote", format!("{}: {answers}", self.remote));
-        for (what, document) in [("Life cycle", &self.lifecycle), ("Policy", &self.policy)] {
-            lines.text(format!("\n{what}:"));
-            lines.text(format!("{document:#}"));
+        let documents = [("Life cycle", &self.lifecycle), ("Policy", &self.policy)];
+        for (what, document) in documents {
+            if let Some(document) = document {
+                lines.text(format!("\n{what}:"));
+                lines.text(format!("{document:#}"));
+            }
         }
-        lines.text("\nNothing was set. docs/remote.md has the commands that set them.");
+        if self.policy.is_some() {
+            lines.text("\nThey were not set. docs/remote.md has the commands that set them.");
+        }
         lines
     }
 }
@@ -64,32 +76,30 @@ impl Report for InitReport {
 /// Runs the command.
 ///
 /// # Errors
-/// The URL names no bucket.
+/// The URL names no remote, or the mark cannot be made.
 pub fn run(args: &InitArgs) -> Result<Ending, Failure> {
     let url = &args.place.url;
-    let rest = url.strip_prefix("s3://").ok_or_else(|| {
-        Failure::usage(format!(
-            "{url}: a directory needs no settings; name s3://BUCKET/PREFIX"
-        ))
-    })?;
-    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-    let prefix = prefix.trim_matches('/');
+    let remote = args.place.connect()?;
+    let mut looked = remote.look(args.place.deadline());
+    if args.new && matches!(looked, Err(RemoteError::Unmarked(_))) {
+        looked = Ok(remote.mark(args.place.deadline())?);
+    }
+    let is_marked = looked.is_ok();
+    let problem = looked.err();
+    let problem = problem.filter(|problem| !matches!(problem, RemoteError::Unmarked(_)));
+    let bucket = url.strip_prefix("s3://").map(|rest| {
+        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+        (bucket, prefix.trim_matches('/'))
+    });
     let report = InitReport {
         remote: url.clone(),
-        problem: problem(args)?,
-        lifecycle: lifecycle(prefix, args.days),
-        policy: policy(bucket, prefix, args),
+        problem: problem.map(|problem| problem.to_string()),
+        is_marked,
+        lifecycle: bucket.map(|(_, prefix)| lifecycle(prefix, args.days)),
+        policy: bucket.map(|(bucket, prefix)| policy(bucket, prefix, args)),
     };
     report::print(&report, args.json)?;
     Ok(ending(false, report.problem.is_some()))
-}
-
-/// Why a listing of the remote fails.
-fn problem(args: &InitArgs) -> Result<Option<String>, Failure> {
-    let remote = args.place.connect()?;
-    let mut none = |_| ControlFlow::Break(());
-    let listed = remote.list(None, &mut none, args.place.timeout);
-    Ok(listed.err().map(|error: RemoteError| error.to_string()))
 }
 
 /// `v1/` below the prefix: the names of all objects.

@@ -12,17 +12,23 @@
 //! | `push`, `pull` | runs from a store, and into one |
 //! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
 //! | `switch` | `on`, `off`: the remotes of a store in use |
+//! | `left_out` | the objects that a command leaves out |
+//!
+//! An object that cannot be looked at, read, written or removed is left out and named, and the
+//! command ends with 1. Errors of the remote itself end a command.
 
 #[cfg(feature = "remote")]
 mod bench;
 pub mod cost;
 mod init;
 mod key;
+mod left_out;
 mod pull;
 mod push;
 mod shelf;
 mod switch;
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -30,7 +36,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use larder_remote::{
     Buffer, KeyError, Keyring, Listed, OBJECT_BYTES_MAX, Place, PlaceError, Remote, RemoteError,
-    Trust,
+    RunName, Trust,
 };
 use serde::Serialize;
 
@@ -39,11 +45,12 @@ use crate::findings::count;
 use crate::l4::L4Error;
 use crate::report::Lines;
 use crate::size::{self, ByteSize};
+use left_out::LeftOut;
 
 /// Share pages between nodes: in an object store, or a directory that all of them mount
 ///
-/// Exit codes: 0 done, 1 something is damaged, forged or incomplete, 2 usage, 3 environment, 130
-/// interrupted.
+/// Exit codes: 0 done, 1 something is damaged, forged, unreadable or incomplete, 2 usage, 3
+/// environment, also a place that is no remote yet, 130 interrupted.
 #[derive(Args, Debug)]
 pub struct RemoteArgs {
     #[command(subcommand)]
@@ -115,20 +122,41 @@ impl PlaceArgs {
         Ok(place.connect()?)
     }
 
+    /// A client of the remote, which answers and has its mark.
+    fn open(&self) -> Result<Box<dyn Remote>, Failure> {
+        let remote = self.connect()?;
+        remote.look(self.deadline())?;
+        Ok(remote)
+    }
+
+    /// A client of the remote, which is made if it is new.
+    fn open_or_make(&self) -> Result<Box<dyn Remote>, Failure> {
+        let remote = self.connect()?;
+        match remote.look(self.deadline()) {
+            Err(RemoteError::Unmarked(_)) => remote.mark(self.deadline())?,
+            looked => looked?,
+        }
+        Ok(remote)
+    }
+
     /// The end of a wait that begins now.
     fn deadline(&self) -> Instant {
         Instant::now() + self.timeout
     }
 
-    /// All objects, or some of them if it is stopped.
+    /// All objects that can be looked at, or some of them if it is stopped.
     fn list(
         &self,
         remote: &dyn Remote,
+        left_out: &mut LeftOut,
         is_stopped: impl Fn() -> bool,
     ) -> Result<Vec<Listed>, Failure> {
         let mut listed = Vec::new();
         let mut each = |object| {
-            listed.push(object);
+            match object {
+                Ok(object) => listed.push(object),
+                Err(object) => left_out.listed(object),
+            }
             match is_stopped() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
@@ -147,18 +175,48 @@ impl PlaceArgs {
         match remote.fetch(&object.run, OBJECT_BYTES_MAX, self.deadline()) {
             Ok(Some(bytes)) => Ok(Fetched::Object(bytes)),
             Ok(None) => Ok(Fetched::Gone),
-            Err(error @ RemoteError::Memory(_)) => Ok(Fetched::Unread(error.to_string())),
-            Err(error) => Err(error.into()),
+            Err(error) => self.reason(remote, error).map(Fetched::Unread),
         }
+    }
+
+    /// The reason to leave an object out, if the remote itself does not fail.
+    fn reason(&self, remote: &dyn Remote, error: RemoteError) -> Result<String, Failure> {
+        if matches!(error, RemoteError::NoService(_)) {
+            return Err(error.into());
+        }
+        remote.look(self.deadline())?;
+        Ok(error.to_string())
+    }
+
+    /// Leaves out those objects that were listed, could not be fetched because they are not there,
+    /// and are listed all the same. The others were removed meanwhile.
+    fn look_again(
+        &self,
+        remote: &dyn Remote,
+        gone: &HashSet<RunName>,
+        left_out: &mut LeftOut,
+    ) -> Result<(), Failure> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let mut each = |object: Result<Listed, _>| {
+            // The others have been named.
+            let run = object.ok().map(|object: Listed| object.run);
+            if let Some(run) = run.filter(|run| gone.contains(run)) {
+                left_out.add(&run, "it is listed, and cannot be fetched: it is not there");
+            }
+            ControlFlow::Continue(())
+        };
+        Ok(remote.list(None, &mut each, self.timeout)?)
     }
 }
 
 /// The outcome of a fetch.
 enum Fetched {
     Object(Buffer),
-    /// It was removed since it was listed, or this node may not read it.
+    /// It is not there.
     Gone,
-    /// It is too long to be read, for this reason. Other objects can be read.
+    /// It cannot be read, for this reason. Other objects can.
     Unread(String),
 }
 
@@ -190,6 +248,7 @@ struct Between {
     path: PathBuf,
     remote: String,
     present_runs: u64,
+    unreadable: LeftOut,
     interrupted: bool,
 }
 
@@ -202,7 +261,8 @@ impl Between {
         }
     }
 
-    fn last_line(&self, lines: &mut Lines) {
+    fn last_lines(&self, lines: &mut Lines) {
+        self.unreadable.lines(lines);
         if self.interrupted {
             lines.text("Interrupted: run it again for the rest.");
         }

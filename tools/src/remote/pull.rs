@@ -13,7 +13,7 @@ use larder_engine::inventory::Inventory;
 use larder_engine::{PageStore, PutOptions, PutStatus, Store};
 use larder_remote::local;
 use larder_remote::run::{self, OpenedPage};
-use larder_remote::{Listed, Remote, Trust};
+use larder_remote::{Listed, Remote, RunName, Trust};
 use serde::Serialize;
 
 use super::{Between, Fetched, PlaceArgs, TrustArgs, ending, size_of_runs};
@@ -94,7 +94,7 @@ impl Report for PullReport {
         if self.full {
             lines.text("The store is full: the other runs were not fetched.");
         }
-        self.between.last_line(&mut lines);
+        self.between.last_lines(&mut lines);
         lines
     }
 }
@@ -106,8 +106,13 @@ impl Report for PullReport {
 pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let trust = args.trust.load()?;
-    let remote = args.place.connect()?;
-    let listed = args.place.list(remote.as_ref(), || interrupt.is_raised())?;
+    let remote = args.place.open()?;
+    let mut between = Between::new(&args.path, &args.place);
+    let listed = args
+        .place
+        .list(remote.as_ref(), &mut between.unreadable, || {
+            interrupt.is_raised()
+        })?;
     let report = open::with_any(&args.path, args.open.options(), |store| {
         let mut pull = Pull {
             args,
@@ -115,8 +120,9 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
             trust: &trust,
             remote: remote.as_ref(),
             foreign: HashSet::new(),
+            gone: HashSet::new(),
             report: PullReport {
-                between: Between::new(&args.path, &args.place),
+                between,
                 ..PullReport::default()
             },
         };
@@ -131,11 +137,17 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
             }
         }
         store.flush()?;
+        if !pull.report.between.interrupted {
+            let left_out = &mut pull.report.between.unreadable;
+            args.place
+                .look_again(remote.as_ref(), &pull.gone, left_out)?;
+        }
         Ok(pull.report)
     })?;
     report::print(&report, args.json)?;
     let faults = report.faulty_runs + report.faulty_pages + report.refused_pages;
-    Ok(ending(report.between.interrupted, faults > 0))
+    let has_findings = faults > 0 || !report.between.unreadable.is_empty();
+    Ok(ending(report.between.interrupted, has_findings))
 }
 
 struct Pull<'a> {
@@ -145,6 +157,8 @@ struct Pull<'a> {
     remote: &'a dyn Remote,
     /// Namespaces that are not chosen, by an object of each.
     foreign: HashSet<Fingerprint>,
+    /// Runs that were listed and are not there.
+    gone: HashSet<RunName>,
     report: PullReport,
 }
 
@@ -171,9 +185,12 @@ impl Pull<'_> {
         }
         let bytes = match self.args.place.fetch(self.remote, object)? {
             Fetched::Object(bytes) => bytes,
-            Fetched::Gone => return Ok(Some(())),
-            Fetched::Unread(_) => {
-                self.report.faulty_runs += 1;
+            Fetched::Gone => {
+                self.gone.insert(name);
+                return Ok(Some(()));
+            }
+            Fetched::Unread(reason) => {
+                self.report.between.unreadable.add(&name, reason);
                 return Ok(Some(()));
             }
         };

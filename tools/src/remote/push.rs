@@ -13,6 +13,7 @@ use larder_remote::stored::{run_pages, whole_runs};
 use larder_remote::{Draft, Published, RUN_TOKENS, Remote, Trust, pages_of_run};
 use serde::Serialize;
 
+use super::left_out::Writes;
 use super::{Between, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::{Look, StoreArgs, count};
@@ -34,6 +35,12 @@ pub struct PushArgs {
     trust: TrustArgs,
     #[command(flatten)]
     selection: Selection,
+    /// Make a remote of a place that is none yet
+    ///
+    /// Without it nothing is put into such a place: it may be a directory whose file system is not
+    /// mounted, or a mistyped prefix.
+    #[arg(long)]
+    new: bool,
     /// Tokens of a run; all nodes need the same number
     #[arg(long, value_name = "N", default_value_t = RUN_TOKENS)]
     run_tokens: u32,
@@ -67,7 +74,7 @@ impl Report for PushReport {
             );
         }
         lines.row("In no whole run", count(self.left_out_pages, "page"));
-        self.between.last_line(&mut lines);
+        self.between.last_lines(&mut lines);
         lines
     }
 }
@@ -79,11 +86,15 @@ impl Report for PushReport {
 pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let trust = args.trust.load()?;
-    let remote = args.place.connect()?;
     let survey = match args.store.look(|options| options)? {
         Look::Store(survey) => survey,
         Look::Wreck(_, message) => return Err(Failure::environment(message)),
     };
+    let remote = match args.new {
+        true => args.place.open_or_make()?,
+        false => args.place.open()?,
+    };
+    let mut writes = Writes::default();
     let mut report = PushReport {
         between: Between::new(&args.store.path, &args.place),
         ..PushReport::default()
@@ -97,12 +108,13 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
             continue;
         }
         is_chosen = true;
-        let push = Push {
+        let mut push = Push {
             args,
             survey: &survey,
             namespace,
             trust: &trust,
             remote: remote.as_ref(),
+            writes: &mut writes,
         };
         push.runs(at, &interrupt, &mut report)?;
     }
@@ -114,8 +126,10 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
         let models = records.map(|record| &*record.fields().model);
         return Err(args.selection.unmatched(models));
     }
+    writes.end()?;
     report::print(&report, args.json)?;
-    Ok(ending(report.between.interrupted, report.damaged_runs > 0))
+    let has_findings = report.damaged_runs > 0 || !report.between.unreadable.is_empty();
+    Ok(ending(report.between.interrupted, has_findings))
 }
 
 /// A push of the runs of one namespace.
@@ -125,11 +139,12 @@ struct Push<'a> {
     namespace: &'a Namespace,
     trust: &'a Trust,
     remote: &'a dyn Remote,
+    writes: &'a mut Writes,
 }
 
 impl Push<'_> {
     fn runs(
-        &self,
+        &mut self,
         namespace: usize,
         interrupt: &Interrupt,
         report: &mut PushReport,
@@ -147,15 +162,23 @@ impl Push<'_> {
         Ok(())
     }
 
-    fn run(&self, run: &[(RecordId, Page)], report: &mut PushReport) -> Result<(), Failure> {
+    fn run(&mut self, run: &[(RecordId, Page)], report: &mut PushReport) -> Result<(), Failure> {
         let trust = self.trust.clone();
         let mut draft = Draft::new(self.namespace.clone(), run_pages(run), trust)?;
         let Some(name) = draft.name() else {
             return Ok(());
         };
-        if self.remote.holds(&name, self.args.place.deadline())? {
-            report.between.present_runs += 1;
-            return Ok(());
+        match self.remote.holds(&name, self.args.place.deadline()) {
+            Ok(false) => {}
+            Ok(true) => {
+                report.between.present_runs += 1;
+                return Ok(());
+            }
+            Err(error) => {
+                let reason = self.args.place.reason(self.remote, error)?;
+                report.between.unreadable.add(&name, reason);
+                return Ok(());
+            }
         }
         let ids: Vec<RecordId> = run.iter().map(|(id, _)| *id).collect();
         let mut payloads = draft.payloads().into_iter();
@@ -184,13 +207,18 @@ impl Push<'_> {
         let bytes = object.len() as u64;
         match self
             .remote
-            .publish(&name, object, self.args.place.deadline())?
+            .publish(&name, object, self.args.place.deadline())
         {
-            Published::Created => {
+            Ok(Published::Created) => {
+                self.writes.succeeded();
                 report.runs_pushed += 1;
                 report.bytes_pushed += bytes;
             }
-            Published::Present => report.between.present_runs += 1,
+            Ok(Published::Present) => report.between.present_runs += 1,
+            Err(error) => {
+                let reason = self.writes.failed(&self.args.place, self.remote, error)?;
+                report.between.unreadable.add(&name, reason);
+            }
         }
         Ok(())
     }

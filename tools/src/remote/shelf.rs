@@ -1,13 +1,14 @@
 //! `larder remote ls`, `verify` and `prune`: the objects of a remote, without a store.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::collections::{BTreeMap, HashSet};
+use std::time::Duration;
 
 use clap::Args;
 use larder_engine::format::Fingerprint;
 use larder_remote::{RunName, Trust, run};
 use serde::Serialize;
 
+use super::left_out::{LeftOut, Writes};
 use super::{Fetched, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::count;
@@ -34,6 +35,7 @@ struct LsReport {
     runs: u64,
     bytes: u64,
     namespaces: Vec<NamespaceRow>,
+    unreadable: LeftOut,
 }
 
 #[derive(Default, Serialize)]
@@ -53,6 +55,7 @@ impl Report for LsReport {
             lines.row(row.fingerprint.as_str(), size_of_runs(row.runs, row.bytes));
         }
         lines.row("In all", size_of_runs(self.runs, self.bytes));
+        self.unreadable.lines(&mut lines);
         lines
     }
 }
@@ -62,9 +65,13 @@ impl Report for LsReport {
 /// # Errors
 /// The remote fails.
 pub fn ls(args: &LsArgs) -> Result<Ending, Failure> {
-    let remote = args.place.connect()?;
+    let remote = args.place.open()?;
+    let mut unreadable = LeftOut::default();
     let mut rows: BTreeMap<Fingerprint, NamespaceRow> = BTreeMap::new();
-    for object in args.place.list(remote.as_ref(), || false)? {
+    for object in args
+        .place
+        .list(remote.as_ref(), &mut unreadable, || false)?
+    {
         let row = rows.entry(object.run.namespace).or_default();
         row.fingerprint = object.run.namespace.to_string();
         row.runs += 1;
@@ -77,9 +84,10 @@ pub fn ls(args: &LsArgs) -> Result<Ending, Failure> {
         runs: namespaces.iter().map(|row| row.runs).sum(),
         bytes: namespaces.iter().map(|row| row.bytes).sum(),
         namespaces,
+        unreadable,
     };
     report::print(&report, args.json)?;
-    Ok(Ending::Done)
+    Ok(ending(false, !report.unreadable.is_empty()))
 }
 
 /// Read every object of a remote and verify every page
@@ -101,6 +109,7 @@ struct VerifyReport {
     bytes: u64,
     good_pages: u64,
     faults: Vec<FaultRow>,
+    unreadable: LeftOut,
     interrupted: bool,
 }
 
@@ -131,6 +140,7 @@ impl Report for VerifyReport {
         if !self.faults.is_empty() {
             lines.text("Nodes miss these pages. Remove the objects; a push makes them again.");
         }
+        self.unreadable.lines(&mut lines);
         if self.interrupted {
             lines.text("Interrupted: the other objects were not read.");
         }
@@ -174,12 +184,17 @@ impl VerifyReport {
 pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let trust = args.trust.load()?;
-    let remote = args.place.connect()?;
+    let remote = args.place.open()?;
+    let mut gone = HashSet::new();
     let mut report = VerifyReport {
         remote: args.place.url.clone(),
         ..VerifyReport::default()
     };
-    let listed = args.place.list(remote.as_ref(), || interrupt.is_raised())?;
+    let listed = args
+        .place
+        .list(remote.as_ref(), &mut report.unreadable, || {
+            interrupt.is_raised()
+        })?;
     for object in listed {
         if interrupt.is_raised() {
             report.interrupted = true;
@@ -187,12 +202,19 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
         }
         match args.place.fetch(remote.as_ref(), &object)? {
             Fetched::Object(bytes) => report.object(&bytes, &object.run, &trust),
-            Fetched::Gone => {}
-            Fetched::Unread(reason) => report.fault(&object.run, None, reason),
+            Fetched::Gone => {
+                gone.insert(object.run);
+            }
+            Fetched::Unread(reason) => report.unreadable.add(&object.run, reason),
         }
     }
+    if !report.interrupted {
+        let left_out = &mut report.unreadable;
+        args.place.look_again(remote.as_ref(), &gone, left_out)?;
+    }
     report::print(&report, args.json)?;
-    Ok(ending(report.interrupted, !report.faults.is_empty()))
+    let has_findings = !report.faults.is_empty() || !report.unreadable.is_empty();
+    Ok(ending(report.interrupted, has_findings))
 }
 
 /// Remove objects of a remote, by age or by namespace
@@ -200,7 +222,7 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
 pub struct PruneArgs {
     #[command(flatten)]
     place: PlaceArgs,
-    /// Objects that are older than this
+    /// Objects that are older than this, by the clock of the server or of the file system
     #[arg(
         long,
         value_name = "DURATION",
@@ -231,6 +253,7 @@ struct PruneReport {
     removed_runs: u64,
     removed_bytes: u64,
     kept_runs: u64,
+    unreadable: LeftOut,
     interrupted: bool,
 }
 
@@ -245,6 +268,7 @@ impl Report for PruneReport {
         };
         lines.row(done, size_of_runs(self.removed_runs, self.removed_bytes));
         lines.row("Kept", count(self.kept_runs, "run"));
+        self.unreadable.lines(&mut lines);
         if self.interrupted {
             lines.text("Interrupted: run it again for the rest.");
         }
@@ -258,15 +282,23 @@ impl Report for PruneReport {
 /// The remote fails.
 pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    let remote = args.place.connect()?;
+    let remote = args.place.open()?;
+    let mut writes = Writes::default();
     let mut report = PruneReport {
         remote: args.place.url.clone(),
         dry_run: args.dry_run,
         ..PruneReport::default()
     };
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |now| now.as_secs());
-    let listed = args.place.list(remote.as_ref(), || interrupt.is_raised())?;
+    // The clock that stamped the objects.
+    let now = match args.older_than {
+        Some(_) => remote.now_unix_s(args.place.deadline())?,
+        None => 0,
+    };
+    let listed = args
+        .place
+        .list(remote.as_ref(), &mut report.unreadable, || {
+            interrupt.is_raised()
+        })?;
     for object in listed {
         if interrupt.is_raised() {
             report.interrupted = true;
@@ -282,11 +314,19 @@ pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
             continue;
         }
         if !args.dry_run {
-            remote.remove(&object.run, args.place.deadline())?;
+            match remote.remove(&object.run, args.place.deadline()) {
+                Ok(()) => writes.succeeded(),
+                Err(error) => {
+                    let reason = writes.failed(&args.place, remote.as_ref(), error)?;
+                    report.unreadable.add(&object.run, reason);
+                    continue;
+                }
+            }
         }
         report.removed_runs += 1;
         report.removed_bytes += object.bytes;
     }
+    writes.end()?;
     report::print(&report, args.json)?;
-    Ok(ending(report.interrupted, false))
+    Ok(ending(report.interrupted, !report.unreadable.is_empty()))
 }

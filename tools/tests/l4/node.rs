@@ -25,7 +25,7 @@ pub struct Shared {
 impl Shared {
     pub fn new() -> Shared {
         let shared = Shared { home: directory() };
-        fs::create_dir(shared.place()).unwrap();
+        fs::create_dir_all(shared.place().join("v1")).unwrap();
         report(&["remote", "key", text(&shared.key_file())], 0);
         shared
     }

@@ -3,17 +3,25 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod broken;
+mod clock;
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;
+#[path = "../cli/page.rs"]
+mod page;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
 use std::fs;
 use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
 
+use broken::{Broken, Fault};
+use clock::Clock;
+use fuser::Errno;
 use home::{EVEN, RAGGED, put, put_from};
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::home::Home;
 use support::{chain, ends, fails, flip, larder, report, text};
 
@@ -30,7 +38,7 @@ impl Shared {
     fn new() -> Shared {
         let home = support::directory();
         let shared = Shared { home };
-        fs::create_dir(shared.home.path().join("remote")).unwrap();
+        fs::create_dir_all(shared.root().join("v1")).unwrap();
         report(&["remote", "key", text(&shared.key_file("key"))], 0);
         shared
     }
@@ -39,8 +47,12 @@ impl Shared {
         self.home.path().join(name)
     }
 
+    fn root(&self) -> PathBuf {
+        self.home.path().join("remote")
+    }
+
     fn url(&self) -> String {
-        format!("file://{}", self.home.path().join("remote").display())
+        format!("file://{}", self.root().display())
     }
 
     /// `larder remote SUBCOMMAND`, with the store and the key if it takes them.
@@ -65,7 +77,7 @@ impl Shared {
     /// The files of all objects.
     fn objects(&self) -> Vec<PathBuf> {
         let mut objects = Vec::new();
-        let mut left = vec![self.home.path().join("remote")];
+        let mut left = vec![self.root()];
         while let Some(directory) = left.pop() {
             for entry in fs::read_dir(directory).unwrap() {
                 let path = entry.unwrap().path();
@@ -198,7 +210,7 @@ fn of_a_namespace_that_a_pull_does_not_choose_one_object_is_read() {
 }
 
 #[test]
-fn an_object_that_is_too_long_is_a_fault_and_the_others_are_read() {
+fn an_object_that_is_too_long_is_left_out_and_the_others_are_read() {
     let (shared, source) = (Shared::new(), populated());
     shared.push(&source, 0);
     let huge = fs::File::options().write(true).open(&shared.objects()[0]);
@@ -206,11 +218,11 @@ fn an_object_that_is_too_long_is_a_fault_and_the_others_are_read() {
     let verified = shared.remote("verify", None, &[], 1);
     assert_eq!(verified["runs"], 3);
     assert_eq!(verified["good_pages"], 3 * RUN_PAGES);
-    let fault = &verified["faults"][0];
-    assert!(shared.objects()[0].ends_with(fault["run"].as_str().unwrap()));
-    assert_eq!(fault["reason"], "it is longer than 4 GiB");
+    let left_out = &verified["unreadable"][0];
+    assert!(shared.objects()[0].ends_with(left_out["run"].as_str().unwrap()));
+    assert_eq!(left_out["reason"], "it is longer than 4 GiB");
     let pulled = shared.remote("pull", Some(&Home::new()), &[], 1);
-    assert_eq!(pulled["faulty_runs"], 1);
+    assert_eq!(pulled["unreadable"], verified["unreadable"]);
     assert_eq!(pulled["runs_pulled"], 3);
 }
 
@@ -291,6 +303,153 @@ fn namespaces_are_chosen_listed_and_pruned() {
     assert_eq!(pruned["removed_runs"], 3);
     assert_eq!(pruned["kept_runs"], 1);
     assert_eq!(shared.objects().len(), 1);
+}
+
+/// The directory of a mount without the mount.
+#[test]
+fn a_place_without_the_mark_takes_nothing_before_the_word() {
+    let (shared, source) = (Shared::new(), populated());
+    fs::remove_dir(shared.root().join("v1")).unwrap();
+    let (url, key) = (shared.url(), shared.key_file("key"));
+    let node = Home::new();
+    let commands: [&[&str]; 5] = [
+        &["push", text(&source.path), &url, "--key-file", text(&key)],
+        &["pull", text(&node.path), &url, "--key-file", text(&key)],
+        &["verify", &url, "--key-file", text(&key)],
+        &["ls", &url],
+        &["prune", &url, "--older-than", "1h"],
+    ];
+    for command in commands {
+        let command = [&["remote"], command].concat();
+        fails(
+            &command,
+            3,
+            &["no remote yet", "larder remote init", "--new"],
+        );
+    }
+    assert_eq!(report(&["remote", "init", &url], 0)["is_marked"], false);
+    assert_eq!(fs::read_dir(shared.root()).unwrap().count(), 0);
+    let new = ["--run-tokens", RUN_TOKENS, "--new"];
+    let pushed = shared.remote("push", Some(&source), &new, 0);
+    assert_eq!(pushed["runs_pushed"], 4);
+    assert_eq!(shared.push(&source, 0)["present_runs"], 4);
+    // Of no run, too.
+    let other = Shared::new();
+    fs::remove_dir(other.root().join("v1")).unwrap();
+    let init = report(&["remote", "init", &other.url(), "--new"], 0);
+    assert_eq!(
+        (&init["is_marked"], &init["policy"]),
+        (&json!(true), &Value::Null)
+    );
+    assert_eq!(other.remote("ls", None, &[], 0)["runs"], 0);
+}
+
+/// The node is years ahead of the file system, or behind it.
+#[test]
+fn an_age_is_taken_from_the_clock_of_the_file_system() {
+    let run = |fill: &str| format!("v1/{}/{fill}/{}.run", "0".repeat(32), fill.repeat(32));
+    let [young, old] = ["0a", "0b"].map(run);
+    let beside = |name: &str| format!("v1/{}/0a/.unfinished-{name}", "0".repeat(32));
+    let [writing, left] = ["writing", "left"].map(beside);
+    let minutes = Duration::from_mins;
+    let files = [
+        (young.as_str(), minutes(20)),
+        (old.as_str(), minutes(40)),
+        (writing.as_str(), minutes(50)),
+        (left.as_str(), minutes(70)),
+    ];
+    let years = Duration::from_hours(5 * 365 * 24);
+    for now in [SystemTime::now() - years, SystemTime::now() + years] {
+        let shared = Shared::new();
+        let Some(clock) = Clock::mount(&shared.root(), now, &files) else {
+            return;
+        };
+        let names = |paths: &[&String]| -> Vec<String> {
+            let names = paths.iter().map(|path| path.rsplit_once('/').unwrap().1);
+            names.map(str::to_owned).collect()
+        };
+        assert_eq!(shared.remote("ls", None, &[], 0)["runs"], 2);
+        assert_eq!(clock.files(), names(&[&writing, &young, &old]));
+        let pruned = shared.remote("prune", None, &["--older-than", "30m"], 0);
+        let removed = (&pruned["removed_runs"], &pruned["kept_runs"]);
+        assert_eq!(removed, (&json!(1), &json!(1)));
+        assert_eq!(clock.files(), names(&[&writing, &young]));
+    }
+}
+
+/// Bad sectors, servers that are not there, files that were replaced: each belongs to one object.
+#[test]
+fn an_object_that_cannot_be_read_is_left_out_and_named_and_the_others_are_used() {
+    let (shared, source) = (Shared::new(), Home::new());
+    source.with(|store| {
+        (1..=4).for_each(|seed| put(store, EVEN, &chain(seed, 8)));
+    });
+    shared.push(&source, 0);
+    let objects = shared.objects();
+    assert_eq!(objects.len(), 8);
+    let faults = [
+        Fault::Stat(Errno::EIO),
+        Fault::Stat(Errno::ESTALE),
+        Fault::Open(Errno::ENXIO),
+        Fault::Read(Errno::ENODATA),
+        Fault::List(Errno::from_i32(libc::EUCLEAN)),
+    ];
+    let mut mounts = Vec::new();
+    for (object, fault) in objects.iter().zip(faults) {
+        let Some(mount) = Broken::over(object, fault) else {
+            return;
+        };
+        mounts.push(mount);
+    }
+    // Of a listing: two objects, and a directory.
+    let listed = shared.remote("ls", None, &[], 1);
+    assert_eq!(listed["runs"], 5);
+    names(&listed, &objects[..2]);
+    names(&listed, &[objects[4].parent().unwrap().to_owned()]);
+
+    let verified = shared.remote("verify", None, &[], 1);
+    assert_eq!(
+        (&verified["runs"], &verified["faults"]),
+        (&json!(3), &json!([]))
+    );
+    names(&verified, &objects[..4]);
+
+    let node = Home::new();
+    let pulled = shared.remote("pull", Some(&node), &[], 1);
+    assert_eq!(
+        (&pulled["runs_pulled"], &pulled["faulty_runs"]),
+        (&json!(3), &json!(0))
+    );
+    names(&pulled, &objects[..4]);
+
+    // Those of a broken directory cannot be removed.
+    let fingerprint = EVEN.fingerprint();
+    let pruned = shared.remote("prune", None, &["--namespace", &fingerprint], 1);
+    assert_eq!(pruned["removed_runs"], 3);
+    names(&pruned, &objects[..4]);
+    for document in [&listed, &verified, &pulled, &pruned] {
+        let command = document["command"].as_str().unwrap();
+        let keys = page::keys_of(document);
+        page::knows(command, &keys);
+        // There is no fault of a page.
+        page::is_complete(command, &keys, &[("remote verify", "key")]);
+    }
+    drop(mounts);
+    assert_eq!(shared.objects(), objects[..5]);
+}
+
+/// The document has the name of each of these as left out.
+#[track_caller]
+fn names(document: &Value, paths: &[PathBuf]) {
+    let left_out = document["unreadable"].as_array().unwrap();
+    for path in paths {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let is_named = left_out.iter().any(|row| {
+            row["run"].as_str().is_some_and(|run| run.ends_with(name))
+                || row["reason"].as_str().unwrap().contains(text(path))
+        });
+        assert!(is_named, "{name}: {left_out:?}");
+    }
 }
 
 #[test]

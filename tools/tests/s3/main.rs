@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod fake;
+mod faults;
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;
@@ -28,8 +29,9 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use faults::{Answer, Faults};
 use home::{EVEN, put};
 use node::Node;
 use server::{Identity, SMALL_RUNS, Server};
@@ -126,27 +128,33 @@ fn a_bucket_that_is_missing_and_a_server_that_is_stopped_are_named_in_time() {
 }
 
 #[test]
-fn an_object_that_a_node_may_not_read_is_absent_and_its_bucket_is_not_closed() {
+fn an_object_that_a_node_may_not_read_is_named_and_its_bucket_is_not_closed() {
     let endpoint = fake::start(1, Duration::ZERO);
-    let verified = of_fake(&endpoint, &["verify", "s3://kvpages", "--unsigned"]);
-    assert_eq!(verified["runs"], 0);
+    let verified = of_fake(&endpoint, &["verify", "s3://kvpages", "--unsigned"], 1);
+    assert_eq!(
+        (&verified["runs"], &verified["faults"]),
+        (&json!(0), &json!([]))
+    );
+    let left_out = verified["unreadable"].as_array().unwrap();
+    assert_eq!(left_out.len(), 1);
+    assert!(left_out[0]["reason"].as_str().unwrap().contains("403"));
 }
 
 /// The document of `larder remote`, for a server without objects to give out.
 #[track_caller]
-fn of_fake(endpoint: &str, arguments: &[&str]) -> Value {
+fn of_fake(endpoint: &str, arguments: &[&str], code: i32) -> Value {
     let mut command = larder(&[&["remote"], arguments].concat());
     command.args(["--json", "--endpoint", endpoint]);
     let output = command.envs(Identity::Reader.variables()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(output.status.code(), Some(code), "{said}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
 #[test]
 fn a_listing_may_take_longer_than_each_of_its_parts() {
     let endpoint = fake::start(5, Duration::from_secs(1));
-    let listed = of_fake(&endpoint, &["ls", "s3://kvpages", "--timeout", "4s"]);
+    let listed = of_fake(&endpoint, &["ls", "s3://kvpages", "--timeout", "4s"], 0);
     assert_eq!(listed["runs"], 5);
 }
 
@@ -180,6 +188,246 @@ fn a_prefix_that_the_client_would_change_is_refused() {
     for prefix in ["", "a/", "of/a test/A-b_c.9"] {
         assert_eq!(code(prefix), (Some(3), false), "{prefix}");
     }
+}
+
+/// `larder remote SUBCOMMAND` for a server with faults; its exit code, document and message.
+fn of_faults(server: &Faults, subcommand: &[&str], options: &[&str]) -> (i32, Value, String) {
+    let is_trusting = ["push", "pull", "verify"].contains(&subcommand[0]);
+    let unsigned: &[&str] = if is_trusting { &["--unsigned"] } else { &[] };
+    let place = ["s3://b", "--endpoint", &server.endpoint, "--json"];
+    let arguments = [&["remote"], subcommand, &place[..], options, unsigned].concat();
+    let mut command = larder(&arguments);
+    let output = command.envs(Identity::Writer.variables()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let document = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    (output.status.code().unwrap(), document, said)
+}
+
+const PUSH_NEW: [&str; 3] = ["--run-tokens", RUN_TOKENS, "--new"];
+
+/// A server with four runs, and their store.
+fn with_runs() -> (Faults, Home) {
+    let (server, source) = (Faults::start(), Home::new());
+    source.with(|store| {
+        put(store, EVEN, &chain(1, 8));
+        put(store, EVEN, &chain(2, 8));
+    });
+    let push = ["push", text(&source.path)];
+    let (code, pushed, said) = of_faults(&server, &push, &PUSH_NEW);
+    assert_eq!((code, &pushed["runs_pushed"]), (0, &json!(4)), "{said}");
+    (server, source)
+}
+
+/// A console, or the page of a portal.
+#[test]
+fn an_endpoint_that_answers_all_with_a_page_is_no_service() {
+    let (server, source, node) = (Faults::start(), node(), Home::new());
+    for method in ["GET", "HEAD", "PUT", "DELETE"] {
+        server.at(method, "/", Answer::Html);
+    }
+    let path = text(&source.path);
+    let commands: [(&[&str], &[&str]); 7] = [
+        (&["ls"], &[]),
+        (&["push", path], &RUN),
+        (&["push", path], &PUSH_NEW),
+        (&["pull", text(&node.path)], &[]),
+        (&["verify"], &[]),
+        (&["prune"], &["--older-than", "1h"]),
+        (&["init"], &["--new"]),
+    ];
+    for (command, options) in commands {
+        let (code, document, said) = of_faults(&server, command, options);
+        let is_init = command[0] == "init";
+        assert_eq!(code, if is_init { 1 } else { 3 }, "{command:?} {said}");
+        let said = if is_init {
+            document["problem"].to_string()
+        } else {
+            said
+        };
+        assert!(
+            said.contains("no S3 service at the endpoint"),
+            "{command:?} {said}"
+        );
+    }
+    let l4 = [
+        "--l4",
+        "s3://b",
+        "--l4-endpoint",
+        &server.endpoint,
+        "--l4-unsigned",
+    ];
+    let through = ["--l4-admission", "through"];
+    let owner = Node::with(
+        Home::new(),
+        &[&l4[..], &through].concat(),
+        &Identity::Writer.variables(),
+    );
+    owner.put(EVEN, &chain(1, 8));
+    eventually("a refusal", || owner.state().contains("no S3 service"));
+    assert_eq!(owner.count("breaker_openings"), 1);
+    assert_eq!(
+        owner.count("present_runs") + owner.count("published_runs"),
+        0
+    );
+    assert_eq!(owner.doctor("l4").0, "warn");
+}
+
+#[test]
+fn a_run_is_not_there_already_where_all_objects_are() {
+    let (server, source) = with_runs();
+    server.at("HEAD", "/", Answer::Html);
+    let push = ["push", text(&source.path)];
+    let (code, _, said) = of_faults(&server, &push, &RUN);
+    assert_eq!(code, 3, "{said}");
+    assert!(said.contains("never there"), "{said}");
+}
+
+#[test]
+fn an_owner_publishes_into_a_new_bucket_when_it_is_a_remote() {
+    let server = Faults::start();
+    let l4 = [
+        "--l4",
+        "s3://b",
+        "--l4-endpoint",
+        &server.endpoint,
+        "--l4-unsigned",
+    ];
+    let often = ["--l4-admission", "through", "--l4-refresh", "100ms"];
+    let owner = Node::with(
+        Home::new(),
+        &[&l4[..], &often].concat(),
+        &Identity::Writer.variables(),
+    );
+    owner.put(EVEN, &chain(1, 8));
+    eventually("a look", || owner.state().contains("larder remote init"));
+    owner.reaches("waiting_runs", 2);
+    assert_eq!(owner.doctor("l4").0, "warn");
+    assert_eq!(server.runs().len(), 0);
+    let (code, init, said) = of_faults(&server, &["init"], &["--new"]);
+    assert_eq!((code, &init["is_marked"]), (0, &json!(true)), "{said}");
+    owner.reaches("published_runs", 2);
+    assert_eq!(owner.state(), "in use");
+    assert_eq!(server.runs().len(), 2);
+}
+
+/// One object of four has a fault.
+#[test]
+fn a_fault_of_one_object_costs_this_object_alone() {
+    let faults = [
+        Answer::Status("500 Internal Server Error"),
+        Answer::Status("403 Forbidden"),
+        Answer::Status("404 Not Found"),
+        Answer::Long,
+    ];
+    let (server, _source) = with_runs();
+    let broken = server.runs().remove(1);
+    for fault in faults {
+        server.heal();
+        server.at("GET", &broken, fault);
+        let (code, verified, said) = of_faults(&server, &["verify"], &[]);
+        assert_eq!(
+            (code, &verified["runs"]),
+            (1, &json!(3)),
+            "{fault:?} {said}"
+        );
+        is_named(&verified, &[&broken]);
+        let node = Home::new();
+        let (code, pulled, said) = of_faults(&server, &["pull", text(&node.path)], &[]);
+        assert_eq!(
+            (code, &pulled["runs_pulled"]),
+            (1, &json!(3)),
+            "{fault:?} {said}"
+        );
+        is_named(&pulled, &[&broken]);
+    }
+    server.heal();
+    server.at("GET", &broken, Answer::Html);
+    let (code, verified, said) = of_faults(&server, &["verify"], &[]);
+    assert_eq!(
+        (code, &verified["faults"][0]["run"]),
+        (1, &json!(broken)),
+        "{said}"
+    );
+    server.heal();
+    server.at(
+        "DELETE",
+        &broken,
+        Answer::Status("500 Internal Server Error"),
+    );
+    let fingerprint = EVEN.fingerprint();
+    let prune = ["--namespace", fingerprint.as_str()];
+    let (code, pruned, said) = of_faults(&server, &["prune"], &prune);
+    assert_eq!((code, &pruned["removed_runs"]), (1, &json!(3)), "{said}");
+    is_named(&pruned, &[&broken]);
+    assert_eq!(server.runs(), [broken]);
+}
+
+/// Each object is refused, and the bucket is not.
+#[test]
+fn refused_objects_are_no_faultless_ones() {
+    let (server, _source) = with_runs();
+    for status in ["403 Forbidden", "404 Not Found"] {
+        server.heal();
+        server.at("GET", ".run", Answer::Status(status));
+        let (code, verified, said) = of_faults(&server, &["verify"], &[]);
+        assert_eq!(code, 1, "{said}");
+        let runs = server.runs();
+        let names: Vec<&str> = runs.iter().map(String::as_str).collect();
+        is_named(&verified, &names);
+        let node = Home::new();
+        let (code, pulled, _) = of_faults(&server, &["pull", text(&node.path)], &[]);
+        assert_eq!(code, 1);
+        is_named(&pulled, &names);
+    }
+}
+
+#[test]
+fn a_push_leaves_out_an_object_that_is_not_taken() {
+    for (method, status) in [
+        ("HEAD", "500 Internal Server Error"),
+        ("PUT", "500 Internal Server Error"),
+        ("PUT", "403 Forbidden"),
+    ] {
+        let (server, source) = with_runs();
+        let broken = server.runs().remove(2);
+        let fingerprint = EVEN.fingerprint();
+        let prune = ["--namespace", fingerprint.as_str()];
+        assert_eq!(of_faults(&server, &["prune"], &prune).0, 0);
+        server.at(method, &broken, Answer::Status(status));
+        let push = ["push", text(&source.path)];
+        let (code, pushed, said) = of_faults(&server, &push, &RUN);
+        assert_eq!(
+            (code, &pushed["runs_pushed"]),
+            (1, &json!(3)),
+            "{method} {status} {said}"
+        );
+        is_named(&pushed, &[&broken]);
+        is_documented(&pushed);
+    }
+}
+
+/// The document has exactly the names of these objects as left out.
+#[track_caller]
+fn is_named(document: &Value, names: &[&str]) {
+    let left_out = document["unreadable"].as_array().unwrap();
+    let mut found: Vec<&str> = left_out
+        .iter()
+        .filter_map(|row| row["run"].as_str())
+        .collect();
+    found.sort_unstable();
+    assert_eq!(found, names, "{document}");
+}
+
+/// The server is months behind this node.
+#[test]
+fn an_age_is_taken_from_the_clock_of_the_server() {
+    let (server, _source) = with_runs();
+    let runs = server.runs();
+    server.date(&runs[0], faults::NEW);
+    server.date(&runs[3], faults::OLD);
+    let (code, pruned, said) = of_faults(&server, &["prune"], &["--older-than", "24h"]);
+    assert_eq!((code, &pruned["removed_runs"]), (0, &json!(1)), "{said}");
+    assert_eq!(server.runs(), runs[..3]);
 }
 
 /// docs/json.md has exactly the keys of a document.

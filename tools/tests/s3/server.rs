@@ -166,11 +166,14 @@ impl Server {
         self.document(&arguments, Identity::Writer, code)
     }
 
-    /// Whether a listing of the bucket succeeds.
+    /// Whether the bucket answers. Then its remotes are made: those of commands and of nodes.
     pub fn answers(&self) -> bool {
-        let url = format!("s3://{BUCKET}");
-        let mut command = self.command(&["remote", "ls", &url], Identity::Writer);
-        command.output().unwrap().status.success()
+        ["of/a-test", "of/nodes"].iter().all(|prefix| {
+            let url = format!("s3://{BUCKET}/{prefix}");
+            let init = ["remote", "init", &url, "--new"];
+            let output = self.command(&init, Identity::Writer).output();
+            output.unwrap().status.success()
+        })
     }
 
     /// `larder remote verify` for the objects of nodes; its document.

@@ -88,6 +88,7 @@ pub(super) struct Desk {
     pub(super) second: Budget,
     pub(super) hour: Budget,
     searches: Searches,
+    pub(super) mark: Mark,
     /// This process owns the store.
     is_in_use: bool,
     /// Uses of the store that have begun.
@@ -95,6 +96,16 @@ pub(super) struct Desk {
     /// By the decision of an operator.
     is_off: bool,
     is_closed: bool,
+}
+
+/// Whether the remote has its mark.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// It was not looked for in this use of the store.
+    Unknown,
+    Found,
+    /// It was looked for in vain: nothing is published. With the remedy.
+    Missing(String),
 }
 
 /// The regular work of an agent.
@@ -133,6 +144,7 @@ impl Desk {
             second: Budget::new(options.bytes_per_second, Duration::from_secs(1), now),
             hour: Budget::new(options.requests_per_hour, hours(1), now),
             searches: Searches::default(),
+            mark: Mark::Unknown,
             is_in_use: false,
             uses: 0,
             is_off: false,
@@ -156,6 +168,7 @@ impl Desk {
     pub(super) fn begin_use(&mut self) {
         self.is_in_use = true;
         self.uses += 1;
+        self.mark = Mark::Unknown;
     }
 
     /// The number of the use of the store; `None` while another process may own it.
@@ -325,7 +338,8 @@ impl Desk {
 
     /// The next run to publish, or the time to wait for it; `None` without one.
     pub(super) fn next_outgoing(&mut self, now: Instant) -> Option<Result<Outgoing, Duration>> {
-        if !self.may_ask() {
+        let is_marked = self.mark == Mark::Found || planted(Bug::BlindPublication);
+        if !self.may_ask() || !is_marked {
             return None;
         }
         let debt = self.second.debt(now);
@@ -421,6 +435,7 @@ impl Desk {
             End::Stored | End::GivenUp => {}
             End::Gone => self.names.forget(&run.name, false),
             End::Faulty => self.names.forget(&run.name, true),
+            End::Unreadable => self.names.note_unreadable(&run.name),
         }
     }
 
@@ -460,6 +475,11 @@ impl Desk {
         }
         self.searches.clear();
         self.give_up()
+    }
+
+    /// Whether runs can be shared.
+    pub(super) fn works(&self) -> bool {
+        self.may_ask() && !matches!(self.mark, Mark::Missing(_))
     }
 
     /// Whether requests may be made.
@@ -503,9 +523,10 @@ impl Desk {
                 let left = until.saturating_duration_since(now).as_secs();
                 format!("no requests, the next attempt in {left} s: {reason}")
             }
-            _ => match self.publications.reason() {
-                Some(reason) => format!("in use for reads; no publications: {reason}"),
-                None => "in use".to_owned(),
+            _ => match (&self.mark, self.publications.reason()) {
+                (Mark::Missing(reason), _) => format!("no publications: {reason}"),
+                (_, Some(reason)) => format!("in use for reads; no publications: {reason}"),
+                _ => "in use".to_owned(),
             },
         }
     }
@@ -550,6 +571,8 @@ pub(super) enum End {
     Gone,
     /// It has a faulty page, or is faulty itself.
     Faulty,
+    /// It cannot be read. Others can.
+    Unreadable,
 }
 
 impl Outgoing {

@@ -172,7 +172,8 @@ impl Sim {
                     let page = self.any_page();
                     self.nodes[at].shelf.evict(&page);
                 }
-                98 => self.nodes[at].shelf.clear(),
+                98 if self.random.random() => self.nodes[at].shelf.clear(),
+                98 => self.mount(),
                 _ => self.switch(at),
             }
         }
@@ -300,10 +301,19 @@ impl Sim {
         }
     }
 
+    /// The directory is mounted, or not any more.
+    fn mount(&mut self) {
+        let mut world = self.world.lock();
+        world.is_marked = !world.is_marked;
+    }
+
     /// The remote works again, and all queues run empty. Then nothing is on its way, and each run
     /// has an end.
     fn settle(&mut self) {
-        self.world.lock().mood = Mood::Fine;
+        {
+            let mut world = self.world.lock();
+            (world.mood, world.is_marked) = (Mood::Fine, true);
+        }
         for at in 0..self.nodes.len() {
             if self.nodes[at].is_off {
                 self.switch(at);
@@ -498,7 +508,6 @@ fn a_listing_that_cannot_end_is_no_failure_of_the_remote() {
     (0..10).for_each(|_| agent.list());
     assert!(may_ask());
     assert_eq!(agent.report().counts["listings"], 0);
-    // A probe needs no listing.
     agent.failed(&RemoteError::Denied("a test".to_owned()));
     assert!(!may_ask());
     sim.world.lock().advance(Duration::from_mins(1));
@@ -532,6 +541,7 @@ fn a_seed_notices_each_planted_bug() {
         Bug::RestlessEnd,
         Bug::DeafSwitch,
         Bug::BlindSearch,
+        Bug::BlindPublication,
     ];
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));

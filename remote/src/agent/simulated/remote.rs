@@ -15,7 +15,7 @@ use super::{
     trust,
 };
 use crate::buffer::Buffer;
-use crate::remote::{Listed, Published, Remote, RemoteError};
+use crate::remote::{Listed, Published, Remote, RemoteError, Unreadable};
 use crate::run::{Draft, RunName, RunPage, open};
 
 /// Failures in a row that open the breaker, and the least pause after them.
@@ -54,6 +54,10 @@ pub struct Facts {
     faulty: HashSet<RunName>,
     /// A fetch measures the speed: its bytes are not used.
     pub is_sample: bool,
+    /// A request for one object failed: a look is due, and no other request.
+    owes_look: bool,
+    /// The mark was found, and not missed since.
+    has_seen_mark: bool,
     requests: Answers,
     publications: Answers,
     day: Option<Bucket>,
@@ -63,10 +67,12 @@ pub struct Facts {
 /// What a request is.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Tests whether the remote answers again.
-    Probe,
+    /// Looks at the remote itself.
+    Look,
     Publication,
-    Other,
+    Listing,
+    /// For one object.
+    Object,
 }
 
 /// The answers to requests of a kind.
@@ -122,6 +128,8 @@ pub struct World {
     pub mood: Mood,
     /// Time of each part of a listing.
     pub part_takes: Duration,
+    /// It has its mark.
+    pub is_marked: bool,
     /// A listing meets a name that the client does not take.
     pub has_foreign: bool,
     objects: BTreeMap<RunName, Vec<u8>>,
@@ -136,6 +144,7 @@ impl World {
             now: begin,
             mood: Mood::Fine,
             part_takes: Duration::ZERO,
+            is_marked: true,
             has_foreign: false,
             objects: BTreeMap::new(),
             random: Pcg64::seed_from_u64(seed),
@@ -205,9 +214,14 @@ impl World {
         assert!(!facts.is_closed, "a request of a closed agent");
         assert!(!facts.is_off, "a request of an agent that is switched off");
         if let Some(until) = facts.requests.open_until {
-            assert!(kind == Kind::Probe, "a request while the breaker is open");
+            assert!(kind == Kind::Look, "a request while the breaker is open");
             assert!(now >= until, "a probe before its time");
         }
+        let is_looked_into = kind == Kind::Look || !facts.owes_look;
+        assert!(is_looked_into, "a failure that was not looked into");
+        let may_publish = kind != Kind::Publication || facts.has_seen_mark;
+        assert!(may_publish, "a publication into a place without a mark");
+        facts.owes_look = false;
         let until = facts.publications.open_until;
         let is_refused = kind == Kind::Publication && until.is_some_and(|until| now < until);
         assert!(!is_refused, "a publication while its breaker is open");
@@ -240,9 +254,11 @@ impl World {
             }
             return Ok(());
         };
-        match is_publication {
-            true => facts.publications.failed(&failure, now),
-            false => facts.requests.failed(&failure, now),
+        let of_object = matches!(failure, RemoteError::Denied(_) | RemoteError::Failed(_));
+        match kind {
+            Kind::Publication => facts.publications.failed(&failure, now),
+            Kind::Object if of_object => facts.owes_look = true,
+            _ => facts.requests.failed(&failure, now),
         }
         Err(failure)
     }
@@ -328,9 +344,28 @@ impl Faulty {
 }
 
 impl Remote for Faulty {
+    fn look(&self, deadline: Instant) -> Result<(), RemoteError> {
+        let mut world = self.world.lock();
+        world.begin(self.node, Kind::Look, deadline)?;
+        let is_marked = world.is_marked;
+        world.facts[self.node].has_seen_mark = is_marked;
+        match is_marked {
+            true => Ok(()),
+            false => Err(RemoteError::Unmarked("a test".to_owned())),
+        }
+    }
+
+    fn mark(&self, _: Instant) -> Result<(), RemoteError> {
+        unreachable!("agents make no remote")
+    }
+
+    fn now_unix_s(&self, _: Instant) -> Result<u64, RemoteError> {
+        unreachable!("agents take no age")
+    }
+
     fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
         let mut world = self.world.lock();
-        world.begin(self.node, Kind::Other, deadline)?;
+        world.begin(self.node, Kind::Object, deadline)?;
         let lies = world.mood == Mood::Lying && world.chance(3);
         let holds = world.objects.contains_key(run) != lies;
         if holds {
@@ -346,10 +381,6 @@ impl Remote for Faulty {
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
         let mut world = self.world.lock();
-        if *run == RunName::NONE {
-            world.begin(self.node, Kind::Probe, deadline)?;
-            return Ok(None);
-        }
         {
             let facts = &world.facts[self.node];
             assert!(
@@ -359,7 +390,7 @@ impl Remote for Faulty {
             assert!(!facts.gone.contains(run), "a run that is gone, again");
             assert!(!facts.faulty.contains(run), "a run with a fault, again");
         }
-        world.begin(self.node, Kind::Other, deadline)?;
+        world.begin(self.node, Kind::Object, deadline)?;
         let object = world.objects.get(run).cloned();
         let Some(mut object) = object.filter(|object| object.len() <= bytes_max) else {
             world.facts[self.node].gone.insert(*run);
@@ -421,7 +452,7 @@ impl Remote for Faulty {
     fn list(
         &self,
         _: Option<Fingerprint>,
-        each: &mut dyn FnMut(Listed) -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
         let listed: Vec<Listed> = {
@@ -437,7 +468,7 @@ impl Remote for Faulty {
         for part in listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]) {
             let mut world = self.world.lock();
             let deadline = world.now + patience;
-            world.begin(self.node, Kind::Other, deadline)?;
+            world.begin(self.node, Kind::Listing, deadline)?;
             let took = world.part_takes;
             if world.has_foreign {
                 return Err(RemoteError::Foreign("a test".to_owned()));
@@ -451,7 +482,13 @@ impl Remote for Faulty {
                 world.announce_one(self.node, &object.run);
             }
             drop(world);
-            if part.iter().copied().try_for_each(&mut *each).is_break() {
+            if part
+                .iter()
+                .copied()
+                .map(Ok)
+                .try_for_each(&mut *each)
+                .is_break()
+            {
                 break;
             }
         }

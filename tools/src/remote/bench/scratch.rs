@@ -15,8 +15,8 @@ use larder_engine::{
 };
 use larder_remote::agent::{Admission, Agent, AgentOptions, FETCHES, PUBLICATIONS};
 use larder_remote::run::open;
-use larder_remote::s3::S3;
-use larder_remote::{Draft, Place, Remote, RunPage, Trust};
+use larder_remote::s3::{MARK, S3};
+use larder_remote::{Draft, Listed, Place, Remote, RunPage, Trust, Unreadable};
 
 use super::bare::{Bare, Runs};
 use super::pairs::Sample;
@@ -75,10 +75,12 @@ impl Objects {
             endpoint: args.place.endpoint.clone(),
             ca_file: args.place.ca_file.clone(),
         };
+        let (client, trust) = (place.bucket()?, args.trust.load()?);
+        client.mark(Instant::now() + args.place.timeout)?;
         Ok(Objects {
-            client: place.bucket()?,
+            client,
             place,
-            trust: args.trust.load()?,
+            trust,
             timeout: args.place.timeout,
             run_bytes: args.run_bytes.0,
             runs: args.runs,
@@ -143,15 +145,15 @@ impl Objects {
             self.client.remove_alone(&self.names(round), until())?;
         }
         let mut runs = Vec::new();
-        let mut each = |object: larder_remote::Listed| {
-            runs.push(object.run);
+        let mut each = |object: Result<Listed, Unreadable>| {
+            runs.extend(object.map(|object| object.run));
             ControlFlow::Continue(())
         };
         self.client.list(None, &mut each, self.timeout)?;
         for run in runs {
             self.client.remove(&run, until())?;
         }
-        Ok(())
+        Ok(self.client.remove_alone(&[MARK.to_owned()], until())?)
     }
 
     /// An agent without limits, and with this budget.
