@@ -23,10 +23,16 @@ fn an_engine_reads_no_more_tokens_than_its_prompt_has() {
         for run in 0..2 {
             let chain = pages.chain(&prompt);
             let mut buffers = pages.buffers(chain.keys().len()).unwrap();
-            let mut slots: Vec<_> = buffers.iter_mut().map(|page| page.parts_mut()).collect();
+            let mut slots: Vec<_> = buffers
+                .iter_mut()
+                .map(larder_engine::LentPage::parts_mut)
+                .collect();
             let read = pages.read_prefix(&chain, &mut slots, None);
             assert_eq!(read, run * (length / PAGE_TOKENS), "{length} tokens");
-            let computed: Vec<_> = buffers[read..].iter().map(|page| page.parts()).collect();
+            let computed: Vec<_> = buffers[read..]
+                .iter()
+                .map(larder_engine::LentPage::parts)
+                .collect();
             let stored = pages.append(&chain.skip(read), &computed, PutOptions::default());
             assert!(stored.iter().all(|status| status.is_present()));
         }

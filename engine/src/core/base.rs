@@ -90,6 +90,8 @@ pub(super) struct Base {
     pub now_ms: u64,
     /// When reclaim looks again at segments that it could not empty.
     pub retry_ms: Option<u64>,
+    /// The headers of a clean close are made: no segment changes its state any more.
+    pub is_closed: bool,
     /// A part of the store could not be read at the open.
     pub is_partial: bool,
     /// A put or a deletion of this epoch has asked for room.
@@ -120,6 +122,7 @@ impl Base {
             evicted: Evicted::new(first.run()),
             now_ms: 0,
             retry_ms: None,
+            is_closed: false,
             is_partial: false,
             is_room_asked_for: false,
             has_more_room: false,

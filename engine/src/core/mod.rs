@@ -18,6 +18,8 @@
 //! | `segments` | where pages go, how many are kept, which volumes take writes | `base` |
 //! | `base` | (configuration, index, namespaces, clock, events, effects) | |
 //!
+//! `closing` has the steps of a clean close.
+//!
 //! The promises rest on these rules:
 //!
 //! - A page becomes visible only when its bytes *and* its descriptor are on the device.
@@ -36,6 +38,7 @@
 
 mod base;
 mod books;
+mod closing;
 mod durability;
 mod evicted;
 mod journal;
@@ -48,7 +51,7 @@ mod types;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use larder_format::{DescriptorBlock, Holdings, Namespace, PageKey, SegmentState, Serial};
+use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
 
 use crate::api::NamespaceId;
 use crate::capacity::footprint;
@@ -56,7 +59,6 @@ use crate::catalog::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::disk::DiskError;
 use crate::hint::Hint;
 use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};
-use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::policy::AdmissionPolicy;
 use base::{Base, Event, IoContext, Watermarks};
@@ -474,9 +476,10 @@ impl Core {
         self.reclaim.is_busy()
     }
 
-    /// The last reader left a segment.
+    /// The last reader left a segment. A reader may leave after the last headers of a close: the
+    /// segment stays as they state it.
     pub fn unpinned(&mut self, id: SegmentId) {
-        if self.segments.get(id).is_held_by_pins() {
+        if !self.base.is_closed && self.segments.get(id).is_held_by_pins() {
             let (base, segments) = (&mut self.base, &mut self.segments);
             self.durability
                 .release_when_unpinned(base, segments, &mut self.journal, id);
@@ -581,56 +584,6 @@ impl Core {
     pub(crate) fn books(&mut self) -> Books<'_> {
         let (base, segments) = (&mut self.base, &self.segments);
         Books { base, segments }
-    }
-
-    // ---- closing
-
-    /// Writes the free headers again that could not be written.
-    pub fn retry_freeing(&mut self) {
-        self.segments.retry_freeing(&mut self.base);
-        self.run();
-    }
-
-    /// Writes every departure (an eviction, a failed put) that is not written yet. Returns how many
-    /// find no room: they go on waiting.
-    pub fn write_departures(&mut self) -> usize {
-        let (base, segments) = (&mut self.base, &mut self.segments);
-        let left = self.journal.write_departures(base, segments);
-        self.run();
-        left
-    }
-
-    /// Departures of this epoch that are not on the device: the next open may find their pages.
-    #[must_use]
-    pub fn unwritten_departures(&self) -> u64 {
-        self.journal.unwritten_departures()
-    }
-
-    /// Headers for every segment whose header on disk does not state its content. Written last
-    /// before a clean close, when nothing is under way. Volume, byte offset, bytes.
-    ///
-    /// # Errors
-    /// When there is no memory for them.
-    pub fn closing_headers(&mut self) -> Result<Vec<(usize, u64, AlignedBuf)>, std::io::Error> {
-        self.segments.closing_headers(&self.base)
-    }
-
-    /// How much each volume holds. Called after [`Core::closing_headers`].
-    #[must_use]
-    pub fn holdings(&self) -> Vec<Holdings> {
-        let mut pages = vec![0; self.segments.iter().count()];
-        self.base.index.each(|page| {
-            if let Some(count) = pages.get_mut(page.place.segment.0 as usize) {
-                *count += 1;
-            }
-        });
-        let mut all = self.segments.holdings(&pages);
-        // Their pages may be found again.
-        let unwritten = self.journal.unwritten_departures();
-        for holdings in &mut all {
-            holdings.unproven += unwritten;
-        }
-        all
     }
 
     // ---- views

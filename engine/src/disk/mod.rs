@@ -26,7 +26,7 @@
 //! | `pacing` | the pace of a whole store, and its counters |
 //! | [`mailbox`] | waits for answers |
 //! | [`health`] | the drive's own report of its wear and faults |
-//! | `witness` | tries failed reads again, and notes those that are no evidence on volumes |
+//! | `witness` | tries failed reads again, and notes errors that are no evidence on volumes |
 //! | `patience` | the time for these further tries |
 //! | [`probe`] | chooses between the disks by trying, with a reason in plain text |
 //!

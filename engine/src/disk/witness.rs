@@ -41,7 +41,10 @@ impl Witness {
 
 /// The reads that are worth another try. The limits of this process do not pass by themselves.
 fn failed(results: &[Result<AlignedBuf, DiskError>]) -> impl Iterator<Item = usize> {
-    let is_failed = |result: &Result<AlignedBuf, DiskError>| matches!(result, Err(error) if !error.is_of_this_process());
+    let is_failed = |result: &Result<AlignedBuf, DiskError>| {
+        let error = result.as_ref().err();
+        error.is_some_and(|error| !error.is_of_this_process())
+    };
     (0..results.len()).filter(move |at| is_failed(&results[*at]))
 }
 

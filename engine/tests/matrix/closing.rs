@@ -32,7 +32,7 @@ fn closed(chains: u64) -> (Home, Vec<PageKey>) {
     (home, keys)
 }
 
-/// The flaws of a survey, the pages whose bytes are wrong, and those that a crash left unfinished.
+/// The flaws of a survey, the pages with wrong bytes, and the number of unfinished pages.
 fn verified(home: &Home) -> (Survey, Vec<larder_engine::survey::BadPage>, u64) {
     let survey = Survey::new(&home.path, &SurveyOptions::default()).unwrap();
     let mut bad = Vec::new();

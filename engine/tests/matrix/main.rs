@@ -4,8 +4,8 @@
 //!
 //! `device`: faults of the disk. `silent`: devices that do not answer. `refusing`: parts of a
 //! device that fail for good. `read_only`: volumes that refuse every write. `medium`: wrong bytes
-//! on the volume. `records`: records that are no pages. `moment`: reads that fail for a while. `closing`:
-//! stores that were closed in order. `place`: where and how a store is opened.
+//! on the volume. `records`: records that are no pages. `moment`: reads that fail for a while.
+//! `closing`: stores that were closed in order. `place`: where and how a store is opened.
 #![allow(clippy::unwrap_used)]
 
 mod closing;

@@ -52,9 +52,9 @@ pub fn open(shared: &Shared, superblocks: Found) -> Result<Arc<Store>, StoreErro
     Ok(Arc::new(store))
 }
 
-/// A store that was opened without some of its segments: nobody calls it. Its threads get a while
-/// to do what they must not do.
-fn run_partly(shared: &Shared, store: Arc<Store>) -> End {
+/// A store that was opened without some of its segments gets no call. Its threads get a while for
+/// forbidden evictions.
+fn run_partly(shared: &Shared, store: &Arc<Store>) -> End {
     shared.lock().store = Some(store.clone());
     for _ in 0..4 {
         shared.lock().check_nothing_left();
@@ -73,7 +73,7 @@ pub fn run(shared: &Shared, superblocks: Found) -> End {
         Err(error) => return End::NotOpened(error),
     };
     if shared.lock().is_partial {
-        return run_partly(shared, store);
+        return run_partly(shared, &store);
     }
     shared.lock().world.outage = None;
     callers::name_some(shared, &store);
