@@ -185,8 +185,8 @@ pub enum FlawReason {
     Descriptor(String),
     /// The volume holds less than when the store was closed in order.
     #[error(
-        "{segments} segments have lost their contents since the store was closed in order, and \
-         {pages} pages are gone"
+        "since the store was closed in order, the contents of {segments} of its segments are \
+         lost, and {pages} pages are gone"
     )]
     LostContents {
         /// Number of segments.

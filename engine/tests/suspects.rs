@@ -22,6 +22,7 @@ use larder_engine::format::{
     VolumeEntry, VolumeId,
 };
 use larder_engine::index::{Index, NamespaceSlot};
+use larder_engine::planted::{Bug, plant};
 use larder_engine::recovery::recover;
 use larder_engine::recovery::scan::Spot;
 use larder_engine::{Hint, PutStatus};
@@ -339,6 +340,8 @@ fn are_proven(store: &Store, keys: &[PageKey]) -> Vec<Option<bool>> {
 
 #[test]
 fn no_durable_watermark_proves_pages_that_failed_syncs_lost() {
+    // The record of the failed put would hide its page.
+    plant(Some(Bug::UnvoidedFailure));
     for failures in 1..4 {
         let keys = chain(1, 4);
         let mut store = after_failed_syncs(&keys, failures);
@@ -372,6 +375,8 @@ fn the_durable_watermark_advances_with_the_sync_that_makes_the_free_header_durab
 /// header is written, and has lost it.
 #[test]
 fn a_header_that_was_on_its_way_during_a_failed_sync_excludes_nothing() {
+    // The record of the failed put would hide its page.
+    plant(Some(Bug::UnvoidedFailure));
     let keys = chain(1, 3);
     let mut store = Store::new();
     store.put(keys[0]);

@@ -86,7 +86,8 @@ pub struct Stats {
     /// Pages deleted, one by one or with their namespace.
     #[serde(rename = "deleted_pages")]
     pub deleted: u64,
-    /// Pages forgotten because their bytes failed the checksum or could not be read.
+    /// Pages forgotten because their bytes failed the checksum or could not be read, and pages that
+    /// the last clean close counted and that the open did not find.
     #[serde(rename = "damaged_pages")]
     pub damaged: u64,
     /// Pages forgotten because the crash before this open interrupted their writes.

@@ -32,7 +32,7 @@ pub enum FaultReason {
     Damaged(Damage),
     /// Segments that were in use at the clean close hold nothing any more: their number, and the
     /// number of all that were in use.
-    #[error("{lost} of the {used} segments in use at the clean close have lost their contents")]
+    #[error("the contents of {lost} of the {used} segments in use at the clean close are lost")]
     Emptied {
         /// Number of segments.
         lost: u32,

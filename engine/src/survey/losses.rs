@@ -60,9 +60,13 @@ impl Survey {
                 doubtful_pages: doubtful.count() as u64,
             };
         }
-        let is_lost = |flaw: &&Flaw| matches!(flaw.reason, FlawReason::LostSegment(_));
+        let lost = |flaw: &Flaw| match flaw.reason {
+            FlawReason::LostSegment(_) => 1,
+            FlawReason::LostContents { segments, .. } => u64::from(segments),
+            _ => 0,
+        };
         Losses {
-            segments: self.flaws.iter().filter(is_lost).count() as u64 + self.unreachable,
+            segments: self.flaws.iter().map(lost).sum::<u64>() + self.unreachable,
             bytes_max: self.lost_bytes_max(),
             namespaces,
         }
@@ -92,7 +96,12 @@ impl Survey {
                 *bytes = bytes.saturating_sub(self.records.bytes(page));
             }
         }
-        damaged.values().sum::<u64>() + self.unreachable.saturating_mul(room)
+        let emptied = self.flaws.iter().map(|flaw| match flaw.reason {
+            FlawReason::LostContents { segments, .. } => u64::from(segments),
+            _ => 0,
+        });
+        let away = emptied.sum::<u64>() + self.unreachable;
+        damaged.values().sum::<u64>() + away.saturating_mul(room)
     }
 }
 

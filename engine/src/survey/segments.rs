@@ -159,8 +159,7 @@ impl Survey {
                 gathered.note_difference(volume, fault);
             }
         }
-        self.take_records(gathered);
-        self.compare_with_close(&holdings);
+        self.take_records(gathered, &holdings);
     }
 
     /// The closing statements of the volumes that are there.
@@ -193,10 +192,6 @@ impl Survey {
                     pages: lost,
                 },
                 Some(reason) => FlawReason::ClosingStatement(reason.to_string()),
-                None if lost > 0 => FlawReason::LostContents {
-                    segments: 0,
-                    pages: lost,
-                },
                 None => continue,
             };
             flaws.push(Flaw::at(volume, CLOSING_OFFSET, reason));
@@ -410,7 +405,7 @@ impl Survey {
         }
     }
 
-    fn take_records(&mut self, mut gathered: Gathered<Whole>) {
+    fn take_records(&mut self, mut gathered: Gathered<Whole>, holdings: &[FoundHoldings]) {
         let (found, fates) = gathered.judge(self.disk.as_ref(), &self.spots);
         let is_removed = |page: &Found<Whole>, key| gathered.gone.contains_key(&(page.slot, key));
         let lost_until = self.lost_until(gathered.lost_until);
@@ -427,6 +422,7 @@ impl Survey {
             segment.live_pages += 1;
             segment.live_bytes += bytes;
         }
+        self.compare_with_close(holdings);
         self.losses =
             (lost_until > Serial::ZERO).then(|| self.sum_up_losses(lost_until, is_removed));
         self.add_overlaps();

@@ -12,9 +12,9 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use larder_format::{
-    BLOCK_BYTES, Features, Geometry, HEADER_BLOCKS, OpenState, Run, SEGMENT_BYTES_MAX,
-    SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock, VOLUMES_MAX,
-    VolumeEntry, VolumeId, segments_that_fit,
+    BLOCK_BYTES, CLOSING_OFFSET, Features, Geometry, HEADER_BLOCKS, OpenState, Run,
+    SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock,
+    VOLUMES_MAX, VolumeEntry, VolumeId, segments_that_fit,
 };
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -259,8 +259,8 @@ impl Plan {
         prewrite(target, from..self.volume_bytes, 0, total, options)
     }
 
-    /// Blanks the headers and the first descriptor block of each segment from `first` on, where the
-    /// volume held other bytes before. So a segment whose places are not blank was written by the
+    /// Blanks the headers and the first descriptor block of each segment from `first` on, and the
+    /// closing statement of a new volume, where the volume held other bytes before. So a segment whose places are not blank was written by the
     /// store, or is damaged.
     fn blank(&self, target: &Target, first: u32) -> Result<(), StoreError> {
         if !target.held_bytes() {
@@ -268,6 +268,10 @@ impl Plan {
         }
         let io = |e: Error| StoreError::io("blanking the segments", &target.path, e);
         let headers = u64::from(HEADER_BLOCKS) * BLOCK_BYTES as u64;
+        if first == 0 {
+            let zeros = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
+            target.file.write(CLOSING_OFFSET, &zeros).map_err(io)?;
+        }
         let last = self.geometry.segments();
         // The first descriptor block of a segment lies before the headers of the next one.
         for segment in first..=last {

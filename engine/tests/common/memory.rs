@@ -56,8 +56,9 @@ impl Memory {
     }
 }
 
+/// The number of a block. Blocks before the segments have numbers that no segment has.
 fn block_at(offset: u64) -> u64 {
-    (offset - SEGMENTS_OFFSET) / BLOCK_BYTES as u64
+    offset.wrapping_sub(SEGMENTS_OFFSET) / BLOCK_BYTES as u64
 }
 
 impl Disk for Memory {

@@ -75,6 +75,7 @@ fn row_30_segments_that_become_zeros_are_missed_and_their_pages_counted() {
             panic!("{flaws:?}");
         };
         assert_eq!((u64::from(*segments), *gone), (lost, pages));
+        assert_eq!(survey.losses().map(|losses| losses.segments), Some(lost));
         assert!(bad.is_empty());
         {
             let store = home.open();

@@ -13,8 +13,8 @@ use super::device::is_read;
 use super::{SEGMENT, SIZE};
 
 /// Errors of the medium, and of the path to it.
-const MEDIUM: [i32; 2] = [libc::EIO, libc::ENODATA];
-const PATH: [i32; 3] = [libc::ETIMEDOUT, libc::ENOLINK, libc::ENODEV];
+const MEDIUM: [i32; 1] = [libc::EIO];
+const PATH: [i32; 2] = [libc::ETIMEDOUT, libc::ENODEV];
 
 /// Pages of 1 MiB, a segment of them to a chain.
 const CHAIN: usize = 15;
