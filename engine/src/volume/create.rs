@@ -260,8 +260,8 @@ impl Plan {
     }
 
     /// Blanks the headers and the first descriptor block of each segment from `first` on, and the
-    /// closing statement of a new volume, where the volume held other bytes before. So a segment whose places are not blank was written by the
-    /// store, or is damaged.
+    /// closing statement of a new volume, where the volume held other bytes before. So a place that
+    /// is not blank was written by the store, or is damaged.
     fn blank(&self, target: &Target, first: u32) -> Result<(), StoreError> {
         if !target.held_bytes() {
             return Ok(());
