@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_sync::Mutex;
@@ -417,6 +417,11 @@ fn full_store(directory: &Path) -> PathBuf {
         }
     }
     assert!(store.stats().evicted > 0);
+    // A compaction needs the free segments that reclaim keeps.
+    let until = Instant::now() + Duration::from_secs(60);
+    while store.stats().free_segments < 2 && Instant::now() < until {
+        std::thread::yield_now();
+    }
     store.close().unwrap();
     path
 }
