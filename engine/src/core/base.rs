@@ -213,9 +213,11 @@ impl Base {
         self.ios.remove(&id)
     }
 
-    /// Whether a namespace has pages, or a caller has named it since the store was opened.
+    /// Whether a namespace has pages, or a caller has named it since the store was opened. Where a
+    /// part of the store could not be read, pages of any namespace may lie there.
     pub(super) fn is_wanted(&self, slot: NamespaceSlot) -> bool {
-        self.namespaces.get(slot).is_named || self.index.pages_of(slot) > 0
+        let has_pages = self.is_partial || self.index.pages_of(slot) > 0;
+        has_pages || self.namespaces.get(slot).is_named
     }
 
     /// No I/O request is without its answer.

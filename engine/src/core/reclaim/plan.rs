@@ -15,6 +15,7 @@ use super::duplicates::Search;
 use crate::core::base::Base;
 use crate::core::journal::records::{Content, Metadata, Origin};
 use crate::core::puts::{Below, Puts, is_live};
+use crate::core::segments::segment::State;
 use crate::core::types::{Descriptors, Move, Victim};
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::planted;
@@ -366,7 +367,11 @@ impl Forwarding {
                 let lay_in = below
                     .segments
                     .id_of(usize::from(home.volume), home.segment.0);
-                let is_there = |id| below.segments.get(id).generation == home.sequence;
+                // The generation of a segment that could not be read is not known.
+                let is_there = |id| {
+                    let segment = below.segments.get(id);
+                    segment.generation == home.sequence || segment.state() == State::Unreadable
+                };
                 if lay_in.is_some_and(is_there)
                     && lay_in != Some(segment)
                     && self.once.admits(record)

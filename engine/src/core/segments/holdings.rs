@@ -20,8 +20,10 @@ impl Segments {
                     own.used += 1;
                     own.sequences += u128::from(segment.generation.get());
                     own.pages += pages;
+                    // Without live pages it may still hold a copy that failed: a lost header
+                    // must not prove it.
                     if segment.proven < segment.last_commit {
-                        own.unproven += pages;
+                        own.unproven += pages.max(1);
                     }
                 }
             }
