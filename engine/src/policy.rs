@@ -58,7 +58,7 @@ impl PageNumber {
 }
 
 /// How much a page is worth keeping: of two pages the one with the lower worth goes first. The
-/// scale is the policy's own.
+/// scale is the policy's own, and may change: see [`EvictionPolicy::scale`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Worth(pub u32);
 
@@ -237,10 +237,16 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
         let _ = lessons;
     }
 
-    /// The order that it follows now, for people: in a word, and where there is a reason as
-    /// `order: reason`. And how often it has changed.
-    fn order(&self) -> (String, u64) {
-        ("custom".to_owned(), 0)
+    /// The order that it follows, for people: in a word, and where there is a reason as
+    /// `order: reason`.
+    fn order(&self) -> String {
+        "custom".to_owned()
+    }
+
+    /// How often it has changed its order, and with it the scale of worths. Reclaim compares only
+    /// worths of one scale.
+    fn scale(&self) -> u64 {
+        0
     }
 
     /// Bytes allocated.

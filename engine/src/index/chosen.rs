@@ -440,9 +440,14 @@ impl Chosen {
         self.policy.lessons()
     }
 
-    /// The order that the policy follows, and how often that has changed.
-    pub(super) fn order(&self) -> (String, u64) {
+    /// The order that the policy follows.
+    pub(super) fn order(&self) -> String {
         self.policy.order()
+    }
+
+    /// How often that order has changed.
+    pub(super) fn scale(&self) -> u64 {
+        self.policy.scale()
     }
 
     /// Adjusts to a lowering of all heats by `cut`.

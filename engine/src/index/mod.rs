@@ -409,17 +409,23 @@ impl Index {
     /// pages.
     ///
     /// It checks every entry, and takes 8 bytes a slot meanwhile: for the rare store in which
-    /// copies find no room. No page may be added, removed or linked meanwhile; heats may rise.
+    /// copies find no room. No page may be added, removed or linked meanwhile; heats may rise, and
+    /// the scale may change: the climb begins again.
     pub fn worthiest_by_segment(&self) -> Vec<Option<Worth>> {
-        let slots = self.state.read().slab().slots();
-        let mut climb = Climb::new(slots, self.pins.len());
-        for first in (0..slots as u32).step_by(HOLD_SLOTS) {
-            let state = self.read_reported();
-            for slot in (first..slots as u32).take(HOLD_SLOTS) {
-                climb.start(&state, PageId(slot));
+        loop {
+            let scale = self.read_reported().scale();
+            let slots = self.state.read().slab().slots();
+            let mut climb = Climb::new(slots, self.pins.len());
+            for first in (0..slots as u32).step_by(HOLD_SLOTS) {
+                let state = self.read_reported();
+                for slot in (first..slots as u32).take(HOLD_SLOTS) {
+                    climb.start(&state, PageId(slot));
+                }
+            }
+            if self.scale() == scale {
+                return climb.segments();
             }
         }
-        climb.segments()
     }
 
     // ---- counted leases
@@ -523,11 +529,19 @@ impl Index {
         state.chosen().map(Chosen::lessons).unwrap_or_default()
     }
 
-    /// The order of eviction that is followed now, for people, and how often that has changed.
+    /// The order of eviction that is followed, for people, and how often that has changed.
     pub fn order(&self) -> (String, u64) {
         let state = self.state.read();
-        let chosen = state.chosen().map(Chosen::order);
+        let chosen = state
+            .chosen()
+            .map(|chosen| (chosen.order(), chosen.scale()));
         chosen.unwrap_or_else(|| ("lru".to_owned(), 0))
+    }
+
+    /// Names the scale of all worths. It changes with the order of the chosen policy, and without
+    /// a policy when heats are lowered. Worths of two scales are not compared.
+    pub fn scale(&self) -> u64 {
+        self.state.read().scale()
     }
 
     /// Those of the chosen policy, and of the facts kept for it.

@@ -89,6 +89,14 @@ impl State {
         }
     }
 
+    /// See [`Index::scale`](super::Index::scale).
+    pub(super) fn scale(&self) -> u64 {
+        match &self.chosen {
+            None => self.epoch,
+            Some(chosen) => chosen.scale(),
+        }
+    }
+
     /// The pages, for the facts that a policy sees.
     fn pages_seen(&self) -> View<'_> {
         View {
@@ -444,7 +452,7 @@ impl State {
     /// a ghost.
     pub(super) fn take_out(&mut self, id: PageId, floor: Heat, why: Departure) -> (Departed, Mark) {
         self.report_uses();
-        let worth = self.worth(id);
+        let (worth, scale) = (self.worth(id), self.scale());
         if self.tell(|chosen, view| chosen.left(view, id, why)) == Some(false) {
             // The next page of this slot is filed anew.
             self.slab.entry_mut(id).spot.clear(QUEUED);
@@ -456,6 +464,7 @@ impl State {
             key: entry.key(),
             place: entry.spot.place(),
             worth,
+            scale,
         };
         if self.counted.end(id) {
             self.slab.link_mut(id).children -= 1;

@@ -136,6 +136,8 @@ pub struct Departed {
     pub place: Place,
     /// Its worth when it left, by the policy: the heat, unless another one is chosen.
     pub worth: Worth,
+    /// The scale of that worth.
+    pub scale: u64,
 }
 
 /// The facts for the decision of reclaim between copying a page and dropping it.

@@ -218,7 +218,7 @@ impl Learned {
             return;
         };
         self.leaves.forget_values();
-        let (order, switches) = self.order();
+        let (order, switches) = (self.order(), self.scale());
         tracing::info!(switches, "eviction follows another order now: {order}");
     }
 
@@ -458,12 +458,16 @@ impl EvictionPolicy for Learned {
         }
     }
 
-    fn order(&self) -> (String, u64) {
-        let order = match self.guard.reason() {
+    fn order(&self) -> String {
+        match self.guard.reason() {
             None => "learned".to_owned(),
             Some(why) => format!("lru: {why}"),
-        };
-        (order, self.guard.switches())
+        }
+    }
+
+    /// Ticks of the last use under LRU, and the bits of an index under the learned order.
+    fn scale(&self) -> u64 {
+        self.guard.switches()
     }
 
     fn ram_bytes(&self) -> usize {

@@ -8,8 +8,12 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod process;
+#[path = "../common/policies.rs"]
+#[allow(dead_code, reason = "one of its policies is used here")]
+mod toys;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::chain;
 use common::memory::{Memory, STORE};
@@ -19,12 +23,15 @@ use larder_engine::format::{
     SegmentHeader, SegmentNo, SegmentState, Serial,
 };
 use larder_engine::index::{Heat, SegmentId};
-use larder_engine::policy::PolicyMaker;
+use larder_engine::policy::{
+    Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, ReclaimLines, Worth,
+};
 use process::{
     Killed, PAGE_BLOCKS, PAGES, Process, SEGMENT_BLOCKS, SEGMENTS, the_namespace, write_headers,
 };
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
+use toys::Fifo;
 
 /// Chains acknowledged last that must be there: a sixth of the store's capacity, and more than a
 /// segment holds.
@@ -475,6 +482,93 @@ fn a_plan_that_is_made_in_steps_is_the_same() {
     for steps in [1, 5, 64] {
         assert_eq!(play(steps), at_once);
     }
+}
+
+/// First in, first out, with worths whose scale changes just after reclaim asked for its lines: at
+/// the first question, and at each third one after it.
+#[derive(Debug, Default)]
+struct Rescaled {
+    fifo: Fifo,
+    arrived: u32,
+    asked: AtomicU64,
+    changes: bool,
+}
+
+impl Rescaled {
+    fn shift(&self) -> u32 {
+        ((self.scale() % 2) << 24) as u32
+    }
+}
+
+impl EvictionPolicy for Rescaled {
+    fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.arrived += 1;
+        self.fifo.arrived(page, facts);
+    }
+
+    fn left(&mut self, page: PageNumber, facts: &PageFacts, why: Departure) {
+        self.fifo.left(page, facts, why);
+    }
+
+    fn file(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.fifo.file(page, facts);
+    }
+
+    fn coldest(
+        &mut self,
+        facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
+    ) -> Option<PageNumber> {
+        self.fifo.coldest(facts)
+    }
+
+    fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth {
+        Worth(self.fifo.worth(page, facts).0 + self.shift())
+    }
+
+    fn lines(&self) -> ReclaimLines {
+        let line = Worth(self.arrived / 2 + self.shift());
+        self.asked.fetch_add(1, Relaxed);
+        ReclaimLines::new(Some(line), Worth(u32::MAX))
+    }
+
+    fn scale(&self) -> u64 {
+        u64::from(self.changes) * (self.asked.load(Relaxed) + 2) / 3
+    }
+}
+
+#[test]
+fn a_plan_is_the_same_if_the_scale_of_worths_changes_while_it_is_made() {
+    let play = |changes: bool| {
+        let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
+        let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
+        process.index.choose(Box::new(Rescaled {
+            changes,
+            ..Rescaled::default()
+        }));
+        process.planned_at_once = 64;
+        assert!(process.start().is_ok());
+        // Each page is a leaf, and old segments lose a third of their pages.
+        for seed in 0..4000 {
+            assert!(process.put(&chain(seed, 1)).is_ok());
+            if seed % 3 == 0 && seed >= 1000 {
+                let (slot, keys) = (process.slot, chain(seed - 1000, 1));
+                let deleted = process.with_core(|core| core.delete(RequestId(seed), slot, &keys));
+                assert!(deleted.is_ok());
+            }
+        }
+        let changed = process.index.order().1;
+        let played = (
+            process.victims,
+            process.moved,
+            process.core.counters().evicted,
+        );
+        (played, changed)
+    };
+    let (steady, none) = play(false);
+    let (rescaled, changed) = play(true);
+    assert!(none == 0 && changed > 2, "{changed} changes");
+    assert!(steady.2 > 0 && steady.1.iter().any(|moves| !moves.is_empty()));
+    assert_eq!(rescaled, steady);
 }
 
 /// Between two steps of a plan any caller may read the pages of the victim.

@@ -470,7 +470,7 @@ impl EvictionPolicy for Learned {
         assert_eq!(seen, number, "the policy names a page that is no leaf");
         lock(&self.book).named = Some(page);
         let used = self.used.get(&number).copied().unwrap_or_default();
-        if self.policy.order().0 != "learned" {
+        if self.policy.order() != "learned" {
             assert!(
                 used + TICK >= self.coldest,
                 "LRU: {number:?} was used at {used:?}, the leaf before it at {:?}",
@@ -499,6 +499,10 @@ impl EvictionPolicy for Learned {
 
     fn lines(&self) -> ReclaimLines {
         self.policy.lines()
+    }
+
+    fn scale(&self) -> u64 {
+        self.policy.scale()
     }
 
     fn ram_bytes(&self) -> usize {

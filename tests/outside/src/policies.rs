@@ -103,8 +103,8 @@ impl EvictionPolicy for LeastUsed {
         self.copies_much = lessons == [1];
     }
 
-    fn order(&self) -> (String, u64) {
-        ("least used".to_owned(), 0)
+    fn order(&self) -> String {
+        "least used".to_owned()
     }
 
     fn ram_bytes(&self) -> usize {

@@ -55,7 +55,7 @@ impl Puts {
         let Some(page) = index.evict_coldest(now, stays, is_parked) else {
             return false;
         };
-        self.frontier = Some(page.worth);
+        self.frontier = Some((page.scale, page.worth));
         let generation = below.segments.get(page.place.segment).generation;
         let log = &mut below.base.evicted;
         log.left(page.namespace, page.key, page.place, generation);

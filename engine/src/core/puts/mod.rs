@@ -26,7 +26,7 @@ use super::types::Move;
 use crate::api::{PutFailure, PutStatus};
 use crate::catalog::ReservationId;
 use crate::hint::Hint;
-use crate::index::{NamespaceSlot, Parent, Place, SegmentId};
+use crate::index::{Index, NamespaceSlot, Parent, Place, SegmentId};
 use crate::planted;
 use crate::policy::{AdmissionPolicy, Worth};
 pub(super) use reservations::Reserver;
@@ -129,8 +129,8 @@ pub(super) struct Puts {
     ready: Vec<Ticket>,
     /// Such pages in segments whose first header is still being written.
     unopened: Vec<Ticket>,
-    /// Worth of the page evicted last: the cold end of the cache.
-    frontier: Option<Worth>,
+    /// Scale and worth of the page evicted last: the cold end of the cache.
+    frontier: Option<(u64, Worth)>,
     /// Decides which new pages are stored; without one, all are.
     admission: Option<Box<dyn AdmissionPolicy>>,
 }
@@ -140,8 +140,10 @@ impl Puts {
         self.pending.is_empty() && self.reservations.is_empty()
     }
 
-    pub(super) fn frontier(&self) -> Option<Worth> {
-        self.frontier
+    /// The worth of the page evicted last, if it is of the present scale.
+    pub(super) fn frontier(&self, index: &Index) -> Option<Worth> {
+        let (scale, worth) = self.frontier?;
+        (scale == index.scale()).then_some(worth)
     }
 
     /// Admits pages by this policy from now on.

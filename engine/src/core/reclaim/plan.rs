@@ -4,7 +4,7 @@
 //! that a step saw may have changed by the next: a page may have been deleted, replaced, moved,
 //! evicted or used. The code that evicts or copies a page looks again. A forwarded record may no
 //! longer be needed: that costs its few bytes. Nothing is added meanwhile, since nothing is written
-//! into a victim.
+//! into a victim. If the scale of worths changes between two steps, the pages are weighed anew.
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
@@ -81,6 +81,8 @@ pub(super) enum Progress {
 /// Pages whose worth is being looked up.
 #[derive(Debug)]
 struct Weighing {
+    /// The scale of the worths.
+    scale: u64,
     rest: Vec<Move>,
     worths: Vec<(Worth, Move)>,
 }
@@ -88,6 +90,8 @@ struct Weighing {
 /// Pages of which the cold ones are being evicted.
 #[derive(Debug)]
 struct Dropping {
+    /// The scale of all worths here.
+    scale: u64,
     /// The pages that this pass has not looked at, the coldest first, and the pages that stay.
     rest: std::vec::IntoIter<(Worth, Move)>,
     kept: Vec<(Worth, Move)>,
@@ -219,9 +223,14 @@ impl Plan {
                 self.forwarded(puts, below)
             }
             Stage::Weigh(weighing) => {
-                if weighing.go_on(below.base, at_once) {
+                if weighing.scale != below.base.index.scale() {
+                    let weighed = weighing.worths.drain(..).map(|(_, page)| page);
+                    let pages = weighed.chain(weighing.rest.drain(..)).collect();
+                    self.stage = Stage::Weigh(Weighing::begin(below.base, pages));
+                } else if weighing.go_on(below.base, at_once) {
                     let worths = std::mem::take(&mut weighing.worths);
-                    let dropping = Dropping::begin(puts, below, victim.segment, worths);
+                    let scale = weighing.scale;
+                    let dropping = Dropping::begin(puts, below, victim.segment, scale, worths);
                     self.stage = Stage::Drop(dropping);
                 }
                 Progress::Step
@@ -230,12 +239,14 @@ impl Plan {
                 // On a volume that refuses writes the victim cannot be released. Its pages stay:
                 // their copies are refused.
                 let is_won = below.segments.may_evict(victim.segment);
+                if is_won && dropping.scale != below.base.index.scale() {
+                    self.stage = Stage::Weigh(Weighing::begin(below.base, dropping.pages()));
+                    return Progress::Step;
+                }
                 if is_won && !dropping.go_on(puts, below, at_once) {
                     return Progress::Step;
                 }
-                let kept = std::mem::take(&mut dropping.kept).into_iter();
-                let pages = kept.chain(dropping.rest.by_ref());
-                planned(pages.map(|(_, page)| page).collect())
+                planned(dropping.pages())
             }
         }
     }
@@ -246,10 +257,7 @@ impl Plan {
         let pages = std::mem::take(&mut self.forwarding.pages);
         let segment = below.segments.get(victim.segment);
         if !victim.is_given_up && !segment.is_suspect() && !self.keeps_all {
-            self.stage = Stage::Weigh(Weighing {
-                worths: Vec::with_capacity(pages.len()),
-                rest: pages,
-            });
+            self.stage = Stage::Weigh(Weighing::begin(below.base, pages));
             return Progress::Step;
         }
         // Evicting the pages of a segment with a tombstone that has to stay gains nothing. A
@@ -441,6 +449,14 @@ fn worth_of(base: &Base, page: &Move) -> Option<Worth> {
 }
 
 impl Weighing {
+    fn begin(base: &Base, pages: Vec<Move>) -> Weighing {
+        Weighing {
+            scale: base.index.scale(),
+            worths: Vec::with_capacity(pages.len()),
+            rest: pages,
+        }
+    }
+
     /// Looks up the worth of some pages. Returns whether these were the last.
     fn go_on(&mut self, base: &Base, at_once: usize) -> bool {
         let some = self.rest.split_off(self.rest.len().saturating_sub(at_once));
@@ -462,6 +478,7 @@ impl Dropping {
         puts: &Puts,
         below: &Below<'_>,
         victim: SegmentId,
+        scale: u64,
         mut worths: Vec<(Worth, Move)>,
     ) -> Dropping {
         let segments = &*below.segments;
@@ -476,6 +493,7 @@ impl Dropping {
         let fits = with_one_more <= segments.data_blocks();
         worths.sort_unstable_by_key(coldest_first);
         Dropping {
+            scale,
             pass: Pass::Leaves(worths.len()),
             rest: worths.into_iter(),
             kept: Vec::new(),
@@ -484,6 +502,13 @@ impl Dropping {
             line,
             warm: if fits { warm } else { Worth(u32::MAX) },
         }
+    }
+
+    /// The pages that stay, so far.
+    fn pages(&mut self) -> Vec<Move> {
+        let kept = std::mem::take(&mut self.kept).into_iter();
+        let pages = kept.chain(self.rest.by_ref());
+        pages.map(|(_, page)| page).collect()
     }
 
     /// Looks at so many pages. Returns whether these were the last.
@@ -551,7 +576,9 @@ impl Dropping {
         let is_last = (0..now).any(|_| {
             below.segments.some_died()
                 || !puts.evict_one(below, None)
-                || puts.frontier().is_some_and(|worth| worth >= warm)
+                || puts
+                    .frontier(&below.base.index)
+                    .is_some_and(|worth| worth >= warm)
         });
         self.pass = if is_last || now == left {
             Pass::Look { is_last }
@@ -598,8 +625,8 @@ fn lines_of(puts: &Puts, base: &Base) -> (Option<Worth>, Worth) {
         return (drop_up_to, keep_from);
     }
     let hottest = base.index.hottest().0;
-    // Stamps are lowered once in a while: an older frontier means nothing.
-    let coldest = puts.frontier().filter(|frontier| frontier.0 <= hottest);
+    // Read after the hottest: so it is no hotter, also where heats are lowered at this moment.
+    let coldest = puts.frontier(&base.index);
     let line = |coldest: Worth| Worth(coldest.0 + (hottest - coldest.0) / COLD_SHARE);
     let from = coldest.unwrap_or_default().0;
     let warm = Worth(from + (hottest - from).div_ceil(WARM_SHARE));
