@@ -9,15 +9,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::Path;
 
 use larder_format::{Fingerprint, Namespace, PageKey};
 use serde::{Deserialize, Serialize};
 
-use crate::catalog::Ask;
-use crate::error::StoreError;
+use crate::grants::Ask;
 use crate::runtime::Instant;
-use crate::share;
 
 /// A place beneath the store.
 ///
@@ -52,15 +49,6 @@ pub trait Beneath: fmt::Debug + Send + Sync {
 
     /// Its state and its counters.
     fn report(&self) -> BeneathReport;
-}
-
-/// Ends or resumes the work of the place beneath a store, in the process that owns the store. It
-/// lasts as long as that process owns the store. False if nothing lies beneath.
-///
-/// # Errors
-/// Those of [`share::report`], and [`StoreError::OwnerOlder`] when the owner's release cannot.
-pub fn use_beneath(path: &Path, is_used: bool) -> Result<bool, StoreError> {
-    share::use_beneath(path, is_used)
 }
 
 /// State and counters of a place beneath a store.

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::api::MissReason;
+use crate::status::MissReason;
 
 /// Pages that gets did not return, by reason. See [`MissReason`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use larder_format::{Damage, Features, SuperblockError};
 
 use crate::disk::DiskError;
 use crate::disk::probe::DiskOpenError;
-use crate::volume::{HolderState, LockHolder};
+use crate::system::holder::{HolderState, LockHolder};
 
 /// A store could not be created, opened or used.
 #[derive(Debug, thiserror::Error)]

@@ -6,13 +6,14 @@
 //! Not known: the key of an evicted page whose descriptor was lost before it was read
 //! ([`Evictions::missed`]).
 
+use crate::core::Evictions;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use larder_format::{Fingerprint, Namespace, PageKey};
 
-use crate::api::NamespaceId;
 use crate::error::StoreError;
+use crate::ids::NamespaceId;
 pub use crate::index::Leased;
 
 /// Most pages of one answer.
@@ -97,18 +98,6 @@ pub struct Listing {
     pub keys: Vec<PageKey>,
     /// Where the list goes on; `None` at its end. There may be more pages when `keys` is empty.
     pub next: Option<Cursor>,
-}
-
-/// Pages that the store dropped by itself, in order.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Evictions {
-    /// The number to ask with next.
-    pub next: u64,
-    /// Some are not among them: they were too many since the last call, their keys are lost, or
-    /// the store has another owner since.
-    pub missed: bool,
-    /// Namespace and key of each.
-    pub pages: Vec<(Fingerprint, PageKey)>,
 }
 
 /// The pages of a namespace.

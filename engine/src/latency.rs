@@ -18,11 +18,36 @@ use larder_sync::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::runtime::Instant;
-use crate::totals::Buckets;
 
 /// Lookups of a thread for each measured one: a lookup takes about as long as two reads of the
 /// clock.
 const LOOKUPS_PER_SAMPLE: u32 = 64;
+
+/// Upper bounds of the buckets of a latency, in nanoseconds. A last bucket has no bound.
+pub const BOUNDS_NS: [u64; 22] = [
+    1_000,
+    2_000,
+    5_000,
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
 
 const SHARDS: usize = 8;
 
@@ -104,7 +129,7 @@ impl Latency {
             .then(|| self.timed())
     }
 
-    /// The records of all threads, in the buckets of [`Totals`](crate::totals::Totals).
+    /// The records of all threads, in [`Buckets`].
     pub(crate) fn buckets(&self) -> Buckets {
         let mut buckets = Buckets::default();
         for shard in &self.0 {
@@ -139,6 +164,43 @@ impl Latency {
             p999_us: quantile(0.999),
             max_us: us(all.max()),
         }
+    }
+}
+
+/// Latencies of one kind, in buckets. Both fields are empty without any.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Buckets {
+    /// Operations whose time is in each bucket of [`BOUNDS_NS`], and above the last bound.
+    pub counts: Vec<u64>,
+    /// The sum of their times, in nanoseconds, exact to 1 %.
+    pub sum_ns: u64,
+}
+
+impl Buckets {
+    /// Adds operations that took so long each.
+    pub(crate) fn record(&mut self, ns: u64, operations: u64) {
+        self.counts.resize(BOUNDS_NS.len() + 1, 0);
+        let at = BOUNDS_NS.partition_point(|bound| *bound < ns);
+        self.counts[at] = self.counts[at].saturating_add(operations);
+        self.sum_ns = self.sum_ns.saturating_add(ns.saturating_mul(operations));
+    }
+
+    /// Operations in all buckets.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        let counts = self.counts.iter();
+        counts.fold(0, |sum, count| sum.saturating_add(*count))
+    }
+
+    pub(crate) fn combine(&mut self, other: &Buckets, with: impl Fn(u64, u64) -> u64) {
+        if !other.counts.is_empty() {
+            self.counts.resize(BOUNDS_NS.len() + 1, 0);
+        }
+        for (count, other) in self.counts.iter_mut().zip(&other.counts) {
+            *count = with(*count, *other);
+        }
+        self.sum_ns = with(self.sum_ns, other.sum_ns);
     }
 }
 
@@ -204,7 +266,7 @@ mod tests {
             latency.record(Duration::from_micros(us));
         }
         let buckets = latency.buckets();
-        let at = |bound: u64| crate::totals::BOUNDS_NS.partition_point(|b| *b < bound);
+        let at = |bound: u64| BOUNDS_NS.partition_point(|b| *b < bound);
         for (bound, count) in [(1_000, 1), (5_000, 2), (50_000, 1), (10_000_000_000, 1)] {
             assert_eq!(buckets.counts[at(bound)], count, "{buckets:?}");
         }

@@ -73,40 +73,49 @@
 //! `internals` makes public what the simulation, the fuzz targets, the tiers, the tools and the
 //! tests need; it has no stable interface.
 //!
+//! From the top down: a module imports only modules below its own row. The tables in the modules
+//! keep the same order, and `tests/floors` checks them.
+//!
 //! | module | content |
 //! |---|---|
-//! | `api` | the interface for callers: the [`PageStore`] trait, statuses, options |
-//! | [`policy`] | which pages a store takes, keeps and copies: the seams for policies |
-//! | `hint` | callers' knowledge of pages, for policies |
-//! | `learned` | the policy that learns which pages are used again |
-//! | `pages` | the pages of a namespace, and their chains |
-//! | `error` | why a store could not be opened or used, and the remedy |
-//! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
-//! | `store` | a store of one process: opening, calls, background threads |
-//! | `share` | [`Store`], the handle of callers: alone, as owner, or as client |
-//! | `beneath` | the seam for a place beneath the store, beyond the node |
-//! | `capacity` | how many pages a store of a given geometry keeps |
-//! | `catalog` | the boundary between handle and allocation: reserve, write, commit |
-//! | `counts` | counters of each process: hits, misses by reason, bytes |
-//! | `core` | the deciding state machine: segments, journal, syncs, puts, reclaim |
-//! | `fork` | handles in a forked child |
-//! | `index` | key to place, in RAM |
-//! | `inventory` | leases with a count, lists of pages, evictions, usage |
-//! | `recovery` | from descriptors on disk to a core and an index |
 //! | `offline` | work on a store that is not in use: repair, compaction |
-//! | `runtime` | threads, locks and time: those of the system, or of a simulation |
-//! | `sealed` | memory that several processes map |
-//! | `seldom` | limits how often a log line is repeated |
+//! | `survey` | reading a store without opening it, for the tools |
+//! | `share` | [`Store`], the handle of callers: alone, as owner, or as client |
+//! | `pages` | the pages of a namespace, and their chains |
+//! | `store` | a store of one process: opening, calls, background threads |
+//! | `inventory` | leases with a count, lists of pages, evictions, usage |
+//! | `staging` | pages that one process reads and others copy |
+//! | `recovery` | from descriptors on disk to a core and an index |
+//! | `volume` | files and block devices: creating, locking, superblocks |
+//! | `catalog` | the boundary between handle and allocation: reserve, write, commit |
 //! | `totals` | counters of all processes, across owners |
 //! | `spaces` | reads by namespace |
-//! | `sidecar` | a small file beside a store that the store can do without |
-//! | `system` | the calls to the operating system that a simulation has to control |
-//! | `survey` | reading a store without opening it, for the tools |
-//! | `volume` | files and block devices: creating, locking, superblocks |
+//! | `counts` | counters of each process: hits, misses by reason, bytes |
+//! | `api` | the interface for callers: the [`PageStore`] trait, options, statistics |
+//! | `beneath` | the seam for a place beneath the store, beyond the node |
+//! | `protocol` | the version and the features of the messages between owner and clients |
+//! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
+//! | `error` | why a store could not be opened or used, and the remedy |
+//! | `core` | the deciding state machine: segments, journal, syncs, puts, reclaim |
+//! | `learned` | the policy that learns which pages are used again |
+//! | `grants` | the pages that a put asks to store, and the extents that it is granted |
+//! | `index` | key to place, in RAM |
+//! | [`policy`] | which pages a store takes, keeps and copies: the seams for policies |
+//! | `hint` | callers' knowledge of pages, for policies |
+//! | `status` | the results of puts and gets, page by page |
+//! | `capacity` | how many pages a store of a given geometry keeps |
 //! | `disk` | io_uring and threads behind one trait |
+//! | `chunks` | arrays that grow without a copy of all their elements |
 //! | `latency` | histograms of latencies: of the devices, and of calls |
 //! | `memory` | aligned, huge-page backed buffers |
+//! | `sidecar` | a small file beside a store that the store can do without |
+//! | `seldom` | limits how often a log line is repeated |
 //! | `random` | random bytes for identities |
+//! | `sealed` | memory that several processes map |
+//! | `system` | the calls to the operating system that a simulation has to control |
+//! | `fork` | handles in a forked child |
+//! | `runtime` | threads, locks and time: those of the system, or of a simulation |
+//! | `ids` | numbers of an open store, which no file holds |
 //! | `planted` | bugs for the simulation to find; empty in other builds |
 
 #![cfg_attr(
@@ -150,6 +159,8 @@ mod capacity;
 #[cfg(not(feature = "internals"))]
 mod catalog;
 #[cfg(not(feature = "internals"))]
+mod chunks;
+#[cfg(not(feature = "internals"))]
 mod core;
 #[cfg(not(feature = "internals"))]
 mod disk;
@@ -157,6 +168,10 @@ mod disk;
 mod error;
 #[cfg(not(feature = "internals"))]
 mod fork;
+#[cfg(not(feature = "internals"))]
+mod grants;
+#[cfg(not(feature = "internals"))]
+mod ids;
 #[cfg(not(feature = "internals"))]
 mod index;
 #[cfg(not(feature = "internals"))]
@@ -170,6 +185,8 @@ mod offline;
 #[cfg(not(feature = "internals"))]
 mod planted;
 #[cfg(not(feature = "internals"))]
+mod protocol;
+#[cfg(not(feature = "internals"))]
 mod random;
 #[cfg(not(feature = "internals"))]
 mod recovery;
@@ -181,6 +198,10 @@ mod share;
 mod sidecar;
 #[cfg(not(feature = "internals"))]
 mod spaces;
+#[cfg(not(feature = "internals"))]
+mod staging;
+#[cfg(not(feature = "internals"))]
+mod status;
 #[cfg(not(feature = "internals"))]
 mod store;
 #[cfg(not(feature = "internals"))]
@@ -199,6 +220,8 @@ pub mod capacity;
 #[cfg(feature = "internals")]
 pub mod catalog;
 #[cfg(feature = "internals")]
+pub mod chunks;
+#[cfg(feature = "internals")]
 pub mod core;
 #[cfg(feature = "internals")]
 pub mod disk;
@@ -206,6 +229,10 @@ pub mod disk;
 pub mod error;
 #[cfg(all(feature = "internals", not(feature = "simulated")))]
 pub mod fork;
+#[cfg(feature = "internals")]
+pub mod grants;
+#[cfg(feature = "internals")]
+pub mod ids;
 #[cfg(feature = "internals")]
 pub mod index;
 #[cfg(feature = "internals")]
@@ -219,6 +246,8 @@ pub mod offline;
 #[cfg(feature = "internals")]
 pub mod planted;
 #[cfg(feature = "internals")]
+pub mod protocol;
+#[cfg(feature = "internals")]
 pub mod random;
 #[cfg(feature = "internals")]
 pub mod recovery;
@@ -231,6 +260,10 @@ pub mod sidecar;
 #[cfg(feature = "internals")]
 pub mod spaces;
 #[cfg(feature = "internals")]
+pub mod staging;
+#[cfg(feature = "internals")]
+pub mod status;
+#[cfg(feature = "internals")]
 pub mod store;
 #[cfg(feature = "internals")]
 pub mod survey;
@@ -242,15 +275,16 @@ pub mod volume;
 #[cfg(feature = "internals")]
 pub use api::DiskWrapper;
 pub use api::{
-    GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutFailure,
-    PutOptions, PutPage, PutStatus, ReadOnlyVolume, Recall, Refusal, Settings, SharedReads, Stats,
-    SyncPolicy,
+    GetPage, LentPage, OpenOptions, PageStore, PutOptions, PutPage, ReadOnlyVolume, Recall,
+    Settings, SharedReads, Stats,
 };
+pub use core::SyncPolicy;
 pub use counts::{Counts, Departed, Misses, Process};
 pub use disk::probe::Want as DiskKind;
 pub use error::{StoreError, advice};
 pub use fork::Origin;
 pub use hint::{Class, Hint, Stop};
+pub use ids::NamespaceId;
 pub use larder_format as format;
 #[cfg(feature = "simulated")]
 pub use larder_sim_runtime::fork;
@@ -259,7 +293,9 @@ pub use memory::AlignedBuf;
 pub use pages::{Chain, NamespaceHandle};
 #[cfg(not(feature = "internals"))]
 use planted::planted;
-pub use share::{Part, Report, StagingReport, Store, report};
+pub use share::{Part, Report, Store, report};
+pub use staging::StagingReport;
+pub use status::{GetStatus, MissReason, PutFailure, PutStatus, Refusal};
+pub use system::holder::{HolderState, LockHolder};
 #[cfg(not(feature = "simulated"))]
 pub use volume::create::{CreateOptions, Created, create};
-pub use volume::{HolderState, LockHolder};

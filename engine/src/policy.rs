@@ -41,8 +41,8 @@ use std::time::Duration;
 
 use larder_format::{KeyPrefix, PageKey};
 
-use crate::api::NamespaceId;
 use crate::hint::Hint;
+use crate::ids::NamespaceId;
 
 /// Names a stored page until it leaves. Numbers are small and are used again: a policy may keep its
 /// own facts of a page in an array.
@@ -289,12 +289,6 @@ pub trait AdmissionPolicy: fmt::Debug + Send + Sync {
 pub struct PolicyMaker<P: ?Sized>(Arc<dyn Fn() -> Box<P> + Send + Sync>);
 
 impl PolicyMaker<dyn EvictionPolicy> {
-    /// The policy that learns which pages are used again.
-    #[must_use]
-    pub fn learned() -> Self {
-        PolicyMaker::eviction(crate::learned::Learned::default)
-    }
-
     /// For [`OpenOptions::eviction`](crate::OpenOptions::eviction).
     pub fn eviction<P: EvictionPolicy + 'static>(
         make: impl Fn() -> P + Send + Sync + 'static,

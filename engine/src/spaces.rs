@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use larder_format::Fingerprint;
 use serde::{Deserialize, Serialize};
 
-use crate::api::GetStatus;
 use crate::counts::{Counts, Misses};
 use crate::runtime::Mutex;
+use crate::status::GetStatus;
 
 /// Most namespaces with an entry of their own.
 pub const SPACES_MAX: usize = 64;
@@ -137,7 +137,7 @@ impl SpaceCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::MissReason;
+    use crate::status::MissReason;
 
     fn space(number: u8) -> Fingerprint {
         Fingerprint::from_bytes([number; 16])

@@ -5,38 +5,13 @@
 //! begins with its copy, so the totals of two reports never go down as long as one process stays
 //! attached. Without a copy they begin at zero; the owner's start time then changes, too.
 //!
-//! Totals travel by name, in JSON: see [`share::protocol`](crate::share::protocol).
+//! Totals travel by name, in JSON: see [`protocol`](crate::protocol).
 
+use crate::latency::Buckets;
 use serde::{Deserialize, Serialize};
 
 use crate::counts::Counts;
 use crate::spaces::Spaces;
-
-/// Upper bounds of the buckets of a latency, in nanoseconds. A last bucket has no bound.
-pub const BOUNDS_NS: [u64; 22] = [
-    1_000,
-    2_000,
-    5_000,
-    10_000,
-    20_000,
-    50_000,
-    100_000,
-    200_000,
-    500_000,
-    1_000_000,
-    2_000_000,
-    5_000_000,
-    10_000_000,
-    20_000_000,
-    50_000_000,
-    100_000_000,
-    200_000_000,
-    500_000_000,
-    1_000_000_000,
-    2_000_000_000,
-    5_000_000_000,
-    10_000_000_000,
-];
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -150,43 +125,6 @@ pub struct Latencies {
     pub device_write: Buckets,
     /// Syncs of them.
     pub device_sync: Buckets,
-}
-
-/// Latencies of one kind, in buckets. Both fields are empty without any.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Buckets {
-    /// Operations whose time is in each bucket of [`BOUNDS_NS`], and above the last bound.
-    pub counts: Vec<u64>,
-    /// The sum of their times, in nanoseconds, exact to 1 %.
-    pub sum_ns: u64,
-}
-
-impl Buckets {
-    /// Adds operations that took so long each.
-    pub(crate) fn record(&mut self, ns: u64, operations: u64) {
-        self.counts.resize(BOUNDS_NS.len() + 1, 0);
-        let at = BOUNDS_NS.partition_point(|bound| *bound < ns);
-        self.counts[at] = self.counts[at].saturating_add(operations);
-        self.sum_ns = self.sum_ns.saturating_add(ns.saturating_mul(operations));
-    }
-
-    /// Operations in all buckets.
-    #[must_use]
-    pub fn count(&self) -> u64 {
-        let counts = self.counts.iter();
-        counts.fold(0, |sum, count| sum.saturating_add(*count))
-    }
-
-    fn combine(&mut self, other: &Buckets, with: impl Fn(u64, u64) -> u64) {
-        if !other.counts.is_empty() {
-            self.counts.resize(BOUNDS_NS.len() + 1, 0);
-        }
-        for (count, other) in self.counts.iter_mut().zip(&other.counts) {
-            *count = with(*count, *other);
-        }
-        self.sum_ns = with(self.sum_ns, other.sum_ns);
-    }
 }
 
 impl Latencies {

@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain};
-use larder_engine::beneath::{Beneath, BeneathReport, use_beneath};
-use larder_engine::catalog::Ask;
+use larder_engine::beneath::{Beneath, BeneathReport};
 use larder_engine::format::{Fingerprint, Namespace, PageKey};
+use larder_engine::grants::Ask;
+use larder_engine::share::use_beneath;
 use larder_engine::{OpenOptions, PageStore, Store};
 
 /// Counts every page as on its way, as long as it promises.

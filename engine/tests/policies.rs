@@ -18,8 +18,8 @@ use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, Use,
     Worth,
 };
+use larder_engine::protocol::Protocol;
 use larder_engine::share::Part;
-use larder_engine::share::protocol::Protocol;
 use larder_engine::{
     Class, GetStatus, Hint, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store,
 };

@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use common::release::{LATER, features, later_features, next_release, set_features};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::protocol::{Protocol, variants};
+use larder_engine::protocol::{Protocol, variants};
 use larder_engine::share::wire::{
     Failure, MAGIC, Reply, Request, parse, parse_greeting, receive, send,
 };
-use larder_engine::share::{Part, report, socket_path};
+use larder_engine::share::{Part, report};
+use larder_engine::volume::socket::socket_path;
 use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
 use serde::Serialize;
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::honest::{PATIENCE, eventually};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::protocol::{HEIRS, Protocol};
+use larder_engine::protocol::{HEIRS, Protocol};
 use larder_engine::share::{Part, report};
 use larder_engine::{OpenOptions, PageStore, PutOptions, Store};
 

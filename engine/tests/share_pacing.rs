@@ -9,9 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::honest::{Process, eventually};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::protocol::{COUNTS, Protocol};
-use larder_engine::{OpenOptions, SharedReads, Store};
-use larder_engine::{PageStore, PutStatus, Stats};
+use larder_engine::protocol::{COUNTS, Protocol};
+use larder_engine::{OpenOptions, PageStore, PutStatus, SharedReads, Stats, Store};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;

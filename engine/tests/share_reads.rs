@@ -13,7 +13,8 @@ use common::honest::{PATIENCE, Process, eventually};
 use common::{Home, MIB, Pool, chain, fill, namespace};
 use larder_engine::format::{Namespace, PageKey, Rank};
 use larder_engine::memory::AlignedBuf;
-use larder_engine::share::{Part, StagingReport, report};
+use larder_engine::share::{Part, report};
+use larder_engine::staging::StagingReport;
 use larder_engine::{
     Counts, GetPage, GetStatus, MissReason, OpenOptions, PageStore, Process as User, PutStatus,
     SharedReads, Store,

@@ -6,7 +6,7 @@ mod common;
 use common::honest::{eventually, found};
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::inventory::{Inventory, spaces};
-use larder_engine::share::protocol::{COUNTS, POLICIES, Protocol};
+use larder_engine::protocol::{COUNTS, POLICIES, Protocol};
 use larder_engine::share::{Part, Report, report, view};
 use larder_engine::totals::Totals;
 use larder_engine::{OpenOptions, PageStore, Store};

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use common::honest::eventually;
 use common::{Home, MIB, Pool, chain};
 use larder_engine::disk::probe::Want;
-use larder_engine::volume::HolderState;
 use larder_engine::{
-    CreateOptions, GetPage, GetStatus, Hint, LatencySummary, MissReason, OpenOptions, PageStore,
-    PutOptions, PutPage, PutStatus, Refusal, Stats, Store, StoreError, SyncPolicy, create,
+    CreateOptions, GetPage, GetStatus, Hint, HolderState, LatencySummary, MissReason, OpenOptions,
+    PageStore, PutOptions, PutPage, PutStatus, Refusal, Stats, Store, StoreError, SyncPolicy,
+    create,
 };
 
 #[test]

@@ -12,8 +12,6 @@ use std::sync::Arc;
 
 use common::memory::{self, Block, Memory, STORE, superblock};
 use common::{chain, namespace};
-use larder_engine::api::PutFailure;
-use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
 use larder_engine::core::{Copied, Core, Descriptors, Effect, Fault, Io, RequestId, Victim};
 use larder_engine::disk::DiskError;
 use larder_engine::disk::mailbox::read_all;
@@ -21,10 +19,12 @@ use larder_engine::format::{
     BLOCK_BYTES, DescriptorBlock, OpenState, PageKey, Run, SEGMENTS_OFFSET, Superblock,
     VolumeEntry, VolumeId,
 };
+use larder_engine::grants::{Ask, Finding, Grant, ReservationId};
 use larder_engine::index::{Index, NamespaceSlot};
 use larder_engine::planted::{Bug, plant};
 use larder_engine::recovery::recover;
 use larder_engine::recovery::scan::Spot;
+use larder_engine::status::PutFailure;
 use larder_engine::{Hint, PutStatus};
 
 const SEGMENTS: u32 = 24;

@@ -3,11 +3,9 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use larder_engine::catalog::{
-    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
-    Putting, ReservationId, SegmentMap,
-};
+use larder_engine::catalog::{Allocator, Catalog, Direct, Landed, NamespaceShape, Pinned, Putting};
 use larder_engine::format::{Namespace, PageKey};
+use larder_engine::grants::{Ask, Extent, Finding, Grant, ReservationId, SegmentMap};
 use larder_engine::index::{Lease, NamespaceSlot, SegmentId};
 use larder_engine::{Hint, NamespaceId, PutStatus, Stats, StoreError};
 

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_engine::catalog::{Ask, Finding, Grant, ReservationId};
 use larder_engine::core::{
     Config, Copied, Core, Descriptors, Effect, Fault, Io, PageCopy, RequestId, Victim,
 };
@@ -17,6 +16,7 @@ use larder_engine::format::{
     BLOCK_BYTES, Fingerprint, Namespace, OpenState, PageChecksum, PageKey, SEGMENTS_OFFSET,
     Superblock,
 };
+use larder_engine::grants::{Ask, Finding, Grant, ReservationId};
 use larder_engine::index::{Index, NamespaceSlot, Place};
 use larder_engine::recovery::scan::{Spot, read_descriptors};
 use larder_engine::recovery::{Damage, Recovery, recover, spots_of};

@@ -11,18 +11,20 @@
 use std::cell::RefCell;
 
 use larder_engine::PutStatus;
-use larder_engine::catalog::{Catalog, Finding, ReservationId, SegmentMap};
+use larder_engine::catalog::Catalog;
 use larder_engine::format::PageKey;
+use larder_engine::grants::{Finding, ReservationId, SegmentMap};
+use larder_engine::ids::ClientId;
 use larder_engine::index::{Place, SegmentId};
-use larder_engine::share::Marks;
+use larder_engine::protocol::Protocol;
 use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting, settled};
 use larder_engine::share::keys::blob;
 use larder_engine::share::ledger::{Awaited, Ledger};
-use larder_engine::share::protocol::Protocol;
 use larder_engine::share::wire::{
-    ClientId, Failure, LandedPut, MAGIC, PinnedPage, PlaceGrant, Reply, Request, Welcome,
-    WireError, parse, parse_greeting, receive, send,
+    Failure, LandedPut, MAGIC, PinnedPage, PlaceGrant, Reply, Request, Welcome, WireError, parse,
+    parse_greeting, receive, send,
 };
+use larder_engine::volume::guard::Marks;
 
 use crate::catalog::CoreCatalog;
 use crate::feed::Feed;

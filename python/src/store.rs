@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use larder_engine::core::Evictions;
 use larder_engine::fork::Origin;
-use larder_engine::inventory::{Cursor, Evictions, Inventory, Leased, Listing, Usage};
+use larder_engine::inventory::{Cursor, Inventory, Leased, Listing, Usage};
 use larder_engine::share::Part;
 use larder_engine::{
     GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Recall,

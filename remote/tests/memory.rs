@@ -11,7 +11,7 @@ use common::member::{Home, RUN_PAGES, eventually, files, put};
 use common::node::options;
 use common::{chain, namespace};
 use larder_engine::beneath::Beneath;
-use larder_engine::catalog::Ask;
+use larder_engine::grants::Ask;
 use larder_engine::{NamespaceId, OpenOptions, PageStore, Store};
 use larder_format::PageKey;
 use larder_remote::agent::{Admission, Agent, AgentOptions};

@@ -11,9 +11,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::Args;
+use larder_engine::HolderState;
 use larder_engine::format::{FORMAT_VERSION, Features, KeyPrefix, PageKey};
 use larder_engine::survey::{Survey, SurveyOptions};
-use larder_engine::volume::HolderState;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use clap::Args;
 use larder_engine::disk::probe::limit;
-use larder_engine::share::{Part, report, socket_path};
+use larder_engine::share::{Part, report};
+use larder_engine::volume::socket::socket_path;
 use larder_engine::{PageStore, Store};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sd_notify::NotifyState;

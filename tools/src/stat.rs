@@ -16,11 +16,10 @@ use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::findings::count;
 use crate::interrupt::Interrupt;
-use crate::metrics;
-use crate::place;
 use crate::remote::cost::monthly;
 use crate::report::{self as output, Lines, Report};
 use crate::size::ByteSize;
+use crate::{metrics, place};
 use processes::{Before, Processes};
 
 /// Shortest pause between two reports, to keep the load on the owner low.
@@ -57,7 +56,7 @@ struct StatReport {
     pid: Option<u32>,
     rss_bytes: u64,
     /// Its release and the catalog protocol that it speaks.
-    protocol: share::protocol::Protocol,
+    protocol: larder_engine::protocol::Protocol,
     /// Version of the on-disk format.
     format_version: u32,
     /// When the owner opened the store.
@@ -69,7 +68,7 @@ struct StatReport {
     /// Clients that are gone, and whose writes may still be in flight.
     lingering_clients: u32,
     /// The memory through which clients share their reads.
-    staging: share::StagingReport,
+    staging: larder_engine::StagingReport,
     /// Pages that clients are reading, and puts of clients in flight.
     reads_in_flight: u64,
     puts_in_flight: u64,

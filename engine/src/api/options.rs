@@ -1,5 +1,6 @@
 //! Options of an open, and the settings among them that the owner of a store decides.
 
+use crate::core::SyncPolicy;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,36 +12,7 @@ use crate::beneath::Beneath;
 use crate::disk::Disk;
 use crate::disk::probe::Want;
 use crate::policy::{AdmissionPolicy, EvictionPolicy, PolicyMaker};
-use crate::share::protocol::Protocol;
-
-/// When a put is durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum SyncPolicy {
-    /// Synced when a segment is sealed and on `flush`.
-    Relaxed,
-    /// As `Relaxed`, and at the latest this long after the first unsynced write. The default, with
-    /// one second.
-    Interval(Duration),
-    /// Before the put returns.
-    Always,
-}
-
-impl fmt::Display for SyncPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SyncPolicy::Relaxed => f.write_str("relaxed"),
-            SyncPolicy::Interval(interval) => write!(f, "interval of {interval:?}"),
-            SyncPolicy::Always => f.write_str("always"),
-        }
-    }
-}
-
-impl Default for SyncPolicy {
-    fn default() -> Self {
-        SyncPolicy::Interval(Duration::from_secs(1))
-    }
-}
+use crate::protocol::Protocol;
 
 /// Whether processes that attach to one store share their reads. A page that several of them
 /// request at about the same time is then read from the device once, and copied from memory by the

@@ -13,10 +13,10 @@ use slotmap::new_key_type;
 use super::evicted::Evicted;
 use super::namespaces::Namespaces;
 use super::types::{Config, Counters, Effect, Fault, Io, IoId, RequestId};
-use crate::api::PutStatus;
-use crate::catalog::ReservationId;
+use crate::grants::ReservationId;
 use crate::index::{Index, NamespaceSlot, SegmentId};
 use crate::memory::AlignedBuf;
+use crate::status::PutStatus;
 
 new_key_type! {
     /// A page with an extent, until it has its status.
@@ -240,7 +240,7 @@ impl Base {
         let config = Config {
             store: larder_format::StoreId::from_bytes([7; 16]),
             segment_blocks: 4096,
-            sync: crate::api::SyncPolicy::Relaxed,
+            sync: crate::core::SyncPolicy::Relaxed,
             write_bytes_max: 1 << 30,
             copy_blocks_max: 64,
             read_only: false,

@@ -6,8 +6,8 @@ use super::base::Base;
 use super::puts::is_live;
 use super::segments::Segments;
 use super::types::{Move, Victim};
+use crate::core::evicted::Evictions;
 use crate::index::{NamespaceSlot, Place, SegmentId};
-use crate::inventory::Evictions;
 
 /// Pages found in a segment.
 #[derive(Debug, Default)]

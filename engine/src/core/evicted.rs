@@ -11,7 +11,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use larder_format::{Body, DescriptorBlock, KeyPrefix, PageKey, Record, Run, Serial};
+use larder_format::{Body, DescriptorBlock, Fingerprint, KeyPrefix, PageKey, Record, Run, Serial};
 
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::planted;
@@ -21,6 +21,18 @@ const ENTRIES_MAX: usize = 1 << 16;
 
 /// Bits of a number below those of the run.
 const COUNTER_BITS: u32 = 36;
+
+/// Pages that the store dropped by itself, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evictions {
+    /// The number to ask with next.
+    pub next: u64,
+    /// Some are not among them: they were too many since the last call, their keys are lost, or
+    /// the store has another owner since.
+    pub missed: bool,
+    /// Namespace and key of each.
+    pub pages: Vec<(Fingerprint, PageKey)>,
+}
 
 /// A page that left.
 #[derive(Clone, Copy, Debug)]

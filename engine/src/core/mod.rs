@@ -6,19 +6,21 @@
 //!
 //! The core is a house of rooms, one above the other. A room is a struct with fields of its own. It
 //! calls rooms below it. News for a room above is an event: the loop in this module hands it on
-//! after the call that caused it. `tests/rooms` checks the imports.
+//! after the call that caused it.
 //!
-//! | room | decides | may call |
-//! |---|---|---|
-//! | `books` | (lists of pages, evictions, usage) | all below |
-//! | `reclaim` | which segment is emptied, and which of its pages are kept | all below |
-//! | `puts` | which pages are admitted, published, evicted, deleted | all below |
-//! | `durability` | syncs, sealed and released segments, the cost of a failed sync | all below |
-//! | `journal` | when descriptors and records are written | all below |
-//! | `segments` | where pages go, how many are kept, which volumes take writes | `base` |
-//! | `base` | (configuration, index, namespaces, clock, events, effects) | |
-//!
-//! `closing` has the steps of a clean close.
+//! | module | decides |
+//! |---|---|
+//! | `closing` | (the steps of a clean close) |
+//! | `books` | (lists of pages, evictions, usage) |
+//! | `reclaim` | which segment is emptied, and which of its pages are kept |
+//! | `puts` | which pages are admitted, published, evicted, deleted |
+//! | `durability` | syncs, sealed and released segments, the cost of a failed sync |
+//! | `journal` | when descriptors and records are written |
+//! | `segments` | where pages go, how many are kept, which volumes take writes |
+//! | `base` | (configuration, index, namespaces, clock, events, effects) |
+//! | `evicted` | (the pages that left, with their whole keys) |
+//! | `namespaces` | (the namespaces of a store) |
+//! | `types` | (the inputs and outputs of a core) |
 //!
 //! The promises rest on these rules:
 //!
@@ -53,17 +55,18 @@ use std::sync::Arc;
 
 use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
 
-use crate::api::NamespaceId;
 use crate::capacity::footprint;
-use crate::catalog::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::disk::DiskError;
+use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::hint::Hint;
+use crate::ids::NamespaceId;
 use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};
 use crate::planted;
 use crate::policy::AdmissionPolicy;
 use base::{Base, Event, IoContext, Watermarks};
 use books::Books;
 use durability::Durability;
+pub use evicted::Evictions;
 pub(crate) use journal::BLOCKS_IN_FLIGHT_MAX;
 use journal::Journal;
 pub use namespaces::NAMESPACES_MAX;

@@ -1,12 +1,46 @@
 //! The inputs and outputs of a core.
 
+use std::fmt;
+use std::time::Duration;
+
 use larder_format::{DescriptorBlock, Fingerprint, Namespace, PageRecord, Serial, StoreId};
 
-use crate::api::{PutStatus, SyncPolicy};
-use crate::catalog::{Extent, Finding, ReservationId};
+use serde::{Deserialize, Serialize};
+
 use crate::disk::DiskError;
+use crate::grants::{Extent, Finding, ReservationId};
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::memory::AlignedBuf;
+use crate::status::PutStatus;
+
+/// When a put is durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum SyncPolicy {
+    /// Synced when a segment is sealed and on `flush`.
+    Relaxed,
+    /// As `Relaxed`, and at the latest this long after the first unsynced write. The default, with
+    /// one second.
+    Interval(Duration),
+    /// Before the put returns.
+    Always,
+}
+
+impl fmt::Display for SyncPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SyncPolicy::Relaxed => f.write_str("relaxed"),
+            SyncPolicy::Interval(interval) => write!(f, "interval of {interval:?}"),
+            SyncPolicy::Always => f.write_str("always"),
+        }
+    }
+}
+
+impl Default for SyncPolicy {
+    fn default() -> Self {
+        SyncPolicy::Interval(Duration::from_secs(1))
+    }
+}
 
 /// Names an I/O request of the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -18,17 +18,17 @@
 //!
 //! | module | task |
 //! |---|---|
-//! | [`uring`] | moves bytes with one io_uring and one thread a volume |
-//! | [`threads`] | moves bytes with `pread`/`pwrite`, where io_uring is forbidden |
-//! | `job` | the progress of one operation, common to both: resume, retry, give up |
-//! | `queue` | the order of the operations of a volume that wait for the device |
-//! | `pace` | the rate of writes while reads are in progress |
-//! | `pacing` | the pace of a whole store, and its counters |
-//! | [`mailbox`] | waits for answers |
 //! | [`health`] | the drive's own report of its wear and faults |
 //! | `witness` | tries failed reads again, and notes errors that are no evidence on volumes |
 //! | `patience` | the time for these further tries |
 //! | [`probe`] | chooses between the disks by trying, with a reason in plain text |
+//! | [`uring`] | moves bytes with one io_uring and one thread a volume |
+//! | [`threads`] | moves bytes with `pread`/`pwrite`, where io_uring is forbidden |
+//! | `queue` | the order of the operations of a volume that wait for the device |
+//! | `job` | the progress of one operation, common to both: resume, retry, give up |
+//! | `pacing` | the pace of a whole store, and its counters |
+//! | `pace` | the rate of writes while reads are in progress |
+//! | [`mailbox`] | waits for answers |
 //!
 //! All disks use [`carry_out`] for one operation. A simulated disk uses it with its own system
 //! calls.

@@ -18,8 +18,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::pace::{CLAIM, MS};
 use super::pace::{Nanos, Pace, Traffic, Words};
 use super::{Op, Purpose};
-use crate::api::Stats;
-use crate::latency::Latency;
+use crate::latency::{Latency, LatencySummary};
 #[cfg(test)]
 use crate::runtime::thread;
 use crate::sealed::Sealed;
@@ -68,6 +67,17 @@ struct Volume {
     rate: AtomicU64,
     paced_writes: AtomicU64,
     paced_bytes: AtomicU64,
+}
+
+/// The pacing of one process at a moment. The doc comments of [`Stats`](crate::Stats) explain the
+/// figures.
+pub(crate) struct Paced {
+    pub state: String,
+    pub writes: u64,
+    pub bytes: u64,
+    pub rate: u64,
+    pub read_slowdown: f64,
+    pub waits: LatencySummary,
 }
 
 impl Pacing {
@@ -142,28 +152,33 @@ impl Pacing {
         counters.paced_bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Fills in the counters of this process.
-    pub(crate) fn count_into(&self, stats: &mut Stats) {
-        (stats.paced_writes, stats.paced_bytes) = (0, 0);
-        (stats.paced_rate, stats.read_slowdown) = (0, 0.0);
+    /// The figures of this process.
+    pub(crate) fn paced(&self) -> Paced {
+        let mut paced = Paced {
+            state: match &self.memory {
+                Memory::Nothing => "off".to_owned(),
+                Memory::Own(_, why) => format!("local: {why}"),
+                Memory::Page(_) if self.is_shared.load(Relaxed) => "shared".to_owned(),
+                Memory::Page(_) => "local".to_owned(),
+            },
+            writes: 0,
+            bytes: 0,
+            rate: 0,
+            read_slowdown: 0.0,
+            waits: self.waits.summary(),
+        };
         let is_off = matches!(self.memory, Memory::Nothing);
         let now = if is_off { 0 } else { now() };
         for (volume, counters) in self.volumes.iter().enumerate() {
-            stats.paced_writes += counters.paced_writes.load(Relaxed);
-            stats.paced_bytes += counters.paced_bytes.load(Relaxed);
+            paced.writes += counters.paced_writes.load(Relaxed);
+            paced.bytes += counters.paced_bytes.load(Relaxed);
             let claimed = self.words(volume).filter(|words| words.is_claimed(now));
             if let Some(words) = claimed {
-                stats.paced_rate += counters.rate.load(Relaxed);
-                stats.read_slowdown = stats.read_slowdown.max(words.slowdown());
+                paced.rate += counters.rate.load(Relaxed);
+                paced.read_slowdown = paced.read_slowdown.max(words.slowdown());
             }
         }
-        stats.pacing = match &self.memory {
-            Memory::Nothing => "off".to_owned(),
-            Memory::Own(_, why) => format!("local: {why}"),
-            Memory::Page(_) if self.is_shared.load(Relaxed) => "shared".to_owned(),
-            Memory::Page(_) => "local".to_owned(),
-        };
-        stats.put_wait_latency = self.waits.summary();
+        paced
     }
 }
 

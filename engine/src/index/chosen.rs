@@ -17,14 +17,13 @@ use std::time::Duration;
 use larder_format::{BLOCK_BYTES, KeyPrefix};
 use larder_sync::Mutex;
 
-use super::chunks::Chunks;
 use super::coldness::{Heap, Standing};
 use super::counted::Counted;
-use super::lookup::Used;
 use super::slab::{LIVE, PageId, QUEUED, Slab};
-use super::types::{Heat, NamespaceSlot, Told};
-use crate::api::NamespaceId;
+use super::types::{Heat, NamespaceSlot, Told, Used};
+use crate::chunks::Chunks;
 use crate::hint::Hint;
+use crate::ids::NamespaceId;
 use crate::planted;
 use crate::policy::{Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth};
 

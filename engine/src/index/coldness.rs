@@ -10,9 +10,9 @@
 //! of 8 bytes a leaf. (Buckets of equal age would take 4, but recovery may give ten million leaves
 //! one age, and sorting that bucket stops every lookup for a second.)
 
-use super::chunks::Chunks;
 use super::slab::PageId;
 use super::types::Heat;
+use crate::chunks::Chunks;
 
 /// The current state of a queued slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

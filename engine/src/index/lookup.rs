@@ -13,7 +13,7 @@ use larder_format::PageKey;
 use super::slab::{LIVE, Mark, ORPHAN, PageId, UNPROVEN};
 use super::state::State;
 use super::table::Guess;
-use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, SegmentId};
+use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, SegmentId, Used};
 use super::{Index, Stamp};
 use crate::hint::Hint;
 use crate::policy::Use;
@@ -342,18 +342,6 @@ impl Index {
             self.lower_heats(&mut self.state.write());
         }
     }
-}
-
-/// A call that uses pages, for a policy.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Used {
-    pub(super) by: Use,
-    /// The pages have it from now on.
-    pub(super) hint: Option<Hint>,
-    /// Keys of the call that are not stored.
-    pub(super) new_pages: Option<u32>,
-    /// The time, where the caller knows it.
-    pub(super) now_ms: Option<u64>,
 }
 
 /// Leases that a call ended, summed over runs: a chain is mostly leased by one call.

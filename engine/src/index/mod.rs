@@ -55,21 +55,19 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `types` | the public types |
-//! | `chunks` | an array that never moves its elements |
-//! | `slab` | the entries |
-//! | `table` | from a hash to slots |
-//! | `coldness` | the next page to evict |
-//! | `chosen` | the same under a policy of eviction, and the facts that it sees |
 //! | `climb` | a preview of the order of eviction |
 //! | `lease` | the pages that must not be evicted |
-//! | `counted` | the same, until their leases are returned |
-//! | `state` | all of these under one lock |
 //! | `lookup` | the calls of readers |
+//! | `state` | the structures below, under one lock |
+//! | `table` | from a hash to slots |
+//! | `chosen` | the next page to evict, by a policy, and the facts that the policy sees |
+//! | `coldness` | the next page to evict without a policy |
+//! | `counted` | pages that must not be evicted until their leases are returned |
+//! | `slab` | the entries |
+//! | `types` | the public types |
 //! | this module | the calls of the core |
 
 mod chosen;
-mod chunks;
 mod climb;
 mod coldness;
 mod counted;
@@ -89,7 +87,7 @@ use larder_sync::Mutex;
 use crate::policy::{Departure, EvictionPolicy, ReclaimLines, Worth};
 use crate::runtime::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use chosen::Chosen;
-pub(crate) use chunks::Chunks;
+
 use climb::Climb;
 pub use counted::Leased;
 use lease::Leases;

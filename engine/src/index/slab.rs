@@ -27,8 +27,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::chunks::Chunks;
 use super::types::{Heat, NamespaceSlot, Place, SEGMENT_BLOCKS_MAX, SEGMENTS_MAX, SegmentId};
+use crate::chunks::Chunks;
 use larder_format::KeyPrefix;
 
 /// Number of an entry's slot.

@@ -1,11 +1,12 @@
 //! The types of the index: ids, places on disk, the heat of a page (its recency), and the structs
 //! that its calls take and return.
 
+use crate::ids::NamespaceId;
+use crate::policy::{Use, Worth};
 use larder_format::KeyPrefix;
 use serde::{Deserialize, Serialize};
 
 use crate::hint::Hint;
-use crate::policy::Worth;
 
 /// Most segments a store may have: an entry keeps its segment in 24 bits.
 pub const SEGMENTS_MAX: usize = 1 << 24;
@@ -17,6 +18,12 @@ pub const SEGMENT_BLOCKS_MAX: u32 = 1 << 20;
 /// Number of a namespace while the store is open; the core hands them out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamespaceSlot(pub u16);
+
+impl From<NamespaceId> for NamespaceSlot {
+    fn from(id: NamespaceId) -> NamespaceSlot {
+        NamespaceSlot(id.0)
+    }
+}
 
 /// Store-wide number of a segment, below [`SEGMENTS_MAX`] and below the count the index was made
 /// for.
@@ -174,4 +181,16 @@ pub struct PageView {
     pub unproven: bool,
     /// It has a parent, but the parent is unknown or not stored.
     pub orphan: bool,
+}
+
+/// A call that uses pages, for a policy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Used {
+    pub(super) by: Use,
+    /// The pages have it from now on.
+    pub(super) hint: Option<Hint>,
+    /// Keys of the call that are not stored.
+    pub(super) new_pages: Option<u32>,
+    /// The time, where the caller knows it.
+    pub(super) now_ms: Option<u64>,
 }

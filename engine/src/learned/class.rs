@@ -8,11 +8,13 @@ use std::collections::HashMap;
 
 use rapidhash::quality::RandomState;
 
-use super::ClassId;
 use super::ghost::Memory;
 use super::hazard::Hazards;
 use crate::planted;
 use crate::policy::PageFacts;
+
+/// A number of a class.
+pub(super) type ClassId = u16;
 
 /// Number of traits.
 pub(super) const TRAITS: usize = 8;

@@ -9,7 +9,7 @@
 //! The table grows by one bucket at a time (linear hashing): the next one in turn is split.
 
 use super::recency::Epoch;
-use crate::index::Chunks;
+use crate::chunks::Chunks;
 
 /// What is remembered of a page: hits and children, both counted up to a limit. It has 6 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

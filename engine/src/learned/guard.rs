@@ -17,8 +17,11 @@
 //! The lead counts up to a bound: hours of more hits give no more credit than minutes of them. A
 //! trial whose lead reaches the bound has succeeded, however it ends.
 
-use super::SEGMENTS_MIN;
 use super::recency::{Epoch, Recency};
+
+/// In a store of fewer segments the learned order scatters so many holes over them that reclaim
+/// gives up what the order gains.
+pub(super) const SEGMENTS_MIN: usize = 600;
 
 /// The lead at which a trial ends, and that at which it has succeeded: parts of the capacity, and
 /// besides so many times the usual lead of a request. One long chain decides nothing.

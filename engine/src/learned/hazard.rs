@@ -6,8 +6,13 @@
 //! a factor for each trait of the class, times a factor for the class. The more uses a pair has,
 //! the more it counts for itself. Old uses fade: an hour halves them.
 
-use super::class::{Classes, TRAITS, VALUES};
-use super::{ClassId, REFRESH, TICKS};
+use super::class::{ClassId, Classes, TRAITS, VALUES};
+
+/// Steps of the policy's clock a second: 32 bits last for two years.
+pub(super) const TICKS: u32 = 64;
+
+/// Time between two refreshes of the tables.
+pub(super) const REFRESH: u32 = 30 * TICKS;
 
 /// Steps of age.
 const AGES: usize = 48;

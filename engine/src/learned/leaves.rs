@@ -5,9 +5,9 @@
 //! page that was used keeps its entry, which is corrected when it comes to the top. So the top of a
 //! heap, once it is correct, is the oldest leaf of its class.
 
-use super::ClassId;
+use super::class::ClassId;
 use super::pages::{NONE, Pages};
-use crate::index::Chunks;
+use crate::chunks::Chunks;
 use crate::planted;
 
 /// Children of an entry of a heap: they lie side by side.

@@ -13,15 +13,15 @@
 //! | module | content |
 //! |---|---|
 //! | `budget` | how much reclaim may copy |
-//! | `class` | the class of a page, from facts of the store and hints |
-//! | `hazard` | uses and time by class and age, and the index that follows from them |
 //! | `sample` | the keys whose uses are counted, stored or not |
-//! | `ghost` | facts of pages that left |
 //! | `guard` | whether the store follows the learned order or LRU |
-//! | `recency` | what LRU would hold |
-//! | `pages` | facts of stored pages |
 //! | `lessons` | the tables as bytes, for the next open |
 //! | `leaves` | the leaves of each class, the oldest first |
+//! | `pages` | facts of stored pages |
+//! | `class` | the class of a page, from facts of the store and hints |
+//! | `hazard` | uses and time by class and age, and the index that follows from them |
+//! | `ghost` | facts of pages that left |
+//! | `recency` | what LRU would hold |
 //! | this module | the policy |
 //!
 //! *Hazard*: the uses a second of the pages of a class at one age.
@@ -47,32 +47,24 @@ mod pages;
 mod recency;
 mod sample;
 
+use crate::policy::{
+    Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, ReclaimLines, Use, Worth,
+};
 use std::time::Duration;
 
 use larder_format::KeyPrefix;
 
-use crate::api::NamespaceId;
+use crate::ids::NamespaceId;
 use crate::planted;
-use crate::policy::{Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth};
 use budget::Budget;
-use class::{Classes, Traits};
+use class::{ClassId, Classes, Traits};
 use ghost::{Ghosts, Memory};
-use guard::{Guard, Order, Switched};
-use hazard::Hazards;
+use guard::{Guard, Order, SEGMENTS_MIN, Switched};
+use hazard::{Hazards, REFRESH, TICKS};
 use leaves::Leaves;
 use pages::{NONE, Page, Pages};
 use recency::Epoch;
 use sample::Sample;
-
-/// Steps of the policy's clock a second: 32 bits last for two years.
-const TICKS: u32 = 64;
-
-/// Time between two refreshes of the tables.
-const REFRESH: u32 = 30 * TICKS;
-
-/// In a store of fewer segments the learned order scatters so many holes over them that reclaim
-/// gives up what the order gains.
-const SEGMENTS_MIN: usize = 600;
 
 /// Uses of a page so close together are of one request.
 const SAME_REQUEST: u32 = TICKS / 4;
@@ -83,9 +75,6 @@ const WARM_SHARE: u32 = 4;
 
 /// Pages of a chain that count for the worth of its first one.
 const CHAIN: usize = 3;
-
-/// A number of a class.
-type ClassId = u16;
 
 /// See the module.
 #[derive(Debug)]
@@ -277,6 +266,14 @@ impl Learned {
     fn index_of(&self, page: &Page) -> f32 {
         let age = self.now.saturating_sub(page.last);
         self.hazards.index(page.class(), age)
+    }
+}
+
+impl PolicyMaker<dyn EvictionPolicy> {
+    /// The policy that learns which pages are used again.
+    #[must_use]
+    pub fn learned() -> Self {
+        PolicyMaker::eviction(Learned::default)
     }
 }
 

@@ -1,10 +1,9 @@
 //! The facts of stored pages, 16 bytes each, by their numbers.
 
-use super::ClassId;
-use super::class::CLASS_BITS;
+use super::class::{CLASS_BITS, ClassId};
 use super::ghost::Memory;
 use super::recency::Epoch;
-use crate::index::Chunks;
+use crate::chunks::Chunks;
 
 /// The facts of a stored page.
 #[derive(Debug, Clone, Copy)]

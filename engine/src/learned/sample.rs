@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use rapidhash::quality::RandomState;
 
-use super::ClassId;
+use super::class::ClassId;
 use super::hazard::Hazards;
 
 /// Most keys.

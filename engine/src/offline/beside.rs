@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SegmentState, Serial};
 
+use super::compact::Compacted;
 use super::order::{Site, empties, is_scattered, order};
-use super::{Compacted, Progress};
+use super::owner::Progress;
 use crate::error::StoreError;
 use crate::index::SegmentId;
 use crate::recovery::{Found, Whole};

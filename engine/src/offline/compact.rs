@@ -18,7 +18,7 @@ use std::path::Path;
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, KeyPrefix};
 
 use super::order::{self, Plan, Site};
-use super::{MOVE_BYTES, Owner, Progress, sizes};
+use super::owner::{MOVE_BYTES, Owner, Progress, sizes};
 use crate::api::OpenOptions;
 use crate::core::{InitState, Move};
 use crate::error::StoreError;

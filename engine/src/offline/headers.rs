@@ -7,7 +7,7 @@
 
 use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentState};
 
-use super::SegmentName;
+use super::owner::SegmentName;
 use crate::disk::Disk;
 use crate::disk::mailbox::WriteAt;
 use crate::error::StoreError;

@@ -10,12 +10,14 @@ use std::time::Duration;
 use larder_format::{BLOCK_BYTES, Namespace, PageChecksum, PageKey, PageShape};
 
 use super::order::{Step, order};
-use super::{MOVE_BYTES, Progress};
-use crate::api::{NamespaceId, PageStore, PutOptions, PutPage, PutStatus};
+use super::owner::{MOVE_BYTES, Progress};
+use crate::api::{PageStore, PutOptions, PutPage};
 use crate::disk::mailbox::{ReadAt, read_all};
 use crate::error::StoreError;
+use crate::ids::NamespaceId;
 use crate::memory::AlignedBuf;
 use crate::recovery::{Found, Whole};
+use crate::status::PutStatus;
 use crate::survey::Survey;
 
 /// How long a put may wait for room: the other store has enough of it.

@@ -22,11 +22,12 @@ use std::path::Path;
 
 use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum, PageKey};
 
-use super::{Emptied, Owner, Progress, SegmentName, headers};
+use super::headers;
+use super::owner::{Emptied, Owner, Progress, SegmentName};
 use crate::api::OpenOptions;
-use crate::catalog::Finding;
 use crate::disk::mailbox::{ReadAt, read_all};
 use crate::error::StoreError;
+use crate::grants::Finding;
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::recovery::scan::Case;
 use crate::recovery::{Whole, spots_of};

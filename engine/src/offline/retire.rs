@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use larder_format::{BLOCK_BYTES, OpenState, SUPERBLOCK_OFFSETS};
 
-use super::{Emptied, Owner, Progress};
+use super::owner::{Emptied, Owner, Progress};
 use crate::api::OpenOptions;
 use crate::capacity::{segments_min, usable_blocks};
 use crate::core::Core;
@@ -123,7 +123,7 @@ fn plan(
             segments_min(count)
         )));
     }
-    let sizes = super::sizes(&opening.recovery.recovered.namespaces);
+    let sizes = super::owner::sizes(&opening.recovery.recovered.namespaces);
     let spots = spots_of(superblock);
     let mut outcome = Retired::default();
     let mut taken = 0;

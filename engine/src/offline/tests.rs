@@ -15,10 +15,19 @@ use std::time::{Duration, Instant};
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_sync::Mutex;
 
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use super::owner::Owner;
 use super::*;
-use crate::api::{DiskWrapper, PageStore, PutOptions, PutPage, PutStatus};
+use crate::api::{DiskWrapper, OpenOptions, PageStore, PutOptions, PutPage};
 use crate::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
+use crate::error::StoreError;
+use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
+use crate::recovery::Whole;
+use crate::status::PutStatus;
+use crate::store::opening::{self, Opening};
 use crate::survey::{Survey, SurveyOptions};
 use crate::volume::Access;
 use crate::volume::create::{CreateOptions, create};

@@ -9,7 +9,7 @@
 
 use larder_format::{PageChecksum, PageKey};
 
-use super::Found;
+use super::found::Found;
 use super::scan::Spot;
 use crate::core::NamespaceInit;
 use crate::disk::Disk;

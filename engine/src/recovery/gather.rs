@@ -8,9 +8,9 @@ use larder_format::{
 };
 use rapidhash::quality::RandomState;
 
+use super::found::{Damage, Extra, Found};
 use super::judge::Fate;
 use super::scan::{Case, Disbelief, Fault, FaultReason, SegmentScan, Spot};
-use super::{Damage, Extra, Found};
 use crate::core::{InitState, NAMESPACES_MAX, NamespaceInit, SegmentInit};
 use crate::disk::Disk;
 use crate::hint::Hint;

@@ -4,8 +4,9 @@
 use larder_format::Serial;
 
 use super::doubt::{Doubt, Payloads, Settled};
+use super::found::{Extra, Found};
+use super::gather::Gathered;
 use super::scan::Spot;
-use super::{Extra, Found, Gathered};
 use crate::disk::Disk;
 use crate::planted;
 

@@ -11,8 +11,10 @@ use larder_format::PageKey;
 use super::Store;
 use super::remote::Remote;
 use super::role::Decider;
-use crate::api::{GetPage, GetStatus, LentPage, MissReason, NamespaceId};
+use crate::api::{GetPage, LentPage};
+use crate::ids::NamespaceId;
 use crate::runtime::Instant;
+use crate::status::{GetStatus, MissReason};
 use crate::store::LocalStore;
 
 /// Longest wait for pages of a read without a deadline.

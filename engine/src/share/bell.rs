@@ -2,8 +2,23 @@
 
 use std::time::Duration;
 
-use super::wire::ClientId;
+use std::sync::Arc;
+
+use crate::ids::ClientId;
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
+use crate::totals::Totals;
+
+/// How a process would be the owner.
+pub(super) struct Wish<'a> {
+    /// The group whose members it admits.
+    pub(super) group: Option<u32>,
+    /// The totals that it begins with.
+    pub(super) former: &'a Totals,
+    /// Called by clients that ask for the ownership.
+    pub(super) bell: &'a Arc<Bell>,
+    /// Whether it may become the owner now.
+    pub(super) may_own: bool,
+}
 
 /// See the module.
 pub(super) struct Bell {

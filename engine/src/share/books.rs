@@ -7,9 +7,10 @@ use super::remote::Remote;
 use super::role::{Client, Decider, Role};
 use super::wire::{DigestBytes, KEYS_MAX, Reply, Request};
 use super::{Inner, Store};
-use crate::api::NamespaceId;
+use crate::core::Evictions;
 use crate::error::StoreError;
-use crate::inventory::{Cursor, Evictions, Inventory, Leased, Listing, Usage};
+use crate::ids::NamespaceId;
+use crate::inventory::{Cursor, Inventory, Leased, Listing, Usage};
 
 impl Inventory for Remote {
     fn lease(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Leased> {

@@ -7,14 +7,13 @@ use larder_format::{Namespace, PageKey};
 
 use super::role::{Client, Decider, Role};
 use super::{LEFT_UNDONE, PUT_WAIT_MAX, Store};
-use crate::api::{
-    GetPage, GetStatus, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
-    PutStatus, Recall, Stats,
-};
+use crate::api::{GetPage, LentPage, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::hint::Hint;
+use crate::ids::NamespaceId;
 use crate::runtime::Instant;
+use crate::status::{GetStatus, MissReason, PutStatus};
 
 impl Store {
     /// Pages that an owner left undone when it went are put once more with the next owner, if there

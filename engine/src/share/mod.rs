@@ -18,21 +18,19 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `wire` | the messages |
-//! | `protocol` | the rule by which messages may change between releases |
-//! | `server` | the owner's side: sessions, and the resources that each client holds |
-//! | `remote` | the client's side: a `Catalog` over a socket |
 //! | `monitor` | the thread that keeps a role: takes over when the owner goes |
-//! | `bell` | wakes that thread, and calls that wait for an owner |
 //! | `handle` | the calls of a handle, to the owner of the moment |
 //! | `arrivals` | a handle's reads of pages that are on their way from beneath the store |
 //! | `spaces` | the namespaces of a handle |
 //! | `emptier` | a connection to an owner that empties segments, for a compaction |
-//! | `role` | the role of a process, owner or client, and how the process gets it |
-//! | `staging`, `area` | reads that several processes share: page slots, shared memory |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
+//! | `role` | the role of a process, owner or client, and how the process gets it |
+//! | `server` | the owner's side: sessions, and the resources that each client holds |
+//! | `bell` | wakes the thread of `monitor`, and calls that wait for an owner |
+//! | `reach` | the errors of a store whose owner is not reached |
+//! | `remote` | the client's side: a `Catalog` over a socket |
 //! | `keys`, `pass` | long lists of keys and open files in messages |
-//! | `guard` | marks on the volumes: a mark outlives a killed client as long as its I/O does |
+//! | `wire` | the messages |
 //!
 //! Promises:
 //! - A store never has two owners. An owner takes the volumes' locks before it reads the volumes,
@@ -67,17 +65,13 @@ mod handle;
 pub mod keys;
 mod monitor;
 mod pass;
+mod reach;
 mod remote;
 mod role;
 mod server;
 mod spaces;
 
-pub(crate) mod area;
 mod books;
-pub(crate) mod guard;
-#[doc(hidden)]
-pub mod protocol;
-pub(crate) mod staging;
 #[doc(hidden)]
 pub mod wire;
 
@@ -93,35 +87,29 @@ use std::time::Duration;
 
 use larder_format::{Namespace, Rank};
 
-use crate::api::{
-    NamespaceId, OpenOptions, PutOptions, PutPage, PutStatus, Recall, Refusal, Settings,
-    SharedReads,
-};
+use crate::api::{OpenOptions, PutOptions, PutPage, Recall, Settings, SharedReads};
 use crate::error::StoreError;
 use crate::fork::Origin;
+use crate::ids::NamespaceId;
 use crate::inventory::{self, Space};
+use crate::protocol::Protocol;
+use crate::status::{PutStatus, Refusal};
 use crate::store::LocalStore;
 use crate::system::files;
+use crate::system::holder::HolderState;
 use crate::totals::Totals;
 #[cfg(not(feature = "simulated"))]
 use crate::volume::create::{CreateOptions, create};
-use crate::volume::{self, Access, HolderState};
-use bell::Bell;
-#[doc(hidden)]
-pub use guard::Marks;
-use protocol::Protocol;
-use remote::{ReachError, Remote};
-use role::{Decider, Known, NotYet, Owner, Role, Wish};
-pub use server::DisplacedVolume;
+use bell::{Bell, Wish};
+use reach::not_served;
+use remote::Remote;
+use role::{Decider, Known, NotYet, Owner, Role};
 #[doc(hidden)]
 pub use server::answer;
-pub(crate) use server::is_listening;
 #[doc(hidden)]
 pub use server::ledger;
-pub use server::socket_path;
 use spaces::Spaces;
-pub use staging::StagingReport;
-pub use wire::Report;
+pub use wire::{DisplacedVolume, Report};
 use wire::{Reply, Request};
 
 /// How long an attaching process tries to find or become the owner. While another process is
@@ -329,9 +317,12 @@ fn report_of(path: &Path, remote: &Remote) -> Result<Report, StoreError> {
     Ok(report)
 }
 
-/// Ends or resumes the work of the place beneath the store of a running owner. False if there is
-/// none.
-pub(crate) fn use_beneath(path: &Path, is_used: bool) -> Result<bool, StoreError> {
+/// Ends or resumes the work of the place beneath a store, in the process that owns the store. It
+/// lasts as long as that process owns the store. False if nothing lies beneath.
+///
+/// # Errors
+/// Those of [`report`], and [`StoreError::OwnerOlder`] when the owner's release cannot.
+pub fn use_beneath(path: &Path, is_used: bool) -> Result<bool, StoreError> {
     let remote = reach_own(path)?;
     let answer = remote.ask(&Request::UseBeneath { is_used });
     remote.hang_up();
@@ -377,43 +368,6 @@ fn patience_with(error: &StoreError) -> Duration {
         }
         _ => ATTACH_PATIENCE,
     }
-}
-
-fn not_served(path: &Path, error: &ReachError) -> StoreError {
-    let is_unowned = matches!(error, ReachError::Nobody(_) | ReachError::OfAnother { .. });
-    if let Some(locked) = is_unowned.then(|| locked(path)).flatten() {
-        return locked;
-    }
-    let (path, reason) = (path.to_owned(), error.to_string());
-    match error {
-        ReachError::Silent | ReachError::Unreachable(_) => StoreError::Unanswered { path, reason },
-        ReachError::Forbidden(_) | ReachError::Denied(_) => StoreError::Denied { path, reason },
-        ReachError::Version { .. } | ReachError::Nonsense => {
-            StoreError::NotUnderstood { path, reason }
-        }
-        ReachError::Nobody(_) => StoreError::NotServed { path, reason },
-        ReachError::OfAnother { .. } => StoreError::ServesAnother { path, reason },
-    }
-}
-
-/// The id of the store at a path, if there is one that can be read.
-fn store_at(path: &Path) -> Option<[u8; 16]> {
-    let volume = volume::File::open(path, Access::ReadOnly).ok()?;
-    let superblock = volume.superblock().ok()?;
-    Some(*superblock.store.as_bytes())
-}
-
-/// Whether no process can own the store at a path. A lock on one node of a device says nothing
-/// about its other nodes.
-fn is_free(path: &Path) -> bool {
-    let volume = volume::File::open(path, Access::ReadOnly);
-    volume.is_ok_and(|volume| !volume.is_device && !volume.is_locked())
-}
-
-/// The error of a store that is locked by a process; `None` when it is not locked.
-fn locked(path: &Path) -> Option<StoreError> {
-    let volume = volume::File::open(path, Access::ReadOnly).ok()?;
-    volume.is_locked().then(|| volume.held(path))
 }
 
 impl Inner {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::role::{Client, NotYet, Role, Wish, may_serve};
+use super::bell::Wish;
+use super::role::{Client, NotYet, Role, may_serve};
 use super::server::may_give_to;
-use super::wire::ClientId;
 use super::{Inner, TRY_AGAIN};
+use crate::ids::ClientId;
 use crate::runtime::Instant;
 use crate::totals::Totals;
 

@@ -27,32 +27,29 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use larder_format::PageKey;
-use line::Line;
+use line::{ANSWER_PATIENCE, Line};
 
-use super::area::Area;
 use super::keys::blob;
-use super::protocol::{
-    Agreed, BENEATH, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name,
-};
-use super::server::socket_path;
-use super::store_at;
 use super::wire::{
-    ClientId, Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, parse,
-    receive,
+    Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, parse, receive,
 };
-use crate::api::NamespaceId;
-use crate::catalog::{NamespaceShape, SegmentMap};
+use crate::catalog::NamespaceShape;
 use crate::counts::Counts;
 use crate::disk::Pacing;
 use crate::error::StoreError;
 use crate::fork::Private;
+use crate::grants::SegmentMap;
 use crate::hint::Hint;
+use crate::ids::{ClientId, NamespaceId};
+use crate::protocol::{
+    Agreed, BENEATH, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name,
+};
 use crate::runtime::{Condvar, Instant, Mutex, OnceLock};
+use crate::staging::Area;
 use crate::system::sockets::{self, UnixStream};
 use crate::totals::{Measures, Totals};
-
-/// Limit for a reply that the owner sends without waiting for anything.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
+use crate::volume::socket::socket_path;
+use crate::volume::{Access, File};
 
 /// While a slow reply is awaited, the owner is probed at this interval.
 const PROBE_AFTER: Duration = Duration::from_millis(500);
@@ -538,6 +535,13 @@ fn file_lost() -> io::Error {
     io::Error::other("the file that came with the answer could not be opened here")
 }
 
+/// The id of the store at a path, if there is one that can be read.
+fn store_at(path: &Path) -> Option<[u8; 16]> {
+    let volume = File::open(path, Access::ReadOnly).ok()?;
+    let superblock = volume.superblock().ok()?;
+    Some(*superblock.store.as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -548,8 +552,9 @@ mod tests {
     use put::RemotePut;
 
     use super::*;
-    use crate::api::{PutStatus, Refusal};
-    use crate::catalog::{Ask, Catalog, Grant, Putting};
+    use crate::catalog::{Catalog, Putting};
+    use crate::grants::{Ask, Grant};
+    use crate::status::{PutStatus, Refusal};
     use crate::{OpenOptions, PageStore, Store};
 
     struct Home {

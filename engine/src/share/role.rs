@@ -6,21 +6,22 @@ use std::sync::Arc;
 
 use larder_format::Namespace;
 
-use super::bell::Bell;
+use super::bell::Wish;
+use super::reach::{is_free, not_served};
 use super::remote::{self, ReachError, Remote};
-use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name, socket_path};
-use super::wire::ClientId;
-use super::{guard, is_free, not_served};
-use crate::api::{GetPage, GetStatus, NamespaceId, OpenOptions, PageStore};
+use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name};
+use crate::api::{GetPage, OpenOptions, PageStore};
 use crate::catalog::Catalog;
 use crate::disk::Pacing;
 use crate::error::StoreError;
 use crate::fork::Private;
+use crate::ids::{ClientId, NamespaceId};
 use crate::planted;
 use crate::runtime::{Instant, Mutex};
+use crate::status::GetStatus;
 use crate::store::{DataPath, LocalStore};
-use crate::totals::Totals;
-use crate::volume::{Access, Volumes};
+use crate::volume::socket::socket_path;
+use crate::volume::{Access, Volumes, guard};
 
 pub(super) enum Role {
     Owner(Box<Owner>),
@@ -124,18 +125,6 @@ pub(super) enum NotYet {
     TryAgain(StoreError),
     /// No later try will succeed.
     Never(StoreError),
-}
-
-/// How a process would be the owner.
-pub(super) struct Wish<'a> {
-    /// The group whose members it admits.
-    pub(super) group: Option<u32>,
-    /// The totals that it begins with.
-    pub(super) former: &'a Totals,
-    /// Called by clients that ask for the ownership.
-    pub(super) bell: &'a Arc<Bell>,
-    /// Whether it may become the owner now.
-    pub(super) may_own: bool,
 }
 
 /// Whether this process could serve the store as its owner.

@@ -6,16 +6,20 @@
 //! | `accept` | the listening socket: new connections, and the socket's file |
 //! | `serve` | a connection from its greeting to its end |
 //! | [`answer`] | the reply to each request |
-//! | [`ledger`] | the puts and pins of one client |
-//! | `places` | whether the volumes' paths still lead to their files |
-//! | `peer` | whether the process behind a connection may be a client |
 //! | `tally` | the processes that use the store, with their counters |
 //! | `totals` | the totals of all processes, and their copies in the clients |
 //! | `emptying` | segments that clients want emptied |
-//! | `reads` | the owner's part in shared reads |
-//! | `session` | a client: its connections and its ledger |
 //! | `socket` | the socket file beside a store |
+//! | `books` | the answers for callers who keep books of their own |
+//! | `reads` | the owner's part in shared reads |
 //! | `watch` | the watchdog for clients that fall silent |
+//! | `shared` | the state that the threads of a server share |
+//! | `places` | whether the volumes' paths still lead to their files |
+//! | `peer` | whether the process behind a connection may be a client |
+//! | `session` | a client: its connections and its ledger |
+//! | [`ledger`] | the puts and pins of one client |
+//! | `held` | the part of one client in the staging area |
+//! | `told` | the connection over which a client is sent totals |
 //!
 //! Owns: the socket file beside the store, and the connections. `answer` decides the replies,
 //! `ledger` accounts for each client's resources. Both work without threads, sockets or clock. This
@@ -47,14 +51,17 @@ mod accept;
 pub mod answer;
 mod books;
 mod emptying;
+mod held;
 pub mod ledger;
 mod peer;
 mod places;
 mod reads;
 mod serve;
 mod session;
+mod shared;
 mod socket;
 mod tally;
+mod told;
 mod totals;
 mod watch;
 
@@ -62,44 +69,36 @@ use crate::runtime::thread::JoinHandle;
 use crate::runtime::{Condvar, Instant, Mutex};
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::bell::Bell;
-use super::protocol::{Agreed, Protocol};
-use super::role::Wish;
-use super::wire::{ClientId, ReleaseCount, Report, Welcome};
-use crate::api::{OpenOptions, PageStore, Settings};
-use crate::catalog::SegmentMap;
-use crate::counts::Departed;
+use super::bell::Wish;
+use super::wire::{ReleaseCount, Report};
+use crate::api::{OpenOptions, PageStore};
 use crate::error::StoreError;
+use crate::ids::ClientId;
+use crate::protocol::{Agreed, Protocol};
 use crate::seldom::Seldom;
 use crate::store::LocalStore;
 use crate::system::files::{self, Handle};
-use crate::system::processes;
-use crate::system::sockets;
+use crate::system::{processes, sockets};
 use crate::totals::Totals;
-use accept::Listening;
+use crate::volume::socket::socket_path;
+use accept::LINGER_LOOK;
 use peer::Admission;
 pub(super) use peer::hides_own_user;
-pub use places::DisplacedVolume;
 use places::Places;
 pub(super) use reads::OwnReads;
 use reads::Reads;
 use session::{Session, fresh_secret};
-pub(crate) use socket::is_listening;
-pub(super) use socket::short_name;
-pub use socket::socket_path;
+use shared::{Adding, Listening, Shared, Template};
 pub(super) use socket::{may_give_to, may_listen};
 pub(super) use tally::own_name;
-use totals::Adding;
 use watch::Watch;
 
-/// Interval of the checks for the mark of a client that has gone, and their limit while the store
-/// is being closed.
-const LINGER_LOOK: Duration = Duration::from_millis(10);
+/// Longest wait for the mark of a client that has gone, while the store is being closed.
 const LINGER_AT_CLOSE: Duration = Duration::from_secs(2);
 
 /// The running listener.
@@ -108,61 +107,6 @@ pub(super) struct Server {
     /// The thread that accepts connections, and the watchdog for clients. Empty once the server has
     /// been stopped.
     threads: Vec<JoinHandle<()>>,
-}
-
-struct Shared {
-    store: Arc<LocalStore>,
-    places: Places,
-    socket: PathBuf,
-    welcome: Template,
-    map: SegmentMap,
-    /// The volumes, used to check clients' marks.
-    probes: Vec<Arc<Handle>>,
-    listening: Mutex<Listening>,
-    /// Limits the warning about a deleted socket.
-    rebinds: Seldom,
-    admission: Admission,
-    /// Limits the warning about denied processes.
-    denials: Seldom,
-    /// Limits the warning about messages of later releases.
-    unknown: Seldom,
-    /// The settings that apply to all processes of the store.
-    settings: Settings,
-    sessions: Mutex<BTreeMap<ClientId, Arc<Session>>>,
-    /// Threads of connections, and of clients that have gone.
-    threads: Mutex<Vec<JoinHandle<()>>>,
-    reads: Reads,
-    watch: Watch,
-    next_client: AtomicU32,
-    lingering: AtomicU32,
-    /// The last attempt to start a thread failed.
-    lacks_threads: AtomicBool,
-    /// A client's puts were ended before its writes were over.
-    abandoned: AtomicBool,
-    begun: Instant,
-    /// The clients that have gone. Changed under the lock of the sessions.
-    departed: Mutex<Departed>,
-    adding: Adding,
-    /// Held while a segment is emptied for a client.
-    emptying: Mutex<()>,
-    /// In seconds since 1970.
-    started_unix_s: f64,
-    /// Called by clients that ask for the ownership.
-    bell: Arc<Bell>,
-    keeps_ownership: bool,
-    stop: AtomicBool,
-    stopped: Condvar,
-    stopping: Mutex<()>,
-}
-
-/// The part of the greeting that is the same for all clients.
-struct Template {
-    protocol: Protocol,
-    store: [u8; 16],
-    group: Option<u32>,
-    run: u32,
-    segment_blocks: u32,
-    volumes: Vec<(Option<String>, u32)>,
 }
 
 impl Server {
@@ -490,36 +434,6 @@ impl Shared {
             compactions,
             beneath: self.store.beneath_report(),
             displaced_volumes: self.places.displaced(),
-        }
-    }
-}
-
-impl Template {
-    fn map(&self) -> SegmentMap {
-        let segments: Vec<u32> = self.volumes.iter().map(|(_, count)| *count).collect();
-        SegmentMap::new(&segments, self.segment_blocks)
-    }
-
-    /// The owner as a client of its own.
-    fn own_session(&self) -> Session {
-        let agreed = Agreed {
-            version: self.protocol.newest,
-            features: self.protocol.features,
-            release: self.protocol.release.clone(),
-        };
-        Session::new(ClientId(u32::MAX), self.run, agreed, None)
-    }
-
-    fn for_client(&self, session: &Session) -> Welcome {
-        Welcome {
-            protocol: self.protocol.clone(),
-            client: session.id,
-            secret: session.secret,
-            store: self.store,
-            group: self.group,
-            run: self.run,
-            segment_blocks: self.segment_blocks,
-            volumes: self.volumes.clone(),
         }
     }
 }

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use larder_format::{Fingerprint, Namespace};
 
-use crate::api::NamespaceId;
 use crate::core::NAMESPACES_MAX;
 use crate::error::StoreError;
+use crate::ids::NamespaceId;
 
 /// The registered namespaces, by the id that a handle gave out.
 #[derive(Default)]

@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use larder_format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 
-use super::area::{Look, SlotId};
-use super::protocol::Protocol;
 use super::remote::{ReachError, Remote};
-use super::staging::Slot;
 use super::wire::{MAGIC, Reply, Request, parse, receive, send};
-use super::{guard, socket_path};
 use crate::catalog::Catalog;
 use crate::honest::{eventually, skipped};
+use crate::protocol::Protocol;
+use crate::staging::{Look, Slot, SlotId};
 use crate::store::staged::Stage;
-use crate::volume::{HolderState, LockHolder};
+use crate::system::holder::{HolderState, LockHolder};
+use crate::volume::guard;
+use crate::volume::socket::socket_path;
 use crate::{
     CreateOptions, GetPage, GetStatus, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
     Store, create,
@@ -150,12 +150,12 @@ impl Scene {
         unsafe { std::ptr::write_bytes(piece.ptr, 0xa7, piece.len) };
     }
 
-    fn report(&self) -> super::StagingReport {
+    fn report(&self) -> crate::staging::StagingReport {
         self.owner.report().unwrap().staging
     }
 
     /// Polls until the condition holds: clients do not wait until their releases are processed.
-    fn until(&self, what: &str, is_so: impl Fn(super::StagingReport) -> bool) {
+    fn until(&self, what: &str, is_so: impl Fn(crate::staging::StagingReport) -> bool) {
         eventually(what, || is_so(self.report()));
     }
 }
@@ -265,10 +265,10 @@ fn releasing_slots_that_a_client_does_not_hold_changes_nothing() {
     let page = pages[0].unwrap();
     for filled in [true, false] {
         for unit in [0, 1, 7, u32::MAX] {
-            let end = super::wire::SlotEnd {
+            let end = crate::staging::SlotEnd {
                 unit,
                 filled,
-                served: super::staging::Served::Wrongly,
+                served: crate::staging::Served::Wrongly,
             };
             scene.other.unstage(&[page.pinned.extent], &[end]);
         }

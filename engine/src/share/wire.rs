@@ -3,7 +3,7 @@
 //! A frame is a length (`u32`, little-endian, at most [`FRAME_BYTES_MAX`]) and that many bytes: one
 //! [`Request`] or one [`Reply`] in postcard's encoding. A connection begins with
 //! [`Request::Hello`] or [`Request::Join`]. Keys travel as one blob, 32 bytes each, and are read in
-//! place. [`protocol`](super::protocol) has the rule by which messages may change; a new message is
+//! place. [`protocol`](crate::protocol) has the rule by which messages may change; a new message is
 //! appended to its enum.
 //!
 //! Faults defended against: lengths beyond the limit, frames that end early, bytes that are no
@@ -13,21 +13,24 @@
 
 mod frames;
 
+use crate::ids::ClientId;
+use crate::staging::{Slot, SlotEnd, StagingReport};
 use std::fmt;
 use std::marker::PhantomData;
+use std::path::PathBuf;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::protocol::{Agreed, Protocol};
-use super::server::DisplacedVolume;
-use super::staging::{Served, Slot, StagingReport};
-use crate::api::{PutStatus, Refusal, Settings, Stats};
+use crate::api::{Settings, Stats};
 use crate::beneath::BeneathReport;
-use crate::catalog::{Finding, Pinned, SegmentMap};
+use crate::catalog::Pinned;
 use crate::counts::{Departed, Process};
+use crate::grants::{Finding, SegmentMap};
 use crate::hint::Hint;
 use crate::index::{Leased, Place, SegmentId};
+use crate::protocol::{Agreed, Protocol};
+use crate::status::{PutStatus, Refusal};
 use crate::totals::{Measures, Totals};
 pub(super) use frames::arrives;
 pub use frames::{WireError, parse, parse_greeting, receive, send};
@@ -43,10 +46,6 @@ pub const KEYS_MAX: usize = 131_072;
 
 /// Bytes of a key.
 pub(super) const KEY_BYTES: usize = 32;
-
-/// Which client a connection belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ClientId(pub u32);
 
 /// A client's request. Requests marked *no reply* are not answered.
 #[derive(Debug, Serialize, Deserialize)]
@@ -182,13 +181,13 @@ pub enum Request<'a> {
         cursor: u64,
     },
     /// No reply. The name of the client's program, and its counters since it attached. Sent to an
-    /// owner with the feature [`COUNTS`](super::protocol::COUNTS) alone.
+    /// owner with the feature [`COUNTS`](crate::protocol::COUNTS) alone.
     Counted {
         name: &'a str,
         #[serde(deserialize_with = "few")]
         counts: Vec<u64>,
     },
-    /// `Touch` with a hint. For an owner with the feature [`POLICIES`](super::protocol::POLICIES).
+    /// `Touch` with a hint. For an owner with the feature [`POLICIES`](crate::protocol::POLICIES).
     TouchHinted {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
@@ -206,15 +205,15 @@ pub enum Request<'a> {
     },
     /// The page with the words of pacing. Answered with [`Reply::Pacing`] and the page's file
     /// attached, or with [`Reply::Done`] when there is none. For an owner with the feature
-    /// [`PACING`](super::protocol::PACING).
+    /// [`PACING`](crate::protocol::PACING).
     Pacing,
     /// The namespaces whose records are known.
     Records,
     /// No reply. The latencies of the client since it attached, and its reads by namespace, as
-    /// JSON. Sent to an owner with the feature [`TOTALS`](super::protocol::TOTALS) alone.
+    /// JSON. Sent to an owner with the feature [`TOTALS`](crate::protocol::TOTALS) alone.
     Measured(#[serde(with = "by_name")] Box<Measures>),
     /// No reply. The client asks for the ownership. Sent to an owner with the feature
-    /// [`HEIRS`](super::protocol::HEIRS) alone.
+    /// [`HEIRS`](crate::protocol::HEIRS) alone.
     Own,
     /// Moves all pages out of a segment, in the order of their first blocks in `starts`, if it is
     /// still of this generation.
@@ -227,7 +226,7 @@ pub enum Request<'a> {
     },
     /// Waits until these pages have arrived from beneath the store. Answered with [`Reply::Count`]:
     /// 1 if some are stored then, else 0; or with [`Reply::Done`] if nothing lies beneath. Sent to
-    /// an owner with the feature [`BENEATH`](super::protocol::BENEATH) alone.
+    /// an owner with the feature [`BENEATH`](crate::protocol::BENEATH) alone.
     Arrive {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
@@ -239,16 +238,6 @@ pub enum Request<'a> {
     UseBeneath {
         is_used: bool,
     },
-}
-
-/// The end of a client's use of a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SlotEnd {
-    /// The slot's first unit.
-    pub unit: u32,
-    /// The client was assigned to read into it, and has no more reads into it in flight.
-    pub filled: bool,
-    pub served: Served,
 }
 
 /// A key inside a message.
@@ -304,12 +293,12 @@ pub enum Reply {
     /// Comes with a file descriptor.
     Pacing,
     /// As JSON. The owner sends it on its own, on the first connection of a client with the feature
-    /// [`TOTALS`](super::protocol::TOTALS).
+    /// [`TOTALS`](crate::protocol::TOTALS).
     Totals(#[serde(with = "by_name")] Box<Totals>),
     /// Encoded namespaces.
     Records(#[serde(deserialize_with = "few")] Vec<serde_bytes::ByteBuf>),
     /// The owner ends, and this client is to be the next owner. Sent on the first connection of
-    /// each client with the feature [`HEIRS`](super::protocol::HEIRS).
+    /// each client with the feature [`HEIRS`](crate::protocol::HEIRS).
     Heir(ClientId),
     /// Pages moved out of a segment; `None` if it holds other pages by now.
     Emptied(Option<u64>),
@@ -378,7 +367,7 @@ pub struct LandedPut {
     pub pages: Vec<(u32, bool)>,
 }
 
-/// A [`Grant`](crate::catalog::Grant), by place.
+/// A [`Grant`](crate::grants::Grant), by place.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum PlaceGrant {
     Write(Place),
@@ -447,6 +436,16 @@ pub enum Denial {
         /// The system's error.
         reason: String,
     },
+}
+
+/// A volume whose path no longer leads to the file that its owner serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DisplacedVolume {
+    /// Its path.
+    pub path: PathBuf,
+    /// The fault.
+    pub reason: String,
 }
 
 /// An owner's report.
@@ -571,8 +570,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::protocol::variants;
     use crate::share::keys::keys_of;
-    use crate::share::protocol::variants;
 
     fn keys() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<[u8; KEY_BYTES]>(), 0..5).prop_map(|keys| keys.concat())

@@ -1,95 +1,19 @@
 //! The books of a store in this process: see [`Inventory`].
 
-use std::collections::HashMap;
-
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::LocalStore;
 use super::local::Local;
-use crate::api::NamespaceId;
 use crate::catalog::Catalog;
-use crate::core::{Descriptors, Victim};
+use crate::core::{Descriptors, Evictions, Victim};
 use crate::error::StoreError;
+use crate::ids::NamespaceId;
 use crate::index::Leased;
-use crate::inventory::{Cursor, Evictions, Inventory, Listing, PAGES_MAX, Usage};
+use crate::inventory::{Cursor, Inventory, Listing, PAGES_MAX, Usage};
 use crate::recovery::scan::{Spot, read_descriptors};
-use crate::runtime::Mutex;
 
 /// Most segments that one call of a list reads: about a second on a slow disk.
 const SEGMENTS_AT_ONCE: u32 = 64;
-
-/// The leases that one handle has taken, so that it returns no others.
-///
-/// If a leased page was deleted, and is put and leased again by another handle, the return of the
-/// first lease ends the second: the page may then be evicted early.
-#[derive(Debug, Default)]
-pub(crate) struct LeaseBook(Mutex<Entered>);
-
-#[derive(Debug, Default)]
-struct Entered {
-    counts: HashMap<(NamespaceId, PageKey), u32>,
-    /// The handle has gone, and takes no more.
-    is_over: bool,
-}
-
-impl LeaseBook {
-    /// Takes leases, and enters them.
-    pub(crate) fn lease(
-        &self,
-        books: &(impl Inventory + ?Sized),
-        namespace: NamespaceId,
-        keys: &[PageKey],
-    ) -> Vec<Leased> {
-        let mut taken = self.0.lock();
-        if taken.is_over {
-            return vec![Leased::Absent; keys.len()];
-        }
-        let outcomes = books.lease(namespace, keys);
-        for (key, _) in keys
-            .iter()
-            .zip(&outcomes)
-            .filter(|(_, leased)| **leased == Leased::Yes)
-        {
-            *taken.counts.entry((namespace, *key)).or_default() += 1;
-        }
-        outcomes
-    }
-
-    /// Returns leases that are entered.
-    pub(crate) fn unlease(
-        &self,
-        books: &(impl Inventory + ?Sized),
-        namespace: NamespaceId,
-        keys: &[PageKey],
-    ) {
-        let mut taken = self.0.lock();
-        let is_own = |key: &&PageKey| {
-            let name = (namespace, **key);
-            let Some(count) = taken.counts.get_mut(&name) else {
-                return false;
-            };
-            *count -= 1;
-            if *count == 0 {
-                taken.counts.remove(&name);
-            }
-            true
-        };
-        let own: Vec<PageKey> = keys.iter().filter(is_own).copied().collect();
-        drop(taken);
-        books.unlease(namespace, &own);
-    }
-
-    /// Returns all of them, for a handle that has gone.
-    pub(crate) fn end(&self, books: &(impl Inventory + ?Sized)) {
-        let mut taken = self.0.lock();
-        taken.is_over = true;
-        for ((namespace, key), count) in std::mem::take(&mut taken.counts) {
-            for _ in 0..count {
-                books.unlease(namespace, &[key]);
-            }
-        }
-    }
-}
 
 impl Local {
     /// Reads the descriptors of a segment's present generation.

@@ -9,18 +9,13 @@ use larder_format::PageKey;
 use super::hang::Hangs;
 use super::notices::Notices;
 use super::recheck::Recheck;
-use super::staged::{self, Stage};
-use super::{get, lent, put};
-use crate::api::{
-    GetPage, GetStatus, LentPage, MissReason, NamespaceId, PutOptions, PutPage, PutStatus, Recall,
-    Stats,
-};
+use crate::api::Stats;
 use crate::catalog::Catalog;
 use crate::counts::Counts;
 use crate::disk::{Disk, Pacing, Piece};
 use crate::error::StoreError;
+use crate::ids::NamespaceId;
 use crate::latency::{DeviceLatencies, Latency};
-use crate::runtime::Instant;
 use crate::spaces::SpaceCounters;
 use crate::totals::{Latencies, Measures};
 use crate::volume::Volumes;
@@ -52,10 +47,10 @@ pub(super) struct Counters {
     pub(super) staged_pages: AtomicU64,
     slow: AtomicU64,
     unmeasured: AtomicU64,
-    puts: Latency,
-    gets: Latency,
-    lookups: Latency,
-    flushes: Latency,
+    pub(super) puts: Latency,
+    pub(super) gets: Latency,
+    pub(super) lookups: Latency,
+    pub(super) flushes: Latency,
 }
 
 impl DataPath {
@@ -82,57 +77,6 @@ impl DataPath {
         let outcome = unsafe { self.disk.register(&[piece]) };
         tracing::info!("{outcome}");
         (memory, outcome)
-    }
-
-    /// See [`PageStore::put`].
-    pub(crate) fn put<C: Catalog + ?Sized>(
-        &self,
-        catalog: &C,
-        namespace: NamespaceId,
-        pages: &[PutPage<'_>],
-        options: PutOptions,
-        recall: Option<&Recall>,
-    ) -> Vec<PutStatus> {
-        let _timed = self.counters.puts.timed();
-        put::put(catalog, self, namespace, pages, options, recall)
-    }
-
-    /// See [`PageStore::get`].
-    pub(crate) fn get<C: Catalog + ?Sized>(
-        &self,
-        catalog: &C,
-        namespace: NamespaceId,
-        pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
-    ) -> Vec<GetStatus> {
-        let _timed = self.counters.gets.timed();
-        get::get(catalog, self, namespace, pages, deadline)
-    }
-
-    /// See [`PageStore::get`]: shared with other processes.
-    pub(crate) fn get_staged(
-        &self,
-        catalog: &dyn Catalog,
-        stage: &dyn Stage,
-        namespace: NamespaceId,
-        pages: &mut [GetPage<'_, '_>],
-        deadline: Option<Instant>,
-    ) -> Vec<GetStatus> {
-        let _timed = self.counters.gets.timed();
-        staged::get(catalog, stage, self, namespace, pages, deadline)
-            .unwrap_or_else(|| get::get(catalog, self, namespace, pages, deadline))
-    }
-
-    /// See [`PageStore::get_lent`].
-    pub(crate) fn get_lent(
-        &self,
-        catalog: &Arc<dyn Catalog>,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        deadline: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        let _timed = self.counters.gets.timed();
-        lent::get(catalog, self, namespace, keys, deadline)
     }
 
     /// See [`PageStore::longest_prefix`].
@@ -231,7 +175,13 @@ impl DataPath {
         stats.put_latency = self.counters.puts.summary();
         stats.get_latency = self.counters.gets.summary();
         stats.lookup_latency = self.counters.lookups.summary();
-        self.pacing.count_into(stats);
+        let paced = self.pacing.paced();
+        stats.pacing = paced.state;
+        stats.paced_writes = paced.writes;
+        stats.paced_bytes = paced.bytes;
+        stats.paced_rate = paced.rate;
+        stats.read_slowdown = paced.read_slowdown;
+        stats.put_wait_latency = paced.waits;
     }
 }
 

@@ -16,15 +16,18 @@ use std::sync::Arc;
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
 use super::{Counters, DataPath};
-use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
-use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
+use crate::api::GetPage;
+use crate::catalog::{Catalog, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{
     Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose,
 };
+use crate::grants::{Extent, Finding};
+use crate::ids::NamespaceId;
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::runtime::Instant;
+use crate::status::{GetStatus, MissReason};
 
 /// A page that is being read.
 #[derive(Clone, Copy)]

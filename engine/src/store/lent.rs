@@ -12,13 +12,16 @@ use larder_format::{PageChecksum, PageKey};
 use super::get::{Job, elsewhere, failed, is_without_its_bytes, judge, page_bytes, pin};
 use super::hang::Hangs;
 use super::{Counters, DataPath};
-use crate::api::{GetStatus, LentPage, MissReason, NamespaceId};
-use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned};
+use crate::api::LentPage;
+use crate::catalog::{Catalog, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Done, Op, Purpose, Sink};
+use crate::grants::{Extent, Finding};
+use crate::ids::NamespaceId;
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::runtime::{Instant, Mutex};
+use crate::status::{GetStatus, MissReason};
 
 /// Keeps the pins of reads, also of reads that outlast their call.
 struct LentReads {

@@ -17,15 +17,18 @@ use larder_format::{BLOCK_BYTES, Fingerprint, PageKey, StoreId};
 use super::mover;
 use super::notices::Notices;
 use super::services::Services;
-use crate::api::{NamespaceId, PutStatus, ReadOnlyVolume};
+use crate::api::ReadOnlyVolume;
 use crate::beneath::{Beneath, BeneathReport};
-use crate::catalog::{Catalog, NamespaceShape, ReservationId, SegmentMap};
+use crate::catalog::{Catalog, NamespaceShape};
 use crate::core::{Core, Effect, Fault, Io, IoId, RequestId, Victim};
 use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
+use crate::grants::{ReservationId, SegmentMap};
+use crate::ids::NamespaceId;
 use crate::index::{Adoption, Index, Lease};
 use crate::planted;
 use crate::recovery::scan::{Spot, read_descriptors};
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock, thread};
+use crate::status::PutStatus;
 use crate::system::processes;
 use crate::totals::{StoreCounts, Written};
 
@@ -252,7 +255,7 @@ impl Local {
                 Effect::ReadWrite(volume) => self.services.end_read_only(volume),
                 Effect::ReadDescriptors(victim) => {
                     #[cfg(feature = "simulated")]
-                    super::simulated::empties(&victim);
+                    super::given_up::note(&victim);
                     read = Some(victim);
                 }
                 Effect::Copy(id, pages) => copies.push((id, pages)),
@@ -466,11 +469,11 @@ mod tests {
     use larder_format::{PageKey, Run, Serial};
 
     use super::*;
-    use crate::api::SyncPolicy;
-    use crate::catalog::{Allocator, Ask, Grant};
-    use crate::core::{Config, InitState, Recovered, SegmentInit};
+    use crate::catalog::Allocator;
+    use crate::core::{Config, InitState, Recovered, SegmentInit, SyncPolicy};
     use crate::disk::{Choice, Kind, Piece};
     use crate::error::StoreError;
+    use crate::grants::{Ask, Grant};
     use crate::hint::Hint;
     use crate::share::tests::namespace;
 

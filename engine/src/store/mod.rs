@@ -2,28 +2,36 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
-//! | `opening` | from a path to a recovered store, and back to a closed one |
 //! | `keeper` | the keeper thread: due syncs, reclaim |
-//! | `lessons` | the file with the tables of the policy of eviction |
 //! | `prewriter` | writes unused blocks for the first time, before pages come |
-//! | `mover` | moves pages from segment to segment |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
-//! | `data` | the data path of a handle, and the counters of its calls |
-//! | `get`, `put` | reads and writes on callers' threads |
+//! | `simulated` | a store over a simulated disk; in the build for the simulation alone |
+//! | `opening` | from a path to a recovered store, and back to a closed one |
+//! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
+//! | `mover` | moves pages from segment to segment |
+//! | `lessons` | the file with the tables of the policy of eviction |
+//! | `services` | log lines about volumes in read-only service |
+//! | `calls` | the calls that move the bytes of pages, with their times |
+//! | `put` | writes on callers' threads |
 //! | `lent` | gets into memory of the store's own, which may outlast the call's deadline |
 //! | `staged` | gets that are shared with other processes |
-//! | `services` | log lines about volumes in read-only service |
-//! | `notices` | log lines about refused and failed puts |
+//! | `data` | the data path of a handle, and the counters of its calls |
+//! | `get` | reads on callers' threads |
 //! | `recheck` | for a read-only handle: whether a segment is still in the generation it has read |
+//! | `notices` | log lines about refused and failed puts |
 //! | `hang` | which volumes have gone silent |
-//! | `simulated` | a store over a simulated disk; in the build for the simulation alone |
+//! | `leases` | the leases that a handle has taken |
+//! | `given_up` | the segments given up for lack of room; for the simulation alone |
 
 mod books;
+mod calls;
 mod data;
 mod get;
+#[cfg(feature = "simulated")]
+mod given_up;
 mod hang;
 mod keeper;
+mod leases;
 mod lent;
 mod lessons;
 pub(crate) mod local;
@@ -43,10 +51,7 @@ use std::sync::Arc;
 
 use larder_format::{Namespace, PageKey};
 
-use crate::api::{
-    GetPage, GetStatus, LentPage, MissReason, NamespaceId, OpenOptions, PageStore, PutOptions,
-    PutPage, PutStatus, Recall, Refusal, Stats,
-};
+use crate::api::{GetPage, LentPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::beneath::BeneathReport;
 use crate::catalog::{Allocator, Catalog};
 use crate::core::Emptying;
@@ -55,16 +60,18 @@ use crate::disk::{Disk, Pacing};
 use crate::error::StoreError;
 use crate::fork::Origin;
 use crate::hint::Hint;
+use crate::ids::NamespaceId;
 use crate::inventory::Inventory;
 use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
+use crate::status::{GetStatus, MissReason, PutStatus, Refusal};
 use crate::system::files;
 use crate::totals::{Measures, StoreCounts};
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes, length};
-pub(crate) use books::LeaseBook;
 use data::Counters;
 pub(crate) use data::DataPath;
 use keeper::Housekeeper;
+pub(crate) use leases::LeaseBook;
 use lessons::Lessons;
 use local::Local;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, services};

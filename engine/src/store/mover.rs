@@ -12,13 +12,14 @@ use std::time::Duration;
 use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::local::Local;
-use crate::api::PutStatus;
-use crate::catalog::{Allocator, Extent, Finding};
+use crate::catalog::Allocator;
 use crate::core::{Copied, Move, PageCopy};
 use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
 use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece, Purpose};
+use crate::grants::{Extent, Finding};
 use crate::memory::AlignedBuf;
 use crate::planted;
+use crate::status::PutStatus;
 
 /// Longest single wait for answers. After it the wait begins again.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::api::Refusal;
 use crate::core::Counters;
+use crate::status::Refusal;
 
 /// The kinds that have been logged, one bit each.
 #[derive(Debug, Default)]

@@ -18,17 +18,19 @@ use super::lessons::Lessons;
 use super::local::Local;
 use super::services::Services;
 use crate::api::OpenOptions;
-use crate::catalog::{Catalog, SegmentMap};
+use crate::catalog::Catalog;
 use crate::core::{Config, Core};
 use crate::disk::mailbox::{WriteAt, write_all};
 use crate::disk::{Disk, Pacing, Witness};
 use crate::error::StoreError;
+use crate::grants::SegmentMap;
 use crate::index::Index;
 use crate::memory::AlignedBuf;
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
 use crate::runtime::Instant;
 use crate::seldom::Seldom;
-use crate::volume::{Access, Volume, Volumes, this_holder};
+use crate::system::holder::this_holder;
+use crate::volume::{Access, Volume, Volumes};
 
 /// How long a close waits for operations in flight. It takes longer only if the device hangs; then
 /// the store is left as after a crash.

@@ -26,14 +26,15 @@ use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::get::push_piece;
 use super::{Counters, DataPath};
-use crate::api::{
-    NamespaceId, PutFailure, PutOptions, PutPage, PutStatus, Reading, Recall, Refusal,
-};
-use crate::catalog::{Ask, Catalog, Extent, Grant, Landed, NamespaceShape, Putting, ReservationId};
+use crate::api::{PutOptions, PutPage, Reading, Recall};
+use crate::catalog::{Catalog, Landed, NamespaceShape, Putting};
 use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
+use crate::grants::{Ask, Extent, Grant, ReservationId};
+use crate::ids::NamespaceId;
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::runtime::Instant;
+use crate::status::{PutFailure, PutStatus, Refusal};
 use windows::{Window, Windows, tag};
 
 /// Bytes of page data reserved and written together.

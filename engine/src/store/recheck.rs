@@ -4,7 +4,6 @@
 use larder_format::{SegmentHeader, Serial, Superblock};
 
 use super::get::{Job, is_without_its_bytes};
-use crate::api::MissReason;
 use crate::core::SegmentInit;
 use crate::disk::mailbox::read_all_until;
 use crate::disk::{Disk, DiskError};
@@ -12,6 +11,7 @@ use crate::memory::AlignedBuf;
 use crate::recovery::scan::{FaultReason, Spot};
 use crate::recovery::spots_of;
 use crate::runtime::Instant;
+use crate::status::MissReason;
 
 /// The headers to check, and the expected generations.
 pub(super) struct Recheck {

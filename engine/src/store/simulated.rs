@@ -1,12 +1,11 @@
 //! A store over a simulated disk, and the view of a simulation into it.
 
-use std::cell::Cell;
 use std::sync::Arc;
 
 use larder_format::Superblock;
 
-use super::LocalStore;
 use super::opening::{Opening, begin_run, config};
+use super::{LocalStore, given_up};
 use crate::api::OpenOptions;
 use crate::core::{Core, Emptying, Victim};
 use crate::disk::Disk;
@@ -15,21 +14,12 @@ use crate::index::{Index, SegmentId};
 use crate::recovery::Recovery;
 use crate::volume::simulated::volumes;
 
-thread_local! {
-    static GIVEN_UP: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The store is about to empty this victim. The pages of a victim that is given up leave later.
-pub(super) fn empties(victim: &Victim) {
-    GIVEN_UP.set(GIVEN_UP.get() + u64::from(victim.is_given_up));
-}
-
 impl LocalStore {
     /// Segments that stores of this thread have given up with their pages, for lack of room for
     /// copies. Needs no handle: a process may be killed before its handle is there.
     #[must_use]
     pub fn segments_given_up() -> u64 {
-        GIVEN_UP.get()
+        given_up::of_this_thread()
     }
 
     /// Opens a store whose volumes have these superblocks. Of each: the newer valid copy, and which

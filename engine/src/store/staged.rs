@@ -28,15 +28,16 @@ use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 use super::get::{Get, Job, Reads, fits, page_bytes};
 use super::hang::Hangs;
 use super::{Counters, DataPath};
-use crate::api::{GetPage, GetStatus, MissReason, NamespaceId};
-use crate::catalog::{Catalog, Extent, Finding, Pinned};
+use crate::api::GetPage;
+use crate::catalog::{Catalog, Pinned};
 use crate::disk::{
     Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose, Sink,
 };
+use crate::grants::{Extent, Finding};
+use crate::ids::NamespaceId;
 use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
-use crate::share::area::{Area, Look, SlotId};
-use crate::share::staging::{Served, Slot};
-use crate::share::wire::SlotEnd;
+use crate::staging::{Area, Look, Served, Slot, SlotEnd, SlotId};
+use crate::status::{GetStatus, MissReason};
 
 /// Longest wait for a page that another process reads.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -13,7 +13,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, KeyPrefix, Serial};
 
-use super::{Flaw, FlawReason, Records, Survey};
+use super::facts::{Flaw, FlawReason};
+use super::{Records, Survey};
 use crate::recovery::{Found, Whole};
 
 /// The cost of damage to structures.

@@ -11,7 +11,8 @@ use std::ops::{ControlFlow, Range};
 
 use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum};
 
-use super::{NamespaceFacts, Page, Survey};
+use super::facts::NamespaceFacts;
+use super::{Page, Survey};
 use crate::capacity::footprint;
 use crate::disk::mailbox::{ReadAhead, ReadAt, read_all};
 use crate::disk::{Disk, DiskError};

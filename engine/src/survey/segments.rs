@@ -13,8 +13,9 @@ use larder_format::{
     SegmentHeader, SegmentState, Serial, Structure,
 };
 
+use super::facts::{Condition, Flaw, FlawReason, NamespaceFacts};
 use super::volumes::{VolumeFacts, VolumeState};
-use super::{Condition, Flaw, FlawReason, NamespaceFacts, Records, Survey};
+use super::{Records, Survey};
 use crate::core::NamespaceInit;
 use crate::disk::DiskError;
 use crate::disk::mailbox::read_all;

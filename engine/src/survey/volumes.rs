@@ -12,13 +12,12 @@ use larder_format::{
     SegmentHeader, Structure, Superblock, SuperblockError, newest,
 };
 
-use super::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
+use super::facts::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
 use crate::disk::{DiskError, Patience};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
-use crate::volume::{
-    Access, File, HolderState, LockHolder, OF_ANOTHER, check_used, is_volume_of, places_of, suits,
-};
+use crate::system::holder::{HolderState, LockHolder};
+use crate::volume::{Access, File, OF_ANOTHER, check_used, is_volume_of, places_of, suits};
 
 /// Whether a volume can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

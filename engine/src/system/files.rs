@@ -181,7 +181,7 @@ pub(crate) fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
         Ok(file) => {
             // tmpfs and btrfs accept the flag and buffer all the same; statx reports this. A
             // device of larger blocks than the store's cannot bypass the page cache.
-            let direct = crate::disk::probe::direct_io(file.as_fd());
+            let direct = super::direct::direct_io(file.as_fd());
             (
                 file,
                 direct.dio && direct.offset_align as usize <= BLOCK_BYTES,

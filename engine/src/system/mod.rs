@@ -13,9 +13,14 @@
 //! | module | content |
 //! |---|---|
 //! | `files` | open files: identity, length, bytes, locks |
-//! | `processes` | this process and others: pids, users, groups |
 //! | `sockets` | Unix stream sockets, and the files of listening ones |
 //! | `words` | sleeping on a word of shared memory |
+//! | `direct` | whether a file bypasses the page cache |
+//! | `holder` | the process that a superblock names |
+//! | `processes` | this process and others: pids, users, groups |
+
+pub mod direct;
+pub mod holder;
 
 #[cfg(not(feature = "simulated"))]
 pub(crate) mod files;

@@ -4,10 +4,10 @@
 mod add;
 mod checks;
 mod left;
+mod options;
 
 use std::fs;
 use std::io::{Error, ErrorKind};
-use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ use larder_format::{
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::{Access, File, this_holder};
+use super::{Access, File};
 use crate::api::OpenOptions;
 use crate::capacity::{segments_min, usable_blocks};
 use crate::disk::Pacing;
@@ -29,82 +29,17 @@ use crate::fit::default_segment_bytes;
 use crate::fork::keep_private;
 use crate::memory::AlignedBuf;
 use crate::runtime::descriptors;
+use crate::system::holder::this_holder;
 pub use add::add;
 use checks::{
     absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,
     identity_bytes, is_there, may_overwrite, parent_of, size_of, suited,
 };
 use left::{is_named, left_bytes, lock_left, open_left, remove_left, temporary_name};
+pub use options::{CreateOptions, Created, Progress};
 
 /// Bytes per write when every block is written beforehand.
 const PREWRITE_BYTES: usize = 4 << 20;
-
-/// Receives the progress of the prewrite. May end it.
-pub type Progress<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + 'a;
-
-/// Options of a creation: `CreateOptions::new(1 << 30).with(|o| o.prewrite = true)`.
-#[derive(Clone, Default)]
-#[non_exhaustive]
-pub struct CreateOptions<'a> {
-    /// Bytes of all volumes together. For block devices zero means the whole device. Pages take at
-    /// most 7/8 of it, in a small store far less, because some segments stay empty.
-    pub size: u64,
-    /// Bytes of a segment; `None` for 256 MiB, or for small stores a power of two near a 256th of
-    /// the size, but at least 16 MiB; or the size that suits [`CreateOptions::page_bytes`].
-    pub segment_size: Option<u64>,
-    /// Bytes on the device of the pages that the store will keep, if they are known
-    /// ([`fit`](crate::fit)).
-    pub page_bytes: Option<u64>,
-    /// Volumes after the first.
-    pub volumes: Vec<PathBuf>,
-    /// Write every block once: overwriting is up to 2.3 times as fast as the first write into
-    /// preallocated space.
-    pub prewrite: bool,
-    /// Enlarge an existing store to `size`.
-    pub grow: bool,
-    /// Overwrite any content.
-    pub force: bool,
-    /// Check everything, change nothing.
-    pub dry_run: bool,
-    /// Receives bytes done and bytes in all. A break ends the creation like a failure.
-    pub progress: Option<&'a Progress<'a>>,
-}
-
-impl<'a> CreateOptions<'a> {
-    /// A store of so many bytes, with the defaults for all else.
-    #[must_use]
-    pub fn new(size: u64) -> CreateOptions<'a> {
-        CreateOptions {
-            size,
-            ..CreateOptions::default()
-        }
-    }
-
-    /// These options, changed by `change`.
-    #[must_use]
-    pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
-        change(&mut self);
-        self
-    }
-}
-
-/// The created store.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Created {
-    /// Segments on all volumes.
-    pub segments: u64,
-    /// Bytes of each segment.
-    pub segment_bytes: u64,
-    /// Most bytes of pages that the store keeps.
-    pub usable_bytes: u64,
-    /// Bytes of all volumes.
-    pub capacity_bytes: u64,
-    /// Every volume.
-    pub volumes: Vec<PathBuf>,
-    /// Whether an existing store was enlarged. Not if it had the size already.
-    pub is_grown: bool,
-}
 
 /// Creates a store whose first volume is at `path`.
 ///

@@ -7,15 +7,41 @@ use std::time::Duration;
 
 use larder_format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
 
-use super::{Access, HolderState, LockHolder};
 use crate::disk::{MEDIUM_READS_MAX, Patience, is_of_the_medium};
 use crate::error::StoreError;
 use crate::fork::{Private, keep_private};
 use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::runtime::{Instant, thread};
-use crate::share::{guard, is_listening, socket_path};
 use crate::system::files::{self, Handle, How, Kind, Lock};
+use crate::system::holder::{HolderState, LockHolder};
+use crate::volume::guard;
+use crate::volume::socket::{is_listening, socket_path};
+
+/// The purpose of an open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reading and writing, alone. Waits a moment for a process that is exiting.
+    Exclusive,
+    /// The same, without waiting.
+    AtOnce,
+    /// Reading, and writing at places that the owner grants, beside the owner.
+    Client,
+    /// Reading, beside a writer.
+    ReadOnly,
+    /// Reading, with writers locked out.
+    Held,
+}
+
+impl Access {
+    pub(super) fn only_reads(self) -> bool {
+        matches!(self, Access::ReadOnly | Access::Held)
+    }
+
+    pub(super) fn is_exclusive(self) -> bool {
+        matches!(self, Access::Exclusive | Access::AtOnce)
+    }
+}
 
 /// How long to retry a locked volume: an io_uring may outlive its process for a moment.
 pub(super) const LOCK_PATIENCE: Duration = Duration::from_secs(2);

@@ -11,20 +11,22 @@
 //! | module | content |
 //! |---|---|
 //! | [`create`] | creating and enlarging |
-//! | `file` | one file: opening, locking, its superblock before there is a disk |
-//! | [`holder`] | the process that a superblock names |
 //! | [`holes`] | unallocated and shared parts of a file |
-//! | `set` | all volumes of a store |
 //! | `simulated` | volumes of the simulation, whose segments are smaller than the format allows |
+//! | `set` | all volumes of a store |
+//! | `file` | one file: opening, locking, its superblock before there is a disk |
+//! | `guard` | marks on the volumes: a mark outlives a killed client as long as its I/O does |
+//! | `socket` | the place of the socket beside a store |
 
 #[cfg(not(feature = "simulated"))]
 pub mod create;
 mod file;
-pub mod holder;
+pub mod guard;
 pub mod holes;
 mod set;
 #[cfg(feature = "simulated")]
 pub mod simulated;
+pub mod socket;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,36 +41,16 @@ use crate::disk::{Disk, DiskError, Patience};
 use crate::error::StoreError;
 use crate::fork::Private;
 use crate::system::files::{self, Handle, Lock};
+pub use crate::system::holder::this_holder;
+pub use file::Access;
 use file::LOCK_PATIENCE;
 pub(crate) use file::{File, length};
-pub use holder::{HolderState, LockHolder, this_holder};
 pub use set::Volumes;
-pub(crate) use set::{OF_ANOTHER, check_used, not_to_be_recorded, places_of, suits};
+pub(crate) use set::{check_used, not_to_be_recorded, places_of, suits};
 
-/// The purpose of an open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// Reading and writing, alone. Waits a moment for a process that is exiting.
-    Exclusive,
-    /// The same, without waiting.
-    AtOnce,
-    /// Reading, and writing at places that the owner grants, beside the owner.
-    Client,
-    /// Reading, beside a writer.
-    ReadOnly,
-    /// Reading, with writers locked out.
-    Held,
-}
-
-impl Access {
-    fn only_reads(self) -> bool {
-        matches!(self, Access::ReadOnly | Access::Held)
-    }
-
-    fn is_exclusive(self) -> bool {
-        matches!(self, Access::Exclusive | Access::AtOnce)
-    }
-}
+/// Why a file in a volume's place is not that volume.
+pub(crate) const OF_ANOTHER: &str =
+    "it is a volume of another store, or another volume of this one";
 
 /// An open volume.
 #[derive(Debug)]

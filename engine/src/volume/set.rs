@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, VolumeEntry};
 
-use super::{Access, Found, Volume, encode, is_volume_of};
+use super::file::Access;
+use super::{Found, OF_ANOTHER, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
 use crate::disk::mailbox::{WriteAt, sync_all, write_all};
 use crate::disk::probe::open_disk;
@@ -27,10 +28,6 @@ pub struct Volumes {
     /// The time that their open has left for reads that fail.
     pub(crate) patience: Arc<Patience>,
 }
-
-/// Why a file in a volume's place is not that volume.
-pub(crate) const OF_ANOTHER: &str =
-    "it is a volume of another store, or another volume of this one";
 
 /// The places where a further volume of the store may be, whose first volume is at `first`: the
 /// given paths, the directory of the first volume, the recorded path. Volumes in one directory may

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, SEGMENT_BYTES_MIN, Superblock, SuperblockError};
 
-use super::{Volume, Volumes};
+use super::Volume;
+use super::set::Volumes;
 use crate::error::StoreError;
 use crate::fork::keep_private;
 use crate::latency::DeviceLatencies;

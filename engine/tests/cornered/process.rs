@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use larder_engine::catalog::{Ask, Grant, ReservationId, SegmentMap};
 use larder_engine::core::{Config, Copied, Core, Descriptors, Effect, Io, Move, PageCopy, Victim};
 use larder_engine::disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, Body, DescriptorBlock, Namespace, OpenState, PageChecksum, PageKey, Record, Run,
     SEGMENTS_OFFSET, SegmentHeader, Superblock,
 };
+use larder_engine::grants::{Ask, Grant, ReservationId, SegmentMap};
 use larder_engine::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::recovery::recover;
 use larder_engine::recovery::scan::Spot;

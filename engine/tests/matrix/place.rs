@@ -4,17 +4,17 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_engine::catalog::Ask;
 use larder_engine::core::{
     Config, Core, Effect, InitState, Io, IoId, Recovered, RequestId, SegmentInit,
 };
 use larder_engine::disk::Kind;
 use larder_engine::format::{HEADER_BLOCKS, Run, SEGMENTS_OFFSET, Serial, StoreId};
+use larder_engine::grants::Ask;
 use larder_engine::index::{Index, NamespaceSlot};
-use larder_engine::volume::{Access, HolderState, Volumes};
+use larder_engine::volume::{Access, Volumes};
 use larder_engine::{
-    CreateOptions, GetStatus, Hint, MissReason, OpenOptions, PageStore, PutStatus, Store,
-    StoreError, SyncPolicy, create,
+    CreateOptions, GetStatus, Hint, HolderState, MissReason, OpenOptions, PageStore, PutStatus,
+    Store, StoreError, SyncPolicy, create,
 };
 
 use super::common::faulty::{Fault, Seen, open_faulty};

@@ -6,8 +6,9 @@ use std::process::Command;
 use std::sync::mpsc;
 
 use larder_engine::share::Part;
-use larder_engine::volume::HolderState;
-use larder_engine::{CreateOptions, OpenOptions, PageStore, PutStatus, Store, StoreError, create};
+use larder_engine::{
+    CreateOptions, HolderState, OpenOptions, PageStore, PutStatus, Store, StoreError, create,
+};
 use nix::fcntl::{FcntlArg, fcntl};
 
 use super::attach;

@@ -16,7 +16,8 @@ use std::time::Instant;
 
 use common::honest::{PATIENCE, eventually};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::{Part, report, socket_path};
+use larder_engine::share::{Part, report};
+use larder_engine::volume::socket::socket_path;
 use larder_engine::{
     DiskWrapper, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, SharedReads,
     Store, StoreError,

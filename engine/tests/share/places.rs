@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::slice::from_ref;
 
-use larder_engine::share::{Part, report, socket_path};
+use larder_engine::share::{Part, report};
+use larder_engine::volume::socket::socket_path;
 use larder_engine::{CreateOptions, OpenOptions, PageStore, PutStatus, Store, StoreError, create};
 use nix::unistd::{Uid, chroot, seteuid};
 use rustix::fs::{CWD, FileType, Mode};

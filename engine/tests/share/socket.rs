@@ -5,11 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use larder_engine::share::protocol::Protocol;
+use larder_engine::protocol::Protocol;
 use larder_engine::share::wire::{
     Failure, MAGIC, PlaceGrant, Reply, Request, parse, receive, send,
 };
-use larder_engine::share::{Part, report, socket_path};
+use larder_engine::share::{Part, report};
+use larder_engine::volume::socket::socket_path;
 use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
 
 use super::attach;

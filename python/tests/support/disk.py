@@ -94,6 +94,12 @@ from pathlib import Path
 place = Path(sys.argv[1])
 hang_reads, hang_writes, fail_writes = (Path(os.environ[name]) for name in ("HANG_READS", "HANG_WRITES", "FAIL_WRITES"))
 held_reads = ctypes.CDLL(os.environ["LD_PRELOAD"]).held_reads
+def show(*raised):
+    # Reads that hang would keep the process from its end.
+    for flag in (hang_reads, hang_writes, fail_writes):
+        flag.unlink(missing_ok=True)
+    sys.__excepthook__(*raised)
+sys.excepthook = show
 """
 
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use larder_engine::beneath::{Beneath, BeneathReport};
-use larder_engine::catalog::Ask;
+use larder_engine::grants::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey};
 
 use super::Agent;

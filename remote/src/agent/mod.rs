@@ -61,7 +61,7 @@ use std::time::{Duration, Instant};
 
 use larder_engine::PageStore;
 use larder_engine::beneath::{Beneath, BeneathReport};
-use larder_engine::catalog::Ask;
+use larder_engine::grants::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey};
 use larder_sync::{Condvar, Mutex};
 

@@ -6,10 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use larder_engine::capacity::segments_min;
-use larder_engine::catalog::SegmentMap;
 use larder_engine::format::{
     BLOCK_BYTES, KeyPrefix, Namespace, PageChecksum, PageKey, SEGMENTS_OFFSET, StoreId,
 };
+use larder_engine::grants::SegmentMap;
 use larder_engine::index::Place;
 use larder_engine::volume::simulated::encode;
 use larder_engine::{OpenOptions, SyncPolicy};

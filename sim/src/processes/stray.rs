@@ -7,9 +7,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use larder_engine::catalog::Finding;
+use larder_engine::grants::Finding;
+use larder_engine::protocol::Protocol;
 use larder_engine::share::keys::blob;
-use larder_engine::share::protocol::Protocol;
 use larder_engine::share::wire::{
     Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, WireError, parse, parse_greeting,
     receive, send,

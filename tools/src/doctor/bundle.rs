@@ -8,7 +8,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use larder_engine::share::protocol::Protocol;
+use larder_engine::protocol::Protocol;
 use larder_engine::survey::{Survey, SurveyOptions};
 use larder_format::FORMAT_VERSION;
 use serde_json::{Value, json};

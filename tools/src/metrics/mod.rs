@@ -64,7 +64,7 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fm
         Value::Count(count) => encoder.encode_counter(count, None::None),
         Value::Gauge(value) => encoder.encode_gauge(value),
         Value::Times(buckets) => {
-            let bounds = larder_engine::totals::BOUNDS_NS.into_iter();
+            let bounds = larder_engine::latency::BOUNDS_NS.into_iter();
             let seconds = bounds.map(|ns| ns as f64 / 1e9).chain([f64::MAX]);
             let counts = buckets.counts.iter().copied().chain(std::iter::repeat(0));
             let counts: Vec<(f64, u64)> = seconds.zip(counts).collect();

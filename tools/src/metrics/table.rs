@@ -3,9 +3,10 @@
 use larder_engine::Stats;
 use larder_engine::beneath::BeneathReport;
 use larder_engine::disk::health::Health;
+use larder_engine::latency::Buckets;
 use larder_engine::share::View;
 use larder_engine::spaces::Spaces;
-use larder_engine::totals::{Buckets, Totals};
+use larder_engine::totals::Totals;
 use prometheus_client::registry::Unit;
 
 use super::{NAMESPACES_MAX, OTHER};

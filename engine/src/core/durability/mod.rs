@@ -34,10 +34,11 @@ use super::journal::holds::Holds;
 use super::segments::Segments;
 use super::segments::segment::{Segment, State, Trust};
 use super::types::{Fault, RequestId};
-use crate::api::{PutFailure, PutStatus, SyncPolicy};
-use crate::catalog::ReservationId;
+use crate::core::types::SyncPolicy;
+use crate::grants::ReservationId;
 use crate::index::SegmentId;
 use crate::planted;
+use crate::status::{PutFailure, PutStatus};
 
 /// Who waits for a commit to be durable.
 #[derive(Debug, PartialEq, Eq)]

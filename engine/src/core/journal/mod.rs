@@ -10,8 +10,8 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | `records` | the writes of records that are no pages |
 //! | `departures` | when evictions and failed puts are written down |
+//! | `records` | the writes of records that are no pages |
 //! | `holds` | (commits that are held back) |
 
 mod departures;

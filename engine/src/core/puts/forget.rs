@@ -3,10 +3,10 @@
 use larder_format::{KeyPrefix, Namespace, PageHome, PageKey, Record, SegmentNo, Serial};
 
 use super::{Below, Puts};
-use crate::api::NamespaceId;
-use crate::catalog::Finding;
 use crate::core::namespaces::NAMESPACES_MAX;
 use crate::core::types::{Fault, Move, RequestId};
+use crate::grants::Finding;
+use crate::ids::NamespaceId;
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::planted;
 

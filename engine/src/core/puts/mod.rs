@@ -23,12 +23,12 @@ use super::journal::Journal;
 use super::segments::Segments;
 use super::segments::segment::FirstHeader;
 use super::types::Move;
-use crate::api::{PutFailure, PutStatus};
-use crate::catalog::ReservationId;
+use crate::grants::ReservationId;
 use crate::hint::Hint;
 use crate::index::{Index, NamespaceSlot, Parent, Place, SegmentId};
 use crate::planted;
 use crate::policy::{AdmissionPolicy, Worth};
+use crate::status::{PutFailure, PutStatus};
 pub(super) use reservations::Reserver;
 use reservations::{Reservation, Run};
 

@@ -3,11 +3,11 @@
 use larder_format::Serial;
 
 use super::{Below, Origin, Puts};
-use crate::api::{PutStatus, SyncPolicy};
 use crate::core::base::Ticket;
-use crate::core::types::Move;
+use crate::core::types::{Move, SyncPolicy};
 use crate::index::{Adoption, Parent, Publish, Published, Told};
 use crate::planted;
+use crate::status::PutStatus;
 
 /// Most steps along chains, in one call, for links between a page and a child that was there first.
 /// Longer searches are left to lookups.

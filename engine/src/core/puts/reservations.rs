@@ -5,16 +5,17 @@ use std::time::Duration;
 use larder_format::{BLOCK_BYTES, PageKey};
 
 use super::{Below, NewPage, Origin, Pending, Puts};
-use crate::api::{NamespaceId, PutStatus, Refusal, SyncPolicy};
-use crate::catalog::{Ask, Extent, Grant, ReservationId};
 use crate::core::base::{Base, Event, Ticket};
 use crate::core::journal::RECORDS;
 use crate::core::segments::segment::Stream;
-use crate::core::types::Effect;
+use crate::core::types::{Effect, SyncPolicy};
+use crate::grants::{Ask, Extent, Grant, ReservationId};
 use crate::hint::Hint;
+use crate::ids::NamespaceId;
 use crate::index::{Adoption, NamespaceSlot, Place, SegmentId};
 use crate::planted;
 use crate::policy::Candidate;
+use crate::status::{PutStatus, Refusal};
 
 /// The owner of a reservation, who gets its statuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

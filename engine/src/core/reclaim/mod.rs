@@ -3,12 +3,12 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | `pick` | which segment is emptied |
-//! | `plan` | which of its pages and records are kept |
-//! | `duplicates` | which of its tombstones lie in another segment too |
-//! | `emergency` | which segment is given up when there is no room for copies |
 //! | `wanted` | when a segment is emptied that a caller names |
 //! | `tools` | (offline tools, which name the segments that they empty) |
+//! | `plan` | which pages and records of a victim are kept |
+//! | `duplicates` | which tombstones of a victim lie in another segment too |
+//! | `pick` | which segment is emptied |
+//! | `emergency` | which segment is given up when there is no room for copies |
 //!
 //! One victim is emptied at a time, in steps:
 //!
@@ -57,9 +57,9 @@ use super::segments::segment::Trust;
 use super::types::{
     Copied, Descriptors, Effect, Emptying, Fault, Move, PageCopy, RequestId, Victim,
 };
-use crate::api::PutStatus;
-use crate::catalog::{Finding, ReservationId};
+use crate::grants::{Finding, ReservationId};
 use crate::index::SegmentId;
+use crate::status::PutStatus;
 pub(crate) use pick::GAIN_SHARE;
 use pick::{View, next_victim};
 use plan::{Forwarding, Plan, Progress};

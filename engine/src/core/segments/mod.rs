@@ -2,7 +2,6 @@
 //!
 //! | module | decides |
 //! |---|---|
-//! | `segment` | the states of a segment |
 //! | `recovered` | the states of the segments after a recovery |
 //! | `placement` | the segment that a page or record goes to |
 //! | `headers` | the content of a segment's header |
@@ -10,6 +9,7 @@
 //! | `lending` | the free segments that are written beforehand |
 //! | `failures` | which segments are poisoned, in quarantine, or unusable |
 //! | `service` | the volumes that take writes |
+//! | `segment` | the states of a segment |
 //!
 //! Invariants: data and descriptor blocks never meet (`data_end + blocks + reserved <=
 //! segment_blocks`); no put and no deletion opens the last free segment, so that reclaim can always
@@ -30,7 +30,7 @@ use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET, Serial};
 
 use super::base::{Base, Event};
 use crate::capacity::{STREAMS, footprint, usable_blocks};
-use crate::catalog::Extent;
+use crate::grants::Extent;
 use crate::index::{Place, SegmentId};
 use crate::planted;
 pub(crate) use lending::Lent;

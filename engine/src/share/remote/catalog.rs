@@ -7,13 +7,15 @@ use larder_format::{Namespace, PageKey};
 
 use super::put::RemotePut;
 use super::{Remote, file_lost};
-use crate::api::{NamespaceId, Stats};
-use crate::catalog::{Catalog, Extent, Finding, NamespaceShape, Pinned, Putting};
+use crate::api::Stats;
+use crate::catalog::{Catalog, NamespaceShape, Pinned, Putting};
 use crate::error::StoreError;
+use crate::grants::{Extent, Finding};
 use crate::hint::Hint;
-use crate::share::area::Area;
+use crate::ids::NamespaceId;
 use crate::share::keys::blob;
-use crate::share::wire::{Failure, KEYS_MAX, Reply, Request, SlotEnd};
+use crate::share::wire::{Failure, KEYS_MAX, Reply, Request};
+use crate::staging::{Area, SlotEnd};
 use crate::store::staged::{Stage, Staged};
 
 impl From<Failure> for StoreError {

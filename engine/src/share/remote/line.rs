@@ -6,15 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::ANSWER_PATIENCE;
 use crate::fork::{Private, keep_private};
 use crate::runtime::{Instant, descriptors};
 use crate::share::pass::Taking;
-use crate::share::server::{short_name, socket_path};
 use crate::share::wire::{
     Reply, Request, WireError, arrives, parse, parse_greeting, receive, send,
 };
 use crate::system::sockets::{self, UnixStream};
+use crate::volume::socket::{short_name, socket_path};
+
+/// Limit for a reply that the owner sends without waiting for anything.
+pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long the thread polls for a fast reply before it sleeps. Waking up costs more than most
 /// replies take if the sleeping CPU has to be woken too.

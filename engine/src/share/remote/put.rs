@@ -7,14 +7,17 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{ANSWER_PATIENCE, Line, Remote};
-use crate::api::{NamespaceId, PutStatus, Refusal};
-use crate::catalog::{Ask, Grant, Landed, Putting, ReservationId};
+use super::Remote;
+use super::line::{ANSWER_PATIENCE, Line};
+use crate::catalog::{Landed, Putting};
+use crate::grants::{Ask, Grant, ReservationId};
 use crate::hint::Hint;
+use crate::ids::NamespaceId;
 use crate::planted;
 use crate::runtime::Instant;
 use crate::share::keys::blob;
 use crate::share::wire::{KEYS_MAX, LandedPut, PlaceGrant, Reply, Request, send};
+use crate::status::{PutStatus, Refusal};
 
 /// Interval of a put's heartbeats while it sends nothing else.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
@@ -313,9 +316,10 @@ mod tests {
 
     use super::*;
     use crate::catalog::Catalog;
-    use crate::share::protocol::Protocol;
-    use crate::share::server::socket_path;
-    use crate::share::wire::{ClientId, Welcome, parse, receive};
+    use crate::ids::ClientId;
+    use crate::protocol::Protocol;
+    use crate::share::wire::{Welcome, parse, receive};
+    use crate::volume::socket::socket_path;
 
     /// Replies on one connection like an owner without room: a greeting, then, after a signal on
     /// `may_receive`, reservations. Other messages get no reply.

@@ -5,34 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{LINGER_LOOK, Shared, socket};
+use super::shared::{Listening, Shared};
+use super::socket;
 use crate::error::StoreError;
-use crate::fork::{Private, keep_private};
 use crate::runtime::Instant;
 use crate::share::wire::arrives;
-use crate::system::files::FileId;
-use crate::system::sockets::{self, UnixListener};
+use crate::system::sockets::{self};
+
+/// Interval of the checks for the mark of a client that has gone.
+pub(super) const LINGER_LOOK: Duration = Duration::from_millis(10);
 
 /// Interval of the checks that the volumes' files and the socket's file are still in their places.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// The socket that clients connect to.
-pub(super) struct Listening {
-    pub(super) listener: Arc<UnixListener>,
-    /// The file that it is bound to.
-    pub(super) bound: FileId,
-    _private: Private,
-}
-
-impl Listening {
-    pub(super) fn new((listener, bound): (UnixListener, FileId)) -> Listening {
-        Listening {
-            _private: keep_private(&listener),
-            listener: Arc::new(listener),
-            bound,
-        }
-    }
-}
 
 impl Shared {
     pub(super) fn accept(self: &Arc<Shared>) {

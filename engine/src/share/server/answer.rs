@@ -8,17 +8,19 @@ use std::time::Duration;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::ledger::{Awaited, Ledger};
-use crate::api::{NamespaceId, PutStatus, Refusal};
-use crate::catalog::{Allocator, Ask, Extent, Grant, Landed, SegmentMap};
+use crate::catalog::{Allocator, Landed};
 use crate::error::StoreError;
+use crate::grants::{Ask, Extent, Grant, SegmentMap};
 use crate::hint::Hint;
+use crate::ids::{ClientId, NamespaceId};
 use crate::planted;
-use crate::share::guard::Marks;
+use crate::protocol::{Agreed, Protocol};
 use crate::share::keys::keys_of;
-use crate::share::protocol::{Agreed, Protocol};
 use crate::share::wire::{
-    ClientId, Failure, LandedPut, MAGIC, PageKeyBytes, PlaceGrant, Reply, Request, parse_greeting,
+    Failure, LandedPut, MAGIC, PageKeyBytes, PlaceGrant, Reply, Request, parse_greeting,
 };
+use crate::status::{PutStatus, Refusal};
+use crate::volume::guard::Marks;
 
 /// Longest wait for room that one request may ask for.
 const ROOM_PATIENCE_MAX: Duration = Duration::from_secs(1);

@@ -3,11 +3,12 @@
 
 use larder_format::PageKey;
 
-use super::Shared;
 use super::session::Session;
-use crate::api::NamespaceId;
+use super::shared::Shared;
+use crate::core::Evictions;
 use crate::error::StoreError;
-use crate::inventory::{Cursor, Evictions, Listing};
+use crate::ids::NamespaceId;
+use crate::inventory::{Cursor, Listing};
 use crate::share::keys::keys_of;
 use crate::share::wire::{DigestBytes, Failure, Reply, Request};
 

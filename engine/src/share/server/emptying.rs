@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use larder_format::Serial;
 
-use super::Shared;
 use super::session::Session;
+use super::shared::Shared;
 use crate::core::Emptying;
 use crate::share::wire::{Reply, Request};
 

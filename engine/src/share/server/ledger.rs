@@ -27,16 +27,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use larder_format::{BLOCK_BYTES, PageKey};
 
-use crate::api::{NamespaceId, Refusal};
-use crate::catalog::{
-    Allocator, Ask, Catalog, Extent, Finding, Grant, Pinned, ReservationId, SegmentMap,
-};
+use crate::catalog::{Allocator, Catalog, Pinned};
+use crate::grants::{Ask, Extent, Finding, Grant, ReservationId, SegmentMap};
 use crate::hint::Hint;
+use crate::ids::{ClientId, NamespaceId};
 use crate::index::{Place, SegmentId};
 use crate::planted;
 use crate::runtime::Mutex;
-use crate::share::guard::Marks;
-use crate::share::wire::{ClientId, KEYS_MAX};
+use crate::share::wire::KEYS_MAX;
+use crate::status::Refusal;
+use crate::volume::guard::Marks;
 pub use put::{Awaited, LOOKS, Look};
 use put::{Put, Unlanded};
 

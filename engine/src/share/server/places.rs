@@ -15,22 +15,11 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::StoreError;
 use crate::runtime::Mutex;
+use crate::share::wire::DisplacedVolume;
 use crate::system::files::{self, FileId, Handle};
 use crate::volume::{Volume, Volumes};
-
-/// A volume whose path no longer leads to the file that its owner serves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct DisplacedVolume {
-    /// Its path.
-    pub path: PathBuf,
-    /// The fault.
-    pub reason: String,
-}
 
 /// What became of a displaced file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,21 +5,21 @@
 //! that another process has registered too. Each process reads by itself the pages of a namespace
 //! that no other process has registered, and all pages if the area cannot be made.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use larder_format::{BLOCK_BYTES, PageKey};
 
-use super::Shared;
 use super::session::Session;
-use crate::api::{NamespaceId, SharedReads};
-use crate::catalog::Extent;
+use super::shared::Shared;
+use crate::api::SharedReads;
+use crate::grants::Extent;
+use crate::ids::NamespaceId;
 use crate::index::SegmentId;
 use crate::runtime::{Mutex, OnceLock};
-use crate::share::area::{Area, UNIT_BYTES};
 use crate::share::keys::keys_of;
-use crate::share::staging::{Served, Slot, Staging, StagingReport};
-use crate::share::wire::{Failure, Reply, Request, SlotEnd, StagedPage};
+use crate::share::wire::{Failure, Reply, Request, StagedPage};
+use crate::staging::{Area, Served, SlotEnd, Staging, StagingReport};
 use crate::store::staged::{Stage, Staged};
 
 /// The owner's staging area, and the processes that may use it.
@@ -84,27 +84,6 @@ impl Reads {
     pub(super) fn report(&self) -> StagingReport {
         self.made().map(Staging::report).unwrap_or_default()
     }
-}
-
-/// One client's part of the area.
-#[derive(Default)]
-pub(super) struct HeldReads {
-    gone: bool,
-    /// Namespaces that the client has registered.
-    spaces: BTreeSet<u16>,
-    /// Slots, by first unit.
-    slots: BTreeMap<u32, Hold>,
-    /// Units of the slots; a slot counts once per hold.
-    units: u64,
-}
-
-/// A client's hold on a slot.
-struct Hold {
-    units: u64,
-    /// How many of the client's gets copy from it.
-    copies: u64,
-    /// The client reads into it.
-    fills: bool,
 }
 
 impl Shared {
@@ -220,59 +199,6 @@ impl Shared {
                 staging.give_back(unit, true, Served::Well);
             }
         }
-    }
-}
-
-impl HeldReads {
-    /// Takes a slot for a page, unless this client already holds its share of the area.
-    fn take(
-        &mut self,
-        staging: &Staging,
-        namespace: NamespaceId,
-        key: &PageKey,
-        checksum: u64,
-        bytes: usize,
-    ) -> Option<Slot> {
-        let units = bytes.div_ceil(UNIT_BYTES) as u64;
-        let all = staging.area.units();
-        if self.gone || self.units + units > u64::from(all.end - all.start) / 2 {
-            staging.turn_away();
-            return None;
-        }
-        let slot = staging.give(namespace, key, checksum, bytes)?;
-        self.units += units;
-        let hold = self.slots.entry(slot.id.unit).or_insert(Hold {
-            units,
-            copies: 0,
-            fills: false,
-        });
-        if slot.fill {
-            hold.fills = true;
-        } else {
-            hold.copies += 1;
-        }
-        Some(slot)
-    }
-
-    /// Ends one hold. False when there is none.
-    fn let_go(&mut self, end: &SlotEnd) -> bool {
-        let Some(hold) = self.slots.get_mut(&end.unit) else {
-            return false;
-        };
-        if end.filled {
-            if !std::mem::take(&mut hold.fills) {
-                return false;
-            }
-        } else if hold.copies == 0 {
-            return false;
-        } else {
-            hold.copies -= 1;
-        }
-        self.units = self.units.saturating_sub(hold.units);
-        if hold.copies == 0 && !hold.fills {
-            self.slots.remove(&end.unit);
-        }
-        true
     }
 }
 

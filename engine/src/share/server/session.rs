@@ -5,14 +5,14 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::held::HeldReads;
 use super::ledger::Ledger;
-use super::reads::HeldReads;
-use super::totals::Told;
+use super::told::Told;
 use crate::counts::Counts;
+use crate::ids::ClientId;
+use crate::protocol::Agreed;
 use crate::random::random_bytes;
 use crate::runtime::{Instant, Mutex};
-use crate::share::protocol::Agreed;
-use crate::share::wire::ClientId;
 use crate::store::LeaseBook;
 use crate::system::sockets::UnixStream;
 use crate::totals::Measures;

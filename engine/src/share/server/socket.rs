@@ -1,23 +1,13 @@
 //! The socket file beside a store.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::peer::IdMap;
 use crate::system::files::{self, FileId, Found, Kind};
 use crate::system::processes::{self, IdKind};
 use crate::system::sockets::{self, Name, UnixListener};
-
-/// Path of the catalog's socket for the store at `path`: beside the file or device, with all links
-/// resolved.
-pub fn socket_path(path: &Path) -> PathBuf {
-    let mut name = match files::resolve(path) {
-        Ok(path) => path.into_os_string(),
-        Err(_) => path.as_os_str().to_owned(),
-    };
-    name.push(".sock");
-    PathBuf::from(name)
-}
+use crate::volume::socket::{directory_of, name_of, short_name};
 
 /// Whether [`listen`] is likely to succeed. Checked before a store is opened: opening is much work
 /// and changes the store.
@@ -97,28 +87,6 @@ pub(super) fn remove(socket: &Path, own: FileId) {
     if is_bound(socket, own) {
         let _ = files::remove(socket);
     }
-}
-
-/// Whether a process listens on a socket. A socket that refuses this process access counts as
-/// listening.
-pub(crate) fn is_listening(socket: &Path) -> bool {
-    short_name(socket).is_ok_and(|name| sockets::is_listening(name.path()).is_ok())
-}
-
-fn directory_of(socket: &Path) -> &Path {
-    socket
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-        .unwrap_or(Path::new("."))
-}
-
-fn name_of(socket: &Path) -> &Path {
-    Path::new(socket.file_name().unwrap_or_default())
-}
-
-/// A name for a socket that fits an address.
-pub(in crate::share) fn short_name(socket: &Path) -> io::Result<Name> {
-    Name::short(directory_of(socket), name_of(socket))
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::Shared;
 use super::session::{Session, Tally};
+use super::shared::Shared;
 use crate::counts::{Counts, Process};
-use crate::share::wire::{ClientId, Reply, Request};
+use crate::ids::ClientId;
+use crate::share::wire::{Reply, Request};
 use crate::system::processes;
 use crate::system::sockets::{self, UnixStream};
 use crate::totals::Measures;

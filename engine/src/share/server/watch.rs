@@ -14,8 +14,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::Shared;
 use super::ledger::LOOKS;
+use super::shared::Shared;
 use crate::planted;
 use crate::runtime::{Condvar, Mutex};
 use crate::seldom::Seldom;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::FRAME_BYTES_MAX;
+use crate::protocol::variants;
 use crate::runtime::Instant;
-use crate::share::protocol::variants;
 use crate::system::sockets::{self, Pollable};
 
 /// A stream of frames that ended or was invalid.

@@ -6,17 +6,17 @@ use std::time::Duration;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::Local;
-use crate::api::{NamespaceId, PutStatus, Stats};
-use crate::catalog::{
-    Allocator, Ask, Catalog, Direct, Extent, Finding, Grant, Landed, NamespaceShape, Pinned,
-    Putting, ReservationId,
-};
+use crate::api::Stats;
+use crate::catalog::{Allocator, Catalog, Direct, Landed, NamespaceShape, Pinned, Putting};
 use crate::core::{Fault, NAMESPACES_MAX, RequestId};
 use crate::error::StoreError;
+use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::hint::Hint;
+use crate::ids::NamespaceId;
 use crate::index::SegmentId;
 use crate::planted;
 use crate::runtime::Instant;
+use crate::status::PutStatus;
 
 /// Longest single wait of a put for room. After it the put checks again: the end of a lease sends
 /// no notification.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::api::Recall;
-use crate::catalog::ReservationId;
 use crate::disk::mailbox::Mailbox;
+use crate::grants::ReservationId;
 use crate::memory::AlignedBuf;
 use crate::planted;
 

@@ -12,13 +12,15 @@ use larder_format::{
 };
 
 use super::checks::{absolute, identity, identity_bytes, size_of};
-use super::{CreateOptions, Created, Plan, Target, prewrite};
+use super::options::{CreateOptions, Created};
+use super::{Plan, Target, prewrite};
 use crate::api::OpenOptions;
 use crate::capacity::usable_blocks;
 use crate::disk::probe::Want;
 use crate::disk::{Pacing, Patience};
 use crate::error::StoreError;
-use crate::volume::{Access, Found, Volumes, this_holder};
+use crate::system::holder::this_holder;
+use crate::volume::{Access, Found, Volumes};
 
 /// Adds a volume at `new` to the store whose first volume is at `path`. Of the options, `size` is
 /// the size of the new volume: by default that of the largest other one, or the whole device;

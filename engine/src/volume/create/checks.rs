@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use larder_format::{BLOCK_BYTES, SuperblockError};
 
-use super::CreateOptions;
 use super::left::is_zero;
+use super::options::CreateOptions;
 use crate::error::{StoreError, bytes, count};
 use crate::fit::{least_size, segment_bytes_for};
 use crate::random::random_bytes;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::beneath::Beneath;
-use larder_engine::catalog::Ask;
+use larder_engine::grants::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey, PageShape};
 use larder_sync::Mutex;
 use rand::{RngExt, SeedableRng};

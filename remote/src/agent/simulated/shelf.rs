@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use larder_engine::beneath::Beneath;
-use larder_engine::catalog::Ask;
+use larder_engine::grants::Ask;
 use larder_engine::{
     GetPage, GetStatus, Hint, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
     PutStatus, Stats, StoreError,

@@ -6,15 +6,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use larder_engine::SyncPolicy;
 use larder_engine::capacity::{footprint, usable_blocks};
-use larder_engine::catalog::{Ask, Grant, ReservationId};
 use larder_engine::core::{
     Config, Copied, Core, Descriptors, Effect, InitState, Io, Recovered, SegmentInit, Victim,
 };
+use larder_engine::grants::{Ask, Grant, ReservationId};
 use larder_engine::index::{Index, Lease, NamespaceSlot};
 use larder_engine::policy::EvictionPolicy;
-use larder_engine::{Hint, PutStatus, Refusal};
+use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
 use larder_format::{
     BLOCK_BYTES, BlockAddress, DescriptorBlock, PageKey, Run, SEGMENTS_OFFSET, SegmentNo, Serial,
     StoreId,
@@ -22,11 +21,10 @@ use larder_format::{
 
 use super::Played;
 use super::requests::Requests;
-use crate::bench;
 use crate::failure::Failure;
 use crate::replay::BLOCK_TOKENS;
 use crate::size::ByteSize;
-use crate::workload;
+use crate::{bench, workload};
 
 /// Segment size where `--segment-size` gives none.
 pub(super) const SEGMENT_BYTES: u64 = 16 << 20;

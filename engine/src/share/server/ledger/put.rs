@@ -1,6 +1,7 @@
 //! A put of a client: its progress, and how it is aborted.
 
-use crate::catalog::{Allocator, Grant, ReservationId};
+use crate::catalog::Allocator;
+use crate::grants::{Grant, ReservationId};
 use crate::index::SegmentId;
 use crate::planted;
 

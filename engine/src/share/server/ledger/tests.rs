@@ -6,10 +6,11 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use super::*;
-use crate::api::{OpenOptions, PageStore, PutFailure, PutOptions, PutPage, PutStatus};
+use crate::api::{OpenOptions, PageStore, PutOptions, PutPage};
 use crate::hint::Hint;
 use crate::share::server::answer::settled;
 use crate::share::wire::Reply;
+use crate::status::{PutFailure, PutStatus};
 use crate::store::LocalStore;
 
 /// Bytes that one client may have in flight.

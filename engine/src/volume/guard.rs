@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::wire::ClientId;
+use crate::ids::ClientId;
 use crate::runtime::Instant;
 use crate::system::files::{Handle, are_bytes_locked, lock_bytes};
 
@@ -115,7 +115,7 @@ pub(crate) fn wait_for_none(file: &Handle, until: Instant) -> bool {
 }
 
 /// Whether another process holds a lock on the bytes.
-pub(super) fn is_held(error: &io::Error) -> bool {
+pub(crate) fn is_held(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::WouldBlock | ErrorKind::PermissionDenied

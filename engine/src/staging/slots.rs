@@ -26,11 +26,22 @@ use larder_format::PageKey;
 use serde::{Deserialize, Serialize};
 
 use super::area::{Area, Look, SlotId, UNIT_BYTES};
-use crate::api::NamespaceId;
+use crate::ids::NamespaceId;
 use crate::runtime::Mutex;
 
 /// Generations are 30 bits.
 const GENERATION_MASK: u32 = (1 << 30) - 1;
+
+/// The end of a client's use of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlotEnd {
+    /// The slot's first unit.
+    pub unit: u32,
+    /// The client was assigned to read into it, and has no more reads into it in flight.
+    pub filled: bool,
+    /// How the read of the page went.
+    pub served: Served,
+}
 
 /// Counters of the staging area since the store was opened, and its present content.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +76,7 @@ pub struct StagingReport {
 /// The slot given to a process for a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slot {
+    /// Its place.
     pub id: SlotId,
     /// The receiver must read the page into the slot; else it waits for the page and copies it.
     pub fill: bool,
@@ -95,7 +107,7 @@ struct Entry {
 }
 
 /// See the module.
-pub(super) struct Staging {
+pub(crate) struct Staging {
     pub area: Arc<Area>,
     directory: Mutex<Directory>,
 }
@@ -116,7 +128,7 @@ struct Directory {
 }
 
 impl Staging {
-    pub(super) fn new(area: Area) -> Staging {
+    pub(crate) fn new(area: Area) -> Staging {
         let units = area.units();
         let directory = Directory {
             free: BTreeMap::from([(units.start, units.end - units.start)]),
@@ -130,7 +142,7 @@ impl Staging {
 
     /// Returns a page's slot, with one hold: the slot that has the page, or a new one. `None` when
     /// there is no room.
-    pub(super) fn give(
+    pub(crate) fn give(
         &self,
         namespace: NamespaceId,
         key: &PageKey,
@@ -162,12 +174,12 @@ impl Staging {
     }
 
     /// Counts a page that was refused room for reasons outside this module.
-    pub(super) fn turn_away(&self) {
+    pub(crate) fn turn_away(&self) {
         self.directory.lock().counters.crowded += 1;
     }
 
     /// Releases one hold of a slot.
-    pub(super) fn give_back(&self, unit: u32, filled: bool, served: Served) {
+    pub(crate) fn give_back(&self, unit: u32, filled: bool, served: Served) {
         let mut directory = self.directory.lock();
         if filled {
             // The reader has settled the slot by now. If it has not, it never will.
@@ -186,13 +198,13 @@ impl Staging {
 
     /// The process that reads into a slot has gone: ends all waits for the page. The slot stays
     /// held.
-    pub(super) fn abandon(&self, unit: u32) {
+    pub(crate) fn abandon(&self, unit: u32) {
         let mut directory = self.directory.lock();
         self.area.settle(directory.id(unit), false);
         directory.forget(unit);
     }
 
-    pub(super) fn report(&self) -> StagingReport {
+    pub(crate) fn report(&self) -> StagingReport {
         let directory = self.directory.lock();
         StagingReport {
             area_bytes: self.area.bytes() as u64,

@@ -1,0 +1,25 @@
+//! Numbers of an open store, which no file holds.
+
+use serde::{Deserialize, Serialize};
+
+/// A namespace of an open store. Not stored, and not valid after a reopen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct NamespaceId(pub(crate) u16);
+
+impl NamespaceId {
+    /// For implementations of [`PageStore`](crate::PageStore), which number their namespaces as they like.
+    #[must_use]
+    pub const fn new(number: u16) -> NamespaceId {
+        NamespaceId(number)
+    }
+
+    /// The number given to [`NamespaceId::new`].
+    #[must_use]
+    pub const fn number(self) -> u16 {
+        self.0
+    }
+}
+
+/// A client of a shared store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ClientId(pub u32);
