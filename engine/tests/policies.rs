@@ -14,6 +14,7 @@ use larder_engine::format::PageKey;
 use larder_engine::index::{
     Adoption, Index, Lease, NamespaceSlot, Parent, Place, Publish, SegmentId,
 };
+use larder_engine::policy::order::{self, EvictionOrder};
 use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, Use,
     Worth,
@@ -136,6 +137,8 @@ impl EvictionPolicy for Recorder {
     }
 }
 
+impl EvictionOrder for Recorder {}
+
 #[test]
 fn a_policy_sees_depth_hits_ages_hint_and_bytes() {
     let seen = Arc::new(Mutex::new(Vec::new()));
@@ -192,6 +195,8 @@ impl EvictionPolicy for Liar {
     }
 }
 
+impl EvictionOrder for Liar {}
+
 #[test]
 fn a_policy_that_returns_a_page_twice_evicts_it_once() {
     let index = Index::new(1, 1 << 20);
@@ -225,6 +230,8 @@ impl EvictionPolicy for Stubborn {
     }
 }
 
+impl EvictionOrder for Stubborn {}
+
 #[test]
 fn a_policy_that_never_forgets_a_page_cannot_hold_the_store_up() {
     for is_parked in [false, true] {
@@ -248,10 +255,6 @@ impl EvictionPolicy for Genealogist {
         self.0.extend(facts.parent.map(|parent| (parent, page)));
     }
 
-    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
-        self.arrived(page, facts);
-    }
-
     fn file(&mut self, _: PageNumber, _: &PageFacts) {}
 
     fn coldest(
@@ -263,6 +266,12 @@ impl EvictionPolicy for Genealogist {
 
     fn worth(&self, _: PageNumber, _: &PageFacts) -> Worth {
         Worth(0)
+    }
+}
+
+impl EvictionOrder for Genealogist {
+    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.arrived(page, facts);
     }
 
     fn child(&self, page: PageNumber) -> Option<PageNumber> {
@@ -355,6 +364,8 @@ impl EvictionPolicy for Strict {
         Worth(0)
     }
 }
+
+impl EvictionOrder for Strict {}
 
 #[test]
 fn a_page_in_the_slot_of_one_that_was_set_aside_is_filed_once_and_evicted_once() {
@@ -476,7 +487,9 @@ impl EvictionPolicy for Pupil {
     fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth {
         self.1.worth(page, facts)
     }
+}
 
+impl EvictionOrder for Pupil {
     fn lessons(&self) -> Vec<u8> {
         LESSONS.to_vec()
     }
@@ -492,7 +505,7 @@ fn the_lessons_of_a_policy_come_back_unless_their_file_is_damaged_or_another_sto
     let options = OpenOptions::default().with(|o| {
         let recalled = recalled.clone();
         let make = move || Pupil(recalled.clone(), Fifo::default());
-        o.eviction = Some(PolicyMaker::eviction(make));
+        o.eviction = Some(order::maker(make));
     });
     let (home, other) = (Home::with_store(128 * MIB), Home::with_store(128 * MIB));
     let open = |home: &Home| {
@@ -523,7 +536,7 @@ fn lessons_are_for_the_users_of_the_store_and_follow_neither_links_nor_pipes() {
     let options = OpenOptions::default().with(|o| {
         let recalled = recalled.clone();
         let make = move || Pupil(recalled.clone(), Fifo::default());
-        o.eviction = Some(PolicyMaker::eviction(make));
+        o.eviction = Some(order::maker(make));
     });
     let home = Home::with_store(128 * MIB);
     let open = || {

@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use larder_engine::policy::{EvictionPolicy, PolicyMaker};
+use larder_engine::policy::PolicyMaker;
+use larder_engine::policy::order::EvictionOrder;
 
 /// Which pages go first when a store is full; see docs/retention.md.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -17,7 +18,7 @@ pub enum Policy {
 
 impl Policy {
     /// The engine's option.
-    pub fn maker(self) -> Option<PolicyMaker<dyn EvictionPolicy>> {
+    pub fn maker(self) -> Option<PolicyMaker<dyn EvictionOrder>> {
         (self == Policy::Learned).then(PolicyMaker::learned)
     }
 

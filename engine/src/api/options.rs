@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use crate::beneath::Beneath;
 use crate::disk::Disk;
 use crate::disk::probe::Want;
-use crate::policy::{AdmissionPolicy, EvictionPolicy, PolicyMaker};
+use crate::policy::order::EvictionOrder;
+use crate::policy::{AdmissionPolicy, PolicyMaker};
 use crate::protocol::Protocol;
 
 /// Whether processes that attach to one store share their reads. A page that several of them
@@ -106,7 +107,7 @@ pub struct OpenOptions {
     pub keeps_ownership: bool,
     /// Decides which page is evicted next, and which pages reclaim copies; `None` for the least
     /// recently used. The owner's policy applies.
-    pub eviction: Option<PolicyMaker<dyn EvictionPolicy>>,
+    pub eviction: Option<PolicyMaker<dyn EvictionOrder>>,
     /// Decides which new pages are stored; `None` for all. The owner's policy applies.
     pub admission: Option<PolicyMaker<dyn AdmissionPolicy>>,
     /// Whether reads are shared with other processes. Only for

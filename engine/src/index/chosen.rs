@@ -25,7 +25,8 @@ use crate::chunks::Chunks;
 use crate::hint::Hint;
 use crate::ids::NamespaceId;
 use crate::planted;
-use crate::policy::{Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth};
+use crate::policy::order::EvictionOrder;
+use crate::policy::{Departure, PageFacts, PageNumber, ReclaimLines, Use, Worth};
 
 /// Noted uses that are reported at once: about 100 us of a policy's time.
 const NOTED_MAX: usize = 2048;
@@ -46,7 +47,7 @@ pub(super) struct View<'a> {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Chosen {
-    policy: Box<dyn EvictionPolicy>,
+    policy: Box<dyn EvictionOrder>,
     seen: Seen,
     /// Leaves that had to stay when the policy returned them, by their heat then. No stamp drawn
     /// since `aside_since` can have ended all their leases.
@@ -223,7 +224,7 @@ fn is_leaf(slab: &Slab, id: PageId) -> bool {
 }
 
 impl Chosen {
-    pub(super) fn new(policy: Box<dyn EvictionPolicy>) -> Chosen {
+    pub(super) fn new(policy: Box<dyn EvictionOrder>) -> Chosen {
         Chosen {
             sees_lookups: policy.sees_lookups(),
             policy,

@@ -84,7 +84,8 @@ use std::sync::atomic::AtomicU32;
 use larder_format::{KeyPrefix, PageKey};
 use larder_sync::Mutex;
 
-use crate::policy::{Departure, EvictionPolicy, ReclaimLines, Worth};
+use crate::policy::order::EvictionOrder;
+use crate::policy::{Departure, ReclaimLines, Worth};
 use crate::runtime::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use chosen::Chosen;
 
@@ -152,7 +153,7 @@ impl Index {
     }
 
     /// Evicts by a policy of the caller's instead of the least recent use. On an empty index.
-    pub fn choose(&self, policy: Box<dyn EvictionPolicy>) {
+    pub fn choose(&self, policy: Box<dyn EvictionOrder>) {
         self.state.write().choose(policy);
     }
 

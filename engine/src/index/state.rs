@@ -23,7 +23,8 @@ use super::table::{NameHasher, Table};
 use super::types::{
     Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published, SegmentId,
 };
-use crate::policy::{Departure, EvictionPolicy, ReclaimLines, Worth};
+use crate::policy::order::EvictionOrder;
+use crate::policy::{Departure, ReclaimLines, Worth};
 use orphans::adoption;
 
 /// The result of publishing a page.
@@ -70,7 +71,7 @@ impl State {
     }
 
     /// Evicts by this policy from now on.
-    pub(super) fn choose(&mut self, policy: Box<dyn EvictionPolicy>) {
+    pub(super) fn choose(&mut self, policy: Box<dyn EvictionOrder>) {
         debug_assert!(self.pages == 0, "a policy is chosen for an empty index");
         self.chosen = Some(Box::new(Chosen::new(policy)));
     }

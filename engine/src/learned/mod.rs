@@ -47,6 +47,7 @@ mod pages;
 mod recency;
 mod sample;
 
+use crate::policy::order::{self, EvictionOrder};
 use crate::policy::{
     Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, ReclaimLines, Use, Worth,
 };
@@ -269,32 +270,15 @@ impl Learned {
     }
 }
 
-impl PolicyMaker<dyn EvictionPolicy> {
+impl PolicyMaker<dyn EvictionOrder> {
     /// The policy that learns which pages are used again.
     #[must_use]
     pub fn learned() -> Self {
-        PolicyMaker::eviction(Learned::default)
+        order::maker(Learned::default)
     }
 }
 
 impl EvictionPolicy for Learned {
-    fn opened(&mut self, segments: usize) {
-        if segments < SEGMENTS_MIN {
-            tracing::info!(
-                segments,
-                "eviction follows the LRU order: the store has fewer than {SEGMENTS_MIN} segments, \
-                 and reclaim would move too much under the learned one; create it with smaller \
-                 segments (--segment-size)"
-            );
-            self.guard.stay_with_lru();
-        }
-    }
-
-    fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
-        let fetched = names.map(|(namespace, key)| self.ghosts.fetch(number(namespace, key)));
-        std::hint::black_box(fetched.fold(0, |all, word| all ^ word));
-    }
-
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
         self.advance(facts.now);
         self.stored += 1;
@@ -314,17 +298,6 @@ impl EvictionPolicy for Learned {
         }
         self.count(page.0, facts, known.map(|(_, epoch)| epoch), false);
         self.seen(page.0, facts, false);
-    }
-
-    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
-        let Some(parent) = facts.parent else {
-            return;
-        };
-        self.pass(parent.0, page.0);
-        // A page that was used before is no new child.
-        if self.pages.get(page.0).memory().hits() == 0 {
-            self.adopt(parent.0);
-        }
     }
 
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
@@ -411,20 +384,6 @@ impl EvictionPolicy for Learned {
         }
     }
 
-    fn child(&self, page: PageNumber) -> Option<PageNumber> {
-        let page = self.pages.find(page.0)?;
-        (page.child != NONE).then_some(PageNumber(page.child))
-    }
-
-    fn sees_lookups(&self) -> bool {
-        false
-    }
-
-    fn written(&mut self, put: u64, copied: u64) {
-        let is_followed = self.guard.order() == Order::Learned;
-        self.budget.written(put, copied, is_followed);
-    }
-
     fn lines(&self) -> ReclaimLines {
         // Before the store has filled, each page has its room.
         let drop_up_to = |line| self.frontier.map(|_| line);
@@ -438,6 +397,60 @@ impl EvictionPolicy for Learned {
         let range = self.now.saturating_sub(frontier);
         let line = |share| Worth(frontier + range / share);
         ReclaimLines::new(drop_up_to(line(COLD_SHARE)), line(WARM_SHARE))
+    }
+
+    fn ram_bytes(&self) -> usize {
+        self.pages.ram_bytes()
+            + self.classes.ram_bytes()
+            + self.hazards.ram_bytes()
+            + self.sample.ram_bytes()
+            + self.ghosts.ram_bytes()
+            + self.leaves.ram_bytes()
+            + self.guard.ram_bytes()
+    }
+}
+
+impl EvictionOrder for Learned {
+    fn opened(&mut self, segments: usize) {
+        if segments < SEGMENTS_MIN {
+            tracing::info!(
+                segments,
+                "eviction follows the LRU order: the store has fewer than {SEGMENTS_MIN} segments, \
+                 and reclaim would move too much under the learned one; create it with smaller \
+                 segments (--segment-size)"
+            );
+            self.guard.stay_with_lru();
+        }
+    }
+
+    fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
+        let fetched = names.map(|(namespace, key)| self.ghosts.fetch(number(namespace, key)));
+        std::hint::black_box(fetched.fold(0, |all, word| all ^ word));
+    }
+
+    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
+        let Some(parent) = facts.parent else {
+            return;
+        };
+        self.pass(parent.0, page.0);
+        // A page that was used before is no new child.
+        if self.pages.get(page.0).memory().hits() == 0 {
+            self.adopt(parent.0);
+        }
+    }
+
+    fn child(&self, page: PageNumber) -> Option<PageNumber> {
+        let page = self.pages.find(page.0)?;
+        (page.child != NONE).then_some(PageNumber(page.child))
+    }
+
+    fn sees_lookups(&self) -> bool {
+        false
+    }
+
+    fn written(&mut self, put: u64, copied: u64) {
+        let is_followed = self.guard.order() == Order::Learned;
+        self.budget.written(put, copied, is_followed);
     }
 
     fn lessons(&self) -> Vec<u8> {
@@ -465,16 +478,6 @@ impl EvictionPolicy for Learned {
     /// Ticks of the last use under LRU, and the bits of an index under the learned order.
     fn scale(&self) -> u64 {
         self.guard.switches()
-    }
-
-    fn ram_bytes(&self) -> usize {
-        self.pages.ram_bytes()
-            + self.classes.ram_bytes()
-            + self.hazards.ram_bytes()
-            + self.sample.ram_bytes()
-            + self.ghosts.ram_bytes()
-            + self.leaves.ram_bytes()
-            + self.guard.ram_bytes()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use larder_engine::policy::order::EvictionOrder;
 use larder_engine::policy::{
     Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth,
 };
@@ -57,6 +58,8 @@ impl EvictionPolicy for Fifo {
         ReclaimLines::new(Some(Worth(line)), Worth(u32::MAX))
     }
 }
+
+impl EvictionOrder for Fifo {}
 
 /// Any leaf, by a seeded generator. The worth of a page changes with each use.
 #[derive(Debug)]
@@ -117,3 +120,5 @@ impl EvictionPolicy for Random {
         Worth(self.worths[page.index()])
     }
 }
+
+impl EvictionOrder for Random {}

@@ -23,6 +23,7 @@ use larder_engine::format::{
     SegmentHeader, SegmentNo, SegmentState, Serial,
 };
 use larder_engine::index::{Heat, SegmentId};
+use larder_engine::policy::order::EvictionOrder;
 use larder_engine::policy::{
     Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, ReclaimLines, Worth,
 };
@@ -530,7 +531,9 @@ impl EvictionPolicy for Rescaled {
         self.asked.fetch_add(1, Relaxed);
         ReclaimLines::new(Some(line), Worth(u32::MAX))
     }
+}
 
+impl EvictionOrder for Rescaled {
     fn scale(&self) -> u64 {
         u64::from(self.changes) * (self.asked.load(Relaxed) + 2) / 3
     }

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder_engine::format::{KeyPrefix, PageKey};
+use larder_engine::policy::order::{self, EvictionOrder};
 use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker,
     ReclaimLines, Use, Worth,
@@ -276,11 +277,11 @@ impl Leases {
     }
 
     /// The policy of eviction of a new epoch.
-    pub fn eviction(&self, seed: u64) -> Option<PolicyMaker<dyn EvictionPolicy>> {
+    pub fn eviction(&self, seed: u64) -> Option<PolicyMaker<dyn EvictionOrder>> {
         let (book, chosen) = (self.book.clone(), self.chosen);
         match chosen {
             Eviction::Default => None,
-            Eviction::Learned => Some(PolicyMaker::eviction(move || {
+            Eviction::Learned => Some(order::maker(move || {
                 Learned::new(book.clone(), Dice::new(seed))
             })),
             Eviction::Fifo | Eviction::Random => Some(PolicyMaker::eviction(move || Chosen {
@@ -357,7 +358,7 @@ impl EvictionPolicy for Chosen {
 ///
 /// The rule about the number of segments is left out: these stores are small.
 struct Learned {
-    policy: Box<dyn EvictionPolicy>,
+    policy: Box<dyn EvictionOrder>,
     book: Arc<Mutex<Book>>,
     dice: Dice,
     /// The leaves that it holds.
@@ -403,17 +404,9 @@ impl std::fmt::Debug for Learned {
 }
 
 impl EvictionPolicy for Learned {
-    fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
-        self.policy.fetch(names);
-    }
-
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
         self.used.insert(page, facts.now);
         self.policy.arrived(page, facts);
-    }
-
-    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
-        self.policy.linked(page, facts);
     }
 
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
@@ -485,6 +478,24 @@ impl EvictionPolicy for Learned {
         self.policy.worth(page, facts)
     }
 
+    fn lines(&self) -> ReclaimLines {
+        self.policy.lines()
+    }
+
+    fn ram_bytes(&self) -> usize {
+        self.policy.ram_bytes()
+    }
+}
+
+impl EvictionOrder for Learned {
+    fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
+        self.policy.fetch(names);
+    }
+
+    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.policy.linked(page, facts);
+    }
+
     fn child(&self, page: PageNumber) -> Option<PageNumber> {
         self.policy.child(page)
     }
@@ -497,16 +508,8 @@ impl EvictionPolicy for Learned {
         self.policy.written(put, copied);
     }
 
-    fn lines(&self) -> ReclaimLines {
-        self.policy.lines()
-    }
-
     fn scale(&self) -> u64 {
         self.policy.scale()
-    }
-
-    fn ram_bytes(&self) -> usize {
-        self.policy.ram_bytes()
     }
 }
 

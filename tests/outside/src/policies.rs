@@ -16,9 +16,6 @@ pub struct LeastUsed {
     uses: Vec<u32>,
     leaves: BinaryHeap<Reverse<(Worth, PageNumber)>>,
     evicted: u64,
-    segments: usize,
-    /// Reclaim copied more than a tenth of the bytes put.
-    copies_much: bool,
 }
 
 impl LeastUsed {
@@ -31,28 +28,12 @@ impl LeastUsed {
 }
 
 impl EvictionPolicy for LeastUsed {
-    fn opened(&mut self, segments: usize) {
-        self.segments = segments;
-    }
-
     fn arrived(&mut self, page: PageNumber, _: &PageFacts) {
         *self.uses(page) = 0;
     }
 
-    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
-        if let Some(parent) = facts.parent {
-            let below = *self.uses(page);
-            let uses = self.uses(parent);
-            *uses = below.max(*uses);
-        }
-    }
-
     fn used(&mut self, page: PageNumber, _: &PageFacts, _: Use) {
         *self.uses(page) += 1;
-    }
-
-    fn sees_lookups(&self) -> bool {
-        false
     }
 
     fn left(&mut self, _: PageNumber, _: &PageFacts, why: Departure) {
@@ -86,25 +67,9 @@ impl EvictionPolicy for LeastUsed {
         Worth(is_system << 31 | u32::from(priority) << 24 | uses.min(0xff_ffff))
     }
 
-    fn written(&mut self, put: u64, copied: u64) {
-        self.copies_much = self.segments < 64 && copied > put / 10;
-    }
-
     fn lines(&self) -> ReclaimLines {
         // A leaf that was never used again is not copied.
-        ReclaimLines::new(Some(Worth(u32::from(self.copies_much))), Worth(1 << 31))
-    }
-
-    fn lessons(&self) -> Vec<u8> {
-        vec![u8::from(self.copies_much)]
-    }
-
-    fn recall(&mut self, lessons: &[u8]) {
-        self.copies_much = lessons == [1];
-    }
-
-    fn order(&self) -> String {
-        "least used".to_owned()
+        ReclaimLines::new(Some(Worth(0)), Worth(1 << 31))
     }
 
     fn ram_bytes(&self) -> usize {

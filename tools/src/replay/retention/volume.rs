@@ -12,7 +12,7 @@ use larder_engine::core::{
 };
 use larder_engine::grants::{Ask, Grant, ReservationId};
 use larder_engine::index::{Index, Lease, NamespaceSlot};
-use larder_engine::policy::EvictionPolicy;
+use larder_engine::policy::order::EvictionOrder;
 use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
 use larder_format::{
     BLOCK_BYTES, BlockAddress, DescriptorBlock, PageKey, Run, SEGMENTS_OFFSET, SegmentNo, Serial,
@@ -118,7 +118,7 @@ pub(super) struct Volume {
 impl Volume {
     pub(super) fn new(
         geometry: &Geometry,
-        policy: Option<Box<dyn EvictionPolicy>>,
+        policy: Option<Box<dyn EvictionOrder>>,
     ) -> Result<Volume, Failure> {
         let blocks = u64::from(geometry.segments) * u64::from(geometry.segment_blocks);
         let index = Arc::new(Index::new(geometry.segments as usize, blocks));

@@ -35,6 +35,11 @@
 //! returns no wrong page and loses no page without counting it. A policy that returns no leaf,
 //! although it holds some, leaves the store without room: puts are refused.
 
+#[cfg(not(feature = "internals"))]
+pub(crate) mod order;
+#[cfg(feature = "internals")]
+pub mod order;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +48,7 @@ use larder_format::{KeyPrefix, PageKey};
 
 use crate::hint::Hint;
 use crate::ids::NamespaceId;
+use order::{EvictionOrder, Plain};
 
 /// Names a stored page until it leaves. Numbers are small and are used again: a policy may keep its
 /// own facts of a page in an array.
@@ -58,7 +64,7 @@ impl PageNumber {
 }
 
 /// How much a page is worth keeping: of two pages the one with the lower worth goes first. The
-/// scale is the policy's own, and may change: see [`EvictionPolicy::scale`].
+/// scale is the policy's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Worth(pub u32);
 
@@ -143,25 +149,9 @@ impl ReclaimLines {
 
 /// Decides which page leaves next, and which pages reclaim copies. See the [module](self).
 pub trait EvictionPolicy: fmt::Debug + Send + Sync {
-    /// A store of so many segments is opened. Comes first.
-    fn opened(&mut self, segments: usize) {
-        let _ = segments;
-    }
-
-    /// Pages of these names may arrive or leave next: a policy that remembers names can fetch its
-    /// memory of them, so that no page waits for another page's cache miss.
-    fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
-        let _ = names;
-    }
-
     /// A page is stored, by a put or by the recovery of an open (the oldest first, with the facts
     /// that the disk has).
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
-        let _ = (page, facts);
-    }
-
-    /// A page that arrived before its parent is linked to it: `facts.parent` names it from now on.
-    fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
         let _ = (page, facts);
     }
 
@@ -196,25 +186,6 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
     /// again.
     fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth;
 
-    /// A stored child of a page, if it knows one. Reclaim evicts a page that is not worth a copy
-    /// with the chain below it, as far as the policy names that chain. By default it names none,
-    /// and a page with children is copied.
-    fn child(&self, page: PageNumber) -> Option<PageNumber> {
-        let _ = page;
-        None
-    }
-
-    /// Whether [`EvictionPolicy::used`] is called for lookups ([`Use::Lookup`]). Asked once, first.
-    fn sees_lookups(&self) -> bool {
-        true
-    }
-
-    /// The bytes of pages that puts and reclaim have written since the store was opened. Comes
-    /// before `lines`.
-    fn written(&mut self, put: u64, copied: u64) {
-        let _ = (put, copied);
-    }
-
     /// The lines of reclaim at this moment.
     ///
     /// By default no page is protected: if the live pages of a segment fill more than half of it,
@@ -223,30 +194,6 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
     /// So a policy that protects pages has to state `keep_from`.
     fn lines(&self) -> ReclaimLines {
         ReclaimLines::new(None, Worth(u32::MAX))
-    }
-
-    /// What it has learned, for [`EvictionPolicy::recall`] after the next open of a store that is a
-    /// file: at most 1 MiB, in a form of its own. Empty: nothing.
-    fn lessons(&self) -> Vec<u8> {
-        Vec::new()
-    }
-
-    /// The lessons of this store's last open; empty if there are none. They may be those of another
-    /// policy or release: it ignores what it cannot use. Comes after `opened`.
-    fn recall(&mut self, lessons: &[u8]) {
-        let _ = lessons;
-    }
-
-    /// The order that it follows, for people: in a word, and where there is a reason as
-    /// `order: reason`.
-    fn order(&self) -> String {
-        "custom".to_owned()
-    }
-
-    /// How often it has changed its order, and with it the scale of worths. Reclaim compares only
-    /// worths of one scale.
-    fn scale(&self) -> u64 {
-        0
     }
 
     /// Bytes allocated.
@@ -288,12 +235,12 @@ pub trait AdmissionPolicy: fmt::Debug + Send + Sync {
 /// Makes the policy of a store: once for each open, and at each change of a shared store's owner.
 pub struct PolicyMaker<P: ?Sized>(Arc<dyn Fn() -> Box<P> + Send + Sync>);
 
-impl PolicyMaker<dyn EvictionPolicy> {
+impl PolicyMaker<dyn EvictionOrder> {
     /// For [`OpenOptions::eviction`](crate::OpenOptions::eviction).
     pub fn eviction<P: EvictionPolicy + 'static>(
         make: impl Fn() -> P + Send + Sync + 'static,
     ) -> Self {
-        PolicyMaker(Arc::new(move || Box::new(make())))
+        order::maker(move || Plain(make()))
     }
 }
 
