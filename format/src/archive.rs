@@ -52,7 +52,7 @@ use crate::bytes::{Reader, Writer};
 use crate::consts::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::error::{Damage, Elsewhere, Structure};
 use crate::frame::{self, PROLOGUE_BYTES};
-use crate::ids::{StoreId, identity};
+use crate::ids::{ArchiveId, StoreId};
 use crate::key::{KeyPrefix, PageKey};
 use crate::namespace::{Fingerprint, NAMESPACE_BYTES_MAX, Namespace};
 use crate::shape::PAGE_BYTES_LIMIT;
@@ -73,11 +73,6 @@ const BODY_END: u16 = 5;
 const _: () = assert!(ARCHIVED_PAGES_MAX == 62 && HEADER_RESERVED == 24);
 const _: () = assert!(1 + 3 + 4 + 32 + 12 + 4 + 8 == PAGE_BYTES);
 const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
-
-identity! {
-    /// Identity of an archive: random, drawn when the archive is written.
-    ArchiveId, 16
-}
 
 /// The head of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

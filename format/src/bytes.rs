@@ -4,8 +4,6 @@
 //! not panic. A [`Writer`] fills a block whose layout this crate fixes at compile time, so running
 //! out of space there is a bug of this crate.
 
-use crate::error::Damage;
-
 /// A structure ended before its last field.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Overrun;
@@ -53,17 +51,6 @@ impl<'a> Reader<'a> {
         let (head, rest) = self.rest.split_at_checked(bytes).ok_or(Overrun)?;
         self.rest = rest;
         Ok(head)
-    }
-
-    /// Skips bytes that this version does not use. A non-zero byte means that the writer used a
-    /// field unknown to this version.
-    #[inline]
-    pub(crate) fn reserved(&mut self, bytes: usize) -> Result<(), Damage> {
-        if all_zero(self.slice(bytes)?) {
-            Ok(())
-        } else {
-            Err(Damage::Reserved)
-        }
     }
 
     #[inline]

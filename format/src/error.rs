@@ -3,10 +3,9 @@
 //! A message describes one block. The reader of the block knows the structure and its location
 //! (file, offset) and must put them in front of the message.
 
-use crate::archive::ArchiveId;
 use crate::bytes::Overrun;
 use crate::consts::FORMAT_VERSION;
-use crate::ids::{SegmentNo, StoreId};
+use crate::ids::{ArchiveId, SegmentNo, StoreId};
 use crate::namespace::NamespaceError;
 
 /// The kinds of blocks. Each has its own magic.

@@ -83,6 +83,19 @@ pub(crate) fn open(block: &[u8], structure: Structure) -> Result<Reader<'_>, Dam
     }
 }
 
+impl Reader<'_> {
+    /// Skips bytes that this version does not use. A non-zero byte means that the writer used a
+    /// field unknown to this version.
+    #[inline]
+    pub(crate) fn reserved(&mut self, bytes: usize) -> Result<(), Damage> {
+        if all_zero(self.slice(bytes)?) {
+            Ok(())
+        } else {
+            Err(Damage::Reserved)
+        }
+    }
+}
+
 /// Zeroes a block and returns a writer of the structure's own fields. [`seal`] completes the block.
 pub(crate) fn begin(block: &mut Block) -> Writer<'_> {
     block.fill(0);

@@ -125,6 +125,11 @@ identity! {
     VolumeId, 16
 }
 
+identity! {
+    /// Identity of an archive: random, drawn when the archive is written.
+    ArchiveId, 16
+}
+
 /// The number of a segment on its volume, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentNo(pub u32);

@@ -26,21 +26,25 @@
 //! `docs/design.md` in the repository describes the use of these structures: commits, recovery,
 //! release.
 //!
+//! A module imports only the modules below it. Of several modules in one row, a module imports only
+//! those behind it.
+//!
 //! | module | owns |
 //! |---|---|
-//! | `consts` | limits and sizes |
-//! | `ids` | identities: store, volume, segment number |
-//! | `serial` | epochs ([`Run`]) and the serial numbers that order all events |
-//! | `key` | page keys: the hash chain over tokens |
-//! | `shape` | the parts of a page and their location |
-//! | `namespace` | the fields that must match for pages to be interchangeable; fingerprint |
-//! | `checksum` | the payload checksum |
-//! | `geometry` | the location of segments and blocks in a volume |
-//! | `superblock`, `segment`, `descriptor`, `closing` | one structure each, with its layout |
 //! | `archive` | pages in a portable file |
+//! | `superblock`, `closing`, `descriptor`, `segment` | one structure each, with its layout |
 //! | `frame` | the parts common to all structures: prologue, CRC, levels of trust |
-//! | `bytes` | cursors over little-endian fields |
 //! | `error` | the kinds of damage of a block |
+//! | `features` | the features of a store, and the release that wrote it |
+//! | `geometry` | the location of segments and blocks in a volume |
+//! | `checksum` | the payload checksum |
+//! | `namespace` | the fields that must match for pages to be interchangeable; fingerprint |
+//! | `shape` | the parts of a page and their location |
+//! | `key` | page keys: the hash chain over tokens |
+//! | `serial` | epochs ([`Run`]) and the serial numbers that order all events |
+//! | `bytes` | cursors over little-endian fields |
+//! | `ids` | identities: store, volume, archive, segment number |
+//! | `consts` | limits and sizes |
 
 #![forbid(unsafe_code)]
 #![deny(
@@ -68,8 +72,8 @@ mod shape;
 mod superblock;
 
 pub use archive::{
-    ARCHIVED_PAGES_MAX, ArchiveCounts, ArchiveHead, ArchiveId, ArchiveItem, ArchiveReader,
-    ArchiveWriter, ArchivedNamespace, ArchivedPage,
+    ARCHIVED_PAGES_MAX, ArchiveCounts, ArchiveHead, ArchiveItem, ArchiveReader, ArchiveWriter,
+    ArchivedNamespace, ArchivedPage,
 };
 pub use checksum::PageChecksum;
 pub use closing::{ClosingStatement, Holdings};
@@ -88,7 +92,7 @@ pub use geometry::{
     CLOSING_OFFSET, Geometry, GeometryError, HEADER_BLOCKS, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
     segments_that_fit,
 };
-pub use ids::{HexError, SegmentNo, StoreId, VolumeId};
+pub use ids::{ArchiveId, HexError, SegmentNo, StoreId, VolumeId};
 pub use key::{KeyPrefix, PageKey, TokenUnits, namespace_seed, page_keys};
 pub use namespace::{
     Fingerprint, NAMESPACE_BYTES_MAX, Namespace, NamespaceBuilder, NamespaceError, NamespaceFields,
