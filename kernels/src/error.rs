@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::pool::Tier;
+use crate::layout::Tier;
 use crate::tensors::TensorsError;
 
 /// Why a device did not execute a request.

@@ -17,6 +17,24 @@ use std::str::FromStr;
 
 use crate::shape::KvShape;
 
+/// The pool of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Tier {
+    /// The device's pool.
+    L1,
+    /// The host's pool.
+    L2,
+}
+
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tier::L1 => "L1",
+            Tier::L2 => "L2",
+        })
+    }
+}
+
 /// The row order of a host pool. The names are SGLang's, and namespaces use the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {

@@ -19,19 +19,21 @@
 //! page. The only guarantee required from them is stated in [`Transfer::new`]: no other access
 //! touches pages in flight.
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | owns |
 //! |---|---|
-//! | `shape` | the components of a page |
-//! | `layout` | the location of rows: affine strides |
-//! | `pool` | the two pools and their memory |
-//! | `tensors` | an engine's own memory as an L1 pool |
+//! | `cuda` | the device of machines with a GPU, with the feature `cuda` |
+//! | [`host`] | the device of machines without a GPU |
+//! | `device` | the [`Device`] trait |
+//! | [`kernel`] | the launch argument of the copy kernel in `cu/kv_copy.cu` |
 //! | `transfer` | checked pairs of pages, and the copies derived from them |
 //! | `ticket` | completion of copies, and access to their pages |
-//! | `device` | the [`Device`] trait |
-//! | [`host`] | the device of machines without a GPU |
-//! | [`kernel`] | the launch argument of the copy kernel in `cu/kv_copy.cu` |
-//! | `cuda` | the device of machines with a GPU, with the feature `cuda` |
+//! | `pool` | the two pools and their memory |
 //! | `error` | the errors of a device |
+//! | `layout` | the tiers, and the location of rows in their pools: affine strides |
+//! | `tensors` | an engine's own memory as an L1 pool |
+//! | `shape` | the components of a page |
 
 #![cfg_attr(
     not(feature = "cuda"),
@@ -60,8 +62,8 @@ pub use cuda::{CudaDevice, CudaOptions};
 pub use device::{Device, ForeignStream, Refused};
 pub use error::DeviceError;
 pub use host::HostDevice;
-pub use layout::{Layout, NoSuchLayout, Strides, pool_bytes};
-pub use pool::{ChunkAt, HostMemory, L1Pool, L2Pool, Tier};
+pub use layout::{Layout, NoSuchLayout, Strides, Tier, pool_bytes};
+pub use pool::{ChunkAt, HostMemory, L1Pool, L2Pool};
 pub use shape::{Attention, KvCounts, KvShape, PAGE_BYTES_LIMIT, ShapeError};
 pub use tensors::{Place, Tensor, Tensors, TensorsError};
 pub use ticket::{Gated, LayerTickets, Promise, Ticket};

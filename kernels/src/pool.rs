@@ -17,26 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::mm::{self, Advice};
 
 use crate::error::DeviceError;
-use crate::layout::{Layout, Strides, pool_bytes};
+use crate::layout::{Layout, Strides, Tier, pool_bytes};
 use crate::shape::KvShape;
-
-/// The pool of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tier {
-    /// The device's pool.
-    L1,
-    /// The host's pool.
-    L2,
-}
-
-impl fmt::Display for Tier {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Tier::L1 => "L1",
-            Tier::L2 => "L2",
-        })
-    }
-}
 
 /// Host memory for an L2 pool, with the owner that keeps it alive.
 pub struct HostMemory {

@@ -7,7 +7,6 @@
 use std::any::Any;
 use std::fmt;
 
-use crate::error::DeviceError;
 use crate::shape::KvShape;
 
 /// A byte range, by address.
@@ -52,14 +51,13 @@ impl Tensors {
     ///
     /// # Errors
     /// [`TensorsError`].
-    pub(crate) fn bases(&self, shape: &KvShape, pages: u32) -> Result<Box<[u64]>, DeviceError> {
+    pub(crate) fn bases(&self, shape: &KvShape, pages: u32) -> Result<Box<[u64]>, TensorsError> {
         let expected = u64::from(shape.parts()) * u64::from(shape.layers());
         if self.tensors.len() as u64 != expected {
             return Err(TensorsError::Count {
                 found: self.tensors.len(),
                 expected,
-            }
-            .into());
+            });
         }
         let needed = u64::from(shape.chunk_bytes()) * u64::from(pages);
         for (place, tensor) in self.each(shape) {
@@ -69,11 +67,10 @@ impl Tensors {
                     found: tensor.bytes,
                     needed,
                     pages,
-                }
-                .into());
+                });
             }
             if tensor.address == 0 || tensor.address.checked_add(tensor.bytes).is_none() {
-                return Err(TensorsError::Nowhere { place }.into());
+                return Err(TensorsError::Nowhere { place });
             }
         }
         self.apart(shape)?;

@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use crate::error::DeviceError;
-use crate::layout::{Strides, pool_bytes};
-use crate::pool::{ChunkAt, L1Pool, L2Pool, Tier, page_exists};
+use crate::layout::{Strides, Tier, pool_bytes};
+use crate::pool::{ChunkAt, L1Pool, L2Pool, page_exists};
 use crate::shape::KvShape;
 
 /// A page of L1 and its counterpart in L2.

@@ -5,7 +5,6 @@ use std::ffi::c_void;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys;
 
-use super::driver::RawStream;
 use crate::transfer::{Copy2d, Direction};
 
 /// The driver function that copies many rows in one call.
@@ -48,7 +47,7 @@ impl Batch {
     ///
     /// # Safety
     /// As for [`Streams::copy_batch`](super::driver::Streams::copy_batch).
-    pub(super) unsafe fn submit(&mut self, stream: RawStream) -> Result<(), DriverError> {
+    pub(super) unsafe fn submit(&mut self, stream: sys::CUstream) -> Result<(), DriverError> {
         let nowhere = sys::CUmemLocation {
             type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID,
             id: 0,
@@ -72,7 +71,7 @@ impl Batch {
                 &raw mut attributes,
                 &raw mut first,
                 1,
-                stream.0,
+                stream,
             )
         };
         status.result()

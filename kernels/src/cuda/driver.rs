@@ -485,7 +485,7 @@ impl Streams {
         let stream = self.of(direction);
         // SAFETY: guaranteed by the caller.
         self.context
-            .call("cuMemcpyBatchAsync", || unsafe { batch.submit(stream) })
+            .call("cuMemcpyBatchAsync", || unsafe { batch.submit(stream.0) })
     }
 
     /// [`Streams::copy_batch`] with a driver that may refuse it. Returns whether the driver
@@ -496,7 +496,7 @@ impl Streams {
     pub(super) unsafe fn try_batch(&self, direction: Direction, batch: &mut Batch) -> bool {
         let stream = self.of(direction);
         // SAFETY: guaranteed by the caller.
-        let outcome = self.context.attempt(|| unsafe { batch.submit(stream) });
+        let outcome = self.context.attempt(|| unsafe { batch.submit(stream.0) });
         outcome.is_ok()
     }
 

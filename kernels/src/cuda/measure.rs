@@ -10,8 +10,9 @@
 
 use std::time::Duration;
 
+use super::CudaDevice;
+use super::options::Clock;
 use super::policy::{Cost, PROBES, Point, Probe, ROW_BYTES, ROWS, Table, Way};
-use super::{Clock, CudaDevice};
 use crate::device::Device;
 use crate::error::DeviceError;
 use crate::layout::{Layout, pool_bytes};

@@ -13,15 +13,17 @@
 //! copy engines or one kernel per layer. The cheaper way is chosen by a table that is measured when
 //! the device is opened, and cached ([`policy`]).
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | owns |
 //! |---|---|
-//! | `driver` | calls into the driver: contexts, streams, events, copies, kernels |
-//! | `copies` | copies in the forms that the copy engines accept |
-//! | `memory` | pools, page lists, adopted tensors, registered host memory |
-//! | `pieces` | registration in pieces, and copies that stay within a piece |
+//! | `measure` | the policy table |
 //! | `options` | the options of a device |
 //! | [`policy`] | the choice of the way to copy |
-//! | `measure` | the policy table |
+//! | `memory` | pools, page lists, adopted tensors, registered host memory |
+//! | `pieces` | registration in pieces, and copies that stay within a piece |
+//! | `driver` | calls into the driver: contexts, streams, events, copies, kernels |
+//! | `copies` | copies in the forms that the copy engines accept |
 //! | [`image`] | the choice of device code |
 //! | [`nvrtc`] | the compiler, if it is installed |
 //! | [`cache`] | files: code and tables kept between starts |

@@ -12,6 +12,7 @@
 //! their own faults ([`HostDevice::with_faults`]).
 
 mod copy;
+mod faults;
 mod stream;
 
 use std::sync::Arc;
@@ -26,26 +27,11 @@ use crate::shape::KvShape;
 use crate::tensors::Tensors;
 use crate::ticket::{Gated, LayerTickets, Ticket};
 use crate::transfer::{Direction, Transfer};
+pub use faults::{Faults, Moment};
 use stream::{Job, Stream};
 
 /// Maximum number of transfers in flight, both directions together.
 pub const IN_FLIGHT_MAX: usize = 1024;
-
-/// A point at which a test can make a [`HostDevice`] fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// A host pool is registered.
-    Register,
-    /// An L1 pool is allocated.
-    Allocate,
-    /// A transfer is submitted to the device.
-    Submit(Direction),
-    /// A layer is about to be copied.
-    Copy(Direction, u32),
-}
-
-/// Decides which operations fail.
-pub type Faults = Box<dyn Fn(Moment) -> Result<(), DeviceError> + Send + Sync>;
 
 /// The device of machines without a GPU.
 pub struct HostDevice {

@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use larder_sync::{Condvar, Mutex};
 
-use super::{Faults, Moment, copy};
+use super::copy;
+use super::faults::{Faults, Moment};
 use crate::error::DeviceError;
 use crate::ticket::{Promise, Ticket};
 use crate::transfer::{Direction, Plan};
