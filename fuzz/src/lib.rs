@@ -18,17 +18,20 @@
 //! | [`messages`](messages()) | messages of a shared store: any bytes, and requests in any order |
 //! | [`core()`] | nothing from disk: the simulation of a store, with the input as randomness |
 //!
+//! A module imports only the modules below it. Of several modules in one row, a module imports only
+//! those behind it.
+//!
 //! | module | content |
 //! |---|---|
+//! | [`seeds`] | the first inputs |
 //! | [`structures`], [`texts`], [`raw`] | the bodies |
+//! | [`mod@messages`] | the catalog behind an owner's answers, and a client that reads them |
+//! | `catalog` | the core as a catalog |
+//! | [`examine`] | the checks that every store must pass |
+//! | [`forge`] | forged stores |
 //! | [`sample`] | small valid stores, and the pages put into them |
 //! | [`edits`], [`feed`] | the changes that an input makes to a store |
-//! | [`forge`] | forged stores |
 //! | [`machine`], [`memory_disk`] | the core over a disk in memory |
-//! | `catalog` | that core as a catalog |
-//! | [`mod@messages`] | that catalog behind an owner's answers, and a client that reads them |
-//! | [`examine`] | the checks that every store must pass |
-//! | [`seeds`] | the first inputs |
 
 #![allow(
     clippy::cast_possible_truncation,
