@@ -21,13 +21,7 @@ impl Cache {
     /// # Errors
     /// The group of ranks is broken.
     pub fn drain(&mut self) -> Result<(), CacheError> {
-        self.retry_failed();
-        while !self.is_idle() {
-            if self.poll()? == 0 {
-                std::thread::yield_now();
-            }
-        }
-        Ok(())
+        self.drain_while(|| true)
     }
 
     /// As [`Cache::drain`], until `deadline` at the latest. Returns whether the cache is idle. With
@@ -36,13 +30,18 @@ impl Cache {
     /// # Errors
     /// The group of ranks is broken.
     pub fn drain_until(&mut self, deadline: Instant) -> Result<bool, CacheError> {
+        self.drain_while(|| Instant::now() < deadline)?;
+        Ok(self.is_idle())
+    }
+
+    fn drain_while(&mut self, may_wait: impl Fn() -> bool) -> Result<(), CacheError> {
         self.retry_failed();
-        while !self.is_idle() && Instant::now() < deadline {
+        while !self.is_idle() && may_wait() {
             if self.poll()? == 0 {
                 std::thread::yield_now();
             }
         }
-        Ok(self.is_idle())
+        Ok(())
     }
 }
 
