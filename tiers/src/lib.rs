@@ -20,20 +20,22 @@
 //!   +----------------------------------+
 //! ```
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | contents |
 //! |---|---|
 //! | [`prefix`] | a cache that polls itself, with sequences instead of requests |
 //! | [`cache`] | the core combined with a device, an L3 and other ranks |
+//! | [`chunk`] | the cache of engines that run with caching disabled |
 //! | [`mod@core`] | the state machine that decides: requests, eviction, transfers, prefetches |
+//! | [`config`] | the configuration |
 //! | [`tree`] | the radix tree |
+//! | [`prompt`] | tokens in the form that the tree compares, and their page keys |
 //! | [`pool`] | free pages of the pools, and the rows of requests |
 //! | [`runs`] | page numbers of a pool, as runs |
-//! | [`prompt`] | tokens in the form that the tree compares, and their page keys |
 //! | [`mod@model`] | a model, the part of its KV that a rank holds, and its namespace |
 //! | [`l3`] | the tier below: the page store, or a directory of files |
 //! | [`ranks`] | agreement between the ranks of one engine |
-//! | [`chunk`] | the cache of engines that run with caching disabled |
-//! | [`config`] | the configuration |
 //! | [`planted`](mod@planted) | bugs for the model test to detect; empty in release builds |
 //!
 //! Intended differences from HiCache:

@@ -65,17 +65,19 @@
 //! that fails at any time: see above. An L3 that fails, returns wrong counts or stalls: a miss, and
 //! no other work waits for it.
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | contents |
 //! |---|---|
-//! | `forwards` | forwards that have not ended |
 //! | `orders` | the execution of the core's orders |
-//! | `lent` | pages of the host pool lent to L3 |
-//! | `workers` | threads that wait for L3 |
-//! | `memory` | memory for the host pool |
 //! | `ending` | the last copies before a drop, and the drop |
-//! | `error` | errors of a cache |
-//! | `failures` | log lines of counters |
+//! | `workers` | threads that wait for L3 |
+//! | `lent` | pages of the host pool lent to L3 |
+//! | `forwards` | forwards that have not ended |
 //! | `agree` | agreement between ranks on completions |
+//! | `memory` | memory for the host pool |
+//! | `failures` | log lines of counters |
+//! | `error` | errors of a cache |
 //! | `time` | real time, or the time of a replay |
 
 mod agree;

@@ -1,5 +1,6 @@
 //! The invariant of the core: every page has one owner, and every lock has a holder.
 
+use super::flight::Prefetch;
 use super::{Core, Request, RequestId};
 use crate::runs::{L1, Runs, Tier};
 use crate::tree::{Flaw, claim};
@@ -106,11 +107,7 @@ impl Core {
     }
 
     fn check_totals(&self) -> Result<(), Leak> {
-        let wanted = self
-            .prefetches
-            .values()
-            .map(super::prefetch::Prefetch::wanted)
-            .sum();
+        let wanted = self.prefetches.values().map(Prefetch::wanted).sum();
         let totals = [
             ("pages wanted by prefetches", self.prefetch_pages, wanted),
             ("pages queued for L3", self.put_pages, self.put_pages_out()),

@@ -18,25 +18,10 @@
 
 use std::collections::BTreeSet;
 
-use super::request::RequestId;
-use super::{Core, Event, Fence, Request, TierName};
+use super::flight::Pending;
+use super::{Core, Event, Fence, RequestId, TierName};
 use crate::planted::planted;
-use crate::tree::{Lock, NodeId};
-
-/// An insert whose forward has not ended.
-#[derive(Debug)]
-pub(super) struct Pending {
-    forward: Fence,
-    /// The newest forward at that time. The path may contain pages of any forward up to this one.
-    until: Fence,
-    request: RequestId,
-    is_running: bool,
-    /// The end of the inserted path; `None` if it has no whole page.
-    end: Option<NodeId>,
-    /// Number of pages at the end of the path that the tree took from the request. They cannot
-    /// leave L1 while the insert is pending.
-    pages: usize,
-}
+use crate::tree::NodeId;
 
 /// Pages of the request were lost in a failed forward or load. The request cannot continue. Restart
 /// it ([`Core::restart`]), or finish it without keeping its pages.
@@ -119,20 +104,6 @@ impl Core {
             end,
             pages,
         });
-    }
-
-    /// Whether a request depends on lost pages.
-    #[must_use]
-    pub fn is_broken(&self, request: &Request) -> bool {
-        let is_lost = |lock: &Lock| self.tree.is_lost(lock) && !planted!(HidesLosses);
-        self.broken.contains(&request.id()) || request.l1_lock().is_some_and(is_lost)
-    }
-
-    pub(super) fn check(&self, request: &Request) -> Result<(), Broken> {
-        if self.is_broken(request) {
-            return Err(Broken);
-        }
-        Ok(())
     }
 
     /// A request has ended. Its pending inserts continue without it.

@@ -20,18 +20,26 @@
 //! tree, a request, a transfer, a prefetch, or a loss (pages of a failed load or forward that
 //! requests still hold).
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | contents |
 //! |---|---|
+//! | `audit` | checks of the invariant |
 //! | `request` | the steps of a request: start, load back, extend, insert, finish |
 //! | `forward` | inserts whose forward has not ended; failed forwards |
-//! | `room` | eviction from L1 and L2 |
 //! | `transfer` | backups, loads, puts, and the effects of their completions |
 //! | `prefetch` | L3 to L2 |
+//! | `room` | eviction from L1 and L2 |
+//! | `flight` | transfers, inserts and prefetches in progress |
+//! | `order` | orders to the device and to L3, and their completions |
+//! | `ids` | numbers of forwards, orders, requests and prefetches |
 //! | `report` | counters and events |
-//! | `audit` | checks of the invariant |
 
 mod audit;
+mod flight;
 mod forward;
+mod ids;
+mod order;
 mod prefetch;
 mod report;
 mod request;
@@ -41,132 +49,22 @@ mod transfer;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 
-use larder_format::PageKey;
-
 use crate::config::{Config, ConfigError, WritePolicy};
 use crate::pool::{PagePool, Row};
 use crate::prompt::{Prompt, Scope, Vocabulary, VocabularyFull};
 use crate::runs::{L1, L2, Runs, Tier};
-use crate::tree::{LoadId, Matched, NodeId, Tree, TreeCounts};
+use crate::tree::{Matched, NodeId, Tree, TreeCounts};
+use flight::{Flight, Pending, Prefetch};
 
 pub use audit::Leak;
+pub use flight::{Declined, PrefetchState};
 pub use forward::Broken;
-pub use prefetch::{Declined, PrefetchId, PrefetchState, Retries};
+pub use ids::{Fence, OpId, PrefetchId, RequestId};
+pub use order::{Done, DoneError, Order, Outcome};
+pub use prefetch::Retries;
 pub use report::{Declines, Event, Stats, TierName};
-pub use request::{ExtendError, InsertEnd, LoadBack, NoRoom, Request, RequestId};
+pub use request::{ExtendError, InsertEnd, LoadBack, NoRoom, Request};
 pub use room::Evicted;
-
-/// Number of a forward pass, in the order in which they are inserted. 0 is before the first:
-/// nothing to wait for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Fence(pub u64);
-
-/// Number of a transfer in progress. Loads are [`LoadId`]s with the same number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OpId(pub u32);
-
-impl From<LoadId> for OpId {
-    fn from(load: LoadId) -> OpId {
-        OpId(load.0)
-    }
-}
-
-/// Work for the device or L3. Each order is answered by one [`Done`] with its number, in any order,
-/// except [`Order::Touch`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Copy L1 to L2, all layers.
-    BackUp {
-        /// The number of the order.
-        id: OpId,
-        /// The source.
-        l1: Runs<L1>,
-        /// The destination.
-        l2: Runs<L2>,
-    },
-    /// Copy L2 to L1, layer by layer.
-    Load {
-        /// The number of the order.
-        id: OpId,
-        /// The source.
-        l2: Runs<L2>,
-        /// The destination.
-        l1: Runs<L1>,
-        /// Starts after all forwards up to this one have ended, whether they succeeded or failed.
-        after: Fence,
-    },
-    /// Write pages of L2 to L3.
-    Put {
-        /// The number of the order.
-        id: OpId,
-        /// The keys, consecutive in their chain.
-        keys: Vec<PageKey>,
-        /// The key before the first one.
-        parent: Option<PageKey>,
-        /// Number of pages before the first one.
-        depth: usize,
-        /// The source.
-        l2: Runs<L2>,
-        /// Whether another rank writes these pages. Then there is nothing to do, and all pages
-        /// count as stored.
-        is_skipped: bool,
-    },
-    /// Look up how many of these pages L3 has, counted from the first.
-    Exists {
-        /// The number of the order.
-        id: OpId,
-        /// The keys, consecutive in their chain.
-        keys: Vec<PageKey>,
-    },
-    /// Read pages of L3 into L2.
-    Get {
-        /// The number of the order.
-        id: OpId,
-        /// The keys, consecutive in their chain.
-        keys: Vec<PageKey>,
-        /// The destination.
-        l2: Runs<L2>,
-    },
-    /// Report to L3 that these pages were used. Not answered.
-    Touch {
-        /// The keys.
-        keys: Vec<PageKey>,
-    },
-}
-
-/// The outcome of an order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Of a backup or load: whether everything was copied.
-    Copied(bool),
-    /// Of a put, exists or get: number of pages, counted from the first.
-    Pages(usize),
-}
-
-/// The completion of an order. Nothing outside the core touches its pages any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Done {
-    /// The order.
-    pub id: OpId,
-    /// The outcome.
-    pub outcome: Outcome,
-}
-
-/// A completion that does not match an order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DoneError {
-    /// No such order is outstanding.
-    #[error("order {} is not outstanding: it was answered twice, or never issued", .0.0)]
-    Unknown(OpId),
-    /// The outcome does not match the kind of the order.
-    #[error("order {} was answered by {found:?}, which does not match its kind", .id.0)]
-    WrongKind {
-        /// The order.
-        id: OpId,
-        /// The outcome.
-        found: Outcome,
-    },
-}
 
 /// The cache is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -190,10 +88,10 @@ pub struct Core {
     vocabulary: Vocabulary,
     l1: PagePool<L1>,
     l2: PagePool<L2>,
-    flights: BTreeMap<OpId, transfer::Flight>,
+    flights: BTreeMap<OpId, Flight>,
     loads: usize,
     put_pages: usize,
-    pending: Vec<forward::Pending>,
+    pending: Vec<Pending>,
     /// Nodes whose copy to L2 or L3 had no room, or waits for an attempt in flight.
     refused: BTreeSet<NodeId>,
     /// Nodes whose copy to L2 or L3 has failed, or waits behind such a node, by the progress at
@@ -204,9 +102,10 @@ pub struct Core {
     progress: u64,
     /// Running requests whose forward has failed.
     broken: BTreeSet<RequestId>,
-    prefetches: BTreeMap<PrefetchId, prefetch::Prefetch>,
+    prefetches: BTreeMap<PrefetchId, Prefetch>,
     prefetch_pages: usize,
-    read_speed: Option<prefetch::ReadSpeed>,
+    /// The read speed of L3, in bytes per second: a running mean.
+    read_speed: Option<f64>,
     /// Number of consecutive prefetches that were not worth reading.
     given_up: u32,
     next_id: u32,

@@ -15,135 +15,17 @@
 //! fails (no page arrives), or never answers (the policy closes the prefetch; its pages stay
 //! reserved, and no other work waits).
 
-use larder_format::PageKey;
-
-use super::{Core, Declines, OpId, Order, TierName};
+use super::flight::{Claim, Prefetch, Stage};
+use super::{Core, Declined, Declines, OpId, Order, PrefetchId, PrefetchState, TierName};
 use crate::config::PrefetchPolicy;
 use crate::planted::planted;
-use crate::prompt::{Prompt, RootKey};
+use crate::prompt::Prompt;
 use crate::runs::{L2, Runs};
-use crate::tree::{Hold, Lock, NodeId};
-
-/// Number of a prefetch. Until it is polled to its end or cancelled, its pages count towards the
-/// share of prefetches in L2.
-#[must_use = "a prefetch that is neither polled to its end nor cancelled keeps its share of L2"]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct PrefetchId(pub u32);
-
-/// Why a prefetch was not started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Declined {
-    /// The cached part ends in a node that is not in L2, so nothing can be inserted below it there.
-    AnchorNotInL2,
-    /// The remaining tokens are below the threshold.
-    BelowThreshold,
-    /// Prefetches in progress leave less than the threshold of their share of L2: try again later.
-    L2Share,
-    /// L3 has fewer tokens than the threshold.
-    L3Miss,
-    /// Computing the tokens is expected to be faster.
-    BreakEven,
-    /// L2 has no room for the minimum number of pages: try again later.
-    L2Room,
-}
-
-/// The state of a prefetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrefetchState {
-    /// The request must wait.
-    Waiting,
-    /// The prefetch has ended with this number of pages in L2, and is removed.
-    Ended(usize),
-    /// Nothing was read. The prefetch is removed.
-    Declined(Declined),
-    /// There is no such prefetch.
-    Unknown,
-}
-
-#[derive(Debug)]
-enum Stage {
-    /// Waiting for the lookup in L3.
-    Asked,
-    /// Pages arrive in batches.
-    Reading {
-        l2: Runs<L2>,
-        /// Pages that have arrived.
-        arrived: usize,
-        /// Pages of the batch in flight: at least one.
-        batch: usize,
-    },
-    /// No request waits any more. An answer is outstanding. If it is that of a read, these pages
-    /// belong to it.
-    Draining { l2: Runs<L2> },
-    /// Over, but not polled yet.
-    Over(PrefetchState),
-}
-
-/// See the module documentation.
-#[derive(Debug)]
-pub(super) struct Prefetch {
-    stage: Stage,
-    /// The requested pages, until the prefetch is over and the request has polled.
-    claim: Option<Claim>,
-    /// The first time a request had to wait for it, in microseconds.
-    blocked_since: Option<u64>,
-}
-
-/// The requested pages and the held node of a prefetch.
-#[derive(Debug)]
-struct Claim {
-    root: RootKey,
-    /// Words and keys from the start of the prompt to the last requested page.
-    words: Vec<u32>,
-    keys: Vec<PageKey>,
-    /// The first requested page.
-    from: usize,
-    /// Holds the parent node, later the last arrived node.
-    anchor: Option<Lock>,
-}
-
-impl Claim {
-    fn wanted(&self) -> usize {
-        self.keys.len() - self.from
-    }
-}
-
-impl Prefetch {
-    /// Whether an order of this prefetch is outstanding.
-    pub(super) fn is_waiting(&self) -> bool {
-        !matches!(self.stage, Stage::Over(_))
-    }
-
-    /// Number of requested pages.
-    pub(super) fn wanted(&self) -> usize {
-        self.claim.as_ref().map_or(0, Claim::wanted)
-    }
-
-    /// Whether it holds a node.
-    pub(super) fn holds_anchor(&self) -> bool {
-        self.claim
-            .as_ref()
-            .is_some_and(|claim| claim.anchor.is_some())
-    }
-
-    /// L2 pages owned by the prefetch.
-    pub(super) fn l2(&self) -> Option<&Runs<L2>> {
-        match &self.stage {
-            Stage::Reading { l2, .. } | Stage::Draining { l2 } => Some(l2),
-            Stage::Asked | Stage::Over(_) => None,
-        }
-    }
-}
+use crate::tree::{Hold, NodeId};
 
 /// Number of consecutive prefetches declined because computing is faster, after which one is read
 /// anyway. Only a read shows whether L3 has become faster.
 const GIVEN_UP_MAX: u32 = 15;
-
-/// The read speed of L3: a running mean.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ReadSpeed {
-    bytes_per_second: f64,
-}
 
 /// Limits the prefetch attempts of a request: not in every scheduling pass, and not indefinitely.
 #[derive(Clone, Copy, Debug, Default)]
@@ -264,10 +146,8 @@ impl Core {
     pub fn observe_read(&mut self, bytes: u64, micros: u64) {
         #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let now = bytes as f64 * 1e6 / micros.max(1) as f64;
-        let bytes_per_second = self
-            .read_speed
-            .map_or(now, |before| before.bytes_per_second * 0.8 + now * 0.2);
-        self.read_speed = Some(ReadSpeed { bytes_per_second });
+        let mean = self.read_speed.map_or(now, |mean| mean * 0.8 + now * 0.2);
+        self.read_speed = Some(mean);
     }
 
     /// Whether reading this many pages is expected to take no longer than computing them. Also true
@@ -275,10 +155,10 @@ impl Core {
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     fn is_worth_reading(&self, pages: usize) -> bool {
         let rate = self.config.prefetch.break_even_tokens_per_second;
-        let (Some(rate), Some(speed)) = (rate, self.read_speed) else {
+        let (Some(rate), Some(bytes_per_second)) = (rate, self.read_speed) else {
             return true;
         };
-        let read_seconds = pages as f64 * self.config.page_bytes as f64 / speed.bytes_per_second;
+        let read_seconds = pages as f64 * self.config.page_bytes as f64 / bytes_per_second;
         let tokens = pages as f64 * f64::from(self.page_tokens.get());
         read_seconds <= tokens / f64::from(rate.get())
     }

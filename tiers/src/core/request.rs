@@ -7,15 +7,12 @@
 //! Invariant: inserted pages were computed from valid pages. Nothing is inserted behind a load in
 //! flight. A broken request inserts nothing: pages that it holds were lost, or its forward failed.
 
-use super::{Broken, Core, Fence, TierName};
+use super::{Broken, Core, Fence, RequestId, TierName};
 use crate::config::{L3Write, WritePolicy};
+use crate::planted::planted;
 use crate::pool::Row;
 use crate::prompt::Prompt;
 use crate::tree::{Hold, LoadId, Lock, NodeId, Offer, Wait};
-
-/// Number of a request, unique within a core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
 
 /// A running request.
 #[derive(Debug)]
@@ -41,10 +38,6 @@ impl Request {
     #[must_use]
     pub fn id(&self) -> RequestId {
         self.id
-    }
-
-    pub(super) fn l1_lock(&self) -> Option<&Lock> {
-        self.lock.as_ref()
     }
 
     /// The prompt. [`Core::extend_prompt`] extends it as the answer is generated.
@@ -256,6 +249,20 @@ impl Core {
             let pending = self.backup_pages_out();
             NoRoom { short, pending }.into()
         })
+    }
+
+    /// Whether a request depends on lost pages.
+    #[must_use]
+    pub fn is_broken(&self, request: &Request) -> bool {
+        let is_lost = |lock: &Lock| self.tree.is_lost(lock) && !planted!(HidesLosses);
+        self.broken.contains(&request.id) || request.lock.as_ref().is_some_and(is_lost)
+    }
+
+    fn check(&self, request: &Request) -> Result<(), Broken> {
+        if self.is_broken(request) {
+            return Err(Broken);
+        }
+        Ok(())
     }
 
     /// Whether a load is not over yet.

@@ -18,38 +18,12 @@
 //! A backup whose parent is not in L2 is discarded even if the copy succeeded: every node in L2
 //! must be reachable from above. It is ordered again when no transfer is in flight.
 
-use super::prefetch::Prefetch;
+use super::flight::{Flight, Prefetch};
 use super::{Core, Done, DoneError, Event, Fence, Order, Outcome, PrefetchId, TierName};
 use crate::config::L3Write;
 use crate::planted::planted;
 use crate::runs::{L1, L2, Runs};
 use crate::tree::{Hold, LoadId, Lock, NodeId, Wait};
-
-/// A transfer in flight. Its lock holds the node in which its pages end.
-#[derive(Debug)]
-pub(super) enum Flight {
-    Backup {
-        lock: Lock,
-        l2: Runs<L2>,
-        /// The node leaves L1 once it is in L2.
-        evicts: bool,
-    },
-    Load {
-        lock: Lock,
-        pages: usize,
-        /// The outcome, while it waits for a load above it: pages below a load in flight are not
-        /// readable.
-        ended: Option<bool>,
-    },
-    Put {
-        lock: Lock,
-        /// Pages of the node, and how many of them are queued.
-        pages: usize,
-        given: usize,
-        /// The node leaves L2 afterwards.
-        evicts: bool,
-    },
-}
 
 impl Core {
     /// Processes the completion of an order.

@@ -1,5 +1,7 @@
 //! L3: the tier below host memory.
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | contents |
 //! |---|---|
 //! | `store` | the page store of `larder-engine` |

@@ -64,6 +64,8 @@
 //! ([`Config::l3_queue_bytes_max`](crate::Config::l3_queue_bytes_max)). Pages in L3 survive a kill;
 //! they survive a power loss if they were stored one second before it, or before `close`.
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | contents |
 //! |---|---|
 //! | `options` | the options of an open |

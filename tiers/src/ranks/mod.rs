@@ -4,11 +4,13 @@
 //! pages in its L3, an expired deadline) therefore changes a tree only after all ranks have reduced
 //! it to one value: the minimum or the maximum. All ranks make the same calls in the same order.
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | contents |
 //! |---|---|
-//! | `group` | consecutive rounds, and the errors of a round |
-//! | `threads` | ranks that are threads of one process |
 //! | `socket` | ranks that are processes: rank 0 hosts the group, the others join it |
+//! | `threads` | ranks that are threads of one process |
+//! | `group` | consecutive rounds, and the errors of a round |
 //! | `wire` | the messages between the processes |
 //!
 //! Faults covered: a rank that does not join a call is an error for all ranks after a timeout. A

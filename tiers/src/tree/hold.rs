@@ -25,20 +25,12 @@ pub enum Hold {
 #[must_use = "a lock that is not given back holds its pages for ever"]
 pub struct Lock {
     node: NodeId,
-    hold: Hold,
+    pub(super) hold: Hold,
     /// Number of losses before it was taken.
-    taken_after: u64,
+    pub(super) taken_after: u64,
 }
 
 impl Lock {
-    pub(super) fn hold(&self) -> Hold {
-        self.hold
-    }
-
-    pub(super) fn taken_after(&self) -> u64 {
-        self.taken_after
-    }
-
     /// The node at the end of the locked path.
     #[must_use]
     pub fn node(&self) -> NodeId {

@@ -2,16 +2,11 @@
 
 use std::hash::{BuildHasher, Hash, Hasher};
 
-use super::node::{IN_L3, NONE, Node, WARM};
+use super::node::{IN_L3, NONE, Node, WARM, spread};
 use super::{NodeId, Tree};
 use crate::planted::planted;
 use crate::prompt::RootKey;
 use crate::runs::Runs;
-
-/// The table's hash of a tag. Both its upper and its lower bits are significant.
-pub(super) fn spread(tag: u32) -> u64 {
-    u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
 
 impl Tree {
     fn tag(&self, parent: u32, page: &[u32]) -> u32 {

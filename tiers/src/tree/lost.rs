@@ -14,23 +14,11 @@
 use larder_format::PageKey;
 
 use super::hold::{Hold, Lock};
+use super::loss::Loss;
 use super::node::{NONE, PENDING, WARM};
 use super::{NodeId, Tree};
 use crate::planted::planted;
 use crate::runs::{L1, Runs};
-
-/// One loss, while locks from before it are held.
-#[derive(Debug)]
-pub(super) struct Loss {
-    /// The number of the loss, counted from 1.
-    number: u64,
-    /// The topmost node that lost its pages.
-    top: NodeId,
-    /// Number of locks on the node from before the loss.
-    holders: u32,
-    /// The pages.
-    l1: Runs<L1>,
-}
 
 /// The result of a loss.
 #[derive(Debug, Default)]
@@ -122,7 +110,7 @@ impl Tree {
     fn losses_of<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = usize> + 'a {
         let later = self.lost.iter().enumerate();
         let later =
-            later.filter(|(_, loss)| lock.hold() == Hold::L1 && loss.number > lock.taken_after());
+            later.filter(|(_, loss)| lock.hold == Hold::L1 && loss.number > lock.taken_after);
         let is_above = |top: NodeId| {
             let mut path = self.upward(self.held(lock.node()));
             path.any(|at| self.id(at) == top)

@@ -23,21 +23,25 @@
 //! the node, and everything before it is found on the path up. A completion with a node and a page
 //! count therefore reaches every part.
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | contents |
 //! |---|---|
-//! | `node` | one node |
-//! | `leaves` | the eviction candidates, in order |
-//! | `links` | parents, children, the table of children, splitting |
-//! | `path` | from tokens to nodes: match, insert |
-//! | `hold` | locks and states of transfers |
+//! | `validate` | checks of the invariants |
 //! | `go` | removal from L1, from L2, from the tree |
 //! | `lost` | L1 pages whose load or forward failed |
-//! | `validate` | checks of the invariants |
+//! | `hold` | locks and states of transfers |
+//! | `path` | from tokens to nodes: match, insert |
+//! | `links` | parents, children, the table of children, splitting |
+//! | `leaves` | the eviction candidates, in order |
+//! | `loss` | one loss of L1 pages |
+//! | `node` | one node |
 
 mod go;
 mod hold;
 mod leaves;
 mod links;
+mod loss;
 mod lost;
 mod node;
 mod path;
@@ -52,8 +56,8 @@ use rapidhash::quality::RandomState;
 
 use crate::prompt::RootKey;
 use leaves::Leaves;
-use lost::Loss;
-use node::{NONE, Node};
+use loss::Loss;
+use node::{NONE, Node, spread};
 
 pub use go::Gone;
 pub use hold::{Hold, Lock};
@@ -134,7 +138,7 @@ impl Tree {
     pub fn reserve(&mut self, nodes: usize) {
         self.nodes.reserve(nodes);
         let nodes_of_slab = &self.nodes;
-        let hash = |at: &u32| links::spread(nodes_of_slab[*at as usize].tag);
+        let hash = |at: &u32| spread(nodes_of_slab[*at as usize].tag);
         self.table.reserve(nodes, hash);
     }
 

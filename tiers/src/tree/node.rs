@@ -159,3 +159,8 @@ impl Node {
         self.l1_locks > 0 || self.l2_locks > 0
     }
 }
+
+/// The table's hash of a tag. Both its upper and its lower bits are significant.
+pub(super) fn spread(tag: u32) -> u64 {
+    u64::from(tag).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
