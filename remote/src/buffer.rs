@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut};
 use larder_engine::memory::AlignedBuf;
 use larder_sync::Mutex;
 
-use crate::remote::RemoteError;
+use crate::error::RemoteError;
 
 /// Most bytes that are kept.
 const KEPT_BYTES_MAX: usize = 512 << 20;

@@ -30,7 +30,8 @@ use larder_sync::descriptors;
 use tempfile::NamedTempFile;
 
 use crate::buffer::Buffer;
-use crate::remote::{Listed, Published, Remote, RemoteError, Unreadable};
+use crate::error::RemoteError;
+use crate::remote::{Listed, Published, Remote, Unreadable};
 use crate::run::{RunName, VERSION};
 
 /// Most calls that wait for the file system.

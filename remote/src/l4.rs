@@ -14,9 +14,9 @@ use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{OpenOptions, PageStore, Store};
 
 use crate::agent::{Admission, Agent, AgentOptions, CLOSE_PATIENCE, Levels};
+use crate::error::PlaceError;
 use crate::keys::{KeyError, Keyring, Trust};
 use crate::place::Place;
-use crate::remote::PlaceError;
 use crate::run::{RUN_TOKENS, pages_of_run};
 use crate::stored::{run_pages, whole_runs};
 

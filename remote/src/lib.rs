@@ -8,19 +8,22 @@
 //! nodes share ([`keys`]), and no byte of a page is used before its seal was verified
 //! ([`run::open`]).
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | content |
 //! |---|---|
-//! | [`run`] | runs, their names, and the objects that hold them |
-//! | [`keys`] | the keys of seals, and key files |
-//! | [`buffer`] | memory for objects |
-//! | [`remote`] | the trait [`Remote`], its errors |
+//! | [`l4`] | remotes beneath a store, by their configuration |
+//! | [`agent`] | shares the pages of a store while it is in use |
+//! | [`stored`] | the whole runs of a store |
+//! | [`local`] | pages of an object, into a store |
 //! | [`place`] | a remote by its URL |
 //! | [`dir`] | a directory |
-//! | [`agent`] | shares the pages of a store while it is in use |
-//! | [`local`] | pages of an object, into a store |
-//! | [`stored`] | the whole runs of a store |
-//! | [`l4`] | remotes beneath a store, by their configuration |
 //! | `s3` | an S3-compatible object store: with the feature `s3` alone |
+//! | [`remote`] | the trait [`Remote`] |
+//! | [`run`] | runs, their names, and the objects that hold them |
+//! | [`buffer`] | memory for objects |
+//! | [`keys`] | the keys of seals, and key files |
+//! | `error` | the errors of remotes |
 //!
 //! Pages of a store are read and written through the engine, never beside it.
 
@@ -29,6 +32,7 @@
 pub mod agent;
 pub mod buffer;
 pub mod dir;
+mod error;
 pub mod keys;
 pub mod l4;
 pub mod local;
@@ -40,7 +44,8 @@ pub mod s3;
 pub mod stored;
 
 pub use buffer::Buffer;
+pub use error::{PlaceError, RemoteError};
 pub use keys::{KeyError, Keyring, SealKey, Trust};
 pub use place::Place;
-pub use remote::{Listed, PlaceError, Published, Remote, RemoteError, Unreadable};
+pub use remote::{Listed, Published, Remote, Unreadable};
 pub use run::{Draft, OBJECT_BYTES_MAX, RUN_TOKENS, RunName, RunPage, pages_of_run};

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use object_store::path::Path;
 
 use crate::dir::Dir;
-use crate::remote::{PlaceError, Remote};
+use crate::error::PlaceError;
+use crate::remote::Remote;
 #[cfg(feature = "s3")]
 use crate::s3::{S3, S3Place};
 

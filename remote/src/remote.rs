@@ -1,4 +1,4 @@
-//! A place for objects beyond the node: the trait, and its errors.
+//! A place for objects beyond the node.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use larder_format::Fingerprint;
 
 use crate::buffer::Buffer;
+use crate::error::RemoteError;
 use crate::run::RunName;
 
 /// A place that keeps the objects of runs, for all nodes that use it.
@@ -154,71 +155,4 @@ impl Listed {
             created_unix_s,
         })
     }
-}
-
-/// Why a remote did not do its work.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RemoteError {
-    /// It did not answer in time.
-    #[error("no answer by the deadline; check the network, or raise the timeout")]
-    Deadline,
-    /// It refuses this node.
-    #[error("access is denied: {0}; check the credentials, and the rights of this user")]
-    Denied(String),
-    /// The bucket or directory does not exist.
-    #[error("the place does not exist: {0}; create it, or check its name")]
-    Missing(String),
-    /// It has no mark.
-    #[error(
-        "{0} is no remote yet: it has no `v1/`; mount it or check its name, or make a new remote \
-         there with `larder remote init URL --new`"
-    )]
-    Unmarked(String),
-    /// The endpoint is none of an S3 service.
-    #[error("no S3 service at the endpoint: {0}; is it the port of a web console, or a proxy?")]
-    NoService(String),
-    /// An object is longer than the longest that is taken.
-    #[error("{object} has more than {bytes_max} bytes; remove it")]
-    TooLong {
-        /// Its full name.
-        object: String,
-        /// Bytes of the longest object that is taken.
-        bytes_max: usize,
-    },
-    /// It asks for fewer requests, or too many calls wait.
-    #[error("it is overloaded: {0}; lower the rate")]
-    Overloaded(String),
-    /// This process has no memory for an object of so many bytes.
-    #[error("no memory for an object of {0} bytes; free some, or configure shorter runs")]
-    Memory(usize),
-    /// Another writer has made a name that ends each listing. The remote answers all the same.
-    #[error("{0}; no node makes such a name: remove the object, or use another prefix")]
-    Foreign(String),
-    /// It cannot be reached, or failed.
-    #[error("{0}; check the endpoint and the network")]
-    Failed(String),
-}
-
-/// Why a remote cannot be used at all.
-#[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
-    /// Its URL.
-    #[error("{url}: {reason}; a remote is s3://BUCKET/PREFIX or file:///DIRECTORY")]
-    Url {
-        /// The URL.
-        url: String,
-        /// The reason.
-        reason: String,
-    },
-    /// The file of the certificate authority.
-    #[error("{file}: {reason}; name a PEM file with the certificates to trust")]
-    Authority {
-        /// The file.
-        file: String,
-        /// The reason.
-        reason: String,
-    },
-    /// The client.
-    #[error("the client of the object store: {0}; check the endpoint and the AWS_ variables")]
-    Client(String),
 }

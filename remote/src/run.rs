@@ -34,8 +34,8 @@ use larder_format::{
 };
 
 use crate::buffer::Buffer;
+use crate::error::RemoteError;
 use crate::keys::{SealKey, SealKeyId, Trust};
-use crate::remote::RemoteError;
 
 /// Tokens of a run, unless a node is configured otherwise.
 pub const RUN_TOKENS: u32 = 512;

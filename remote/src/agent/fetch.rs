@@ -10,9 +10,9 @@ use super::counts::Count;
 use super::desk::{End, Incoming};
 use super::planted::{Bug, planted};
 use crate::buffer::Buffer;
+use crate::error::RemoteError;
 use crate::keys::Trust;
 use crate::local;
-use crate::remote::RemoteError;
 use crate::run::{self, RunName};
 
 /// Longest wait of a put for room.

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::remote::RemoteError;
+use crate::error::RemoteError;
 
 /// Failures in a row that open the breaker.
 const FAILURES_MAX: u32 = 5;

@@ -11,7 +11,8 @@ use super::desk::{Desk, Mark};
 use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
-use crate::remote::{Listed, RemoteError, Unreadable, gallop};
+use crate::error::RemoteError;
+use crate::remote::{Listed, Unreadable, gallop};
 
 /// Longest time of a listing: other regular work waits for its end.
 pub(super) const LISTING_MAX: Duration = Duration::from_hours(1);

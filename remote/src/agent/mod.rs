@@ -18,18 +18,22 @@
 //!        +----------------+----------------+----------------+------> remote
 //! ```
 //!
+//! A module imports only the modules below it.
+//!
 //! | module | content |
 //! |---|---|
+//! | `simulated` | a simulation of agents that share a remote; in tests alone |
+//! | `levels` | several remotes beneath one store |
+//! | `threads` | the threads, and their waits |
+//! | `publish`, `fetch`, `mind` | the work of the threads |
 //! | `desk` | the state under one lock, and its decisions |
-//! | `chains` | the pages of puts, and the runs that they make |
 //! | `limits` | the budgets of the publisher, the measured speed, the breaker |
-//! | `counts` | the counters |
 //! | `names` | the names of the runs in the remote |
 //! | `search` | the prefixes whose runs are searched for in the remote |
 //! | `memory` | the file that keeps the pages of puts from owner to owner |
-//! | `publish`, `fetch`, `mind` | the work of the threads |
-//! | `threads` | the threads, and their waits |
-//! | `levels` | several remotes beneath one store |
+//! | `chains` | the pages of puts, and the runs that they make |
+//! | `options` | the configuration |
+//! | `counts` | the counters |
 //! | `planted` | bugs to test the simulation with |
 //!
 //! Promises:
@@ -47,6 +51,7 @@ mod limits;
 mod memory;
 mod mind;
 mod names;
+mod options;
 mod planted;
 mod publish;
 mod search;
@@ -65,58 +70,19 @@ use larder_engine::grants::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey};
 use larder_sync::{Condvar, Mutex};
 
-use crate::keys::Trust;
 use crate::remote::Remote;
 use crate::run::RunPage;
 use counts::{Count, Counts};
 use desk::Desk;
+pub use desk::FETCHES;
 pub use levels::Levels;
 use memory::Memory;
+pub use options::{Admission, AgentOptions};
+pub use threads::PUBLICATIONS;
 use threads::Threads;
-pub use threads::{FETCHES, PUBLICATIONS};
 
 /// Longest wait of [`Agent::close`].
 pub(crate) const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
-
-/// Which runs are published.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
-    /// Each run, when its last page is put.
-    Through,
-    /// A run whose last page is found or touched after it was put.
-    SecondTouch,
-}
-
-/// The configuration of an agent.
-#[derive(Clone)]
-pub struct AgentOptions {
-    /// The name of the remote, for reports.
-    pub place: String,
-    /// The runs that the store takes, and the key that seals its own.
-    pub trust: Trust,
-    /// Tokens of a run; the same on all nodes.
-    pub run_tokens: u32,
-    /// Which runs are published.
-    pub admission: Admission,
-    /// Bytes published in a day. Those of a day that are left may follow on the next one.
-    pub bytes_per_day: u64,
-    /// Most bytes published in a second.
-    pub bytes_per_second: u64,
-    /// Most requests of publications and searches in an hour.
-    pub requests_per_hour: u64,
-    /// Longest time in which a read waits for pages of the remote.
-    pub patience: Duration,
-    /// Longest time of one request.
-    pub timeout: Duration,
-    /// Tokens that the engine computes in a second: pages that it computes faster than they arrive
-    /// are not fetched. Without it the patience alone decides.
-    pub prefill_rate: Option<f64>,
-    /// Time between two listings of the remote, and between two searches for a prefix. A low speed
-    /// of this age is measured again.
-    pub refresh: Duration,
-    /// Time between the note of a run and its publication, in which its pages are written.
-    pub delay: Duration,
-}
 
 /// See the [module](self).
 pub struct Agent {

@@ -11,7 +11,8 @@ use super::desk::Outgoing;
 use super::planted::{Bug, planted};
 use super::{Admission, Agent};
 use crate::buffer::Buffer;
-use crate::remote::{Published, RemoteError};
+use crate::error::RemoteError;
+use crate::remote::Published;
 use crate::run::{Draft, RunName};
 
 /// Attempts to publish a run. Its pages may be on their way into the store, or the remote fails.

@@ -12,11 +12,8 @@ use larder_engine::PageStore;
 use larder_sync::{Condvar, Mutex, MutexGuard};
 
 use super::Agent;
-use super::desk::{Chore, Desk, Incoming, Outgoing};
+use super::desk::{Chore, Desk, FETCHES, Incoming, Outgoing};
 use crate::buffer;
-
-/// Requests of fetches at once.
-pub const FETCHES: usize = 4;
 
 /// Threads that fetch. Some store the objects that have arrived, while others are on their way.
 const FETCHERS: usize = FETCHES + 2;

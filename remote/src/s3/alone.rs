@@ -10,7 +10,7 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use object_store::{ObjectStoreExt, PutPayload};
 
 use super::S3;
-use crate::remote::RemoteError;
+use crate::error::RemoteError;
 
 /// Interval at which requests are looked at to be stopped.
 const LOOK: Duration = Duration::from_millis(50);

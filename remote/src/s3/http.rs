@@ -28,7 +28,7 @@ use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 
-use crate::remote::PlaceError;
+use crate::error::PlaceError;
 
 /// A server that does not accept a connection for this long is not there.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);

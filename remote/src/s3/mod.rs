@@ -34,7 +34,8 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::buffer::Buffer;
-use crate::remote::{Listed, PlaceError, Published, Remote, RemoteError, Unreadable};
+use crate::error::{PlaceError, RemoteError};
+use crate::remote::{Listed, Published, Remote, Unreadable};
 use crate::run::{RunName, VERSION};
 use http::{Connector, Date, NoListing};
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use larder_format::{Fingerprint, PageKey};
 
 use super::{Desk, Incoming};
-use crate::agent::AgentOptions;
+use crate::agent::options::AgentOptions;
 use crate::agent::planted::{Bug, planted};
 use crate::run::RunName;
 

@@ -13,12 +13,15 @@ use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 use super::chains::Chains;
 use super::limits::{Breaker, Budget, Speed};
 use super::names::Names;
+use super::options::{Admission, AgentOptions};
 use super::planted::{Bug, planted};
 use super::search::{Search, Searches};
-use super::threads::FETCHES;
-use super::{Admission, AgentOptions};
-use crate::remote::{Listed, RemoteError};
+use crate::error::RemoteError;
+use crate::remote::Listed;
 use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
+
+/// Requests of fetches at once.
+pub const FETCHES: usize = 4;
 
 /// Most runs that wait for their publication: beyond it the oldest are dropped.
 const OUTGOING_MAX: usize = 4096;

@@ -15,7 +15,8 @@ use super::{
     trust,
 };
 use crate::buffer::Buffer;
-use crate::remote::{Listed, Published, Remote, RemoteError, Unreadable};
+use crate::error::RemoteError;
+use crate::remote::{Listed, Published, Remote, Unreadable};
 use crate::run::{Draft, RunName, RunPage, open};
 
 /// Failures in a row that open the breaker, and the least pause after them.
