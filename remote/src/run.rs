@@ -29,8 +29,8 @@ use std::str::FromStr;
 
 use larder_format::{
     ARCHIVED_PAGES_MAX, ArchiveHead, ArchiveId, ArchiveItem, ArchiveReader, ArchiveWriter,
-    ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage, Fingerprint, HexError, Namespace,
-    PageChecksum, PageKey, StoreId,
+    ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage, Fingerprint, HexError, KeyPrefix,
+    Namespace, PageChecksum, PageKey, StoreId,
 };
 
 use crate::buffer::Buffer;
@@ -189,6 +189,33 @@ pub struct RunPage {
     pub parent: Option<PageKey>,
     /// Number of pages before it.
     pub depth: u32,
+}
+
+/// The run of `run_pages` pages that ends in `last`, in the order of its chain. `None` if it ends
+/// elsewhere, or if a page of it is unknown to `page`. `place` returns the key of the page before a
+/// page, and the depth of the page.
+pub(crate) fn whole_run<P>(
+    last: P,
+    run_pages: u32,
+    place: impl Fn(&P) -> (Option<KeyPrefix>, u32),
+    page: impl Fn(KeyPrefix) -> Option<P>,
+) -> Option<Vec<P>> {
+    let (mut parent, mut depth) = place(&last);
+    if !depth.checked_add(1)?.is_multiple_of(run_pages) {
+        return None;
+    }
+    let mut run = vec![last];
+    for _ in 1..run_pages {
+        let before = page(parent?)?;
+        let expected = depth.checked_sub(1);
+        (parent, depth) = place(&before);
+        if Some(depth) != expected {
+            return None;
+        }
+        run.push(before);
+    }
+    run.reverse();
+    Some(run)
 }
 
 /// An object in the making: memory into which a store reads the pages of a run.

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use larder_engine::survey::{Page, RecordId, Survey};
 use larder_format::KeyPrefix;
 
-use crate::run::RunPage;
+use crate::run::{RunPage, whole_run};
 
 /// A run: its pages in the order of their chain.
 pub type Run = Vec<(RecordId, Page)>;
@@ -19,8 +19,9 @@ pub fn whole_runs(survey: &Survey, namespace: usize, run_pages: u32) -> (Vec<Run
         .map(|(id, page)| (page.key.prefix(), (id, page)))
         .collect();
     let runs = order.iter().filter_map(|&id| {
-        let last = survey.page_of(id);
-        whole_run(id, &last, run_pages, &by_key)
+        let place = |(_, page): &(RecordId, Page)| (page.parent, page.depth);
+        let last = (id, survey.page_of(id));
+        whole_run(last, run_pages, place, |key| by_key.get(&key).copied())
     });
     let runs: Vec<Run> = runs.collect();
     let in_runs = runs.iter().flatten().map(|(_, page)| page.key.prefix());
@@ -38,28 +39,4 @@ pub fn run_pages(run: &[(RecordId, Page)]) -> Vec<RunPage> {
         depth: page.depth,
     };
     run.iter().map(page).collect()
-}
-
-/// The run that ends in a page; `None` if it ends elsewhere, or if pages of it are not stored.
-fn whole_run(
-    id: RecordId,
-    last: &Page,
-    run_pages: u32,
-    by_key: &HashMap<KeyPrefix, (RecordId, Page)>,
-) -> Option<Run> {
-    if !last.depth.checked_add(1)?.is_multiple_of(run_pages) {
-        return None;
-    }
-    let mut run = vec![(id, *last)];
-    let mut first = *last;
-    for _ in 1..run_pages {
-        let (id, before) = by_key.get(&first.parent?)?;
-        if before.depth.checked_add(1) != Some(first.depth) {
-            return None;
-        }
-        run.push((*id, *before));
-        first = *before;
-    }
-    run.reverse();
-    Some(run)
 }

@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use larder_format::{Fingerprint, KeyPrefix};
 
-use crate::run::RunPage;
+use crate::run::{RunPage, whole_run};
 
 /// Pages that are remembered, of all namespaces; about 250 bytes each, with the tables.
 pub(super) const PAGES_MAX: usize = 1 << 17;
@@ -47,24 +47,10 @@ impl Chains {
 
     /// The run of `run_pages` pages that ends in this page; `None` if it ends elsewhere, or if
     /// pages of it are not remembered.
-    pub(super) fn run(&self, last: &PageId, run_pages: u32) -> Option<Vec<RunPage>> {
-        let namespace = last.0;
-        let last = self.pages.get(last)?;
-        if !last.depth.checked_add(1)?.is_multiple_of(run_pages) {
-            return None;
-        }
-        let mut run = vec![*last];
-        let mut first = *last;
-        for _ in 1..run_pages {
-            let before = self.pages.get(&(namespace, first.parent?.prefix()))?;
-            if before.depth.checked_add(1) != Some(first.depth) {
-                return None;
-            }
-            run.push(*before);
-            first = *before;
-        }
-        run.reverse();
-        Some(run)
+    pub(super) fn run(&self, &(namespace, last): &PageId, run_pages: u32) -> Option<Vec<RunPage>> {
+        let place = |page: &RunPage| (page.parent.map(|parent| parent.prefix()), page.depth);
+        let page = |key| self.pages.get(&(namespace, key)).copied();
+        whole_run(page(last)?, run_pages, place, page)
     }
 }
 
