@@ -3,59 +3,44 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counter.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Count {
-    RunsPublished,
-    BytesPublished,
-    RunsPresent,
-    RunsDroppedQueue,
-    RunsDroppedBudget,
-    RunsDroppedAbsent,
-    RunsDroppedFailed,
-    PagesPromised,
-    RunsTooSlow,
-    RunsFetched,
-    BytesFetched,
-    PagesStored,
-    PagesRefused,
-    PagesFaulty,
-    RunsFaulty,
-    RunsUnreadable,
-    RunsGone,
-    RunsLate,
-    FetchesFailed,
-    BreakerOpenings,
-    Questions,
-    RunsSearched,
-    Listings,
+macro_rules! counts {
+    ($($count:ident $name:literal,)*) => {
+        /// A counter.
+        #[derive(Clone, Copy, Debug)]
+        pub(super) enum Count {
+            $($count,)*
+        }
+
+        /// The names of the counters, in their order.
+        const NAMES: &[&str] = &[$($name,)*];
+    };
 }
 
-const NAMES: [&str; 23] = [
-    "published_runs",
-    "published_bytes",
-    "present_runs",
-    "dropped_queue_runs",
-    "dropped_budget_runs",
-    "dropped_absent_runs",
-    "dropped_failed_runs",
-    "promised_pages",
-    "too_slow_runs",
-    "fetched_runs",
-    "fetched_bytes",
-    "stored_pages",
-    "refused_pages",
-    "faulty_pages",
-    "faulty_runs",
-    "unreadable_runs",
-    "gone_runs",
-    "late_runs",
-    "failed_fetches",
-    "breaker_openings",
-    "search_requests",
-    "searched_runs",
-    "listings",
-];
+counts! {
+    RunsPublished "published_runs",
+    BytesPublished "published_bytes",
+    RunsPresent "present_runs",
+    RunsDroppedQueue "dropped_queue_runs",
+    RunsDroppedBudget "dropped_budget_runs",
+    RunsDroppedAbsent "dropped_absent_runs",
+    RunsDroppedFailed "dropped_failed_runs",
+    PagesPromised "promised_pages",
+    RunsTooSlow "too_slow_runs",
+    RunsFetched "fetched_runs",
+    BytesFetched "fetched_bytes",
+    PagesStored "stored_pages",
+    PagesRefused "refused_pages",
+    PagesFaulty "faulty_pages",
+    RunsFaulty "faulty_runs",
+    RunsUnreadable "unreadable_runs",
+    RunsGone "gone_runs",
+    RunsLate "late_runs",
+    FetchesFailed "failed_fetches",
+    BreakerOpenings "breaker_openings",
+    Questions "search_requests",
+    RunsSearched "searched_runs",
+    Listings "listings",
+}
 
 /// Counters since the agent was made.
 #[derive(Default)]
