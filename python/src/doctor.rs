@@ -13,7 +13,8 @@ use larder_engine::fit::largest_page;
 use larder_engine::volume::Volumes;
 use larder_engine::{Settings, Stats, StoreError, create, share};
 use larder_format::BLOCK_BYTES;
-use larder_tools::size::ByteSize;
+use larder_tools::cli;
+use larder_tools::size::{ByteSize, SizeError};
 use rustix::fs::Access;
 
 use crate::config::{Config, ConfigError};
@@ -329,9 +330,30 @@ fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Li
     }
 }
 
+/// Prints the facts about a configuration, for pages of this size (a text such as `16MiB`), and
+/// those about the machine. Returns the exit code.
+///
+/// # Errors
+/// The size of a page cannot be read.
+pub fn report(
+    page_bytes: Option<&str>,
+    examine: impl FnOnce(Option<u64>) -> (Vec<Fact>, Option<PathBuf>),
+) -> Result<u8, SizeError> {
+    let page_bytes = page_bytes.map(str::parse::<ByteSize>).transpose()?;
+    let (facts, look) = examine(page_bytes.map(|size| size.0));
+    let failed = print(&facts);
+    let Some(look) = look else {
+        return Ok(u8::from(failed));
+    };
+    let Ok(program) = cli::Program::running() else {
+        return Ok(3);
+    };
+    let machine = cli::run(&program, ["doctor".into(), look.into_os_string()]);
+    Ok(machine.max(u8::from(failed)))
+}
+
 /// Prints facts, one per line. Returns whether any of them is a failure.
-#[must_use]
-pub fn print(facts: &[Fact]) -> bool {
+fn print(facts: &[Fact]) -> bool {
     for Fact { level, name, what } in facts {
         let level = match level {
             Level::Ok => "ok",

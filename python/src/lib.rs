@@ -9,28 +9,29 @@
 //!  +-----------------+ +------------------------+ +------------------+ +---------------+
 //!  | sglang: policy  | | module: classes        | | device           | | larder_tools  |
 //!  +-----------------+-+------------------------+ +------------------+ +---------------+
-//!  | store, queue: a Handle, its Spaces, jobs   | | larder_kernels   |
+//!  | store: a Handle, its Spaces, its Queues    | | larder_kernels   |
 //!  +--------------------------------------------+ +------------------+
 //!  | larder_engine: Store                       |
 //!  +--------------------------------------------+
 //! ```
 //!
+//! A module imports only those below it:
+//!
 //! | module | contents |
 //! |---|---|
-//! | [`store`] | a store and its namespaces: every call of the engine |
-//! | [`queue`] | jobs on a store, for an engine that must not wait |
-//! | [`chain`] | where pages stand in their chain |
-//! | [`region`] | memory whose pages are named by row |
-//! | [`status`] | the codes of the answers |
-//! | [`config`] | the configuration: every key and its type |
-//! | [`place`] | from a path to an attached store, which is created if necessary |
-//! | [`mount`] | the file system of a path |
-//! | [`weights`] | the weights tag |
-//! | [`worth`] | whether pages are read faster than computed |
-//! | [`doctor`] | checks of a configuration before a server is started |
-//! | [`sglang`] | SGLang's policy, and nothing else of SGLang |
 //! | `module` | the Python module |
 //! | `device` | its classes for engines that copy between their own tensors and host memory |
+//! | [`sglang`] | SGLang's policy, and nothing else of SGLang |
+//! | [`doctor`] | checks of a configuration before a server is started |
+//! | [`worth`] | whether pages are read faster than computed |
+//! | [`store`] | a store, its namespaces with every call of the engine, and its queues of jobs |
+//! | [`place`] | from a path to an attached store, which is created if necessary |
+//! | [`config`] | the configuration: every key and its type |
+//! | [`weights`] | the weights tag |
+//! | [`mount`] | the file system of a path |
+//! | [`region`] | memory whose pages are named by row |
+//! | [`chain`] | where pages stand in their chain |
+//! | [`status`] | the codes of the answers |
 
 pub mod chain;
 pub mod config;
@@ -41,7 +42,6 @@ pub mod doctor;
 mod module;
 pub mod mount;
 pub mod place;
-pub mod queue;
 pub mod region;
 pub mod sglang;
 pub mod status;

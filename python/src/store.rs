@@ -2,6 +2,10 @@
 //!
 //! Answers are bytes, one [`Status`] a page. A call on a store that is closed, has no owner, or was
 //! opened before a fork answers [`Status::Closed`] or an error; it never panics.
+//!
+//! Jobs on a store are in [`queue`]: its close ends its queues first.
+
+pub mod queue;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
@@ -24,8 +28,8 @@ use larder_tools::l4::L4;
 use crate::chain::{self, Chain};
 use crate::config::Config;
 use crate::place::{self, Attached, Misfit, PlaceError};
-use crate::queue::Queue;
 use crate::status::Status;
+use queue::Queue;
 
 /// How long a lookup or a read waits for another owner after the store's owner has ended. A miss
 /// costs less than a long wait.

@@ -1,11 +1,13 @@
 //! The Python module `larder._larder`: only the Rust side of the calls.
 //!
+//! A module imports only those below it:
+//!
 //! | module | classes |
 //! |---|---|
-//! | [`store`], [`queue`] | those of `larder.store` |
+//! | [`store`] | those of `larder.store` |
 //! | `buffers` | memory that Python passes in |
-//! | [`device`] | those of `larder.device` |
-//! | [`sglang`] | the class beneath `larder.sglang` |
+//!
+//! The classes of `larder.device` are in [`device`], the one beneath `larder.sglang` in [`sglang`].
 
 #![expect(
     clippy::needless_pass_by_value,
@@ -13,7 +15,6 @@
 )]
 
 mod buffers;
-mod queue;
 mod store;
 
 use std::collections::BTreeMap;
@@ -22,7 +23,6 @@ use std::path::PathBuf;
 
 use larder_engine::SyncPolicy;
 use larder_tools::cli;
-use larder_tools::size::ByteSize;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -100,31 +100,10 @@ fn check_config(
     page_bytes: Option<&str>,
     derives: bool,
 ) -> PyResult<u8> {
-    report_config(py, page_bytes, |page_bytes| {
-        doctor::examine(Config::parse(config), Vec::new(), page_bytes, derives)
-    })
-}
-
-/// Prints the facts about a configuration, and those about the machine. Returns the exit code.
-pub(crate) fn report_config(
-    py: Python<'_>,
-    page_bytes: Option<&str>,
-    examine: impl FnOnce(Option<u64>) -> (Vec<doctor::Fact>, Option<PathBuf>) + Send,
-) -> PyResult<u8> {
-    let page_bytes = page_bytes.map(str::parse::<ByteSize>).transpose();
-    let page_bytes = page_bytes.map_err(|error| PyValueError::new_err(error.to_string()))?;
-    Ok(py.detach(|| {
-        let (facts, look) = examine(page_bytes.map(|size| size.0));
-        let failed = doctor::print(&facts);
-        let Some(look) = look else {
-            return u8::from(failed);
-        };
-        let Ok(program) = cli::Program::running() else {
-            return 3;
-        };
-        let machine = cli::run(&program, ["doctor".into(), look.into_os_string()]);
-        machine.max(u8::from(failed))
-    }))
+    let examine =
+        |page_bytes| doctor::examine(Config::parse(config), Vec::new(), page_bytes, derives);
+    py.detach(|| doctor::report(page_bytes, examine))
+        .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 #[pymodule]
@@ -132,9 +111,12 @@ fn _larder(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::Store>()?;
     module.add_class::<store::Namespace>()?;
     module.add_class::<store::Region>()?;
-    module.add_class::<queue::Queue>()?;
+    module.add_class::<store::queue::Queue>()?;
     module.add("StoreError", module.py().get_type::<store::StoreError>())?;
-    module.add("QueueFull", module.py().get_type::<queue::QueueFull>())?;
+    module.add(
+        "QueueFull",
+        module.py().get_type::<store::queue::QueueFull>(),
+    )?;
     module.add("STATUSES", NAMES.map(|(name, _)| name).to_vec())?;
     device::add_to(module)?;
     sglang::class::add_to(module)?;

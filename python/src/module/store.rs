@@ -4,6 +4,8 @@
 //! page call answers a status a page and never raises for faults of the store. Wrong arguments
 //! raise `ValueError` or `TypeError`; calls without statuses raise [`StoreError`].
 
+pub mod queue;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,15 +23,15 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use super::buffers::{self, Pages};
-use super::queue::Queue;
 use crate::chain::Chain;
 use crate::config::{Config, OnError, Transfer};
 use crate::place::{Misfit, PlaceError};
-use crate::queue::Limits;
 use crate::region::{Region as Memory, slices, slices_mut};
+use crate::store::queue::Limits;
 use crate::store::{Handle, Space};
 use larder_tools::l4::L4Config;
 use larder_tools::policy::Policy;
+use queue::Queue;
 
 create_exception!(
     larder._larder,

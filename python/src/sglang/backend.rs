@@ -11,15 +11,18 @@
 //!   [`Backend::close`] has begun touches no pool, and `close` returns whether all earlier calls
 //!   are over.
 //!
+//! A module imports only those below it, and this one:
+//!
 //! | module | contents |
 //! |---|---|
-//! | `clear` | deletion of the pages of this server, including deferred deletion |
 //! | `lookup` | lookups |
-//! | `pools` | the pools of this server and their namespaces |
 //! | `read` | reading pages |
-//! | `retry` | later attempts to attach to a store, for a server started without one |
-//! | `worth` | found pages that are computed faster than read |
 //! | `write` | storing pages |
+//! | `worth` | found pages that are computed faster than read |
+//! | `retry` | later attempts to attach to a store, for a server started without one |
+//! | `clear` | deletion of the pages of this server, including deferred deletion |
+//! | `pools` | the pools of this server |
+//! | `registered` | one of them: its memory, and its namespace |
 //!
 //! Threads: every call may come from any thread at any time. SGLang has one thread each for
 //! lookups, reads and writes.
@@ -28,6 +31,7 @@ mod clear;
 mod lookup;
 mod pools;
 mod read;
+mod registered;
 mod retry;
 #[cfg(test)]
 mod tests;
@@ -58,8 +62,9 @@ use crate::sglang::trial::Way;
 use crate::store::{Handle, Patience, Space};
 use crate::worth::Worth;
 
-use pools::Registered;
-pub use pools::{Memory, RegisterError};
+pub use pools::RegisterError;
+pub use registered::Memory;
+use registered::Registered;
 
 /// How long a close waits for running calls, which may take eight seconds, and for the store.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(16);

@@ -24,7 +24,6 @@ use super::pool::{Buffer, Pool};
 use super::space::{PoolFacts, Server};
 use super::{config, doctor};
 use crate::chain::Chain;
-use crate::module::report_config;
 use crate::place;
 
 /// A storage backend: see `larder.sglang`.
@@ -432,9 +431,9 @@ fn read_facts(facts: &str) -> PyResult<PoolFacts> {
 #[pyfunction]
 #[pyo3(signature = (config, page_bytes=None))]
 fn check_sglang_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -> PyResult<u8> {
-    report_config(py, page_bytes, |page_bytes| {
-        doctor::examine(config, page_bytes)
-    })
+    let examine = |page_bytes| doctor::examine(config, page_bytes);
+    py.detach(|| crate::doctor::report(page_bytes, examine))
+        .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// Adds the functions that `larder.sglang` and its doctor call.

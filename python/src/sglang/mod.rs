@@ -9,19 +9,21 @@
 //!                                            pages move directly between host pool and device
 //! ```
 //!
+//! A module imports only those below it:
+//!
 //! | module | contents |
 //! |---|---|
+//! | `class` | the Python class |
+//! | [`doctor`] | checks of SGLang's keys before a server is started |
 //! | [`config`] | SGLang's keys beside Larder's |
-//! | [`doctor`] | checks of those keys before a server is started |
-//! | [`space`] | the namespace of a server and its pools |
-//! | [`pool`] | the memory of the pages of a host pool |
 //! | [`backend`] | lookups, reads, writes: the calls of SGLang |
+//! | [`explained`] | log lines that explain counters of failures |
+//! | [`meters`] | counters and rates of this rank |
+//! | [`hits`] | prefixes that several pools can restore |
 //! | [`bounce`] | gather and scatter through huge pages |
 //! | [`trial`] | direct or bounce: the faster one |
-//! | [`hits`] | prefixes that several pools can restore |
-//! | [`meters`] | counters and rates of this rank |
-//! | [`explained`] | log lines that explain counters of failures |
-//! | `class` | the Python class |
+//! | [`space`] | the namespace of a server and its pools |
+//! | [`pool`] | the memory of the pages of a host pool |
 
 pub mod backend;
 pub mod bounce;

@@ -11,10 +11,10 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
-use super::buffers;
-use super::store::{Namespace, Region, StoreError, moment, position, raised};
-use crate::queue::{Done, Job, Limits, Queue as Inner, Rows, SubmitError, Task};
+use super::{Namespace, Region, StoreError, moment, position, raised};
+use crate::module::buffers;
 use crate::store::Handle;
+use crate::store::queue::{Done, Job, Limits, Queue as Inner, Rows, SubmitError, Task};
 
 create_exception!(
     larder._larder,

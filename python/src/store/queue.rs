@@ -40,10 +40,10 @@ use larder_format::PageKey;
 use larder_sync::{Condvar, Mutex, MutexGuard, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::{Handle, Space, all};
 use crate::chain::Chain;
 use crate::region::Region;
 use crate::status::Status;
-use crate::store::{Handle, Space, all};
 
 /// Kinds of work, each with its own threads.
 const LANES: usize = 3;
