@@ -1,7 +1,8 @@
 """Larder: a local L3 for LLM serving.
 
-:class:`Store` keeps pages on NVMe, for any engine (docs/python.md). SGLang loads ``larder.sglang.LarderHiCache``. ``python -m larder`` is
-the command line. ``larder.device`` copies between an engine's tensors and host memory.
+:class:`Store` keeps pages on NVMe, for any engine (docs/python.md). SGLang loads
+``larder.sglang.LarderHiCache``. ``python -m larder`` is the command line. ``larder.device`` copies
+between an engine's tensors and host memory.
 
 The distribution is ``larder-kv``. A distribution ``larder`` of another project installs a module of
 the same name.
@@ -46,7 +47,7 @@ __all__ = [
 
 
 def _warn_of_clash() -> None:
-    """Warns where the other distribution is installed: each may have replaced files of the other."""
+    """Warns if the other distribution is installed: each may have replaced files of the other."""
     try:
         other = _metadata.distribution("larder")
     except _metadata.PackageNotFoundError:

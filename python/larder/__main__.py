@@ -1,4 +1,6 @@
-"""The command line: ``python -m larder``, the same as the ``larder`` binary, and ``doctor`` for an engine's configuration."""
+"""The command line: ``python -m larder``, the same as the ``larder`` binary, and ``doctor`` for an
+engine's configuration.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _DOCTOR_USAGE = (
 
 
 def read_config(text: str) -> dict:
-    """The configuration as SGLang parses --hicache-storage-backend-extra-config. The same for vLLM."""
+    """The configuration, parsed as SGLang parses --hicache-storage-backend-extra-config. The same
+    for vLLM.
+    """
     if not text.startswith("@"):
         config = json.loads(text)
     else:
@@ -86,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["doctor"] and any(word.startswith(("--sglang", "--vllm", "--lmcache")) for word in arguments):
         return _check(arguments[1:])
-    # The command line has its own way with signals; the interpreter would only see them once it returned.
+    # The command line handles signals itself; the interpreter's handlers would run after its end.
     for number in (signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     return _larder.main(sys.executable, ["-m", "larder"], arguments)

@@ -44,8 +44,8 @@ class Config(NamedTuple):
             raise ValueError(f"larder: {error}") from None
 
     def attach(self, page_bytes: int, must_fit: bool = True) -> Store:
-        """Attaches to the store, for pages of at most this size; creates it if there is none. Says
-        so in the log. ``must_fit``: refuses a store that keeps no page of this size.
+        """Attaches to the store, for pages of at most this size, and logs it; creates the store if
+        there is none. ``must_fit``: refuses a store that keeps no page of this size.
 
         Raises `larder.StoreError`.
         """

@@ -2,7 +2,7 @@
 each process with the same settings.
 
 No value depends on the process: sets are sorted, objects are described by their attributes. A value
-that can only be told by its address gets a text of its own at each start.
+that differs from others by its address alone gets a new text at each start.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Iterator
 
-#: Keys of a model's `config.json` that say nothing about the model.
+#: Keys of a model's `config.json` that do not describe the model.
 _OF_LIBRARY = (
-    # Its path, and its commit at the hub: told as the model's own.
+    # Its path, and its commit at the hub: the files of the model have fields of their own.
     "_name_or_path",
     "_commit_hash",
     # The release of the library that is installed.
@@ -29,19 +29,19 @@ _OF_LIBRARY = (
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{4,}")
 
 
-#: The begin of the text of a value that cannot be told.
+#: The begin of the text of a value that cannot be described.
 UNTOLD = "of this start alone: "
 
 
 class Untold(Exception):
-    """Nothing but its address tells a value from others."""
+    """A value differs from others by its address alone."""
 
 
 def fields(name: str, value: Any, left_out: Mapping[str, frozenset[str]]) -> dict[str, str]:
     """The fields of a value, by their names below ``name``. ``left_out``: by class, the names of
     attributes that are left out.
 
-    Raises nothing: a value that cannot be told has another text at each start.
+    Raises nothing: a value that cannot be described has another text at each start.
     """
     return dict(_walk(name, value, left_out, ()))
 
@@ -52,7 +52,7 @@ def _walk(
     try:
         inner = _inside(value, left_out)
     except Exception:
-        # An attribute of a class that is not known here: its text is that of an untold value.
+        # An attribute of an unknown class: it counts as a value that cannot be described.
         inner = None
     if inner is None:
         yield name, _text(value)
@@ -94,8 +94,8 @@ def _attributes(value: Any) -> dict[str, Any] | None:
     if isinstance(value, (Mapping, list, tuple, set, frozenset)):
         return None
     found = dict(getattr(value, "__dict__", {}))
-    # Without attributes, the text of an object tells it: of a tensor, say. An object of a class in
-    # Python that has no text of its own is told by its class.
+    # An object without attributes, such as a tensor, is described by its text. An object of a
+    # class in Python without a text of its own is described by its class.
     is_bare = hasattr(value, "__dict__") and type(value).__repr__ is object.__repr__
     return found if found or is_bare else None
 
@@ -104,7 +104,7 @@ def _text(value: Any) -> str:
     try:
         return json.dumps(_plain(value, ()), sort_keys=True)
     except Exception:
-        # Untold, or an error of a class that is not known here.
+        # A value that cannot be described, or an error of an unknown class.
         return json.dumps(f"{UNTOLD}{secrets.token_hex(8)}")
 
 

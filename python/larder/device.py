@@ -1,22 +1,28 @@
-"""Copies between an engine's own KV tensors and host memory, layer by layer: the last hop before prefill.
+"""Copies between an engine's own KV tensors and host memory, layer by layer: the last hop before
+prefill.
 
 ::
 
-    device = Device()                                            # CUDA where there is a driver, else the CPU
-    pool = device.pool(k=k_buffers, v=v_buffers, page_tokens=64)  # one tensor a layer, [slots, ...]; MLA: device.pool(kv=...)
-    host = pool.host_pool(pages=4096)                            # or over a buffer of one's own
+    # CUDA if there is a driver, else the CPU.
+    device = Device()
+    # One tensor a layer, [slots, ...]. For MLA: device.pool(kv=...).
+    pool = device.pool(k=k_buffers, v=v_buffers, page_tokens=64)
+    # In memory of its own, or over the caller's buffer.
+    host = pool.host_pool(pages=4096)
     loading = pool.load(host, [7, 8], [0, 1], after=torch.cuda.current_stream())
     for layer in range(pool.layers):
-        loading.wait_on_stream(layer, torch.cuda.current_stream())   # the stream waits, the CPU does not
+        # The stream waits, the CPU does not.
+        loading.wait_on_stream(layer, torch.cuda.current_stream())
         forward(layer)
     stored = pool.store(host, [9], [0], after=torch.cuda.current_stream())
 
-Page ``p`` is the slots from ``p * page_tokens`` on. The caller promises, as for every copy in a stream: until the tickets of a copy
-have settled, the pages that it reads are not written, and the pages that it writes are not used. Layers whose tickets have settled
-may be used. Pools and copies hold their tensors and buffers until no copy is in flight.
+Page ``p`` is the slots from ``p * page_tokens`` on. The caller promises, as for every copy in a
+stream: until the tickets of a copy have settled, the pages that it reads are not written, and the
+pages that it writes are not used. Layers with settled tickets may be used. Pools and copies hold
+their tensors and buffers until no copy is in flight.
 
-Wrong arguments raise ``ValueError`` (sizes, overlaps, gaps, another device, freed memory, missing pages) or ``TypeError``. Faults of
-a device raise :class:`DeviceError`.
+Wrong arguments raise ``ValueError`` (sizes, overlaps, gaps, another device, freed memory, missing
+pages) or ``TypeError``. Faults of a device raise :class:`DeviceError`.
 """
 
 from __future__ import annotations
@@ -36,8 +42,9 @@ _PAGES_MAX = 2**32
 
 
 class Device:
-    """``auto`` is the GPU ``ordinal`` where it works, else the host; ``cuda`` raises :class:`Unavailable` instead.
-    Measurements and compiled code for a GPU are kept in the directory ``cache``."""
+    """``auto`` is the GPU ``ordinal`` if it works, else the host; ``cuda`` raises
+    :class:`Unavailable` instead. Measurements and compiled code for a GPU are kept in the directory
+    ``cache``."""
 
     def __init__(self, kind: str = "auto", *, ordinal: int = 0, cache: str | os.PathLike | None = None):
         if kind not in ("auto", "host", "cuda"):
@@ -64,9 +71,10 @@ class Device:
         page_tokens: int,
         slots: int | None = None,
     ) -> Pool:
-        """An L1 pool of the tensors ``k`` and ``v``, one of each a layer, or of ``kv`` alone (MLA). Each is contiguous, ``[slots, ...]``,
-        a multiple of ``page_tokens`` slots, all with the same bytes; a torch tensor, a numpy array, or an (address, bytes) pair, for
-        which ``slots`` says how many there are."""
+        """An L1 pool of the tensors ``k`` and ``v``, one of each a layer, or of ``kv`` alone (MLA).
+        Each is contiguous, ``[slots, ...]``, a multiple of ``page_tokens`` slots, all with the same
+        bytes; a torch tensor, a numpy array, or an (address, bytes) pair, with its number of slots
+        in ``slots``."""
         if (k is None) != (v is None) or (k is None) == (kv is None):
             raise ValueError("a pool is of k and v, or of kv alone")
         named = {"kv": kv} if k is None else {"k": k, "v": v}
@@ -124,9 +132,10 @@ class Pool:
     def host_pool(
         self, pages: int, layout: str = "page_first_direct", *, buffer: Any = None, is_locked: bool = False
     ) -> HostPool:
-        """An L2 pool with pages of the same shape, in memory of its own or in ``buffer`` (a CPU tensor, an array, or an (address, bytes)
-        pair). For a GPU it is page-locked, and must begin at a multiple of 4096 bytes. ``is_locked``: its owner has page-locked it, as
-        SGLang does with its host pools."""
+        """An L2 pool with pages of the same shape, in memory of its own or in ``buffer`` (a CPU
+        tensor, an array, or an (address, bytes) pair). For a GPU it is page-locked, and must begin
+        at a multiple of 4096 bytes. ``is_locked``: its owner has page-locked it, as SGLang does
+        with its host pools."""
         memory = None if buffer is None else _memory(buffer, "buffer", None)
         inner = self._inner.host_pool(
             layout,
@@ -138,13 +147,15 @@ class Pool:
         return HostPool(inner, memory, pages * self.page_bytes)
 
     def load(self, host: HostPool, host_pages: Sequence[int], device_pages: Sequence[int], *, after: Any) -> Tickets:
-        """Copies pages of the host to pages of the device, layer by layer. ``after`` must be over before the first byte is written: a
-        stream (torch's, or its address), the tickets of another copy, or None."""
+        """Copies pages of the host to pages of the device, layer by layer. ``after`` must be over
+        before the first byte is written: a stream (torch's, or its address), the tickets of another
+        copy, or None."""
         return self._copy(self._inner.load, host, host_pages, device_pages, after)
 
     def store(self, host: HostPool, host_pages: Sequence[int], device_pages: Sequence[int], *, after: Any) -> Tickets:
-        """Copies pages of the device to pages of the host, all layers. ``after`` must be over before the first byte is read: the
-        stream in which the forward writes these pages, as in :meth:`load`."""
+        """Copies pages of the device to pages of the host, all layers. ``after`` must be over
+        before the first byte is read: the stream in which the forward writes these pages, as in
+        :meth:`load`."""
         return self._copy(self._inner.store, host, host_pages, device_pages, after)
 
     def _copy(self, copy: Any, host: HostPool, host_pages: Any, device_pages: Any, after: Any) -> Tickets:
@@ -225,7 +236,7 @@ class _Memory(NamedTuple):
     slots: int | None
 
     def must_be_there(self) -> None:
-        """A tensor whose storage was let go, or made another."""
+        """Raises ValueError for a tensor with another storage than at the making of the pool."""
         if hasattr(self.tensor, "data_ptr") and self.tensor.data_ptr() != self.address:
             raise ValueError(f"{self.name} is not where it was when the pool was made: its storage was freed or replaced")
 

@@ -1,7 +1,8 @@
 """SGLang's HiCache storage backend: reads SGLang's objects and makes one call into Rust a batch.
 
-Loaded by SGLang with ``--hicache-storage-backend dynamic`` and an extra config that names this module and
-:class:`LarderHiCache`. Nothing here decides anything: layouts and addresses are read from the pools once, at registration.
+SGLang loads it with ``--hicache-storage-backend dynamic`` and an extra config that names this
+module and :class:`LarderHiCache`. No decision is made here: layouts and addresses are read from the
+pools once, at registration.
 """
 
 from __future__ import annotations
@@ -65,13 +66,15 @@ _SHAPES = (
 )
 
 
-#: Pools that SGLang has written by rank 0 alone where the model's own KV is replicated (`should_backup` of its hybrid cache
-#: controller), whatever they hold.
+#: Pools of which rank 0 alone writes the pages if the model's own KV is replicated
+#: (`should_backup` of SGLang's hybrid cache controller), for any content of these pools.
 _NEVER_WRITTEN_BY_OTHERS = (PoolName.DRAFT.value, PoolName.DRAFT_SWA.value)
 
 
 def _answers(fallback: Callable[..., Any]) -> Callable:
-    """A call that never raises into SGLang's threads: errors are logged and answered by ``fallback``."""
+    """A call that never raises into SGLang's threads: errors are logged and answered by
+    ``fallback``.
+    """
 
     def decorate(call: Callable) -> Callable:
         @functools.wraps(call)
@@ -90,7 +93,9 @@ def _answers(fallback: Callable[..., Any]) -> Callable:
 
 
 def _closes_if_it_fails(call: Callable) -> Callable:
-    """A part of an attach. After a failed one SGLang may keep the backend, which would still hold the store."""
+    """A part of an attach. After a failed attach SGLang may keep the backend, which would still
+    hold the store.
+    """
 
     @functools.wraps(call)
     def closing(self, *args, **kwargs):
@@ -104,9 +109,11 @@ def _closes_if_it_fails(call: Callable) -> Callable:
 
 
 def _prefetch_limit() -> Optional[tuple[float, float]]:
-    """How long this server waits for a read, if not until its end: seconds, and seconds a token requested.
+    """How long this server waits for a read, if not until its end: seconds, and seconds a token
+    requested.
 
-    By its arguments: it keeps these keys to itself. A backend that is attached later may have others.
+    From the server's arguments: it does not pass these keys on. A backend that is attached later
+    may have others.
     """
     from sglang.srt.mem_cache.hybrid_cache.hybrid_cache_controller import HybridCacheController
     from sglang.srt.runtime_context import get_server_args
@@ -134,10 +141,10 @@ def _place(
 ) -> tuple[Optional[str], int, bool]:
     """Where pages to store stand in their chain, and whether they are a chain.
 
-    Pages of sliding windows and of states (`swa`, `mamba`, DeepSeek-V4's states) are none, and
-    SGLang says so: a prefix needs its last ones alone, and of a long prompt SGLang has no others. A
-    full store refuses a page of a chain that does not fit together with all pages before it, stored
-    or not, and keeps each page of a chain as long as one behind it.
+    Pages of sliding windows and of states (`swa`, `mamba`, DeepSeek-V4's states) are no chain, by
+    SGLang's own policy: a prefix needs its last pages alone, and of a long prompt SGLang has no
+    others. A full store refuses a page of a chain that does not fit together with all pages before
+    it, stored or not, and keeps each page of a chain as long as a page behind it.
     """
     if transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
         return None, 0, False
@@ -156,7 +163,9 @@ def _starts(pool: Any, keys: Sequence[str], indices: torch.Tensor) -> list[int]:
 
 
 def _is_sharded(pool: Any, name: str) -> bool:
-    """Whether tensor-parallel ranks hold different bytes in this pool even where the model's KV is replicated."""
+    """Whether tensor-parallel ranks hold different bytes in this pool even if the model's KV is
+    replicated.
+    """
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
     return name == PoolName.MAMBA.value or isinstance(pool, MHATokenToKVPoolHost)
@@ -188,7 +197,8 @@ def _parts(pool: Any, buffers: int) -> tuple[list[list[int]], str]:
     """The buffers of each part of a page, and the order of the bytes that come of it."""
     layers = getattr(pool, "layer_num", 0)
     if pool.layout == "layer_first":
-        # Layer by layer in the pool, but one piece a part in the store: then it is page_first_direct's order.
+        # Layer by layer in the pool, but one piece a part in the store: the order of
+        # page_first_direct.
         if buffers == 2 * layers:
             return [list(range(0, buffers, 2)), list(range(1, buffers, 2))], "page_first_direct"
         if buffers == layers:
@@ -232,7 +242,7 @@ class LarderHiCache(HiCacheStorage):
         self._backend = _larder.Backend(config, json.dumps(server))
         #: By name: pools, kept so that their memory outlives the addresses.
         self._pools: dict[str, Any] = {}
-        #: Names of pools whose pages are handed over one by one.
+        #: Names of pools with pages that are handed over one by one.
         self._flat: set[str] = set()
         for remark in self._backend.remarks:
             logger.warning("larder: %s", remark)
@@ -243,7 +253,7 @@ class LarderHiCache(HiCacheStorage):
                 storage_config.attn_cp_size,
             )
         self._weights = server["weights"]
-        #: What the weights tag is made of, until it is compared with that of the last start.
+        #: The fields of the weights tag, until the tag is compared with that of the last start.
         self._told = {}
         if storage_config.tp_rank == storage_config.pp_rank == storage_config.attn_cp_rank == 0:
             self._told = told.fields
@@ -276,7 +286,7 @@ class LarderHiCache(HiCacheStorage):
             self._told = {}
 
     def _is_inherited(self) -> bool:
-        """Whether this is a forked child of the process that made this; says so once."""
+        """Whether this is a forked child of the process that made this; logs it once."""
         if self._forks == _forks:
             return False
         if self._forks >= 0:
@@ -523,9 +533,11 @@ class LarderHiCache(HiCacheStorage):
 
     @_answers(lambda *_, **__: False)
     def clear(self) -> bool:
-        """Deletes the pages of this server's pools; those of other models stay. Nothing is served before that is done.
+        """Deletes the pages of this server's pools; pages of other models stay. Nothing is served
+        before the deletion is done.
 
-        False while it is not done: it is tried again in this process alone. False also with a remote, which keeps the pages.
+        False while it is not done: this process alone tries it again. False also with a remote,
+        which keeps the pages.
         """
         pages = self._backend.clear()
         if pages < 0:

@@ -16,11 +16,11 @@ from sglang.srt.platforms import current_platform
 #: The arrangement of most MHA pools: token, head, element.
 _USUAL = "nhd"
 
-#: Platforms whose kernels arrange pages in the usual way.
+#: Platforms with kernels that arrange pages in the usual way.
 _USUAL_PLATFORMS = ("cuda", "cpu")
 
-#: SGLang's variables that arrange the pages of DeepSeek-V4 and the index keys of DSA, with the value
-#: of each where it is not set. Their host pools hold plain bytes and do not tell the arrangement.
+#: SGLang's variables that arrange the pages of DeepSeek-V4 and the index keys of DSA, each with its
+#: value if it is not set. Their host pools hold plain bytes, without a name of the arrangement.
 _VARIABLES = {
     "SGLANG_DSV4_KV_LAYOUT": "v4",
     "SGLANG_DSV4_COMPRESSED_KV_LAYOUT": "auto",
@@ -38,7 +38,7 @@ _VARIABLES = {
 def facts_of(pool: Any) -> dict[str, str]:
     """The facts of a host pool's arrangement that differ from the usual one, by name.
 
-    Raises RuntimeError for an MHA pool that does not tell its arrangement.
+    Raises RuntimeError for an MHA pool without a name of its arrangement.
     """
     told = _arrangements(pool)
     if told is None:
@@ -47,7 +47,7 @@ def facts_of(pool: Any) -> dict[str, str]:
 
 
 def layers_of_stages(pp_size: int) -> dict[str, str]:
-    """The layers of each pipeline stage, where the operator divides them. Host pools of hybrid models
+    """The layers of each pipeline stage, if the operator divides them. Host pools of hybrid models
     do not show their first layer: stages with equally many layers look alike.
     """
     given = os.environ.get("SGLANG_PP_LAYER_PARTITION")

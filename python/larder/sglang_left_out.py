@@ -1,8 +1,8 @@
-"""What of SGLang's configuration is no part of the weights tag, with the reasons.
+"""The parts of SGLang's configuration that are no part of the weights tag, with the reasons.
 
 SGLang groups its arguments by namespaces (`sglang.srt.arg_groups.fields`). An argument that is in
 no list is part of the tag, also one of a later release, unless its whole namespace is left out. An
-argument belongs here if pages with the same key have the same bytes whatever its value is.
+argument belongs here if pages with the same key have the same bytes for each of its values.
 """
 
 from __future__ import annotations

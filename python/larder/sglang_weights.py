@@ -1,8 +1,8 @@
 """The weights tag of an SGLang server, from its arguments, its model's configuration and the files
 that they name.
 
-The tag has each argument but those of `larder.sglang_left_out`, as SGLang has resolved it, with the
-model's `config.json` after overrides.
+The tag has each argument as SGLang has resolved it, except the arguments of
+`larder.sglang_left_out`, and the model's `config.json` after overrides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 #: The arguments that name files of weights beside the model's.
 _PATHS = ("quantization_param_path", "modelopt_checkpoint_restore_path", "kt_weight_path", "uno_lora_path")
 
-#: Ways to load weights from files at the model's path. By others they come from elsewhere: a server, a socket, nowhere.
+#: Ways to load weights from files at the model's path. Other ways have another source: a server, a
+#: socket, or none.
 _FROM_FILES = (
     "auto",
     "pt",
@@ -127,8 +128,8 @@ def _server_args() -> Any:
 
 
 def _is_start() -> bool:
-    """Whether the backend is the one of the server's start. At an attach SGLang has none configured: it notes the new one when the
-    attach has succeeded, and its end after a detach.
+    """Whether the backend is that of the server's start. At an attach SGLang has none configured:
+    it notes the new backend after the attach has succeeded, and its end after a detach.
     """
     from sglang.srt.runtime_context import get_memory
 
@@ -166,7 +167,9 @@ def _digest(file: str, places: Sequence[str]) -> str:
 
 
 def _adapters(args: Any) -> list[tuple[str, str]]:
-    """(name, path) of the LoRA adapters that a server is started with: their keys name both, but not the files there."""
+    """(name, path) of the LoRA adapters that a server is started with: their keys name both, but
+    not the files there.
+    """
     given = getattr(args, "lora_paths", None) or []
     if isinstance(given, dict):
         given = [{"lora_name": name, "lora_path": getattr(path, "lora_path", path)} for name, path in given.items()]

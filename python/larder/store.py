@@ -1,4 +1,5 @@
-"""A page store on NVMe, for any engine: :class:`Store`, :class:`Namespace`, :class:`Region`, :class:`Queue`.
+"""A page store on NVMe, for any engine: :class:`Store`, :class:`Namespace`, :class:`Region`,
+:class:`Queue`.
 
 See docs/python.md. Signatures and their documentation are in ``_larder.pyi``.
 """
@@ -28,7 +29,9 @@ __all__ = [
 
 
 class Status(enum.IntEnum):
-    """The status of a page. A call for n pages answers n bytes, one status each. 0 and 1 are success."""
+    """The status of a page. A call for n pages answers n bytes, one status each. 0 and 1 are
+    success.
+    """
 
     #: Read and verified, stored, found, or leased.
     OK = 0
@@ -48,7 +51,7 @@ class Status(enum.IntEnum):
     HUNG = 7
     #: get: a read-only store read it while its segment was reused.
     STALE = 8
-    #: get, put: the sizes are not those of the parts of the namespace.
+    #: get, put: the sizes differ from the parts of the namespace.
     WRONG_SHAPE = 9
     #: The store or the queue is closed, or the store has no owner at present.
     CLOSED = 10
@@ -92,7 +95,9 @@ class PageClass(enum.IntEnum):
 
 
 class Hint(NamedTuple):
-    """A caller's knowledge of pages, for the policies of a store's owner. Kept in memory, not on disk."""
+    """A caller's knowledge of pages, for the policies of a store's owner. Kept in memory, not on
+    disk.
+    """
 
     #: A :class:`PageClass`, or 32 to 63.
     page_class: int = PageClass.UNKNOWN
@@ -129,7 +134,8 @@ class Evictions(NamedTuple):
 
     #: For the next call.
     next: int
-    #: Some are not among them: too many since the last call, their keys are lost, or another process owns the store.
+    #: Some are not among them: too many since the last call, their keys are lost, or another
+    #: process owns the store.
     missed: bool
     #: (digest of the namespace, key) of each.
     pages: list[tuple[bytes, bytes]]

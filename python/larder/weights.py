@@ -1,11 +1,11 @@
 """The weights tag of a server's pages: the digest of a description of the server.
 
 Pages of other weights must never be served, nor pages that the same weights make under other
-settings. So a description has every field of the engine's configuration that is not known to be
-without effect: each engine lists the fields that are left out, with the reasons
-(`larder.sglang_left_out`, `larder.vllm.left_out`). An unknown field is part of it. If the files
-cannot be told from others of the same name, there is no tag, and the server does not start without
-a tag from its operator.
+settings. So a description has every field of the engine's configuration, except fields without an
+effect: each engine lists the fields that are left out, with the reasons (`larder.sglang_left_out`,
+`larder.vllm.left_out`). An unknown field is part of it. If the files cannot be distinguished from
+others of the same name, there is no tag, and the server does not start without a tag from its
+operator.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMED_MAX = 20
 class Named(NamedTuple):
     """Files that a server loads."""
 
-    #: What they are to the server, such as `model`.
+    #: Their role in the server, such as `model`.
     role: str
     #: Their path, or the name of a model of the hub.
     path: str
@@ -49,7 +49,7 @@ class Named(NamedTuple):
 
 
 class Description(NamedTuple):
-    """What decides the bytes of a server's pages besides the tokens."""
+    """The facts that, with the tokens, decide the bytes of a server's pages."""
 
     #: An operator's tag, which stands for the weights.
     own: Optional[str]
@@ -70,7 +70,7 @@ def files(named: Sequence[Named], download_dir: Optional[str] = None) -> dict[st
 
 
 def warn_of_untold(fields: Mapping[str, str]) -> None:
-    """Says which fields make this server share with no other start."""
+    """Logs the fields that make this server share with no other start."""
     if found := [name for name, text in fields.items() if described.is_untold(text)]:
         logger.warning(
             "larder: nothing tells the value of %s from others: what this server stores is found "
@@ -90,9 +90,10 @@ def places(path: str, revision: Optional[str], download_dir: Optional[str]) -> l
 
 
 def _snapshots(model: str, revision: Optional[str], download_dir: Optional[str]) -> list[str]:
-    """Where caches of the model hub hold this revision, whole or (only weights were asked for, or only the configuration) in part.
+    """The places of this revision in caches of the model hub, whole or in part: a cache may have
+    its weights alone, or its configuration alone.
 
-    By the cache's layout, as engines find them: the hub's library answers for snapshots alone that hold every file of theirs.
+    By the cache's layout, as engines find them: the hub's library finds complete snapshots alone.
     """
     from huggingface_hub import constants
 
@@ -110,8 +111,8 @@ def _snapshots(model: str, revision: Optional[str], download_dir: Optional[str])
 
 
 def compare(volume: str, server: str, tag: str, fields: Mapping[str, str]) -> None:
-    """Says in the log which fields differ from the last description of a server of this name at
-    this store, and notes the new one. May wait for the disk; a failure only costs the line.
+    """Logs the fields that differ from the last description of a server of this name at this store,
+    and notes the new description. May wait for the disk; a failure costs the log line alone.
     """
     if not os.path.isfile(volume):
         # A block device has no place beside it.

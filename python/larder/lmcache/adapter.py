@@ -28,7 +28,7 @@ from lmcache.v1.memory_management import MemoryObj
 
 logger = logging.getLogger(__name__)
 
-#: Stores that leave a chunk out on purpose, or for want of room: no failures.
+#: Statuses of a chunk that was left out on purpose or for want of room: no failures.
 _LEFT_OUT = {
     LEFT_OUT,
     Status.NO_SPACE,
@@ -96,7 +96,7 @@ class LarderL2Adapter(L2AdapterInterface):
     """Keeps LMCache's chunks in a Larder store, which evicts by itself.
 
     Buffers of a task belong to it until the task is handed out; no I/O writes them afterwards.
-    LMCache cannot reuse those of a load before, although its reservation lapses
+    LMCache cannot reuse the buffers of a load before, although its reservation lapses
     (:class:`~larder.lmcache.lanes.LoadTask`).
     """
 
@@ -507,8 +507,8 @@ class LarderL2Adapter(L2AdapterInterface):
                 self._stop.wait(period)
 
     def _watch(self) -> None:
-        """Looks for models whose files have changed. Their file system may hang: in a thread of its
-        own, for which nothing waits.
+        """Looks for models with changed files. Their file system may hang: in a thread of its own,
+        for which nothing waits.
         """
         while not self._stop.wait(_WATCH_PERIOD):
             for model in self._config.find_changed():
@@ -561,8 +561,8 @@ class LarderL2Adapter(L2AdapterInterface):
             self._compare()
 
     def _compare(self, is_start: bool = False) -> None:
-        """Strikes out chunks that the store does not have, by its own lists: after a start, and where
-        its evictions are not known. At a start it also enters chunks that were stored just before a
+        """Strikes out chunks that the store does not have, by its own lists: after a start, and if
+        its evictions are unknown. At a start it also enters chunks that were stored just before a
         kill. Raises ``larder.StoreError``.
         """
         is_done = True
@@ -575,7 +575,7 @@ class LarderL2Adapter(L2AdapterInterface):
             # A page that moves during the listing may be left out.
             missing = [entry for entry in entries if entry.page[1] not in listed]
             is_done &= self._strike(missing)
-            # Shorter hashes cannot be told from the store's keys.
+            # Shorter hashes cannot be derived from the store's keys.
             if is_start and all(len(entry.key.chunk_hash) == KEY_BYTES for entry in entries):
                 space = entries[0].space
                 self._ledger.add((ObjectKey(key, *space.place), space) for key in listed)
@@ -592,8 +592,8 @@ class LarderL2Adapter(L2AdapterInterface):
                 return found
 
     def _strike(self, entries: Iterable[Entry]) -> bool:
-        """Strikes out those of the entries whose chunks the store does not have: a chunk may have
-        been stored again. False without an owner, which answers.
+        """Strikes out entries of chunks that the store does not have: a chunk may have been stored
+        again. False without an owner, since only an owner answers.
         """
         is_answered = True
         mark = self._ledger.mark()
@@ -655,7 +655,7 @@ class LarderL2Adapter(L2AdapterInterface):
                 "larder: the store was not closed cleanly, and is recovered at the next start: %s",
                 error,
             )
-        # Stores whose result was not asked for are finished nevertheless.
+        # Stores without a call for their result are finished nevertheless.
         self.pop_completed_store_tasks()
         self._ledger.close()
         self._is_closed = True

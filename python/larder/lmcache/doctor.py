@@ -16,7 +16,7 @@ NAMES = {"type": "plugin", "module_path": "larder.lmcache", "class_name": "Larde
 
 
 def check(config: dict[str, Any], chunk_bytes: Optional[str]) -> int:
-    """Prints the facts, each on a line, and after them those of the store and the machine. Returns
+    """Prints the facts, each on a line, then the facts of the store and the machine. Returns
     the exit code.
     """
     facts = examine(config)
@@ -32,7 +32,7 @@ def check(config: dict[str, Any], chunk_bytes: Optional[str]) -> int:
 
 
 def examine(config: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Facts about a configuration, (level, name, text); those of the store's own keys come from
+    """Facts about a configuration, (level, name, text); facts of the store's own keys come from
     elsewhere.
     """
     facts = [_version()]

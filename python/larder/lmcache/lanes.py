@@ -47,8 +47,8 @@ class Task:
         self.objects = None
 
     def take(self, slots: Sequence[int], space: Space, statuses: Sequence[int]) -> None:
-        """The result of a job. A key that was asked for in several spaces is in the one that has
-        it.
+        """The result of a job. For a key with jobs in several spaces, the space with the key
+        counts.
         """
         for slot, status in zip(slots, statuses):
             if self.statuses[slot] > Status.DUPLICATE:
@@ -61,7 +61,7 @@ class LoadTask(Task):
 
     LMCache frees the buffers of a load that goes on when its write reservation lapses, a request is
     aborted, or L1 is cleared. Its allocators pass over a buffer that is invalid, so the buffers are
-    invalid until no I/O writes them. Then LMCache frees them as usual; those that it has dropped
+    invalid until no I/O writes them. Then LMCache frees them as usual; buffers that it has dropped
     meanwhile are freed with their last reference, which is ours.
     """
 
@@ -96,7 +96,7 @@ class Lane:
     def __init__(self, queue: Queue) -> None:
         self._queue: Optional[Queue] = queue
         self._fd = queue.event_fd()
-        #: Guards the fields below. A submit is recorded under it, before a poll can see the job.
+        #: Guards the fields below. A submit is recorded under it, before a poll can return the job.
         self._guard = threading.Lock()
         self._numbers = itertools.count()
         #: By number of the store's job.

@@ -3,8 +3,8 @@ bytes of them in memory.
 
 Lookups and loads do not depend on the ledger. It serves lists, usage by cache salt, and LMCache's
 own eviction. It is kept in memory, and written behind to an SQLite file, so that a restart begins
-with it; the process that is killed loses the last milliseconds, and those chunks are entered again
-when they are looked up.
+with it. A kill of the process loses the last milliseconds: these chunks are entered again when they
+are looked up.
 """
 
 from __future__ import annotations

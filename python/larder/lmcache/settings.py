@@ -68,7 +68,7 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
         #: None if the operator has not named it.
         self.chunk_bytes: Optional[int] = own["chunk_bytes"]
         self.weights_tags = _texts("weights_tags", own["weights_tags"])
-        #: By model whose tag is derived: the directory.
+        #: By model with a derived tag: the directory.
         self.model_dirs = {
             model: place
             for model, place in _texts("model_dirs", own["model_dirs"]).items()
@@ -79,7 +79,7 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
         for model, place in self.model_dirs.items():
             self.told[model] = _derived(model, place)
             self.weights_tags[model] = _tag(self.told[model])
-        #: Models whose files have changed since.
+        #: Models with files that have changed since.
         self._changed: set[str] = set()
         self.ledger: Optional[str] = own["ledger"] or _beside(self.store.path)
 
@@ -92,14 +92,14 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
         return HELP
 
     def tag_of(self, model: str) -> Optional[str]:
-        """The weights tag of a model; None where nothing tells its weights from others."""
+        """The weights tag of a model; None if its weights cannot be distinguished from others."""
         if model in self._changed:
             return None
         return self.weights_tags.get(model) or self.store.weights_tag
 
     def find_changed(self) -> list[str]:
-        """The models whose files are other ones since the last call. They have no tag any more.
-        May wait for the files.
+        """The models with files that have changed since the last call. From then on they have no
+        tag. May wait for the files.
         """
         found = []
         for model, place in self.model_dirs.items():
@@ -137,7 +137,7 @@ def _tag(fields: dict[str, str]) -> str:
 
 
 def _derived(model: str, place: str) -> dict[str, str]:
-    """What LMCache's server knows of a model's weights."""
+    """The facts about a model's weights in LMCache's server."""
     if not os.path.isdir(place):
         raise ValueError(
             f"larder: `model_dirs`: `{model}`: {place} is not a directory with the model's files"

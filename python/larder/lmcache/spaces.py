@@ -95,7 +95,7 @@ class Spaces:
         self._said: set[str] = set()
 
     def at(self, place: Place) -> list[Space]:
-        """The spaces of a place that are known so far."""
+        """The spaces of a place so far."""
         return self._of_place.get(place, [])
 
     def find(self, place: Place, layout: Layout) -> Optional[Space]:
@@ -109,7 +109,7 @@ class Spaces:
             return self._make(place, layout)
 
     def drop(self, model: str) -> None:
-        """Keeps nothing more of a model whose tag was withdrawn."""
+        """Keeps nothing more of a model without a tag."""
         with self._lock:
             for place, layout in [key for key in self._spaces if key[0].model == model]:
                 del self._spaces[place, layout]
@@ -143,7 +143,7 @@ class Spaces:
             dtype=",".join(layout.dtypes),
             layout="lmcache "
             + " ".join("x".join(map(str, shape)) or "scalar" for shape in layout.shapes),
-            # A part of the shapes; LMCache does not say which.
+            # Tokens are a dimension of the shapes; LMCache does not name it.
             page_tokens=1,
             parts=[layout.bytes],
             pool=f"group {place.group}",
@@ -180,7 +180,7 @@ class Spaces:
 
 
 def page_key(chunk_hash: bytes) -> bytes:
-    """The store's key of a chunk: its hash, if that is as long; the store tells keys apart by their
-    first bytes.
+    """The store's key of a chunk: its hash, if that is as long. The store distinguishes keys by
+    their first bytes.
     """
     return chunk_hash if len(chunk_hash) == KEY_BYTES else hashlib.sha256(chunk_hash).digest()

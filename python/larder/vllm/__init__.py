@@ -2,7 +2,7 @@
 
 vLLM loads :class:`LarderTier` below its own ``TieringOffloadingSpec``, by ``module_path`` or by the
 short name ``larder``. :class:`LarderOffloadingConnector` is vLLM's ``OffloadingConnector``; besides
-it derives the weights tag and learns how pages are packed, which a tier cannot see.
+it derives the weights tag and the packing of pages, facts that vLLM does not pass to a tier.
 
 ==============  ==========================================================================
 module          contents
@@ -31,7 +31,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-#: The class names that vLLM asks for, and where they are.
+#: The class names that vLLM loads, and their modules.
 _CLASSES = {"LarderTier": "larder.vllm.tier", "LarderOffloadingConnector": "larder.vllm.connector"}
 
 #: vLLM's short name for the tier.
@@ -46,8 +46,8 @@ def __getattr__(name: str) -> Any:
 
 
 def register() -> None:
-    """Makes the short name known: the plug-in that vLLM runs in each of its processes, perhaps
-    more than once.
+    """Registers the short name: the plug-in that vLLM runs in each of its processes, perhaps more
+    than once.
     """
     from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 

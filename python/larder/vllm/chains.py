@@ -9,7 +9,7 @@ _Place = tuple[bytes, int]
 
 
 def _depth(place: int, chunk_tokens: int) -> int:
-    """Number of chunks before the one that ends here. The last one of a request may be partial."""
+    """Number of chunks before the chunk that ends here. The last of a request may be partial."""
     return max(0, -(-place // chunk_tokens) - 1)
 
 
@@ -18,7 +18,7 @@ class Run(NamedTuple):
 
     keys: list[bytes]
     rows: list[int]
-    #: vLLM's key of the chunk before the first, if it is known.
+    #: vLLM's key of the chunk before the first; None if unknown.
     before: Optional[bytes]
     #: How many chunks lie before the first.
     depth: int

@@ -1,9 +1,10 @@
-"""vLLM's ``OffloadingConnector`` with the facts of the server that a tier cannot see: above all,
-which weights it has loaded, and how its pages are packed.
+"""vLLM's ``OffloadingConnector`` with the facts of the server that vLLM does not pass to a tier:
+above all, its loaded weights and the packing of its pages.
 
 The workers describe the packing in vLLM's handshake, before the first request. A ``MultiConnector``
-hands the first answer of its connectors to all of them, so inside one they describe it in what each
-connector's workers report after a step of the model. That comes after the first requests.
+hands the first answer of its connectors to all of them. Inside a ``MultiConnector`` the packing is
+therefore part of the report of each connector's workers after a step of the model. That report
+comes after the first requests.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ _NAME = "LarderOffloadingConnector"
 
 @dataclass(frozen=True)
 class Pages(KVConnectorHandshakeMetadata):
-    """What a worker tells the scheduler."""
+    """The message of a worker to the scheduler."""
 
-    #: None if the worker does not know it.
+    #: None if unknown to the worker.
     described: Optional[packing.Described]
 
 
 @dataclass
 class Report(KVConnectorWorkerMetadata):
-    """What workers inside a ``MultiConnector`` report after a step."""
+    """The report of workers inside a ``MultiConnector`` after a step."""
 
     #: The report of vLLM's connector.
     of_vllm: Optional[KVConnectorWorkerMetadata]
-    #: By rank: pages that were not told before.
+    #: By rank: pages that were not reported before.
     pages: dict[int, Pages] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> Report:
@@ -66,8 +67,8 @@ class LarderOffloadingConnector(OffloadingConnector):
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
-        """Raises ValueError where nothing tells the weights from others and ``weights_tag`` is
-        not set.
+        """Raises ValueError if the weights cannot be distinguished from others and ``weights_tag``
+        is not set.
         """
         if role == KVConnectorRole.SCHEDULER:
             _inform(vllm_config, kv_cache_config)
@@ -94,7 +95,7 @@ class LarderOffloadingConnector(OffloadingConnector):
         self._has_reported = False
 
     def _layers(self) -> list[str]:
-        """The layers whose pages are offloaded."""
+        """The layers with offloaded pages."""
         groups = self.connector_worker.spec.config.groups
         return [name for group in groups for name in group.layer_names]
 
@@ -124,12 +125,12 @@ class LarderOffloadingConnector(OffloadingConnector):
     # --- in the scheduler
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
-        """Hands over what the workers have said, before the first request."""
+        """Hands over the messages of the workers, before the first request."""
         if metadata and all(isinstance(told, Pages) for told in metadata.values()):
             self._hand_over(metadata)
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Hands over the pages of reports, once there are those of all workers."""
+        """Hands over the pages of reports, once all workers have reported."""
         report = connector_output.kv_connector_worker_meta
         if isinstance(report, Report):
             connector_output.kv_connector_worker_meta = report.of_vllm
@@ -146,7 +147,7 @@ class LarderOffloadingConnector(OffloadingConnector):
                 tier.tell_packing(told)
 
 
-# A `MultiConnector` finds the statistics of its connectors by their names, among those registered.
+# A `MultiConnector` finds the statistics of its connectors by their registered names.
 if _NAME not in KVConnectorFactory._registry:
     KVConnectorFactory.register_connector(_NAME, "larder.vllm", _NAME)
 
@@ -187,7 +188,7 @@ def _inform(vllm_config: Any, kv_cache_config: Any) -> None:
 
 
 def _full_groups(kv_cache_config: Any) -> tuple[int, ...]:
-    """The groups all of whose layers look back to the first token."""
+    """The groups in which all layers look back to the first token."""
 
     def is_full(spec: Any) -> bool:
         # A group of layers that differ in size has the specification of each.

@@ -40,7 +40,7 @@ class Server(NamedTuple):
 
 
 def check(config: dict[str, Any], chunk_bytes: Optional[str], prefix_hash: str) -> int:
-    """Prints the facts, each on a line, and after them those of the store and the machine.
+    """Prints the facts, each on a line, then the facts of the store and of the machine.
     Returns the exit code.
     """
     facts = examine(config, Server(_bytes(chunk_bytes), prefix_hash))
@@ -88,7 +88,7 @@ def store_keys(tier: dict[str, Any]) -> dict[str, Any]:
 
 
 def examine(config: dict[str, Any], server: Server) -> list[Fact]:
-    """The facts about a configuration; those of the store's own keys come from elsewhere."""
+    """The facts about a configuration, without the facts of the store's own keys."""
     extra = config.get("kv_connector_extra_config")
     if not isinstance(extra, dict):
         return [

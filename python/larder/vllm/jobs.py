@@ -80,7 +80,7 @@ class Jobs:
 
 
 def result(job: Job, kind: Any) -> Any:
-    """A job as vLLM wants it reported: ``kind`` is vLLM's ``JobResult``."""
+    """A job in the form of vLLM's reports: ``kind`` is vLLM's ``JobResult``."""
     is_good = not (job.bad or job.is_broken)
     return kind(
         job_id=job.id,

@@ -28,9 +28,9 @@ _EVICTED_MAX = 1 << 16
 
 
 class Keeper:
-    """Looks after the link of a tier.
+    """Maintains the link of a tier.
 
-    Invariant: a link that others can see has the namespaces of the marks, or none.
+    Invariant: a published link has the namespaces of the marks, or none.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="larder-vllm", daemon=True)
         #: Guards the invariant. Never held during a call of the store.
         self._lock = threading.Lock()
-        #: What the namespaces are made with.
+        #: The marks of the namespaces.
         self.marks = marks
         #: The attached store.
         self.link: Optional[Link] = None
@@ -188,7 +188,7 @@ class Keeper:
 
 
 def _gone(link: Link, pages: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Those evicted pages of this server that were not stored again meanwhile."""
+    """The evicted pages of this server that were not stored again meanwhile."""
     gone = []
     for space in list(link.spaces.values()):
         digest = space.namespace.digest

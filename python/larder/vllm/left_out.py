@@ -1,7 +1,7 @@
-"""What of vLLM's configuration is no part of the weights tag, with the reasons.
+"""The parts of vLLM's configuration that are no part of the weights tag, with the reasons.
 
 A field that is in no list is part of the tag, also one of a later release. A field belongs here if
-pages with the same key have the same bytes whatever its value is.
+pages with the same key have the same bytes for each of its values.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ PARTS_OF_WEIGHTS = ("load_config",)
 
 
 def names(has_own_tag: bool) -> dict[str, frozenset[str]]:
-    """By class: the fields that are left out; with an operator's tag also those of the weights."""
+    """By class: the fields that are left out; with an operator's tag also the fields of weights."""
     found = {kind: set().union(*reasons.values()) for kind, reasons in FIELDS.items()}
     if has_own_tag:
         for kind, of_weights in OF_WEIGHTS.items():

@@ -31,8 +31,8 @@ class Link:
     def __init__(self, settings: Settings, config: Any, view: memoryview, marks: Marks) -> None:
         """Attaches. May wait.
 
-        Raises ValueError for a wrong configuration, ``larder.StoreError`` for a store that is not
-        to be had.
+        Raises ValueError for a wrong configuration, ``larder.StoreError`` for a store that cannot
+        be attached.
         """
         rows = np.asarray(view)
         count, row_bytes = rows.shape
@@ -49,9 +49,9 @@ class Link:
             self.region.move_to_huge_pages()
             self.queue: Queue = self.store.queue(jobs=_JOBS_MAX)
             self._server = (config, row_bytes, settings.server)
-            #: By the last bytes of vLLM's keys. Empty while those of ``marks`` could not be had.
+            #: By the last bytes of vLLM's keys. Empty while the spaces of ``marks`` are not made.
             self.spaces: dict[bytes, Space] = self.spaces_of(marks)
-            #: What they are made with; None if they are not made.
+            #: The marks of these spaces; None if they are not made.
             self.marks: Optional[Marks] = marks
             server = settings.server
             if server.fields:

@@ -1,7 +1,7 @@
-"""Lookups of a process that is not the store's owner: asked with one message at the end of a step,
-answered in a later one.
+"""Lookups of a process that is not the store's owner: sent in one message at the end of a step,
+answered in a later step.
 
-vLLM asks key by key and has no deadline of its own: a lookup that is never answered holds its
+vLLM looks up key by key and has no deadline of its own: a lookup without an answer holds its
 request for ever. So each has :data:`PATIENCE`, and a key without an answer by then is a miss until
 its request ends.
 """
@@ -16,7 +16,7 @@ from larder.vllm.spaces import GROUP_BYTES, Space
 #: Seconds until a lookup without an answer is a miss.
 PATIENCE = 0.05
 
-#: Whether a key is there; or the time by which that must be known.
+#: Whether a key is there; or the deadline of its lookup.
 _Answer = Union[bool, float]
 
 _NOT_SENT = float("inf")
@@ -28,7 +28,7 @@ class Lookups:
     def __init__(self) -> None:
         #: By request and key.
         self._answers: dict[str, dict[bytes, _Answer]] = {}
-        #: To be asked at the end of the step, by group: each with its request's answers.
+        #: To be sent at the end of the step, by group: each with its request's answers.
         self._new: dict[bytes, list[tuple[dict[bytes, _Answer], bytes]]] = {}
         #: By the number of the store's job.
         self._asked: dict[int, list[tuple[dict[bytes, _Answer], bytes]]] = {}
@@ -36,7 +36,7 @@ class Lookups:
         self.late = 0
 
     def answer(self, key: bytes, request: str) -> Optional[bool]:
-        """Whether a key is there; None until that is known."""
+        """Whether a key is there; None until there is an answer."""
         answers = self._answers.get(request)
         if answers is None:
             answers = self._answers[request] = {}
@@ -54,7 +54,7 @@ class Lookups:
         return False
 
     def send(self, queue: Any, spaces: Mapping[bytes, Space]) -> None:
-        """Asks for all new keys. Keys that cannot be asked for are misses."""
+        """Sends the lookups of all new keys. Keys that cannot be sent are misses."""
         if not self._new:
             return
         new, self._new = self._new, {}

@@ -2,8 +2,8 @@
 
 Two attention backends may keep the same numbers of a page in another order, in the same bytes. The
 order follows from the release of vLLM, the backend of each layer, environment variables of its
-kernels, and the shapes and strides of its views. The workers alone know all of them: they describe
-it, and the scheduler makes digests of what they say.
+kernels, and the shapes and strides of its views. Only the workers have all of them: they describe
+the packing, and the scheduler makes digests of their descriptions.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Packing(NamedTuple):
     pages: str
 
 
-#: Packing of a server whose operator's ``weights_tag`` stands for it too.
+#: Packing of a server if its operator's ``weights_tag`` stands for it too.
 UNTOLD = Packing("", "")
 
 
 class Described(NamedTuple):
-    """The pages of a worker, in words; the fields are those of ``Packing``."""
+    """The pages of a worker, in words, with the same fields as ``Packing``."""
 
     kinds: tuple[str, ...]
     pages: tuple[str, ...]
@@ -38,7 +38,7 @@ def describe(
     release: str, layers: Mapping[str, Any], caches: Mapping[str, Any], blocks: int
 ) -> Optional[Described]:
     """The pages of a worker with these ``caches`` of ``blocks`` blocks, by layer; ``layers`` has
-    the modules. None if a layer has none: then nothing says which kernels use its pages.
+    the modules. None if a layer has none: then the kernels that use its pages are unknown.
     """
     if not caches or any(name not in layers for name in caches):
         return None
@@ -53,7 +53,7 @@ def describe(
 
 
 def merged(ranks: Mapping[Any, Described]) -> Packing:
-    """The packing of a server whose workers say this, by rank."""
+    """The packing of a server, from the descriptions of its workers by rank."""
     kinds = sorted({kind for described in ranks.values() for kind in described.kinds})
     pages = [described.pages for _, described in sorted(ranks.items())]
     return Packing(_digest(kinds), _digest(pages))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Optional, Sequence
 
-#: The key under which the connector hands over facts of the server that a tier cannot see.
+#: The key of the server's facts that the connector hands over and vLLM does not pass to a tier.
 SERVER_KEY = "larder_server"
 
 _NO_TAG = (
@@ -21,13 +21,13 @@ class Server:
 
     #: Names the weights, and the other settings that decide the bytes of a chunk.
     weights: str
-    #: The description whose tag that is. Empty if no other start can have the same tag.
+    #: The description with this tag. Empty if no other start can have the same tag.
     fields: Mapping[str, str] = field(default_factory=dict)
     #: The hash algorithm of vLLM's prefix cache.
     prefix_hash: str = ""
-    #: Ids of the cache groups whose layers look back to the first token; None if unknown.
+    #: Ids of the cache groups with layers that look back to the first token; None if unknown.
     full_groups: Optional[tuple[int, ...]] = None
-    #: Whether the connector tells later how pages are packed: until then nothing is found.
+    #: Whether the connector reports the packing of pages later: until then nothing is found.
     tells_packing: bool = False
 
     def as_config(self) -> dict[str, Any]:

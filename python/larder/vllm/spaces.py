@@ -29,9 +29,9 @@ GROUP_BYTES = 4
 
 
 class Marks(NamedTuple):
-    """What decides the namespaces of a server and is known or changes after its start."""
+    """The facts for the namespaces of a server that come or change after its start."""
 
-    #: None while it is not known: then there are no namespaces.
+    #: None while it is unknown: then there are no namespaces.
     packing: Optional[Packing]
     #: A text of this process alone, for chunks that no other server may find.
     anew: Optional[str] = None
@@ -49,8 +49,8 @@ class Space(NamedTuple):
     namespace: Namespace
     #: Tokens of a chunk.
     chunk_tokens: int
-    #: Whether a chunk is of use only with all those before it: then the store evicts a prefix from
-    #: its tail.
+    #: Whether a chunk is of use only with all chunks before it: then the store evicts a prefix
+    #: from its tail.
     is_chain: bool
     #: Of the store's keys; empty without one.
     mask: bytes = b""
@@ -100,7 +100,7 @@ def page_keys(keys: list[bytes]) -> bytes:
 def _is_chain(group: Any, groups: int, server: Server) -> bool:
     if server.full_groups is not None:
         return group.group_id in server.full_groups
-    # vLLM 0.33 says it of each group; of 0.32's, the only group of a model is nearly always one of
+    # vLLM 0.33 states it for each group. With 0.32, the only group of a model is nearly always of
     # full attention.
     window = getattr(group, "sliding_window_size_in_chunks", None)
     return groups == 1 and window is None

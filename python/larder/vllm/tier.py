@@ -4,15 +4,15 @@ vLLM calls a tier from its scheduler's step: a call that waits delays every requ
 raises ends the engine. So no call here waits for the disk or for another process, and none raises
 once the tier is made; errors are counted, logged, and answered by a miss or a failed job.
 
-Lookups: the store's owner answers from memory in the call. A client answers RETRY and asks with one
-message at the end of the step.
+Lookups: the store's owner answers from memory in the call. A client answers RETRY and sends one
+message to the owner at the end of the step.
 
 Rows: vLLM reuses a row of its CPU tier as soon as the row's job is reported. A job is therefore
-reported when the store's queue says that no I/O touches its rows any more: a load that has not
-started by its deadline fails then; one that the kernel has is reported once the kernel is done.
+reported when the store's queue reports it: no I/O touches its rows after that. A load that has not
+started by its deadline fails then; a load in the kernel is reported once the kernel is done.
 
-Failed keys: a key whose load failed is a miss for that request until it ends. Otherwise vLLM would
-load it again and again.
+Failed keys: after a failed load its key is a miss for that request until the request ends.
+Otherwise vLLM would load it again and again.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Piece(NamedTuple):
     keys: list[bytes]
     rows: list[int]
     is_chain: bool
-    #: The store's key of the chunk before the first, if it is known.
+    #: The store's key of the chunk before the first; None if unknown.
     before: Optional[bytes] = None
     depth: int = 0
 
@@ -112,7 +112,7 @@ class LarderTier(SecondaryTierManager):
         """Attaches to the store that the tier's configuration names.
 
         Raises ValueError for a wrong configuration, and with ``on_error`` ``"fail"``
-        ``larder.StoreError`` for a store that is not to be had.
+        ``larder.StoreError`` for a store that cannot be attached.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         _log_as_vllm_does()
@@ -124,13 +124,13 @@ class LarderTier(SecondaryTierManager):
         self._meters = metrics.Meters(tier_type)
         self._jobs = Jobs()
         self._lookups = Lookups()
-        #: By request: keys whose load failed.
+        #: By request: keys of failed loads.
         self._failed: dict[str, set[bytes]] = {}
         #: By request that has not ended: its chunks' places.
         self._chains: dict[str, Chain] = {}
         #: Bytes of vLLM's block hashes, once a chunk was stored.
         self._hash_bytes = KEY_BYTES
-        #: Stored chunks that vLLM was not told of; None without events.
+        #: Stored chunks without an event yet; None without events.
         self._stored: Optional[list[bytes]] = None
         if settings.has_events and offloading_spec.kv_events_config.enable_kv_cache_events:
             self._stored = []
@@ -415,7 +415,7 @@ class LarderTier(SecondaryTierManager):
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Forgets a request: pages that failed for it may be tried for the next."""
         try:
-            # Inside a `MultiConnector` it is not known before the first step.
+            # Inside a `MultiConnector` it is unknown before the first step.
             if self._keeper.marks.packing is None and self._is_due("packing"):
                 logger.warning(
                     "larder: vLLM's workers have not said how pages are packed: nothing is found "

@@ -1,8 +1,8 @@
 """The weights tag of a server, from vLLM's configuration and the files that it names.
 
-The tag has each field of vLLM's configuration but those of `larder.vllm.left_out`, with the model's
-`config.json` after overrides. Adapters that are loaded while the server runs are part of vLLM's own
-keys by name and path; their files are not seen here.
+The tag has each field of vLLM's configuration except the fields of `larder.vllm.left_out`, and the
+model's `config.json` after overrides. Adapters that are loaded while the server runs are part of
+vLLM's own keys by name and path; their files are no part of the tag.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def describe(config: Any, own: Optional[str]) -> Description:
     """The description of the server with this ``VllmConfig``; ``own`` is the operator's tag, which
     stands for the weight files.
 
-    Raises ValueError where nothing tells the weights from others and there is no tag of the
+    Raises ValueError if the weights cannot be distinguished from others and there is no tag of the
     operator's.
     """
     fields = _configured(config, bool(own)) | _contents(config.model_config)
@@ -64,8 +64,8 @@ def tag(config: Any, own: Optional[str]) -> str:
 
 
 def may_change(config: Any) -> Optional[str]:
-    """Why the weights may change while the server with this ``VllmConfig`` runs. vLLM tells a
-    connector of no change, so that the tag would name weights that are gone.
+    """Why the weights may change while the server with this ``VllmConfig`` runs. vLLM reports no
+    change to a connector, so that the tag would name weights that are gone.
     """
     if getattr(config, "weight_transfer_config", None) is not None:
         return "--weight-transfer-config"
@@ -84,7 +84,7 @@ def _configured(config: Any, has_own_tag: bool) -> dict[str, str]:
     for part in (field.name for field in dataclasses.fields(config)):
         value = getattr(config, part)
         if part == "additional_config" and hasattr(value, "compute_hash"):
-            # Of a platform's plug-in, which says itself what counts.
+            # Of a platform's plug-in, which selects the relevant fields itself.
             value = value.compute_hash()
         if part not in skipped:
             found |= described.fields(part, value, out)
