@@ -39,7 +39,7 @@ use process::Operation;
 use promises::{Crash, Judge};
 use store::Store;
 
-use crate::Mode;
+use crate::mode::Mode;
 
 /// The limits of a search.
 #[derive(Clone, Copy, Debug)]

@@ -5,24 +5,28 @@
 //! A broken promise panics. The player of a seed catches the panic, and plays the seed again with a
 //! [`Journal`] to show the events before it ([`report`]).
 //!
+//! A module imports only those below it:
+//!
 //! | module | content |
 //! |---|---|
-//! | `classes` | the classes of faults, with counts |
-//! | `setup` | the parameters that a seed draws before its run |
+//! | [`exhaustive`] | every crash of every short script, without randomness |
+//! | `mode` | a seed of either simulation, with memory of its own |
 //! | `store` | one process that uses a store |
 //! | `processes` | an owner and its clients: several processes |
-//! | `world` | the facts of a seed of `store` that outlive its process |
-//! | `lines` | the threads of a simulated disk |
-//! | `oracle` | the promises |
-//! | `disk` | a disk over the media of `larder_sim_runtime`, with its faults |
-//! | `kernel` | the system calls on the way to the disk |
 //! | `faults` | device faults, and the losses that they excuse |
-//! | `checks` | the checks of the metadata that the core writes |
-//! | `expected` | the pages that a recovery must find |
+//! | `outage` | reads that fail for a while |
 //! | `recovered` | the checks of a recovery |
 //! | `superblocks` | both copies of the superblock of each volume |
+//! | `expected` | the pages that a recovery must find |
+//! | `checks` | the checks of the metadata that the core writes |
+//! | `world` | the facts of a seed of `store` that outlive its process |
 //! | `totals` | counts over a run |
-//! | [`exhaustive`] | every crash of every short script, without randomness |
+//! | `oracle` | the promises |
+//! | `disk` | a disk over the media of `larder_sim_runtime`, with its faults |
+//! | `lines` | the threads of a simulated disk |
+//! | `setup` | the parameters that a seed draws before its run |
+//! | `kernel` | the system calls on the way to the disk |
+//! | `classes` | the classes of faults, with counts |
 //!
 //! `tests/matrix.md` lists the test, the generator and the counter of each fault class.
 
@@ -40,6 +44,7 @@ mod expected;
 mod faults;
 mod kernel;
 mod lines;
+mod mode;
 mod oracle;
 mod outage;
 mod processes;
@@ -53,83 +58,18 @@ mod world;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
-
-use larder_sim_runtime::heap;
 
 pub use larder_sim_runtime::heap::Heap;
 
 pub use classes::{Class, Tally};
+pub use mode::Mode;
 pub use totals::Totals;
 pub use world::Journal;
 
 /// Failing seeds after which a campaign gives up.
 const FAILURES_MAX: usize = 20;
-
-/// Seeds played before the first one with memory of its own.
-const FIRST_SEEDS: u64 = 8;
-
-/// The users of the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// The callers of one process.
-    Store,
-    /// An owner and its clients: several processes, each with the whole engine.
-    Shared,
-}
-
-impl Mode {
-    /// Plays a seed. Returns a digest of all events, and their counts.
-    ///
-    /// # Panics
-    /// If a promise is broken.
-    #[must_use]
-    pub fn play(self, seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
-        match self {
-            Mode::Store => store::play(seed, journal),
-            Mode::Shared => processes::play(seed, journal),
-        }
-    }
-
-    /// Plays a seed, and frees all its memory if the program's allocator is [`Heap`]. Returns as
-    /// [`Mode::play`] does.
-    ///
-    /// # Panics
-    /// If a promise is broken.
-    #[must_use]
-    pub fn play_apart(self, seed: u64) -> (u64, Totals, Tally) {
-        self.apart(|| self.play(seed, None))
-    }
-
-    /// Plays something on this mode's store with memory of its own.
-    fn apart<R: Copy + 'static>(self, play: impl FnOnce() -> R) -> R {
-        static FIRST: [Once; 2] = [Once::new(), Once::new()];
-        // By a thread without a planted bug, which no panic has made unfit.
-        let play_first = || {
-            for seed in 0..FIRST_SEEDS {
-                let _ = self.play(seed, None);
-            }
-        };
-        FIRST[self as usize].call_once(|| {
-            let _ = std::thread::scope(|scope| scope.spawn(play_first).join());
-        });
-        // SAFETY: a run leaves nothing behind: its world and its machine are dropped at its end.
-        // The statics of the engine and of its dependencies that are made at their first use have
-        // been made above.
-        unsafe { heap::scope(play) }
-    }
-
-    /// The command line of `larder-sim` that plays a seed again.
-    #[must_use]
-    pub fn command(self, seed: u64) -> String {
-        let mode = match self {
-            Mode::Store => "",
-            Mode::Shared => "--shared ",
-        };
-        format!("larder-sim {mode}--seed {seed}")
-    }
-}
 
 /// Plays a script on a store of one process: its bytes replace the randomness of callers and
 /// faults. Returns as [`Mode::play`] does.

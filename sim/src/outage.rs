@@ -1,28 +1,18 @@
 //! Outages: reads of a part of a volume that fail for a while, with an error of the medium or of
 //! the path to it. They spoil nothing: no page may leave for them.
 
-use std::ops::Range;
 use std::time::Duration;
 
-use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
 
 use crate::classes::Class;
-use crate::world::World;
+use crate::world::{Outage, World};
 
 const EIO: i32 = 5;
 const ENODEV: i32 = 19;
 const ENODATA: i32 = 61;
 const ENOLINK: i32 = 67;
 const ETIMEDOUT: i32 = 110;
-
-/// Reads that fail now.
-pub struct Outage {
-    volume: usize,
-    blocks: Range<usize>,
-    until: Instant,
-    errno: i32,
-}
 
 impl World {
     /// Draws whether an outage begins now, of at most `most`.
@@ -47,7 +37,7 @@ impl World {
         self.outage = Some(Outage {
             volume,
             blocks,
-            until: task::now() + time,
+            until: Instant::now() + time,
             errno,
         });
     }
@@ -55,7 +45,7 @@ impl World {
     /// The error of a read that an outage concerns.
     pub fn outage_of(&mut self, volume: usize, start: usize, count: usize) -> Option<i32> {
         let outage = self.outage.as_ref()?;
-        if outage.until <= task::now() || self.calm {
+        if outage.until <= Instant::now() || self.calm {
             self.outage = None;
             return None;
         }

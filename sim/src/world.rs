@@ -2,6 +2,7 @@
 //! excuse.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use larder_engine::format::{Fingerprint, Run, SEGMENTS_OFFSET, Serial, StoreId, Superblock};
@@ -10,11 +11,11 @@ use larder_engine::recovery::scan::Spot;
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::{Content, Medium};
 use larder_sim_runtime::task;
+use larder_sim_runtime::time::Instant;
 
 use crate::classes::Tally;
 use crate::disk::SimDisk;
 use crate::oracle::{Name, Oracle, VersionId};
-use crate::outage::Outage;
 use crate::setup::{BLOCK, Setup};
 use crate::totals::Totals;
 
@@ -31,6 +32,14 @@ pub struct Described {
     pub volume: usize,
     pub block: usize,
     pub content: Content,
+}
+
+/// Reads that fail now.
+pub struct Outage {
+    pub volume: usize,
+    pub blocks: Range<usize>,
+    pub until: Instant,
+    pub errno: i32,
 }
 
 /// The state of a run in the present epoch.

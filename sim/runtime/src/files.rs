@@ -6,11 +6,11 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::machine::{Content, Kernel, Node, with, with_if_there};
+use crate::kernel::{Content, Kernel, Node, with, with_if_there};
 use crate::processes::{USER, id_of};
-pub use crate::storage::Lock;
-use crate::storage::{Memory, Volume, Work};
 use crate::task::{self, Process};
+pub use crate::volumes::Lock;
+use crate::volumes::{Memory, Volume, Work};
 
 /// An open file. Its locks live as long as the description behind it.
 #[derive(Debug)]

@@ -11,19 +11,24 @@
 //! it waits. Nothing of a killed task runs again, destructors included: only the end of the run
 //! frees the memory that it holds ([`heap`]).
 //!
+//! A module imports only those below it:
+//!
 //! | module | content |
 //! |---|---|
-//! | [`task`] | the scheduler: worlds, processes, tasks, queues of waiting tasks |
-//! | [`sync`] | locks and condition variables, with the interface of `larder_sync` |
-//! | [`thread`] | threads, with the interface of `std::thread` |
 //! | [`machine`] | the simulated machine: its faults, and the end of processes |
 //! | [`files`] | files and their locks, with the interface of the engine's `system` |
-//! | `storage` | the volumes under the files, and transfers in flight |
 //! | [`sockets`] | Unix sockets, likewise |
 //! | [`processes`], [`words`], [`fork`] | pids, waits on shared memory, forked handles, likewise |
+//! | `transfers` | reads, writes and syncs of files, from their begin to their end |
+//! | `kernel` | the state of a machine, and the draws of its faults |
+//! | `connections` | the connections of a machine, and its listening sockets |
+//! | `volumes` | the volumes under the files, and the transfers in flight |
 //! | [`medium`] | the device under a volume |
 //! | [`dice`] | randomness |
+//! | [`sync`] | locks and condition variables, with the interface of `larder_sync` |
+//! | [`thread`] | threads, with the interface of `std::thread` |
 //! | [`heap`] | the memory of a run |
+//! | [`task`] | the scheduler: worlds, processes, tasks, queues of waiting tasks |
 //! | [`time`] | the virtual clock, with the interface of `std::time` |
 //!
 //! Outside a world the locks work as long as nothing has to wait, and the clock stands still.
@@ -34,20 +39,24 @@
     reason = "a failed expectation is a test result"
 )]
 
+mod connections;
 pub mod dice;
 pub mod files;
 pub mod fork;
 pub mod heap;
+mod kernel;
 pub mod machine;
 pub mod medium;
 pub mod processes;
 pub mod sockets;
-mod storage;
 pub mod sync;
 pub mod task;
 pub mod thread;
 pub mod time;
+mod transfers;
+mod volumes;
 pub mod words;
 
-pub use machine::{Machine, Odds, note};
+pub use kernel::{Event, Odds, note};
+pub use machine::Machine;
 pub use task::{Process, Queue, Setup, Step, World};

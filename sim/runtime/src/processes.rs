@@ -2,8 +2,9 @@
 
 use std::io;
 
-use crate::machine::with_if_there;
+use crate::kernel::with_if_there;
 use crate::task::{self, Process};
+use crate::time::Instant;
 
 /// The user of all processes.
 pub(crate) const USER: u32 = 1000;
@@ -28,7 +29,7 @@ pub fn id() -> u32 {
 /// Seconds on the virtual clock, which begins in 1970.
 #[must_use]
 pub fn unix_seconds() -> f64 {
-    std::time::Duration::from_nanos(task::now().0).as_secs_f64()
+    std::time::Duration::from_nanos(Instant::now().0).as_secs_f64()
 }
 
 /// A thread of this process cannot go on. Its panic ends the world.

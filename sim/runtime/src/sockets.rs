@@ -3,7 +3,7 @@
 //! A connection has two *ends*, each with a queue of bytes for its reader. The rules of shutdown
 //! and close are those of the kernel's net/unix/af_unix.c.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -11,62 +11,15 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::machine::{Content, Event, Kernel, Node, with, with_if_there};
+pub use crate::connections::Peer;
+use crate::connections::{Chunk, End, Listener, errno};
+use crate::kernel::{Content, Event, Kernel, Node, with, with_if_there};
 use crate::processes::{GROUP, USER, id_of};
 use crate::task::{Process, Queue};
 use crate::time::Instant;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: usize = 128;
-
-/// All sockets.
-#[derive(Default)]
-pub(crate) struct Sockets {
-    ends: BTreeMap<u64, End>,
-    listeners: BTreeMap<u64, Listener>,
-}
-
-/// Bytes in a queue, and the open file that comes with the first of them.
-struct Chunk {
-    bytes: VecDeque<u8>,
-    file: Option<OwnedFd>,
-}
-
-struct End {
-    /// `None` until the connection is accepted.
-    process: Option<Process>,
-    other: u64,
-    peer: Peer,
-    incoming: VecDeque<Chunk>,
-    is_closed: bool,
-    /// Nothing more comes in after the queued bytes.
-    is_read_shut: bool,
-    is_write_shut: bool,
-    /// The other end was closed with bytes that it had not read.
-    is_reset: bool,
-    read_patience: Option<Duration>,
-    write_patience: Option<Duration>,
-    /// Tasks that wait for bytes, for room, or for the end.
-    changed: Rc<Queue>,
-}
-
-struct Listener {
-    process: Process,
-    backlog: VecDeque<u64>,
-    is_shut: bool,
-    changed: Rc<Queue>,
-}
-
-/// The process at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub struct Peer {
-    /// Its pid.
-    pub pid: u32,
-    /// Its user.
-    pub user: u32,
-    /// Its group.
-    pub group: u32,
-}
 
 /// An end of a connection.
 #[derive(Debug)]
@@ -80,93 +33,8 @@ pub struct UnixListener {
     listener: u64,
 }
 
-fn errno(number: i32) -> io::Error {
-    io::Error::from_raw_os_error(number)
-}
-
 fn limit(patience: Option<Duration>) -> Option<Instant> {
     patience.and_then(|patience| Instant::now().checked_add(patience))
-}
-
-impl Sockets {
-    fn end(&mut self, number: u64) -> io::Result<&mut End> {
-        self.ends.get_mut(&number).ok_or_else(|| errno(libc::EBADF))
-    }
-
-    fn queued(&self, number: u64) -> usize {
-        let end = self.ends.get(&number);
-        end.map_or(0, |end| {
-            end.incoming.iter().map(|chunk| chunk.bytes.len()).sum()
-        })
-    }
-
-    fn wake(&self, number: u64) {
-        if let Some(end) = self.ends.get(&number) {
-            end.changed.wake_all();
-        }
-    }
-
-    fn connect(&mut self, numbers: [u64; 2], server: Peer, client: Peer, process: Process) {
-        let end = |process, other, peer| End {
-            process,
-            other,
-            peer,
-            incoming: VecDeque::new(),
-            is_closed: false,
-            is_read_shut: false,
-            is_write_shut: false,
-            is_reset: false,
-            read_patience: None,
-            write_patience: None,
-            changed: Rc::new(Queue::new()),
-        };
-        let [own, other] = numbers;
-        self.ends.insert(own, end(Some(process), other, server));
-        self.ends.insert(other, end(None, own, client));
-    }
-
-    fn close(&mut self, number: u64) {
-        let Some(end) = self.ends.get_mut(&number).filter(|end| !end.is_closed) else {
-            return;
-        };
-        end.is_closed = true;
-        let left_unread = !std::mem::take(&mut end.incoming).is_empty();
-        let other = end.other;
-        end.changed.wake_all();
-        match self.ends.get_mut(&other) {
-            Some(peer) if !peer.is_closed => {
-                peer.is_read_shut = true;
-                peer.is_write_shut = true;
-                peer.is_reset |= left_unread;
-                peer.changed.wake_all();
-            }
-            _ => {
-                self.ends.remove(&other);
-                self.ends.remove(&number);
-            }
-        }
-    }
-
-    /// Ends a connection in both directions.
-    fn shut(&mut self, number: u64) {
-        let other = self.ends.get(&number).map(|end| end.other);
-        for number in [Some(number), other].into_iter().flatten() {
-            if let Some(end) = self.ends.get_mut(&number) {
-                end.is_read_shut = true;
-                end.is_write_shut = true;
-                end.changed.wake_all();
-            }
-        }
-    }
-
-    fn close_listener(&mut self, number: u64) {
-        if let Some(listener) = self.listeners.remove(&number) {
-            listener.changed.wake_all();
-            for end in listener.backlog {
-                self.close(end);
-            }
-        }
-    }
 }
 
 impl Kernel {

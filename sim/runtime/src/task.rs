@@ -24,8 +24,8 @@ use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use rapidhash::RapidHashMap;
 
-use crate::time::Instant;
-pub use world::{Setup, Step, World};
+use crate::time::{BEGIN, Instant, set_clock};
+pub use world::{Step, World};
 
 /// Bytes of the stack of a task. Memory is used as far as a task touches it.
 const STACK_BYTES: usize = 1 << 20;
@@ -33,8 +33,26 @@ const STACK_BYTES: usize = 1 << 20;
 /// Stacks that a thread keeps for later tasks.
 const STACKS_KEPT: usize = 64;
 
-/// The first moment of a world: late enough that a day can be subtracted.
-const BEGIN: u64 = 1 << 50;
+/// The properties of a world.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// All choices follow from it.
+    pub seed: u64,
+    /// A task loses its turn at one in this many locks taken, on average; at none if it is zero.
+    pub switch_one_in: u32,
+    /// The time that a step takes on the virtual clock.
+    pub step: Duration,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup {
+            seed: 0,
+            switch_one_in: 16,
+            step: Duration::from_micros(1),
+        }
+    }
+}
 
 /// Why a task was resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +85,8 @@ struct Wait {
     queue: usize,
     what: &'static str,
     at: &'static Location<'static>,
-    since: u64,
-    until: Option<u64>,
+    since: Instant,
+    until: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,13 +115,12 @@ struct Task {
 struct Scheduler {
     setup: Setup,
     choices: Pcg64Mcg,
-    now: u64,
     steps: u64,
     tasks: Vec<Task>,
     processes: Vec<ProcessState>,
     able: Vec<u32>,
     /// Moment, order of setting, task, number of its wait.
-    timers: BinaryHeap<Reverse<(u64, u64, u32, u32)>>,
+    timers: BinaryHeap<Reverse<(Instant, u64, u32, u32)>>,
     timers_set: u64,
     /// By address. Never iterated.
     queues: RapidHashMap<usize, VecDeque<u32>>,
@@ -187,15 +204,6 @@ impl Drop for Turn {
     }
 }
 
-/// The present moment of the world.
-#[must_use]
-pub fn now() -> Instant {
-    SCHEDULER.with_borrow(|scheduler| {
-        let now = scheduler.as_ref().map_or(BEGIN, |scheduler| scheduler.now);
-        Instant(now)
-    })
-}
-
 /// A number below `bound`, chosen by the seed. Zero if `bound` is.
 ///
 /// # Panics
@@ -210,7 +218,8 @@ pub fn choose(bound: u64) -> u64 {
 
 /// Moves the clock forward. Timers that it passes are due.
 pub fn advance(duration: Duration) {
-    with(|scheduler| scheduler.now += Instant(0).checked_add(duration).map_or(0, |at| at.0));
+    // Outside a world the clock stands still.
+    with(|_| set_clock(Instant::now() + duration));
 }
 
 /// Lets the clock stand still for this many steps, or until no task can run.
@@ -221,13 +230,13 @@ pub fn freeze(steps: u64) {
 /// The time since the world began.
 #[must_use]
 pub fn elapsed() -> Duration {
-    now().duration_since(Instant(BEGIN))
+    Instant::now().duration_since(BEGIN)
 }
 
 /// Waits for a time of the virtual clock.
 #[track_caller]
 pub fn sleep(duration: Duration) {
-    let until = now().checked_add(duration);
+    let until = Instant::now().checked_add(duration);
     wait(0, "the clock", Location::caller(), until);
 }
 
@@ -444,13 +453,13 @@ impl Scheduler {
             queue,
             what,
             at,
-            since: self.now,
-            until: until.map(|until| until.0),
+            since: Instant::now(),
+            until,
         });
         if let Some(until) = until {
             self.timers_set += 1;
             self.timers
-                .push(Reverse((until.0, self.timers_set, running, task.waits)));
+                .push(Reverse((until, self.timers_set, running, task.waits)));
         }
         if queue != 0 {
             self.queues.entry(queue).or_default().push_back(running);
@@ -506,7 +515,7 @@ impl Scheduler {
     /// Wakes the tasks whose time is over.
     fn expire(&mut self) {
         while let Some(&Reverse((until, _, task, waits))) = self.timers.peek()
-            && until <= self.now
+            && until <= Instant::now()
         {
             self.timers.pop();
             if let Some(wait) = self.awaited(task, waits) {
@@ -530,7 +539,7 @@ impl Scheduler {
     /// The task of the next step. The clock jumps to the next timer if no task can run.
     fn next(&mut self) -> Option<u32> {
         if self.steps >= self.frozen_until {
-            self.now += u64::try_from(self.setup.step.as_nanos()).unwrap_or(0);
+            set_clock(Instant::now() + self.setup.step);
             self.expire();
         }
         while self.able.is_empty() {
@@ -539,7 +548,7 @@ impl Scheduler {
                 self.timers.pop();
                 continue;
             }
-            self.now = self.now.max(until);
+            set_clock(until.max(Instant::now()));
             self.expire();
         }
         let at = match self.able.len() {

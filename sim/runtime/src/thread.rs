@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use larder_sync::Mutex;
 
-use crate::task::{self, Process, Queue};
+use crate::task::{self, Process, Queue, World};
 
 /// The result of a thread: never an error.
 pub type Result<T> = std::result::Result<T, Box<dyn Any + Send + 'static>>;
@@ -99,8 +99,20 @@ enum Outcome<T> {
     Taken,
 }
 
+impl World {
+    /// Starts a task.
+    pub fn spawn<T: 'static>(
+        &self,
+        process: Process,
+        name: &str,
+        f: impl FnOnce() -> T + 'static,
+    ) -> JoinHandle<T> {
+        spawn_in(process, name.to_owned(), f)
+    }
+}
+
 /// Starts a task in a process.
-pub(crate) fn spawn_in<T: 'static>(
+fn spawn_in<T: 'static>(
     process: Process,
     name: String,
     f: impl FnOnce() -> T + 'static,

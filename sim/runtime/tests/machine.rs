@@ -10,9 +10,9 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use larder_sim_runtime::Event;
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::files::{self, Handle, How, Lock};
-use larder_sim_runtime::machine::Event;
 use larder_sim_runtime::medium::Content;
 use larder_sim_runtime::sockets::{self, UnixStream};
 use larder_sim_runtime::{Machine, Odds, Process, Setup, Step, World, thread};

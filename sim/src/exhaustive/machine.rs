@@ -18,9 +18,8 @@ use larder_engine::index::Index;
 use larder_engine::store::LocalStore;
 use larder_sim_runtime as runtime;
 use larder_sim_runtime::dice::Dice;
-use larder_sim_runtime::machine::Odds;
 use larder_sim_runtime::time::Instant;
-use larder_sim_runtime::{Queue, Step, task};
+use larder_sim_runtime::{Odds, Queue, Step};
 
 use super::Explorer;
 use super::image::{Image, Written};
@@ -279,7 +278,7 @@ impl Device for Own {
     fn land(&self, _: usize) -> (Vec<Answers>, Option<Instant>) {
         let mut state = self.0.lock();
         // Once: after an operation the tasks come first.
-        if state.due.take_if(|due| *due <= task::now()).is_some() {
+        if state.due.take_if(|due| *due <= Instant::now()).is_some() {
             if let Some((sink, done)) = state.finish() {
                 return (vec![(sink, vec![done])], None);
             }
@@ -287,7 +286,7 @@ impl Device for Own {
         }
         // The clock stands still while a task can run.
         let has_work = !state.flights.is_empty() || state.wish != Wish::Call;
-        state.due = has_work.then(|| task::now() + Duration::from_nanos(1));
+        state.due = has_work.then(|| Instant::now() + Duration::from_nanos(1));
         (Vec::new(), state.due)
     }
 }

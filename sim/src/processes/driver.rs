@@ -11,8 +11,8 @@ use larder_engine::core::Core;
 use larder_engine::share::Part;
 use larder_engine::store::LocalStore;
 use larder_engine::{PageStore, Store, StoreError};
+use larder_sim_runtime::Event;
 use larder_sim_runtime::dice::{Dice, mix};
-use larder_sim_runtime::machine::Event;
 use larder_sim_runtime::time::Instant;
 use larder_sim_runtime::{Machine, Odds, Process, Setup, Step, World, note, thread};
 

@@ -6,14 +6,16 @@
 //! their threads waits, deletes the socket, cuts the power, and interrupts and shortens transfers.
 //! The *promises* compare the results of the calls with the calls before them.
 //!
+//! A module imports only those below it:
+//!
 //! | module | content |
 //! |---|---|
-//! | `plan` | the parameters that a seed draws |
-//! | `promises` | the results that each call may have |
-//! | `process` | a process, and the calls of its threads |
+//! | `driver` | a seed from start to end: faults among the processes, and the checks |
 //! | `compaction` | a process that compacts the store beside its owner |
 //! | `stray` | a process that breaks the rules of the protocol |
-//! | `driver` | a seed from start to end: faults among the processes, and the checks |
+//! | `process` | a process, and the calls of its threads |
+//! | `promises` | the results that each call may have |
+//! | `plan` | the parameters that a seed draws |
 
 mod compaction;
 mod driver;

@@ -9,8 +9,9 @@ use larder_engine::index::{Leased, Place};
 use larder_engine::inventory::{Cursor, Inventory};
 use larder_engine::{NamespaceId, StoreError};
 
-use super::callers::{Caller, Pages};
-use super::{Call, Phase, State};
+use super::calls::Caller;
+use super::results::Pages;
+use super::state::{Call, Phase, State};
 use crate::classes::Class;
 use crate::oracle::{Name, VersionId};
 
@@ -22,19 +23,6 @@ const RETURNS_MAX: usize = 1000;
 
 /// Share of the looks of the owner at which a compaction is called off.
 const CALLED_OFF: f64 = 0.02;
-
-/// The evictions that the store has told of in this epoch.
-pub struct Told {
-    /// The number to ask with next.
-    next: u64,
-    /// Pages that it told of, or whose keys are lost. `None` when they cannot be compared with the
-    /// counters: pages left while the first caller asked.
-    count: Option<u64>,
-    /// Pages that had left before the first caller asked.
-    before: u64,
-    /// A caller asks.
-    is_asking: bool,
-}
 
 /// The pages of the index, with their locations.
 type Stored = BTreeMap<Name, (VersionId, Place)>;
@@ -279,12 +267,7 @@ impl Caller<'_> {
         let (since, before) = {
             let mut state = self.shared.lock();
             let before = state.dropped();
-            let told = state.told.get_or_insert(Told {
-                next: 0,
-                count: None,
-                before: 0,
-                is_asking: false,
-            });
+            let told = state.told.get_or_insert_default();
             if std::mem::replace(&mut told.is_asking, true) {
                 return;
             }

@@ -14,10 +14,10 @@ use std::time::Duration;
 use larder_engine::disk::{Action, Buffer, DiskError, Done, Op, Piece, Purpose, Sink};
 use larder_engine::format::{CLOSING_OFFSET, SegmentState};
 use larder_engine::index::SegmentId;
-use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
 
-use super::{Shared, State};
+use super::flight::{Flight, What};
+use super::state::{Shared, State};
 use crate::classes::Class;
 use crate::lines::{Answers, Device, Lines, answer, each_block};
 use crate::oracle::VersionId;
@@ -31,50 +31,6 @@ const LATENCY_US: (u64, u64) = (5, 200);
 
 /// Longest delay of a delayed operation, in microseconds.
 const DELAY_US_MAX: u64 = 20_000;
-
-/// The kind of an operation in flight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    Superblock,
-    ClosingStatement,
-    /// Zeros that find out whether a volume takes writes.
-    Probe,
-    Header(SegmentState),
-    Descriptors,
-    Pages,
-    Read,
-    /// It covers the writes before this number. `None` when these are lost already.
-    Sync(Option<u64>),
-}
-
-/// An operation in flight.
-pub struct Flight {
-    op: Op,
-    /// The disk that it was submitted to.
-    pub disk: u64,
-    pub what: What,
-    pub start: usize,
-    /// The content of a write.
-    pub blocks: Vec<Content>,
-    number: u64,
-    /// The device begins it now. Before, its deadline may pass.
-    begins: Instant,
-    due: Instant,
-    /// A failed sync has lost it.
-    is_lost: bool,
-    /// It pins its segment.
-    pins: Option<SegmentId>,
-}
-
-impl Flight {
-    pub fn volume(&self) -> usize {
-        self.op.volume
-    }
-
-    pub fn is_write(&self) -> bool {
-        !matches!(self.what, What::Read | What::Sync(_))
-    }
-}
 
 /// Fills an operation's memory with these blocks.
 fn fill(buffer: &mut Buffer, blocks: &[Content]) {
@@ -155,7 +111,7 @@ impl State {
         };
         let world = &mut self.world;
         let mut micros = |low, high| Duration::from_micros(world.dice.between(low, high));
-        let begins = task::now() + micros(0, LATENCY_US.0);
+        let begins = Instant::now() + micros(0, LATENCY_US.0);
         let mut due = begins + micros(LATENCY_US.0, LATENCY_US.1);
         if world.strikes(Class::Delayed, world.setup.faults.delay) {
             due += Duration::from_micros(world.dice.between(1, DELAY_US_MAX));
@@ -357,7 +313,7 @@ impl State {
         self.forget_unsynced_superblocks();
         self.world.draw_power_soon();
         let share = self.world.dice.pick(&[0.0, 0.5, 1.0]);
-        let now = task::now();
+        let now = Instant::now();
         for flight in &mut self.flights {
             let is_begun = flight.volume() == volume && flight.begins <= now;
             let is_lost = is_begun && flight.is_write() && flight.what != What::Superblock;
@@ -399,7 +355,7 @@ impl State {
     /// Ends the operations of a volume that are due. Returns the answers by receiver, and the
     /// moment when the next operation is due.
     fn land_due(&mut self, disk: u64, volume: usize) -> (Vec<Answers>, Option<Instant>) {
-        let now = task::now();
+        let now = Instant::now();
         let mut answers: Vec<Answers> = Vec::new();
         let next = loop {
             let own = self.flights.iter().enumerate();
@@ -464,7 +420,7 @@ impl Device for Own {
 
     fn expire(&self) -> Vec<Op> {
         let mut state = self.shared.lock();
-        let now = task::now();
+        let now = Instant::now();
         let state = &mut *state;
         let is_over = |flight: &mut Flight| {
             flight.disk == self.number

@@ -1,25 +1,19 @@
 //! A seed from start to end: runs of the process, the faults between the steps of its tasks, and
 //! the ends of the runs.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder_engine::StoreError;
 use larder_sim_runtime as runtime;
 use larder_sim_runtime::dice::{Dice, mix};
-use larder_sim_runtime::machine::{Machine, Odds};
 use larder_sim_runtime::thread::JoinHandle;
+use larder_sim_runtime::{Machine, Odds};
 use larder_sim_runtime::{Process, Step, task};
 
-use super::callers::Pool;
-use super::policies::Leases;
-use super::process::{open, run};
+use super::process::{End, open, run};
 use super::reader::read;
-use super::{Call, Deletions, Phase, Shared, State};
+use super::state::{Phase, Shared};
 use crate::classes::{Class, Tally};
-use crate::expected::Expected;
 use crate::totals::Totals;
 use crate::world::World;
 
@@ -44,17 +38,6 @@ const OUTAGE_BESIDE_MAX: Duration = Duration::from_millis(2500);
 
 /// Longest time for which the clock stands still, in steps of the scheduler.
 const FROZEN_STEPS_MAX: u64 = 2000;
-
-/// The end of the process's main task.
-#[derive(Debug)]
-pub enum End {
-    NotOpened(StoreError),
-    Closed(Result<(), StoreError>),
-    /// Closed without a call, since a part of the store could not be read.
-    ClosedPartly(Result<(), StoreError>),
-    /// Whether the store came to rest.
-    Rested(bool),
-}
 
 /// The event that ends the calls of a run.
 enum Last {
@@ -104,42 +87,8 @@ impl Driver {
         for (volume, blocks) in world.setup.volume_blocks().into_iter().enumerate() {
             machine.add_volume(&PathBuf::from(format!("volume{volume}")), blocks);
         }
-        let expected = Expected {
-            exactly: true,
-            ..Expected::default()
-        };
         let steps = world.setup.steps;
-        let shared = Shared(Arc::new(Mutex::new(State {
-            calls: vec![Call::Idle; world.setup.clients],
-            leases: Leases::new(&world.setup),
-            world,
-            epoch: None,
-            store: None,
-            ids: Vec::new(),
-            expected,
-            phase: Phase::Opening,
-            closing: false,
-            flights: Vec::new(),
-            launched: 0,
-            disks: 0,
-            owner_disk: 0,
-            putting: Default::default(),
-            under_recall: Default::default(),
-            recalled: Default::default(),
-            deletions: Deletions::default(),
-            pool: Pool::default(),
-            opened: Default::default(),
-            lent: Vec::new(),
-            told: None,
-            listing: 0,
-            misdirected: 0,
-            opening_writes: 0,
-            is_partial: false,
-            held: BTreeMap::new(),
-            emptied: None,
-            is_read_only: false,
-            evicted_read_only: None,
-        })));
+        let shared = Shared::new(world);
         Driver {
             runtime: runtime::World::new(setup),
             machine,

@@ -12,8 +12,8 @@ use larder_engine::recovery::Recovery;
 use larder_engine::recovery::scan::FaultReason;
 use larder_sim_runtime::medium::Content;
 
-use super::device::{Flight, What};
-use super::{Call, Deletions, Phase, State};
+use super::flight::{Flight, What};
+use super::state::{Call, Deletions, Phase, State};
 use crate::classes::Class;
 use crate::superblocks::{block_of, decode, older_copy};
 use crate::world::Epoch;
@@ -23,6 +23,10 @@ const OUTAGE_MAX: Duration = Duration::from_secs(8);
 
 /// Probability that segments become zeros after a clean close.
 const EMPTIED: f64 = 0.03;
+
+/// The volumes that an opening finds: of each the newer valid superblock, and which copy is the
+/// other one. `None` for a lost volume.
+pub type Found = Vec<Option<(Superblock, usize)>>;
 
 /// An opening counts the segments that have become zeros, and their pages.
 fn check_emptied(recovery: &Recovery, (segments, pages): (u32, u64)) {
@@ -44,9 +48,8 @@ fn check_emptied(recovery: &Recovery, (segments, pages): (u32, u64)) {
 }
 
 impl State {
-    /// Before an opening. Returns the superblocks, and of each which copy is not the newer one.
-    /// `None`: the store is refused for good.
-    pub fn begin(&mut self) -> Option<Vec<Option<(Superblock, usize)>>> {
+    /// Before an opening. `None`: the store is refused for good.
+    pub fn begin(&mut self) -> Option<Found> {
         self.forget_unsynced_superblocks();
         let world = &mut self.world;
         world.lose_begun();

@@ -19,7 +19,6 @@ use larder_engine::policy::{
 };
 use larder_engine::{NamespaceId, PutStatus, Refusal};
 use larder_sim_runtime::dice::Dice;
-use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
 use rapidhash::RapidHashMap;
 
@@ -103,7 +102,7 @@ impl Book {
         if why == Departure::Evicted {
             self.evictions += 1;
             let until = lease.and_then(|lease| lease.until);
-            let is_valid = is_counted || until.is_some_and(|until| task::now() < until);
+            let is_valid = is_counted || until.is_some_and(|until| Instant::now() < until);
             if is_valid && self.named.take() == Some(left) {
                 self.broken = Some(left);
             }
@@ -234,7 +233,7 @@ impl Leases {
         }
         Lookup {
             call: book.calls,
-            begun: task::now(),
+            begun: Instant::now(),
             blocks,
         }
     }

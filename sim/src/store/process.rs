@@ -5,7 +5,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_engine::format::Superblock;
 use larder_engine::index::Index;
 use larder_engine::recovery::Recovery;
 use larder_engine::store::LocalStore as Store;
@@ -13,15 +12,23 @@ use larder_engine::{OpenOptions, PageStore, StoreError};
 use larder_sim_runtime::thread;
 
 use super::device::disk;
-use super::driver::End;
-use super::{Phase, Shared, callers, rest};
+use super::epoch::Found;
+use super::state::{Phase, Shared};
+use super::{callers, rest};
 
 /// How often the main task looks whether the callers are to end.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// The volumes that an opening finds: of each the newer valid superblock, and which copy is the
-/// other one. `None` for a lost volume.
-pub type Found = Vec<Option<(Superblock, usize)>>;
+/// The end of the process's main task.
+#[derive(Debug)]
+pub enum End {
+    NotOpened(StoreError),
+    Closed(Result<(), StoreError>),
+    /// Closed without a call, since a part of the store could not be read.
+    ClosedPartly(Result<(), StoreError>),
+    /// Whether the store came to rest.
+    Rested(bool),
+}
 
 pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
     let state = shared.lock();

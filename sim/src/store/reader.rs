@@ -10,11 +10,12 @@ use larder_engine::store::LocalStore as Store;
 use larder_engine::{GetPage, GetStatus, PageStore};
 use larder_sim_runtime::thread;
 
-use super::Shared;
-use super::callers::Memory;
 use super::device::disk;
-use super::process::{Found, options};
+use super::epoch::Found;
+use super::memory::Memory;
+use super::process::options;
 use super::results::version_of;
+use super::state::Shared;
 use crate::classes::Class;
 
 /// Gets of a reader, at most, and the longest pause before each, in microseconds.

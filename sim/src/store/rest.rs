@@ -9,8 +9,8 @@ use larder_engine::{PutStatus, Refusal};
 use larder_sim_runtime::medium::Medium;
 use larder_sim_runtime::thread;
 
-use super::Shared;
-use super::callers::{Caller, name};
+use super::calls::{Caller, name};
+use super::state::Shared;
 use crate::oracle::Name;
 
 /// Pages put at the end.

@@ -1,19 +1,69 @@
 //! The checks of the results of calls.
 //!
-//! A check compares the index right before the call with the index right after it. Other tasks run
-//! in between, so a check that needs an unchanged store holds only if the page did not change.
+//! A check compares the index right before the call ([`Pages`]) with the index right after it.
+//! Other tasks run in between, so a check that needs an unchanged store holds only if the page did
+//! not change.
 
+use larder_engine::core::Core;
+use larder_engine::format::PageKey;
+use larder_engine::index::SegmentId;
 use larder_engine::{GetStatus, MissReason, PutFailure, PutStatus, Refusal, SyncPolicy};
 use larder_sim_runtime::medium::Content;
-use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
 
-use super::callers::{Pages, There};
-use super::{Phase, State};
-use crate::oracle::VersionId;
+use super::state::{Phase, State};
+use crate::oracle::{Name, Oracle, VersionId};
 use crate::setup::BLOCK;
 
+/// A page in the index: its version, and its segment.
+pub type There = Option<(VersionId, SegmentId)>;
+
+/// Pages of one call.
+pub struct Pages {
+    pub namespace: usize,
+    pub names: Vec<Name>,
+    pub keys: Vec<PageKey>,
+    /// The index before the call.
+    pub before: Vec<There>,
+    /// The moment before the call.
+    pub begun: u64,
+    pub misdirected: u64,
+    /// Answers of the policy of admission before the call.
+    pub answers: u64,
+    /// Pages that had left the index before the call.
+    pub departed: Option<u64>,
+}
+
 impl State {
+    /// Pages of a call that begins now.
+    pub fn pages(&mut self, namespace: usize, names: Vec<Name>) -> Pages {
+        self.world.clock += 1;
+        Pages {
+            namespace,
+            keys: names
+                .iter()
+                .map(|name| self.world.oracle.name(*name).key)
+                .collect(),
+            before: self.there(&names),
+            begun: self.world.clock,
+            misdirected: self.misdirected,
+            answers: self.leases.answers(),
+            departed: self.departed(),
+            names,
+        }
+    }
+
+    pub fn there(&self, names: &[Name]) -> Vec<There> {
+        let now = |name: &Name| self.world.current(self.epoch.as_ref()?, *name);
+        names.iter().map(now).collect()
+    }
+
+    /// Pages that have left the index, for any reason. `None` while a task holds the core.
+    fn departed(&self) -> Option<u64> {
+        let c = self.try_core(Core::counters)?;
+        Some(c.evicted + c.deleted + c.damaged + c.unfinished)
+    }
+
     pub fn check_put(&mut self, pages: &Pages, versions: &[VersionId], statuses: &[PutStatus]) {
         let now = self.there(&pages.names);
         let departed = self.departed();
@@ -181,7 +231,7 @@ impl State {
             GetStatus::Miss(why) => {
                 world.totals.misses += 1;
                 let may_close = self.phase == Phase::Closing;
-                let is_late = deadline.is_some_and(|until| until <= task::now());
+                let is_late = deadline.is_some_and(|until| until <= Instant::now());
                 let is_excused =
                     self.misdirected > pages.misdirected || world.oracle.has_bad_version(name);
                 let fits = match why {
@@ -211,7 +261,7 @@ impl State {
 }
 
 /// The version that these bytes are, if they are one as a whole.
-pub fn version_of(oracle: &crate::oracle::Oracle, bytes: &[u8]) -> Option<VersionId> {
+pub fn version_of(oracle: &Oracle, bytes: &[u8]) -> Option<VersionId> {
     let word = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().expect("a word"));
     let contents: Vec<Content> = bytes
         .chunks_exact(BLOCK)

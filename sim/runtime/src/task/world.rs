@@ -5,7 +5,6 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::panic::resume_unwind;
 use std::ptr;
-use std::time::Duration;
 
 use corosensei::CoroutineResult;
 use rand::SeedableRng;
@@ -13,32 +12,10 @@ use rand_pcg::Pcg64Mcg;
 use rapidhash::RapidHashMap;
 
 use super::{
-    BEGIN, LOCKS_LEFT, Life, Process, ProcessState, QUEUED, SCHEDULER, Scheduler, State, Wait,
-    YIELDER, now, retire, with,
+    LOCKS_LEFT, Life, Process, ProcessState, QUEUED, SCHEDULER, Scheduler, Setup, State, Wait,
+    YIELDER, retire, with,
 };
-use crate::thread::{self, JoinHandle};
-use crate::time::Instant;
-
-/// The properties of a world.
-#[derive(Clone, Copy, Debug)]
-pub struct Setup {
-    /// All choices follow from it.
-    pub seed: u64,
-    /// A task loses its turn at one in this many locks taken, on average; at none if it is zero.
-    pub switch_one_in: u32,
-    /// The time that a step takes on the virtual clock.
-    pub step: Duration,
-}
-
-impl Default for Setup {
-    fn default() -> Setup {
-        Setup {
-            seed: 0,
-            switch_one_in: 16,
-            step: Duration::from_micros(1),
-        }
-    }
-}
+use crate::time::{BEGIN, Instant, set_clock};
 
 /// The outcome of one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +42,6 @@ impl World {
         let scheduler = Scheduler {
             setup,
             choices: Pcg64Mcg::seed_from_u64(setup.seed),
-            now: BEGIN,
             steps: 0,
             tasks: Vec::new(),
             processes: Vec::new(),
@@ -80,6 +56,7 @@ impl World {
             assert!(own.is_none(), "two worlds on one thread");
             *own = Some(scheduler);
         });
+        set_clock(BEGIN);
         World {
             _thread: PhantomData,
         }
@@ -96,16 +73,6 @@ impl World {
             });
             Process(u32::try_from(scheduler.processes.len() - 1).expect("too many processes"))
         })
-    }
-
-    /// Starts a task.
-    pub fn spawn<T: 'static>(
-        &self,
-        process: Process,
-        name: &str,
-        f: impl FnOnce() -> T + 'static,
-    ) -> JoinHandle<T> {
-        thread::spawn_in(process, name.to_owned(), f)
     }
 
     /// Lets one task run until it waits, loses its turn or ends.
@@ -174,7 +141,7 @@ impl World {
     /// The present moment.
     #[must_use]
     pub fn now(&self) -> Instant {
-        now()
+        Instant::now()
     }
 
     /// Number of steps so far.
@@ -192,7 +159,7 @@ impl World {
 
 impl Scheduler {
     fn report(&self) -> String {
-        let milliseconds = |from: u64, to: u64| to.saturating_sub(from) / 1_000_000;
+        let now = Instant::now();
         let mut lines = String::new();
         for task in &self.tasks {
             let process = &self.processes[task.process.0 as usize];
@@ -201,9 +168,12 @@ impl Scheduler {
                 State::Able => "can run".to_owned(),
                 State::Waiting(wait) => {
                     let limit = wait.until.map_or_else(String::new, |until| {
-                        format!(", {} ms more at most", milliseconds(self.now, until))
+                        format!(
+                            ", {} ms more at most",
+                            until.duration_since(now).as_millis()
+                        )
                     });
-                    let since = milliseconds(wait.since, self.now);
+                    let since = now.duration_since(wait.since).as_millis();
                     let Wait { what, at, .. } = wait;
                     format!("waits for {what} at {at} for {since} ms{limit}")
                 }
@@ -230,6 +200,7 @@ impl Drop for World {
         let scheduler = SCHEDULER.with_borrow_mut(Option::take);
         QUEUED.set(0);
         YIELDER.set(ptr::null());
+        set_clock(BEGIN);
         for task in scheduler.into_iter().flat_map(|scheduler| scheduler.tasks) {
             task.fiber.into_iter().for_each(retire);
         }
