@@ -3,14 +3,12 @@
 //! Separate from the binary, so that the Python package runs the same command line in its own
 //! process.
 
-use std::env;
 use std::ffi::OsString;
-use std::fmt;
-use std::io::{self, Write};
-use std::path::PathBuf;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::signal::{SigSet, Signal};
+
+pub use crate::program::{Program, complain};
 
 use crate::log::LogFormat;
 use crate::{
@@ -63,34 +61,6 @@ enum Command {
     DemoWorker(demo::WorkerArgs),
 }
 
-/// The way to start this command line again, for commands that need a process of their own.
-pub struct Program {
-    path: PathBuf,
-    arguments: Vec<OsString>,
-}
-
-impl Program {
-    /// A program, and the arguments before the command line's own.
-    #[must_use]
-    pub fn new(path: PathBuf, arguments: Vec<OsString>) -> Program {
-        Program { path, arguments }
-    }
-
-    /// The running binary.
-    ///
-    /// # Errors
-    /// If the system cannot name it.
-    pub fn running() -> io::Result<Program> {
-        Ok(Program::new(env::current_exe()?, Vec::new()))
-    }
-
-    pub(crate) fn command(&self) -> std::process::Command {
-        let mut command = std::process::Command::new(&self.path);
-        command.args(&self.arguments);
-        command
-    }
-}
-
 /// Runs a command line (without the program's name). Returns the exit code. Errors go to stderr.
 pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let named = std::iter::once(OsString::from("larder")).chain(arguments);
@@ -134,10 +104,4 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
             failure.exit_code()
         }
     }
-}
-
-/// Prints a message on stderr. If stderr cannot be written (a full disk, a closed reader), the
-/// message is lost, and the work continues.
-pub fn complain(message: &dyn fmt::Display) {
-    let _ = writeln!(io::stderr(), "larder: {message}");
 }

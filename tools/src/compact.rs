@@ -18,9 +18,9 @@ use larder_engine::{CreateOptions, OpenOptions, PageStore, Store, StoreError};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::{Finding, Look, StoreArgs, count};
+use crate::findings::{Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::size::ByteSize;
 
 /// Put the pages of a store in order, so that a chain is one sequential read, and drop dead space

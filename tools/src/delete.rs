@@ -11,11 +11,10 @@ use larder_engine::{PageStore, Store};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::count;
 use crate::interrupt::Interrupt;
 use crate::open::{self, OpenArgs};
 use crate::place;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::selection::Selection;
 use crate::size::ByteSize;
 

@@ -24,12 +24,12 @@ use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{Program, complain};
 use crate::conversations::Turns;
 use crate::device::{self, DeviceSpeed};
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::program::{Program, complain};
 use crate::report::{self, Lines, Report};
 use crate::session::{Checked, Counts, Session, Witness};
 use crate::size::ByteSize;

@@ -24,9 +24,9 @@ use serde::Serialize;
 
 use crate::archive::{self, ArchiveSink};
 use crate::failure::{Ending, Failure};
-use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::selection::Selection;
 use crate::size::ByteSize;
 use crate::usage;

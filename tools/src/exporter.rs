@@ -33,6 +33,7 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::place;
+use crate::program::complain;
 use crate::report::{self as output, Lines, Report};
 
 /// Port that Prometheus' list of exporters leaves to this use.
@@ -175,7 +176,7 @@ async fn serve(listener: std::net::TcpListener, store: Asked) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
-            crate::cli::complain(&format_args!("serving metrics: {error}"));
+            complain(&format_args!("serving metrics: {error}"));
             std::process::exit(3);
         }
     };

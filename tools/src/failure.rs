@@ -12,11 +12,11 @@ use std::fmt;
 
 use larder_engine::StoreError;
 use larder_kernels::DeviceError;
+use larder_remote::l4::L4Error;
+use larder_remote::{KeyError, PlaceError, RemoteError};
 use larder_tiers::CacheError;
 use larder_tiers::cache::ChunkError;
 use larder_tiers::core::Broken;
-
-use crate::trace::TraceError;
 
 /// The end of a command that ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,11 +147,33 @@ impl From<ChunkError> for Failure {
     }
 }
 
-impl From<TraceError> for Failure {
-    fn from(error: TraceError) -> Self {
+impl From<RemoteError> for Failure {
+    fn from(error: RemoteError) -> Failure {
+        Failure::environment(format!("the remote: {error}"))
+    }
+}
+
+impl From<PlaceError> for Failure {
+    fn from(error: PlaceError) -> Failure {
+        Failure::usage(error.to_string())
+    }
+}
+
+impl From<L4Error> for Failure {
+    fn from(error: L4Error) -> Failure {
         match error {
-            TraceError::Io { .. } => Failure::environment(error.to_string()),
-            TraceError::TooLong { .. } | TraceError::Malformed { .. } => {
+            L4Error::NoKey | L4Error::NotPositive(_) => Failure::usage(error.to_string()),
+            L4Error::Key(error) => error.into(),
+            L4Error::Place(error) => error.into(),
+        }
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Failure {
+        match error {
+            KeyError::Unreadable { .. } => Failure::environment(error.to_string()),
+            KeyError::Malformed { .. } | KeyError::Count { .. } => {
                 Failure::usage(error.to_string())
             }
         }

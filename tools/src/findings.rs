@@ -249,37 +249,6 @@ pub fn list(findings: &[Finding], lines: &mut Lines) {
     }
 }
 
-/// Adds a table: a line of headings, then the rows; the first column is flush left, numbers line up
-/// on the right.
-pub fn table(headings: &[&str], rows: &[impl AsRef<[String]>], lines: &mut Lines) {
-    let headings: Vec<String> = headings.iter().map(|&heading| heading.to_owned()).collect();
-    let rows = || std::iter::once(&headings[..]).chain(rows.iter().map(AsRef::as_ref));
-    let mut widths = vec![0; headings.len()];
-    for row in rows() {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    for row in rows() {
-        let mut line = String::new();
-        for (index, (cell, width)) in row.iter().zip(&widths).enumerate() {
-            let cell = if index == 0 {
-                format!("{cell:<width$}")
-            } else {
-                format!("  {cell:>width$}")
-            };
-            line.push_str(&cell);
-        }
-        lines.text(line.trim_end());
-    }
-}
-
-/// `1 page`, `2 pages`.
-pub fn count(number: u64, thing: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {thing}{plural}")
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]

@@ -27,11 +27,11 @@ use serde::Serialize;
 
 use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
 use crate::failure::{Ending, Failure};
-use crate::findings::{self, Finding, count};
+use crate::findings::{self, Finding};
 use crate::interrupt::{Input, Interrupt};
 use crate::open::{self, OpenArgs};
 use crate::place;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::size::ByteSize;
 use crate::usage;
 use batches::Batches;

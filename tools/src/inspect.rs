@@ -17,9 +17,9 @@ use larder_engine::survey::{Survey, SurveyOptions};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::{self, Finding, Look, StoreArgs, count, table};
+use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::losses::LossReport;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::size::ByteSize;
 use crate::usage;
 use rows::{ChainRow, KeyRow, NamespaceRow, RemovalRow, SegmentCounts, SegmentRow, VolumeRow};
@@ -322,11 +322,11 @@ impl Summary {
         if let Some(segments) = &self.segment_list {
             lines.text("");
             let rows: Vec<_> = segments.iter().map(SegmentRow::cells).collect();
-            table(&SegmentRow::HEADINGS, &rows, lines);
+            lines.table(&SegmentRow::HEADINGS, &rows);
         } else if let Some(chains) = &self.chains {
             lines.text("");
             let rows: Vec<_> = chains.iter().map(ChainRow::cells).collect();
-            table(&ChainRow::HEADINGS, &rows, lines);
+            lines.table(&ChainRow::HEADINGS, &rows);
         } else if let Some(key) = &self.key {
             key.lines(lines);
         } else {

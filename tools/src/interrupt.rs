@@ -23,7 +23,7 @@ use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{SigSet, Signal};
 use rustix::fs::OFlags;
 
-use crate::cli::complain;
+use crate::program::complain;
 
 /// Exit code after a second signal.
 const EXIT_INTERRUPTED: i32 = 130;

@@ -1,9 +1,9 @@
 //! The parts of the `larder` binary. It stores pages of LLM key-value caches on local disks, and
 //! shows them.
 //!
-//! Each subcommand has a file of its own. Shared code is in the small library beside them. Public
+//! Each subcommand has a file of its own. Shared code is in the small library below them. Public
 //! are the parts that other crates use: the command line as a whole, and the readers of foreign
-//! text.
+//! text. A module imports only modules below it, or behind it in its row.
 //!
 //! | module | content |
 //! |---|---|
@@ -11,32 +11,43 @@
 //! | `create` | creates a store, or enlarges one |
 //! | `volume` | adds a volume to a store, or retires one |
 //! | `inspect`, `verify` | examine a store without opening it: its content, its integrity |
-//! | `findings`, `repair` | their report of damage, and its repair |
+//! | `repair` | the repair of the damage that `verify` finds |
 //! | `compact` | orders the pages of a store |
-//! | `export`, `import` | pages of a store to a file (`archive`), and from one into a store |
+//! | `export`, `import` | pages of a store to a file, and from one into a store |
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
-//! | `bench` | measures puts, gets, lookups and loads |
 //! | `replay` | runs a request trace against a store, or through all three tiers |
-//! | `ack_log` | the pages that a store had acknowledged to a replay before a kill |
+//! | `bench` | measures puts, gets, lookups and loads |
+//! | `demo` | a first minute without preparation |
 //! | `doctor` | shows the features and the obstacles of this machine |
 //! | `serve`, `stat` | own a store for other processes; query its owner |
-//! | `exporter`, `metrics` | the owner's answer as metrics, over HTTP |
-//! | `demo` | a first minute without preparation |
-//! | `device`, `conversations` | for the demo: the disk's own speed, and the load |
-//! | [`disk`] | the disk that moves a store's bytes, as documents state it |
-//! | `drives` | the drives under a store, and their health |
-//! | [`size`] | sizes and durations |
-//! | [`trace`] | request traces |
-//! | `open`, `l1` | opening a store and a device |
-//! | [`policy`] | the policies of eviction |
-//! | `workload`, `session` | test pages, serving requests |
-//! | `usage`, `turns` | meters, taking turns |
-//! | `misses` | the reasons of misses |
-//! | `selection` | namespaces by fingerprint or model |
-//! | [`log`] | the log on stderr |
+//! | `exporter` | the owner's answer as metrics, over HTTP |
 //! | `manuals` | completions and manual pages |
-//! | `report`, `failure`, `interrupt` | output, exit codes, signals |
+//! | `losses` | the cost of damage for each namespace |
+//! | `findings` | the survey of a store, and the report of its damage |
+//! | `archive` | the file of an export |
+//! | `metrics` | the owner's answer as metrics |
+//! | `owner` | parts of the owner's answer, for people |
+//! | `misses` | the reasons of misses |
+//! | `drives` | the drives under a store, and their health |
+//! | `ack_log` | the pages that a store had acknowledged to a replay before a kill |
+//! | `session` | requests of a server, for a replay and the demo |
+//! | `conversations`, `device` | for the demo: the load, and the disk's own speed |
+//! | `workload` | test pages |
+//! | `selection` | namespaces by fingerprint or model |
+//! | `open`, `l1` | opening a store, and the device that holds L1 |
+//! | [`l4`] | the options of a remote beneath a store |
+//! | [`policy`] | the policies of eviction |
+//! | [`place`] | the place of a store on the command line |
+//! | [`disk`] | the disk that moves a store's bytes, as documents state it |
+//! | [`trace`] | request traces |
+//! | `report` | the output: a document, or lines for people |
+//! | `failure` | exit codes, and the sentence of a failure |
+//! | `interrupt` | signals |
+//! | [`log`] | the log on stderr |
+//! | `program` | the running program: its next start, its messages on stderr |
+//! | `usage`, `turns` | meters, taking turns |
+//! | [`size`] | sizes and durations |
 //!
 //! Conventions: `--json` prints one document on stdout, people get lines. Progress goes to stderr
 //! and only to a terminal.
@@ -71,8 +82,10 @@ mod manuals;
 mod metrics;
 mod misses;
 mod open;
+mod owner;
 pub mod place;
 pub mod policy;
+mod program;
 mod remote;
 mod repair;
 mod replay;

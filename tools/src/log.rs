@@ -15,7 +15,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::complain;
+use crate::program::complain;
 
 /// Stderr without the lock of the standard library, which another thread may hold at the moment of
 /// a fork: then a child could never log. A line is one write.

@@ -3,8 +3,7 @@
 use larder_engine::survey::{BadPage, NamespaceLosses, Survey};
 use serde::Serialize;
 
-use crate::findings::count;
-use crate::report::Lines;
+use crate::report::{Lines, count};
 use crate::size::ByteSize;
 
 /// The cost of damage.

@@ -13,9 +13,9 @@ use larder_engine::survey::{Flaw, SurveyOptions};
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines};
+use crate::report::{self, Lines, count};
 
 /// The parameters of a repair.
 pub struct How<'a> {

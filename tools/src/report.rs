@@ -54,6 +54,31 @@ impl Lines {
         self
     }
 
+    /// Adds a table: a line of headings, then the rows. The first column is flush left, the others
+    /// line up on the right.
+    pub fn table(&mut self, headings: &[&str], rows: &[impl AsRef<[String]>]) {
+        let headings: Vec<String> = headings.iter().map(|&heading| heading.to_owned()).collect();
+        let rows = || std::iter::once(&headings[..]).chain(rows.iter().map(AsRef::as_ref));
+        let mut widths = vec![0; headings.len()];
+        for row in rows() {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        for row in rows() {
+            let mut line = String::new();
+            for (index, (cell, width)) in row.iter().zip(&widths).enumerate() {
+                let cell = if index == 0 {
+                    format!("{cell:<width$}")
+                } else {
+                    format!("  {cell:>width$}")
+                };
+                line.push_str(&cell);
+            }
+            self.text(line.trim_end());
+        }
+    }
+
     /// Writes them, values in a column.
     ///
     /// # Errors
@@ -175,6 +200,12 @@ impl Paths for Vec<PathBuf> {
     fn text(&self) -> impl Serialize {
         self.iter().map(Paths::text).collect::<Vec<_>>()
     }
+}
+
+/// `1 page`, `2 pages`.
+pub fn count(number: u64, thing: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{plural}")
 }
 
 /// A progress bar on stderr, drawn only on a terminal. Without a known `total` it counts.

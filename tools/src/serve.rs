@@ -26,9 +26,9 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::l4::{L4, L4Args};
 use crate::open::{OpenArgs, ShareArgs};
+use crate::owner::process;
 use crate::place;
 use crate::report::{self as output, Lines, Report};
-use crate::stat::process;
 
 /// Interval at which a waiting client looks whether it is the owner.
 const LOOK: Duration = Duration::from_millis(200);

@@ -14,12 +14,12 @@ use serde::Serialize;
 
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
-use crate::findings::count;
 use crate::interrupt::Interrupt;
-use crate::remote::cost::monthly;
+use crate::metrics;
+use crate::owner::{displaced_line, eviction_line, monthly, pacing_line, process};
+use crate::place;
 use crate::report::{self as output, Lines, Report};
 use crate::size::ByteSize;
-use crate::{metrics, place};
 use processes::{Before, Processes};
 
 /// Shortest pause between two reports, to keep the load on the owner low.
@@ -333,22 +333,6 @@ impl Report for StatReport {
     }
 }
 
-/// A displaced volume, for people.
-pub fn displaced_line(volume: &share::DisplacedVolume) -> String {
-    format!(
-        "{}: {}; the owner serves the former file. Stop the owner and serve the store at the path, \
-         or move the former file back",
-        volume.path.display(),
-        volume.reason
-    )
-}
-
-/// The order in which pages are evicted, for people.
-pub fn eviction_line(stats: &Stats) -> String {
-    let changes = count(stats.eviction_switches, "change");
-    format!("{}; {changes} of the order so far", stats.eviction)
-}
-
 /// The remote beneath the store, for people.
 fn l4_lines(l4: &BeneathReport, lines: &mut Lines) {
     let of = |name: &str| l4.counts.get(name).copied().unwrap_or_default();
@@ -392,29 +376,6 @@ fn l4_lines(l4: &BeneathReport, lines: &mut Lines) {
     );
 }
 
-/// How much the owner's writes give way to reads, for people.
-pub fn pacing_line(stats: &Stats) -> String {
-    let Stats {
-        pacing,
-        paced_writes,
-        paced_bytes,
-        paced_rate,
-        read_slowdown,
-        ..
-    } = stats;
-    let paced = format!(
-        "{pacing}; {paced_writes} writes paced beside reads, {}",
-        ByteSize(*paced_bytes)
-    );
-    match *paced_rate {
-        0 => format!("{paced}; no reads now"),
-        rate => format!(
-            "{paced}; now at most {} a second, reads take {read_slowdown:.2} times as long",
-            ByteSize(rate)
-        ),
-    }
-}
-
 /// A latency, for people.
 fn latency_line(latency: &LatencySummary) -> String {
     let LatencySummary {
@@ -432,14 +393,6 @@ fn latency_line(latency: &LatencySummary) -> String {
         "{count} measured: p50 {p50_us:.1} µs, p90 {p90_us:.1} µs, p99 {p99_us:.1} µs, p99.9 \
          {p999_us:.1} µs, max {max_us:.1} µs"
     )
-}
-
-/// A process, for people; it may run in another pid namespace.
-pub fn process(pid: Option<u32>) -> String {
-    match pid {
-        Some(pid) => format!("process {pid}"),
-        None => "a process of another pid namespace".to_owned(),
-    }
 }
 
 /// The health of a store's service.

@@ -12,7 +12,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::failure::Failure;
 use crate::interrupt::{self, Input, Interrupt};
+
+/// Tokens of a block.
+pub const BLOCK_TOKENS: u32 = 512;
 
 /// Longest line, in bytes; the longest of the published traces has a thousandth of it.
 const LINE_BYTES_MAX: u64 = 16 << 20;
@@ -67,6 +71,17 @@ pub enum TraceError {
         /// The parser's message.
         reason: String,
     },
+}
+
+impl From<TraceError> for Failure {
+    fn from(error: TraceError) -> Self {
+        match error {
+            TraceError::Io { .. } => Failure::environment(error.to_string()),
+            TraceError::TooLong { .. } | TraceError::Malformed { .. } => {
+                Failure::usage(error.to_string())
+            }
+        }
+    }
 }
 
 /// A trace being read; iterates over its requests and ends after the first error.

@@ -22,11 +22,11 @@ use larder_engine::survey::{BadPage, Payloads, Survey};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::{self, Finding, Look, StoreArgs, count};
+use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
 use crate::losses::LossReport;
 use crate::repair::{self, How, RepairReport};
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::size::{self, ByteSize};
 use crate::usage;
 

@@ -13,9 +13,9 @@ use larder_engine::{CreateOptions, OpenOptions, StoreError};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::{StoreArgs, count};
+use crate::findings::StoreArgs;
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::size::{self, ByteSize};
 
 /// Add a volume to a store, or retire one

@@ -12,9 +12,8 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{Facts, RELEASE, remedy};
-use crate::remote::cost::monthly;
+use crate::owner::{displaced_line, eviction_line, monthly, pacing_line, process};
 use crate::size::ByteSize;
-use crate::stat::{displaced_line, eviction_line, pacing_line, process};
 
 /// The store at a path: whole, closed, in use?
 pub(super) fn store(path: &Path, facts: &mut Facts) {

@@ -11,8 +11,7 @@ use larder_engine::survey::{
 };
 use serde::Serialize;
 
-use crate::findings::count;
-use crate::report::Lines;
+use crate::report::{Lines, count};
 use crate::size::ByteSize;
 
 /// A volume.

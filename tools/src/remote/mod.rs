@@ -8,7 +8,6 @@
 //! | `key` | `key`: makes a key file |
 //! | `bench` | `bench`: the speed of a bucket; with the feature `remote` alone |
 //! | `init` | `init`: the settings of a bucket |
-//! | `cost` | the cost of an L4 in a bucket |
 //! | `push`, `pull` | runs from a store, and into one |
 //! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
 //! | `switch` | `on`, `off`: the remotes of a store in use |
@@ -19,7 +18,6 @@
 
 #[cfg(feature = "remote")]
 mod bench;
-pub mod cost;
 mod init;
 mod key;
 mod left_out;
@@ -35,15 +33,12 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use larder_remote::{
-    Buffer, KeyError, Keyring, Listed, OBJECT_BYTES_MAX, Place, PlaceError, Remote, RemoteError,
-    RunName, Trust,
+    Buffer, Keyring, Listed, OBJECT_BYTES_MAX, Place, Remote, RemoteError, RunName, Trust,
 };
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::count;
-use crate::l4::L4Error;
-use crate::report::Lines;
+use crate::report::{Lines, count};
 use crate::size::{self, ByteSize};
 use left_out::LeftOut;
 
@@ -280,38 +275,5 @@ fn ending(interrupted: bool, has_findings: bool) -> Ending {
         (true, _) => Ending::Interrupted,
         (false, true) => Ending::Findings,
         (false, false) => Ending::Done,
-    }
-}
-
-impl From<RemoteError> for Failure {
-    fn from(error: RemoteError) -> Failure {
-        Failure::environment(format!("the remote: {error}"))
-    }
-}
-
-impl From<PlaceError> for Failure {
-    fn from(error: PlaceError) -> Failure {
-        Failure::usage(error.to_string())
-    }
-}
-
-impl From<L4Error> for Failure {
-    fn from(error: L4Error) -> Failure {
-        match error {
-            L4Error::NoKey | L4Error::NotPositive(_) => Failure::usage(error.to_string()),
-            L4Error::Key(error) => error.into(),
-            L4Error::Place(error) => error.into(),
-        }
-    }
-}
-
-impl From<KeyError> for Failure {
-    fn from(error: KeyError) -> Failure {
-        match error {
-            KeyError::Unreadable { .. } => Failure::environment(error.to_string()),
-            KeyError::Malformed { .. } | KeyError::Count { .. } => {
-                Failure::usage(error.to_string())
-            }
-        }
     }
 }

@@ -18,11 +18,10 @@ use serde::Serialize;
 
 use super::{Between, Fetched, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
-use crate::findings::count;
 use crate::interrupt::Interrupt;
 use crate::open::{self, OpenArgs};
 use crate::place;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::selection::Selection;
 
 /// Longest wait of a put for reclaim to make room.

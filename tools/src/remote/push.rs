@@ -16,9 +16,9 @@ use serde::Serialize;
 use super::left_out::Writes;
 use super::{Between, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
-use crate::findings::{Look, StoreArgs, count};
+use crate::findings::{Look, StoreArgs};
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::selection::Selection;
 
 /// Put the whole runs of a store's chains into a remote

@@ -11,9 +11,8 @@ use serde::Serialize;
 use super::left_out::{LeftOut, Writes};
 use super::{Fetched, PlaceArgs, TrustArgs, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
-use crate::findings::count;
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, count};
 use crate::size;
 
 /// Most faults that are listed for people.

@@ -7,7 +7,6 @@ use larder_engine::share::Report;
 use larder_engine::{Counts, Departed, Process};
 use serde::Serialize;
 
-use crate::findings::table;
 use crate::misses::{REASONS, Reason};
 use crate::report::Lines;
 use crate::size::ByteSize;
@@ -175,7 +174,7 @@ impl Processes {
             rows.push(cells(&gone, &label, &reasons, &unread));
         }
         rows.push(cells(&self.total, "total", &reasons, &unread));
-        table(&headings, &rows, lines);
+        lines.table(&headings, &rows);
     }
 }
 

@@ -12,6 +12,7 @@ use larder_engine::{MissReason, OpenOptions, PageStore};
 use crate::findings::StoreArgs;
 use crate::interrupt::Interrupt;
 use crate::open;
+use crate::program::complain;
 
 /// Longest wait between two looks for a signal.
 const LOOK: Duration = Duration::from_millis(200);
@@ -95,7 +96,7 @@ pub(super) fn judge(
         Ok(judged)
     });
     judged.unwrap_or_else(|failure| {
-        crate::cli::complain(&format_args!(
+        complain(&format_args!(
             "the owner was not told of the damage: {failure}"
         ));
         Judged {

@@ -1,6 +1,10 @@
-//! The cost of an L4 in a bucket.
+//! Parts of an owner's answer, for people.
 
 use larder_engine::beneath::BeneathReport;
+use larder_engine::{Stats, share};
+
+use crate::report::count;
+use crate::size::ByteSize;
 
 /// List prices of AWS S3 in us-east-1, in US dollars.
 const PUT_USD: f64 = 5.0e-6;
@@ -10,7 +14,54 @@ const GB_MONTH_USD: f64 = 0.023;
 /// Hours of a month.
 const MONTH_HOURS: f64 = 730.0;
 
-/// The most that the budgets of an owner cost in a month, those of all its levels; `None` without a
+/// A process, for people; it may run in another pid namespace.
+pub fn process(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) => format!("process {pid}"),
+        None => "a process of another pid namespace".to_owned(),
+    }
+}
+
+/// A displaced volume, for people.
+pub fn displaced_line(volume: &share::DisplacedVolume) -> String {
+    format!(
+        "{}: {}; the owner serves the former file. Stop the owner and serve the store at the path, \
+         or move the former file back",
+        volume.path.display(),
+        volume.reason
+    )
+}
+
+/// The order in which pages are evicted, for people.
+pub fn eviction_line(stats: &Stats) -> String {
+    let changes = count(stats.eviction_switches, "change");
+    format!("{}; {changes} of the order so far", stats.eviction)
+}
+
+/// How much the owner's writes give way to reads, for people.
+pub fn pacing_line(stats: &Stats) -> String {
+    let Stats {
+        pacing,
+        paced_writes,
+        paced_bytes,
+        paced_rate,
+        read_slowdown,
+        ..
+    } = stats;
+    let paced = format!(
+        "{pacing}; {paced_writes} writes paced beside reads, {}",
+        ByteSize(*paced_bytes)
+    );
+    match *paced_rate {
+        0 => format!("{paced}; no reads now"),
+        rate => format!(
+            "{paced}; now at most {} a second, reads take {read_slowdown:.2} times as long",
+            ByteSize(rate)
+        ),
+    }
+}
+
+/// The most that the budgets of an L4 cost in a month, all its levels together; `None` without a
 /// bucket.
 #[expect(clippy::cast_precision_loss, reason = "an estimate for people")]
 pub fn monthly(l4: &BeneathReport) -> Option<String> {
