@@ -6,7 +6,8 @@ use larder_remote::RemoteError;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{PlaceArgs, ending};
+use super::place::PlaceArgs;
+use super::reports::ending;
 use crate::failure::{Ending, Failure};
 use crate::report::{self, Lines, Report};
 

@@ -1,17 +1,12 @@
 //! The objects that a command leaves out.
 
-use larder_remote::{Remote, RemoteError, RunName, Unreadable};
+use larder_remote::{RunName, Unreadable};
 use serde::Serialize;
 
-use super::PlaceArgs;
-use crate::failure::Failure;
 use crate::report::Lines;
 
 /// Most objects that are listed for people.
 const LISTED_MAX: usize = 1000;
-
-/// Failed writes in a row that are a fault of the remote.
-const FAILURES_MAX: u32 = 5;
 
 /// Objects that could not be looked at, read, written or removed, while the remote itself answers.
 #[derive(Default, Serialize)]
@@ -56,47 +51,6 @@ impl LeftOut {
         }
         if self.0.len() > LISTED_MAX {
             lines.text("More objects: --json lists all of them.");
-        }
-    }
-}
-
-/// The writes of a command to a remote. One that fails leaves its object out. A failure of several
-/// in a row, or a refusal of all, is that of the remote.
-#[derive(Default)]
-pub struct Writes {
-    done: u64,
-    failures: u32,
-    denied: Option<RemoteError>,
-}
-
-impl Writes {
-    pub fn succeeded(&mut self) {
-        self.done += 1;
-        self.failures = 0;
-    }
-
-    /// The reason to leave the object out.
-    pub fn failed(
-        &mut self,
-        place: &PlaceArgs,
-        remote: &dyn Remote,
-        error: RemoteError,
-    ) -> Result<String, Failure> {
-        self.failures += 1;
-        if self.failures >= FAILURES_MAX {
-            return Err(error.into());
-        }
-        if matches!(error, RemoteError::Denied(_)) {
-            self.denied.get_or_insert_with(|| error.clone());
-        }
-        place.reason(remote, error)
-    }
-
-    /// No write was permitted.
-    pub fn end(self) -> Result<(), Failure> {
-        match self.denied.filter(|_| self.done == 0) {
-            Some(error) => Err(error.into()),
-            None => Ok(()),
         }
     }
 }

@@ -16,7 +16,8 @@ use larder_remote::run::{self, OpenedPage};
 use larder_remote::{Listed, Remote, RunName, Trust};
 use serde::Serialize;
 
-use super::{Between, Fetched, PlaceArgs, TrustArgs, ending, size_of_runs};
+use super::place::{Fetched, PlaceArgs, TrustArgs};
+use super::reports::{Between, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::{self, OpenArgs};

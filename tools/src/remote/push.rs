@@ -13,8 +13,8 @@ use larder_remote::stored::{run_pages, whole_runs};
 use larder_remote::{Draft, Published, RUN_TOKENS, Remote, Trust, pages_of_run};
 use serde::Serialize;
 
-use super::left_out::Writes;
-use super::{Between, PlaceArgs, TrustArgs, ending, size_of_runs};
+use super::place::{PlaceArgs, TrustArgs, Writes};
+use super::reports::{Between, ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::{Look, StoreArgs};
 use crate::interrupt::Interrupt;

@@ -8,8 +8,9 @@ use larder_engine::format::Fingerprint;
 use larder_remote::{RunName, Trust, run};
 use serde::Serialize;
 
-use super::left_out::{LeftOut, Writes};
-use super::{Fetched, PlaceArgs, TrustArgs, ending, size_of_runs};
+use super::left_out::LeftOut;
+use super::place::{Fetched, PlaceArgs, TrustArgs, Writes};
+use super::reports::{ending, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report, count};

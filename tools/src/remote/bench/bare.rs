@@ -20,9 +20,8 @@ use larder_remote::{Draft, OBJECT_BYTES_MAX, Published, Remote, RunName, RunPage
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::Stop;
-use super::pairs::Sample;
-use super::scratch::{Objects, STEP_MAX};
+use super::objects::{Objects, STEP_MAX};
+use super::pairs::{Sample, Stop};
 use crate::failure::Failure;
 use crate::workload::Words;
 

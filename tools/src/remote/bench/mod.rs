@@ -14,13 +14,17 @@
 //!
 //! Scratch stores and objects are removed at the end. A signal ends each wait.
 //!
+//! A module imports only modules below it.
+//!
 //! | module | content |
 //! |---|---|
+//! | `scratch` | the stores of a measurement, and their agents |
 //! | `bare` | bare publications and fetches |
-//! | `scratch` | stores, agents and objects for the time of a measurement |
+//! | `objects` | the objects of a measurement, and a client of them |
 //! | `pairs` | measurements in pairs, and the ratios of pairs |
 
 mod bare;
+mod objects;
 mod pairs;
 mod scratch;
 
@@ -31,14 +35,16 @@ use indicatif::ProgressBar;
 use larder_remote::agent::{FETCHES, PUBLICATIONS};
 use serde::Serialize;
 
-use super::{PlaceArgs, TrustArgs, ending};
+use super::place::{PlaceArgs, TrustArgs};
+use super::reports::ending;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage::rate;
-use pairs::{Pairs, Sample};
-use scratch::{Objects, Scratch};
+use objects::Objects;
+use pairs::{Pairs, RatioReport, Sample, Stop};
+use scratch::Scratch;
 
 /// Pairs of the measurement of an idle L4.
 const IDLE_PAIRS: u32 = 9;
@@ -114,30 +120,6 @@ struct BareReport {
     cpu_seconds_per_gib: f64,
     /// Of the agent's way to the bare one.
     speed: RatioReport,
-}
-
-/// Ratios of pairs.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct RatioReport {
-    median: f64,
-    lowest: f64,
-    highest: f64,
-    pairs: usize,
-}
-
-impl std::fmt::Display for RatioReport {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let RatioReport {
-            median,
-            lowest,
-            highest,
-            pairs,
-        } = self;
-        write!(
-            f,
-            "{median:.2} ({lowest:.2} to {highest:.2}, {pairs} pairs)"
-        )
-    }
 }
 
 impl WayReport {
@@ -222,19 +204,6 @@ impl Report for BenchReport {
     }
 }
 
-/// Why a measurement has no result.
-enum Stop {
-    /// A signal has come.
-    Interrupted,
-    Failed(Failure),
-}
-
-impl<E: Into<Failure>> From<E> for Stop {
-    fn from(error: E) -> Stop {
-        Stop::Failed(error.into())
-    }
-}
-
 /// The results until now.
 #[derive(Default)]
 struct Found {
@@ -257,7 +226,11 @@ struct Found {
 /// The remote fails, or the directory takes no store.
 pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    let objects = Objects::new(args, &interrupt)?;
+    let objects = Objects::new(
+        (&args.place, &args.trust),
+        (args.runs, args.run_bytes.0),
+        &interrupt,
+    )?;
     let mut found = Found::default();
     let outcome = measure(args, &objects, &interrupt, &mut found);
     let removed = objects.remove();

@@ -1,9 +1,25 @@
 //! Measurements in pairs.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
-use super::RatioReport;
+use serde::Serialize;
+
+use crate::failure::Failure;
 use crate::usage::{cpu_time, per_gib, per_second};
+
+/// Why a measurement has no result.
+pub enum Stop {
+    /// A signal has come.
+    Interrupted,
+    Failed(Failure),
+}
+
+impl<E: Into<Failure>> From<E> for Stop {
+    fn from(error: E) -> Stop {
+        Stop::Failed(error.into())
+    }
+}
 
 /// Bytes that were moved, and the time for it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,6 +54,30 @@ impl Sample {
         self.bytes += other.bytes;
         self.wall += other.wall;
         self.cpu += other.cpu;
+    }
+}
+
+/// Ratios of pairs.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RatioReport {
+    median: f64,
+    lowest: f64,
+    highest: f64,
+    pairs: usize,
+}
+
+impl fmt::Display for RatioReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RatioReport {
+            median,
+            lowest,
+            highest,
+            pairs,
+        } = self;
+        write!(
+            f,
+            "{median:.2} ({lowest:.2} to {highest:.2}, {pairs} pairs)"
+        )
     }
 }
 
