@@ -12,8 +12,8 @@ use clap::{Args, ValueEnum};
 use larder_format::PageKey;
 use serde::Serialize;
 
-use super::ReplayArgs;
-use super::retention::requests::{Request, Requests};
+use super::requests::{Request, Requests};
+use super::setup::Setup;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self as reports, Lines, Report};
@@ -165,19 +165,19 @@ impl Report for FleetReport {
 
 /// Runs it.
 pub fn run(
-    args: &ReplayArgs,
+    setup: &Setup,
+    fleet: &FleetArgs,
     admission: Published,
     interrupt: &Interrupt,
 ) -> Result<Ending, Failure> {
-    let requests = Requests::read(&args.trace, args.limit, interrupt)?;
-    let fleet = &args.fleet;
+    let requests = Requests::read(&setup.trace, setup.limit(), interrupt)?;
     let count = requests.iter().len() as u64;
     let restart = fleet.restart.unwrap_or(count / 2);
     let play = |loses| Fleet::new(fleet, admission).play(&requests, restart, loses, interrupt);
     let (lost, published) = play(true);
     let (kept, _) = play(false);
     let report = FleetReport {
-        path: args.trace.clone(),
+        path: setup.trace.clone(),
         admission,
         routing: fleet.routing,
         nodes: fleet.nodes,
@@ -189,7 +189,7 @@ pub fn run(
         published_blocks: published,
         interrupted: interrupt.is_raised(),
     };
-    reports::print(&report, args.json)?;
+    reports::print(&report, setup.json)?;
     Ok(match report.interrupted {
         true => Ending::Interrupted,
         false => Ending::Done,

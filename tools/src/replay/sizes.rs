@@ -9,10 +9,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use super::setup::Setup;
 use super::store_only::{self, ReplayReport};
-use super::{ReplayArgs, tiers};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::policy::Policy;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::trace::Trace;
@@ -148,39 +149,41 @@ fn paying(sizes: &[SizeRow], ceiling: f64) -> Option<u64> {
 /// Runs the trace with pages of this size against a store of each size. A run that is ended before
 /// its first size has no result.
 pub fn run(
-    args: &ReplayArgs,
+    setup: &Setup,
     page_bytes: ByteSize,
+    policy: Policy,
     interrupt: &Interrupt,
 ) -> Result<Ending, Failure> {
-    if args.ack_log.is_some() || args.check_log.is_some() {
+    if setup.ack_log.is_some() || setup.check_log.is_some() {
         return Err(Failure::usage(
             "--ack-log and --check-log take one --capacity: they are of one store",
         ));
     }
-    let (ceiling, requested) = ceiling(args, interrupt)?;
-    let mut capacities = args.capacity.clone();
+    let (ceiling, requested) = ceiling(setup, interrupt)?;
+    let mut capacities = setup.capacity.clone();
     capacities.sort_unstable_by_key(|size| size.0);
     capacities.dedup_by_key(|size| size.0);
-    let beside = tempfile::tempdir_in(tiers::beside(&args.store))
-        .map_err(|error| Failure::environment(format!("{}: {error}", args.store.display())))?;
+    let beside = tempfile::tempdir_in(setup.beside())
+        .map_err(|error| Failure::environment(format!("{}: {error}", setup.store.display())))?;
     let mut sizes = Vec::new();
     let mut ending = Ending::Done;
     for (number, capacity) in capacities.into_iter().enumerate() {
         if interrupt.is_raised() {
             break;
         }
-        let of_one = ReplayArgs {
+        let of_one = Setup {
             store: beside.path().join(format!("store-{number}")),
             capacity: vec![capacity],
-            ..args.clone()
+            ..setup.clone()
         };
-        let Some((report, ended)) = store_only::report(&of_one, page_bytes, interrupt)? else {
+        let Some((report, ended)) = store_only::report(&of_one, page_bytes, policy, interrupt)?
+        else {
             break;
         };
         if !report.interrupted && report.counts.pages_requested != requested {
             return Err(Failure::usage(format!(
                 "{}: gave {} pages at first and {} now; it is read more than once: give a file",
-                args.trace.display(),
+                setup.trace.display(),
                 requested,
                 report.counts.pages_requested
             )));
@@ -202,25 +205,22 @@ pub fn run(
         return Ok(ending);
     }
     let report = SizesReport {
-        path: args.trace.clone(),
+        path: setup.trace.clone(),
         page_bytes: page_bytes.0,
         paying_capacity_bytes: paying(&sizes, ceiling),
         sizes,
         ceiling_hit_rate: ceiling,
         interrupted,
     };
-    report::print(&report, args.json)?;
+    report::print(&report, setup.json)?;
     Ok(ending)
 }
 
 /// The hit rate of a store that keeps every page, and the pages that the trace requests.
-fn ceiling(args: &ReplayArgs, interrupt: &Interrupt) -> Result<(f64, u64), Failure> {
-    let limit = args.limit.map_or(usize::MAX, |limit| {
-        usize::try_from(limit).unwrap_or(usize::MAX)
-    });
+fn ceiling(setup: &Setup, interrupt: &Interrupt) -> Result<(f64, u64), Failure> {
     let mut seen = HashSet::new();
     let (mut hit, mut requested) = (0, 0);
-    for request in Trace::open(&args.trace, interrupt)?.take(limit) {
+    for request in Trace::open(&setup.trace, interrupt)?.take(setup.limit()) {
         let blocks = request?.hash_ids;
         hit += blocks
             .iter()

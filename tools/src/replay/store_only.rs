@@ -17,19 +17,17 @@ use larder_engine::{PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::Serialize;
 
-use super::{
-    BLOCK_TOKENS, ReplayArgs, check_capacity, check_namespace, create_missing, does_not_fit,
-};
-
+use super::setup::{Setup, check_namespace};
 use crate::ack_log::{AckLog, History};
 use crate::bench;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::policy::Policy;
 use crate::report::{self, Lines, Report};
 use crate::session::{Counts, Session, Witness};
 use crate::size::ByteSize;
-use crate::trace::{FileTrace, Trace};
+use crate::trace::{BLOCK_TOKENS, FileTrace, Trace};
 use crate::usage;
 use crate::workload;
 
@@ -191,13 +189,14 @@ impl Report for ReplayReport {
 
 /// Runs it with pages of this size.
 pub fn run(
-    args: &ReplayArgs,
+    setup: &Setup,
     page_bytes: ByteSize,
+    policy: Policy,
     interrupt: &Interrupt,
 ) -> Result<Ending, Failure> {
-    let ended = with_report(args, page_bytes, interrupt, |report| {
+    let ended = with_report(setup, page_bytes, policy, interrupt, |report| {
         // A failing device may prevent the close, so the result is printed before.
-        report::print(&report, args.json)?;
+        report::print(&report, setup.json)?;
         Ok(ending(&report))
     })?;
     Ok(ended.unwrap_or(Ending::Interrupted))
@@ -205,45 +204,46 @@ pub fn run(
 
 /// The same, for a report of several runs; `None` if it was ended before it began.
 pub(super) fn report(
-    args: &ReplayArgs,
+    setup: &Setup,
     page_bytes: ByteSize,
+    policy: Policy,
     interrupt: &Interrupt,
 ) -> Result<Option<(ReplayReport, Ending)>, Failure> {
-    with_report(args, page_bytes, interrupt, |report| {
+    with_report(setup, page_bytes, policy, interrupt, |report| {
         let ended = ending(&report);
         Ok((report, ended))
     })
 }
 
 fn with_report<T>(
-    args: &ReplayArgs,
+    setup: &Setup,
     page_bytes: ByteSize,
+    policy: Policy,
     interrupt: &Interrupt,
     take: impl FnOnce(ReplayReport) -> Result<T, Failure>,
 ) -> Result<Option<T>, Failure> {
     let shape = workload::shape(page_bytes, 1)?;
     // The trace and the logs are opened first: a wrong path, or a wrong kind of file, must not
     // leave a store behind.
-    let trace = Trace::open(&args.trace, interrupt)?;
-    let log = args.ack_log.as_deref().map(AckLog::open).transpose()?;
+    let trace = Trace::open(&setup.trace, interrupt)?;
+    let log = setup.ack_log.as_deref().map(AckLog::open).transpose()?;
     let acks = Acks {
         log,
-        unflushed: args.flush_every.map(|_| Vec::new()),
+        unflushed: setup.flush_every.map(|_| Vec::new()),
     };
-    let history = args.check_log.as_deref().map(History::read).transpose()?;
+    let history = setup.check_log.as_deref().map(History::read).transpose()?;
     if interrupt.is_raised() {
         return Ok(None);
     }
-    create_missing(args, args.capacity(), &shape)?;
+    setup.create_missing(setup.capacity(), &shape)?;
     let input = Input {
         trace,
         acks,
         history,
         shape,
     };
-    let policy = args.retention.policy.unwrap_or_default();
-    args.open.with(&args.store, policy, |store| {
-        take(replay(args, store, input, interrupt)?).map(Some)
+    setup.open.with(&setup.store, policy, |store| {
+        take(replay(setup, store, input, interrupt)?).map(Some)
     })
 }
 
@@ -256,36 +256,33 @@ struct Input {
 }
 
 fn replay(
-    args: &ReplayArgs,
+    setup: &Setup,
     store: &Store,
     mut input: Input,
     interrupt: &Interrupt,
 ) -> Result<ReplayReport, Failure> {
     let started = Instant::now();
-    check_capacity(args, store, args.capacity())?;
+    setup.check_capacity(store, setup.capacity())?;
     let namespace = workload::namespace(MODEL, BLOCK_TOKENS, input.shape)?;
-    check_namespace(store, &args.store, &namespace)?;
+    check_namespace(store, &setup.store, &namespace)?;
     let namespace = store.namespace(&namespace)?;
-    let mut session = Session::new(store, namespace, &input.shape, args.wait)?;
+    let mut session = Session::new(store, namespace, &input.shape, setup.wait)?;
     let usable_pages = store.stats().usable_pages(page_bytes_on_disk(&input.shape));
     if usable_pages == 0 {
-        return Err(does_not_fit(&args.store));
+        return Err(setup.does_not_fit());
     }
     let check = input
         .history
         .map(|history| check(&mut session, &history, usable_pages));
     let checked = store.stats();
-    let bar = report::progress(args.limit, "{pos} requests, {per_sec}, {elapsed}");
-    let limit = args.limit.map_or(usize::MAX, |limit| {
-        usize::try_from(limit).unwrap_or(usize::MAX)
-    });
-    for request in input.trace.take(limit) {
+    let bar = report::progress(setup.limit, "{pos} requests, {per_sec}, {elapsed}");
+    for request in input.trace.take(setup.limit()) {
         if interrupt.is_raised() {
             break;
         }
         session.serve(&workload::chain(&request?.hash_ids), &mut input.acks)?;
         bar.inc(1);
-        if args
+        if setup
             .flush_every
             .is_some_and(|every| session.counts.requests % every == 0)
         {
@@ -298,7 +295,7 @@ fn replay(
     input.acks.flushed()?;
     let stats = store.stats();
     Ok(ReplayReport {
-        path: args.store.clone(),
+        path: setup.store.clone(),
         counts: session.counts,
         hit_rate: usage::ratio(session.counts.pages_hit, session.counts.pages_requested),
         bytes_read: stats.bytes_read - checked.bytes_read,

@@ -5,11 +5,11 @@
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
-use super::requests::Requests;
 use super::volume::{FILL, Geometry, SEGMENT_BYTES};
 use super::{Hints, PAGE_BYTES, play};
 use crate::interrupt::Interrupt;
 use crate::policy::Policy;
+use crate::replay::requests::Requests;
 
 /// Requests: a time in milliseconds, and the blocks.
 type Trace = Vec<(f64, Vec<u64>)>;
@@ -22,7 +22,7 @@ fn requests(trace: &Trace) -> Requests {
         format!("{line}\n")
     };
     std::fs::write(&path, trace.iter().map(line).collect::<String>()).unwrap();
-    Requests::read(&path, None, &Interrupt::never()).unwrap()
+    Requests::read(&path, usize::MAX, &Interrupt::never()).unwrap()
 }
 
 /// A trace under both orders, in a store of about so many segments.

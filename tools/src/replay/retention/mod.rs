@@ -5,19 +5,19 @@
 //! and the same trace gives the same figures. For each capacity there are three runs: the policy,
 //! LRU in the same store, and the optimum, which knows the future.
 //!
+//! A module imports only modules below it.
+//!
 //! | module | content |
 //! |---|---|
-//! | `requests` | the trace in memory |
-//! | `volume` | a core over a volume without payload |
-//! | `optimum` | the optimum |
 //! | `bounds` | (tests: how far the learned policy may fall behind LRU) |
 //! | `report` | the document and its lines |
+//! | `volume` | a core over a volume without payload |
+//! | `optimum` | the optimum |
 
 #[cfg(test)]
 mod bounds;
 mod optimum;
 mod report;
-pub(super) mod requests;
 mod volume;
 
 use std::path::PathBuf;
@@ -25,14 +25,14 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use larder_engine::{Class, Hint, Stop};
 
-use super::ReplayArgs;
+use super::requests::{Request, Requests};
+use super::setup::Setup;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::policy::Policy;
 use crate::report as reports;
 use report::{RetentionReport, Row};
-use requests::{Request, Requests};
-use volume::{Geometry, Volume};
+use volume::{Geometry, Played, Volume};
 
 /// Page size where `--page-bytes` gives none.
 const PAGE_BYTES: u64 = 2 << 20;
@@ -106,21 +106,26 @@ fn fill(text: &str) -> Result<f64, String> {
 }
 
 /// Runs it.
-pub fn run(args: &ReplayArgs, policy: Policy, interrupt: &Interrupt) -> Result<Ending, Failure> {
-    let requests = Requests::read(&args.trace, args.limit, interrupt)?;
-    let page_bytes = args.page_bytes.map_or(PAGE_BYTES, |size| size.0);
-    let segment_bytes = args
+pub fn run(
+    setup: &Setup,
+    args: &RetentionArgs,
+    policy: Policy,
+    interrupt: &Interrupt,
+) -> Result<Ending, Failure> {
+    let requests = Requests::read(&setup.trace, setup.limit(), interrupt)?;
+    let page_bytes = setup.page_bytes.map_or(PAGE_BYTES, |size| size.0);
+    let segment_bytes = setup
         .segment_size
         .map_or(volume::SEGMENT_BYTES, |size| size.0);
-    let learned_on = args.retention.learned_on.as_ref();
+    let learned_on = args.learned_on.as_ref();
     let earlier = learned_on
-        .map(|path| Requests::read(path, args.limit, interrupt))
+        .map(|path| Requests::read(path, setup.limit(), interrupt))
         .transpose()?;
     let mut rows = Vec::new();
-    for percent in &args.retention.percent {
-        let fill = args.retention.fill;
+    for percent in &args.percent {
+        let fill = args.fill;
         let geometry = Geometry::keeping(*percent, fill, &requests, page_bytes, segment_bytes)?;
-        let hints = args.retention.hints;
+        let hints = args.hints;
         let lru = play(&requests, &geometry, Policy::Lru, hints, &[], interrupt)?;
         let lessons = match &earlier {
             Some(earlier) => play(earlier, &geometry, policy, hints, &[], interrupt)?.lessons,
@@ -136,31 +141,13 @@ pub fn run(args: &ReplayArgs, policy: Policy, interrupt: &Interrupt) -> Result<E
             break;
         }
     }
-    let report = RetentionReport::new(args, policy, &requests, rows, interrupt.is_raised());
-    reports::print(&report, args.json)?;
+    let report = RetentionReport::new(setup, args, policy, &requests, rows, interrupt.is_raised());
+    reports::print(&report, setup.json)?;
     Ok(if interrupt.is_raised() {
         Ending::Interrupted
     } else {
         Ending::Done
     })
-}
-
-/// The result of one run.
-#[derive(Clone, Debug, Default)]
-struct Played {
-    hits: u64,
-    /// By request.
-    hits_of: Vec<usize>,
-    put: u64,
-    refused: u64,
-    written_bytes: u64,
-    put_bytes: u64,
-    copied_bytes: u64,
-    evicted: u64,
-    policy_bytes: u64,
-    /// What the policy has learned.
-    lessons: Vec<u8>,
-    seconds: f64,
 }
 
 fn play(

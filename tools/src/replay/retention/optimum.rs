@@ -6,7 +6,7 @@
 
 use std::collections::BinaryHeap;
 
-use super::requests::Requests;
+use crate::replay::requests::Requests;
 
 const NEVER: u32 = u32::MAX;
 
@@ -73,7 +73,7 @@ mod tests {
         let path = directory.path().join("trace");
         let line = |chain: &&[u64]| format!("{}\n", serde_json::json!({"hash_ids": chain}));
         std::fs::write(&path, chains.iter().map(line).collect::<String>()).unwrap();
-        Requests::read(&path, None, &Interrupt::never()).unwrap()
+        Requests::read(&path, usize::MAX, &Interrupt::never()).unwrap()
     }
 
     #[test]

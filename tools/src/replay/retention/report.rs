@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use super::Played;
-use super::requests::Requests;
-use super::volume::Geometry;
+use super::RetentionArgs;
+use super::volume::{Geometry, Played};
 use crate::policy::Policy;
-use crate::replay::ReplayArgs;
+use crate::replay::requests::Requests;
+use crate::replay::setup::Setup;
 use crate::report::{Lines, Report};
+use crate::usage::ratio;
 
 #[derive(Serialize)]
 pub(super) struct RetentionReport {
@@ -59,14 +60,6 @@ pub(super) struct Row {
     lru_seconds: f64,
 }
 
-fn ratio(part: u64, whole: u64) -> f64 {
-    if whole == 0 {
-        0.0
-    } else {
-        part as f64 / whole as f64
-    }
-}
-
 impl Row {
     pub(super) fn new(
         percent: f64,
@@ -102,20 +95,21 @@ impl Row {
 
 impl RetentionReport {
     pub(super) fn new(
-        args: &ReplayArgs,
+        setup: &Setup,
+        args: &RetentionArgs,
         policy: Policy,
         requests: &Requests,
         capacities: Vec<Row>,
         interrupted: bool,
     ) -> RetentionReport {
         RetentionReport {
-            path: args.trace.clone(),
+            path: setup.trace.clone(),
             policy: policy.word(),
             requests: requests.iter().len() as u64,
             pages_requested: requests.references(),
             distinct_pages: requests.distinct() as u64,
-            learned_on: args.retention.learned_on.clone(),
-            fill_percent: args.retention.fill,
+            learned_on: args.learned_on.clone(),
+            fill_percent: args.fill,
             capacities,
             interrupted,
         }

@@ -19,12 +19,12 @@ use larder_format::{
     StoreId,
 };
 
-use super::Played;
-use super::requests::Requests;
+use crate::bench;
 use crate::failure::Failure;
-use crate::replay::BLOCK_TOKENS;
+use crate::replay::requests::Requests;
 use crate::size::ByteSize;
-use crate::{bench, workload};
+use crate::trace::BLOCK_TOKENS;
+use crate::workload;
 
 /// Segment size where `--segment-size` gives none.
 pub(super) const SEGMENT_BYTES: u64 = 16 << 20;
@@ -97,6 +97,24 @@ impl Geometry {
             pages: kept(segments) as usize,
         })
     }
+}
+
+/// The result of one run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Played {
+    pub hits: u64,
+    /// By request.
+    pub hits_of: Vec<usize>,
+    pub put: u64,
+    pub refused: u64,
+    pub written_bytes: u64,
+    pub put_bytes: u64,
+    pub copied_bytes: u64,
+    pub evicted: u64,
+    pub policy_bytes: u64,
+    /// What the policy has learned.
+    pub lessons: Vec<u8>,
+    pub seconds: f64,
 }
 
 /// See the module.

@@ -10,8 +10,8 @@ use serde::Serialize;
 use super::drive::Run;
 use super::machine::Speeds;
 use super::outcome::{Moved, Quantiles, Timing, seconds};
+use super::plan::{Plan, Setting};
 use super::shared::Nanos;
-use super::tiers::Plan;
 use crate::disk::DiskFacts;
 use crate::failure::Ending;
 use crate::report::{Lines, Report};
@@ -20,41 +20,6 @@ use crate::usage;
 
 /// Width of a column of the table.
 const COLUMN: usize = 17;
-
-/// The tiers in use, in the order of the output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Setting {
-    /// L1 alone.
-    L1,
-    /// L1 and L2.
-    L1L2,
-    /// All three.
-    All,
-    /// All three, without hints to L3 about hot pages above.
-    Untold,
-}
-
-impl Setting {
-    /// Its name in documents.
-    pub fn name(self) -> &'static str {
-        match self {
-            Setting::L1 => "L1",
-            Setting::L1L2 => "L1+L2",
-            Setting::All => "L1+L2+L3",
-            Setting::Untold => "L3 not told",
-        }
-    }
-
-    /// Whether there is an L2.
-    pub fn has_l2(self) -> bool {
-        self != Setting::L1
-    }
-
-    /// Whether there is an L3.
-    pub fn has_l3(self) -> bool {
-        matches!(self, Setting::All | Setting::Untold)
-    }
-}
 
 /// The store's own figures, and its state before.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -183,31 +148,24 @@ impl TiersReport {
         cost: Cost,
     ) -> TiersReport {
         let args = plan.args;
-        let (write_policy, prefetch_policy) = args.policies();
         let loads: Vec<_> = runs
             .iter()
-            .map(|(setting, run)| (setting.name(), offered(run, args.instances())))
+            .map(|(setting, run)| (setting.name(), offered(run, args.instances)))
             .collect();
         let ttft_refused = refusal(&loads);
         let settings = runs.iter().zip(&loads).map(|((setting, run), (_, load))| {
-            SettingReport::new(
-                *setting,
-                run,
-                *load,
-                args.page_size(),
-                ttft_refused.is_none(),
-            )
+            SettingReport::new(*setting, run, *load, args.page_size, ttft_refused.is_none())
         });
         TiersReport {
             path: path.to_owned(),
-            model: args.model().name.clone().into_owned(),
-            page_tokens: args.page_size(),
+            model: args.model.name.clone().into_owned(),
+            page_tokens: args.page_size,
             page_bytes: u64::from(plan.page.page_bytes()),
             moved_page_bytes: u64::from(plan.scaled.page_bytes()),
-            instances: args.instances(),
-            rate: args.rate(),
-            write_policy,
-            prefetch_policy,
+            instances: args.instances,
+            rate: args.rate,
+            write_policy: args.write_policy,
+            prefetch_policy: args.prefetch_policy,
             l1_bytes: plan.l1.0,
             l2_bytes: plan.l2.0,
             speeds: SpeedReport {

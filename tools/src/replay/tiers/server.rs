@@ -24,13 +24,12 @@ use larder_tiers::l3::L3;
 use larder_tiers::prompt::{Prompt, Scope};
 use larder_tiers::{Cache, Config, Parts};
 
-use super::BLOCK_TOKENS;
 use super::machine::{Event, Machine, ServerNumber, nanos};
 use super::model::{Compute, Model, prefill_end};
 use super::outcome::{Found, Moved, Served, Timing};
 use super::shared::Nanos;
 use crate::failure::Failure;
-use crate::trace;
+use crate::trace::{self, BLOCK_TOKENS};
 use crate::workload::Words;
 
 /// Microseconds to nanoseconds.

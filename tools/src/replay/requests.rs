@@ -7,13 +7,12 @@ use larder_format::PageKey;
 
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::replay::BLOCK_TOKENS;
-use crate::trace::Trace;
+use crate::trace::{BLOCK_TOKENS, Trace};
 use crate::workload;
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::replay) struct Request {
+pub struct Request {
     pub at_ms: u64,
     pub output_tokens: Option<u32>,
     /// 0: not known.
@@ -25,7 +24,7 @@ pub(in crate::replay) struct Request {
 }
 
 /// See the module.
-pub(in crate::replay) struct Requests {
+pub struct Requests {
     requests: Vec<Request>,
     blocks: Vec<u32>,
     /// By block.
@@ -33,12 +32,7 @@ pub(in crate::replay) struct Requests {
 }
 
 impl Requests {
-    pub(in crate::replay) fn read(
-        path: &Path,
-        limit: Option<u64>,
-        interrupt: &Interrupt,
-    ) -> Result<Requests, Failure> {
-        let limit = limit.unwrap_or(u64::MAX).try_into().unwrap_or(usize::MAX);
+    pub fn read(path: &Path, limit: usize, interrupt: &Interrupt) -> Result<Requests, Failure> {
         let mut numbers: HashMap<u64, u32> = HashMap::new();
         let mut all = Requests {
             requests: Vec::new(),
@@ -73,30 +67,28 @@ impl Requests {
         Ok(all)
     }
 
-    pub(in crate::replay) fn iter(
-        &self,
-    ) -> impl DoubleEndedIterator<Item = &Request> + ExactSizeIterator {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Request> + ExactSizeIterator {
         self.requests.iter()
     }
 
     /// The blocks of a request.
-    pub(in crate::replay) fn blocks(&self, request: &Request) -> &[u32] {
+    pub fn blocks(&self, request: &Request) -> &[u32] {
         &self.blocks[request.first..][..request.count]
     }
 
     /// Their keys.
-    pub(in crate::replay) fn keys(&self, request: &Request) -> Vec<PageKey> {
+    pub fn keys(&self, request: &Request) -> Vec<PageKey> {
         let blocks = self.blocks(request).iter();
         blocks.map(|block| self.keys[*block as usize]).collect()
     }
 
     /// References to blocks.
-    pub(in crate::replay) fn references(&self) -> u64 {
+    pub fn references(&self) -> u64 {
         self.blocks.len() as u64
     }
 
     /// Different blocks.
-    pub(in crate::replay) fn distinct(&self) -> usize {
+    pub fn distinct(&self) -> usize {
         self.keys.len()
     }
 }
