@@ -238,11 +238,9 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         })?
     };
     report::print(&report, args.json)?;
-    Ok(match (report.interrupted, report.counts.is_bad()) {
-        (_, true) => Ending::Findings,
-        (true, false) => Ending::Interrupted,
-        (false, false) => Ending::Done,
-    })
+    Ok(Ending::Done
+        .or_interrupted(report.interrupted)
+        .or_findings(report.counts.is_bad()))
 }
 
 /// Measures puts or gets on a store, for callers that need only its speed.

@@ -22,6 +22,7 @@ use crate::findings::{Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report, count};
 use crate::size::ByteSize;
+use crate::usage;
 
 /// Put the pages of a store in order, so that a chain is one sequential read, and drop dead space
 ///
@@ -119,7 +120,6 @@ struct Copy {
 }
 
 impl Layout {
-    #[expect(clippy::cast_precision_loss, reason = "an average for people")]
     fn of(survey: &Survey) -> Layout {
         let chains = survey.chains();
         let pages = survey.live().len() as u64;
@@ -134,11 +134,7 @@ impl Layout {
                 .map(|facts| facts.data_bytes.saturating_sub(facts.live_bytes))
                 .sum(),
             runs,
-            mean_run_pages: if runs == 0 {
-                0.0
-            } else {
-                pages as f64 / runs as f64
-            },
+            mean_run_pages: usage::ratio(pages, runs),
         }
     }
 
@@ -282,13 +278,9 @@ impl CompactReport {
                 + copied.refused_pages
                 + copied.evicted_pages
         });
-        if self.interrupted {
-            Ending::Interrupted
-        } else if left + left_out > 0 {
-            Ending::Findings
-        } else {
-            Ending::Done
-        }
+        Ending::Done
+            .or_findings(left + left_out > 0)
+            .or_interrupted(self.interrupted)
     }
 }
 

@@ -140,11 +140,7 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
         force: args.force,
     };
     report::print(&report, args.json)?;
-    Ok(if interrupted {
-        Ending::Interrupted
-    } else {
-        Ending::Done
-    })
+    Ok(Ending::Done.or_interrupted(interrupted))
 }
 
 /// `None` when the operator ended it.

@@ -108,10 +108,7 @@ pub fn run(args: &DeleteArgs) -> Result<Ending, Failure> {
         delete(args, store, &interrupt)
     })?;
     report::print(&report, args.json)?;
-    Ok(match report.interrupted {
-        true => Ending::Interrupted,
-        false => Ending::Done,
-    })
+    Ok(Ending::Done.or_interrupted(report.interrupted))
 }
 
 fn delete(

@@ -34,7 +34,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::place::volume_at;
+use crate::place::{directory_of, volume_at};
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use store::store;
@@ -218,10 +218,7 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     let metadata = match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             // A future store is judged by its directory.
-            let parent = path
-                .parent()
-                .filter(|parent| !parent.as_os_str().is_empty())
-                .unwrap_or(Path::new("."));
+            let parent = directory_of(path);
             facts.add(
                 "path",
                 Level::Ok,

@@ -170,13 +170,9 @@ impl ExportReport {
     }
 
     fn ending(&self) -> Ending {
-        if self.interrupted {
-            Ending::Interrupted
-        } else if self.damaged || self.chain_complete == Some(false) {
-            Ending::Findings
-        } else {
-            Ending::Done
-        }
+        Ending::Done
+            .or_findings(self.damaged || self.chain_complete == Some(false))
+            .or_interrupted(self.interrupted)
     }
 }
 

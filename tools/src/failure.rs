@@ -30,6 +30,23 @@ pub enum Ending {
 }
 
 impl Ending {
+    /// `Findings` if something is wrong, else the same. Of several such calls the last one that
+    /// applies counts.
+    #[must_use]
+    pub fn or_findings(self, has_findings: bool) -> Ending {
+        if has_findings { Ending::Findings } else { self }
+    }
+
+    /// `Interrupted` if the operator ended the command, else the same.
+    #[must_use]
+    pub fn or_interrupted(self, interrupted: bool) -> Ending {
+        if interrupted {
+            Ending::Interrupted
+        } else {
+            self
+        }
+    }
+
     /// The code that the process ends with.
     pub fn exit_code(self) -> u8 {
         match self {

@@ -14,10 +14,7 @@ use serde::Serialize;
 use crate::archive::{Fault, FaultReason};
 use crate::failure::Failure;
 use crate::place;
-use crate::report::Lines;
-
-/// Most findings that are listed for people: a destroyed device has millions.
-const LISTED_MAX: usize = 1000;
+use crate::report::{LISTED_MAX, Lines};
 
 /// The remedy for a page whose bytes are lost.
 const PAGE_ADVICE: &str = "the page is lost: reading it is a miss, and putting it again repairs \

@@ -198,13 +198,10 @@ impl ImportReport {
     /// `spares`: no page of others was allowed to be evicted.
     fn ending(&self, spares: bool) -> Ending {
         let dropped = spares && self.evicted_pages > 0;
-        if self.damaged || self.refused_pages + self.failed_pages > 0 || dropped {
-            Ending::Findings
-        } else if self.interrupted {
-            Ending::Interrupted
-        } else {
-            Ending::Done
-        }
+        let unstored = self.refused_pages + self.failed_pages;
+        Ending::Done
+            .or_interrupted(self.interrupted)
+            .or_findings(self.damaged || unstored > 0 || dropped)
     }
 
     fn note(&mut self, status: PutStatus, page_bytes: u64) {

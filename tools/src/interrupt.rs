@@ -83,6 +83,11 @@ impl Interrupt {
     pub fn advance(&self, bar: &ProgressBar, done: u64, total: u64) -> ControlFlow<()> {
         bar.set_length(total);
         bar.set_position(done);
+        self.flow()
+    }
+
+    /// Ends a work early when a signal has come.
+    pub fn flow(&self) -> ControlFlow<()> {
         match self.is_raised() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),

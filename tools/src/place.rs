@@ -1,7 +1,7 @@
 //! The place of a store on the command line: its first volume, or the directory that a backend's
 //! `path` names.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
@@ -19,6 +19,13 @@ pub fn volume_at(path: PathBuf) -> PathBuf {
     } else {
         path
     }
+}
+
+/// The directory in which a file is, or is to be.
+#[must_use]
+pub fn directory_of(file: &Path) -> &Path {
+    let directory = file.parent().filter(|path| !path.as_os_str().is_empty());
+    directory.unwrap_or(Path::new("."))
 }
 
 /// Reads such a path from the command line.

@@ -5,7 +5,6 @@
 //! damage, or a dry run that would change something, ends with 1.
 
 use std::collections::BTreeSet;
-use std::ops::ControlFlow;
 
 use larder_engine::OpenOptions;
 use larder_engine::offline::{self, Repair, Repaired};
@@ -213,11 +212,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     );
     let mut progress = |done, _| {
         bar.set_position(done);
-        if interrupt.is_raised() {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        interrupt.flow()
     };
     let options = OpenOptions::default().with(|o| {
         o.volumes = how.store.volumes.clone();

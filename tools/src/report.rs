@@ -20,6 +20,9 @@ use crate::failure::Failure;
 /// Version of the JSON documents.
 pub const SCHEMA: u32 = 1;
 
+/// Most things of a kind that are listed for people: a destroyed device has millions of faults.
+pub const LISTED_MAX: usize = 1000;
+
 /// Progress is drawn at most this often a second.
 const DRAWS_PER_SECOND_MAX: u8 = 10;
 
@@ -76,6 +79,17 @@ impl Lines {
                 line.push_str(&cell);
             }
             self.text(line.trim_end());
+        }
+    }
+
+    /// Adds a line for each of these things, up to a limit.
+    pub fn list(&mut self, things: &str, lines: impl ExactSizeIterator<Item = String>) {
+        let is_cut = lines.len() > LISTED_MAX;
+        for line in lines.take(LISTED_MAX) {
+            self.text(line);
+        }
+        if is_cut {
+            self.text(format!("More {things}: --json lists all of them."));
         }
     }
 

@@ -85,11 +85,14 @@ impl Meter {
     pub fn percentile_us(&self, percent: usize) -> f64 {
         let mut calls = self.calls.clone();
         calls.sort_unstable();
-        let rank = (calls.len() * percent).div_ceil(100).max(1);
-        calls
-            .get(rank - 1)
-            .map_or(0.0, |wall| wall.as_secs_f64() * 1e6)
+        nearest_rank(&calls, percent).map_or(0.0, |wall| wall.as_secs_f64() * 1e6)
     }
+}
+
+/// The least of the sorted values that `percent` of them do not exceed; `None` without values.
+pub fn nearest_rank<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
+    let rank = (sorted.len() * percent).div_ceil(100).max(1);
+    sorted.get(rank - 1).copied()
 }
 
 /// `count` a second; 0 when no time has passed.

@@ -193,15 +193,12 @@ impl VerifyReport {
     }
 
     fn ending(&self) -> Ending {
-        if self.is_interrupted() && (self.repair.is_some() || self.not_repaired) {
-            Ending::Interrupted
-        } else if self.damaged {
-            Ending::Findings
-        } else if self.is_interrupted() {
-            Ending::Interrupted
-        } else {
-            Ending::Done
-        }
+        let is_half_repaired =
+            self.is_interrupted() && (self.repair.is_some() || self.not_repaired);
+        Ending::Done
+            .or_interrupted(self.is_interrupted())
+            .or_findings(self.damaged)
+            .or_interrupted(is_half_repaired)
     }
 }
 

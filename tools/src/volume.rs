@@ -206,10 +206,7 @@ pub fn run(args: &VolumeArgs) -> Result<Ending, Failure> {
         Change::Add(args) => add(args, &interrupt)?,
         Change::Retire(args) => retire(args, &interrupt)?,
     };
-    Ok(match interrupted {
-        true => Ending::Interrupted,
-        false => Ending::Done,
-    })
+    Ok(Ending::Done.or_interrupted(interrupted))
 }
 
 /// Returns whether the operator ended it.

@@ -190,11 +190,9 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     let report = measured?;
     closed?;
     report::print(&report, args.json)?;
-    Ok(match (report.interrupted, report.counts.is_bad()) {
-        (_, true) => Ending::Findings,
-        (true, false) => Ending::Interrupted,
-        (false, false) => Ending::Done,
-    })
+    Ok(Ending::Done
+        .or_interrupted(report.interrupted)
+        .or_findings(report.counts.is_bad()))
 }
 
 fn shape(args: &BenchArgs) -> Result<KvShape, Failure> {

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::redact::Redactor;
 use crate::failure::Failure;
-use crate::place::volume_at;
+use crate::place::{directory_of, volume_at};
 use crate::stat;
 
 /// Last lines of the log, and most bytes of them.
@@ -102,10 +102,7 @@ pub(super) fn write(
 
 /// Writes the archive under its name when it is complete, for this user alone.
 fn pack(archive: &Path, entries: &[(&str, String)]) -> io::Result<()> {
-    let directory = archive
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty());
-    let file = tempfile::NamedTempFile::new_in(directory.unwrap_or(Path::new(".")))?;
+    let file = tempfile::NamedTempFile::new_in(directory_of(archive))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut archive_file = tar::Builder::new(file);
     for (name, text) in entries {

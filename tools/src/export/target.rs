@@ -17,6 +17,7 @@ use larder_engine::survey::Survey;
 use tempfile::NamedTempFile;
 
 use crate::failure::Failure;
+use crate::place::directory_of;
 use crate::size::ByteSize;
 
 /// The file name that stands for standard output.
@@ -67,7 +68,7 @@ impl Target {
             ))),
             Ok(_) | Err(_) => Ok(Target::File {
                 path: path.to_owned(),
-                directory: directory_of(path),
+                directory: directory_of(path).to_owned(),
                 replace: force,
             }),
         }
@@ -149,13 +150,6 @@ fn is_volume(path: &Path) -> bool {
     let mut magic = [0; 8];
     let read = File::open(path).and_then(|mut file| io::Read::read_exact(&mut file, &mut magic));
     read.is_ok() && magic == Structure::Superblock.magic()
-}
-
-fn directory_of(path: &Path) -> PathBuf {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
-        _ => PathBuf::from("."),
-    }
 }
 
 fn check_space(path: &Path, directory: &Path, needed: u64) -> Result<(), Failure> {

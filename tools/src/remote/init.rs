@@ -7,7 +7,6 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::place::PlaceArgs;
-use super::reports::ending;
 use crate::failure::{Ending, Failure};
 use crate::report::{self, Lines, Report};
 
@@ -100,7 +99,7 @@ pub fn run(args: &InitArgs) -> Result<Ending, Failure> {
         policy: bucket.map(|(bucket, prefix)| policy(bucket, prefix, args)),
     };
     report::print(&report, args.json)?;
-    Ok(ending(false, report.problem.is_some()))
+    Ok(Ending::Done.or_findings(report.problem.is_some()))
 }
 
 /// `v1/` below the prefix: the names of all objects.

@@ -5,9 +5,6 @@ use serde::Serialize;
 
 use crate::report::Lines;
 
-/// Most objects that are listed for people.
-const LISTED_MAX: usize = 1000;
-
 /// Objects that could not be looked at, read, written or removed, while the remote itself answers.
 #[derive(Default, Serialize)]
 #[serde(transparent)]
@@ -45,12 +42,10 @@ impl LeftOut {
             return;
         }
         lines.row("Left out", self.0.len().to_string());
-        for row in self.0.iter().take(LISTED_MAX) {
+        let line = |row: &Row| {
             let run = row.run.as_ref().map(|run| format!("{run}: "));
-            lines.text(format!("{}{}", run.unwrap_or_default(), row.reason));
-        }
-        if self.0.len() > LISTED_MAX {
-            lines.text("More objects: --json lists all of them.");
-        }
+            format!("{}{}", run.unwrap_or_default(), row.reason)
+        };
+        lines.list("objects", self.0.iter().map(line));
     }
 }

@@ -17,7 +17,7 @@ use larder_remote::{Listed, Remote, RunName, Trust};
 use serde::Serialize;
 
 use super::place::{Fetched, PlaceArgs, TrustArgs};
-use super::reports::{Between, ending, size_of_runs};
+use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::{self, OpenArgs};
@@ -147,7 +147,9 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     report::print(&report, args.json)?;
     let faults = report.faulty_runs + report.faulty_pages + report.refused_pages;
     let has_findings = faults > 0 || !report.between.unreadable.is_empty();
-    Ok(ending(report.between.interrupted, has_findings))
+    Ok(Ending::Done
+        .or_findings(has_findings)
+        .or_interrupted(report.between.interrupted))
 }
 
 struct Pull<'a> {

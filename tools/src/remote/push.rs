@@ -14,7 +14,7 @@ use larder_remote::{Draft, Published, RUN_TOKENS, Remote, Trust, pages_of_run};
 use serde::Serialize;
 
 use super::place::{PlaceArgs, TrustArgs, Writes};
-use super::reports::{Between, ending, size_of_runs};
+use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::{Look, StoreArgs};
 use crate::interrupt::Interrupt;
@@ -129,7 +129,9 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
     writes.end()?;
     report::print(&report, args.json)?;
     let has_findings = report.damaged_runs > 0 || !report.between.unreadable.is_empty();
-    Ok(ending(report.between.interrupted, has_findings))
+    Ok(Ending::Done
+        .or_findings(has_findings)
+        .or_interrupted(report.between.interrupted))
 }
 
 /// A push of the runs of one namespace.

@@ -6,7 +6,6 @@ use serde::Serialize;
 
 use super::left_out::LeftOut;
 use super::place::PlaceArgs;
-use crate::failure::Ending;
 use crate::report::{Lines, count};
 use crate::size::ByteSize;
 
@@ -41,13 +40,4 @@ impl Between {
 /// `3 runs, 96 MiB`.
 pub fn size_of_runs(runs: u64, bytes: u64) -> String {
     format!("{}, {}", count(runs, "run"), ByteSize(bytes))
-}
-
-/// The end of a command that can be interrupted.
-pub fn ending(interrupted: bool, has_findings: bool) -> Ending {
-    match (interrupted, has_findings) {
-        (true, _) => Ending::Interrupted,
-        (false, true) => Ending::Findings,
-        (false, false) => Ending::Done,
-    }
 }

@@ -10,14 +10,11 @@ use serde::Serialize;
 
 use super::left_out::LeftOut;
 use super::place::{Fetched, PlaceArgs, TrustArgs, Writes};
-use super::reports::{ending, size_of_runs};
+use super::reports::size_of_runs;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report, count};
 use crate::size;
-
-/// Most faults that are listed for people.
-const LISTED_MAX: usize = 1000;
 
 /// List the namespaces of a remote
 #[derive(Args, Debug)]
@@ -87,7 +84,7 @@ pub fn ls(args: &LsArgs) -> Result<Ending, Failure> {
         unreadable,
     };
     report::print(&report, args.json)?;
-    Ok(ending(false, !report.unreadable.is_empty()))
+    Ok(Ending::Done.or_findings(!report.unreadable.is_empty()))
 }
 
 /// Read every object of a remote and verify every page
@@ -129,14 +126,12 @@ impl Report for VerifyReport {
         lines.row("Verified", size_of_runs(self.runs, self.bytes));
         lines.row("Good", count(self.good_pages, "page"));
         lines.row("Faults", self.faults.len().to_string());
-        for fault in self.faults.iter().take(LISTED_MAX) {
+        let faults = self.faults.iter().map(|fault| {
             let page = fault.key.as_ref().map(|key| format!("page {key}: "));
             let page = page.unwrap_or_default();
-            lines.text(format!("{}: {page}{}", fault.run, fault.reason));
-        }
-        if self.faults.len() > LISTED_MAX {
-            lines.text("More faults: --json lists all of them.");
-        }
+            format!("{}: {page}{}", fault.run, fault.reason)
+        });
+        lines.list("faults", faults);
         if !self.faults.is_empty() {
             lines.text("Nodes miss these pages. Remove the objects; a push makes them again.");
         }
@@ -214,7 +209,9 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
     }
     report::print(&report, args.json)?;
     let has_findings = !report.faults.is_empty() || !report.unreadable.is_empty();
-    Ok(ending(report.interrupted, has_findings))
+    Ok(Ending::Done
+        .or_findings(has_findings)
+        .or_interrupted(report.interrupted))
 }
 
 /// Remove objects of a remote, by age or by namespace
@@ -328,5 +325,7 @@ pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
     }
     writes.end()?;
     report::print(&report, args.json)?;
-    Ok(ending(report.interrupted, !report.unreadable.is_empty()))
+    Ok(Ending::Done
+        .or_findings(!report.unreadable.is_empty())
+        .or_interrupted(report.interrupted))
 }

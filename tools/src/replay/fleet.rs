@@ -17,6 +17,7 @@ use super::setup::Setup;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self as reports, Lines, Report};
+use crate::usage::ratio;
 
 /// The runs that nodes publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -190,10 +191,7 @@ pub fn run(
         interrupted: interrupt.is_raised(),
     };
     reports::print(&report, setup.json)?;
-    Ok(match report.interrupted {
-        true => Ending::Interrupted,
-        false => Ending::Done,
-    })
+    Ok(Ending::Done.or_interrupted(report.interrupted))
 }
 
 /// The nodes and the L4 during a run.
@@ -250,9 +248,9 @@ impl<'a> Fleet<'a> {
                 window.l4_blocks += (found - local) as u64;
             }
         }
-        let rate = |blocks: u64| blocks as f64 / window.blocks_requested.max(1) as f64;
-        window.local_hit_rate = rate(window.local_blocks);
-        window.l4_hit_rate = rate(window.l4_blocks);
+        let of_all = |blocks| ratio(blocks, window.blocks_requested);
+        window.local_hit_rate = of_all(window.local_blocks);
+        window.l4_hit_rate = of_all(window.l4_blocks);
         (window, self.l4.len() as u64)
     }
 

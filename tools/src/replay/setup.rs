@@ -83,15 +83,6 @@ impl Setup {
         })
     }
 
-    /// The directory of the store.
-    pub fn beside(&self) -> &Path {
-        let directory = self
-            .store
-            .parent()
-            .filter(|path| !path.as_os_str().is_empty());
-        directory.unwrap_or(Path::new("."))
-    }
-
     /// Creates the store if there is none. Returns whether it did. A store in which no page of this
     /// shape fits is not created.
     pub fn create_missing(&self, bytes: u64, shape: &PageShape) -> Result<bool, Failure> {

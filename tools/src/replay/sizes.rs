@@ -13,6 +13,7 @@ use super::setup::Setup;
 use super::store_only::{self, ReplayReport};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::place::directory_of;
 use crate::policy::Policy;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
@@ -163,7 +164,7 @@ pub fn run(
     let mut capacities = setup.capacity.clone();
     capacities.sort_unstable_by_key(|size| size.0);
     capacities.dedup_by_key(|size| size.0);
-    let beside = tempfile::tempdir_in(setup.beside())
+    let beside = tempfile::tempdir_in(directory_of(&setup.store))
         .map_err(|error| Failure::environment(format!("{}: {error}", setup.store.display())))?;
     let mut sizes = Vec::new();
     let mut ending = Ending::Done;

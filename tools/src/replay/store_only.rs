@@ -324,13 +324,9 @@ fn ending(report: &ReplayReport) -> Ending {
     let counts = &report.counts;
     let wrong = counts.wrong_pages + check.wrong_pages + check.lost_pages;
     let unstored = counts.refused_pages + counts.failed_pages;
-    if wrong + unstored + report.damaged_pages > 0 {
-        Ending::Findings
-    } else if report.interrupted {
-        Ending::Interrupted
-    } else {
-        Ending::Done
-    }
+    Ending::Done
+        .or_interrupted(report.interrupted)
+        .or_findings(wrong + unstored + report.damaged_pages > 0)
 }
 
 /// Checks the store against the promises of an earlier run.

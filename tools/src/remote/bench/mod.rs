@@ -36,7 +36,6 @@ use larder_remote::agent::{FETCHES, PUBLICATIONS};
 use serde::Serialize;
 
 use super::place::{PlaceArgs, TrustArgs};
-use super::reports::ending;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
@@ -254,7 +253,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         interrupted: outcome.is_err(),
     };
     report::print(&report, args.json)?;
-    Ok(ending(report.interrupted, false))
+    Ok(Ending::Done.or_interrupted(report.interrupted))
 }
 
 fn measure(

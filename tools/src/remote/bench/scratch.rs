@@ -1,7 +1,6 @@
 //! The stores of a measurement, and their agents.
 
 use std::fs::File;
-use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -411,10 +410,7 @@ fn make(path: PathBuf, bytes: u64, interrupt: &Interrupt) -> Result<PathBuf, Sto
         false => SEGMENT_BYTES,
     };
     let segments = bytes.div_ceil(segment_bytes) * 5 / 4 + SEGMENTS_FREE;
-    let progress = |_, _| match interrupt.is_raised() {
-        true => ControlFlow::Break(()),
-        false => ControlFlow::Continue(()),
-    };
+    let progress = |_, _| interrupt.flow();
     let options = CreateOptions::new(segments * segment_bytes).with(|o| {
         o.segment_size = Some(segment_bytes);
         o.prewrite = true;

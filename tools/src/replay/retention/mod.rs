@@ -143,11 +143,7 @@ pub fn run(
     }
     let report = RetentionReport::new(setup, args, policy, &requests, rows, interrupt.is_raised());
     reports::print(&report, setup.json)?;
-    Ok(if interrupt.is_raised() {
-        Ending::Interrupted
-    } else {
-        Ending::Done
-    })
+    Ok(Ending::Done.or_interrupted(interrupt.is_raised()))
 }
 
 fn play(

@@ -49,6 +49,7 @@ use super::setup::{Setup, check_namespace};
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::place::directory_of;
 use crate::policy::Policy;
 use crate::report as output;
 use crate::trace::Trace;
@@ -92,7 +93,7 @@ pub fn run(setup: &Setup, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<Endi
         .then(|| Untold::new(setup, store_bytes))
         .transpose()?;
     let shape = on_disk(&plan.page)?;
-    let measured = speed::disk(setup.beside(), &shape, &setup.open, interrupt)?;
+    let measured = speed::disk(directory_of(&setup.store), &shape, &setup.open, interrupt)?;
     if interrupt.is_raised() {
         return Ok(Ending::Interrupted);
     }
@@ -135,7 +136,7 @@ struct Untold {
 impl Untold {
     fn new(setup: &Setup, bytes: u64) -> Result<Untold, Failure> {
         let hint = "for a run to compare with; --only does without";
-        let directory = tempfile::tempdir_in(setup.beside()).map_err(|error| {
+        let directory = tempfile::tempdir_in(directory_of(&setup.store)).map_err(|error| {
             Failure::environment(format!("{}: {error}", setup.store.display())).with_hint(hint)
         })?;
         let path = directory.path().join("store");

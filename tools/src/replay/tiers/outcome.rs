@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::machine::SECOND;
 use super::shared::Nanos;
+use crate::usage::nearest_rank;
 
 /// Pages of prompts by their source. Whole pages; the rest of a prompt behind its last whole page
 /// is computed.
@@ -143,10 +144,7 @@ impl Quantiles {
     pub fn of(times: impl Iterator<Item = Nanos>) -> Quantiles {
         let mut times: Vec<Nanos> = times.collect();
         times.sort_unstable();
-        let of = |percent: usize| {
-            let rank = (times.len() * percent).div_ceil(100).max(1);
-            times.get(rank - 1).map_or(0.0, |time| seconds(*time))
-        };
+        let of = |percent| nearest_rank(&times, percent).map_or(0.0, seconds);
         Quantiles {
             p50_seconds: of(50),
             p99_seconds: of(99),

@@ -188,13 +188,9 @@ impl TiersReport {
         let is_bad = |setting: &SettingReport| {
             setting.wrong_pages + setting.leaked_pages > 0 || !setting.leaks.is_empty()
         };
-        if self.settings.iter().any(is_bad) || self.store.damaged_pages > 0 {
-            Ending::Findings
-        } else if self.cost.interrupted {
-            Ending::Interrupted
-        } else {
-            Ending::Done
-        }
+        Ending::Done
+            .or_interrupted(self.cost.interrupted)
+            .or_findings(self.settings.iter().any(is_bad) || self.store.damaged_pages > 0)
     }
 }
 
