@@ -28,7 +28,7 @@ impl Books<'_> {
     /// The first segment from number `from` on that holds pages, and where its descriptors are.
     pub(crate) fn segment_with_pages(&self, from: u32) -> Option<Victim> {
         let mut rest = self.segments.iter().skip(from as usize);
-        let (id, _) = rest.find(|(_, segment)| segment.live > 0)?;
+        let (id, _) = rest.find(|(_, segment)| segment.live() > 0)?;
         Some(self.descriptors_of(id))
     }
 
@@ -38,8 +38,8 @@ impl Books<'_> {
             segment: id,
             volume: self.segments.volume_of(id),
             number: self.segments.number_of(id),
-            sequence: segment.generation,
-            blocks: segment.blocks,
+            sequence: segment.generation(),
+            blocks: segment.blocks(),
             is_given_up: false,
         }
     }
@@ -56,7 +56,7 @@ impl Books<'_> {
     ) -> Found {
         let mut found = Found::default();
         let segment = victim.segment;
-        if self.segments.get(segment).generation != victim.sequence {
+        if self.segments.get(segment).generation() != victim.sequence {
             // Emptied meanwhile: its pages lie elsewhere.
             return found;
         }
@@ -95,7 +95,7 @@ impl Books<'_> {
     /// The descriptors of a segment have been read. It may hold more of them by now.
     pub(crate) fn evictions_read(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) {
         let segment = self.segments.get(victim.segment);
-        let are_all = segment.blocks == victim.blocks;
+        let are_all = segment.blocks() == victim.blocks;
         self.base
             .evicted
             .read(victim.segment, victim.sequence, blocks, are_all);

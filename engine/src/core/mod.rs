@@ -286,7 +286,7 @@ impl Core {
                 if let Err(error) = result {
                     let is_free = state == SegmentState::Free;
                     // A free header is retried every second, and would cause a probe each time.
-                    if !(is_free && segments.get(segment).unusable) {
+                    if !(is_free && segments.get(segment).is_unusable()) {
                         // Only this segment may refuse it: a probe elsewhere decides.
                         let error = Some(error).filter(|_| !is_free);
                         segments.write_refused(base, segment, error);
@@ -560,7 +560,7 @@ impl Core {
 
     /// Blocks of live pages in a segment.
     pub(crate) fn live_in(&self, id: SegmentId) -> u64 {
-        self.segments.get(id).live
+        self.segments.get(id).live()
     }
 
     /// The sealed segments.

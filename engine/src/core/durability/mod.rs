@@ -32,7 +32,7 @@ use super::base::{Base, Event};
 use super::journal::Journal;
 use super::journal::holds::Holds;
 use super::segments::Segments;
-use super::segments::segment::{Segment, State, Trust};
+use super::segments::segment::{Segment, State};
 use super::types::{Fault, RequestId};
 use crate::core::types::SyncPolicy;
 use crate::grants::ReservationId;
@@ -225,17 +225,7 @@ impl Durability {
 
     fn make_suspect(&mut self, segments: &mut Segments, id: SegmentId) {
         self.suspects.insert(id);
-        let segment = segments.get_mut(id);
-        let is_emptied = matches!(segment.state(), State::Emptied | State::Releasing);
-        if segment.trust == Trust::Whole {
-            segment.trust = if is_emptied {
-                Trust::Rewritten
-            } else {
-                Trust::Suspect
-            };
-        }
-        // A header written since the last good sync may be lost too.
-        segment.header_is_current = false;
+        segments.get_mut(id).suspect();
     }
 
     /// A sync of a volume failed.
@@ -266,7 +256,6 @@ impl Durability {
             .collect();
         for id in touched {
             self.make_suspect(segments, id);
-            segments.get_mut(id).doubt();
             if segments.get(id).is_open() {
                 segments.close(id);
             }
@@ -278,7 +267,7 @@ impl Durability {
 
     /// Keeps the durable watermark below a commit until a header of this segment is written.
     pub(super) fn hold(&mut self, segments: &mut Segments, id: SegmentId, commit: Serial) {
-        segments.get_mut(id).held.push(commit);
+        segments.get_mut(id).hold(commit);
         self.held.hold(commit);
     }
 
@@ -292,7 +281,7 @@ impl Durability {
     fn durable_after(&self, base: &Base, segments: &Segments, covers: Serial) -> Serial {
         let mark = base.marks.durable;
         let mut suspects = self.suspects(segments);
-        if suspects.any(|(_, segment)| !segment.header_is_current) {
+        if suspects.any(|(_, segment)| !segment.is_header_current()) {
             return mark;
         }
         let held = self.held.lowest();
@@ -480,7 +469,7 @@ impl Durability {
             Waiter::Interval => {}
             Waiter::Seal(id, generation) => {
                 let segment = segments.get_mut(id);
-                if segment.is_draining(generation) {
+                if segment.generation() == generation && segment.is_drained() {
                     segment.prove();
                     segment.begin_sealing();
                     segments.write_header(base, id, SegmentState::Sealed);
@@ -508,7 +497,7 @@ impl Durability {
             // Suspect or not, it takes no more pages: reclaim does not need its sealed header.
             Waiter::Seal(id, generation) => {
                 let segment = segments.get_mut(id);
-                if segment.is_draining(generation) {
+                if segment.generation() == generation && segment.is_drained() {
                     segment.seal();
                 }
             }
@@ -521,7 +510,7 @@ impl Durability {
 
 fn is_released_by_partial(segments: &Segments, waiter: &Waiter) -> bool {
     match *waiter {
-        Waiter::Release(id) => !segments.get(id).forwarded_to_suspect,
+        Waiter::Release(id) => !segments.get(id).is_forwarded_to_suspect(),
         _ => false,
     }
 }

@@ -1,14 +1,14 @@
 //! Sealing and releasing: the end of a segment's generation, each step when everything before it is
 //! durable.
 
-use larder_format::{RECORDS_PER_BLOCK, SegmentState, Serial};
+use larder_format::{RECORDS_PER_BLOCK, SegmentState};
 
 use super::{Durability, Waiter};
 use crate::core::base::{Base, Event};
 use crate::core::journal::Journal;
 use crate::core::journal::records::{Content, Metadata, Origin};
 use crate::core::segments::Segments;
-use crate::core::segments::segment::{Extension, FirstHeader, State, Trust};
+use crate::core::segments::segment::{Extension, State};
 use crate::index::SegmentId;
 use crate::planted;
 
@@ -23,14 +23,13 @@ impl Durability {
         journal: &mut Journal,
         id: SegmentId,
     ) {
-        let segment = segments.get(id);
-        let is_draining = segment.state() == State::Draining && segment.is_quiet();
-        if !is_draining || journal.has_queued(id) || journal.fill_holes(base, segments, id) {
+        let is_drained = segments.get(id).is_drained();
+        if !is_drained || journal.has_queued(id) || journal.fill_holes(base, segments, id) {
             return;
         }
         let segment = segments.get_mut(id);
-        let seal = Waiter::Seal(id, segment.generation);
-        if !segment.held.is_empty() || journal.is_unlisted(id) {
+        let seal = Waiter::Seal(id, segment.generation());
+        if segment.has_held() || journal.is_unlisted(id) {
             segment.begin_sealing();
             segments.write_header(base, id, SegmentState::Sealed);
         } else if segment.is_suspect() || segment.is_extended() {
@@ -39,7 +38,7 @@ impl Durability {
         } else if planted!(EarlySeal) {
             self.synced_for(base, segments, journal, &seal);
         } else if !self.waits(&seal) {
-            let last_commit = segment.last_commit;
+            let last_commit = segment.last_commit();
             self.wait(last_commit, seal);
         }
     }
@@ -57,23 +56,12 @@ impl Durability {
         let segment = segments.get_mut(id);
         match state {
             SegmentState::Open => {
-                segment.first_header = if good {
-                    FirstHeader::Written
-                } else {
-                    FirstHeader::Failed
-                };
+                segment.end_opening(good);
                 journal.header_written(base, segments, id, good);
                 base.announce(Event::Drain(id));
             }
             SegmentState::Sealed => {
-                let extension = segment.extension();
-                segment.header_is_current = good && !segment.is_header_in_doubt();
-                segment.seal();
-                if extension != Extension::None {
-                    segment.poisoned |= !good;
-                    if extension == Extension::Rewrite && good {
-                        segment.trust = Trust::Whole;
-                    }
+                if segment.end_sealing(good) {
                     if good {
                         segments.end_quarantine();
                     }
@@ -88,7 +76,7 @@ impl Durability {
                 base.announce(Event::CheckReclaim);
             }
             SegmentState::Free => {
-                segment.header_is_current = good;
+                segment.note_free_header(good);
                 if good {
                     self.end_holds(segments, id);
                 }
@@ -99,7 +87,7 @@ impl Durability {
 
     /// A header excludes the pages of this segment that are not to be trusted.
     fn end_holds(&mut self, segments: &mut Segments, id: SegmentId) {
-        for commit in std::mem::take(&mut segments.get_mut(id).held) {
+        for commit in segments.get_mut(id).take_held() {
             self.held.let_go(commit);
         }
     }
@@ -115,14 +103,14 @@ impl Durability {
         id: SegmentId,
     ) {
         let segment = segments.get_mut(id);
-        if segment.state() != State::Emptied || segment.forwarding > 0 {
+        if segment.state() != State::Emptied || segment.is_forwarding() {
             return;
         }
-        if std::mem::take(&mut segment.stuck) {
+        if segment.take_stuck() {
             self.put_back_stuck(base, segments, journal, id);
             return;
         }
-        let forwarded = segment.forwarded;
+        let forwarded = segment.forwarded();
         if forwarded <= base.marks.synced || planted!(EarlyRelease) {
             self.release_when_unpinned(base, segments, journal, id);
         } else if !self.waits(&Waiter::Release(id)) {
@@ -143,8 +131,7 @@ impl Durability {
         if segment.state() != State::Emptied {
             return;
         }
-        // Only readers hold it now.
-        segment.forwarded = Serial::ZERO;
+        segment.forget_forwarded();
         if !base.index.await_readers(id) && !planted!(MissingPin) {
             return;
         }
@@ -172,7 +159,7 @@ impl Durability {
         }
         segments.answers_again(base, id);
         if unsure.is_some() {
-            segments.get_mut(id).header_is_current = false;
+            segments.get_mut(id).note_free_header(false);
             segments.write_header(base, id, SegmentState::Free);
         } else if planted!(EarlyReuse) {
             base.announce(Event::Released(id));
@@ -226,7 +213,7 @@ impl Durability {
         base.retry_later();
         let segment = segments.get_mut(id);
         if segment.is_suspect() {
-            segment.trust = Trust::Suspect;
+            segment.suspect_again();
             self.rewrite_records(base, segments, journal, id);
         }
     }
@@ -246,10 +233,11 @@ impl Durability {
         let records = unsynced.iter().filter(is_record).count();
         let blocks = records.div_ceil(RECORDS_PER_BLOCK) + unsynced.len() - records;
         let mut blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        if !segments.reserve_blocks(id, blocks) {
+        let size = segments.segment_blocks();
+        if !segments.get(id).has_room(size, 0, blocks) {
             return;
         }
-        segments.extend(id, Extension::Rewrite);
+        segments.get_mut(id).extend(Extension::Rewrite, blocks);
         if unsynced.is_empty() {
             segments.get_mut(id).begin_sealing();
             segments.write_header(base, id, SegmentState::Sealed);

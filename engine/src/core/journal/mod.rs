@@ -27,7 +27,7 @@ use larder_format::{
 
 use super::base::{Base, Event, IoContext, Ticket};
 use super::segments::Segments;
-use super::segments::segment::{FirstHeader, Hole};
+use super::segments::segment::Hole;
 use super::types::{IoId, RequestId};
 use crate::disk::DiskError;
 use crate::index::{NamespaceSlot, SegmentId};
@@ -261,25 +261,13 @@ impl Journal {
             "more descriptor blocks than were reserved"
         );
         let segment = segments.get_mut(id);
-        segment.reserved -= queue.reserved;
+        segment.end_reservation(queue.reserved);
         if bodies.is_empty() {
             base.announce(Event::Drain(id));
             return 0;
         }
-        let first = segment.blocks;
-        segment.blocks += blocks;
-        segment.writing += 1;
-        let behind = std::mem::replace(&mut segment.last_commit, commit);
-        if segment.first_commit == Serial::ZERO {
-            segment.first_commit = commit;
-        }
+        let hole = segment.begin_blocks(blocks, commit);
         self.blocks_in_flight += blocks;
-        let hole = Hole {
-            first,
-            blocks,
-            commit,
-            behind,
-        };
         let (tickets, parts) = (queue.tickets(), queue.pages.len() + 1);
         let write = BlockWrite {
             segment: id,
@@ -334,11 +322,7 @@ impl Journal {
             Flight::Blocks(write) => self.blocks_done(base, segments, write, good),
             Flight::Fill(id, behind) => {
                 segments.mark_dirty(id, good);
-                let segment = segments.get_mut(id);
-                segment.writing -= 1;
-                if !good {
-                    segment.end_trust(behind);
-                }
+                segments.get_mut(id).end_filling(behind, good);
                 base.announce(Event::Drain(id));
             }
         }
@@ -359,23 +343,15 @@ impl Journal {
         let commit = hole.commit;
         self.blocks_in_flight -= hole.blocks;
         segments.mark_dirty(id, good);
-        let segment = segments.get_mut(id);
-        segment.writing -= 1;
+        segments.get_mut(id).end_blocks(hole, good);
         if !good {
-            if segment.is_extended() {
-                // No header lists it.
-                segment.end_trust(hole.behind);
-            } else {
-                segment.holes.push(hole);
-            }
             let is_first = segments.poison(id);
             base.announce(Event::Poison(id, is_first));
         }
         base.announce(Event::Described(queue.tickets(), good));
         let segment = segments.get(id);
-        let is_opening = segment.first_header == FirstHeader::InFlight;
-        let is_unlisted = good && (segment.is_extended() || is_opening);
-        let is_found = good && segment.first_header != FirstHeader::Failed;
+        let is_unlisted = good && (segment.is_extended() || segment.is_opening());
+        let is_found = good && !segment.is_headless();
         for record in queue.metadata {
             if is_unlisted {
                 let unlisted = self.unlisted_records.entry(id).or_default();
@@ -406,13 +382,12 @@ impl Journal {
         id: SegmentId,
     ) -> bool {
         let mut any = false;
-        for hole in std::mem::take(&mut segments.get_mut(id).holes) {
+        for hole in segments.get_mut(id).begin_filling() {
             let bodies = vec![Body::Records(Vec::new()); hole.blocks as usize];
             let Some(bytes) = encode_blocks(base, segments, id, &hole, bodies) else {
-                segments.get_mut(id).end_trust(hole.behind);
+                segments.get_mut(id).end_filling(hole.behind, false);
                 continue;
             };
-            segments.get_mut(id).writing += 1;
             let flight = Flight::Fill(id, hole.behind);
             self.write_blocks(base, segments, &hole, bytes, flight);
             any = true;
@@ -472,7 +447,7 @@ impl Journal {
         id: SegmentId,
     ) -> Option<Vec<Metadata>> {
         let queue = self.queues.remove(&id)?;
-        segments.get_mut(id).reserved -= queue.reserved;
+        segments.get_mut(id).end_reservation(queue.reserved);
         base.announce(Event::Described(queue.tickets(), false));
         Some(queue.metadata)
     }
@@ -518,10 +493,10 @@ fn encode_blocks(
             store: base.config.store,
             volume: segments.volume_number(id),
             segment: SegmentNo(segments.number_of(id)),
-            sequence: segment.generation,
+            sequence: segment.generation(),
             index,
             commit: place.commit,
-            data_end: segment.data_end,
+            data_end: segment.data_end(),
             // The watermark of a block is below its own commit.
             synced: Some(base.marks.durable)
                 .filter(|mark| *mark < place.commit)

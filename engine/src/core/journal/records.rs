@@ -207,9 +207,8 @@ impl Journal {
             Content::Namespace(_) => super::RECORDS,
         };
         if weight > 0 {
-            let place = segments.get_mut(segment);
-            place.records = place.records.saturating_add(weight);
-            place.has_forwards |= matches!(record.origin, Origin::Victim(_));
+            let is_forwarded = matches!(record.origin, Origin::Victim(_));
+            segments.get_mut(segment).add_record(weight, is_forwarded);
             self.unsynced.push(Written {
                 segment,
                 commit,
@@ -220,7 +219,7 @@ impl Journal {
             Origin::Store => {}
             Origin::Victim(victim) => {
                 segments.forwarded(victim, segment, commit);
-                segments.get_mut(victim).forwarding -= 1;
+                segments.get_mut(victim).end_forwarding(true);
                 base.announce(Event::Forwarded(victim));
             }
             Origin::Request(request) => {
@@ -260,9 +259,7 @@ impl Journal {
                 }
             }
             Origin::Victim(id) => {
-                let victim = segments.get_mut(id);
-                victim.forwarding -= 1;
-                victim.stuck = true;
+                segments.get_mut(id).end_forwarding(false);
                 base.announce(Event::Forwarded(id));
             }
         }

@@ -56,7 +56,7 @@ impl Puts {
             return false;
         };
         self.frontier = Some((page.scale, page.worth));
-        let generation = below.segments.get(page.place.segment).generation;
+        let generation = below.segments.get(page.place.segment).generation();
         let log = &mut below.base.evicted;
         log.left(page.namespace, page.key, page.place, generation);
         self.evicted(below, page.namespace, page.key, page.place);
@@ -80,7 +80,7 @@ impl Puts {
             } else if planted!(UnbookedChain) {
                 continue;
             } else {
-                let generation = below.segments.get(left.place.segment).generation;
+                let generation = below.segments.get(left.place.segment).generation();
                 log.left(left.namespace, left.key, left.place, generation);
             }
             self.evicted(below, left.namespace, left.key, left.place);
@@ -233,7 +233,7 @@ impl Puts {
             let (segments, counters) = (&mut *below.segments, &mut below.base.counters);
             let log = &mut below.base.evicted;
             below.base.index.remove_namespace(slot, |page| {
-                let generation = segments.get(page.place.segment).generation;
+                let generation = segments.get(page.place.segment).generation();
                 log.left(slot, page.key, page.place, generation);
                 segments.drop_live(page.place.segment, claimed);
                 counters.damaged += 1;
@@ -350,7 +350,7 @@ fn home_of(below: &Below<'_>, segment: SegmentId) -> PageHome {
     PageHome {
         volume: below.segments.volume_number(segment),
         segment: SegmentNo(below.segments.number_of(segment)),
-        sequence: below.segments.get(segment).generation,
+        sequence: below.segments.get(segment).generation(),
     }
 }
 

@@ -21,7 +21,6 @@ use super::base::{Base, Event, Ticket};
 use super::durability::Durability;
 use super::journal::Journal;
 use super::segments::Segments;
-use super::segments::segment::FirstHeader;
 use super::types::Move;
 use crate::grants::ReservationId;
 use crate::hint::Hint;
@@ -299,8 +298,7 @@ impl Puts {
         }
         // Recovery finds a segment by its first header, or by its first block: neither is certain
         // to be there before the header is.
-        let segment = below.segments.get(page.place.segment);
-        let is_opening = segment.first_header == FirstHeader::InFlight;
+        let is_opening = below.segments.get(page.place.segment).is_opening();
         if is_opening && !planted!(UnopenedSegment) {
             self.unopened.push(ticket);
         } else {

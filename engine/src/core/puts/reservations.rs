@@ -167,8 +167,8 @@ impl Puts {
     ) {
         below.base.counters.duplicates += 1;
         let segment = below.segments.get(segment);
-        let written = segment.last_commit;
-        let durable = below.base.marks.synced.max(segment.proven);
+        let written = segment.last_commit();
+        let durable = below.base.marks.synced.max(segment.proven());
         let is_durable = written <= durable || planted!(EarlyDuplicate);
         if below.base.config.sync == SyncPolicy::Always && !is_durable {
             let status = PutStatus::Duplicate;

@@ -81,7 +81,7 @@ impl Search {
         if !below.segments.get(id).holds_records() {
             return;
         }
-        let proven = below.segments.get(id).proven;
+        let proven = below.segments.get(id).proven();
         for block in &read.blocks {
             let commit = block.header.commit;
             let is_proven = commit <= proven;

@@ -39,7 +39,7 @@ pub(super) fn emergency_victim(view: View<'_>, emptiest: SegmentId) -> Option<Se
     let candidates = view.candidates().filter(|(_, s)| !s.is_suspect());
     let coldest = candidates.min_by_key(|(id, segment)| {
         let worthiest = worths.get(id.0 as usize).copied().flatten();
-        (worthiest, segment.live, segment.generation)
+        (worthiest, segment.live(), segment.generation())
     });
     coldest.map(|(id, _)| id)
 }
@@ -47,7 +47,7 @@ pub(super) fn emergency_victim(view: View<'_>, emptiest: SegmentId) -> Option<Se
 /// Whether there is no room for copies of a segment's pages, and none will come but by reclaim.
 fn has_no_room(view: View<'_>, id: SegmentId) -> bool {
     let segments = view.segments;
-    let live = segments.get(id).live;
+    let live = segments.get(id).live();
     let none_returns = segments.returning() == segments.held_by_pins();
     live > 0
         && segments.free_segments() == 0

@@ -53,7 +53,6 @@ mod wanted;
 use larder_format::DescriptorBlock;
 
 use super::puts::{Below, Origin, Puts, Reserver, is_live};
-use super::segments::segment::Trust;
 use super::types::{
     Copied, Descriptors, Effect, Emptying, Fault, Move, PageCopy, RequestId, Victim,
 };
@@ -336,13 +335,13 @@ fn request_copies(
 /// are dropped as damaged. Returns whether the victim is on its way to be free.
 pub(super) fn finish_victim(below: &mut Below<'_>, victim: &Victim, moved_all: bool) -> bool {
     let id = victim.segment;
-    let is_stuck = std::mem::take(&mut below.segments.get_mut(id).stuck);
+    let is_stuck = below.segments.get_mut(id).take_stuck();
     if !moved_all {
         below.segments.put_back(id);
         below.base.retry_later();
         return false;
     }
-    if below.segments.get(id).live > 0 {
+    if below.segments.get(id).live() > 0 {
         drop_pages(below, id);
     }
     let Below {
@@ -372,7 +371,7 @@ fn put_back_unread(below: &mut Below<'_>, victim: &Victim) {
         // A suspect that stays unreadable: with its device gone nothing would ever be durable
         // again. Its records are written elsewhere, as far as a failed sync may have lost them, and
         // its pages are dropped.
-        below.segments.get_mut(victim.segment).trust = Trust::Rewritten;
+        below.segments.get_mut(victim.segment).note_rewritten();
         plan_whole(below, victim, &[]);
         drop_pages(below, victim.segment);
     }
@@ -385,7 +384,7 @@ fn put_back_unread(below: &mut Below<'_>, victim: &Victim) {
 fn drop_pages(below: &mut Below<'_>, id: SegmentId) {
     let Below { base, segments, .. } = below;
     let (namespaces, counters) = (&base.namespaces, &mut base.counters);
-    let (log, generation) = (&mut base.evicted, segments.get(id).generation);
+    let (log, generation) = (&mut base.evicted, segments.get(id).generation());
     base.index.forget_segment(id, |page| {
         let blocks = namespaces.page_blocks(page.namespace);
         segments.drop_live(page.place.segment, blocks);

@@ -1,6 +1,6 @@
 //! Which segment is emptied next.
 
-use larder_format::{RECORDS_PER_BLOCK, Serial};
+use larder_format::Serial;
 
 use super::emergency::emergency_victim;
 use crate::core::base::{Base, Event};
@@ -76,14 +76,10 @@ impl<'a> View<'a> {
         if let Some(id) = suspect.or_else(|| self.must_be_emptied()) {
             return Some(id);
         }
-        // Its tombstones are forwarded like its pages.
-        let weight = |segment: &Segment| {
-            segment.live + u64::from(segment.records).div_ceil(RECORDS_PER_BLOCK as u64)
-        };
         let lightest = self
             .candidates()
-            .filter(|(_, segment)| self.gains(weight(segment)))
-            .min_by_key(|(_, segment)| (weight(segment), segment.generation));
+            .filter(|(_, segment)| self.gains(segment.weight()))
+            .min_by_key(|(_, segment)| (segment.weight(), segment.generation()));
         if let Some((id, _)) = lightest {
             return Some(id);
         }
@@ -91,8 +87,8 @@ impl<'a> View<'a> {
         // been forwarded before may be of few keys.
         let not_forwarded = || {
             let candidates = self.candidates();
-            let candidates = candidates.filter(|(_, s)| self.gains(s.live) && !s.has_forwards);
-            let fewest = candidates.min_by_key(|(_, s)| (s.live, s.generation));
+            let candidates = candidates.filter(|(_, s)| self.gains(s.live()) && !s.has_forwards());
+            let fewest = candidates.min_by_key(|(_, s)| (s.live(), s.generation()));
             fewest.map(|(id, _)| id)
         };
         let is_candidate =
@@ -106,7 +102,7 @@ impl<'a> View<'a> {
     fn blocker(self) -> Option<SegmentId> {
         if !self
             .candidates()
-            .any(|(_, segment)| self.gains(segment.live))
+            .any(|(_, segment)| self.gains(segment.live()))
         {
             return None;
         }
@@ -117,7 +113,7 @@ impl<'a> View<'a> {
             _ => false,
         };
         let stays = self.segments.iter().filter(|(_, s)| !ends(s));
-        let oldest = stays.min_by_key(|(_, segment)| segment.generation);
+        let oldest = stays.min_by_key(|(_, segment)| segment.generation());
         oldest.map(|(id, _)| id)
     }
 
@@ -177,8 +173,8 @@ pub(super) fn victim_of(segments: &Segments, id: SegmentId) -> Victim {
         segment: id,
         volume: segments.volume_of(id),
         number: segments.number_of(id),
-        sequence: segment.generation,
-        blocks: segment.blocks,
+        sequence: segment.generation(),
+        blocks: segment.blocks(),
         is_given_up: false,
     }
 }

@@ -219,7 +219,9 @@ impl Plan {
                 if search.go_on(below) {
                     return Progress::Reading;
                 }
-                below.segments.get_mut(victim.segment).stuck |= !search.found_all();
+                if !search.found_all() {
+                    below.segments.get_mut(victim.segment).set_stuck(true);
+                }
                 self.forwarded(puts, below)
             }
             Stage::Weigh(weighing) => {
@@ -262,7 +264,7 @@ impl Plan {
         }
         // Evicting the pages of a segment with a tombstone that has to stay gains nothing. A
         // suspect is made whole so.
-        let is_won = !segment.stuck || segment.is_suspect();
+        let is_won = !segment.is_stuck() || segment.is_suspect();
         if victim.is_given_up && is_won && below.segments.may_evict(victim.segment) {
             for page in &pages {
                 puts.evict_anyway(below, page);
@@ -354,7 +356,7 @@ impl Forwarding {
         let segment = self.victim.segment;
         match record {
             // Most victims hold no page any more.
-            Record::Page(_) if below.segments.get(segment).live == 0 => {}
+            Record::Page(_) if below.segments.get(segment).live() == 0 => {}
             Record::Page(record) => {
                 let Some(namespace) = below.base.namespaces.slot_of(&record.namespace) else {
                     return;
@@ -378,7 +380,7 @@ impl Forwarding {
                 // The generation of a segment that could not be read is not known.
                 let is_there = |id| {
                     let segment = below.segments.get(id);
-                    segment.generation == home.sequence || segment.state() == State::Unreadable
+                    segment.generation() == home.sequence || segment.state() == State::Unreadable
                 };
                 if lay_in.is_some_and(is_there)
                     && lay_in != Some(segment)
@@ -436,7 +438,9 @@ fn forward(below: &mut Below<'_>, segment: SegmentId, content: Content) -> bool 
     } = below;
     let record = Metadata::new(content, Origin::Victim(segment));
     let is_queued = journal.queue_anywhere(base, segments, record).is_ok();
-    segments.get_mut(segment).forwarding += u32::from(is_queued);
+    if is_queued {
+        segments.get_mut(segment).begin_forwarding();
+    }
     is_queued
 }
 

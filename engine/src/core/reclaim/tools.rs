@@ -45,7 +45,8 @@ pub(in crate::core) fn plan_whole(
 ) -> Vec<Move> {
     let mut forwarding = Forwarding::begin(below, victim, blocks.to_vec());
     forwarding.go_on(below, usize::MAX);
-    below.segments.get_mut(victim.segment).stuck = !forwarding.unplaced.is_empty();
+    let victim = below.segments.get_mut(victim.segment);
+    victim.set_stuck(!forwarding.unplaced.is_empty());
     forwarding.pages
 }
 
@@ -54,8 +55,8 @@ pub(in crate::core) fn sealed(segments: &Segments) -> Vec<SegmentView> {
     let sealed = segments.iter().filter(|(_, s)| s.state() == State::Sealed);
     let view = |(segment, s): (SegmentId, &Segment)| SegmentView {
         segment,
-        live: s.live,
-        dead: u64::from(s.data_end.saturating_sub(HEADER_BLOCKS)).saturating_sub(s.live),
+        live: s.live(),
+        dead: u64::from(s.data_end().saturating_sub(HEADER_BLOCKS)).saturating_sub(s.live()),
     };
     sealed.map(view).collect()
 }
@@ -64,8 +65,7 @@ pub(in crate::core) fn sealed(segments: &Segments) -> Vec<SegmentView> {
 pub(in crate::core) fn room_for_copies(segments: &Segments) -> u64 {
     let takes_copies = |(_, s): &(SegmentId, &Segment)| s.state() == State::Open(Stream::Copy);
     let left = |(_, s): (SegmentId, &Segment)| {
-        let used = u64::from(s.data_end) + u64::from(s.blocks) + u64::from(s.reserved);
-        u64::from(segments.segment_blocks()).saturating_sub(used)
+        u64::from(segments.segment_blocks()).saturating_sub(s.taken_blocks())
     };
     let open = segments.iter().filter(takes_copies);
     open.map(left).sum::<u64>() + segments.free_segments() as u64 * segments.data_blocks()

@@ -162,7 +162,7 @@ impl Wanted {
             return Turn::Never;
         }
         let segment = segments.get(self.segment);
-        let blocks = segment.live + u64::from(segment.blocks);
+        let blocks = segment.live() + u64::from(segment.blocks());
         let room = room_for_copies(segments);
         // Puts leave the last free segment to copies: so these find room in any case.
         if segments.free_segments() > 1 && blocks + segments.data_blocks() <= room {
@@ -178,5 +178,5 @@ impl Wanted {
 /// Whether a segment is sealed, trusted and of this generation.
 fn is_there(below: &Below<'_>, id: SegmentId, generation: Serial) -> bool {
     let segment = below.segments.get(id);
-    segment.state() == State::Sealed && !segment.is_suspect() && segment.generation == generation
+    segment.state() == State::Sealed && !segment.is_suspect() && segment.generation() == generation
 }

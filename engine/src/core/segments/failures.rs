@@ -23,7 +23,7 @@ impl Segments {
         }
         self.turn_from(id);
         let segment = self.get_mut(id);
-        let is_first = !std::mem::replace(&mut segment.poisoned, true);
+        let is_first = segment.poison();
         if segment.is_open() {
             self.close(id);
         }
@@ -34,17 +34,13 @@ impl Segments {
     /// that commit is synced.
     pub(in crate::core) fn forwarded(&mut self, id: SegmentId, to: SegmentId, commit: Serial) {
         let to_suspect = self.get(to).is_suspect();
-        let segment = self.get_mut(id);
-        segment.forwarded = segment.forwarded.max(commit);
-        segment.forwarded_to_suspect |= to_suspect;
+        self.get_mut(id).note_forwarded(commit, to_suspect);
     }
 
     /// After a failed sync: nothing that was forwarded since `synced` is certain.
     pub(in crate::core) fn doubt_forwarded(&mut self, synced: Serial) {
         for segment in &mut self.segments {
-            if segment.forwarded > synced || segment.forwarding > 0 {
-                segment.forwarded_to_suspect = true;
-            }
+            segment.doubt_forwarded(synced);
         }
     }
 
@@ -53,7 +49,7 @@ impl Segments {
         let segments = &mut self.segments;
         self.quarantine.retain(|id| {
             let segment = &mut segments[id.0 as usize];
-            if !segment.unusable {
+            if !segment.is_unusable() {
                 segment.end_quarantine();
             }
             segment.in_quarantine()
@@ -80,7 +76,7 @@ impl Segments {
     /// pages less as if the segment had never been: otherwise all other segments would fill with
     /// live pages, none of them worth reclaiming. Returns whether that is new.
     pub(in crate::core) fn set_unusable(&mut self, id: SegmentId, unusable: bool) -> bool {
-        if std::mem::replace(&mut self.get_mut(id).unusable, unusable) == unusable {
+        if !self.get_mut(id).set_unusable(unusable) {
             return false;
         }
         if unusable {
@@ -96,13 +92,7 @@ impl Segments {
     /// reads have failed for [`UNREAD_MS`]. Until then the bytes may be readable another time, and
     /// what lies there is not lost.
     pub(in crate::core) fn stays_unread(&mut self, id: SegmentId, now_ms: u64) -> bool {
-        let unread = &mut self.get_mut(id).unread_ms;
-        let is_recent = |last: u64| now_ms.saturating_sub(last) <= UNREAD_APART_MS;
-        let first = match *unread {
-            Some((first, last)) if is_recent(last) => first,
-            _ => now_ms,
-        };
-        *unread = Some((first, now_ms));
+        let first = self.get_mut(id).note_unread(now_ms, UNREAD_APART_MS);
         now_ms.saturating_sub(first) >= UNREAD_MS || planted!(HastyLoss)
     }
 

@@ -4,7 +4,7 @@
 use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentNo, SegmentState, Serial};
 
 use super::Segments;
-use super::segment::{FirstHeader, State};
+use super::segment::{Segment, State};
 use crate::core::base::{Base, Event, IoContext};
 use crate::index::SegmentId;
 use crate::memory::AlignedBuf;
@@ -26,8 +26,7 @@ impl Segments {
         // other copy is in doubt: no header of this generation was written (the other copy may be
         // blank), or none has named the pages that are not proven.
         let segment = self.get(id);
-        let is_headless = segment.first_header == FirstHeader::Failed;
-        let other_is_good = segment.held.is_empty() && !segment.is_suspect() && !is_headless;
+        let other_is_good = !segment.has_held() && !segment.is_suspect() && !segment.is_headless();
         let is_free = state == SegmentState::Free;
         let copies = if is_free && other_is_good { 1 } else { 2 };
         let (volume, offset) = (self.volume_of(id), self.offset_of(id));
@@ -50,11 +49,11 @@ impl Segments {
             store: base.config.store,
             volume: self.volume_number(id),
             segment: SegmentNo(self.number_of(id)),
-            sequence: free_as.unwrap_or(segment.generation),
+            sequence: free_as.unwrap_or(segment.generation()),
             state,
-            blocks: segment.blocks,
-            data_end: segment.data_end,
-            proven: segment.proven,
+            blocks: segment.blocks(),
+            data_end: segment.data_end(),
+            proven: segment.proven(),
             synced: base.marks.durable,
         }
     }
@@ -68,9 +67,9 @@ impl Segments {
         &mut self,
         base: &Base,
     ) -> Result<Vec<(usize, u64, AlignedBuf)>, std::io::Error> {
-        let is_old = |s: &super::Segment| {
+        let is_old = |s: &Segment| {
             let is_there = !matches!(s.state(), State::Lost | State::Unreadable);
-            is_there && !s.header_is_current
+            is_there && !s.is_header_current()
         };
         let old = self.iter().filter(|(_, segment)| is_old(segment));
         let old: Vec<SegmentId> = old.map(|(id, _)| id).collect();
@@ -79,7 +78,7 @@ impl Segments {
             let segment = self.get_mut(id);
             // After a failed write its header already limits the proven pages. Nothing of an
             // emptied suspect is proven.
-            if !segment.poisoned && !segment.is_suspect() {
+            if !segment.is_poisoned() && !segment.is_suspect() {
                 segment.prove();
             }
             let state = match segment.state() {

@@ -18,11 +18,11 @@ impl Segments {
                 _ => {
                     let pages = pages.get(id.0 as usize).copied().unwrap_or(0);
                     own.used += 1;
-                    own.sequences += u128::from(segment.generation.get());
+                    own.sequences += u128::from(segment.generation().get());
                     own.pages += pages;
                     // Without live pages it may still hold a copy that failed: a lost header
                     // must not prove it.
-                    if segment.proven < segment.last_commit {
+                    if segment.proven() < segment.last_commit() {
                         own.unproven += pages.max(1);
                     }
                 }

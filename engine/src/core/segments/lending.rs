@@ -40,7 +40,7 @@ impl Segments {
 
     /// Takes a segment back. No write of the holder may be under way in it any more.
     pub(in crate::core) fn return_lent(&mut self, base: &mut Base, lent: &Lent) {
-        debug_assert_eq!(self.get(lent.segment).generation, Serial::ZERO);
+        debug_assert_eq!(self.get(lent.segment).generation(), Serial::ZERO);
         self.take_back(lent.segment);
         Segments::announce_room(base);
     }
@@ -50,7 +50,7 @@ impl Segments {
         let segments = &self.segments;
         let is_unused = |id: &SegmentId| {
             let segment = &segments[id.0 as usize];
-            segment.generation == Serial::ZERO && !segment.was_lent()
+            segment.generation() == Serial::ZERO && !segment.was_lent()
         };
         let takes_writes = |volume: &&mut Volume| !volume.service.is_read_only();
         let mut volumes = self.volumes.iter_mut().filter(takes_writes);
@@ -76,22 +76,19 @@ impl Segments {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use larder_format::Run;
-
     use super::*;
-    use crate::core::segments::segment::{Segment, Stream};
+    use crate::core::segments::segment::Stream;
+    use crate::core::segments::tests::segments_on;
+    use crate::core::types::InitState;
 
     const SEGMENTS: usize = 8;
 
     fn segments(used: usize) -> Segments {
-        let generation = |at: usize| match at < used {
-            true => Serial::first_of(Run::FIRST),
-            false => Serial::ZERO,
-        };
-        let segments = (0..SEGMENTS)
-            .map(|at| Segment::free(generation(at)))
+        let generation = |at: usize| u64::from(at < used);
+        let list: Vec<_> = (0..SEGMENTS)
+            .map(|at| (InitState::Free, generation(at)))
             .collect();
-        Segments::new(4096, &[SEGMENTS as u32], segments)
+        segments_on(4096, &[SEGMENTS as u32], &list)
     }
 
     /// Opens one more segment, for a page that fills it.

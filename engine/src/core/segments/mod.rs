@@ -9,7 +9,7 @@
 //! | `lending` | the free segments that are written beforehand |
 //! | `failures` | which segments are poisoned, in quarantine, or unusable |
 //! | `service` | the volumes that take writes |
-//! | `segment` | the states of a segment |
+//! | `segment` | the states of a segment, and the facts of each |
 //!
 //! Invariants: data and descriptor blocks never meet (`data_end + blocks + reserved <=
 //! segment_blocks`); no put and no deletion opens the last free segment, so that reclaim can always
@@ -180,7 +180,7 @@ impl Segments {
             volume
                 .free
                 .make_contiguous()
-                .sort_by_key(|id| self.segments[id.0 as usize].generation);
+                .sort_by_key(|id| self.segments[id.0 as usize].generation());
         }
     }
 
@@ -282,7 +282,7 @@ impl Segments {
     /// Blocks of a segment that its generation has never used.
     pub(super) fn unused_blocks(&self, id: SegmentId) -> u64 {
         let segment = self.get(id);
-        let used = segment.data_end + segment.blocks;
+        let used = segment.data_end() + segment.blocks();
         u64::from(self.segment_blocks.saturating_sub(used))
     }
 
@@ -325,14 +325,14 @@ impl Segments {
     /// Recomputes the limits after a segment became unusable, or a volume changed its service.
     fn recount(&mut self) {
         let (volumes, segments) = self.counted;
-        let is_unusable = |s: &&Segment| s.unusable;
+        let is_unusable = |s: &&Segment| s.is_unusable();
         let retiring = self.volumes.iter().filter(|volume| volume.is_retiring);
         let retiring = retiring.flat_map(|volume| self.segments_of(volume));
         let uncounted = retiring.filter(is_unusable).count() as u64;
         let left = segments.saturating_sub(self.unusable - uncounted);
         self.limits.now = usable_blocks(left, volumes, self.segment_blocks).min(self.limits.max);
         let is_there =
-            |s: &Segment| !s.unusable && !matches!(s.state(), State::Lost | State::Unreadable);
+            |s: &Segment| !s.is_unusable() && !matches!(s.state(), State::Lost | State::Unreadable);
         let (mut gone, mut gone_segments) = (0, 0);
         for volume in self.volumes.iter().filter(|volume| volume.rests()) {
             let own = self.segments_of(volume).iter();
@@ -352,7 +352,7 @@ impl Segments {
     }
 
     pub(super) fn add_live(&mut self, id: SegmentId, blocks: u32) {
-        self.get_mut(id).live += u64::from(blocks);
+        self.get_mut(id).add_live(blocks);
         self.live_blocks += u64::from(blocks);
         let taken = self.footprint(blocks);
         let volume = self.volume_of(id);
@@ -361,13 +361,7 @@ impl Segments {
     }
 
     pub(super) fn drop_live(&mut self, id: SegmentId, blocks: u32) {
-        let segment = self.get_mut(id);
-        segment.live = segment
-            .live
-            .checked_sub(u64::from(blocks))
-            .expect("a page left a segment that did not count it");
-        let died = segment.live == 0 && segment.state() == State::Sealed;
-        self.some_died |= died;
+        self.some_died |= self.get_mut(id).drop_live(blocks);
         self.live_blocks -= u64::from(blocks);
         let taken = self.footprint(blocks);
         let volume = self.volume_of(id);
@@ -379,7 +373,7 @@ impl Segments {
     pub(super) fn drop_in_flight(&mut self, id: SegmentId, blocks: u32) {
         self.in_flight_blocks -= u64::from(blocks);
         self.taken_blocks -= self.footprint(blocks);
-        self.get_mut(id).pending -= 1;
+        self.get_mut(id).end_page();
     }
 
     /// A sealed segment has lost its last page since this was last cleared.
@@ -416,7 +410,7 @@ impl Segments {
 
     fn on_their_way(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
         let all = self.returning_of_all();
-        all.filter(|(id, segment)| !segment.unusable && !self.is_read_only(*id))
+        all.filter(|(id, segment)| !segment.is_unusable() && !self.is_read_only(*id))
     }
 
     fn returning_of_all(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
@@ -472,20 +466,9 @@ impl Segments {
         left_out: Option<SegmentId>,
         synced: Serial,
     ) -> Option<Serial> {
-        let generation = |s: &Segment| {
-            let is_durable = s.first_commit > Serial::ZERO && s.first_commit <= synced;
-            match s.state() {
-                State::Lost => None,
-                // Nothing is known of it: it may hold any.
-                State::Unreadable if s.generation == Serial::ZERO => Some(Serial::ZERO),
-                _ if s.previous > Serial::ZERO && !is_durable => Some(s.previous),
-                _ => Some(s.generation).filter(|generation| *generation > Serial::ZERO),
-            }
-        };
         let segments = self.iter().filter(|(id, _)| Some(*id) != left_out);
-        segments
-            .filter_map(|(_, segment)| generation(segment))
-            .min()
+        let generations = segments.filter_map(|(_, segment)| segment.oldest_generation(synced));
+        generations.min()
     }
 
     /// # Errors
@@ -493,8 +476,8 @@ impl Segments {
     pub(super) fn check_live(&self, listed: &BTreeMap<SegmentId, u64>) -> Result<(), String> {
         for (id, segment) in self.iter() {
             let counted = listed.get(&id).copied().unwrap_or(0);
-            if counted != segment.live {
-                let own = segment.live;
+            let own = segment.live();
+            if counted != own {
                 return Err(format!(
                     "segment {id:?}: {counted} live blocks indexed, {own} counted"
                 ));
@@ -523,12 +506,11 @@ impl Segments {
             if segment.in_quarantine() && !self.quarantine.contains(&id) {
                 return Err(format!("segment {id:?}: in quarantine for good"));
             }
-            let used = segment.data_end + segment.blocks + segment.reserved;
-            if used > self.segment_blocks {
+            if !segment.has_room(self.segment_blocks, 0, 0) {
                 return Err(format!("segment {id:?}: data and descriptors overlap"));
             }
         }
-        let unusable = self.segments.iter().filter(|s| s.unusable).count() as u64;
+        let unusable = self.segments.iter().filter(|s| s.is_unusable()).count() as u64;
         if unusable != self.unusable {
             return Err(format!("{unusable} unusable, {} counted", self.unusable));
         }
@@ -546,51 +528,68 @@ impl Segments {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use super::recovered::recovered_segments;
     use super::segment::Stream;
     use super::*;
+    use crate::core::types::InitState::{self, Free, Lost, Open, Sealed, Unreadable};
+    use crate::core::types::SegmentInit;
 
     fn serial(raw: u64) -> Serial {
         Serial::from_raw(raw)
     }
 
-    /// One volume; states and generations.
-    fn segments(segments: &[(State, u64)]) -> Segments {
-        let segment = |&(state, generation)| Segment::recovered(state, serial(generation));
-        let count = u32::try_from(segments.len()).unwrap();
-        Segments::new(64, &[count], segments.iter().map(segment).collect())
+    /// A segment without content, of this state and generation.
+    pub(super) fn init(&(state, generation): &(InitState, u64)) -> SegmentInit {
+        SegmentInit {
+            state,
+            sequence: serial(generation),
+            data_end: HEADER_BLOCKS,
+            blocks: 0,
+            last_commit: Serial::ZERO,
+            proven: Serial::ZERO,
+        }
+    }
+
+    /// Such segments, on volumes with so many each.
+    pub(super) fn segments_on(
+        segment_blocks: u32,
+        volumes: &[u32],
+        list: &[(InitState, u64)],
+    ) -> Segments {
+        let list: Vec<SegmentInit> = list.iter().map(init).collect();
+        let segments = recovered_segments(volumes, &list);
+        Segments::new(segment_blocks, volumes, segments)
+    }
+
+    fn segments(list: &[(InitState, u64)]) -> Segments {
+        segments_on(64, &[u32::try_from(list.len()).unwrap()], list)
     }
 
     #[test]
     fn a_generation_counts_until_no_power_loss_can_bring_it_back() {
-        let list = [(State::Free, 5), (State::Sealed, 9), (State::Lost, 1)];
-        let mut segments = segments(&list);
+        let mut segments = segments(&[(Free, 5), (Sealed, 9), (Lost, 1)]);
         assert_eq!(segments.oldest_generation(Serial::ZERO), Some(serial(5)));
         let first = segments.get_mut(SegmentId(0));
         first.begin(serial(20), Stream::Put);
         // Its header may never arrive, and then nor may its first block.
         assert_eq!(segments.oldest_generation(serial(19)), Some(serial(5)));
-        segments.get_mut(SegmentId(0)).first_commit = serial(21);
+        segments.get_mut(SegmentId(0)).begin_blocks(1, serial(21));
         assert_eq!(segments.oldest_generation(serial(20)), Some(serial(5)));
         assert_eq!(segments.oldest_generation(serial(21)), Some(serial(9)));
     }
 
     #[test]
     fn a_segment_that_could_not_be_read_at_all_may_hold_any_generation() {
-        let known = [(State::Unreadable, 7), (State::Sealed, 9), (State::Free, 0)];
-        let known = segments(&known).oldest_generation(Serial::ZERO);
-        assert_eq!(known, Some(serial(7)));
-        let unknown = segments(&[(State::Unreadable, 0), (State::Sealed, 9)]);
+        let known = segments(&[(Unreadable, 7), (Sealed, 9), (Free, 0)]);
+        assert_eq!(known.oldest_generation(Serial::ZERO), Some(serial(7)));
+        let unknown = segments(&[(Unreadable, 0), (Sealed, 9)]);
         assert_eq!(unknown.oldest_generation(Serial::ZERO), Some(Serial::ZERO));
     }
 
     #[test]
     fn lost_volumes_take_no_room_from_the_others() {
-        let there = (State::Free, 0);
-        let gone = (State::Lost, 0);
-        let list = [[there; 6], [gone; 6]];
-        let list = list.as_flattened().iter();
-        let segment = |&(state, generation)| Segment::recovered(state, serial(generation));
-        let segments = Segments::new(64, &[6, 6], list.map(segment).collect());
+        let list = [[(Free, 0); 6], [(Lost, 0); 6]];
+        let segments = segments_on(64, &[6, 6], list.as_flattened());
         assert_eq!(segments.usable_blocks().0, usable_blocks(6, 1, 64));
         assert!(segments.usable_blocks().0 > 0);
     }
@@ -599,14 +598,16 @@ mod tests {
     fn copies_go_to_the_open_segment_with_the_most_room() {
         let states = [Stream::Put, Stream::Copy].map(State::Open);
         for roomy in [0, 1] {
-            let mut segments = segments(&[(states[0], 5), (states[1], 6)]);
-            segments.get_mut(SegmentId(1 - roomy)).data_end = 60;
+            let mut segments = segments(&[(Open, 5), (Open, 6)]);
+            segments
+                .get_mut(SegmentId(1 - roomy))
+                .take_page(60 - HEADER_BLOCKS, 0);
             segments.open_for_copies();
             let ids = [1 - roomy, roomy].map(SegmentId);
             assert_eq!(segments.volumes[0].open, ids.map(Some));
             assert_eq!(ids.map(|id| segments.get(id).state()), states);
         }
-        let mut segments = segments(&[(states[0], 5)]);
+        let mut segments = segments(&[(Open, 5)]);
         segments.open_for_copies();
         assert_eq!(segments.volumes[0].open, [None, Some(SegmentId(0))]);
     }

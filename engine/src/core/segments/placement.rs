@@ -2,7 +2,7 @@
 
 use larder_format::{BLOCK_BYTES, SegmentState};
 
-use super::segment::{Extension, Segment, State, Stream};
+use super::segment::{Extension, Segment, Stream};
 use super::{Segments, Volume};
 use crate::core::base::{Base, Event};
 use crate::index::{Place, SegmentId};
@@ -58,14 +58,10 @@ impl Segments {
                 continue;
             };
             let reserved = need(id);
-            let segment = self.get_mut(id);
             let place = Place {
                 segment: id,
-                start: segment.data_end,
+                start: self.get_mut(id).take_page(data, reserved),
             };
-            segment.data_end += data;
-            segment.reserved += reserved;
-            segment.pending += 1;
             self.in_flight_blocks += u64::from(data);
             self.taken_blocks += self.footprint(data);
             self.turn_left = self.turn_left.saturating_sub(bytes);
@@ -95,7 +91,7 @@ impl Segments {
             for step in 0..volumes {
                 let volume = (self.turn + step) % volumes;
                 if let Some(id) = self.open_with_room(base, volume, stream, 0, |_| 1) {
-                    self.get_mut(id).reserved += 1;
+                    self.get_mut(id).reserve(1);
                     return Some(id);
                 }
             }
@@ -112,7 +108,7 @@ impl Segments {
         let segment = self.get_mut(id);
         let fits = segment.has_room(segment_blocks, 0, blocks);
         if fits {
-            segment.reserved += blocks;
+            segment.reserve(blocks);
         }
         fits
     }
@@ -121,26 +117,18 @@ impl Segments {
     /// and descriptors.
     fn extend_sealed(&mut self) -> Option<SegmentId> {
         let takes = |(id, s): &(SegmentId, &Segment)| {
-            let is_sealed = s.state() == State::Sealed;
-            let takes_already = s.is_extended() && s.state() == State::Draining;
             !s.is_suspect()
-                && (is_sealed || takes_already)
+                && s.may_be_extended()
                 && s.has_room(self.segment_blocks, 0, 1)
                 && !self.is_read_only(*id)
                 && !self.is_retiring(*id)
         };
         // A segment that takes records already, else the segment that stays longest. A write that
         // failed before may fail again.
-        let worth = |(_, s): &(SegmentId, &Segment)| (!s.poisoned, s.is_extended(), s.live);
+        let worth = |(_, s): &(SegmentId, &Segment)| (!s.is_poisoned(), s.is_extended(), s.live());
         let (id, _) = self.iter().filter(takes).max_by_key(worth)?;
-        self.extend(id, Extension::Records);
-        self.get_mut(id).reserved += 1;
+        self.get_mut(id).extend(Extension::Records, 1);
         Some(id)
-    }
-
-    /// Opens a sealed segment for records.
-    pub(in crate::core) fn extend(&mut self, id: SegmentId, extension: Extension) {
-        self.get_mut(id).extend(extension);
     }
 
     /// Whether an open segment takes so many blocks of copies and descriptors, without a free one.
