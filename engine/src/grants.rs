@@ -87,7 +87,7 @@ pub struct Ask {
 pub enum Grant {
     /// Write the page here, then commit.
     Write(Extent),
-    /// Nothing to write; the status comes with [`Putting::wait`](crate::catalog::Putting::wait). The page is a duplicate, or
+    /// Nothing to write; the status comes with the wait of the put. The page is a duplicate, or
     /// another put is writing it.
     Settles,
     /// Refused for now. Every later page of the request is refused too.

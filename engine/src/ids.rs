@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 pub struct NamespaceId(pub(crate) u16);
 
 impl NamespaceId {
-    /// For implementations of [`PageStore`](crate::PageStore), which number their namespaces as they like.
+    /// For implementations of [`PageStore`](crate::PageStore), which number their namespaces as
+    /// they like.
     #[must_use]
     pub const fn new(number: u16) -> NamespaceId {
         NamespaceId(number)

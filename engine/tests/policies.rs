@@ -14,7 +14,7 @@ use larder_engine::format::PageKey;
 use larder_engine::index::{
     Adoption, Index, Lease, NamespaceSlot, Parent, Place, Publish, SegmentId,
 };
-use larder_engine::policy::order::{self, EvictionOrder};
+use larder_engine::policy::order::EvictionOrder;
 use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, Use,
     Worth,
@@ -25,7 +25,7 @@ use larder_engine::{
     Class, GetStatus, Hint, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store,
 };
 use rustix::fs::{CWD, FileType, Mode};
-use toys::{Fifo, Random};
+use toys::{Fifo, LESSONS, Pupil, Random};
 
 const NS: NamespaceSlot = NamespaceSlot(0);
 
@@ -68,6 +68,13 @@ fn publish(index: &Index, keys: &[PageKey], hint: Hint) {
     }
 }
 
+fn choose<P: EvictionPolicy + 'static>(
+    index: &Index,
+    make: impl Fn() -> P + Send + Sync + 'static,
+) {
+    index.choose(PolicyMaker::eviction(make).make());
+}
+
 fn evict(index: &Index, now_ms: u64) -> Option<larder_engine::format::KeyPrefix> {
     let gone = index.evict_coldest(now_ms, |_, _| false, |_| false);
     index.check_invariants().unwrap();
@@ -77,7 +84,7 @@ fn evict(index: &Index, now_ms: u64) -> Option<larder_engine::format::KeyPrefix>
 #[test]
 fn first_in_first_out_ignores_uses_and_takes_leaves_only() {
     let index = Index::new(1, 1 << 20);
-    index.choose(Box::<Fifo>::default());
+    choose(&index, Fifo::default);
     let (old, young) = (chain(1, 2), chain(2, 2));
     publish(&index, &old, Hint::default());
     publish(&index, &young, Hint::default());
@@ -93,7 +100,7 @@ fn first_in_first_out_ignores_uses_and_takes_leaves_only() {
 #[test]
 fn row_26_a_leased_page_stays_under_any_policy_until_its_lease_lapses() {
     let index = Index::new(1, 1 << 20);
-    index.choose(Box::<Fifo>::default());
+    choose(&index, Fifo::default);
     let keys = [chain(1, 1), chain(2, 1), chain(3, 1)].concat();
     for key in &keys {
         publish(&index, std::slice::from_ref(key), Hint::default());
@@ -137,13 +144,12 @@ impl EvictionPolicy for Recorder {
     }
 }
 
-impl EvictionOrder for Recorder {}
-
 #[test]
 fn a_policy_sees_depth_hits_ages_hint_and_bytes() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let index = Index::new(1, 1 << 20);
-    index.choose(Box::new(Recorder(seen.clone(), Vec::new())));
+    let told = seen.clone();
+    choose(&index, move || Recorder(told.clone(), Vec::new()));
     let keys = chain(1, 3);
     let system = Hint::new(Class::SYSTEM);
     publish(&index, &keys, system);
@@ -195,12 +201,10 @@ impl EvictionPolicy for Liar {
     }
 }
 
-impl EvictionOrder for Liar {}
-
 #[test]
 fn a_policy_that_returns_a_page_twice_evicts_it_once() {
     let index = Index::new(1, 1 << 20);
-    index.choose(Box::<Liar>::default());
+    choose(&index, Liar::default);
     let keys = chain(1, 8);
     publish(&index, &keys, Hint::default());
     let order: Vec<_> = std::iter::from_fn(|| evict(&index, 0)).collect();
@@ -230,13 +234,11 @@ impl EvictionPolicy for Stubborn {
     }
 }
 
-impl EvictionOrder for Stubborn {}
-
 #[test]
 fn a_policy_that_never_forgets_a_page_cannot_hold_the_store_up() {
     for is_parked in [false, true] {
         let index = Index::new(1, 1 << 20);
-        index.choose(Box::<Stubborn>::default());
+        choose(&index, Stubborn::default);
         publish(&index, &chain(1, 1), Hint::default());
         publish(&index, &chain(2, 1), Hint::default());
         // The page has to stay, or its volume does: it is passed over, once.
@@ -365,12 +367,10 @@ impl EvictionPolicy for Strict {
     }
 }
 
-impl EvictionOrder for Strict {}
-
 #[test]
 fn a_page_in_the_slot_of_one_that_was_set_aside_is_filed_once_and_evicted_once() {
     let index = Index::new(1, 1 << 20);
-    index.choose(Box::<Strict>::default());
+    choose(&index, Strict::default);
     let (leased, next) = (chain(1, 1), chain(2, 1));
     publish(&index, &leased, Hint::default());
     let lease = Lease {
@@ -389,7 +389,7 @@ fn a_page_in_the_slot_of_one_that_was_set_aside_is_filed_once_and_evicted_once()
 #[test]
 fn a_policy_knows_all_uses_before_reclaim_weighs_a_page() {
     let index = Index::new(1, 1 << 20);
-    index.choose(Box::new(Recorder(Arc::default(), Vec::new())));
+    choose(&index, || Recorder(Arc::default(), Vec::new()));
     let keys = chain(1, 1);
     publish(&index, &keys, Hint::default());
     let place = index.locate(NS, &keys[0]).unwrap().place;
@@ -462,51 +462,9 @@ fn an_overfilled_store_holds_its_promises_under_the_learned_order() {
     assert!(!home.path.with_file_name("store.lessons").exists());
 }
 
-/// First in, first out; keeps the lessons that it is given, and has some of its own.
-#[derive(Debug)]
-struct Pupil(Arc<Mutex<Vec<Vec<u8>>>>, Fifo);
-
-const LESSONS: &[u8] = b"leaves fall in autumn";
-
-impl EvictionPolicy for Pupil {
-    fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
-        self.1.arrived(page, facts);
-    }
-
-    fn file(&mut self, page: PageNumber, facts: &PageFacts) {
-        self.1.file(page, facts);
-    }
-
-    fn coldest(
-        &mut self,
-        facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
-    ) -> Option<PageNumber> {
-        self.1.coldest(facts)
-    }
-
-    fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth {
-        self.1.worth(page, facts)
-    }
-}
-
-impl EvictionOrder for Pupil {
-    fn lessons(&self) -> Vec<u8> {
-        LESSONS.to_vec()
-    }
-
-    fn recall(&mut self, lessons: &[u8]) {
-        self.0.lock().unwrap().push(lessons.to_vec());
-    }
-}
-
 #[test]
 fn the_lessons_of_a_policy_come_back_unless_their_file_is_damaged_or_another_stores() {
-    let recalled = Arc::new(Mutex::new(Vec::new()));
-    let options = OpenOptions::default().with(|o| {
-        let recalled = recalled.clone();
-        let make = move || Pupil(recalled.clone(), Fifo::default());
-        o.eviction = Some(order::maker(make));
-    });
+    let (options, recalled) = Pupil::options();
     let (home, other) = (Home::with_store(128 * MIB), Home::with_store(128 * MIB));
     let open = |home: &Home| {
         home.open_with(options.clone()).close().unwrap();
@@ -532,12 +490,7 @@ fn the_lessons_of_a_policy_come_back_unless_their_file_is_damaged_or_another_sto
 
 #[test]
 fn lessons_are_for_the_users_of_the_store_and_follow_neither_links_nor_pipes() {
-    let recalled = Arc::new(Mutex::new(Vec::new()));
-    let options = OpenOptions::default().with(|o| {
-        let recalled = recalled.clone();
-        let make = move || Pupil(recalled.clone(), Fifo::default());
-        o.eviction = Some(order::maker(make));
-    });
+    let (options, recalled) = Pupil::options();
     let home = Home::with_store(128 * MIB);
     let open = || {
         home.open_with(options.clone()).close().unwrap();

@@ -80,19 +80,19 @@ impl<P: EvictionPolicy> EvictionOrder for Plain<P> {}
 
 impl<P: EvictionPolicy> EvictionPolicy for Plain<P> {
     fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
-        self.0.arrived(page, facts)
+        self.0.arrived(page, facts);
     }
 
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
-        self.0.used(page, facts, by)
+        self.0.used(page, facts, by);
     }
 
     fn left(&mut self, page: PageNumber, facts: &PageFacts, why: Departure) {
-        self.0.left(page, facts, why)
+        self.0.left(page, facts, why);
     }
 
     fn file(&mut self, page: PageNumber, facts: &PageFacts) {
-        self.0.file(page, facts)
+        self.0.file(page, facts);
     }
 
     fn coldest(

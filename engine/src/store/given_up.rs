@@ -1,4 +1,5 @@
-//! For a simulation: the segments that were given up, with their pages, for lack of room for copies.
+//! For a simulation: the segments that were given up, with their pages, for lack of room for
+//! copies.
 
 use std::cell::Cell;
 

@@ -1,8 +1,10 @@
-//! Two toy policies of eviction: they prove that the store holds its promises under any order.
+//! Toy policies of eviction. Two of them prove that the store holds its promises under any order.
 
 use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
 
-use larder_engine::policy::order::EvictionOrder;
+use larder_engine::OpenOptions;
+use larder_engine::policy::order::{self, EvictionOrder};
 use larder_engine::policy::{
     Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth,
 };
@@ -58,8 +60,6 @@ impl EvictionPolicy for Fifo {
         ReclaimLines::new(Some(Worth(line)), Worth(u32::MAX))
     }
 }
-
-impl EvictionOrder for Fifo {}
 
 /// Any leaf, by a seeded generator. The worth of a page changes with each use.
 #[derive(Debug)]
@@ -121,4 +121,50 @@ impl EvictionPolicy for Random {
     }
 }
 
-impl EvictionOrder for Random {}
+/// First in, first out; keeps the lessons that it is given, and has some of its own.
+#[derive(Debug)]
+pub struct Pupil(Arc<Mutex<Vec<Vec<u8>>>>, Fifo);
+
+pub const LESSONS: &[u8] = b"leaves fall in autumn";
+
+impl Pupil {
+    /// Options with such a policy, and the lessons that it is given.
+    pub fn options() -> (OpenOptions, Arc<Mutex<Vec<Vec<u8>>>>) {
+        let recalled = Arc::new(Mutex::new(Vec::new()));
+        let given = recalled.clone();
+        let make = move || Pupil(given.clone(), Fifo::default());
+        let options = OpenOptions::default().with(|o| o.eviction = Some(order::maker(make)));
+        (options, recalled)
+    }
+}
+
+impl EvictionPolicy for Pupil {
+    fn arrived(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.1.arrived(page, facts);
+    }
+
+    fn file(&mut self, page: PageNumber, facts: &PageFacts) {
+        self.1.file(page, facts);
+    }
+
+    fn coldest(
+        &mut self,
+        facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
+    ) -> Option<PageNumber> {
+        self.1.coldest(facts)
+    }
+
+    fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth {
+        self.1.worth(page, facts)
+    }
+}
+
+impl EvictionOrder for Pupil {
+    fn lessons(&self) -> Vec<u8> {
+        LESSONS.to_vec()
+    }
+
+    fn recall(&mut self, lessons: &[u8]) {
+        self.0.lock().unwrap().push(lessons.to_vec());
+    }
+}

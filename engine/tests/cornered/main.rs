@@ -9,7 +9,7 @@
 mod common;
 mod process;
 #[path = "../common/policies.rs"]
-#[allow(dead_code, reason = "one of its policies is used here")]
+#[allow(dead_code, reason = "others are used elsewhere")]
 mod toys;
 
 use std::collections::{BTreeMap, BTreeSet};
