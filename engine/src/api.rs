@@ -7,7 +7,6 @@
 mod options;
 mod stats;
 
-use crate::ids::NamespaceId;
 use crate::status::{GetStatus, MissReason, PutFailure, PutStatus};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
@@ -15,13 +14,14 @@ use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::Instant;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape};
 
 use crate::error::StoreError;
 use crate::hint::{Class, Hint};
-use crate::memory::AlignedBuf;
 use crate::planted;
-use crate::runtime::Instant;
 pub use options::{DiskWrapper, OpenOptions, Settings, SharedReads};
 pub use stats::{ReadOnlyVolume, Stats};
 

@@ -10,11 +10,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use larder_base::runtime::Instant;
 use larder_format::{Fingerprint, Namespace, PageKey};
 use serde::{Deserialize, Serialize};
 
 use crate::grants::Ask;
-use crate::runtime::Instant;
 
 /// A place beneath the store.
 ///

@@ -9,14 +9,14 @@
 //! [`Allocator`].
 
 use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Instant;
 use larder_format::{Namespace, PageKey};
 
 use crate::api::Stats;
 use crate::error::StoreError;
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use crate::index::SegmentId;
-use crate::runtime::Instant;
 use crate::status::PutStatus;
 
 /// A page that may be read: its segment is pinned until [`Catalog::unpin`].

@@ -3,11 +3,11 @@
 use std::io;
 use std::path::PathBuf;
 
+use larder_base::system::holder::{HolderState, LockHolder};
 use larder_format::{Damage, Features, SuperblockError};
 
 use crate::disk::DiskError;
 use crate::disk::probe::DiskOpenError;
-use crate::system::holder::{HolderState, LockHolder};
 
 /// A store could not be created, opened or used.
 #[derive(Debug, thiserror::Error)]

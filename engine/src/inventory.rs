@@ -10,10 +10,10 @@ use crate::core::Evictions;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
+use larder_base::ids::NamespaceId;
 use larder_format::{Fingerprint, Namespace, PageKey};
 
 use crate::error::StoreError;
-use crate::ids::NamespaceId;
 pub use crate::index::Leased;
 
 /// Most pages of one answer.

@@ -106,17 +106,9 @@
 //! | `capacity` | how many pages a store of a given geometry keeps |
 //! | `disk` | io_uring and threads behind one trait |
 //! | `chunks` | arrays that grow without a copy of all their elements |
-//! | `latency` | histograms of latencies: of the devices, and of calls |
-//! | `memory` | aligned, huge-page backed buffers |
-//! | `sidecar` | a small file beside a store that the store can do without |
-//! | `seldom` | limits how often a log line is repeated |
-//! | `random` | random bytes for identities |
-//! | `sealed` | memory that several processes map |
-//! | `system` | the calls to the operating system that a simulation has to control |
-//! | `fork` | handles in a forked child |
-//! | `runtime` | threads, locks and time: those of the system, or of a simulation |
-//! | `ids` | numbers of an open store, which no file holds |
 //! | `planted` | bugs for the simulation to find; empty in other builds |
+//!
+//! Below them is the crate `larder-base`: threads, time, files, memory.
 
 #![cfg_attr(
     not(feature = "internals"),
@@ -146,9 +138,6 @@ mod honest;
 mod learned;
 mod pages;
 pub mod policy;
-mod runtime;
-mod sealed;
-mod system;
 
 #[cfg(not(feature = "internals"))]
 mod api;
@@ -167,19 +156,11 @@ mod disk;
 #[cfg(not(feature = "internals"))]
 mod error;
 #[cfg(not(feature = "internals"))]
-mod fork;
-#[cfg(not(feature = "internals"))]
 mod grants;
-#[cfg(not(feature = "internals"))]
-mod ids;
 #[cfg(not(feature = "internals"))]
 mod index;
 #[cfg(not(feature = "internals"))]
 mod inventory;
-#[cfg(not(feature = "internals"))]
-mod latency;
-#[cfg(not(feature = "internals"))]
-mod memory;
 #[cfg(not(feature = "internals"))]
 mod offline;
 #[cfg(not(feature = "internals"))]
@@ -187,15 +168,9 @@ mod planted;
 #[cfg(not(feature = "internals"))]
 mod protocol;
 #[cfg(not(feature = "internals"))]
-mod random;
-#[cfg(not(feature = "internals"))]
 mod recovery;
 #[cfg(not(feature = "internals"))]
-mod seldom;
-#[cfg(not(feature = "internals"))]
 mod share;
-#[cfg(not(feature = "internals"))]
-mod sidecar;
 #[cfg(not(feature = "internals"))]
 mod spaces;
 #[cfg(not(feature = "internals"))]
@@ -227,20 +202,12 @@ pub mod core;
 pub mod disk;
 #[cfg(feature = "internals")]
 pub mod error;
-#[cfg(all(feature = "internals", not(feature = "simulated")))]
-pub mod fork;
 #[cfg(feature = "internals")]
 pub mod grants;
-#[cfg(feature = "internals")]
-pub mod ids;
 #[cfg(feature = "internals")]
 pub mod index;
 #[cfg(feature = "internals")]
 pub mod inventory;
-#[cfg(feature = "internals")]
-pub mod latency;
-#[cfg(feature = "internals")]
-pub mod memory;
 #[cfg(all(feature = "internals", not(feature = "simulated")))]
 pub mod offline;
 #[cfg(feature = "internals")]
@@ -248,15 +215,9 @@ pub mod planted;
 #[cfg(feature = "internals")]
 pub mod protocol;
 #[cfg(feature = "internals")]
-pub mod random;
-#[cfg(feature = "internals")]
 pub mod recovery;
 #[cfg(feature = "internals")]
-pub mod seldom;
-#[cfg(feature = "internals")]
 pub mod share;
-#[cfg(feature = "internals")]
-pub mod sidecar;
 #[cfg(feature = "internals")]
 pub mod spaces;
 #[cfg(feature = "internals")]
@@ -272,6 +233,12 @@ pub mod totals;
 #[cfg(feature = "internals")]
 pub mod volume;
 
+#[cfg(not(feature = "internals"))]
+use larder_base::{fork, ids, latency, memory, random, seldom, sidecar};
+#[cfg(feature = "internals")]
+pub use larder_base::{fork, ids, latency, memory, random, seldom, sidecar};
+use larder_base::{planted, system};
+
 #[cfg(feature = "internals")]
 pub use api::DiskWrapper;
 pub use api::{
@@ -282,20 +249,21 @@ pub use core::SyncPolicy;
 pub use counts::{Counts, Departed, Misses, Process};
 pub use disk::probe::Want as DiskKind;
 pub use error::{StoreError, advice};
+#[doc(inline)]
 pub use fork::Origin;
 pub use hint::{Class, Hint, Stop};
+#[doc(inline)]
 pub use ids::NamespaceId;
 pub use larder_format as format;
-#[cfg(feature = "simulated")]
-pub use larder_sim_runtime::fork;
+#[doc(inline)]
 pub use latency::LatencySummary;
+#[doc(inline)]
 pub use memory::AlignedBuf;
 pub use pages::{Chain, NamespaceHandle};
-#[cfg(not(feature = "internals"))]
-use planted::planted;
 pub use share::{Part, Report, Store, report};
 pub use staging::StagingReport;
 pub use status::{GetStatus, MissReason, PutFailure, PutStatus, Refusal};
+#[doc(inline)]
 pub use system::holder::{HolderState, LockHolder};
 #[cfg(not(feature = "simulated"))]
 pub use volume::create::{CreateOptions, Created, create};

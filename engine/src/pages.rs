@@ -5,14 +5,14 @@ use std::io::{IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
 use std::ops::Deref;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Instant;
 use larder_format::{Namespace, PageKey, TokenUnits, page_keys};
 
 use crate::api::{GetPage, LentPage, PageStore, PutOptions, PutPage};
 use crate::error::StoreError;
 use crate::fit::check_page;
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
-use crate::runtime::Instant;
 use crate::status::{MissReason, PutStatus};
 
 /// Consecutive pages of one prompt: their keys, the key before the first, and its depth.

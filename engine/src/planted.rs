@@ -1,232 +1,164 @@
-//! Bugs that can be switched on, to check that the simulation notices them: the test of the tests.
-//!
-//! Owns the list of bugs (`Bug`) and the active one (`plant`). At most one is active, for the
-//! calling thread: a simulated store runs on one thread. The places that hold a bug ask `planted!`.
-//! In a build without debug assertions, such as a release, that macro is the constant `false`, and
-//! nothing else of this module exists.
+//! The bugs of the engine that a simulation can plant: see [`mod@larder_base::bugs`].
 
 #[cfg(debug_assertions)]
-pub use switch::{Bug, is_planted, plant};
+pub use larder_base::bugs::plant;
 
-/// Whether this bug is on.
-#[cfg(debug_assertions)]
-#[doc(hidden)]
-#[cfg_attr(feature = "internals", macro_export)]
-macro_rules! planted {
-    ($bug:ident) => {
-        $crate::planted::is_planted($crate::planted::Bug::$bug)
-    };
-}
-
-/// Whether this bug is on: never, in this build.
-#[cfg(not(debug_assertions))]
-#[doc(hidden)]
-#[cfg_attr(feature = "internals", macro_export)]
-macro_rules! planted {
-    ($bug:ident) => {
-        false
-    };
-}
-
-#[cfg(not(feature = "internals"))]
-pub(crate) use planted;
-
-#[cfg(debug_assertions)]
-mod switch {
-    use std::cell::Cell;
-
-    thread_local! {
-        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
+larder_base::bugs! {
+    /// Bugs that show in a store that one process uses.
+    STORE: {
+        /// A get returns bytes without checking their checksum.
+        SkippedChecksum,
+        /// A get whose deadline passes returns while the device still reads into the caller's
+        /// memory.
+        LateRead,
+        /// A page becomes visible, and its put returns, when its descriptor is written,
+        /// although its bytes may not be.
+        EarlyPublish,
+        /// Pages are acknowledged in a segment whose first header is still being written.
+        UnopenedSegment,
+        /// A put that a deletion overtook becomes visible all the same.
+        UndeadPut,
+        /// A flush returns before anything has been synced.
+        EarlyFlush,
+        /// A put of a stored page returns before the first copy is as durable as the policy
+        /// requires.
+        EarlyDuplicate,
+        /// Writes mark only the first volume for the next sync.
+        ForgottenVolume,
+        /// A segment is sealed, with a header that proves all its pages, before a sync has
+        /// covered them.
+        EarlySeal,
+        /// A failed sync is retried, and the second result is trusted.
+        RetriedSync,
+        /// Deletions and namespaces that a failed sync may have lost are not written again.
+        ForgottenNotes,
+        /// A segment takes further writes after a write into it has failed.
+        UnpoisonedSegment,
+        /// The group of a page whose bytes failed after its descriptor was written counts as
+        /// complete.
+        UnheldGroup,
+        /// A segment is released while readers have it pinned.
+        MissingPin,
+        /// A segment is released before the pages and records forwarded out of it are durable.
+        EarlyRelease,
+        /// A segment is written again before its free header is durable.
+        EarlyReuse,
+        /// Reclaim drops a deletion though an older generation that may hold the page is still
+        /// on disk.
+        DroppedDeletion,
+        /// Evictions are not recorded.
+        UnwrittenEviction,
+        /// The holdings of a clean close are not compared with the store.
+        BlindClosing,
+        /// A put that fails leaves no record of it.
+        UnvoidedFailure,
+        /// The record of a failed put removes the older pages of its key, too.
+        VoidsOlder,
+        /// Pages are evicted for a page that no volume takes.
+        EvictionInVain,
+        /// Recovery takes descriptor blocks of a segment's earlier generations.
+        StaleSequence,
+        /// Recovery stops at the first block that it does not expect.
+        FirstGapEnds,
+        /// Of several records of a key, deletions too, recovery takes the lowest version.
+        LowerBirthWins,
+        /// Recovery marks every page proven.
+        UnprovenProven,
+        /// Opening does not begin a new epoch, so that its numbers are used twice.
+        RunNotBumped,
+        /// A free header that is being written when a sync fails is not written again.
+        SureHeader,
+        /// A segment is released though the sync that covers its free header has failed.
+        HastyFree,
+        /// A free header that was answered while a failing sync ran is not written again.
+        LaterFree,
+        /// A page that the policy of admission refuses is stored all the same.
+        DeafAdmission,
+        /// The policy of admission is asked for pages that are stored, too.
+        StrictAdmission,
+        /// A recall ends while the put reads the caller's memory.
+        HastyRecall,
+        /// A write that ends after the recall of its put counts as landed.
+        RecalledWrite,
+        /// A page that a policy names is evicted, leased or not.
+        LeaselessPolicy,
+        /// The learned policy keeps a leaf whose page has left.
+        KeptLeaf,
+        /// The learned policy loses a leaf that changes its class.
+        LostLeaf,
+        /// The learned policy takes a leaf for as old as it was when it was filed.
+        ColdLeaf,
+        /// The learned policy names a page that has got a child.
+        NamedParent,
+        /// Of a chain that reclaim evicts, only the first page is missed in its segment.
+        UnbookedChain,
+        /// The learned policy takes lessons without a check of their values.
+        BlindLessons,
+        /// A put reports failed writes of page data as landed.
+        IgnoredFailure,
+        /// A get releases its pins before its reads have ended.
+        EarlyUnpin,
+        /// A get that lends memory releases its pins before its reads have ended.
+        LentUnpin,
+        /// A get drops its findings about damaged pages.
+        UnreportedDamage,
+        /// An open evicts the pages that are beyond the limit.
+        EvictsAtOpen,
+        /// Reclaim drops a page at the first read that fails.
+        HastyLoss,
+        /// Reclaim reports failed writes of moved pages as written.
+        IgnoredMove,
+        /// A flush returns success, also when it failed.
+        DeafFlush,
+        /// A deletion returns before it is recorded.
+        EarlyDelete,
+        /// A deletion without room for its record fails at once.
+        HastyDelete,
+        /// The housekeeper is not called for reclaim.
+        DeafKeeper,
+        /// A counted lease does not keep its page.
+        LooseLease,
+        /// A segment that keeps pages is reported as emptied.
+        VainEmptying,
+        /// Callers who keep books are not told of pages that eviction takes.
+        UntoldEviction,
     }
-
-    /// Activates a bug for this thread; `None` deactivates it.
-    pub fn plant(bug: Option<Bug>) {
-        PLANTED.set(bug);
-    }
-
-    /// Whether this bug is active in this thread.
-    #[must_use]
-    pub fn is_planted(bug: Bug) -> bool {
-        PLANTED.get() == Some(bug)
-    }
-
-    macro_rules! bugs {
-        ($(
-            $(#[doc = $list_doc:literal])*
-            $list:ident: { $($(#[doc = $doc:literal])* $bug:ident,)* }
-        )*) => {
-            /// A deliberate mistake.
-            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-            pub enum Bug {
-                $($($(#[doc = $doc])* $bug,)*)*
-            }
-
-            impl Bug {
-                $(
-                    $(#[doc = $list_doc])*
-                    pub const $list: &[Bug] = &[$(Bug::$bug,)*];
-                )*
-            }
-        };
-    }
-
-    bugs! {
-        /// Bugs that show in a store that one process uses.
-        STORE: {
-            /// A get returns bytes without checking their checksum.
-            SkippedChecksum,
-            /// A get whose deadline passes returns while the device still reads into the caller's
-            /// memory.
-            LateRead,
-            /// A page becomes visible, and its put returns, when its descriptor is written,
-            /// although its bytes may not be.
-            EarlyPublish,
-            /// Pages are acknowledged in a segment whose first header is still being written.
-            UnopenedSegment,
-            /// A put that a deletion overtook becomes visible all the same.
-            UndeadPut,
-            /// A flush returns before anything has been synced.
-            EarlyFlush,
-            /// A put of a stored page returns before the first copy is as durable as the policy
-            /// requires.
-            EarlyDuplicate,
-            /// Writes mark only the first volume for the next sync.
-            ForgottenVolume,
-            /// A segment is sealed, with a header that proves all its pages, before a sync has
-            /// covered them.
-            EarlySeal,
-            /// A failed sync is retried, and the second result is trusted.
-            RetriedSync,
-            /// Deletions and namespaces that a failed sync may have lost are not written again.
-            ForgottenNotes,
-            /// A segment takes further writes after a write into it has failed.
-            UnpoisonedSegment,
-            /// The group of a page whose bytes failed after its descriptor was written counts as
-            /// complete.
-            UnheldGroup,
-            /// A segment is released while readers have it pinned.
-            MissingPin,
-            /// A segment is released before the pages and records forwarded out of it are durable.
-            EarlyRelease,
-            /// A segment is written again before its free header is durable.
-            EarlyReuse,
-            /// Reclaim drops a deletion though an older generation that may hold the page is still
-            /// on disk.
-            DroppedDeletion,
-            /// Evictions are not recorded.
-            UnwrittenEviction,
-            /// The holdings of a clean close are not compared with the store.
-            BlindClosing,
-            /// A put that fails leaves no record of it.
-            UnvoidedFailure,
-            /// The record of a failed put removes the older pages of its key, too.
-            VoidsOlder,
-            /// Pages are evicted for a page that no volume takes.
-            EvictionInVain,
-            /// Recovery takes descriptor blocks of a segment's earlier generations.
-            StaleSequence,
-            /// Recovery stops at the first block that it does not expect.
-            FirstGapEnds,
-            /// Of several records of a key, deletions too, recovery takes the lowest version.
-            LowerBirthWins,
-            /// Recovery marks every page proven.
-            UnprovenProven,
-            /// Opening does not begin a new epoch, so that its numbers are used twice.
-            RunNotBumped,
-            /// A free header that is being written when a sync fails is not written again.
-            SureHeader,
-            /// A segment is released though the sync that covers its free header has failed.
-            HastyFree,
-            /// A free header that was answered while a failing sync ran is not written again.
-            LaterFree,
-            /// A page that the policy of admission refuses is stored all the same.
-            DeafAdmission,
-            /// The policy of admission is asked for pages that are stored, too.
-            StrictAdmission,
-            /// A recall ends while the put reads the caller's memory.
-            HastyRecall,
-            /// A write that ends after the recall of its put counts as landed.
-            RecalledWrite,
-            /// A page that a policy names is evicted, leased or not.
-            LeaselessPolicy,
-            /// The learned policy keeps a leaf whose page has left.
-            KeptLeaf,
-            /// The learned policy loses a leaf that changes its class.
-            LostLeaf,
-            /// The learned policy takes a leaf for as old as it was when it was filed.
-            ColdLeaf,
-            /// The learned policy names a page that has got a child.
-            NamedParent,
-            /// Of a chain that reclaim evicts, only the first page is missed in its segment.
-            UnbookedChain,
-            /// The learned policy takes lessons without a check of their values.
-            BlindLessons,
-            /// A put reports failed writes of page data as landed.
-            IgnoredFailure,
-            /// A get releases its pins before its reads have ended.
-            EarlyUnpin,
-            /// A get that lends memory releases its pins before its reads have ended.
-            LentUnpin,
-            /// A get drops its findings about damaged pages.
-            UnreportedDamage,
-            /// An open evicts the pages that are beyond the limit.
-            EvictsAtOpen,
-            /// Reclaim drops a page at the first read that fails.
-            HastyLoss,
-            /// Reclaim reports failed writes of moved pages as written.
-            IgnoredMove,
-            /// A flush returns success, also when it failed.
-            DeafFlush,
-            /// A deletion returns before it is recorded.
-            EarlyDelete,
-            /// A deletion without room for its record fails at once.
-            HastyDelete,
-            /// The housekeeper is not called for reclaim.
-            DeafKeeper,
-            /// A counted lease does not keep its page.
-            LooseLease,
-            /// A segment that keeps pages is reported as emptied.
-            VainEmptying,
-            /// Callers who keep books are not told of pages that eviction takes.
-            UntoldEviction,
-        }
-        /// Bugs that show among an owner and its clients.
-        SHARED: {
-            /// The pins of a client that has gone are kept.
-            KeptPins,
-            /// The extents of a client that has gone are kept for good.
-            KeptPuts,
-            /// The extents of a client that has gone are granted to others while its writes are in
-            /// flight.
-            EarlyExtents,
-            /// The extents of a live client that has not reported its put are granted to others,
-            /// though the client may still write there.
-            UnkeptExtents,
-            /// A client that does not hold its marks yet is granted extents.
-            UnmarkedPut,
-            /// A pin that a client returns stays on its account, and is returned again when the
-            /// client goes.
-            DoubleUnpin,
-            /// A client's finding on a page counts after the client has returned its pin.
-            UnpinnedFinding,
-            /// A number that is none of a client's puts is taken for a number of the core's.
-            ForeignPut,
-            /// The number of a put granted by a former owner is taken for one of this owner's puts.
-            FormerPut,
-            /// A new owner does not wait for the marks of the former owner's clients.
-            UnawaitedMarks,
-            /// A put takes the checksum of one page for that of the page before it.
-            ShiftedChecksum,
-            /// The server passes failed writes of a client on as landed.
-            IgnoredLanding,
-            /// The server does not notice the end of a client.
-            KeptSession,
-            /// The watchdog checks no client.
-            BlindWatchdog,
-            /// A client takes its marks off once the owner has seen them.
-            DroppedMarks,
-            /// A client reports pages as stored though its owner went without an answer.
-            GuessedStatus,
-        }
+    /// Bugs that show among an owner and its clients.
+    SHARED: {
+        /// The pins of a client that has gone are kept.
+        KeptPins,
+        /// The extents of a client that has gone are kept for good.
+        KeptPuts,
+        /// The extents of a client that has gone are granted to others while its writes are in
+        /// flight.
+        EarlyExtents,
+        /// The extents of a live client that has not reported its put are granted to others,
+        /// though the client may still write there.
+        UnkeptExtents,
+        /// A client that does not hold its marks yet is granted extents.
+        UnmarkedPut,
+        /// A pin that a client returns stays on its account, and is returned again when the
+        /// client goes.
+        DoubleUnpin,
+        /// A client's finding on a page counts after the client has returned its pin.
+        UnpinnedFinding,
+        /// A number that is none of a client's puts is taken for a number of the core's.
+        ForeignPut,
+        /// The number of a put granted by a former owner is taken for one of this owner's puts.
+        FormerPut,
+        /// A new owner does not wait for the marks of the former owner's clients.
+        UnawaitedMarks,
+        /// A put takes the checksum of one page for that of the page before it.
+        ShiftedChecksum,
+        /// The server passes failed writes of a client on as landed.
+        IgnoredLanding,
+        /// The server does not notice the end of a client.
+        KeptSession,
+        /// The watchdog checks no client.
+        BlindWatchdog,
+        /// A client takes its marks off once the owner has seen them.
+        DroppedMarks,
+        /// A client reports pages as stored though its owner went without an answer.
+        GuessedStatus,
     }
 }

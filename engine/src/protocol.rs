@@ -8,7 +8,7 @@
 //! | new message | appended to its enum, with a feature of its own |
 //! | new variant of an enum inside a message | appended; sent only to a side with its feature |
 //! | another field of a message | a new message; fields of released messages never change |
-//! | another field of [`Report`](super::wire::Report) or of a struct in it | with a default |
+//! | another field of [`Report`] or of a struct in it | with a default |
 //! | another field of the greeting or of its reply | at the end, read only if bytes are left |
 //! | another counter of [`Request::Counted`] | at the end of its list |
 //! | another meaning of a message, of marks or of the staging area | a new version |
@@ -21,12 +21,13 @@
 //! - Fixed for all versions: frames; [`Request::Hello`], up to its protocol; [`Reply::Welcome`], up
 //!   to its protocol; [`Reply::Failed`] with [`Failure::Version`].
 //!
-//! [`Failure::Unsupported`]: super::wire::Failure::Unsupported
-//! [`Failure::Version`]: super::wire::Failure::Version
-//! [`Request::Counted`]: super::wire::Request::Counted
-//! [`Request::Hello`]: super::wire::Request::Hello
-//! [`Reply::Welcome`]: super::wire::Reply::Welcome
-//! [`Reply::Failed`]: super::wire::Reply::Failed
+//! [`Report`]: crate::share::wire::Report
+//! [`Failure::Unsupported`]: crate::share::wire::Failure::Unsupported
+//! [`Failure::Version`]: crate::share::wire::Failure::Version
+//! [`Request::Counted`]: crate::share::wire::Request::Counted
+//! [`Request::Hello`]: crate::share::wire::Request::Hello
+//! [`Reply::Welcome`]: crate::share::wire::Reply::Welcome
+//! [`Reply::Failed`]: crate::share::wire::Reply::Failed
 
 use std::fmt;
 
@@ -40,7 +41,7 @@ pub const VERSION: u32 = 8;
 pub const VERSION_MIN: u32 = 8;
 
 /// Feature: the owner takes the counters of its clients
-/// ([`Request::Counted`](super::wire::Request::Counted)).
+/// (`Request::Counted`).
 pub const COUNTS: u64 = 1 << 0;
 
 /// Feature: requests with a hint, and the refusal [`NotAdmitted`](crate::Refusal::NotAdmitted). An
@@ -49,20 +50,20 @@ pub const COUNTS: u64 = 1 << 0;
 pub const POLICIES: u64 = 1 << 1;
 
 /// Feature: the owner hands out the page through which processes pace their writes
-/// ([`Request::Pacing`](super::wire::Request::Pacing)). Without it each process paces its own.
+/// (`Request::Pacing`). Without it each process paces its own.
 pub const PACING: u64 = 1 << 2;
 
-/// Feature: the owner sends totals ([`Reply::Totals`](super::wire::Reply::Totals)) on the first
+/// Feature: the owner sends totals (`Reply::Totals`) on the first
 /// connection of its clients, and takes their latencies
-/// ([`Request::Measured`](super::wire::Request::Measured)).
+/// (`Request::Measured`).
 pub const TOTALS: u64 = 1 << 3;
 
-/// Feature: a client may ask for the ownership ([`Request::Own`](super::wire::Request::Own)), and
-/// the owner names its heir before it ends ([`Reply::Heir`](super::wire::Reply::Heir)).
+/// Feature: a client may ask for the ownership (`Request::Own`), and
+/// the owner names its heir before it ends (`Reply::Heir`).
 pub const HEIRS: u64 = 1 << 4;
 
 /// Feature: the owner waits for pages that are on their way from beneath the store
-/// ([`Request::Arrive`](super::wire::Request::Arrive)).
+/// (`Request::Arrive`).
 pub const BENEATH: u64 = 1 << 5;
 
 /// The features of this release: messages and variants that a release before it does not have.

@@ -5,11 +5,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use larder_base::runtime::Mutex;
 use larder_format::Fingerprint;
 use serde::{Deserialize, Serialize};
 
 use crate::counts::{Counts, Misses};
-use crate::runtime::Mutex;
 use crate::status::GetStatus;
 
 /// Most namespaces with an entry of their own.

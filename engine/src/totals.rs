@@ -7,7 +7,7 @@
 //!
 //! Totals travel by name, in JSON: see [`protocol`](crate::protocol).
 
-use crate::latency::Buckets;
+use larder_base::latency::Buckets;
 use serde::{Deserialize, Serialize};
 
 use crate::counts::Counts;

@@ -24,6 +24,7 @@
 //! | [`buffer`] | memory for objects |
 //! | [`keys`] | the keys of seals, and key files |
 //! | `error` | the errors of remotes |
+//! | `planted` | bugs to test the simulation of an agent with |
 //!
 //! Pages of a store are read and written through the engine, never beside it.
 
@@ -37,6 +38,7 @@ pub mod keys;
 pub mod l4;
 pub mod local;
 pub mod place;
+mod planted;
 pub mod remote;
 pub mod run;
 #[cfg(feature = "s3")]

@@ -1,65 +1,13 @@
-//! Bugs that can be enabled, to check that the model test detects them.
-//!
-//! Owns the list of bugs (`Bug`) and the enabled bug (`plant`): at most one, for the calling
-//! thread. The code with a bug checks `planted!`. In a build without debug assertions `planted!` is
-//! the constant `false`, and nothing else of this module exists.
+//! Bugs that can be planted, to check that the model test detects them: see
+//! [`mod@larder_base::bugs`].
 
 #[cfg(debug_assertions)]
-pub use switch::{Bug, is_planted, plant};
+pub use larder_base::bugs::plant;
+pub(crate) use larder_base::planted;
 
-/// Whether this bug is enabled.
-#[cfg(debug_assertions)]
-macro_rules! planted {
-    ($bug:ident) => {
-        $crate::planted::is_planted($crate::planted::Bug::$bug)
-    };
-}
-
-/// Whether this bug is enabled: never in this build.
-#[cfg(not(debug_assertions))]
-macro_rules! planted {
-    ($bug:ident) => {
-        false
-    };
-}
-
-pub(crate) use planted;
-
-#[cfg(debug_assertions)]
-mod switch {
-    use std::cell::Cell;
-
-    thread_local! {
-        static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
-    }
-
-    /// Enables a bug for this thread. `None` disables the current one.
-    pub fn plant(bug: Option<Bug>) {
-        PLANTED.set(bug);
-    }
-
-    /// Whether this bug is enabled in this thread.
-    #[must_use]
-    pub fn is_planted(bug: Bug) -> bool {
-        PLANTED.get() == Some(bug)
-    }
-
-    macro_rules! bugs {
-        ($($(#[doc = $doc:literal])* $bug:ident,)*) => {
-            /// A bug that can be planted.
-            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-            pub enum Bug {
-                $($(#[doc = $doc])* $bug,)*
-            }
-
-            impl Bug {
-                /// All bugs.
-                pub const ALL: &[Bug] = &[$(Bug::$bug,)*];
-            }
-        };
-    }
-
-    bugs! {
+larder_base::bugs! {
+    /// All bugs.
+    ALL: {
         /// Releasing a lock leaves the nodes near the root locked.
         LockLeak,
         /// A split leaves the front part without its L2 pages.

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
+use larder_base::latency::LatencySummary;
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS};
 use serde::{Deserialize, Serialize};
 
 use crate::capacity::footprint;
-use crate::latency::LatencySummary;
 
 /// Counters since the store was opened, and current sizes. Bytes are bytes on the device unless
 /// stated otherwise.

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{SegmentState, Serial};
 use slotmap::new_key_type;
 
@@ -15,7 +16,6 @@ use super::namespaces::Namespaces;
 use super::types::{Config, Counters, Effect, Fault, Io, IoId, RequestId};
 use crate::grants::ReservationId;
 use crate::index::{Index, NamespaceSlot, SegmentId};
-use crate::memory::AlignedBuf;
 use crate::status::PutStatus;
 
 new_key_type! {

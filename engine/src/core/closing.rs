@@ -1,9 +1,9 @@
 //! The steps of a clean close: the last records and headers, and the statement of what is there.
 
+use larder_base::memory::AlignedBuf;
 use larder_format::Holdings;
 
 use super::Core;
-use crate::memory::AlignedBuf;
 
 impl Core {
     /// Writes the free headers again that could not be written.

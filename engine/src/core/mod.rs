@@ -53,13 +53,13 @@ mod types;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use larder_base::ids::NamespaceId;
 use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
 
 use crate::capacity::footprint;
 use crate::disk::DiskError;
 use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};
 use crate::planted;
 use crate::policy::AdmissionPolicy;

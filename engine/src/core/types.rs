@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{DescriptorBlock, Fingerprint, Namespace, PageRecord, Serial, StoreId};
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,6 @@ use serde::{Deserialize, Serialize};
 use crate::disk::DiskError;
 use crate::grants::{Extent, Finding, ReservationId};
 use crate::index::{NamespaceSlot, Place, SegmentId};
-use crate::memory::AlignedBuf;
 use crate::status::PutStatus;
 
 /// When a put is durable.

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::{Condvar, Instant, Mutex};
+
 use super::{Action, Buffer, Disk, DiskError, Done, Op, Piece, Purpose, Sink};
-use crate::memory::AlignedBuf;
-use crate::runtime::{Condvar, Instant, Mutex};
 
 /// Longest single wait: an [`Instant`] cannot represent a much later moment.
 const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);

@@ -71,12 +71,12 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use crate::latency::DeviceLatencies;
-use crate::memory::AlignedBuf;
-use crate::runtime::Instant;
-use crate::system::files::Handle;
 pub(crate) use job::MEDIUM_READS_MAX;
 pub use job::{Step, carry_out};
+use larder_base::latency::DeviceLatencies;
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::Instant;
+use larder_base::system::files::Handle;
 use mailbox::ReadAt;
 pub use pacing::Pacing;
 pub(crate) use patience::Patience;

@@ -10,6 +10,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use larder_base::latency::{Latency, LatencySummary};
+use larder_base::sealed::Sealed;
 use larder_format::VOLUMES_MAX;
 use rustix::fs::MemfdFlags;
 use rustix::time::{ClockId, clock_gettime};
@@ -18,10 +20,8 @@ use rustix::time::{ClockId, clock_gettime};
 use super::pace::{CLAIM, MS};
 use super::pace::{Nanos, Pace, Traffic, Words};
 use super::{Op, Purpose};
-use crate::latency::{Latency, LatencySummary};
 #[cfg(test)]
-use crate::runtime::thread;
-use crate::sealed::Sealed;
+use larder_base::runtime::thread;
 
 /// Bytes of the page with the words.
 const PAGE_BYTES: usize = 4096;

@@ -4,9 +4,8 @@
 //! [`Patience`] covers all reads of an open, so that a medium with many bad places delays the open
 //! once.
 
+use larder_base::runtime::{Instant, Mutex, thread};
 use std::time::Duration;
-
-use crate::runtime::{Instant, Mutex, thread};
 
 /// Most time of one open for further tries.
 const MOST: Duration = Duration::from_secs(4);

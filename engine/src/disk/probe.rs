@@ -19,6 +19,8 @@ use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use larder_base::memory::AlignedBuf;
+use larder_base::system::files::{self, Handle};
 use rustix::fs::FileType;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
@@ -27,9 +29,7 @@ use super::mailbox::{ReadAt, read_all};
 use super::threads::Threads;
 use super::uring::{Features, Uring};
 use super::{Disk, DiskError, DiskOptions};
-use crate::memory::AlignedBuf;
-pub use crate::system::direct::{Direct, direct_io};
-use crate::system::files::{self, Handle};
+pub use larder_base::system::direct::{Direct, direct_io};
 
 /// Length of the read that proves a ring, in bytes.
 const PROOF_BYTES: usize = 4096;

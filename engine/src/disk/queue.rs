@@ -18,11 +18,12 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use larder_base::runtime::Instant;
+
 use super::job::is_late;
 use super::pace::{Ended, MS, Nanos, Pace, Traffic, Turn};
 use super::pacing::Pacing;
 use super::{Action, Op, Purpose};
-use crate::runtime::Instant;
 
 /// How much later a put may be submitted and still come before an operation in the background.
 const STEP_BACK: Nanos = 20 * MS;

@@ -14,6 +14,12 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::fork::Origin;
+use larder_base::latency::DeviceLatencies;
+use larder_base::runtime::thread::{self, JoinHandle};
+use larder_base::runtime::{Condvar, Mutex};
+use larder_base::system::files::{self, Handle};
+
 use super::job::{
     AbortOnPanic, Answers, Job, Refusals, Step, forget_others, give_up, iovecs, join_others,
     refuse, submit_by_volume,
@@ -22,11 +28,6 @@ use super::pace::{Ended, Nanos, Traffic};
 use super::pacing::now;
 use super::queue::{Next, Queue};
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
-use crate::fork::Origin;
-use crate::latency::DeviceLatencies;
-use crate::runtime::thread::{self, JoinHandle};
-use crate::runtime::{Condvar, Mutex};
-use crate::system::files::{self, Handle};
 
 /// Most threads a volume.
 pub const THREADS_MAX: u32 = 16;
@@ -249,7 +250,7 @@ mod tests {
     use super::*;
     use crate::disk::mailbox::Mailbox;
     use crate::disk::{Action, Buffer, Pacing, Purpose};
-    use crate::memory::AlignedBuf;
+    use larder_base::memory::AlignedBuf;
 
     #[test]
     fn a_thread_without_work_renews_the_claim_of_a_read_on_another_thread() {

@@ -26,6 +26,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
+use larder_base::fork::Origin;
+use larder_base::latency::DeviceLatencies;
+use larder_base::memory::move_to_huge_pages;
+use larder_base::runtime::thread::{self, JoinHandle};
+use larder_base::runtime::{Mutex, descriptors};
 use rustix::event::EventfdFlags;
 
 use super::job::{
@@ -34,11 +39,6 @@ use super::job::{
 use super::pacing::now;
 use super::queue::Queue;
 use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
-use crate::fork::Origin;
-use crate::latency::DeviceLatencies;
-use crate::memory::move_to_huge_pages;
-use crate::runtime::thread::{self, JoinHandle};
-use crate::runtime::{Mutex, descriptors};
 
 /// Most operations of one volume in the kernel at once.
 pub const DEPTH_MAX: u32 = 4096;

@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
 use larder_format::{BLOCK_BYTES, KeyPrefix};
 use larder_sync::Mutex;
 
@@ -23,7 +24,6 @@ use super::slab::{LIVE, PageId, QUEUED, Slab};
 use super::types::{Heat, NamespaceSlot, Told, Used};
 use crate::chunks::Chunks;
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use crate::planted;
 use crate::policy::order::EvictionOrder;
 use crate::policy::{Departure, PageFacts, PageNumber, ReclaimLines, Use, Worth};

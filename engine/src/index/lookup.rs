@@ -8,6 +8,7 @@
 
 use std::sync::atomic::Ordering;
 
+use larder_base::runtime::RwLockReadGuard;
 use larder_format::PageKey;
 
 use super::slab::{LIVE, Mark, ORPHAN, PageId, UNPROVEN};
@@ -17,7 +18,6 @@ use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, SegmentId, Use
 use super::{Index, Stamp};
 use crate::hint::Hint;
 use crate::policy::Use;
-use crate::runtime::RwLockReadGuard;
 
 /// Most keys looked up in one hold of the lock: about 15 us.
 const HOLD_KEYS: usize = 256;

@@ -81,12 +81,12 @@ mod types;
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
 
+use larder_base::runtime::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use larder_format::{KeyPrefix, PageKey};
 use larder_sync::Mutex;
 
 use crate::policy::order::EvictionOrder;
 use crate::policy::{Departure, ReclaimLines, Worth};
-use crate::runtime::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use chosen::Chosen;
 
 use climb::Climb;

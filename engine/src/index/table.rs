@@ -23,11 +23,11 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use larder_base::random::random_bytes;
 use larder_format::KeyPrefix;
 
 use super::slab::PageId;
 use super::types::NamespaceSlot;
-use crate::random::random_bytes;
 
 /// Blocks of capacity for each shard. A store full of pages of 64 KiB has up to 4,096 of them in a
 /// shard; smaller pages make the steps longer in proportion. Measured with 2,441 in a shard: most

@@ -1,8 +1,8 @@
 //! The types of the index: ids, places on disk, the heat of a page (its recency), and the structs
 //! that its calls take and return.
 
-use crate::ids::NamespaceId;
 use crate::policy::{Use, Worth};
+use larder_base::ids::NamespaceId;
 use larder_format::KeyPrefix;
 use serde::{Deserialize, Serialize};
 

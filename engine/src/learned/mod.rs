@@ -53,9 +53,9 @@ use crate::policy::{
 };
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
 use larder_format::KeyPrefix;
 
-use crate::ids::NamespaceId;
 use crate::planted;
 use budget::Budget;
 use class::{ClassId, Classes, Traits};

@@ -11,6 +11,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use larder_base::runtime::{Instant, thread};
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SegmentState, Serial};
 
 use super::compact::Compacted;
@@ -19,7 +20,6 @@ use super::owner::Progress;
 use crate::error::StoreError;
 use crate::index::SegmentId;
 use crate::recovery::{Found, Whole};
-use crate::runtime::{Instant, thread};
 use crate::share::emptier::Emptier;
 use crate::survey::{SegmentFacts, Survey};
 

@@ -5,13 +5,13 @@
 //! which of two whole copies counts. Recovery also handles a segment without any whole copy: it
 //! knows the blocks.
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentState};
 
 use super::owner::SegmentName;
 use crate::disk::Disk;
 use crate::disk::mailbox::WriteAt;
 use crate::error::StoreError;
-use crate::memory::AlignedBuf;
 use crate::recovery::scan::{FaultReason, Spot, newer};
 use crate::volume::Volumes;
 

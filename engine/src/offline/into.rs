@@ -7,6 +7,8 @@
 use std::io::IoSlice;
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::memory::AlignedBuf;
 use larder_format::{BLOCK_BYTES, Namespace, PageChecksum, PageKey, PageShape};
 
 use super::order::{Step, order};
@@ -14,8 +16,6 @@ use super::owner::{MOVE_BYTES, Progress};
 use crate::api::{PageStore, PutOptions, PutPage};
 use crate::disk::mailbox::{ReadAt, read_all};
 use crate::error::StoreError;
-use crate::ids::NamespaceId;
-use crate::memory::AlignedBuf;
 use crate::recovery::{Found, Whole};
 use crate::status::PutStatus;
 use crate::survey::Survey;

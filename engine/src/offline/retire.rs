@@ -8,6 +8,8 @@
 
 use std::path::{Path, PathBuf};
 
+use larder_base::memory::AlignedBuf;
+use larder_base::system::files;
 use larder_format::{BLOCK_BYTES, OpenState, SUPERBLOCK_OFFSETS};
 
 use super::owner::{Emptied, Owner, Progress};
@@ -17,10 +19,8 @@ use crate::core::Core;
 use crate::disk::mailbox::{WriteAt, sync_all, write_all};
 use crate::error::StoreError;
 use crate::index::SegmentId;
-use crate::memory::AlignedBuf;
 use crate::recovery::{Whole, spots_of};
 use crate::store::opening::{Opening, open_volumes, settle};
-use crate::system::files;
 use crate::volume::{Access, Volumes};
 
 /// Failed tries to empty a segment, before the retirement fails. A refused write goes to another

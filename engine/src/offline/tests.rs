@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_sync::Mutex;
 
@@ -24,7 +25,6 @@ use crate::api::{DiskWrapper, OpenOptions, PageStore, PutOptions, PutPage};
 use crate::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use crate::error::StoreError;
 use crate::index::SegmentId;
-use crate::memory::AlignedBuf;
 use crate::recovery::Whole;
 use crate::status::PutStatus;
 use crate::store::opening::{self, Opening};

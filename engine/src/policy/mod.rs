@@ -44,10 +44,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
 use larder_format::{KeyPrefix, PageKey};
 
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use order::{EvictionOrder, Plain};
 
 /// Names a stored page until it leaves. Numbers are small and are used again: a policy may keep its

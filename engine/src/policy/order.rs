@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
+use larder_base::ids::NamespaceId;
 use larder_format::KeyPrefix;
 
 use super::{
     Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, ReclaimLines, Use, Worth,
 };
-use crate::ids::NamespaceId;
 
 /// See the module.
 pub trait EvictionOrder: EvictionPolicy {
@@ -36,7 +36,7 @@ pub trait EvictionOrder: EvictionPolicy {
         None
     }
 
-    /// Whether [`EvictionOrder::used`] is called for lookups ([`Use::Lookup`]). Asked once, first.
+    /// Whether [`EvictionPolicy::used`] is called for lookups ([`Use::Lookup`]). Asked once, first.
     fn sees_lookups(&self) -> bool {
         true
     }

@@ -30,6 +30,7 @@
 //! fewer blocks than that in flight, so a crash cannot leave such a gap before an acknowledged
 //! page. Unreadable blocks are skipped, and never taken for empty.
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{
     BLOCK_BYTES, Damage, DescriptorBlock, HEADER_BLOCKS, Run, SegmentHeader, SegmentState, Serial,
     Structure,
@@ -40,7 +41,6 @@ pub use super::spot::Spot;
 use crate::core::{BLOCKS_IN_FLIGHT_MAX, Descriptors, Victim};
 use crate::disk::mailbox::{ReadAhead, ReadAt, read_all};
 use crate::disk::{Disk, DiskError};
-use crate::memory::AlignedBuf;
 use crate::planted;
 
 /// A scan ends after so many readable blocks in a row of other generations.

@@ -1,5 +1,6 @@
 //! The place of a segment: the offsets of its headers, blocks and data, and their reads.
 
+use larder_base::runtime::Instant;
 use larder_format::{
     BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, SegmentAddress,
     SegmentHeader, SegmentNo, Serial, StoreId,
@@ -8,7 +9,6 @@ use larder_format::{
 use super::fault::FaultReason;
 use crate::disk::mailbox::{ReadAt, read_all, read_all_until};
 use crate::disk::{Disk, DiskError};
-use crate::runtime::Instant;
 
 /// The place of a segment.
 #[derive(Clone, Copy, Debug)]

@@ -6,14 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Instant;
 use larder_format::PageKey;
 
 use super::Store;
 use super::remote::Remote;
 use super::role::Decider;
 use crate::api::{GetPage, LentPage};
-use crate::ids::NamespaceId;
-use crate::runtime::Instant;
 use crate::status::{GetStatus, MissReason};
 use crate::store::LocalStore;
 

@@ -1,11 +1,11 @@
 //! The bell of a handle: it wakes the role monitor, and the calls that wait for an owner.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use std::sync::Arc;
+use larder_base::ids::ClientId;
+use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard};
 
-use crate::ids::ClientId;
-use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use crate::totals::Totals;
 
 /// How a process would be the owner.

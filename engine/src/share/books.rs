@@ -1,5 +1,6 @@
 //! The books of a shared store: a client asks the owner for them.
 
+use larder_base::ids::NamespaceId;
 use larder_format::{Fingerprint, Namespace, PageKey};
 
 use super::keys::blob;
@@ -9,7 +10,6 @@ use super::wire::{DigestBytes, KEYS_MAX, Reply, Request};
 use super::{Inner, Store};
 use crate::core::Evictions;
 use crate::error::StoreError;
-use crate::ids::NamespaceId;
 use crate::inventory::{Cursor, Inventory, Leased, Listing, Usage};
 
 impl Inventory for Remote {

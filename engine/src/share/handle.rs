@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Instant;
 use larder_format::{Namespace, PageKey};
 
 use super::role::{Client, Decider, Role};
@@ -11,8 +13,6 @@ use crate::api::{GetPage, LentPage, PageStore, PutOptions, PutPage, Recall, Stat
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
-use crate::runtime::Instant;
 use crate::status::{GetStatus, MissReason, PutStatus};
 
 impl Store {

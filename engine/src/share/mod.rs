@@ -78,25 +78,25 @@ pub mod wire;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::runtime::thread::JoinHandle;
-use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use larder_base::fork::Origin;
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::thread::JoinHandle;
+use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
+use larder_base::system::files;
+use larder_base::system::holder::HolderState;
 use larder_format::{Namespace, Rank};
 
 use crate::api::{OpenOptions, PutOptions, PutPage, Recall, Settings, SharedReads};
 use crate::error::StoreError;
-use crate::fork::Origin;
-use crate::ids::NamespaceId;
 use crate::inventory::{self, Space};
 use crate::protocol::Protocol;
 use crate::status::{PutStatus, Refusal};
 use crate::store::LocalStore;
-use crate::system::files;
-use crate::system::holder::HolderState;
 use crate::totals::Totals;
 #[cfg(not(feature = "simulated"))]
 use crate::volume::create::{CreateOptions, create};
@@ -240,14 +240,14 @@ impl Store {
                             patience_with(&error).as_secs()
                         );
                     }
-                    crate::runtime::thread::sleep(TRY_AGAIN);
+                    larder_base::runtime::thread::sleep(TRY_AGAIN);
                 }
                 Err(NotYet::TryAgain(error) | NotYet::Never(error)) => return Err(error),
             }
         };
         let inner = Arc::new(Inner::new(path, options, role, bell));
         inner.compare_settings(&inner.role.read());
-        let monitor = crate::runtime::thread::Builder::new()
+        let monitor = larder_base::runtime::thread::Builder::new()
             .name("larder-minder".to_owned())
             .spawn({
                 let inner = inner.clone();

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_base::ids::ClientId;
+use larder_base::runtime::Instant;
+
 use super::bell::Wish;
 use super::role::{Client, NotYet, Role, may_serve};
 use super::server::may_give_to;
 use super::{Inner, TRY_AGAIN};
-use crate::ids::ClientId;
-use crate::runtime::Instant;
 use crate::totals::Totals;
 
 /// Longest pause between two tries. The pause grows by an eighth each time, and reaches this after

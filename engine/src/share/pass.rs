@@ -1,10 +1,9 @@
 //! Messages over a Unix socket with a file attached.
 
+use larder_base::system::sockets::{self, UnixStream};
 use std::io::{self, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
-
-use crate::system::sockets::{self, UnixStream};
 
 /// Writes to a socket; the file is attached to the first bytes.
 pub(super) struct Giving<'a> {

@@ -26,6 +26,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use larder_base::fork::Private;
+use larder_base::ids::{ClientId, NamespaceId};
+use larder_base::runtime::{Condvar, Instant, Mutex, OnceLock};
+use larder_base::system::sockets::{self, UnixStream};
 use larder_format::PageKey;
 use line::{ANSWER_PATIENCE, Line};
 
@@ -37,16 +41,12 @@ use crate::catalog::NamespaceShape;
 use crate::counts::Counts;
 use crate::disk::Pacing;
 use crate::error::StoreError;
-use crate::fork::Private;
 use crate::grants::SegmentMap;
 use crate::hint::Hint;
-use crate::ids::{ClientId, NamespaceId};
 use crate::protocol::{
     Agreed, BENEATH, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name,
 };
-use crate::runtime::{Condvar, Instant, Mutex, OnceLock};
 use crate::staging::Area;
-use crate::system::sockets::{self, UnixStream};
 use crate::totals::{Measures, Totals};
 use crate::volume::socket::socket_path;
 use crate::volume::{Access, File};

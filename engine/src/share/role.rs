@@ -4,6 +4,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder_base::fork::Private;
+use larder_base::ids::{ClientId, NamespaceId};
+use larder_base::runtime::{Instant, Mutex};
 use larder_format::Namespace;
 
 use super::bell::Wish;
@@ -14,10 +17,7 @@ use crate::api::{GetPage, OpenOptions, PageStore};
 use crate::catalog::Catalog;
 use crate::disk::Pacing;
 use crate::error::StoreError;
-use crate::fork::Private;
-use crate::ids::{ClientId, NamespaceId};
 use crate::planted;
-use crate::runtime::{Instant, Mutex};
 use crate::status::GetStatus;
 use crate::store::{DataPath, LocalStore};
 use crate::volume::socket::socket_path;

@@ -65,8 +65,6 @@ mod told;
 mod totals;
 mod watch;
 
-use crate::runtime::thread::JoinHandle;
-use crate::runtime::{Condvar, Instant, Mutex};
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
@@ -78,15 +76,17 @@ use super::bell::Wish;
 use super::wire::{ReleaseCount, Report};
 use crate::api::{OpenOptions, PageStore};
 use crate::error::StoreError;
-use crate::ids::ClientId;
 use crate::protocol::{Agreed, Protocol};
-use crate::seldom::Seldom;
 use crate::store::LocalStore;
-use crate::system::files::{self, Handle};
-use crate::system::{processes, sockets};
 use crate::totals::Totals;
 use crate::volume::socket::socket_path;
 use accept::LINGER_LOOK;
+use larder_base::ids::ClientId;
+use larder_base::runtime::thread::JoinHandle;
+use larder_base::runtime::{Condvar, Instant, Mutex};
+use larder_base::seldom::Seldom;
+use larder_base::system::files::{self, Handle};
+use larder_base::system::{processes, sockets};
 use peer::Admission;
 pub(super) use peer::hides_own_user;
 use places::Places;
@@ -170,7 +170,7 @@ impl Server {
         };
         let start = |name: &str, work: fn(&Arc<Shared>)| {
             let shared = shared.clone();
-            let thread = crate::runtime::thread::Builder::new().name(name.to_owned());
+            let thread = larder_base::runtime::thread::Builder::new().name(name.to_owned());
             let thread = thread.spawn(move || work(&shared));
             thread.map_err(failed("starting the catalog's threads"))
         };
@@ -314,7 +314,7 @@ fn fresh_number() -> u32 {
 
 impl Shared {
     fn spawn(&self, name: &str, work: impl FnOnce() + Send + 'static) {
-        let thread = crate::runtime::thread::Builder::new()
+        let thread = larder_base::runtime::thread::Builder::new()
             .name(name.to_owned())
             .spawn(work);
         let mut threads = self.threads.lock();
@@ -382,7 +382,7 @@ impl Shared {
                     self.abandoned.store(true, Ordering::SeqCst);
                     break session.ledger.abandon();
                 }
-                crate::runtime::thread::sleep(LINGER_LOOK);
+                larder_base::runtime::thread::sleep(LINGER_LOOK);
             }
             self.pause(LINGER_LOOK);
         };

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
+use larder_base::ids::NamespaceId;
 use larder_format::{Fingerprint, Namespace};
 
 use crate::core::NAMESPACES_MAX;
 use crate::error::StoreError;
-use crate::ids::NamespaceId;
 
 /// The registered namespaces, by the id that a handle gave out.
 #[derive(Default)]

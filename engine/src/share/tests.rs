@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::system::holder::{HolderState, LockHolder};
 use larder_format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 
 use super::remote::{ReachError, Remote};
@@ -20,7 +21,6 @@ use crate::honest::{eventually, skipped};
 use crate::protocol::Protocol;
 use crate::staging::{Look, Slot, SlotId};
 use crate::store::staged::Stage;
-use crate::system::holder::{HolderState, LockHolder};
 use crate::volume::guard;
 use crate::volume::socket::socket_path;
 use crate::{

@@ -13,12 +13,12 @@
 
 mod frames;
 
-use crate::ids::ClientId;
 use crate::staging::{Slot, SlotEnd, StagingReport};
 use std::fmt;
 use std::marker::PhantomData;
 use std::path::PathBuf;
 
+use larder_base::ids::ClientId;
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 

@@ -10,7 +10,7 @@
 //! Its word is the state of the page: being read into the slot, ready, or over. A waiter in any
 //! process sleeps on the word (`futex(2)`).
 //!
-//! Owns: the memory ([`sealed`](crate::sealed)), and the meaning of the words.
+//! Owns: the memory ([`sealed`](larder_base::sealed)), and the meaning of the words.
 //! [`staging`](super::staging) decides which page is where.
 //!
 //! Invariants:
@@ -27,13 +27,13 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use larder_base::runtime::Instant;
+use larder_base::sealed::Sealed;
+use larder_base::system::words;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Piece;
-use crate::runtime::Instant;
-use crate::sealed::Sealed;
-use crate::system::words;
 
 /// Bytes of a unit, the granularity of allocation.
 pub(crate) const UNIT_BYTES: usize = 64 << 10;

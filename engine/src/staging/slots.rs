@@ -22,12 +22,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Mutex;
 use larder_format::PageKey;
 use serde::{Deserialize, Serialize};
 
 use super::area::{Area, Look, SlotId, UNIT_BYTES};
-use crate::ids::NamespaceId;
-use crate::runtime::Mutex;
 
 /// Generations are 30 bits.
 const GENERATION_MASK: u32 = (1 << 30) - 1;

@@ -1,5 +1,6 @@
 //! The books of a store in this process: see [`Inventory`].
 
+use larder_base::ids::NamespaceId;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::LocalStore;
@@ -7,7 +8,6 @@ use super::local::Local;
 use crate::catalog::Catalog;
 use crate::core::{Descriptors, Evictions, Victim};
 use crate::error::StoreError;
-use crate::ids::NamespaceId;
 use crate::index::Leased;
 use crate::inventory::{Cursor, Inventory, Listing, PAGES_MAX, Usage};
 use crate::recovery::scan::{Spot, read_descriptors};

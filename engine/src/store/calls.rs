@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Instant;
 use larder_format::PageKey;
 
 use super::data::DataPath;
@@ -9,8 +11,6 @@ use super::staged::{self, Stage};
 use super::{get, lent, put};
 use crate::api::{GetPage, LentPage, PutOptions, PutPage, Recall};
 use crate::catalog::Catalog;
-use crate::ids::NamespaceId;
-use crate::runtime::Instant;
 use crate::status::{GetStatus, MissReason, PutStatus};
 
 impl DataPath {

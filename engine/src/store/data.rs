@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::latency::{DeviceLatencies, Latency};
 use larder_format::PageKey;
 
 use super::hang::Hangs;
@@ -14,8 +16,6 @@ use crate::catalog::Catalog;
 use crate::counts::Counts;
 use crate::disk::{Disk, Pacing, Piece};
 use crate::error::StoreError;
-use crate::ids::NamespaceId;
-use crate::latency::{DeviceLatencies, Latency};
 use crate::spaces::SpaceCounters;
 use crate::totals::{Latencies, Measures};
 use crate::volume::Volumes;

@@ -13,6 +13,9 @@
 use std::io::IoSliceMut;
 use std::sync::Arc;
 
+use larder_base::ids::NamespaceId;
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::Instant;
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
 use super::{Counters, DataPath};
@@ -23,10 +26,7 @@ use crate::disk::{
     Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose,
 };
 use crate::grants::{Extent, Finding};
-use crate::ids::NamespaceId;
-use crate::memory::AlignedBuf;
 use crate::planted;
-use crate::runtime::Instant;
 use crate::status::{GetStatus, MissReason};
 
 /// A page that is being read.

@@ -8,8 +8,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use larder_base::runtime::Instant;
+
 use crate::disk::DiskError;
-use crate::runtime::Instant;
 
 /// Longest limit. A longer one has the same effect.
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);

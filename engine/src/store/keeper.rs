@@ -3,9 +3,10 @@
 //!
 //! It sleeps until it is notified.
 
-use crate::runtime::thread::JoinHandle;
 use std::sync::Arc;
 use std::time::Duration;
+
+use larder_base::runtime::thread::JoinHandle;
 
 use super::lessons::Lessons;
 use super::local::Local;
@@ -28,7 +29,7 @@ impl Housekeeper {
         lessons: Option<Lessons>,
     ) -> Result<Housekeeper, StoreError> {
         let worker = local.clone();
-        let thread = crate::runtime::thread::Builder::new()
+        let thread = larder_base::runtime::thread::Builder::new()
             .name("larder-keeper".to_owned())
             .spawn(move || run(&worker, lessons))
             .map_err(|e| {

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Mutex;
 use larder_format::PageKey;
 
-use crate::ids::NamespaceId;
 use crate::index::Leased;
 use crate::inventory::Inventory;
-use crate::runtime::Mutex;
 
 /// The leases that one handle has taken, so that it returns no others.
 ///

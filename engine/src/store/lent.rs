@@ -7,6 +7,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::{Instant, Mutex};
 use larder_format::{PageChecksum, PageKey};
 
 use super::get::{Job, elsewhere, failed, is_without_its_bytes, judge, page_bytes, pin};
@@ -17,10 +20,7 @@ use crate::catalog::{Catalog, NamespaceShape, Pinned};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Done, Op, Purpose, Sink};
 use crate::grants::{Extent, Finding};
-use crate::ids::NamespaceId;
-use crate::memory::AlignedBuf;
 use crate::planted;
-use crate::runtime::{Instant, Mutex};
 use crate::status::{GetStatus, MissReason};
 
 /// Keeps the pins of reads, also of reads that outlast their call.
@@ -56,7 +56,7 @@ impl LentReads {
     /// it.
     fn unpin_late(&self, late: Vec<Extent>) {
         let catalog = self.catalog.clone();
-        let thread = crate::runtime::thread::Builder::new().name("larder-unpin".to_owned());
+        let thread = larder_base::runtime::thread::Builder::new().name("larder-unpin".to_owned());
         if let Err(error) = thread.spawn(move || catalog.unpin(&late)) {
             tracing::error!(
                 %error,

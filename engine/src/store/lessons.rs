@@ -11,12 +11,12 @@
 use std::io;
 use std::time::Duration;
 
+use larder_base::runtime::Instant;
+use larder_base::sidecar::Sidecar;
 use larder_format::StoreId;
 use rapidhash::v3::rapidhash_v3;
 
 use crate::index::Index;
-use crate::runtime::Instant;
-use crate::sidecar::Sidecar;
 use crate::volume::Volumes;
 
 const MAGIC: [u8; 8] = *b"LarderL1";

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock, thread};
+use larder_base::system::processes;
 use larder_format::{BLOCK_BYTES, Fingerprint, PageKey, StoreId};
 
 use super::mover;
@@ -23,13 +26,10 @@ use crate::catalog::{Catalog, NamespaceShape};
 use crate::core::{Core, Effect, Fault, Io, IoId, RequestId, Victim};
 use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
 use crate::grants::{ReservationId, SegmentMap};
-use crate::ids::NamespaceId;
 use crate::index::{Adoption, Index, Lease};
 use crate::planted;
 use crate::recovery::scan::{Spot, read_descriptors};
-use crate::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock, thread};
 use crate::status::PutStatus;
-use crate::system::processes;
 use crate::totals::{StoreCounts, Written};
 
 /// How often a waiting request ticks the core.

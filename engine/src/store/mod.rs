@@ -49,6 +49,10 @@ pub(crate) mod staged;
 use std::path::Path;
 use std::sync::Arc;
 
+use larder_base::fork::Origin;
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
+use larder_base::system::files;
 use larder_format::{Namespace, PageKey};
 
 use crate::api::{GetPage, LentPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
@@ -58,13 +62,9 @@ use crate::core::Emptying;
 use crate::counts::Counts;
 use crate::disk::{Disk, Pacing};
 use crate::error::StoreError;
-use crate::fork::Origin;
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use crate::inventory::Inventory;
-use crate::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use crate::status::{GetStatus, MissReason, PutStatus, Refusal};
-use crate::system::files;
 use crate::totals::{Measures, StoreCounts};
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes, length};
@@ -269,7 +269,7 @@ impl LocalStore {
         &*self.local
     }
 
-    pub(crate) fn volumes(&self) -> crate::runtime::MutexGuard<'_, Volumes> {
+    pub(crate) fn volumes(&self) -> larder_base::runtime::MutexGuard<'_, Volumes> {
         self.volumes.lock()
     }
 

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::local::Local;
@@ -17,7 +18,6 @@ use crate::core::{Copied, Move, PageCopy};
 use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
 use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece, Purpose};
 use crate::grants::{Extent, Finding};
-use crate::memory::AlignedBuf;
 use crate::planted;
 use crate::status::PutStatus;
 

@@ -9,6 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::Instant;
+use larder_base::seldom::Seldom;
+use larder_base::system::holder::this_holder;
 use larder_format::{
     BLOCK_BYTES, CLOSING_OFFSET, ClosingStatement, Holdings, OpenState, SEGMENTS_OFFSET,
     SegmentState,
@@ -25,11 +29,7 @@ use crate::disk::{Disk, Pacing, Witness};
 use crate::error::StoreError;
 use crate::grants::SegmentMap;
 use crate::index::Index;
-use crate::memory::AlignedBuf;
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
-use crate::runtime::Instant;
-use crate::seldom::Seldom;
-use crate::system::holder::this_holder;
 use crate::volume::{Access, Volume, Volumes};
 
 /// How long a close waits for operations in flight. It takes longer only if the device hangs; then

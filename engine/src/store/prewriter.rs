@@ -16,14 +16,16 @@
 //!
 //! Does not: keep the volumes' files, and so their locks, when the store is dropped.
 
-use crate::runtime::thread::JoinHandle;
-use crate::runtime::{Condvar, Instant, Mutex};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::thread::JoinHandle;
+use larder_base::runtime::{Condvar, Instant, Mutex};
+use larder_base::system::files::{self, Handle};
 use larder_format::BLOCK_BYTES;
 
 use super::local::Local;
@@ -31,8 +33,6 @@ use crate::core::{Core, Lent};
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Op, Purpose};
 use crate::error::StoreError;
-use crate::memory::AlignedBuf;
-use crate::system::files::{self, Handle};
 use crate::volume::Volumes;
 
 /// Bytes of one write: some milliseconds of a disk, for which a read behind it waits.
@@ -75,7 +75,7 @@ impl Prewriter {
             files: volumes.list.iter().map(file).collect(),
             stop: stop.clone(),
         };
-        let thread = crate::runtime::thread::Builder::new()
+        let thread = larder_base::runtime::thread::Builder::new()
             .name("larder-prewrite".to_owned())
             .spawn(move || work.run())
             .map_err(|e| {

@@ -22,6 +22,9 @@ mod windows;
 
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::Instant;
 use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::get::push_piece;
@@ -30,10 +33,7 @@ use crate::api::{PutOptions, PutPage, Reading, Recall};
 use crate::catalog::{Catalog, Landed, NamespaceShape, Putting};
 use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
 use crate::grants::{Ask, Extent, Grant, ReservationId};
-use crate::ids::NamespaceId;
-use crate::memory::AlignedBuf;
 use crate::planted;
-use crate::runtime::Instant;
 use crate::status::{PutFailure, PutStatus, Refusal};
 use windows::{Window, Windows, tag};
 
@@ -395,7 +395,7 @@ impl Call<'_> {
             unsafe { self.data.disk.submit(std::mem::take(&mut ops)) };
             // The disk's thread may have been woken on this CPU, and the next checksums would keep
             // the CPU busy: traced, the device had nothing to do for 0.5 ms of a call's 3.4.
-            crate::runtime::thread::yield_now();
+            larder_base::runtime::thread::yield_now();
             sum(&mut unsummed);
         }
         (None, checksums)

@@ -1,16 +1,16 @@
 //! For a handle without the lock, beside a writer: checks whether segments are still in the
 //! generation that they had when the store was opened.
 
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::Instant;
 use larder_format::{SegmentHeader, Serial, Superblock};
 
 use super::get::{Job, is_without_its_bytes};
 use crate::core::SegmentInit;
 use crate::disk::mailbox::read_all_until;
 use crate::disk::{Disk, DiskError};
-use crate::memory::AlignedBuf;
 use crate::recovery::scan::{FaultReason, Spot};
 use crate::recovery::spots_of;
-use crate::runtime::Instant;
 use crate::status::MissReason;
 
 /// The headers to check, and the expected generations.

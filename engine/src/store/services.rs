@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use larder_base::runtime::{Instant, Mutex};
+
 use crate::disk::DiskError;
-use crate::runtime::{Instant, Mutex};
 
 /// Least time between two reports of a volume in read-only service.
 const PAUSE: Duration = Duration::from_secs(60);

@@ -23,6 +23,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
 use super::get::{Get, Job, Reads, fits, page_bytes};
@@ -34,8 +36,6 @@ use crate::disk::{
     Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose, Sink,
 };
 use crate::grants::{Extent, Finding};
-use crate::ids::NamespaceId;
-use crate::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use crate::staging::{Area, Look, Served, Slot, SlotEnd, SlotId};
 use crate::status::{GetStatus, MissReason};
 

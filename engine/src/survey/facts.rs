@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
+use larder_base::system::holder::LockHolder;
 use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey, Run};
 
 use crate::disk::probe::Want;
 use crate::error::StoreError;
 use crate::recovery::scan::{Disbelief, Spot};
-use crate::system::holder::LockHolder;
 
 /// Options of a survey.
 #[derive(Clone, Debug)]

@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{
     BLOCK_BYTES, Body, CLOSING_OFFSET, Damage, Fingerprint, HEADER_BLOCKS, KeyPrefix, Record,
     SegmentHeader, SegmentState, Serial, Structure,
@@ -20,7 +21,6 @@ use crate::core::NamespaceInit;
 use crate::disk::DiskError;
 use crate::disk::mailbox::read_all;
 use crate::index::SegmentId;
-use crate::memory::AlignedBuf;
 use crate::recovery::scan::{Case, Fault, FaultReason, SegmentScan, Spot, scan};
 use crate::recovery::{
     Found, FoundHoldings, Gathered, SegmentSummary, Statement, Whole, judge_closed, known_to_all,

@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder_base::system::holder::{self, HolderState, LockHolder};
 use larder_format::{
     BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
     SegmentHeader, Structure, Superblock, SuperblockError, newest,
@@ -16,7 +17,6 @@ use super::facts::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, Survey
 use crate::disk::{DiskError, Patience};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
-use crate::system::holder::{HolderState, LockHolder};
 use crate::volume::{Access, File, OF_ANOTHER, check_used, is_volume_of, places_of, suits};
 
 /// Whether a volume can be read.
@@ -397,7 +397,7 @@ impl HolderFacts {
         let process = LockHolder::of(holder);
         HolderFacts {
             process,
-            command: process.command(),
+            command: holder::command(&process),
         }
     }
 }

@@ -11,6 +11,10 @@ use std::io::{Error, ErrorKind};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
+use larder_base::fork::keep_private;
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::descriptors;
+use larder_base::system::holder::this_holder;
 use larder_format::{
     BLOCK_BYTES, CLOSING_OFFSET, Features, Geometry, HEADER_BLOCKS, OpenState, Run,
     SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock,
@@ -26,10 +30,6 @@ use crate::disk::Pacing;
 use crate::disk::probe::{Want, filesystem};
 use crate::error::{StoreError, count};
 use crate::fit::default_segment_bytes;
-use crate::fork::keep_private;
-use crate::memory::AlignedBuf;
-use crate::runtime::descriptors;
-use crate::system::holder::this_holder;
 pub use add::add;
 use checks::{
     absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,

@@ -5,16 +5,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::fork::{Private, keep_private};
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::{Instant, thread};
+use larder_base::system::files::{self, Handle, How, Kind, Lock};
+use larder_base::system::holder::{HolderState, LockHolder};
 use larder_format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
 
 use crate::disk::{MEDIUM_READS_MAX, Patience, is_of_the_medium};
 use crate::error::StoreError;
-use crate::fork::{Private, keep_private};
-use crate::memory::AlignedBuf;
 use crate::planted;
-use crate::runtime::{Instant, thread};
-use crate::system::files::{self, Handle, How, Kind, Lock};
-use crate::system::holder::{HolderState, LockHolder};
 use crate::volume::guard;
 use crate::volume::socket::{is_listening, socket_path};
 

@@ -8,14 +8,13 @@
 //! a client's byte before it reuses the client's extents. A new owner first waits until no byte is
 //! locked at all.
 
+use larder_base::ids::ClientId;
+use larder_base::runtime::Instant;
+use larder_base::system::files::{Handle, are_bytes_locked, lock_bytes};
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-
-use crate::ids::ClientId;
-use crate::runtime::Instant;
-use crate::system::files::{Handle, are_bytes_locked, lock_bytes};
 
 /// Which clients may have writes in flight.
 pub trait Marks {
@@ -106,7 +105,7 @@ pub(crate) fn wait_for_none(file: &Handle, until: Instant) -> bool {
                 if Instant::now() >= until {
                     return false;
                 }
-                crate::runtime::thread::sleep(LOOK_AGAIN);
+                larder_base::runtime::thread::sleep(LOOK_AGAIN);
             }
             // The file system has no such locks, so no client holds one.
             Err(_) => return true,

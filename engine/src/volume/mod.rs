@@ -32,6 +32,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::fork::Private;
+use larder_base::system::files::{self, Handle, Lock};
 use larder_format::{
     BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, newest,
 };
@@ -39,12 +41,10 @@ use larder_format::{
 use crate::disk::mailbox::{ReadAt, read_all};
 use crate::disk::{Disk, DiskError, Patience};
 use crate::error::StoreError;
-use crate::fork::Private;
-use crate::system::files::{self, Handle, Lock};
-pub use crate::system::holder::this_holder;
 pub use file::Access;
 use file::LOCK_PATIENCE;
 pub(crate) use file::{File, length};
+pub use larder_base::system::holder::this_holder;
 pub use set::Volumes;
 pub(crate) use set::{check_used, not_to_be_recorded, places_of, suits};
 

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder_base::latency::DeviceLatencies;
+use larder_base::memory::AlignedBuf;
+use larder_base::system::files;
 use larder_format::{BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, VolumeEntry};
 
 use super::file::Access;
@@ -12,9 +15,6 @@ use crate::disk::mailbox::{WriteAt, sync_all, write_all};
 use crate::disk::probe::open_disk;
 use crate::disk::{Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
 use crate::error::StoreError;
-use crate::latency::DeviceLatencies;
-use crate::memory::AlignedBuf;
-use crate::system::files;
 
 /// The volumes of one store, in its order; `None` for a lost volume.
 #[derive(Debug)]

@@ -4,14 +4,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use larder_base::fork::keep_private;
+use larder_base::latency::DeviceLatencies;
+use larder_base::system::files;
 use larder_format::{BLOCK_BYTES, SEGMENT_BYTES_MIN, Superblock, SuperblockError};
 
 use super::Volume;
 use super::set::Volumes;
 use crate::error::StoreError;
-use crate::fork::keep_private;
-use crate::latency::DeviceLatencies;
-use crate::system::files;
 
 /// Simulated segments may be far smaller than the format allows. Then a superblock on a simulated
 /// volume states their size multiplied by this factor. A size that is no multiple of it is true.

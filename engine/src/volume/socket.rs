@@ -1,10 +1,9 @@
 //! The place of the socket beside a store.
 
+use larder_base::system::files;
+use larder_base::system::sockets::{self, Name};
 use std::io;
 use std::path::{Path, PathBuf};
-
-use crate::system::files;
-use crate::system::sockets::{self, Name};
 
 /// Path of the catalog's socket for the store at `path`: beside the file or device, with all links
 /// resolved.

@@ -8,11 +8,11 @@ use larder_engine::{PageStore, PutOptions};
 use super::Agent;
 use super::counts::Count;
 use super::desk::{End, Incoming};
-use super::planted::{Bug, planted};
 use crate::buffer::Buffer;
 use crate::error::RemoteError;
 use crate::keys::Trust;
 use crate::local;
+use crate::planted::planted;
 use crate::run::{self, RunName};
 
 /// Longest wait of a put for room.
@@ -70,7 +70,7 @@ impl Agent {
 
     /// Puts the good pages of an object into the store.
     fn take(&self, name: &RunName, object: &[u8], store: &dyn PageStore) -> End {
-        let trust = match planted(Bug::UnsealedPage) {
+        let trust = match planted!(UnsealedPage) {
             true => &Trust::Unsigned,
             false => &self.options.trust,
         };

@@ -34,7 +34,6 @@
 //! | `chains` | the pages of puts, and the runs that they make |
 //! | `options` | the configuration |
 //! | `counts` | the counters |
-//! | `planted` | bugs to test the simulation with |
 //!
 //! Promises:
 //! - No put, lookup or close waits for the remote, and a read waits at most until its deadline or
@@ -52,7 +51,6 @@ mod memory;
 mod mind;
 mod names;
 mod options;
-mod planted;
 mod publish;
 mod search;
 #[cfg(test)]

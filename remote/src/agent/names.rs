@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use larder_format::{Fingerprint, KeyPrefix};
 
-use super::planted::{Bug, planted};
+use crate::planted::planted;
 use crate::remote::Listed;
 use crate::run::RunName;
 
@@ -105,11 +105,11 @@ impl Names {
     pub(super) fn forget(&mut self, name: &RunName, is_faulty: bool) {
         let runs = self.runs.entry(name.namespace).or_default();
         let last = name.last.prefix();
-        let is_kept = planted(Bug::StaleName) && !is_faulty;
+        let is_kept = planted!(StaleName) && !is_faulty;
         if !is_kept && runs.known.remove(&last).is_some() {
             self.known -= 1;
         }
-        if is_faulty && !planted(Bug::FaultAgain) {
+        if is_faulty && !planted!(FaultAgain) {
             runs.faulty.insert(last, self.listing);
         }
     }
@@ -137,7 +137,7 @@ impl Names {
     /// The listing was complete: a name from before it that it did not show is forgotten. So there
     /// is room for the next listing if there was none for this one.
     pub(super) fn end_listing(&mut self) {
-        if planted(Bug::OldName) {
+        if planted!(OldName) {
             return;
         }
         let listing = self.listing;

@@ -8,10 +8,10 @@ use larder_format::{Fingerprint, Namespace, PageKey, PageShape, StoreId};
 
 use super::counts::Count;
 use super::desk::Outgoing;
-use super::planted::{Bug, planted};
 use super::{Admission, Agent};
 use crate::buffer::Buffer;
 use crate::error::RemoteError;
+use crate::planted::planted;
 use crate::remote::Published;
 use crate::run::{Draft, RunName};
 
@@ -97,7 +97,7 @@ impl Agent {
             return Err(NotPublished::Budget);
         }
         desk.hour.spend(2);
-        if !planted(Bug::FreeBytes) {
+        if !planted!(FreeBytes) {
             desk.day.spend(bytes);
             desk.second.spend(bytes);
         }
@@ -129,7 +129,7 @@ impl Agent {
             Err(_) => return Err(NotPublished::Failed),
         }
         let keys: Vec<PageKey> = run.pages.iter().map(|page| page.key).collect();
-        if !read(store, namespace, &keys, &mut draft) && !planted(Bug::HollowRun) {
+        if !read(store, namespace, &keys, &mut draft) && !planted!(HollowRun) {
             return Err(NotPublished::Absent);
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -160,7 +160,7 @@ impl Agent {
             self.succeeded();
         }
         let has_failed = matches!(outcome, Err(NotPublished::NotTaken | NotPublished::Failed));
-        if planted(Bug::LostRun) && has_failed {
+        if planted!(LostRun) && has_failed {
             self.desk.lock().published(&run, false);
             return;
         }

@@ -87,7 +87,7 @@ fn every_planted_bug_is_noticed() {
             let said = said.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
             Some((seed, said.unwrap_or_default()))
         });
-        plant(None);
+        plant::<Bug>(None);
         match caught {
             None => missed.push(bug),
             Some((seed, said)) => {

@@ -20,6 +20,7 @@ pub(super) mod records;
 
 use std::collections::{BTreeMap, HashMap};
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, PageRecord, RECORDS_PER_BLOCK, Record,
     SegmentNo, Serial,
@@ -31,7 +32,6 @@ use super::segments::segment::Hole;
 use super::types::{IoId, RequestId};
 use crate::disk::DiskError;
 use crate::index::{NamespaceSlot, SegmentId};
-use crate::memory::AlignedBuf;
 use departures::Departures;
 use holds::Holds;
 use records::{Content, Metadata, Written};

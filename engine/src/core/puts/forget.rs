@@ -1,12 +1,12 @@
 //! Pages that leave: evicted under the limit, deleted by a caller, or found damaged.
 
+use larder_base::ids::NamespaceId;
 use larder_format::{KeyPrefix, Namespace, PageHome, PageKey, Record, SegmentNo, Serial};
 
 use super::{Below, Puts};
 use crate::core::namespaces::NAMESPACES_MAX;
 use crate::core::types::{Fault, Move, RequestId};
 use crate::grants::Finding;
-use crate::ids::NamespaceId;
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::planted;
 

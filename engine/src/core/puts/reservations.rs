@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
 use larder_format::{BLOCK_BYTES, PageKey};
 
 use super::{Below, NewPage, Origin, Pending, Puts};
@@ -11,7 +12,6 @@ use crate::core::segments::segment::Stream;
 use crate::core::types::{Effect, SyncPolicy};
 use crate::grants::{Ask, Extent, Grant, ReservationId};
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use crate::index::{Adoption, NamespaceSlot, Place, SegmentId};
 use crate::planted;
 use crate::policy::Candidate;

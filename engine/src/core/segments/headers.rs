@@ -1,13 +1,13 @@
 //! Segment headers: written when a segment is opened, sealed and released, and once more at a
 //! clean close.
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentNo, SegmentState, Serial};
 
 use super::Segments;
 use super::segment::{Segment, State};
 use crate::core::base::{Base, Event, IoContext};
 use crate::index::SegmentId;
-use crate::memory::AlignedBuf;
 
 impl Segments {
     pub(in crate::core) fn write_header(

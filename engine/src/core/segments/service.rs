@@ -20,6 +20,7 @@
 //! A probe writes zeros to blocks that hold no data. These are data blocks of a free segment, which
 //! leaves the free list meanwhile. Without a free segment it is a block that the format never uses.
 
+use larder_base::memory::AlignedBuf;
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET};
 
 use super::segment::State;
@@ -28,7 +29,6 @@ use crate::core::base::{Base, IoContext};
 use crate::core::types::Effect;
 use crate::disk::DiskError;
 use crate::index::SegmentId;
-use crate::memory::AlignedBuf;
 use crate::planted;
 
 /// How long after a refused probe the next one is sent, in milliseconds.

@@ -4,11 +4,12 @@
 
 use std::time::Duration;
 
+use larder_base::memory::AlignedBuf;
+
 use super::*;
 use crate::disk::mailbox::Mailbox;
 use crate::disk::{Action, Buffer, Pacing, Purpose};
 use crate::honest::skipped;
-use crate::memory::AlignedBuf;
 
 #[test]
 fn the_thread_of_a_ring_renews_the_claim_of_a_slow_read() {

@@ -25,6 +25,10 @@ use std::time::Duration;
 
 use io_uring::types::{Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{CompletionQueue, EnterFlags, IoUring, SubmissionQueue, Submitter, opcode, squeue};
+use larder_base::fork::{Private, keep_private};
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::thread;
+use larder_base::system::files::{self, Handle};
 
 use super::{FIXED_BUFFERS_MAX, Features, Lane};
 use crate::disk::job::{AbortOnPanic, Answers, Job, Step, refuse};
@@ -32,10 +36,6 @@ use crate::disk::pace::{Ended, Nanos, Traffic};
 use crate::disk::pacing::now;
 use crate::disk::queue::Next;
 use crate::disk::{DiskError, Op, Piece};
-use crate::fork::{Private, keep_private};
-use crate::memory::AlignedBuf;
-use crate::runtime::thread;
-use crate::system::files::{self, Handle};
 
 /// Places in the table of registered files.
 const VOLUME: Fixed = Fixed(0);

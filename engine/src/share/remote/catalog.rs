@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use larder_base::ids::NamespaceId;
 use larder_format::{Namespace, PageKey};
 
 use super::put::RemotePut;
@@ -12,7 +13,6 @@ use crate::catalog::{Catalog, NamespaceShape, Pinned, Putting};
 use crate::error::StoreError;
 use crate::grants::{Extent, Finding};
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use crate::share::keys::blob;
 use crate::share::wire::{Failure, KEYS_MAX, Reply, Request};
 use crate::staging::{Area, SlotEnd};

@@ -6,13 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::fork::{Private, keep_private};
-use crate::runtime::{Instant, descriptors};
+use larder_base::fork::{Private, keep_private};
+use larder_base::runtime::{Instant, descriptors};
+use larder_base::system::sockets::{self, UnixStream};
+
 use crate::share::pass::Taking;
 use crate::share::wire::{
     Reply, Request, WireError, arrives, parse, parse_greeting, receive, send,
 };
-use crate::system::sockets::{self, UnixStream};
 use crate::volume::socket::{short_name, socket_path};
 
 /// Limit for a reply that the owner sends without waiting for anything.
@@ -86,7 +87,7 @@ impl Line {
     fn poll_for_reply(&self) -> io::Result<()> {
         let until = Instant::now() + POLL_TIME;
         loop {
-            crate::runtime::thread::yield_now();
+            larder_base::runtime::thread::yield_now();
             if self.has_reply(Duration::ZERO)? || Instant::now() >= until {
                 return Ok(());
             }

@@ -7,14 +7,15 @@ use std::io::Write;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Instant;
+
 use super::Remote;
 use super::line::{ANSWER_PATIENCE, Line};
 use crate::catalog::{Landed, Putting};
 use crate::grants::{Ask, Grant, ReservationId};
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use crate::planted;
-use crate::runtime::Instant;
 use crate::share::keys::blob;
 use crate::share::wire::{KEYS_MAX, LandedPut, PlaceGrant, Reply, Request, send};
 use crate::status::{PutStatus, Refusal};
@@ -136,7 +137,7 @@ impl<'a> RemotePut<'a> {
         self.flush();
         // The owner's thread may have been woken on this CPU, and the checksums that follow would
         // keep the CPU busy.
-        crate::runtime::thread::yield_now();
+        larder_base::runtime::thread::yield_now();
     }
 
     /// Whether a reply is there, or none will come.
@@ -316,10 +317,10 @@ mod tests {
 
     use super::*;
     use crate::catalog::Catalog;
-    use crate::ids::ClientId;
     use crate::protocol::Protocol;
     use crate::share::wire::{Welcome, parse, receive};
     use crate::volume::socket::socket_path;
+    use larder_base::ids::ClientId;
 
     /// Replies on one connection like an owner without room: a greeting, then, after a signal on
     /// `may_receive`, reservations. Other messages get no reply.

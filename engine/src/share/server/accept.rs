@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_base::runtime::Instant;
+use larder_base::system::sockets;
+
 use super::shared::{Listening, Shared};
 use super::socket;
 use crate::error::StoreError;
-use crate::runtime::Instant;
 use crate::share::wire::arrives;
-use crate::system::sockets::{self};
 
 /// Interval of the checks for the mark of a client that has gone.
 pub(super) const LINGER_LOOK: Duration = Duration::from_millis(10);

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use larder_base::ids::{ClientId, NamespaceId};
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::ledger::{Awaited, Ledger};
@@ -12,7 +13,6 @@ use crate::catalog::{Allocator, Landed};
 use crate::error::StoreError;
 use crate::grants::{Ask, Extent, Grant, SegmentMap};
 use crate::hint::Hint;
-use crate::ids::{ClientId, NamespaceId};
 use crate::planted;
 use crate::protocol::{Agreed, Protocol};
 use crate::share::keys::keys_of;

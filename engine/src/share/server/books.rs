@@ -1,13 +1,13 @@
 //! The owner's answers to its clients' questions about the books: see
 //! [`Inventory`](crate::inventory::Inventory).
 
+use larder_base::ids::NamespaceId;
 use larder_format::PageKey;
 
 use super::session::Session;
 use super::shared::Shared;
 use crate::core::Evictions;
 use crate::error::StoreError;
-use crate::ids::NamespaceId;
 use crate::inventory::{Cursor, Listing};
 use crate::share::keys::keys_of;
 use crate::share::wire::{DigestBytes, Failure, Reply, Request};

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use larder_base::ids::NamespaceId;
 use larder_format::PageKey;
 
-use crate::ids::NamespaceId;
 use crate::staging::{Slot, SlotEnd, Staging, UNIT_BYTES};
 
 /// One client's part of the area.

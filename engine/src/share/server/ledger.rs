@@ -30,13 +30,13 @@ use larder_format::{BLOCK_BYTES, PageKey};
 use crate::catalog::{Allocator, Catalog, Pinned};
 use crate::grants::{Ask, Extent, Finding, Grant, ReservationId, SegmentMap};
 use crate::hint::Hint;
-use crate::ids::{ClientId, NamespaceId};
 use crate::index::{Place, SegmentId};
 use crate::planted;
-use crate::runtime::Mutex;
 use crate::share::wire::KEYS_MAX;
 use crate::status::Refusal;
 use crate::volume::guard::Marks;
+use larder_base::ids::{ClientId, NamespaceId};
+use larder_base::runtime::Mutex;
 pub use put::{Awaited, LOOKS, Look};
 use put::{Put, Unlanded};
 

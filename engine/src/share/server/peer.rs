@@ -8,9 +8,10 @@
 //! all unmapped users look alike. Such a peer is denied, unless every id is mapped and 65534 can
 //! only be the real `nobody`.
 
+use larder_base::system::processes::{self, IdKind};
+use larder_base::system::sockets::{self, UnixStream};
+
 use crate::share::wire::Denial;
-use crate::system::processes::{self, IdKind};
-use crate::system::sockets::{self, UnixStream};
 
 /// User or group id that stands for all unmapped ones, unless `/proc` has another.
 const OVERFLOW_ID: u32 = 65_534;

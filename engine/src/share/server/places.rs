@@ -15,10 +15,11 @@ use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder_base::runtime::Mutex;
+use larder_base::system::files::{self, FileId, Handle};
+
 use crate::error::StoreError;
-use crate::runtime::Mutex;
 use crate::share::wire::DisplacedVolume;
-use crate::system::files::{self, FileId, Handle};
 use crate::volume::{Volume, Volumes};
 
 /// What became of a displaced file.

@@ -8,15 +8,15 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::{Mutex, OnceLock};
 use larder_format::{BLOCK_BYTES, PageKey};
 
 use super::session::Session;
 use super::shared::Shared;
 use crate::api::SharedReads;
 use crate::grants::Extent;
-use crate::ids::NamespaceId;
 use crate::index::SegmentId;
-use crate::runtime::{Mutex, OnceLock};
 use crate::share::keys::keys_of;
 use crate::share::wire::{Failure, Reply, Request, StagedPage};
 use crate::staging::{Area, Served, SlotEnd, Staging, StagingReport};

@@ -5,20 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_base::fork::keep_private;
+use larder_base::ids::{ClientId, NamespaceId};
+use larder_base::runtime::Instant;
+use larder_base::system::sockets::UnixStream;
+
 use super::answer::{self, Answer, Desk, Greeting, Later};
 use super::ledger::Awaited;
 use super::session::Session;
 use super::shared::Shared;
 use super::tally::pid_of;
-use crate::fork::keep_private;
-use crate::ids::{ClientId, NamespaceId};
 use crate::planted;
 use crate::protocol::POLICIES;
-use crate::runtime::Instant;
 use crate::share::keys::keys_of;
 use crate::share::pass::Giving;
 use crate::share::wire::{Failure, Reply, Request, WireError, arrives, parse, receive, send};
-use crate::system::sockets::UnixStream;
 
 /// Limit for the greeting of a new connection. Before the greeting the connection belongs to no
 /// session that could hang up on it.

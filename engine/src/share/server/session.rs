@@ -5,16 +5,17 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use larder_base::ids::ClientId;
+use larder_base::random::random_bytes;
+use larder_base::runtime::{Instant, Mutex};
+use larder_base::system::sockets::UnixStream;
+
 use super::held::HeldReads;
 use super::ledger::Ledger;
 use super::told::Told;
 use crate::counts::Counts;
-use crate::ids::ClientId;
 use crate::protocol::Agreed;
-use crate::random::random_bytes;
-use crate::runtime::{Instant, Mutex};
 use crate::store::LeaseBook;
-use crate::system::sockets::UnixStream;
 use crate::totals::Measures;
 
 /// Most connections of one client. Each of its puts and each of its other calls uses one.

@@ -5,6 +5,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 
+use larder_base::fork::{Private, keep_private};
+use larder_base::ids::ClientId;
+use larder_base::runtime::thread::JoinHandle;
+use larder_base::runtime::{Condvar, Instant, Mutex};
+use larder_base::seldom::Seldom;
+use larder_base::system::files::{FileId, Handle};
+use larder_base::system::sockets::UnixListener;
+
 use super::peer::Admission;
 use super::places::Places;
 use super::reads::Reads;
@@ -12,18 +20,11 @@ use super::session::Session;
 use super::watch::Watch;
 use crate::api::Settings;
 use crate::counts::Departed;
-use crate::fork::{Private, keep_private};
 use crate::grants::SegmentMap;
-use crate::ids::ClientId;
 use crate::protocol::{Agreed, Protocol};
-use crate::runtime::thread::JoinHandle;
-use crate::runtime::{Condvar, Instant, Mutex};
-use crate::seldom::Seldom;
 use crate::share::bell::Bell;
 use crate::share::wire::Welcome;
 use crate::store::LocalStore;
-use crate::system::files::{FileId, Handle};
-use crate::system::sockets::UnixListener;
 use crate::totals::{Measures, Totals};
 
 pub(super) struct Shared {

@@ -3,10 +3,11 @@
 use std::io;
 use std::path::Path;
 
+use larder_base::system::files::{self, FileId, Found, Kind};
+use larder_base::system::processes::{self, IdKind};
+use larder_base::system::sockets::{self, Name, UnixListener};
+
 use super::peer::IdMap;
-use crate::system::files::{self, FileId, Found, Kind};
-use crate::system::processes::{self, IdKind};
-use crate::system::sockets::{self, Name, UnixListener};
 use crate::volume::socket::{directory_of, name_of, short_name};
 
 /// Whether [`listen`] is likely to succeed. Checked before a store is opened: opening is much work

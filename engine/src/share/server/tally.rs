@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use larder_base::ids::ClientId;
+use larder_base::system::processes;
+use larder_base::system::sockets::{self, UnixStream};
+
 use super::session::{Session, Tally};
 use super::shared::Shared;
 use crate::counts::{Counts, Process};
-use crate::ids::ClientId;
 use crate::share::wire::{Reply, Request};
-use crate::system::processes;
-use crate::system::sockets::{self, UnixStream};
 use crate::totals::Measures;
 
 /// Longest name of a program that is kept, in characters.

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::system::sockets::{self, UnixStream};
+use larder_base::system::sockets::{self, UnixStream};
+
 use crate::totals::Totals;
 
 /// The first connection of a client, as far as totals go over it.

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_base::ids::ClientId;
+
 use super::session::Session;
 use super::shared::Shared;
-use crate::ids::ClientId;
 use crate::protocol::{HEIRS, TOTALS};
 use crate::share::wire::{Reply, send};
 use crate::totals::{StoreCounts, Totals};

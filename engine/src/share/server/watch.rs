@@ -14,11 +14,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use larder_base::runtime::{Condvar, Mutex};
+use larder_base::seldom::Seldom;
+
 use super::ledger::LOOKS;
 use super::shared::Shared;
 use crate::planted;
-use crate::runtime::{Condvar, Mutex};
-use crate::seldom::Seldom;
 
 /// How long a put may be silent: several times as long as a client that is merely slow.
 const SILENCE: Duration = Duration::from_secs(4);

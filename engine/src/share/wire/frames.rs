@@ -3,12 +3,12 @@
 use std::io::{self, Read, Write};
 use std::time::Duration;
 
+use larder_base::runtime::Instant;
+use larder_base::system::sockets::{self, Pollable};
 use serde::{Deserialize, Serialize};
 
 use super::FRAME_BYTES_MAX;
 use crate::protocol::variants;
-use crate::runtime::Instant;
-use crate::system::sockets::{self, Pollable};
 
 /// A stream of frames that ended or was invalid.
 #[derive(Debug, thiserror::Error)]

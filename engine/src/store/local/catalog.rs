@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Instant;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use super::Local;
@@ -12,10 +14,8 @@ use crate::core::{Fault, NAMESPACES_MAX, RequestId};
 use crate::error::StoreError;
 use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::hint::Hint;
-use crate::ids::NamespaceId;
 use crate::index::SegmentId;
 use crate::planted;
-use crate::runtime::Instant;
 use crate::status::PutStatus;
 
 /// Longest single wait of a put for room. After it the put checks again: the end of a lease sends

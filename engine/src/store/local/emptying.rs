@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use larder_base::runtime::Instant;
+
 use super::Local;
 use crate::core::{Emptying, Fault};
 use crate::error::StoreError;
-use crate::runtime::Instant;
 
 /// How long a caller waits for its turn behind reclaim.
 const TURN_PATIENCE: Duration = Duration::from_secs(1);

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::memory::AlignedBuf;
+
 use crate::api::Recall;
 use crate::disk::mailbox::Mailbox;
 use crate::grants::ReservationId;
-use crate::memory::AlignedBuf;
 use crate::planted;
 
 /// Longest single wait for the device's answers. Between two waits the put sends its heartbeat.

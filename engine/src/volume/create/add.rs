@@ -6,6 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
+use larder_base::system::holder::this_holder;
 use larder_format::{
     BLOCK_BYTES, Geometry, SEGMENTS_OFFSET, Superblock, VOLUMES_MAX, VolumeEntry, VolumeId,
     segments_that_fit,
@@ -19,7 +20,6 @@ use crate::capacity::usable_blocks;
 use crate::disk::probe::Want;
 use crate::disk::{Pacing, Patience};
 use crate::error::StoreError;
-use crate::system::holder::this_holder;
 use crate::volume::{Access, Found, Volumes};
 
 /// Adds a volume at `new` to the store whose first volume is at `path`. Of the options, `size` is

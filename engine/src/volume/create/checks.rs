@@ -7,13 +7,13 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use larder_base::random::random_bytes;
 use larder_format::{BLOCK_BYTES, SuperblockError};
 
 use super::left::is_zero;
 use super::options::CreateOptions;
 use crate::error::{StoreError, bytes, count};
 use crate::fit::{least_size, segment_bytes_for};
-use crate::random::random_bytes;
 use crate::volume::{Access, File, not_to_be_recorded};
 
 /// Bytes at either end of a device that must be zero for it to count as unused.

@@ -6,7 +6,7 @@ use larder_format::{Fingerprint, PageKey};
 
 use super::{Desk, Incoming};
 use crate::agent::options::AgentOptions;
-use crate::agent::planted::{Bug, planted};
+use crate::planted::planted;
 use crate::run::RunName;
 
 /// The part of a lookup that the remote has.
@@ -84,7 +84,7 @@ impl Desk {
             0
         };
         missed.begun = reach.begun.len() as u64;
-        for run in reach.arriving.iter().filter(|_| !planted(Bug::OldPromise)) {
+        for run in reach.arriving.iter().filter(|_| !planted!(OldPromise)) {
             let until = now + options.patience;
             self.fetching.entry(*run).and_modify(|then| *then = until);
         }
@@ -178,7 +178,7 @@ impl Desk {
                 let bytes = reach.bytes + run.bytes;
                 let time = self.speed.time_of(self.arriving_bytes + bytes);
                 let is_late = time.is_some_and(|time| time > options.patience);
-                if is_late && !planted(Bug::LateByte) {
+                if is_late && !planted!(LateByte) {
                     reach.late = Some(run);
                     reach.too_slow += 1;
                     return reach;

@@ -14,9 +14,9 @@ use super::chains::Chains;
 use super::limits::{Breaker, Budget, Speed};
 use super::names::Names;
 use super::options::{Admission, AgentOptions};
-use super::planted::{Bug, planted};
 use super::search::{Search, Searches};
 use crate::error::RemoteError;
+use crate::planted::planted;
 use crate::remote::Listed;
 use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
 
@@ -264,7 +264,7 @@ impl Desk {
                 depth: page.depth,
             };
             self.chains.add(namespace, page);
-            if options.admission == Admission::Through || planted(Bug::EagerRun) {
+            if options.admission == Admission::Through || planted!(EagerRun) {
                 self.note(namespace, &page.key, now + options.delay, &mut noted);
             }
         }
@@ -341,7 +341,7 @@ impl Desk {
 
     /// The next run to publish, or the time to wait for it; `None` without one.
     pub(super) fn next_outgoing(&mut self, now: Instant) -> Option<Result<Outgoing, Duration>> {
-        let is_marked = self.mark == Mark::Found || planted(Bug::BlindPublication);
+        let is_marked = self.mark == Mark::Found || planted!(BlindPublication);
         if !self.may_ask() || !is_marked {
             return None;
         }
@@ -379,7 +379,7 @@ impl Desk {
 
     /// A search found the first `there` runs.
     pub(super) fn searched(&mut self, search: &Search, there: usize, until: Instant) {
-        let is_blind = planted(Bug::BlindSearch) && there > 0;
+        let is_blind = planted!(BlindSearch) && there > 0;
         let there = if is_blind { search.0.len() } else { there };
         let (found, left) = search.0.split_at(there.min(search.0.len()));
         for run in found {
@@ -422,7 +422,7 @@ impl Desk {
         self.fetching.remove(&run.name);
         self.measuring.take_if(|measuring| *measuring == run.name);
         self.arriving_bytes -= run.bytes;
-        if planted(Bug::LeftArrival) && end == End::GivenUp {
+        if planted!(LeftArrival) && end == End::GivenUp {
             return;
         }
         for page in &run.pages {
@@ -487,9 +487,9 @@ impl Desk {
 
     /// Whether requests may be made.
     pub(super) fn may_ask(&self) -> bool {
-        let is_on = !self.is_off || planted(Bug::DeafSwitch);
-        let answers = self.breaker.is_closed() || planted(Bug::DeafBreaker);
-        let is_open = !self.is_closed || planted(Bug::RestlessEnd);
+        let is_on = !self.is_off || planted!(DeafSwitch);
+        let answers = self.breaker.is_closed() || planted!(DeafBreaker);
+        let is_open = !self.is_closed || planted!(RestlessEnd);
         self.is_in_use && is_on && answers && is_open
     }
 

@@ -23,10 +23,10 @@ use rand_pcg::Pcg64;
 use super::chains::Chains;
 use super::desk::Chore;
 use super::mind::LISTING_MAX;
-use super::planted::{Bug, plant};
 use super::{Admission, Agent, AgentOptions};
 use crate::error::RemoteError;
 use crate::keys::{Keyring, SealKey, Trust};
+use crate::planted::{Bug, plant};
 use crate::run::{RunName, RunPage};
 use remote::{Faulty, Mood, World};
 use shelf::Shelf;
@@ -525,33 +525,16 @@ fn agents_keep_their_promises_over_any_remote() {
 
 #[test]
 fn a_seed_notices_each_planted_bug() {
-    let bugs = [
-        Bug::UnsealedPage,
-        Bug::LateByte,
-        Bug::OldPromise,
-        Bug::DeafBreaker,
-        Bug::StaleName,
-        Bug::OldName,
-        Bug::FaultAgain,
-        Bug::LostRun,
-        Bug::FreeBytes,
-        Bug::LeftArrival,
-        Bug::EagerRun,
-        Bug::HollowRun,
-        Bug::RestlessEnd,
-        Bug::DeafSwitch,
-        Bug::BlindSearch,
-        Bug::BlindPublication,
-    ];
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
-    let unnoticed: Vec<Bug> = bugs
-        .into_iter()
+    let unnoticed: Vec<Bug> = Bug::ALL
+        .iter()
+        .copied()
         .filter(|bug| {
             plant(Some(*bug));
             let is_noticed = |seed| catch_unwind(AssertUnwindSafe(|| simulate(seed))).is_err();
             let noticed = (0..SEEDS_OF_A_BUG).find(|seed| is_noticed(*seed));
-            plant(None);
+            plant::<Bug>(None);
             println!("{bug:?}: {noticed:?}");
             noticed.is_none()
         })

@@ -319,7 +319,7 @@ fn each_page_gets_its_own_status_when_the_ledger_refused_some() {
 fn row_25_findings_count_while_their_page_is_pinned_and_messages_about_a_put_once() {
     let home = home();
     let catalog = home.store.catalog();
-    let bytes = crate::memory::AlignedBuf::zeroed(65536).unwrap();
+    let bytes = larder_base::memory::AlignedBuf::zeroed(65536).unwrap();
     let key = asks(1)[0].key;
     let page = PutPage {
         key,

@@ -17,19 +17,15 @@ use rustix::net::{
 
 use crate::runtime::descriptors;
 
-pub(crate) use std::os::fd::AsFd as Pollable;
-pub(crate) use std::os::unix::net::{UnixListener, UnixStream};
+pub use std::os::fd::AsFd as Pollable;
+pub use std::os::unix::net::{UnixListener, UnixStream};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
 /// Binds a socket to a new file and listens on it. The file is for this process's user, or is given
 /// to `user` and `group`, before anyone can connect. On failure no file is left.
-pub(crate) fn listen(
-    socket: &Path,
-    user: Option<u32>,
-    group: Option<u32>,
-) -> io::Result<UnixListener> {
+pub fn listen(socket: &Path, user: Option<u32>, group: Option<u32>) -> io::Result<UnixListener> {
     let (uid, gid) = (user.map(Uid::from_raw), group.map(Gid::from_raw));
     let mode = Mode::from_raw_mode(if gid.is_some() { 0o660 } else { 0o600 });
     let is_given = uid.is_some() || gid.is_some();
@@ -75,7 +71,7 @@ fn give(socket: &Path, mode: Mode, uid: Option<Uid>, gid: Option<Gid>) -> io::Re
 }
 
 /// A name for a socket that fits an address, however long its directory's name is.
-pub(crate) struct Name {
+pub struct Name {
     path: PathBuf,
     /// Open while the name is used.
     _directory: Option<OwnedFd>,
@@ -85,12 +81,12 @@ pub(crate) struct Name {
 const ADDRESS_BYTES_MAX: usize = 107;
 
 impl Name {
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The socket's own name if it is short enough.
-    pub(crate) fn short(directory: &Path, name: &Path) -> io::Result<Name> {
+    pub fn short(directory: &Path, name: &Path) -> io::Result<Name> {
         let whole = directory.join(name);
         if whole.as_os_str().len() > ADDRESS_BYTES_MAX {
             return Name::through(directory, name);
@@ -102,7 +98,7 @@ impl Name {
     }
 
     /// A name in the directory that has its name at this moment, even if it is renamed later.
-    pub(crate) fn through(directory: &Path, name: &Path) -> io::Result<Name> {
+    pub fn through(directory: &Path, name: &Path) -> io::Result<Name> {
         descriptors::cover()?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(directory, flags, Mode::empty())?;
@@ -121,7 +117,7 @@ impl Name {
 
 /// Connects to a listening socket. Accepting the connection, each read and each write may take
 /// `patience`.
-pub(crate) fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
+pub fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStream> {
     let stream = UnixStream::from(unix_socket()?);
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(patience))?;
@@ -131,7 +127,7 @@ pub(crate) fn connect(socket: &Path, patience: Duration) -> io::Result<UnixStrea
 
 /// Whether a process listens on a socket. A socket that refuses this process access counts as
 /// listening.
-pub(crate) fn is_listening(socket: &Path) -> io::Result<()> {
+pub fn is_listening(socket: &Path) -> io::Result<()> {
     let fd = unix_socket()?;
     // Non-blocking: a full connection queue is no reason to wait.
     rustix::io::ioctl_fionbio(&fd, true)?;
@@ -153,13 +149,13 @@ fn unix_socket() -> io::Result<OwnedFd> {
 }
 
 /// Accepts a connection.
-pub(crate) fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
+pub fn accept(listener: &UnixListener) -> io::Result<UnixStream> {
     descriptors::cover()?;
     listener.accept().map(|(stream, _)| stream)
 }
 
 /// Ends all waits for connections on a listening socket, for good.
-pub(crate) fn stop_listening(listener: &UnixListener) {
+pub fn stop_listening(listener: &UnixListener) {
     let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
 }
 
@@ -168,7 +164,7 @@ pub(crate) fn stop_listening(listener: &UnixListener) {
 ///
 /// Uses `poll`: a thread that sleeps in a read of a Unix socket is also woken, for nothing, when
 /// the other end has read its data (`unix_write_space` in the kernel's net/unix/af_unix.c).
-pub(crate) fn poll(socket: &impl Pollable, patience: Option<Duration>) -> io::Result<bool> {
+pub fn poll(socket: &impl Pollable, patience: Option<Duration>) -> io::Result<bool> {
     let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     match rustix::event::poll(&mut polled, patience.as_ref()) {
@@ -179,15 +175,15 @@ pub(crate) fn poll(socket: &impl Pollable, patience: Option<Duration>) -> io::Re
 
 /// The process that was connected when a connection was made, as the kernel attests it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer {
+pub struct Peer {
     /// 0 for a process of another pid namespace.
-    pub(crate) pid: u32,
-    pub(crate) user: u32,
-    pub(crate) group: u32,
+    pub pid: u32,
+    pub user: u32,
+    pub group: u32,
 }
 
 /// The peer of a connection (`SO_PEERCRED`).
-pub(crate) fn peer(stream: &UnixStream) -> io::Result<Peer> {
+pub fn peer(stream: &UnixStream) -> io::Result<Peer> {
     let found = getsockopt(stream, PeerCredentials)?;
     Ok(Peer {
         pid: u32::try_from(found.pid()).unwrap_or(0),
@@ -197,7 +193,7 @@ pub(crate) fn peer(stream: &UnixStream) -> io::Result<Peer> {
 }
 
 /// The groups of a peer besides its primary one (`SO_PEERGROUPS`, Linux 4.13, net/core/sock.c).
-pub(crate) fn further_groups(peer: &UnixStream) -> io::Result<Vec<u32>> {
+pub fn further_groups(peer: &UnixStream) -> io::Result<Vec<u32>> {
     let mut groups: Vec<libc::gid_t> = vec![0; 32];
     loop {
         let room = size_of_val(groups.as_slice());
@@ -227,7 +223,7 @@ pub(crate) fn further_groups(peer: &UnixStream) -> io::Result<Vec<u32>> {
 }
 
 /// Writes bytes with an open file attached to the first of them, or without one.
-pub(crate) fn send(
+pub fn send(
     mut stream: &UnixStream,
     bytes: &[u8],
     file: Option<BorrowedFd<'_>>,
@@ -244,16 +240,13 @@ pub(crate) fn send(
 }
 
 /// Writes bytes as far as there is room for them at this moment.
-pub(crate) fn send_now(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+pub fn send_now(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     Ok(rustix::net::send(stream, bytes, flags)?)
 }
 
 /// Reads bytes, and takes the last open file that is attached to them. Other files are closed.
-pub(crate) fn receive(
-    stream: &UnixStream,
-    bytes: &mut [u8],
-) -> io::Result<(usize, Option<OwnedFd>)> {
+pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut iov = [IoSliceMut::new(bytes)];

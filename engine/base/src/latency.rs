@@ -78,14 +78,14 @@ pub struct LatencySummary {
 /// end, retries included. The time in a disk's queue does not count.
 #[derive(Debug, Default)]
 pub struct DeviceLatencies {
-    pub(crate) reads: Latency,
-    pub(crate) writes: Latency,
-    pub(crate) syncs: Latency,
+    pub reads: Latency,
+    pub writes: Latency,
+    pub syncs: Latency,
 }
 
 /// Latencies of one kind of operation.
 #[derive(Debug, Default)]
-pub(crate) struct Latency([Shard; SHARDS]);
+pub struct Latency([Shard; SHARDS]);
 
 /// In cache lines of its own.
 #[derive(Debug, Default)]
@@ -98,7 +98,7 @@ struct Shard {
 
 impl Latency {
     /// Records one operation.
-    pub(crate) fn record(&self, took: Duration) {
+    pub fn record(&self, took: Duration) {
         let first = shard_of_this_thread();
         let order = (first..SHARDS).chain(0..first);
         let free = { order }.find_map(|at| self.0[at].times.try_lock());
@@ -112,15 +112,15 @@ impl Latency {
     }
 
     /// Records the time until its drop.
-    pub(crate) fn timed(&self) -> Timed<'_> {
+    pub fn timed(&self) -> Timed<'_> {
         Timed {
             latency: self,
             begun: Instant::now(),
         }
     }
 
-    /// The same for the first of each [`LOOKUPS_PER_SAMPLE`] calls of a thread.
-    pub(crate) fn sampled(&self) -> Option<Timed<'_>> {
+    /// The same for the first of each `LOOKUPS_PER_SAMPLE` calls of a thread.
+    pub fn sampled(&self) -> Option<Timed<'_>> {
         let calls = &self.0[shard_of_this_thread()].calls;
         let before = calls.load(Ordering::Relaxed);
         calls.store(before.wrapping_add(1), Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl Latency {
     }
 
     /// The records of all threads, in [`Buckets`].
-    pub(crate) fn buckets(&self) -> Buckets {
+    pub fn buckets(&self) -> Buckets {
         let mut buckets = Buckets::default();
         for shard in &self.0 {
             if let Some(some) = &*shard.times.lock() {
@@ -144,7 +144,7 @@ impl Latency {
     }
 
     /// The records of all threads.
-    pub(crate) fn summary(&self) -> LatencySummary {
+    pub fn summary(&self) -> LatencySummary {
         let Some(mut all) = empty() else {
             return LatencySummary::default();
         };
@@ -179,7 +179,7 @@ pub struct Buckets {
 
 impl Buckets {
     /// Adds operations that took so long each.
-    pub(crate) fn record(&mut self, ns: u64, operations: u64) {
+    pub fn record(&mut self, ns: u64, operations: u64) {
         self.counts.resize(BOUNDS_NS.len() + 1, 0);
         let at = BOUNDS_NS.partition_point(|bound| *bound < ns);
         self.counts[at] = self.counts[at].saturating_add(operations);
@@ -193,7 +193,7 @@ impl Buckets {
         counts.fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    pub(crate) fn combine(&mut self, other: &Buckets, with: impl Fn(u64, u64) -> u64) {
+    pub fn combine(&mut self, other: &Buckets, with: impl Fn(u64, u64) -> u64) {
         if !other.counts.is_empty() {
             self.counts.resize(BOUNDS_NS.len() + 1, 0);
         }
@@ -217,7 +217,7 @@ fn shard_of_this_thread() -> usize {
 }
 
 /// An operation in progress.
-pub(crate) struct Timed<'a> {
+pub struct Timed<'a> {
     latency: &'a Latency,
     begun: Instant,
 }

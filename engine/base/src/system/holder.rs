@@ -47,13 +47,14 @@ impl LockHolder {
             state,
         }
     }
+}
 
-    /// The name of its program, while it runs.
-    pub(crate) fn command(&self) -> Option<String> {
-        match self.state {
-            HolderState::Running => processes::command(self.pid),
-            HolderState::Exited | HolderState::OutOfSight => None,
-        }
+/// The name of a holder's program, while it runs.
+#[must_use]
+pub fn command(holder: &LockHolder) -> Option<String> {
+    match holder.state {
+        HolderState::Running => processes::command(holder.pid),
+        HolderState::Exited | HolderState::OutOfSight => None,
     }
 }
 
@@ -102,7 +103,7 @@ mod tests {
             (own.pid, own.state),
             (std::process::id(), HolderState::Running)
         );
-        assert!(own.command().is_some());
+        assert!(command(&own).is_some());
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let holder = Holder {
             pid: child.id(),
@@ -124,7 +125,7 @@ mod tests {
         holder.pid_scope[15] ^= 1;
         let seen = LockHolder::of(&holder);
         assert_eq!(seen.state, HolderState::OutOfSight);
-        assert_eq!(seen.command(), None);
+        assert_eq!(command(&seen), None);
         assert!(seen.to_string().contains("container"));
     }
 }

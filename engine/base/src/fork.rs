@@ -194,7 +194,7 @@ fn install_handler() {
 }
 
 /// Keeps the file of a descriptor from forked children, until this is dropped.
-pub(crate) struct Private {
+pub struct Private {
     /// `None` for a descriptor that leads nowhere.
     slot: Option<&'static Slot>,
     origin: Origin,
@@ -207,7 +207,7 @@ impl fmt::Debug for Private {
 }
 
 /// Watches a descriptor. It may be closed before the watch ends.
-pub(crate) fn keep_private(fd: impl AsFd) -> Private {
+pub fn keep_private(fd: impl AsFd) -> Private {
     let origin = Origin::here();
     let fd = fd.as_fd().as_raw_fd();
     let Ok((device, inode)) = file_of(fd) else {
@@ -240,7 +240,7 @@ impl Drop for Private {
 
 impl Private {
     /// Whether this process is a forked child of the process that watches the descriptor.
-    pub(crate) fn is_inherited(&self) -> bool {
+    pub fn is_inherited(&self) -> bool {
         self.origin.is_inherited()
     }
 }

@@ -18,11 +18,11 @@ use rustix::io::Errno;
 use crate::runtime::descriptors;
 
 /// An open file. Its locks live as long as the description behind it.
-pub(crate) type Handle = OwnedFd;
+pub type Handle = OwnedFd;
 
 /// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     File,
     BlockDevice,
     CharacterDevice,
@@ -34,7 +34,7 @@ pub(crate) enum Kind {
 
 /// Identity of a file: the same for all its names, and for all nodes of one block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileId {
+pub enum FileId {
     /// Device and inode.
     Inode(u64, u64),
     /// The number of a block device.
@@ -43,13 +43,13 @@ pub(crate) enum FileId {
 
 /// A file, as its directory entry or its descriptor shows it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
-    pub(crate) kind: Kind,
-    pub(crate) id: FileId,
+pub struct Found {
+    pub kind: Kind,
+    pub id: FileId,
     /// The user that it belongs to.
-    pub(crate) user: u32,
+    pub user: u32,
     /// A directory in which only the owner of a file may remove the file.
-    pub(crate) is_sticky: bool,
+    pub is_sticky: bool,
 }
 
 impl Found {
@@ -83,17 +83,17 @@ impl Found {
 }
 
 /// The file that a path leads to, links followed.
-pub(crate) fn look(path: &Path) -> io::Result<Found> {
+pub fn look(path: &Path) -> io::Result<Found> {
     fs::metadata(path).map(|found| Found::of(&found))
 }
 
 /// The file that has this name, which may be a link.
-pub(crate) fn look_at_name(path: &Path) -> io::Result<Found> {
+pub fn look_at_name(path: &Path) -> io::Result<Found> {
     fs::symlink_metadata(path).map(|found| Found::of(&found))
 }
 
 /// Identity and owner of an open file.
-pub(crate) fn identify(file: &Handle) -> io::Result<(FileId, u32)> {
+pub fn identify(file: &Handle) -> io::Result<(FileId, u32)> {
     let found = rustix::fs::fstat(file)?;
     let id = match FileType::from_raw_mode(found.st_mode) {
         FileType::BlockDevice => FileId::BlockDevice(found.st_rdev),
@@ -107,7 +107,7 @@ pub(crate) fn identify(file: &Handle) -> io::Result<(FileId, u32)> {
 ///
 /// # Errors
 /// The path leads nowhere; else the kernel does not know, or is older than 5.12.
-pub(crate) fn look_in_cache(path: &Path) -> io::Result<FileId> {
+pub fn look_in_cache(path: &Path) -> io::Result<FileId> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let at = rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::CACHED)?;
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
@@ -126,27 +126,27 @@ pub(crate) fn look_in_cache(path: &Path) -> io::Result<FileId> {
 
 /// The name of an open file, as the kernel knows it now. It changes when the file or a directory
 /// above is renamed, and when the file is deleted or replaced.
-pub(crate) fn name_now(file: &Handle) -> io::Result<PathBuf> {
+pub fn name_now(file: &Handle) -> io::Result<PathBuf> {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 /// An absolute path to the same name, links kept.
-pub(crate) fn absolute(path: &Path) -> PathBuf {
+pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// An absolute path to the same file, without links.
-pub(crate) fn resolve(path: &Path) -> io::Result<PathBuf> {
+pub fn resolve(path: &Path) -> io::Result<PathBuf> {
     fs::canonicalize(path)
 }
 
 /// Removes a name.
-pub(crate) fn remove(path: &Path) -> io::Result<()> {
+pub fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
 /// Whether this process may add and remove names in a directory.
-pub(crate) fn may_change(directory: &Path) -> io::Result<()> {
+pub fn may_change(directory: &Path) -> io::Result<()> {
     Ok(rustix::fs::accessat(
         CWD,
         directory,
@@ -157,16 +157,16 @@ pub(crate) fn may_change(directory: &Path) -> io::Result<()> {
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct How {
+pub struct How {
     /// For writing too.
-    pub(crate) writes: bool,
+    pub writes: bool,
     /// A device that no other process has opened so, and that is not mounted.
-    pub(crate) alone: bool,
+    pub alone: bool,
 }
 
 /// Opens a file, without waiting for anything. Returns whether its reads and writes bypass the page
 /// cache, which needs the file system's support.
-pub(crate) fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
+pub fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
     descriptors::cover()?;
     let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
     flags |= if how.writes {
@@ -202,22 +202,22 @@ pub(crate) fn open(path: &Path, how: How) -> io::Result<(Handle, bool)> {
 }
 
 /// Length of a file or a device in bytes.
-pub(crate) fn length(file: &Handle) -> io::Result<u64> {
+pub fn length(file: &Handle) -> io::Result<u64> {
     Ok(rustix::fs::seek(file, SeekFrom::End(0))?)
 }
 
 /// Reads bytes; fewer than requested at the end of the file.
-pub(crate) fn read_at(file: &Handle, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+pub fn read_at(file: &Handle, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     Ok(rustix::io::pread(file, bytes, offset)?)
 }
 
 /// Writes bytes. Returns their number.
-pub(crate) fn write_at(file: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize> {
+pub fn write_at(file: &Handle, bytes: &[u8], offset: u64) -> io::Result<usize> {
     Ok(rustix::io::pwrite(file, bytes, offset)?)
 }
 
 /// Makes everything written to a file durable.
-pub(crate) fn sync_data(file: &Handle) -> Result<(), i32> {
+pub fn sync_data(file: &Handle) -> Result<(), i32> {
     rustix::fs::fdatasync(file).map_err(Errno::raw_os_error)
 }
 
@@ -225,7 +225,7 @@ pub(crate) fn sync_data(file: &Handle) -> Result<(), i32> {
 ///
 /// # Safety
 /// The memory behind the pieces is valid and not otherwise used during the call.
-pub(crate) unsafe fn read_pieces(
+pub unsafe fn read_pieces(
     file: &Handle,
     offset: u64,
     pieces: &[libc::iovec],
@@ -238,7 +238,7 @@ pub(crate) unsafe fn read_pieces(
 ///
 /// # Safety
 /// The memory behind the pieces is valid, and no one writes to it during the call.
-pub(crate) unsafe fn write_pieces(
+pub unsafe fn write_pieces(
     file: &Handle,
     offset: u64,
     pieces: &[libc::iovec],
@@ -274,23 +274,23 @@ unsafe fn transfer(
 }
 
 /// The first hole of a file from an offset on; the end of the file counts as one.
-pub(crate) fn next_hole(file: &Handle, from: u64) -> io::Result<u64> {
+pub fn next_hole(file: &Handle, from: u64) -> io::Result<u64> {
     Ok(rustix::fs::seek(file, SeekFrom::Hole(from))?)
 }
 
 /// The first data of a file from an offset on.
-pub(crate) fn next_data(file: &Handle, from: u64) -> io::Result<u64> {
+pub fn next_data(file: &Handle, from: u64) -> io::Result<u64> {
     Ok(rustix::fs::seek(file, SeekFrom::Data(from))?)
 }
 
 /// The descriptor, for questions that only the kernel answers. `None` for a simulated file.
-pub(crate) fn descriptor(file: &Handle) -> Option<BorrowedFd<'_>> {
+pub fn descriptor(file: &Handle) -> Option<BorrowedFd<'_>> {
     Some(file.as_fd())
 }
 
 /// A lock on a whole file (`flock`), which excludes those of other descriptions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Lock {
+pub enum Lock {
     Exclusive,
     Shared,
     /// Releases the lock.
@@ -301,7 +301,7 @@ pub(crate) enum Lock {
 ///
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] if another description holds a lock.
-pub(crate) fn lock(file: &Handle, lock: Lock) -> io::Result<()> {
+pub fn lock(file: &Handle, lock: Lock) -> io::Result<()> {
     let operation = match lock {
         Lock::Exclusive => FlockOperation::NonBlockingLockExclusive,
         Lock::Shared => FlockOperation::NonBlockingLockShared,
@@ -316,7 +316,7 @@ pub(crate) fn lock(file: &Handle, lock: Lock) -> io::Result<()> {
 /// # Errors
 /// [`io::ErrorKind::WouldBlock`] or [`io::ErrorKind::PermissionDenied`] if another description
 /// holds a lock on them.
-pub(crate) fn lock_bytes(file: &Handle, bytes: Range<i64>, is_locked: bool) -> io::Result<()> {
+pub fn lock_bytes(file: &Handle, bytes: Range<i64>, is_locked: bool) -> io::Result<()> {
     let kind = if is_locked {
         libc::F_WRLCK
     } else {
@@ -332,7 +332,7 @@ pub(crate) fn lock_bytes(file: &Handle, bytes: Range<i64>, is_locked: bool) -> i
 }
 
 /// Whether another description holds a lock on some of these bytes.
-pub(crate) fn are_bytes_locked(file: &Handle, bytes: Range<i64>) -> io::Result<bool> {
+pub fn are_bytes_locked(file: &Handle, bytes: Range<i64>) -> io::Result<bool> {
     let mut probe = byte_lock(libc::F_WRLCK, &bytes);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
     Ok(i32::from(probe.l_type) != libc::F_UNLCK)

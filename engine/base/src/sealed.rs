@@ -18,7 +18,7 @@ use crate::runtime::descriptors;
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Sealed {
+pub struct Sealed {
     /// `None` only while it is dropped.
     map: Option<MmapRaw>,
     bytes: usize,
@@ -32,7 +32,7 @@ impl Sealed {
     ///
     /// # Errors
     /// The kernel's, when there is no such memory.
-    pub(crate) fn create(name: &str, bytes: usize, flags: MemfdFlags) -> io::Result<Sealed> {
+    pub fn create(name: &str, bytes: usize, flags: MemfdFlags) -> io::Result<Sealed> {
         let flags = flags | MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         descriptors::cover()?;
         let file = rustix::fs::memfd_create(name, flags)?;
@@ -51,7 +51,7 @@ impl Sealed {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a file that could be truncated or has another length;
     /// the kernel's.
-    pub(crate) fn adopt(file: OwnedFd, suits: impl FnOnce(u64) -> bool) -> io::Result<Sealed> {
+    pub fn adopt(file: OwnedFd, suits: impl FnOnce(u64) -> bool) -> io::Result<Sealed> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         let bytes = u64::try_from(rustix::fs::fstat(&file)?.st_size).unwrap_or(0);
         let is_sound = seals.contains(SealFlags::SHRINK) && bytes > 0 && suits(bytes);
@@ -76,17 +76,17 @@ impl Sealed {
     }
 
     /// The file, to be passed to another process.
-    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+    pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
     /// Its length in bytes.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Its first byte, at a page boundary.
-    pub(crate) fn start(&self) -> Option<*mut u8> {
+    pub fn start(&self) -> Option<*mut u8> {
         Some(self.map.as_ref()?.as_mut_ptr())
     }
 }

@@ -5,10 +5,8 @@
 //! names. So a function here makes one call, or a few that belong together, and decides nothing
 //! about stores.
 //!
-//! Outside are: io_uring ([`disk::uring`](crate::disk::uring)), which needs the kernel itself;
-//! creation and offline work ([`volume::create`](crate::volume::create),
-//! [`offline`](crate::offline)); memory of this process alone ([`memory`](crate::memory)); facts
-//! for `doctor` ([`disk::probe`](crate::disk::probe)).
+//! Outside are: io_uring, which needs the kernel itself; the creation of stores and offline work;
+//! memory of this process alone ([`memory`](crate::memory)); facts for `doctor`.
 //!
 //! | module | content |
 //! |---|---|
@@ -23,13 +21,13 @@ pub mod direct;
 pub mod holder;
 
 #[cfg(not(feature = "simulated"))]
-pub(crate) mod files;
+pub mod files;
 #[cfg(not(feature = "simulated"))]
-pub(crate) mod processes;
+pub mod processes;
 #[cfg(not(feature = "simulated"))]
-pub(crate) mod sockets;
+pub mod sockets;
 #[cfg(not(feature = "simulated"))]
-pub(crate) mod words;
+pub mod words;
 
 #[cfg(feature = "simulated")]
-pub(crate) use larder_sim_runtime::{files, processes, sockets, words};
+pub use larder_sim_runtime::{files, processes, sockets, words};

@@ -11,24 +11,24 @@ use rustix::process::Pid;
 const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
 
 /// The pid of this process.
-pub(crate) fn id() -> u32 {
+pub fn id() -> u32 {
     std::process::id()
 }
 
 /// Seconds since 1970.
-pub(crate) fn unix_seconds() -> f64 {
+pub fn unix_seconds() -> f64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())
 }
 
 /// Ends this process at once: a thread of it cannot go on.
-pub(crate) fn abort() {
+pub fn abort() {
     std::process::abort();
 }
 
 /// Whether a process of this pid namespace exists and is no zombie. Asked with signal 0, which is
 /// not sent: `/proc` may be that of another pid namespace.
-pub(crate) fn exists(pid: u32) -> bool {
+pub fn exists(pid: u32) -> bool {
     let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
         return false;
     };
@@ -37,7 +37,7 @@ pub(crate) fn exists(pid: u32) -> bool {
 }
 
 /// The name of the program of a process that runs, if `/proc` shows it.
-pub(crate) fn command(pid: u32) -> Option<String> {
+pub fn command(pid: u32) -> Option<String> {
     let name = fs::read_to_string(format!("/proc/{pid}/comm"));
     let name = name.ok().filter(|_| sees_own_processes())?;
     let shown = name.trim_end().chars().filter(|c| !c.is_control());
@@ -62,7 +62,7 @@ fn sees_own_processes() -> bool {
 
 /// The scope of this process's pid: the boot id of the machine. For any but the initial pid
 /// namespace, the number of that namespace is mixed into it. `None` if `/proc` does not show it.
-pub(crate) fn pid_scope() -> Option<[u8; 16]> {
+pub fn pid_scope() -> Option<[u8; 16]> {
     let text = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let boot = u128::from_str_radix(&text.trim().replace('-', ""), 16).ok()?;
     let namespace = fs::metadata("/proc/self/ns/pid").ok()?.ino();
@@ -74,12 +74,12 @@ pub(crate) fn pid_scope() -> Option<[u8; 16]> {
 }
 
 /// The effective user of this process. 0 is root.
-pub(crate) fn user() -> u32 {
+pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
 /// The effective group of this process, and its further groups.
-pub(crate) fn groups() -> Vec<u32> {
+pub fn groups() -> Vec<u32> {
     let further = rustix::process::getgroups().unwrap_or_default();
     let further = further.iter().map(|group| group.as_raw());
     further
@@ -89,14 +89,14 @@ pub(crate) fn groups() -> Vec<u32> {
 
 /// The two kinds of ids that a user namespace maps.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum IdKind {
+pub enum IdKind {
     User,
     Group,
 }
 
 /// The map of one kind of ids (`uid_map` or `gid_map`) in the user namespace of this process, and
 /// the id that stands for unmapped ones. Each is `None` if `/proc` does not show it.
-pub(crate) fn id_map(kind: IdKind) -> (Option<String>, Option<u32>) {
+pub fn id_map(kind: IdKind) -> (Option<String>, Option<u32>) {
     let (map, overflow) = match kind {
         IdKind::User => ("/proc/self/uid_map", "/proc/sys/kernel/overflowuid"),
         IdKind::Group => ("/proc/self/gid_map", "/proc/sys/kernel/overflowgid"),
@@ -107,7 +107,7 @@ pub(crate) fn id_map(kind: IdKind) -> (Option<String>, Option<u32>) {
 }
 
 /// Resident memory of this process in bytes; zero when the system does not report it.
-pub(crate) fn resident_bytes() -> u64 {
+pub fn resident_bytes() -> u64 {
     let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages = text.split_whitespace().nth(1).and_then(|n| n.parse().ok());
     pages.unwrap_or(0) * rustix::param::page_size() as u64
@@ -117,6 +117,6 @@ pub(crate) fn resident_bytes() -> u64 {
 ///
 /// # Errors
 /// If `/dev/urandom` cannot be read.
-pub(crate) fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
+pub fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, bytes)
 }

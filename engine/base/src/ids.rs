@@ -4,11 +4,10 @@ use serde::{Deserialize, Serialize};
 
 /// A namespace of an open store. Not stored, and not valid after a reopen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NamespaceId(pub(crate) u16);
+pub struct NamespaceId(pub u16);
 
 impl NamespaceId {
-    /// For implementations of [`PageStore`](crate::PageStore), which number their namespaces as
-    /// they like.
+    /// For implementations of `PageStore`, which number their namespaces as they like.
     #[must_use]
     pub const fn new(number: u16) -> NamespaceId {
         NamespaceId(number)

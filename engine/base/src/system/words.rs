@@ -10,7 +10,7 @@ use rustix::thread::futex;
 ///
 /// # Errors
 /// [`io::ErrorKind::TimedOut`] after that; the kernel's. Success says nothing about the word.
-pub(crate) fn wait(word: &AtomicU32, value: u32, patience: Duration) -> io::Result<()> {
+pub fn wait(word: &AtomicU32, value: u32, patience: Duration) -> io::Result<()> {
     let left = rustix::thread::Timespec::try_from(patience);
     let left = left.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?;
     Ok(futex::wait(
@@ -22,6 +22,6 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, patience: Duration) -> io::Resu
 }
 
 /// Wakes all sleepers.
-pub(crate) fn wake_all(word: &AtomicU32) {
+pub fn wake_all(word: &AtomicU32) {
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
 }

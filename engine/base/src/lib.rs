@@ -1,0 +1,38 @@
+//! The ground of the engine: threads, time, files, memory, and the numbers of an open store.
+//!
+//! Crates of this project alone use it: the engine and the crates below it, `larder-tiers` and
+//! `larder-remote`. It has no stable interface.
+//!
+//! From the top down: a module imports only modules below its own row.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`latency`] | histograms of latencies: of the devices, and of calls |
+//! | [`memory`] | aligned, huge-page backed buffers |
+//! | [`sidecar`] | a small file beside a store that the store can do without |
+//! | [`seldom`] | limits how often a log line is repeated |
+//! | [`random`] | random bytes for identities |
+//! | [`sealed`] | memory that several processes map |
+//! | [`system`] | the calls to the operating system that a simulation has to control |
+//! | [`fork`] | handles in a forked child |
+//! | [`runtime`] | threads, locks and time: those of the system, or of a simulation |
+//! | [`ids`] | numbers of an open store, which no file holds |
+//! | [`mod@bugs`] | bugs that tests plant, in each crate |
+
+#![allow(missing_docs, reason = "no crate outside of this project uses it")]
+
+pub mod bugs;
+#[cfg(not(feature = "simulated"))]
+pub mod fork;
+pub mod ids;
+pub mod latency;
+pub mod memory;
+pub mod random;
+pub mod runtime;
+pub mod sealed;
+pub mod seldom;
+pub mod sidecar;
+pub mod system;
+
+#[cfg(feature = "simulated")]
+pub use larder_sim_runtime::fork;
