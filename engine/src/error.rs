@@ -4,10 +4,9 @@ use std::io;
 use std::path::PathBuf;
 
 use larder_base::system::holder::{HolderState, LockHolder};
+use larder_disk::DiskError;
+use larder_disk::probe::DiskOpenError;
 use larder_format::{Damage, Features, SuperblockError};
-
-use crate::disk::DiskError;
-use crate::disk::probe::DiskOpenError;
 
 /// A store could not be created, opened or used.
 #[derive(Debug, thiserror::Error)]

@@ -104,11 +104,11 @@
 //! | `hint` | callers' knowledge of pages, for policies |
 //! | `status` | the results of puts and gets, page by page |
 //! | `capacity` | how many pages a store of a given geometry keeps |
-//! | `disk` | io_uring and threads behind one trait |
 //! | `chunks` | arrays that grow without a copy of all their elements |
 //! | `planted` | bugs for the simulation to find; empty in other builds |
 //!
-//! Below them is the crate `larder-base`: threads, time, files, memory.
+//! Below them are the crates `larder-disk`, io_uring and threads behind one trait, and
+//! `larder-base`: threads, time, files, memory.
 
 #![cfg_attr(
     not(feature = "internals"),
@@ -151,8 +151,6 @@ mod catalog;
 mod chunks;
 #[cfg(not(feature = "internals"))]
 mod core;
-#[cfg(not(feature = "internals"))]
-mod disk;
 #[cfg(not(feature = "internals"))]
 mod error;
 #[cfg(not(feature = "internals"))]
@@ -199,8 +197,6 @@ pub mod chunks;
 #[cfg(feature = "internals")]
 pub mod core;
 #[cfg(feature = "internals")]
-pub mod disk;
-#[cfg(feature = "internals")]
 pub mod error;
 #[cfg(feature = "internals")]
 pub mod grants;
@@ -238,6 +234,8 @@ use larder_base::{fork, ids, latency, memory, random, seldom, sidecar};
 #[cfg(feature = "internals")]
 pub use larder_base::{fork, ids, latency, memory, random, seldom, sidecar};
 use larder_base::{planted, system};
+#[cfg(feature = "internals")]
+pub use larder_disk as disk;
 
 #[cfg(feature = "internals")]
 pub use api::DiskWrapper;
@@ -247,13 +245,14 @@ pub use api::{
 };
 pub use core::SyncPolicy;
 pub use counts::{Counts, Departed, Misses, Process};
-pub use disk::probe::Want as DiskKind;
 pub use error::{StoreError, advice};
 #[doc(inline)]
 pub use fork::Origin;
 pub use hint::{Class, Hint, Stop};
 #[doc(inline)]
 pub use ids::NamespaceId;
+#[doc(inline)]
+pub use larder_disk::probe::Want as DiskKind;
 pub use larder_format as format;
 #[doc(inline)]
 pub use latency::LatencySummary;

@@ -34,13 +34,13 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use larder_disk::mailbox::ReadAt;
+use larder_disk::probe::open_disk;
+use larder_disk::{Disk, DiskOptions, Witness};
 use larder_format::{BLOCK_BYTES, Features, KeyPrefix, PageKey, Run, Serial, StoreId, Superblock};
 
 use crate::capacity::usable_blocks;
 use crate::core::NamespaceInit;
-use crate::disk::mailbox::ReadAt;
-use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskOptions, Witness};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
 use crate::recovery::{Fate, Found, Statement, Whole};

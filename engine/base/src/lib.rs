@@ -19,6 +19,8 @@
 //! | [`ids`] | numbers of an open store, which no file holds |
 //! | [`mod@bugs`] | bugs that tests plant, in each crate |
 
+// The unit tests are those of the engine that ships.
+#![cfg(not(all(test, feature = "simulated")))]
 #![allow(missing_docs, reason = "no crate outside of this project uses it")]
 
 pub mod bugs;

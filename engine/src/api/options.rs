@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_disk::Disk;
+use larder_disk::probe::Want;
 use serde::{Deserialize, Serialize};
 
 use crate::beneath::Beneath;
-use crate::disk::Disk;
-use crate::disk::probe::Want;
 use crate::policy::order::EvictionOrder;
 use crate::policy::{AdmissionPolicy, PolicyMaker};
 use crate::protocol::Protocol;
@@ -34,7 +34,7 @@ pub enum SharedReads {
 /// A layer over the disk of an open store: for fault injection, accounting or rate limits.
 ///
 /// It receives every read, write and sync of the store's volumes, superblocks included. The
-/// exceptions are listed in [`disk`](crate::disk). It may delay an operation, or answer it with an
+/// exceptions are listed in [`disk`](larder_disk). It may delay an operation, or answer it with an
 /// error. It may not change bytes: a read that it answers with success has the bytes of the volume,
 /// and a write that it answers with success has reached the volume. The durability of acknowledged
 /// pages rests on this rule.

@@ -54,10 +54,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use larder_base::ids::NamespaceId;
+use larder_disk::DiskError;
 use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
 
 use crate::capacity::footprint;
-use crate::disk::DiskError;
 use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::hint::Hint;
 use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};

@@ -4,11 +4,11 @@ use std::fmt;
 use std::time::Duration;
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::DiskError;
 use larder_format::{DescriptorBlock, Fingerprint, Namespace, PageRecord, Serial, StoreId};
 
 use serde::{Deserialize, Serialize};
 
-use crate::disk::DiskError;
 use crate::grants::{Extent, Finding, ReservationId};
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::status::PutStatus;

@@ -6,11 +6,11 @@
 //! knows the blocks.
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::Disk;
+use larder_disk::mailbox::WriteAt;
 use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentState};
 
 use super::owner::SegmentName;
-use crate::disk::Disk;
-use crate::disk::mailbox::WriteAt;
 use crate::error::StoreError;
 use crate::recovery::scan::{FaultReason, Spot, newer};
 use crate::volume::Volumes;

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::memory::AlignedBuf;
+use larder_disk::mailbox::{ReadAt, read_all};
 use larder_format::{BLOCK_BYTES, Namespace, PageChecksum, PageKey, PageShape};
 
 use super::order::{Step, order};
 use super::owner::{MOVE_BYTES, Progress};
 use crate::api::{PageStore, PutOptions, PutPage};
-use crate::disk::mailbox::{ReadAt, read_all};
 use crate::error::StoreError;
 use crate::recovery::{Found, Whole};
 use crate::status::PutStatus;

@@ -20,10 +20,10 @@
 
 use std::collections::HashMap;
 
+use larder_disk::MERGE_BYTES_MAX;
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS};
 
 use crate::core::{GAIN_SHARE, RUN_BYTES};
-use crate::disk::MERGE_BYTES_MAX;
 use crate::index::SegmentId;
 use crate::recovery::{Found, Whole};
 

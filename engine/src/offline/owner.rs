@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use larder_disk::Witness;
 use larder_format::{BLOCK_BYTES, Fingerprint, PageRecord};
 
 use crate::api::OpenOptions;
 use crate::core::{Core, GAIN_SHARE, InitState, Move, NamespaceInit, batch};
-use crate::disk::Witness;
 use crate::error::StoreError;
 use crate::index::{Place, SegmentId};
 use crate::recovery::scan::{Spot, read_descriptors};

@@ -20,12 +20,12 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use larder_disk::mailbox::{ReadAt, read_all};
 use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum, PageKey};
 
 use super::headers;
 use super::owner::{Emptied, Owner, Progress, SegmentName};
 use crate::api::OpenOptions;
-use crate::disk::mailbox::{ReadAt, read_all};
 use crate::error::StoreError;
 use crate::grants::Finding;
 use crate::index::{NamespaceSlot, Place, SegmentId};

@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 
 use larder_base::memory::AlignedBuf;
 use larder_base::system::files;
+use larder_disk::mailbox::{WriteAt, sync_all, write_all};
 use larder_format::{BLOCK_BYTES, OpenState, SUPERBLOCK_OFFSETS};
 
 use super::owner::{Emptied, Owner, Progress};
 use crate::api::OpenOptions;
 use crate::capacity::{segments_min, usable_blocks};
 use crate::core::Core;
-use crate::disk::mailbox::{WriteAt, sync_all, write_all};
 use crate::error::StoreError;
 use crate::index::SegmentId;
 use crate::recovery::{Whole, spots_of};

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_sync::Mutex;
 
@@ -22,7 +23,6 @@ use std::sync::Arc;
 use super::owner::Owner;
 use super::*;
 use crate::api::{DiskWrapper, OpenOptions, PageStore, PutOptions, PutPage};
-use crate::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use crate::error::StoreError;
 use crate::index::SegmentId;
 use crate::recovery::Whole;

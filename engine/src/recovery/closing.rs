@@ -4,6 +4,8 @@
 //! behind a header that is lost was cut short by a crash. A statement shows the loss. It counts
 //! only while its epoch and its superblock are the newest of its volume.
 
+use larder_disk::Disk;
+use larder_disk::mailbox::{ReadAt, read_all};
 use larder_format::{
     BLOCK_BYTES, CLOSING_OFFSET, ClosingStatement, Damage, Holdings, OpenState, Serial, Structure,
     Superblock,
@@ -12,8 +14,6 @@ use larder_format::{
 use super::fault::{Fault, FaultReason};
 use super::gather::SegmentSummary;
 use super::scan::{Case, SegmentScan, Spot};
-use crate::disk::Disk;
-use crate::disk::mailbox::{ReadAt, read_all};
 use crate::planted;
 
 /// The closing statement of a volume.

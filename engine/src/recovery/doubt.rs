@@ -7,13 +7,13 @@
 //! counts. A proven record counts without a read. Only keys that were in the store and were being
 //! written again at the last crash are in doubt. A store that was closed in order has almost none.
 
+use larder_disk::Disk;
+use larder_disk::mailbox::{ReadAt, read_all};
 use larder_format::{PageChecksum, PageKey};
 
 use super::found::Found;
 use super::scan::Spot;
 use crate::core::NamespaceInit;
-use crate::disk::Disk;
-use crate::disk::mailbox::{ReadAt, read_all};
 
 /// Most bytes of pages that are read at once.
 const BATCH_BYTES: usize = 64 << 20;

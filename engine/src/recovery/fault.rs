@@ -1,8 +1,7 @@
 //! Structures that could not be used, and records that are disbelieved.
 
+use larder_disk::DiskError;
 use larder_format::{Damage, Structure};
-
-use crate::disk::DiskError;
 
 /// A structure in a segment that should have been readable and was not.
 #[derive(Clone, Debug)]

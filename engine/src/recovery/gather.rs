@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use larder_disk::Disk;
 use larder_format::{
     Body, Fingerprint, HEADER_BLOCKS, KeyPrefix, Namespace, PageKey, PageRecord, Record, Run,
     SegmentHeader, SegmentNo, SegmentState, Serial, Structure,
@@ -12,7 +13,6 @@ use super::found::{Damage, Extra, Found};
 use super::judge::Fate;
 use super::scan::{Case, Disbelief, Fault, FaultReason, SegmentScan, Spot};
 use crate::core::{InitState, NAMESPACES_MAX, NamespaceInit, SegmentInit};
-use crate::disk::Disk;
 use crate::hint::Hint;
 use crate::index::{Index, NamespaceSlot, Parent, Place, Publish, SegmentId, Told};
 use crate::planted;

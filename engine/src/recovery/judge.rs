@@ -1,13 +1,13 @@
 //! Compares the records of one key with each other and with the deletions. The [module](super)
 //! states the rules.
 
+use larder_disk::Disk;
 use larder_format::Serial;
 
 use super::doubt::{Doubt, Payloads, Settled};
 use super::found::{Extra, Found};
 use super::gather::Gathered;
 use super::scan::Spot;
-use crate::disk::Disk;
 use crate::planted;
 
 /// The outcome of a page that a descriptor names.

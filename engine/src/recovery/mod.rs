@@ -42,12 +42,12 @@ mod spot;
 
 use std::collections::HashMap;
 
+use larder_disk::Disk;
 use larder_format::{
     HEADER_BLOCKS, OpenState, Run, SegmentHeader, SegmentNo, Serial, Structure, Superblock,
 };
 
 use crate::core::{InitState, Recovered, SegmentInit};
-use crate::disk::Disk;
 use crate::index::{Index, SegmentId};
 use crate::planted;
 pub(crate) use closing::{

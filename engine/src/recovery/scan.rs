@@ -31,6 +31,8 @@
 //! page. Unreadable blocks are skipped, and never taken for empty.
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::mailbox::{ReadAhead, ReadAt, read_all};
+use larder_disk::{Disk, DiskError};
 use larder_format::{
     BLOCK_BYTES, Damage, DescriptorBlock, HEADER_BLOCKS, Run, SegmentHeader, SegmentState, Serial,
     Structure,
@@ -39,8 +41,6 @@ use larder_format::{
 pub use super::fault::{Disbelief, Fault, FaultReason};
 pub use super::spot::Spot;
 use crate::core::{BLOCKS_IN_FLIGHT_MAX, Descriptors, Victim};
-use crate::disk::mailbox::{ReadAhead, ReadAt, read_all};
-use crate::disk::{Disk, DiskError};
 use crate::planted;
 
 /// A scan ends after so many readable blocks in a row of other generations.

@@ -1,14 +1,14 @@
 //! The place of a segment: the offsets of its headers, blocks and data, and their reads.
 
 use larder_base::runtime::Instant;
+use larder_disk::mailbox::{ReadAt, read_all, read_all_until};
+use larder_disk::{Disk, DiskError};
 use larder_format::{
     BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, SegmentAddress,
     SegmentHeader, SegmentNo, Serial, StoreId,
 };
 
 use super::fault::FaultReason;
-use crate::disk::mailbox::{ReadAt, read_all, read_all_until};
-use crate::disk::{Disk, DiskError};
 
 /// The place of a segment.
 #[derive(Clone, Copy, Debug)]

@@ -555,7 +555,7 @@ impl Store {
 
     /// The disk of this process; `None` while the store has no owner.
     #[must_use]
-    pub fn disk(&self) -> Option<Arc<dyn crate::disk::Disk>> {
+    pub fn disk(&self) -> Option<Arc<dyn larder_disk::Disk>> {
         match self.inner.role().as_deref()? {
             Role::Owner(owner) => Some(owner.store.disk().clone()),
             Role::Client(client) => Some(client.data.disk().clone()),

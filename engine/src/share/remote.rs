@@ -30,6 +30,7 @@ use larder_base::fork::Private;
 use larder_base::ids::{ClientId, NamespaceId};
 use larder_base::runtime::{Condvar, Instant, Mutex, OnceLock};
 use larder_base::system::sockets::{self, UnixStream};
+use larder_disk::Pacing;
 use larder_format::PageKey;
 use line::{ANSWER_PATIENCE, Line};
 
@@ -39,7 +40,6 @@ use super::wire::{
 };
 use crate::catalog::NamespaceShape;
 use crate::counts::Counts;
-use crate::disk::Pacing;
 use crate::error::StoreError;
 use crate::grants::SegmentMap;
 use crate::hint::Hint;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use larder_base::fork::Private;
 use larder_base::ids::{ClientId, NamespaceId};
 use larder_base::runtime::{Instant, Mutex};
+use larder_disk::Pacing;
 use larder_format::Namespace;
 
 use super::bell::Wish;
@@ -15,7 +16,6 @@ use super::remote::{self, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name};
 use crate::api::{GetPage, OpenOptions, PageStore};
 use crate::catalog::Catalog;
-use crate::disk::Pacing;
 use crate::error::StoreError;
 use crate::planted;
 use crate::status::GetStatus;

@@ -30,10 +30,9 @@ use std::time::Duration;
 use larder_base::runtime::Instant;
 use larder_base::sealed::Sealed;
 use larder_base::system::words;
+use larder_disk::Piece;
 use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
-
-use crate::disk::Piece;
 
 /// Bytes of a unit, the granularity of allocation.
 pub(crate) const UNIT_BYTES: usize = 64 << 10;

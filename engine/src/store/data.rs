@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::latency::{DeviceLatencies, Latency};
+use larder_disk::{Disk, Pacing, Piece};
 use larder_format::PageKey;
 
 use super::hang::Hangs;
@@ -14,7 +15,6 @@ use super::recheck::Recheck;
 use crate::api::Stats;
 use crate::catalog::Catalog;
 use crate::counts::Counts;
-use crate::disk::{Disk, Pacing, Piece};
 use crate::error::StoreError;
 use crate::spaces::SpaceCounters;
 use crate::totals::{Latencies, Measures};

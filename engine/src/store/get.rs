@@ -16,15 +16,15 @@ use std::sync::Arc;
 use larder_base::ids::NamespaceId;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::Instant;
+use larder_disk::mailbox::Mailbox;
+use larder_disk::{
+    Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose,
+};
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
 use super::{Counters, DataPath};
 use crate::api::GetPage;
 use crate::catalog::{Catalog, NamespaceShape, Pinned};
-use crate::disk::mailbox::Mailbox;
-use crate::disk::{
-    Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose,
-};
 use crate::grants::{Extent, Finding};
 use crate::planted;
 use crate::status::{GetStatus, MissReason};

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use larder_base::runtime::Instant;
-
-use crate::disk::DiskError;
+use larder_disk::DiskError;
 
 /// Longest limit. A longer one has the same effect.
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);

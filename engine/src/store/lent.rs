@@ -10,6 +10,8 @@ use std::time::Duration;
 use larder_base::ids::NamespaceId;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::{Instant, Mutex};
+use larder_disk::mailbox::Mailbox;
+use larder_disk::{Action, Buffer, Done, Op, Purpose, Sink};
 use larder_format::{PageChecksum, PageKey};
 
 use super::get::{Job, elsewhere, failed, is_without_its_bytes, judge, page_bytes, pin};
@@ -17,8 +19,6 @@ use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::LentPage;
 use crate::catalog::{Catalog, NamespaceShape, Pinned};
-use crate::disk::mailbox::Mailbox;
-use crate::disk::{Action, Buffer, Done, Op, Purpose, Sink};
 use crate::grants::{Extent, Finding};
 use crate::planted;
 use crate::status::{GetStatus, MissReason};

@@ -15,6 +15,7 @@ use std::time::Duration;
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock, thread};
 use larder_base::system::processes;
+use larder_disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
 use larder_format::{BLOCK_BYTES, Fingerprint, PageKey, StoreId};
 
 use super::mover;
@@ -24,7 +25,6 @@ use crate::api::ReadOnlyVolume;
 use crate::beneath::{Beneath, BeneathReport};
 use crate::catalog::{Catalog, NamespaceShape};
 use crate::core::{Core, Effect, Fault, Io, IoId, RequestId, Victim};
-use crate::disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
 use crate::grants::{ReservationId, SegmentMap};
 use crate::index::{Adoption, Index, Lease};
 use crate::planted;
@@ -471,11 +471,11 @@ mod tests {
     use super::*;
     use crate::catalog::Allocator;
     use crate::core::{Config, InitState, Recovered, SegmentInit, SyncPolicy};
-    use crate::disk::{Choice, Kind, Piece};
     use crate::error::StoreError;
     use crate::grants::{Ask, Grant};
     use crate::hint::Hint;
     use crate::share::tests::namespace;
+    use larder_disk::{Choice, Kind, Piece};
 
     const SEGMENTS: u32 = 16;
     const SEGMENT_BLOCKS: u32 = 64;

@@ -53,6 +53,7 @@ use larder_base::fork::Origin;
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use larder_base::system::files;
+use larder_disk::{Disk, Pacing};
 use larder_format::{Namespace, PageKey};
 
 use crate::api::{GetPage, LentPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
@@ -60,7 +61,6 @@ use crate::beneath::BeneathReport;
 use crate::catalog::{Allocator, Catalog};
 use crate::core::Emptying;
 use crate::counts::Counts;
-use crate::disk::{Disk, Pacing};
 use crate::error::StoreError;
 use crate::hint::Hint;
 use crate::inventory::Inventory;
@@ -601,3 +601,6 @@ impl Drop for LocalStore {
         self.local.part_from_beneath();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::mailbox::{Mailbox, ReadAt, read_all};
+use larder_disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece, Purpose};
 use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::local::Local;
 use crate::catalog::Allocator;
 use crate::core::{Copied, Move, PageCopy};
-use crate::disk::mailbox::{Mailbox, ReadAt, read_all};
-use crate::disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece, Purpose};
 use crate::grants::{Extent, Finding};
 use crate::planted;
 use crate::status::PutStatus;

@@ -13,6 +13,8 @@ use larder_base::memory::AlignedBuf;
 use larder_base::runtime::Instant;
 use larder_base::seldom::Seldom;
 use larder_base::system::holder::this_holder;
+use larder_disk::mailbox::{WriteAt, write_all};
+use larder_disk::{Disk, Pacing, Witness};
 use larder_format::{
     BLOCK_BYTES, CLOSING_OFFSET, ClosingStatement, Holdings, OpenState, SEGMENTS_OFFSET,
     SegmentState,
@@ -24,8 +26,6 @@ use super::services::Services;
 use crate::api::OpenOptions;
 use crate::catalog::Catalog;
 use crate::core::{Config, Core};
-use crate::disk::mailbox::{WriteAt, write_all};
-use crate::disk::{Disk, Pacing, Witness};
 use crate::error::StoreError;
 use crate::grants::SegmentMap;
 use crate::index::Index;

@@ -26,12 +26,12 @@ use larder_base::memory::AlignedBuf;
 use larder_base::runtime::thread::JoinHandle;
 use larder_base::runtime::{Condvar, Instant, Mutex};
 use larder_base::system::files::{self, Handle};
+use larder_disk::mailbox::Mailbox;
+use larder_disk::{Action, Buffer, Op, Purpose};
 use larder_format::BLOCK_BYTES;
 
 use super::local::Local;
 use crate::core::{Core, Lent};
-use crate::disk::mailbox::Mailbox;
-use crate::disk::{Action, Buffer, Op, Purpose};
 use crate::error::StoreError;
 use crate::volume::Volumes;
 

@@ -25,13 +25,13 @@ use std::time::Duration;
 use larder_base::ids::NamespaceId;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::Instant;
+use larder_disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
 use larder_format::{BLOCK_BYTES, PageChecksum};
 
 use super::get::push_piece;
 use super::{Counters, DataPath};
 use crate::api::{PutOptions, PutPage, Reading, Recall};
 use crate::catalog::{Catalog, Landed, NamespaceShape, Putting};
-use crate::disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
 use crate::grants::{Ask, Extent, Grant, ReservationId};
 use crate::planted;
 use crate::status::{PutFailure, PutStatus, Refusal};

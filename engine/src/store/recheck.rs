@@ -3,12 +3,12 @@
 
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::Instant;
+use larder_disk::mailbox::read_all_until;
+use larder_disk::{Disk, DiskError};
 use larder_format::{SegmentHeader, Serial, Superblock};
 
 use super::get::{Job, is_without_its_bytes};
 use crate::core::SegmentInit;
-use crate::disk::mailbox::read_all_until;
-use crate::disk::{Disk, DiskError};
 use crate::recovery::scan::{FaultReason, Spot};
 use crate::recovery::spots_of;
 use crate::status::MissReason;

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use larder_base::runtime::{Instant, Mutex};
-
-use crate::disk::DiskError;
+use larder_disk::DiskError;
 
 /// Least time between two reports of a volume in read-only service.
 const PAUSE: Duration = Duration::from_secs(60);

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use larder_disk::Disk;
 use larder_format::Superblock;
 
 use super::opening::{Opening, begin_run, config};
 use super::{LocalStore, given_up};
 use crate::api::OpenOptions;
 use crate::core::{Core, Emptying, Victim};
-use crate::disk::Disk;
 use crate::error::StoreError;
 use crate::index::{Index, SegmentId};
 use crate::recovery::Recovery;

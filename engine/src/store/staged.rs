@@ -25,6 +25,9 @@ use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard};
+use larder_disk::{
+    Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose, Sink,
+};
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
 use super::get::{Get, Job, Reads, fits, page_bytes};
@@ -32,9 +35,6 @@ use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::GetPage;
 use crate::catalog::{Catalog, Pinned};
-use crate::disk::{
-    Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose, Sink,
-};
 use crate::grants::{Extent, Finding};
 use crate::staging::{Area, Look, Served, Slot, SlotEnd, SlotId};
 use crate::status::{GetStatus, MissReason};

@@ -15,13 +15,13 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::ops::{ControlFlow, Range};
 
+use larder_disk::DiskError;
+use larder_disk::mailbox::{ReadAhead, read_all};
 use larder_format::{BLOCK_BYTES, KeyPrefix, PageChecksum, PageKey};
 
 use super::chains::is_head;
 use super::payloads::{PayloadFault, READ_BYTES, READS_MAX, read_at};
 use super::{Page, Survey, Whole};
-use crate::disk::DiskError;
-use crate::disk::mailbox::{ReadAhead, read_all};
 use crate::recovery::{Fate, Found};
 
 /// A record of this survey, by its position.

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use larder_base::system::holder::LockHolder;
+use larder_disk::probe::Want;
 use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey, Run};
 
-use crate::disk::probe::Want;
 use crate::error::StoreError;
 use crate::recovery::scan::{Disbelief, Spot};
 

@@ -9,13 +9,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::ops::{ControlFlow, Range};
 
+use larder_disk::mailbox::{ReadAhead, ReadAt, read_all};
+use larder_disk::{Disk, DiskError};
 use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum};
 
 use super::facts::NamespaceFacts;
 use super::{Page, Survey};
 use crate::capacity::footprint;
-use crate::disk::mailbox::{ReadAhead, ReadAt, read_all};
-use crate::disk::{Disk, DiskError};
 use crate::recovery::Statement;
 
 /// Bytes of one read.

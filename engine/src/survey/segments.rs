@@ -9,6 +9,8 @@
 use std::collections::{HashMap, HashSet};
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::DiskError;
+use larder_disk::mailbox::read_all;
 use larder_format::{
     BLOCK_BYTES, Body, CLOSING_OFFSET, Damage, Fingerprint, HEADER_BLOCKS, KeyPrefix, Record,
     SegmentHeader, SegmentState, Serial, Structure,
@@ -18,8 +20,6 @@ use super::facts::{Condition, Flaw, FlawReason, NamespaceFacts};
 use super::volumes::{VolumeFacts, VolumeState};
 use super::{Records, Survey};
 use crate::core::NamespaceInit;
-use crate::disk::DiskError;
-use crate::disk::mailbox::read_all;
 use crate::index::SegmentId;
 use crate::recovery::scan::{Case, Fault, FaultReason, SegmentScan, Spot, scan};
 use crate::recovery::{

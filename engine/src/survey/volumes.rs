@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use larder_base::system::holder::{self, HolderState, LockHolder};
+use larder_disk::{DiskError, Patience};
 use larder_format::{
     BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
     SegmentHeader, Structure, Superblock, SuperblockError, newest,
 };
 
 use super::facts::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
-use crate::disk::{DiskError, Patience};
 use crate::error::StoreError;
 use crate::recovery::scan::Spot;
 use crate::volume::{Access, File, OF_ANOTHER, check_used, is_volume_of, places_of, suits};

@@ -15,6 +15,8 @@ use larder_base::fork::keep_private;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::descriptors;
 use larder_base::system::holder::this_holder;
+use larder_disk::Pacing;
+use larder_disk::probe::{Want, filesystem};
 use larder_format::{
     BLOCK_BYTES, CLOSING_OFFSET, Features, Geometry, HEADER_BLOCKS, OpenState, Run,
     SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock,
@@ -26,8 +28,6 @@ use rustix::io::Errno;
 use super::{Access, File};
 use crate::api::OpenOptions;
 use crate::capacity::{segments_min, usable_blocks};
-use crate::disk::Pacing;
-use crate::disk::probe::{Want, filesystem};
 use crate::error::{StoreError, count};
 use crate::fit::default_segment_bytes;
 pub use add::add;

@@ -10,9 +10,9 @@ use larder_base::memory::AlignedBuf;
 use larder_base::runtime::{Instant, thread};
 use larder_base::system::files::{self, Handle, How, Kind, Lock};
 use larder_base::system::holder::{HolderState, LockHolder};
+use larder_disk::{MEDIUM_READS_MAX, Patience, is_of_the_medium};
 use larder_format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
 
-use crate::disk::{MEDIUM_READS_MAX, Patience, is_of_the_medium};
 use crate::error::StoreError;
 use crate::planted;
 use crate::volume::guard;

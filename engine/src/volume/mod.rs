@@ -34,12 +34,12 @@ use std::time::Duration;
 
 use larder_base::fork::Private;
 use larder_base::system::files::{self, Handle, Lock};
+use larder_disk::mailbox::{ReadAt, read_all};
+use larder_disk::{Disk, DiskError, Patience};
 use larder_format::{
     BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, newest,
 };
 
-use crate::disk::mailbox::{ReadAt, read_all};
-use crate::disk::{Disk, DiskError, Patience};
 use crate::error::StoreError;
 pub use file::Access;
 use file::LOCK_PATIENCE;

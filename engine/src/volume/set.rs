@@ -6,14 +6,14 @@ use std::sync::Arc;
 use larder_base::latency::DeviceLatencies;
 use larder_base::memory::AlignedBuf;
 use larder_base::system::files;
+use larder_disk::mailbox::{WriteAt, sync_all, write_all};
+use larder_disk::probe::open_disk;
+use larder_disk::{Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
 use larder_format::{BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, VolumeEntry};
 
 use super::file::Access;
 use super::{Found, OF_ANOTHER, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
-use crate::disk::mailbox::{WriteAt, sync_all, write_all};
-use crate::disk::probe::open_disk;
-use crate::disk::{Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
 use crate::error::StoreError;
 
 /// The volumes of one store, in its order; `None` for a lost volume.

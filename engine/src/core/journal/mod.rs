@@ -21,6 +21,7 @@ pub(super) mod records;
 use std::collections::{BTreeMap, HashMap};
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::DiskError;
 use larder_format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, PageRecord, RECORDS_PER_BLOCK, Record,
     SegmentNo, Serial,
@@ -30,7 +31,6 @@ use super::base::{Base, Event, IoContext, Ticket};
 use super::segments::Segments;
 use super::segments::segment::Hole;
 use super::types::{IoId, RequestId};
-use crate::disk::DiskError;
 use crate::index::{NamespaceSlot, SegmentId};
 use departures::Departures;
 use holds::Holds;

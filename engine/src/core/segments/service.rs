@@ -21,13 +21,13 @@
 //! leaves the free list meanwhile. Without a free segment it is a block that the format never uses.
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::DiskError;
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET};
 
 use super::segment::State;
 use super::{Segments, Volume};
 use crate::core::base::{Base, IoContext};
 use crate::core::types::Effect;
-use crate::disk::DiskError;
 use crate::index::SegmentId;
 use crate::planted;
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::memory::AlignedBuf;
+use larder_disk::mailbox::Mailbox;
 
 use crate::api::Recall;
-use crate::disk::mailbox::Mailbox;
 use crate::grants::ReservationId;
 use crate::planted;
 

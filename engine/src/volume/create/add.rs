@@ -7,6 +7,8 @@
 use std::path::{Path, PathBuf};
 
 use larder_base::system::holder::this_holder;
+use larder_disk::probe::Want;
+use larder_disk::{Pacing, Patience};
 use larder_format::{
     BLOCK_BYTES, Geometry, SEGMENTS_OFFSET, Superblock, VOLUMES_MAX, VolumeEntry, VolumeId,
     segments_that_fit,
@@ -17,8 +19,6 @@ use super::options::{CreateOptions, Created};
 use super::{Plan, Target, prewrite};
 use crate::api::OpenOptions;
 use crate::capacity::usable_blocks;
-use crate::disk::probe::Want;
-use crate::disk::{Pacing, Patience};
 use crate::error::StoreError;
 use crate::volume::{Access, Found, Volumes};
 

@@ -401,7 +401,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::disk::Kind;
+    use crate::Kind;
 
     fn no_volumes() -> DiskOptions {
         DiskOptions {

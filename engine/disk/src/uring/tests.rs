@@ -7,9 +7,9 @@ use std::time::Duration;
 use larder_base::memory::AlignedBuf;
 
 use super::*;
-use crate::disk::mailbox::Mailbox;
-use crate::disk::{Action, Buffer, Pacing, Purpose};
 use crate::honest::skipped;
+use crate::mailbox::Mailbox;
+use crate::{Action, Buffer, Pacing, Purpose};
 
 #[test]
 fn the_thread_of_a_ring_renews_the_claim_of_a_slow_read() {

@@ -22,12 +22,12 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// A moment or a duration, in nanoseconds.
-pub(crate) type Nanos = u64;
+pub type Nanos = u64;
 
 pub(super) const MS: Nanos = 1_000_000;
 
 /// How long a claim lasts after a read began or ended, or after it was renewed.
-pub(crate) const CLAIM: Nanos = 50 * MS;
+pub const CLAIM: Nanos = 50 * MS;
 
 /// Age at which the claim of reads in flight is renewed.
 const RENEWED: Nanos = CLAIM / 2;
@@ -105,7 +105,7 @@ const COUNTS: usize = 6;
 /// content. Processes of other versions use it too: new words come last.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub(crate) struct Words {
+pub struct Words {
     /// When a read last began or ended, or when the claim was renewed.
     claimed_at: AtomicU64,
     /// The slow-down of reads, below the low half of the moment of its publication.
@@ -170,7 +170,7 @@ impl Words {
 
 /// The part of an operation in the pacing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Traffic {
+pub enum Traffic {
     /// A read that a call waits for, of so many bytes. Claims the device.
     Read(u64),
     /// A write of a put, or an operation in the background. Paced.
@@ -191,7 +191,7 @@ impl Traffic {
 
 /// Whether a paced operation may start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
+pub enum Turn {
     Now,
     /// To be asked again at this moment.
     At(Nanos),
@@ -201,19 +201,19 @@ pub(crate) enum Turn {
 
 /// The account of one volume in one process.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub struct Pace {
     reads: Reads,
     writes: Writes,
 }
 
 impl Pace {
     /// Whether a paced operation may start now.
-    pub(crate) fn turn(&mut self, words: &Words, now: Nanos) -> Turn {
+    pub fn turn(&mut self, words: &Words, now: Nanos) -> Turn {
         self.writes.turn(words, now)
     }
 
     /// An operation is handed to the device.
-    pub(crate) fn begin(&mut self, words: &Words, traffic: Traffic, now: Nanos) {
+    pub fn begin(&mut self, words: &Words, traffic: Traffic, now: Nanos) {
         match traffic {
             Traffic::Read(bytes) => self.reads.begin(words, bytes, now),
             Traffic::Paced(bytes) => self.writes.begin(words, bytes, now),
@@ -222,7 +222,7 @@ impl Pace {
     }
 
     /// Operations have ended. Ends that were seen together come in one call.
-    pub(crate) fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
+    pub fn end(&mut self, words: &Words, ended: Ended, now: Nanos) {
         if ended.reads > 0 {
             self.reads.end(words, ended, now);
         }
@@ -233,24 +233,24 @@ impl Pace {
 
     /// Keeps the claim of reads that are in flight. Returns when to call it again: `None` if there
     /// are none.
-    pub(crate) fn renew(&self, words: &Words, now: Nanos) -> Option<Nanos> {
+    pub fn renew(&self, words: &Words, now: Nanos) -> Option<Nanos> {
         self.reads.renew(words, now)
     }
 
     /// The rate of paced operations beside a claim, in bytes per second.
-    pub(crate) fn rate(&self) -> f64 {
+    pub fn rate(&self) -> f64 {
         self.writes.rate
     }
 
     /// Whether paced operations are beside a claim now.
-    pub(crate) fn is_beside(&self) -> bool {
+    pub fn is_beside(&self) -> bool {
         self.writes.is_beside
     }
 }
 
 /// Operations that ended.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ended {
+pub struct Ended {
     reads: u64,
     read_bytes: u64,
     paced: u64,
@@ -258,7 +258,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    pub(crate) fn add(&mut self, traffic: Traffic) {
+    pub fn add(&mut self, traffic: Traffic) {
         match traffic {
             Traffic::Read(bytes) => {
                 self.reads += 1;

@@ -216,8 +216,8 @@ impl Traffic {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disk::mailbox::Mailbox;
-    use crate::disk::{Buffer, Piece};
+    use crate::mailbox::Mailbox;
+    use crate::{Buffer, Piece};
 
     const BYTES: usize = 1 << 20;
     const BEGIN: Nanos = 1_000_000 * MS;

@@ -1,86 +1,11 @@
-//! The disk: moves bytes between memory and volumes, behind the [`Disk`] trait.
-//!
-//! A disk takes batches of operations ([`Op`]) on the store's volumes. It answers each one exactly
-//! once, through the [`Sink`] that came with it. It decides nothing: the core decides which bytes
-//! go where, and the reader verifies them. It owns four things:
-//!
-//! - *Progress*: a short transfer is resumed. An interrupted, cancelled or postponed one is retried
-//!   a bounded number of times. A transfer without progress is a failure ([`DiskError`]). A read
-//!   that fails because of the medium is tried three times. A failed sync is never retried: the
-//!   kernel reports a lost write once.
-//! - *Depth*: at most `depth` operations of a volume are in the kernel at once. The rest wait.
-//! - *Order*: reads of calls, the store's own structures (superblocks, headers, descriptors) and
-//!   syncs come first, then writes of puts, then work in the background ([`Purpose`]). While a call
-//!   reads, puts and work in the background are paced (`pace`).
-//! - *Deadlines*: an operation that has not been handed to the kernel by its deadline never is. It
-//!   is answered [`DiskError::Deadline`] when its turn comes, or at a call of [`Disk::expire`]. An
-//!   operation in the kernel is always waited for: its buffers belong to the kernel.
-//!
-//! | module | task |
-//! |---|---|
-//! | [`health`] | the drive's own report of its wear and faults |
-//! | `witness` | tries failed reads again, and notes errors that are no evidence on volumes |
-//! | `patience` | the time for these further tries |
-//! | [`probe`] | chooses between the disks by trying, with a reason in plain text |
-//! | [`uring`] | moves bytes with one io_uring and one thread a volume |
-//! | [`threads`] | moves bytes with `pread`/`pwrite`, where io_uring is forbidden |
-//! | `queue` | the order of the operations of a volume that wait for the device |
-//! | `job` | the progress of one operation, common to both: resume, retry, give up |
-//! | `pacing` | the pace of a whole store, and its counters |
-//! | `pace` | the rate of writes while reads are in progress |
-//! | [`mailbox`] | waits for answers |
-//!
-//! All disks use [`carry_out`] for one operation. A simulated disk uses it with its own system
-//! calls.
-//!
-//! An idle disk sleeps in the kernel: no polling, no timers. A timer runs only while a paced
-//! operation waits for its moment.
-//!
-//! A disk is the only way to the bytes of an open store: pages, descriptors, headers and
-//! superblocks, from the first read of recovery to the last write of a close. So a layer over it
-//! ([`DiskWrapper`](crate::DiskWrapper)) sees them all. The exceptions:
-//!
-//! | exception | where | bytes |
-//! |---|---|---|
-//! | creating and enlarging | [`volume::create`](crate::volume::create) | new structures (1) |
-//! | finding and locking volumes | [`volume`](crate::volume) | superblocks (2) |
-//! | choosing the disk | [`probe`] | one block of each volume, read with each candidate |
-//! | surveys of a store that is not open | [`survey`](crate::survey) | superblocks, read only |
-//!
-//! (1) First superblocks, and headers and blocks of new segments.
-//!
-//! (2) Read before there is a disk. They are read again through the disk, and only the second read
-//! counts.
-//!
-//! The kernel is asked directly for locks, lengths and holes of the files: these calls move no
-//! bytes.
-
-pub mod health;
-mod job;
-pub mod mailbox;
-mod pace;
-mod pacing;
-mod patience;
-pub mod probe;
-mod queue;
-pub mod threads;
-pub mod uring;
-mod witness;
+//! The trait of all disks, the operations that it takes, and their answers.
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-pub(crate) use job::MEDIUM_READS_MAX;
-pub use job::{Step, carry_out};
-use larder_base::latency::DeviceLatencies;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::Instant;
-use larder_base::system::files::Handle;
-use mailbox::ReadAt;
-pub use pacing::Pacing;
-pub(crate) use patience::Patience;
-pub(crate) use witness::Witness;
 
 /// Largest transfer into which neighbouring extents are merged, in bytes. Larger single pages are
 /// not split: one 16 MiB read ran at the device's full speed from huge-page buffers.
@@ -201,7 +126,7 @@ pub enum DiskError {
 /// Whether an error number is about the bytes on the medium. The kernel reports an unrecovered read
 /// of a drive as `ENODATA`, and bytes that fail their protection as `EILSEQ` (`blk_errors` in its
 /// block/blk-core.c).
-pub(crate) fn is_of_the_medium(errno: i32) -> bool {
+pub fn is_of_the_medium(errno: i32) -> bool {
     matches!(
         errno,
         libc::EIO | libc::EILSEQ | libc::ENODATA | libc::EREMOTEIO | libc::EBADMSG
@@ -211,7 +136,7 @@ pub(crate) fn is_of_the_medium(errno: i32) -> bool {
 impl DiskError {
     /// Whether it is about the bytes on the medium, rather than about this attempt to read them
     /// (memory, limits).
-    pub(crate) fn is_of_the_medium(&self) -> bool {
+    pub fn is_of_the_medium(&self) -> bool {
         match self {
             DiskError::Os(errno) => is_of_the_medium(*errno),
             DiskError::NoProgress => true,
@@ -221,7 +146,7 @@ impl DiskError {
 
     /// Whether the cause is this process, or its limits: no worker threads, no memory, no
     /// permission.
-    pub(crate) fn is_of_this_process(&self) -> bool {
+    pub fn is_of_this_process(&self) -> bool {
         match self {
             DiskError::Os(errno) => matches!(
                 *errno,
@@ -239,7 +164,7 @@ impl DiskError {
 
     /// Whether a volume that answers a write with this error refuses every other write too: it is
     /// full or read-only, or its device is gone.
-    pub(crate) fn is_of_every_write(&self) -> bool {
+    pub fn is_of_every_write(&self) -> bool {
         let DiskError::Os(errno) = self else {
             return false;
         };
@@ -258,7 +183,7 @@ impl DiskError {
     ///
     /// # Errors
     /// The error itself, if it concerns this process, or the path to the medium.
-    pub(crate) fn on_the_medium(&self) -> io::Result<()> {
+    pub fn on_the_medium(&self) -> io::Result<()> {
         match self.is_of_the_medium() {
             true => Ok(()),
             false => Err((*self).into()),
@@ -337,18 +262,15 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// The options of a disk.
-pub struct DiskOptions {
-    /// The volumes' files, in the store's order; `None` for a lost volume. The disk holds these
-    /// very descriptions until its last write is over, so that a lock on them lives exactly as
-    /// long.
-    pub files: Vec<Option<Arc<Handle>>>,
-    /// Operations of one volume in the kernel at once.
-    pub depth: u32,
-    /// Receives the latency of each operation.
-    pub latencies: Arc<DeviceLatencies>,
-    /// Paces writes beside reads. By default nothing is paced.
-    pub pacing: Arc<Pacing>,
+/// One read into memory of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadAt {
+    /// Index of the volume.
+    pub volume: usize,
+    /// Byte offset.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: usize,
 }
 
 impl Buffer {

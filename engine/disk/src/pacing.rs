@@ -69,9 +69,8 @@ struct Volume {
     paced_bytes: AtomicU64,
 }
 
-/// The pacing of one process at a moment. The doc comments of [`Stats`](crate::Stats) explain the
-/// figures.
-pub(crate) struct Paced {
+/// The pacing of one process at a moment. `Stats` of the engine explains the figures.
+pub struct Paced {
     pub state: String,
     pub writes: u64,
     pub bytes: u64,
@@ -91,7 +90,7 @@ impl Pacing {
     }
 
     /// Pacing among the operations of this process alone.
-    pub(crate) fn local(why: String) -> Pacing {
+    pub fn local(why: String) -> Pacing {
         Pacing::with(Memory::Own(Box::default(), why))
     }
 
@@ -99,7 +98,7 @@ impl Pacing {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] if it is no such page; the kernel's.
-    pub(crate) fn adopt(page: OwnedFd) -> io::Result<Pacing> {
+    pub fn adopt(page: OwnedFd) -> io::Result<Pacing> {
         let page = Sealed::adopt(page, |bytes| bytes == PAGE_BYTES as u64)?;
         Ok(Pacing {
             is_shared: AtomicBool::new(true),
@@ -115,7 +114,7 @@ impl Pacing {
     }
 
     /// The page, to be passed to another process; `None` if there is none.
-    pub(crate) fn share(&self) -> Option<BorrowedFd<'_>> {
+    pub fn share(&self) -> Option<BorrowedFd<'_>> {
         let Memory::Page(page) = &self.memory else {
             return None;
         };
@@ -153,7 +152,7 @@ impl Pacing {
     }
 
     /// The figures of this process.
-    pub(crate) fn paced(&self) -> Paced {
+    pub fn paced(&self) -> Paced {
         let mut paced = Paced {
             state: match &self.memory {
                 Memory::Nothing => "off".to_owned(),

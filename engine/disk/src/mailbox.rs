@@ -8,6 +8,7 @@ use std::time::Duration;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::{Condvar, Instant, Mutex};
 
+pub use super::operations::ReadAt;
 use super::{Action, Buffer, Disk, DiskError, Done, Op, Piece, Purpose, Sink};
 
 /// Longest single wait: an [`Instant`] cannot represent a much later moment.
@@ -41,17 +42,6 @@ impl Mailbox {
         }
         std::mem::take(&mut *answers)
     }
-}
-
-/// One read into memory of its own.
-#[derive(Clone, Copy, Debug)]
-pub struct ReadAt {
-    /// Index of the volume.
-    pub volume: usize,
-    /// Byte offset.
-    pub offset: u64,
-    /// Bytes.
-    pub bytes: usize,
 }
 
 /// How long one wait for answers lasts before it is begun again. The device itself has no time

@@ -16,7 +16,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The time that is left for further tries.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub struct Patience {
     left: Mutex<Duration>,
 }
 
@@ -30,14 +30,14 @@ impl Default for Patience {
 
 impl Patience {
     /// Without time for a further try.
-    pub(crate) fn none() -> Patience {
+    pub fn none() -> Patience {
         Patience {
             left: Mutex::new(Duration::ZERO),
         }
     }
 
     /// Calls `again` after growing pauses, until it returns `true` or no time is left.
-    pub(crate) fn spend(&self, mut again: impl FnMut() -> bool) {
+    pub fn spend(&self, mut again: impl FnMut() -> bool) {
         let mut pause = PAUSE_MIN;
         loop {
             let left = *self.left.lock();

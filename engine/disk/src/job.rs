@@ -35,7 +35,7 @@ const TRANSIENT_RETRIES_MAX: u32 = 64;
 const REFUSAL_PAUSE: Duration = Duration::from_secs(60);
 
 /// Attempts in all of a read that fails because of the medium.
-pub(crate) const MEDIUM_READS_MAX: u32 = 3;
+pub const MEDIUM_READS_MAX: u32 = 3;
 
 // Pieces are handed to the kernel as they are.
 const _: () = assert!(
@@ -488,7 +488,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::disk::Purpose;
+    use crate::Purpose;
     use std::sync::Mutex;
     use std::time::Duration;
 

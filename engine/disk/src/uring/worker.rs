@@ -31,11 +31,11 @@ use larder_base::runtime::thread;
 use larder_base::system::files::{self, Handle};
 
 use super::{FIXED_BUFFERS_MAX, Features, Lane};
-use crate::disk::job::{AbortOnPanic, Answers, Job, Step, refuse};
-use crate::disk::pace::{Ended, Nanos, Traffic};
-use crate::disk::pacing::now;
-use crate::disk::queue::Next;
-use crate::disk::{DiskError, Op, Piece};
+use crate::job::{AbortOnPanic, Answers, Job, Step, refuse};
+use crate::pace::{Ended, Nanos, Traffic};
+use crate::pacing::now;
+use crate::queue::Next;
+use crate::{DiskError, Op, Piece};
 
 /// Places in the table of registered files.
 const VOLUME: Fixed = Fixed(0);

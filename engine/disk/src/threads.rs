@@ -248,8 +248,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
-    use crate::disk::mailbox::Mailbox;
-    use crate::disk::{Action, Buffer, Pacing, Purpose};
+    use crate::mailbox::Mailbox;
+    use crate::{Action, Buffer, Pacing, Purpose};
     use larder_base::memory::AlignedBuf;
 
     #[test]
