@@ -22,7 +22,7 @@ use crate::world::Epoch;
 const OUTAGE_MAX: Duration = Duration::from_secs(8);
 
 /// Probability that segments become zeros after a clean close.
-const EMPTIED: f64 = 0.03;
+const EMPTIED: f64 = 0.3;
 
 /// The volumes that an opening finds: of each the newer valid superblock, and which copy is the
 /// other one. `None` for a lost volume.
