@@ -163,7 +163,7 @@ impl TrustArgs {
     }
 }
 
-/// The writes of a command to a remote. One that fails leaves its object out. A failure of several
+/// The writes of a command to a remote. A failed write leaves its object out. A failure of several
 /// in a row, or a refusal of all, is that of the remote.
 #[derive(Default)]
 pub struct Writes {

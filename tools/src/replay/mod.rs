@@ -10,7 +10,7 @@
 //! | `retention` | a policy of eviction beside LRU and the optimum, without bytes |
 //! | `fleet` | nodes that share an L4 and lose their disks, without bytes |
 //! | `requests` | a trace in memory, for the replays without bytes |
-//! | `setup` | the trace, and the store: its creation, and the checks of one that exists |
+//! | `setup` | the trace, and the store: its creation, and the checks of an existing one |
 //!
 //! Every byte that is read back from a store is compared with its expected value.
 

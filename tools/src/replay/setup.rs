@@ -1,4 +1,4 @@
-//! The trace of a replay, and its store: its creation, and the checks of one that exists.
+//! The trace of a replay, and its store: its creation, and the checks of an existing one.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -136,7 +136,7 @@ impl Segment {
         }
     }
 
-    /// Holes, of which each is to be filled once.
+    /// Holes; each is to be filled once.
     pub(in crate::core) fn begin_filling(&mut self) -> Vec<Hole> {
         let holes = match &mut self.content_mut().phase {
             Phase::Open(_, intake) | Phase::Draining(intake) => std::mem::take(&mut intake.holes),
