@@ -166,7 +166,9 @@ impl Agent {
         }
         let mut desk = self.desk.lock();
         if again {
-            run.due = self.now() + self.options.delay;
+            // Each wait is twice the former one: a busy disk takes its time, and absent pages may
+            // never come.
+            run.due = self.now() + self.options.delay * (1 << (run.tries - 1));
             let dropped = desk.queue(run);
             drop(desk);
             self.count(Count::RunsDroppedQueue, dropped);

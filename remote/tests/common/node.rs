@@ -247,6 +247,13 @@ impl Node {
             .put(self.id, &pages, PutOptions::waiting(PATIENCE));
     }
 
+    /// Waits for the publication of so many runs in all, these among them. An attempt fails while
+    /// the disk still writes the pages of its run, and each use of a page begins new attempts.
+    #[track_caller]
+    pub fn publishes(&self, keys: &[PageKey], runs: u64) {
+        self.eventually(|| self.read(keys) == keys.len() && self.count("published_runs") == runs);
+    }
+
     /// Looks pages up and reads those found. Returns the number of hits.
     pub fn read(&self, keys: &[PageKey]) -> usize {
         let found = self.store.longest_prefix(self.id, keys);
