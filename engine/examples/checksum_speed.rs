@@ -9,7 +9,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use crc_fast::{CrcAlgorithm, Digest};
-use larder_engine::memory::AlignedBuf;
+use larder_engine::AlignedBuf;
 use larder_format::{Fingerprint, PageChecksum, PageKey};
 
 const MEMORY_BYTES: usize = 512 << 20;

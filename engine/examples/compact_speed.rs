@@ -18,16 +18,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::disk::mailbox::{Mailbox, ReadAt};
-use larder_engine::disk::{Action, Buffer, Disk, Op, Piece, Purpose};
+use larder_disk::mailbox::{Mailbox, ReadAt};
+use larder_disk::{Action, Buffer, Disk, Op, Piece, Purpose};
 use larder_engine::format::{
     Namespace, PageKey, PageShape, SEGMENTS_OFFSET, TokenUnits, page_keys,
 };
-use larder_engine::memory::AlignedBuf;
-use larder_engine::offline::compact;
 use larder_engine::{
-    CreateOptions, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
+    AlignedBuf, CreateOptions, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage,
+    Store, create,
 };
+use larder_offline::compact;
+use larder_store::share::Inside;
 use rand::{RngExt, SeedableRng};
 
 const CHAINS: u64 = 16;

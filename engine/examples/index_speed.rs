@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use larder_engine::index::{
+use larder_core::index::{
     Heat, Index, Lease, NamespaceSlot, Parent, Place, Publish, SEGMENT_BLOCKS_MAX, SegmentId,
 };
 use larder_format::{KeyPrefix, PageKey};

@@ -21,10 +21,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
-use larder_engine::memory::AlignedBuf;
 use larder_engine::{
-    GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, SharedReads, Store,
-    StoreError,
+    AlignedBuf, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, SharedReads,
+    Store, StoreError,
 };
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};

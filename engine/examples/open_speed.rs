@@ -12,8 +12,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{Namespace, PageShape, TokenUnits, page_keys};
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, PutPage, Store, create};
+use larder_engine::{
+    AlignedBuf, CreateOptions, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
+};
 
 type Failure = Box<dyn std::error::Error>;
 

@@ -9,10 +9,10 @@
 
 use std::time::Duration;
 
-use larder_engine::index::{
+use larder_core::index::{
     Index, Lease, NamespaceSlot, Parent, Place, Publish, SEGMENT_BLOCKS_MAX, SegmentId,
 };
-use larder_engine::policy::PolicyMaker;
+use larder_engine::policy;
 use larder_format::{KeyPrefix, PageKey};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
@@ -42,7 +42,7 @@ impl Side {
     fn new(learned: bool, pages: u64) -> Side {
         let index = Index::new(SEGMENTS, pages * u64::from(BLOCKS_PER_PAGE));
         if learned {
-            index.choose(PolicyMaker::learned().make());
+            index.choose(policy::learned().make());
         }
         Side {
             index,

@@ -23,7 +23,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::time::{Duration, Instant};
 
 use io_uring::{IoUring, opcode, types};
-use larder_engine::memory::{AlignedBuf, backing_page_bytes};
+use larder_base::memory::backing_page_bytes;
+use larder_engine::AlignedBuf;
 use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum, PageKey};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;

@@ -26,9 +26,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
 use larder_engine::format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
-use larder_engine::memory::AlignedBuf;
 use larder_engine::{
-    CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, SharedReads, Store, create,
+    AlignedBuf, CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, SharedReads,
+    Store, create,
 };
 
 const BATCH: usize = 128;

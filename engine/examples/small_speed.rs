@@ -33,8 +33,9 @@ use io_uring::{IoUring, opcode, types};
 use larder_engine::format::{
     Fingerprint, Namespace, PageChecksum, PageKey, PageShape, TokenUnits, page_keys,
 };
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, Store};
+use larder_engine::{
+    AlignedBuf, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, Store,
+};
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;

@@ -9,11 +9,11 @@ use larder_base::ids::NamespaceId;
 use larder_base::runtime::Instant;
 use larder_format::{Namespace, PageKey, TokenUnits, page_keys};
 
-use crate::api::{GetPage, LentPage, PageStore, PutOptions, PutPage};
-use crate::error::StoreError;
-use crate::fit::check_page;
-use crate::hint::Hint;
-use crate::status::{MissReason, PutStatus};
+use larder_core::hint::Hint;
+use larder_core::status::{MissReason, PutStatus};
+use larder_store::api::{GetPage, LentPage, PageStore, PutOptions, PutPage};
+use larder_store::error::StoreError;
+use larder_store::fit::check_page;
 
 /// Consecutive pages of one prompt: their keys, the key before the first, and its depth.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -8,11 +8,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain};
-use larder_engine::beneath::{Beneath, BeneathReport};
+use larder_core::grants::Ask;
 use larder_engine::format::{Fingerprint, Namespace, PageKey};
-use larder_engine::grants::Ask;
-use larder_engine::share::use_beneath;
 use larder_engine::{OpenOptions, PageStore, Store};
+use larder_store::beneath::{Beneath, BeneathReport};
+use larder_store::share::use_beneath;
 
 /// Counts every page as on its way, as long as it promises.
 #[derive(Debug, Default)]

@@ -6,13 +6,13 @@ use std::io::IoSlice;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder_engine::disk::probe::Want;
+use larder_disk::probe::Want;
 use larder_engine::format::{Namespace, PageKey, PageShape};
-use larder_engine::inventory::{Cursor, Inventory, Leased};
-use larder_engine::memory::AlignedBuf;
 use larder_engine::{
-    CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
+    AlignedBuf, CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, Store,
+    create,
 };
+use larder_store::inventory::{Cursor, Inventory, Leased};
 
 const PAGE: u32 = 256 << 10;
 const SIZE: u64 = 112 << 20;

@@ -13,13 +13,13 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use honest::skipped;
-use larder_engine::disk::probe::{Want, direct_io, open_disk};
-use larder_engine::disk::threads::Threads;
-use larder_engine::disk::uring::{Features, Uring};
-use larder_engine::disk::{
+use larder_disk::probe::{Want, direct_io, open_disk};
+use larder_disk::threads::Threads;
+use larder_disk::uring::{Features, Uring};
+use larder_disk::{
     Action, Buffer, Disk, DiskError, DiskOptions, Done, Kind, Op, Pacing, Piece, Purpose, Sink,
 };
-use larder_engine::memory::AlignedBuf;
+use larder_engine::AlignedBuf;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 use rustix::fs::{FlockOperation, OFlags};

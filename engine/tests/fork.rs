@@ -14,10 +14,9 @@ use std::time::{Duration, Instant};
 
 use common::honest::{Process, eventually};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::{Part, report};
 use larder_engine::{
-    GetStatus, Hint, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Refusal,
-    SharedReads, Store, StoreError,
+    GetStatus, Hint, MissReason, OpenOptions, PageStore, Part, PutOptions, PutStatus, Refusal,
+    SharedReads, Store, StoreError, report,
 };
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, alarm, fork};
@@ -65,7 +64,7 @@ fn calls(store: Box<dyn PageStore>, id: larder_engine::NamespaceId) -> i32 {
     let keys = chain(1, PAGES);
     let wait = PutOptions::waiting(Duration::from_secs(60));
     let is_forked = |outcome: Result<(), StoreError>| matches!(outcome, Err(StoreError::Forked));
-    let memory = larder_engine::memory::AlignedBuf::zeroed(1 << 20).unwrap();
+    let memory = larder_engine::AlignedBuf::zeroed(1 << 20).unwrap();
     let answers = [
         pool.get(&keys) == vec![GetStatus::Miss(MissReason::Closed); PAGES],
         pool.put_from(&keys, 0, wait) == vec![PutStatus::Refused(Refusal::Closed); PAGES],

@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use larder_engine::disk::probe::{Want, open_disk};
-use larder_engine::disk::{Action, DiskOptions, Done, Op, Purpose, Sink};
+use larder_disk::probe::{Want, open_disk};
+use larder_disk::{Action, DiskOptions, Done, Op, Purpose, Sink};
 use larder_engine::{OpenOptions, PageStore, Store};
 
 /// CPU time that the rest of the process spends while the disk is idle: a poll every 10 ms would

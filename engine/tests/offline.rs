@@ -9,9 +9,10 @@ use std::path::Path;
 
 use common::{Home, MIB, Pool, chain};
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
-use larder_engine::offline::{Compacted, compact, copy_into};
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create};
+use larder_offline::survey::{Survey, SurveyOptions};
+use larder_offline::{Compacted, compact, copy_into};
+use larder_store::share::Inside;
 
 const PARTS: &[u32] = &[65536];
 
@@ -344,7 +345,7 @@ fn a_compaction_that_is_asked_to_end_leaves_a_closed_store_and_the_next_one_goes
     assert!(done.interrupted && done.left_pages > 0 && done.moved_pages > 0);
     assert_eq!(
         survey(&home.path).condition,
-        larder_engine::survey::Condition::Clean
+        larder_offline::survey::Condition::Clean
     );
     // A read-only handle relies on headers alone.
     {

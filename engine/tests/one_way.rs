@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use common::faulty::{Fault, Faulty, Seen, faulty, open_faulty};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::disk::probe::Want;
+use larder_disk::probe::Want;
 use larder_engine::format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
-use larder_engine::offline::{Repair, SegmentName, compact, repair};
-use larder_engine::{DiskWrapper, OpenOptions, PageStore, PutStatus, Store, StoreError};
+use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
+use larder_offline::{Repair, SegmentName, compact, repair};
+use larder_store::api::DiskWrapper;
 
 const VOLUMES: usize = 2;
 const BLOCK: usize = 4096;

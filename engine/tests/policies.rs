@@ -10,20 +10,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{Home, MIB, Pool, chain};
-use larder_engine::format::PageKey;
-use larder_engine::index::{
+use larder_core::index::{
     Adoption, Index, Lease, NamespaceSlot, Parent, Place, Publish, SegmentId,
 };
-use larder_engine::policy::order::EvictionOrder;
+use larder_core::policy::order::EvictionOrder;
+use larder_engine::format::PageKey;
 use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, Use,
     Worth,
 };
-use larder_engine::protocol::Protocol;
-use larder_engine::share::Part;
 use larder_engine::{
-    Class, GetStatus, Hint, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store,
+    Class, GetStatus, Hint, OpenOptions, PageStore, Part, PutOptions, PutStatus, Refusal, Store,
+    policy,
 };
+use larder_store::api::speaking;
+use larder_store::protocol::Protocol;
+use larder_store::share::Inside;
 use rustix::fs::{CWD, FileType, Mode};
 use toys::{Fifo, LESSONS, Pupil, Random};
 
@@ -51,7 +53,7 @@ fn pages(keys: &[PageKey], hint: Hint) -> Vec<Publish> {
         },
         checksum: 1,
         unproven: false,
-        told: larder_engine::index::Told {
+        told: larder_core::index::Told {
             depth: u32::try_from(at).unwrap(),
             blocks: 16,
             hint,
@@ -456,7 +458,7 @@ fn an_overfilled_store_holds_its_promises_under_a_random_order() {
 
 #[test]
 fn an_overfilled_store_holds_its_promises_under_the_learned_order() {
-    let options = OpenOptions::default().with(|o| o.eviction = Some(PolicyMaker::learned()));
+    let options = OpenOptions::default().with(|o| o.eviction = Some(policy::learned()));
     let home = overfill(&options);
     // It is too small for the learned order, and so for tables.
     assert!(!home.path.with_file_name("store.lessons").exists());
@@ -640,7 +642,7 @@ fn hints_and_refusals_by_a_policy_reach_callers_and_clients_of_a_release_that_kn
         let (options, put, touched) = recording();
         let owner = Store::attach(&home.path, options).unwrap();
         let attach = |protocol| {
-            let options = OpenOptions::default().speaking(protocol);
+            let options = speaking(OpenOptions::default(), protocol);
             Store::attach(&home.path, options).unwrap()
         };
         let client = client.map(attach);

@@ -9,6 +9,7 @@ use std::ops::ControlFlow;
 use common::honest::{eventually, skipped};
 use common::{Home, MIB, Pool, chain};
 use larder_engine::{CreateOptions, GetStatus, OpenOptions, PageStore, PutStatus, Store, create};
+use larder_store::share::Inside;
 use rustix::fs::{SeekFrom, seek};
 
 const PARTS: [u32; 2] = [128 << 10, 128 << 10];

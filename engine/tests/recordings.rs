@@ -24,14 +24,15 @@ use std::time::Duration;
 use common::release::change_superblocks;
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::format::PageKey;
-use larder_engine::protocol::{Protocol, variants};
-use larder_engine::share::Part;
-use larder_engine::share::keys::blob;
-use larder_engine::share::wire::{
+use larder_engine::{
+    Class, Hint, OpenOptions, PageStore, Part, PutOptions, PutStatus, Refusal, Store,
+};
+use larder_store::protocol::{Protocol, variants};
+use larder_store::share::keys::blob;
+use larder_store::share::wire::{
     Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, parse, parse_greeting, receive, send,
 };
-use larder_engine::volume::socket::socket_path;
-use larder_engine::{Class, Hint, OpenOptions, PageStore, PutOptions, PutStatus, Refusal, Store};
+use larder_store::volume::socket::socket_path;
 use nix::fcntl::{FcntlArg, fcntl};
 
 /// The releases whose recordings must be understood, and the present one at their end.
@@ -242,7 +243,7 @@ fn record(home: &Home) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
             keys,
             findings: places
                 .iter()
-                .map(|place| (*place, larder_engine::grants::Finding::Good))
+                .map(|place| (*place, larder_core::grants::Finding::Good))
                 .collect(),
         },
         false,

@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::memory::{self, Memory, STORE};
 
-use larder_engine::core::Victim;
+use larder_core::core::Victim;
+use larder_core::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, OpenState,
     PageKey, PageRecord, Record, Run, SegmentHeader, SegmentNo, SegmentState, Serial, Superblock,
 };
-use larder_engine::index::{Index, NamespaceSlot, SegmentId};
-use larder_engine::recovery::scan::{Spot, read_descriptors};
-use larder_engine::recovery::{Recovery, recover};
+use larder_store::recovery::scan::{Spot, read_descriptors};
+use larder_store::recovery::{Recovery, recover};
 
 const SEGMENT_BLOCKS: u32 = 64;
 const SEGMENTS: u32 = 6;

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use common::release::{LATER, features, later_features, next_release, set_features};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::protocol::{Protocol, variants};
-use larder_engine::share::wire::{
+use larder_engine::{OpenOptions, PageStore, Part, PutStatus, Store, StoreError, report};
+use larder_store::api::speaking;
+use larder_store::protocol::{Protocol, variants};
+use larder_store::share::wire::{
     Failure, MAGIC, Reply, Request, parse, parse_greeting, receive, send,
 };
-use larder_engine::share::{Part, report};
-use larder_engine::volume::socket::socket_path;
-use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
+use larder_store::volume::socket::socket_path;
 use serde::Serialize;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,7 +37,7 @@ fn attach_as(home: &Home, protocol: Protocol) -> Store {
 }
 
 fn try_attach(home: &Home, protocol: Protocol) -> Result<Store, StoreError> {
-    let options = OpenOptions::default().speaking(protocol);
+    let options = speaking(OpenOptions::default(), protocol);
     Store::attach(&home.path, options)
 }
 

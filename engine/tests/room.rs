@@ -12,6 +12,7 @@ use larder_engine::{
     AlignedBuf, CreateOptions, Hint, OpenOptions, PageStore, PutFailure, PutOptions, PutPage,
     PutStatus, Recall, Refusal, Store, StoreError, create,
 };
+use larder_store::share::Inside;
 
 fn waiting() -> PutOptions {
     PutOptions::waiting(Duration::from_secs(120))

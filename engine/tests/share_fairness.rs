@@ -9,10 +9,10 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 
 use common::honest::{PATIENCE, eventually};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::disk::{Action, Buffer, Choice, Disk, Op, Piece};
+use larder_disk::{Action, Buffer, Choice, Disk, Op, Piece};
 use larder_engine::format::PageKey;
-use larder_engine::share::Part;
-use larder_engine::{DiskWrapper, OpenOptions, PageStore, PutOptions, PutStatus, Store};
+use larder_engine::{OpenOptions, PageStore, Part, PutOptions, PutStatus, Store};
+use larder_store::api::DiskWrapper;
 
 const BUDGET: u64 = 96 * MIB;
 const PAGE: u64 = MIB;

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::honest::{PATIENCE, eventually};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::protocol::{HEIRS, Protocol};
-use larder_engine::share::{Part, report};
-use larder_engine::{OpenOptions, PageStore, PutOptions, Store};
+use larder_engine::{OpenOptions, PageStore, Part, PutOptions, Store, report};
+use larder_store::api::speaking;
+use larder_store::protocol::{HEIRS, Protocol};
 
 const PARTS: [u32; 1] = [65536];
 
@@ -181,10 +181,13 @@ fn an_owner_of_a_release_without_heirs_is_waited_for() {
     let home = Home::with_store(128 * MIB);
     let protocol = Protocol::default();
     let features = protocol.features & !HEIRS;
-    let older = OpenOptions::default().speaking(Protocol {
-        features,
-        ..protocol
-    });
+    let older = speaking(
+        OpenOptions::default(),
+        Protocol {
+            features,
+            ..protocol
+        },
+    );
     let owner = Store::attach(&home.path, older).unwrap();
     let heir = keeper(&home);
     heir.flush().unwrap();

@@ -26,8 +26,9 @@ use std::time::{Duration, Instant};
 
 use common::release::{LATER, features, later_features, next_release, set_features};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::Part;
-use larder_engine::{OpenOptions, PageStore, PutOptions, Store};
+use larder_engine::{OpenOptions, PageStore, Part, PutOptions, Store};
+use larder_store::api::speaking;
+use larder_store::share::Inside;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
@@ -174,7 +175,7 @@ impl Role {
 fn work(role: Role) {
     let mut options = OpenOptions::default();
     if role.is_of_next_release() {
-        options = options.speaking(next_release());
+        options = speaking(options, next_release());
     }
     let store = Store::attach(Path::new(&role.path), options).unwrap();
     let pool = Pool::new(&store, "m", &PARTS);

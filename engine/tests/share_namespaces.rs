@@ -16,8 +16,7 @@ use std::time::Duration;
 
 use common::honest::{PATIENCE, Process, skipped};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::{Part, report};
-use larder_engine::{GetStatus, OpenOptions, PutOptions, SharedReads, Store};
+use larder_engine::{GetStatus, OpenOptions, Part, PutOptions, SharedReads, Store, report};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 

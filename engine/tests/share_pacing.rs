@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::honest::{Process, eventually};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::protocol::{COUNTS, Protocol};
 use larder_engine::{OpenOptions, PageStore, PutStatus, SharedReads, Stats, Store};
+use larder_store::api::speaking;
+use larder_store::protocol::{COUNTS, Protocol};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -100,7 +101,7 @@ fn a_client_gives_way_to_its_owner_if_both_share_the_page() {
         let (home, owner) = owned(options());
         let mut protocol = Protocol::default();
         protocol.features = features.unwrap_or(protocol.features);
-        let client = Store::attach(&home.path, options().speaking(protocol)).unwrap();
+        let client = Store::attach(&home.path, speaking(options(), protocol)).unwrap();
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| read(&owner, &is_over));

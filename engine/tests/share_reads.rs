@@ -12,12 +12,9 @@ use std::time::Instant;
 use common::honest::{PATIENCE, Process, eventually};
 use common::{Home, MIB, Pool, chain, fill, namespace};
 use larder_engine::format::{Namespace, PageKey, Rank};
-use larder_engine::memory::AlignedBuf;
-use larder_engine::share::{Part, report};
-use larder_engine::staging::StagingReport;
 use larder_engine::{
-    Counts, GetPage, GetStatus, MissReason, OpenOptions, PageStore, Process as User, PutStatus,
-    SharedReads, Store,
+    AlignedBuf, Counts, GetPage, GetStatus, MissReason, OpenOptions, PageStore, Part,
+    Process as User, PutStatus, SharedReads, StagingReport, Store, report,
 };
 
 const ROLE: &str = "LARDER_TEST_SHARED_READER";

@@ -5,11 +5,12 @@ mod common;
 
 use common::honest::{eventually, found};
 use common::{Home, MIB, Pool, chain, namespace};
-use larder_engine::inventory::{Inventory, spaces};
-use larder_engine::protocol::{COUNTS, POLICIES, Protocol};
-use larder_engine::share::{Part, Report, report, view};
-use larder_engine::totals::Totals;
-use larder_engine::{OpenOptions, PageStore, Store};
+use larder_engine::{OpenOptions, PageStore, Part, Report, Store, report};
+use larder_store::api::speaking;
+use larder_store::inventory::{Inventory, spaces};
+use larder_store::protocol::{COUNTS, POLICIES, Protocol};
+use larder_store::share::view;
+use larder_store::totals::Totals;
 
 const PARTS: [u32; 1] = [65536];
 
@@ -111,7 +112,7 @@ fn a_client_of_a_release_without_totals_is_sent_none_and_begins_at_zero() {
         features: COUNTS | POLICIES,
         ..Protocol::default()
     };
-    let (owner, client) = busy(&home, OpenOptions::default().speaking(protocol));
+    let (owner, client) = busy(&home, speaking(OpenOptions::default(), protocol));
     drop(owner);
     eventually("the client is the owner", || client.part() == Part::Owner);
     assert_eq!(totals(&home).counts.hits, 0);

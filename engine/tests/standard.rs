@@ -9,9 +9,8 @@ use std::process::Command;
 
 use common::honest::skipped;
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::Part;
 use larder_engine::{
-    CreateOptions, DiskKind, OpenOptions, PageStore, PutStatus, SharedReads, Store, create,
+    CreateOptions, DiskKind, OpenOptions, PageStore, Part, PutStatus, SharedReads, Store, create,
 };
 
 const ROLE: &str = "LARDER_TEST_STANDARD";

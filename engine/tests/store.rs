@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use common::honest::eventually;
 use common::{Home, MIB, Pool, chain};
-use larder_engine::disk::probe::Want;
+use larder_disk::probe::Want;
 use larder_engine::{
     CreateOptions, GetPage, GetStatus, Hint, HolderState, LatencySummary, MissReason, OpenOptions,
     PageStore, PutOptions, PutPage, PutStatus, Refusal, Stats, Store, StoreError, SyncPolicy,
     create,
 };
+use larder_store::share::Inside;
 
 #[test]
 fn pages_come_back_bit_exact_before_and_after_a_reopen() {

@@ -12,20 +12,20 @@ use std::sync::Arc;
 
 use common::memory::{self, Block, Memory, STORE, superblock};
 use common::{chain, namespace};
-use larder_engine::core::{Copied, Core, Descriptors, Effect, Fault, Io, RequestId, Victim};
-use larder_engine::disk::DiskError;
-use larder_engine::disk::mailbox::read_all;
+use larder_core::core::{Copied, Core, Descriptors, Effect, Fault, Io, RequestId, Victim};
+use larder_core::grants::{Ask, Finding, Grant, ReservationId};
+use larder_core::index::{Index, NamespaceSlot};
+use larder_core::planted::{Bug, plant};
+use larder_core::status::PutFailure;
+use larder_disk::DiskError;
+use larder_disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, DescriptorBlock, OpenState, PageKey, Run, SEGMENTS_OFFSET, Superblock,
     VolumeEntry, VolumeId,
 };
-use larder_engine::grants::{Ask, Finding, Grant, ReservationId};
-use larder_engine::index::{Index, NamespaceSlot};
-use larder_engine::planted::{Bug, plant};
-use larder_engine::recovery::recover;
-use larder_engine::recovery::scan::Spot;
-use larder_engine::status::PutFailure;
 use larder_engine::{Hint, PutStatus};
+use larder_store::recovery::recover;
+use larder_store::recovery::scan::Spot;
 
 const SEGMENTS: u32 = 24;
 const SEGMENT_BLOCKS: u32 = 64;

@@ -3,11 +3,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use larder_engine::catalog::{Allocator, Catalog, Direct, Landed, NamespaceShape, Pinned, Putting};
+use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId, SegmentMap};
+use larder_core::index::{Lease, NamespaceSlot, SegmentId};
 use larder_engine::format::{Namespace, PageKey};
-use larder_engine::grants::{Ask, Extent, Finding, Grant, ReservationId, SegmentMap};
-use larder_engine::index::{Lease, NamespaceSlot, SegmentId};
 use larder_engine::{Hint, NamespaceId, PutStatus, Stats, StoreError};
+use larder_store::catalog::{Allocator, Catalog, Direct, Landed, NamespaceShape, Pinned, Putting};
 
 use crate::machine::Machine;
 

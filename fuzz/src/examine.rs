@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use larder_core::index::NamespaceSlot;
 use larder_engine::PutStatus;
 use larder_engine::format::PageKey;
-use larder_engine::index::NamespaceSlot;
-use larder_engine::recovery::Damage;
+use larder_store::recovery::Damage;
 
 use crate::feed::Feed;
 use crate::machine::{Image, Machine};
@@ -179,7 +179,6 @@ fn put_chain(
             }
             PutStatus::Duplicate | PutStatus::Refused(_) => {}
             PutStatus::Failed(why) => panic!("a put fails ({why:?}) without a failed write"),
-            other => panic!("an unknown status {other:?}"),
         }
     }
 }

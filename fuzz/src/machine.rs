@@ -7,20 +7,20 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_engine::core::{
+use larder_core::core::{
     Config, Copied, Core, Descriptors, Effect, Fault, Io, PageCopy, RequestId, Victim,
 };
-use larder_engine::disk::Disk;
-use larder_engine::disk::mailbox::read_all;
+use larder_core::grants::{Ask, Finding, Grant, ReservationId};
+use larder_core::index::{Index, NamespaceSlot, Place};
+use larder_disk::Disk;
+use larder_disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, Fingerprint, Namespace, OpenState, PageChecksum, PageKey, SEGMENTS_OFFSET,
     Superblock,
 };
-use larder_engine::grants::{Ask, Finding, Grant, ReservationId};
-use larder_engine::index::{Index, NamespaceSlot, Place};
-use larder_engine::recovery::scan::{Spot, read_descriptors};
-use larder_engine::recovery::{Damage, Recovery, recover, spots_of};
 use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
+use larder_store::recovery::scan::{Spot, read_descriptors};
+use larder_store::recovery::{Damage, Recovery, recover, spots_of};
 
 use crate::memory_disk::{Block, MemoryDisk, Volume};
 

@@ -10,21 +10,21 @@
 
 use std::cell::RefCell;
 
+use larder_base::ids::ClientId;
+use larder_core::grants::{Finding, ReservationId, SegmentMap};
+use larder_core::index::{Place, SegmentId};
 use larder_engine::PutStatus;
-use larder_engine::catalog::Catalog;
 use larder_engine::format::PageKey;
-use larder_engine::grants::{Finding, ReservationId, SegmentMap};
-use larder_engine::ids::ClientId;
-use larder_engine::index::{Place, SegmentId};
-use larder_engine::protocol::Protocol;
-use larder_engine::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting, settled};
-use larder_engine::share::keys::blob;
-use larder_engine::share::ledger::{Awaited, Ledger};
-use larder_engine::share::wire::{
+use larder_store::catalog::Catalog;
+use larder_store::protocol::Protocol;
+use larder_store::share::answer::{Answer, Desk, Greeting, Later, count, done, greeting, settled};
+use larder_store::share::keys::blob;
+use larder_store::share::ledger::{Awaited, Ledger};
+use larder_store::share::wire::{
     Failure, LandedPut, MAGIC, PinnedPage, PlaceGrant, Reply, Request, Welcome, WireError, parse,
     parse_greeting, receive, send,
 };
-use larder_engine::volume::guard::Marks;
+use larder_store::volume::guard::Marks;
 
 use crate::catalog::CoreCatalog;
 use crate::feed::Feed;

@@ -22,10 +22,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use larder_engine::disk::probe::Want;
+use larder_disk::probe::Want;
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{GetPage, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store};
+use larder_offline::survey::{Survey, SurveyOptions};
+use larder_store::share::Inside;
 
 use crate::feed::Feed;
 use crate::machine::Image;

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
+use larder_core::capacity::segments_min;
 use larder_engine::PutStatus;
-use larder_engine::capacity::segments_min;
 use larder_engine::format::{
     BLOCK_BYTES, Features, Holder, Namespace, OpenState, PageKey, PageShape, Run, SEGMENTS_OFFSET,
     StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,

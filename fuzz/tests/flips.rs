@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use larder_engine::capacity::segments_min;
+use larder_core::capacity::segments_min;
 use larder_engine::format::{
     BLOCK_BYTES, Body, Fingerprint, KeyPrefix, Record, SUPERBLOCK_OFFSETS, Superblock, newest,
 };
@@ -20,6 +20,7 @@ use larder_fuzz::examine::open_and_read;
 use larder_fuzz::machine::{Image, Machine};
 use larder_fuzz::raw::{MemoryFile, options, read_all};
 use larder_fuzz::sample::{Making, Name, REAL_SEGMENT_BLOCKS, Sample, Truth, fresh, namespaces};
+use larder_store::share::Inside;
 
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;

@@ -9,12 +9,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_engine::disk::{Action, Choice, Disk, Op, Piece};
+use larder_core::index::NamespaceSlot;
+use larder_disk::{Action, Choice, Disk, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, Body, Fingerprint, OpenState, PageRecord, Record, SegmentState, Serial, Structure,
 };
-use larder_engine::index::NamespaceSlot;
-use larder_engine::survey::{FlawReason, Survey, SurveyOptions};
 use larder_fuzz::edits::{
     FIELDS, RECORD_BYTES, RECORD_FIELDS, RECORDS_AT, fix_checksum, is_structure, put_header,
 };
@@ -27,6 +26,7 @@ use larder_fuzz::raw::{MemoryFile, survey};
 use larder_fuzz::sample::{
     REAL_SEGMENT_BLOCKS, SMALL_SEGMENT_BLOCKS, Truth, fresh, namespaces, sample,
 };
+use larder_offline::survey::{FlawReason, Survey, SurveyOptions};
 
 /// Numbers at every extreme.
 const EXTREMES: [u64; 14] = [

@@ -5,19 +5,19 @@
 
 #![allow(clippy::unwrap_used)]
 
+use larder_core::core::NAMESPACES_MAX;
+use larder_disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::Store;
-use larder_engine::core::NAMESPACES_MAX;
-use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, Body, Fingerprint, RECORDS_PER_BLOCK, Record, SEGMENTS_MAX, SEGMENTS_OFFSET,
     SUPERBLOCK_OFFSETS, SegmentState,
 };
-use larder_engine::recovery::scan::{Disbelief, FaultReason};
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_fuzz::forge::{Forged, key, page, serial};
 use larder_fuzz::memory_disk::Block;
 use larder_fuzz::raw::{MemoryFile, options};
 use larder_fuzz::sample::{REAL_SEGMENT_BLOCKS, fresh};
+use larder_offline::survey::{Survey, SurveyOptions};
+use larder_store::recovery::scan::{Disbelief, FaultReason};
 
 const NAMESPACES: u64 = 10_000_000;
 

@@ -7,8 +7,7 @@ use std::error::Error;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::Arc;
 
-use larder_engine::PutOptions;
-use larder_engine::memory::AlignedBuf;
+use larder_engine::{AlignedBuf, PutOptions};
 use larder_format::{Namespace, PageKey, PageShape};
 use larder_python::chain::Chain;
 use larder_python::config::Config;

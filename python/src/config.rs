@@ -10,8 +10,8 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use larder_disk::probe::Want;
 use larder_engine::SyncPolicy;
-use larder_engine::disk::probe::Want;
 use larder_tools::l4::L4Config;
 use larder_tools::policy::Policy;
 use larder_tools::size::{self, ByteSize};

@@ -8,11 +8,12 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use larder_engine::disk::probe;
+use larder_disk::probe;
 use larder_engine::fit::largest_page;
-use larder_engine::volume::Volumes;
-use larder_engine::{Settings, Stats, StoreError, create, share};
+use larder_engine::{Settings, Stats, StoreError, create};
 use larder_format::BLOCK_BYTES;
+use larder_store::share;
+use larder_store::volume::Volumes;
 use larder_tools::cli;
 use larder_tools::size::{ByteSize, SizeError};
 use rustix::fs::Access;
@@ -270,8 +271,7 @@ fn unread(report: &share::Report) -> Option<Line> {
 
 /// Whether pages fit a store that is not in use.
 fn closed_pages(volume: &Path, bytes: u64, page_bytes: Option<u64>) -> Option<Line> {
-    let volumes =
-        Volumes::open(volume, &[], larder_engine::volume::Access::ReadOnly, false).ok()?;
+    let volumes = Volumes::open(volume, &[], larder_store::volume::Access::ReadOnly, false).ok()?;
     let segment_blocks = volumes.superblock().segment_blocks;
     let mut stats = Stats::default();
     stats.segment_bytes = u64::from(segment_blocks) * BLOCK_BYTES as u64;

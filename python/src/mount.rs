@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use larder_engine::disk::probe;
+use larder_disk::probe;
 use larder_tools::size::ByteSize;
 
 /// The file system that holds a directory.

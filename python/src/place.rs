@@ -138,7 +138,7 @@ pub fn is_made(config: &Config) -> Result<bool, PlaceError> {
     let volume = volume_of(&config.path);
     let is_there = match kind {
         Kind::Directory => volume.exists(),
-        Kind::Device => larder_engine::share::report(&volume).is_ok(),
+        Kind::Device => larder_engine::report(&volume).is_ok(),
     };
     if is_there {
         return Ok(true);
@@ -318,7 +318,7 @@ fn lock_creation(config: &Config) -> Result<File, PlaceError> {
 fn attend_to_device(config: &Config, page_bytes: Option<u64>) -> Result<(), PlaceError> {
     let until = Instant::now() + CREATION_PATIENCE;
     loop {
-        if larder_engine::share::report(&config.path).is_ok() {
+        if larder_engine::report(&config.path).is_ok() {
             return Ok(());
         }
         match make(&config.path, config, page_bytes) {
@@ -549,7 +549,7 @@ mod tests {
         });
         let owners = attached
             .iter()
-            .filter(|one| one.store.part() == larder_engine::share::Part::Owner);
+            .filter(|one| one.store.part() == larder_engine::Part::Owner);
         assert_eq!(owners.count(), 1);
         for one in attached.iter().rev() {
             one.store.close().unwrap();

@@ -6,7 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use larder_engine::memory::move_to_huge_pages;
+use larder_base::memory::move_to_huge_pages;
 
 /// A stretch of memory in this process. Row `r` begins at `address + r * stride`.
 ///

@@ -96,7 +96,6 @@ impl From<GetStatus> for Status {
         match status {
             GetStatus::Hit => Status::Ok,
             GetStatus::Miss(why) => why.into(),
-            _ => Status::Absent,
         }
     }
 }
@@ -113,7 +112,6 @@ impl From<MissReason> for Status {
             MissReason::Stale => Status::Stale,
             MissReason::WrongShape => Status::WrongShape,
             MissReason::Closed => Status::Closed,
-            _ => Status::Absent,
         }
     }
 }
@@ -126,7 +124,6 @@ impl From<PutStatus> for Status {
             PutStatus::Refused(why) => why.into(),
             PutStatus::Failed(PutFailure::Write) => Status::WriteFailed,
             PutStatus::Failed(PutFailure::Sync) => Status::SyncFailed,
-            _ => Status::WriteFailed,
         }
     }
 }
@@ -144,7 +141,6 @@ impl From<Refusal> for Status {
             Refusal::Exhausted => Status::Exhausted,
             Refusal::ReadOnlyService => Status::ReadOnlyService,
             Refusal::NotAdmitted => Status::NotAdmitted,
-            _ => Status::Other,
         }
     }
 }

@@ -13,15 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use larder_engine::core::Evictions;
-use larder_engine::fork::Origin;
-use larder_engine::inventory::{Cursor, Inventory, Leased, Listing, Usage};
-use larder_engine::share::Part;
+use larder_core::core::Evictions;
 use larder_engine::{
-    GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Recall,
-    Refusal, Settings, Stats, Store, StoreError,
+    GetPage, GetStatus, Hint, NamespaceId, Origin, PageStore, Part, PutOptions, PutPage, PutStatus,
+    Recall, Refusal, Settings, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
+use larder_store::inventory::{Cursor, Inventory, Leased, Listing, Usage};
 use larder_sync::{Condvar, Mutex};
 use larder_tools::l4::L4;
 

@@ -10,7 +10,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use larder_engine::memory::AlignedBuf;
+use larder_engine::AlignedBuf;
 use larder_sync::Mutex;
 
 use crate::error::RemoteError;

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use larder_engine::survey::{Page, RecordId, Survey};
 use larder_format::KeyPrefix;
+use larder_offline::survey::{Page, RecordId, Survey};
 
 use crate::run::{RunPage, whole_run};
 

@@ -13,11 +13,11 @@ use common::member::{PATIENCE, RUN_PAGES};
 use common::node::{Node, Objects, Watched, forged, listed_once};
 use common::*;
 use larder_engine::PageStore;
-use larder_engine::beneath::{Beneath, BeneathReport};
 use larder_format::{Fingerprint, PageKey};
 use larder_remote::agent::{Admission, AgentOptions};
 use larder_remote::dir::Dir;
 use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName, Unreadable};
+use larder_store::beneath::{Beneath, BeneathReport};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 

@@ -10,12 +10,12 @@ use std::time::Duration;
 use common::member::{Home, RUN_PAGES, eventually, files, put};
 use common::node::options;
 use common::{chain, namespace};
-use larder_engine::beneath::Beneath;
-use larder_engine::grants::Ask;
+use larder_core::grants::Ask;
 use larder_engine::{NamespaceId, OpenOptions, PageStore, Store};
 use larder_format::PageKey;
 use larder_remote::agent::{Admission, Agent, AgentOptions};
 use larder_remote::dir::Dir;
+use larder_store::beneath::Beneath;
 
 /// Head of the file, and a page in it. Both in bytes.
 const HEAD: u64 = 40;

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use larder_core::index::{Index, Place, SegmentId};
 use larder_engine::format::{
     BlockAddress, Body, DescriptorBlock, HEADER_BLOCKS, Record, SEGMENTS_OFFSET,
     SUPERBLOCK_OFFSETS, SegmentAddress, SegmentHeader, SegmentNo, SegmentState, Serial,
 };
-use larder_engine::index::{Index, Place, SegmentId};
 use larder_sim_runtime::medium::Content;
 
 use crate::oracle::{Name, VersionId};

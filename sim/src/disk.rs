@@ -11,9 +11,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use larder_disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
+use larder_engine::AlignedBuf;
 use larder_engine::format::BLOCK_BYTES;
-use larder_engine::memory::AlignedBuf;
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::medium::{Arrival, Content, Medium};
 

@@ -4,11 +4,11 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_engine::core::Core;
+use larder_core::core::Core;
+use larder_core::index::{Place, SegmentId};
 use larder_engine::format::{
     Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentHeader, SegmentState, Serial,
 };
-use larder_engine::index::{Place, SegmentId};
 use larder_sim_runtime::medium::{Arrival, Content, Medium};
 
 use crate::classes::Class;

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use larder_engine::disk::DiskError;
+use larder_core::index::SegmentId;
+use larder_disk::DiskError;
 use larder_engine::format::{Body, DescriptorBlock, HEADER_BLOCKS, Record, SegmentHeader};
-use larder_engine::index::SegmentId;
 use larder_sim_runtime::medium::{Arrival, Block, Content, Left, Medium};
 
 use crate::classes::Class;

@@ -7,9 +7,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use larder_engine::disk::{
-    Action, Buffer, DiskError, Done, Op, Piece, Purpose, Sink, Step, carry_out,
-};
+use larder_disk::{Action, Buffer, DiskError, Done, Op, Piece, Purpose, Sink, Step, carry_out};
 use larder_engine::format::BLOCK_BYTES;
 use larder_sim_runtime::dice::Dice;
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece, Sink};
+use larder_disk::{Action, Buffer, Choice, Disk, DiskError, Done, Kind, Op, Piece, Sink};
 use larder_sim_runtime::medium::Block;
 use larder_sim_runtime::sync::Mutex;
 use larder_sim_runtime::thread::{Builder, JoinHandle};

@@ -5,8 +5,8 @@
 //! another page or of a deleted page are recognised. Versions and deletions are ordered by the
 //! moment of their reservation. The store's own version numbers have the same order.
 
+use larder_core::index::SegmentId;
 use larder_engine::format::{Namespace, PageChecksum, PageKey};
-use larder_engine::index::SegmentId;
 use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::medium::Content;
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use larder_engine::index::{Index, Place};
-use larder_engine::recovery::{Recovery, recover};
+use larder_core::index::{Index, Place};
+use larder_store::recovery::{Recovery, recover};
 
 use crate::expected::Expected;
 use crate::oracle::VersionId;

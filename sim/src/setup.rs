@@ -252,7 +252,7 @@ pub struct Setup {
 impl Setup {
     pub fn draw(dice: &mut Dice) -> Setup {
         let volumes = dice.pick(&[1, 1, 2]);
-        let least = larder_engine::capacity::segments_min(volumes) as u32;
+        let least = larder_core::capacity::segments_min(volumes) as u32;
         let volumes = (0..volumes as u32)
             .map(|volume| (least + dice.below(5) as u32).div_ceil(volumes as u32) + volume % 2)
             .collect();

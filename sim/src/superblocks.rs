@@ -4,12 +4,12 @@
 //! that copy. A volume without a sound copy may be lost. Then the store is opened without it, or
 //! refused if it was the first volume.
 
+use larder_core::index::Place;
 use larder_engine::format::{
     BLOCK_BYTES, Body, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
 };
-use larder_engine::index::Place;
-use larder_engine::volume::simulated;
 use larder_sim_runtime::medium::{Content, Medium, contents};
+use larder_store::volume::simulated;
 
 use crate::classes::Class;
 use crate::expected::Expected;

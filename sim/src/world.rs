@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use larder_core::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::format::{Fingerprint, Run, SEGMENTS_OFFSET, Serial, StoreId, Superblock};
-use larder_engine::index::{Index, NamespaceSlot, Place, SegmentId};
-use larder_engine::recovery::scan::Spot;
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::{Content, Medium};
 use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
+use larder_store::recovery::scan::Spot;
 
 use crate::classes::Tally;
 use crate::disk::SimDisk;

@@ -162,10 +162,10 @@ fn every_test_that_the_design_names_exists() {
 
 #[test]
 fn every_planted_bug_and_every_counter_that_the_matrix_names_exists() {
-    let planted = read("engine/src/planted.rs");
+    let planted = read("engine/core/src/planted.rs");
     let counters = [
-        read("engine/src/api/stats.rs"),
-        read("engine/src/share/wire.rs"),
+        read("engine/store/src/api/stats.rs"),
+        read("engine/store/src/share/wire.rs"),
     ]
     .concat();
     let has = |text: &str, wanted: &str| text.lines().any(|line| line.trim().starts_with(wanted));

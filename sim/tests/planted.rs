@@ -1,4 +1,4 @@
-//! The test of the tests: each bug of `larder_engine::planted` is switched on, and a run of the
+//! The test of the tests: each bug of `larder_core::planted` is switched on, and a run of the
 //! simulation must fail. A bug that no run notices is a promise without a check.
 #![cfg(debug_assertions)]
 #![allow(clippy::unwrap_used)]
@@ -7,7 +7,7 @@ use std::panic::catch_unwind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use larder_engine::planted::{Bug, plant};
+use larder_core::planted::{Bug, plant};
 use larder_sim::exhaustive::{Limits, Part, exhaust};
 use larder_sim::{Heap, Mode};
 

@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use larder_engine::survey::{Condition, Page, Survey, SurveyOptions};
 use larder_engine::{
     CreateOptions, GetPage, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage, PutStatus,
     Store, SyncPolicy, create,
@@ -31,6 +30,8 @@ use larder_format::{
     BLOCK_BYTES, Holder, Namespace, NamespaceFields, PageKey, PageShape, Rank, SEGMENTS_OFFSET,
     SUPERBLOCK_OFFSETS, SegmentState, Superblock,
 };
+use larder_offline::survey::{Condition, Page, Survey, SurveyOptions};
+use larder_store::share::Inside;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use support::honest::{Process, found};

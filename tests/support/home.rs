@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{CreateOptions, OpenOptions, Store, SyncPolicy, create};
 use larder_format::{PageKey, SEGMENTS_OFFSET};
+use larder_offline::survey::{Survey, SurveyOptions};
 use serde_json::Value;
 use tempfile::TempDir;
 

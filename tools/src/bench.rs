@@ -15,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
-use larder_engine::memory::backing_page_bytes;
+use larder_base::memory::backing_page_bytes;
 use larder_engine::{NamespaceId, PageStore, PutFailure, PutOptions, PutStatus, Refusal, Store};
 use larder_format::{Namespace, PageKey, PageShape};
 use rand::SeedableRng;
@@ -565,11 +565,9 @@ pub(crate) fn reason(status: PutStatus) -> String {
                 "the store's serial numbers for this run are used up: open it again"
             }
             Refusal::NotAdmitted => "the store's policy does not take it",
-            _ => "the store refused it",
         },
         PutStatus::Failed(PutFailure::Write) => "the device did not take it",
         PutStatus::Failed(PutFailure::Sync) => "the device failed the sync that it waited for",
-        _ => "the store did not take it",
     };
     format!("a page was not stored: {why}; `larder doctor` and `larder verify` tell more")
 }

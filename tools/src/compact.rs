@@ -1,6 +1,6 @@
 //! `larder compact`: orders the pages of a store, in place or into a new store.
 //!
-//! In place, the engine moves scattered pages and releases dead space ([`larder_engine::offline`]).
+//! In place, the engine moves scattered pages and releases dead space ([`larder_offline`]).
 //! A kill at any moment leaves every page readable. In a store that servers use, its owner moves
 //! the pages, segment by segment. Into a new store the pages are put like any others. The report
 //! describes the layout before and after in the same fields.
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 use larder_engine::format::SEGMENTS_OFFSET;
-use larder_engine::offline::{self, Compacted, Copied};
-use larder_engine::recovery::scan::Case;
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{CreateOptions, OpenOptions, PageStore, Store, StoreError};
+use larder_offline::survey::{Survey, SurveyOptions};
+use larder_offline::{Compacted, Copied};
+use larder_store::recovery::scan::Case;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -358,7 +358,7 @@ fn beside(args: &CompactArgs, interrupt: &Interrupt) -> Result<CompactReport, Fa
     let bar = bar("compacting");
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let path = &args.store.path;
-    let done = offline::compact_beside(path, &survey, args.dry_run, &mut progress);
+    let done = larder_offline::compact_beside(path, &survey, args.dry_run, &mut progress);
     bar.finish_and_clear();
     let done = done?;
     let after = match args.dry_run {
@@ -389,7 +389,7 @@ fn in_place(
     let options = OpenOptions::default().with(|o| o.volumes = args.store.volumes.clone());
     let bar = bar("compacting");
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
-    let done = offline::compact(&args.store.path, &options, args.dry_run, &mut progress);
+    let done = larder_offline::compact(&args.store.path, &options, args.dry_run, &mut progress);
     bar.finish_and_clear();
     let done = done?;
     let after = match look(&args.store, true)? {
@@ -461,7 +461,7 @@ fn into(
     let store = Store::open(new, OpenOptions::default())?;
     let bar = bar("copying");
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
-    let copied = offline::copy_into(survey, &store, &mut progress);
+    let copied = larder_offline::copy_into(survey, &store, &mut progress);
     bar.finish_and_clear();
     let closed = store.close();
     let copied = copied?;

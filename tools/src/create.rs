@@ -7,8 +7,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_engine::volume::create::Created;
-use larder_engine::{CreateOptions, StoreError};
+use larder_engine::{CreateOptions, Created, StoreError};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};

@@ -6,8 +6,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_engine::inventory::{Space, spaces};
 use larder_engine::{PageStore, Store};
+use larder_store::inventory::{Space, spaces};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};

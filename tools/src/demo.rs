@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use indicatif::ProgressBar;
-use larder_engine::disk::probe;
+use larder_disk::probe;
 use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use serde::{Deserialize, Serialize};

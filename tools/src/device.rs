@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use larder_engine::memory::AlignedBuf;
+use larder_engine::AlignedBuf;
 use rustix::fs::OFlags;
 
 use crate::failure::Failure;

@@ -25,9 +25,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use larder_engine::advice;
-use larder_engine::disk::probe::{self, Level};
-use larder_engine::memory::{AlignedBuf, backing_page_bytes};
+use larder_base::memory::backing_page_bytes;
+use larder_disk::probe::{self, Level};
+use larder_engine::{AlignedBuf, advice};
 use larder_format::BLOCK_BYTES;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, ftruncate};
 use rustix::io::Errno;

@@ -5,8 +5,8 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use larder_engine::disk::health::{Health, of_device};
-use larder_engine::volume::{Access, Volumes};
+use larder_disk::health::{Health, of_device};
+use larder_store::volume::{Access, Volumes};
 
 /// A drive.
 pub struct Drive {

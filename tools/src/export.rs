@@ -15,11 +15,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use indicatif::ProgressBar;
+use larder_base::random::random_bytes;
 use larder_engine::format::{
     ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, PageKey,
 };
-use larder_engine::random::random_bytes;
-use larder_engine::survey::{BadPage, Page, PayloadFault, RecordId, Survey, SurveyOptions};
+use larder_offline::survey::{BadPage, Page, PayloadFault, RecordId, Survey, SurveyOptions};
 use serde::Serialize;
 
 use crate::archive::{self, ArchiveSink};

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use larder_engine::survey::{BadPage, Condition, Flaw, Page, Survey, SurveyError, SurveyOptions};
+use larder_offline::survey::{BadPage, Condition, Flaw, Page, Survey, SurveyError, SurveyOptions};
 use serde::Serialize;
 
 use crate::archive::{Fault, FaultReason};

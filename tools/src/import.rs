@@ -20,9 +20,9 @@ use clap::Args;
 use larder_engine::format::{
     ArchiveHead, ArchiveItem, BLOCK_BYTES, Damage, Fingerprint, Namespace,
 };
-use larder_engine::inventory::Inventory;
-use larder_engine::survey::{Survey, SurveyError, SurveyOptions};
 use larder_engine::{PageStore, PutStatus, Refusal, Store};
+use larder_offline::survey::{Survey, SurveyError, SurveyOptions};
+use larder_store::inventory::Inventory;
 use serde::Serialize;
 
 use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
@@ -212,7 +212,7 @@ impl ImportReport {
             }
             PutStatus::Duplicate => self.duplicate_pages += 1,
             PutStatus::Refused(refusal) => self.refuse(why(refusal), 1),
-            _ => self.failed_pages += 1,
+            PutStatus::Failed(_) => self.failed_pages += 1,
         }
     }
 
@@ -253,7 +253,6 @@ fn why(refusal: Refusal) -> Why {
             "the store's serial numbers for this run are used up; import again",
         ),
         Refusal::NotAdmitted => ("not_admitted", "the store's policy does not take them"),
-        _ => ("other", "refused by the store; see its log"),
     };
     Why { kind, reason }
 }

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use clap::Args;
 use larder_engine::HolderState;
 use larder_engine::format::{FORMAT_VERSION, Features, KeyPrefix, PageKey};
-use larder_engine::survey::{Survey, SurveyOptions};
+use larder_offline::survey::{Survey, SurveyOptions};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};

@@ -1,6 +1,6 @@
 //! The cost of damage, summed up per namespace, for `inspect` and `verify`.
 
-use larder_engine::survey::{BadPage, NamespaceLosses, Survey};
+use larder_offline::survey::{BadPage, NamespaceLosses, Survey};
 use serde::Serialize;
 
 use crate::report::{Lines, count};

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use larder_engine::disk::probe::Want;
+use larder_disk::probe::Want;
 use larder_engine::{OpenOptions, PageStore, SharedReads, Store, StoreError, SyncPolicy};
 
 use crate::failure::Failure;

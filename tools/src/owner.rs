@@ -1,7 +1,8 @@
 //! Parts of an owner's answer, for people.
 
-use larder_engine::beneath::BeneathReport;
-use larder_engine::{Stats, share};
+use larder_engine::Stats;
+use larder_store::beneath::BeneathReport;
+use larder_store::share;
 
 use crate::report::count;
 use crate::size::ByteSize;

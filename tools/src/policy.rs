@@ -3,8 +3,8 @@
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use larder_engine::policy::PolicyMaker;
-use larder_engine::policy::order::EvictionOrder;
+use larder_core::policy::order::EvictionOrder;
+use larder_engine::policy::{self, PolicyMaker};
 
 /// Which pages go first when a store is full; see docs/retention.md.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -19,7 +19,7 @@ pub enum Policy {
 impl Policy {
     /// The engine's option.
     pub fn maker(self) -> Option<PolicyMaker<dyn EvictionOrder>> {
-        (self == Policy::Learned).then(PolicyMaker::learned)
+        (self == Policy::Learned).then(policy::learned)
     }
 
     /// Its name.

@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 
 use larder_engine::OpenOptions;
-use larder_engine::offline::{self, Repair, Repaired};
-use larder_engine::survey::{Flaw, SurveyOptions};
+use larder_offline::survey::{Flaw, SurveyOptions};
+use larder_offline::{Repair, Repaired};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -218,7 +218,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
         o.volumes = how.store.volumes.clone();
         o.degraded = how.degraded;
     });
-    let repaired = offline::repair(&how.store.path, &options, plan, &mut progress);
+    let repaired = larder_offline::repair(&how.store.path, &options, plan, &mut progress);
     bar.finish_and_clear();
     let repaired = repaired?;
     let mut report = RepairReport::done(&repaired);

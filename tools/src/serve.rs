@@ -13,10 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::disk::probe::limit;
-use larder_engine::share::{Part, report};
-use larder_engine::volume::socket::socket_path;
-use larder_engine::{PageStore, Store};
+use larder_disk::probe::limit;
+use larder_engine::{PageStore, Part, Store, report};
+use larder_store::volume::socket::socket_path;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde::Serialize;

@@ -188,7 +188,7 @@ impl<'a> Session<'a> {
                 PutStatus::Stored => self.counts.pages_put += 1,
                 PutStatus::Duplicate => self.counts.duplicate_pages += 1,
                 PutStatus::Refused(_) => self.counts.refused_pages += 1,
-                _ => self.counts.failed_pages += 1,
+                PutStatus::Failed(_) => self.counts.failed_pages += 1,
             }
         }
         let is_unstored = |status: &&PutStatus| !status.is_present();

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::beneath::BeneathReport;
-use larder_engine::totals::StoreCounts;
-use larder_engine::{Counts, LatencySummary, Stats, share};
+use larder_engine::{Counts, LatencySummary, Stats};
+use larder_store::beneath::BeneathReport;
+use larder_store::share;
+use larder_store::totals::StoreCounts;
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -56,7 +57,7 @@ struct StatReport {
     pid: Option<u32>,
     rss_bytes: u64,
     /// Its release and the catalog protocol that it speaks.
-    protocol: larder_engine::protocol::Protocol,
+    protocol: larder_store::protocol::Protocol,
     /// Version of the on-disk format.
     format_version: u32,
     /// When the owner opened the store.

@@ -17,8 +17,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use larder_engine::offline::Repair;
-use larder_engine::survey::{BadPage, Payloads, Survey};
+use larder_offline::Repair;
+use larder_offline::survey::{BadPage, Payloads, Survey};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -286,7 +286,7 @@ pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let look = args
         .store
-        .look(|options| larder_engine::survey::SurveyOptions {
+        .look(|options| larder_offline::survey::SurveyOptions {
             hold: !args.online,
             ..options
         })?;

@@ -7,9 +7,9 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use larder_engine::offline::{self, Retired};
-use larder_engine::volume::create;
 use larder_engine::{CreateOptions, OpenOptions, StoreError};
+use larder_offline::Retired;
+use larder_store::volume::create;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
@@ -251,7 +251,7 @@ fn retire(args: &RetireArgs, interrupt: &Interrupt) -> Result<bool, Failure> {
     let options = OpenOptions::default().with(|o| o.volumes = args.store.volumes.clone());
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let (path, volume) = (&args.store.path, &args.retired);
-    let done = offline::retire(path, volume, &options, args.dry_run, &mut progress);
+    let done = larder_offline::retire(path, volume, &options, args.dry_run, &mut progress);
     bar.finish_and_clear();
     let Retired {
         pages,

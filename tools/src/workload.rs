@@ -16,8 +16,9 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
 
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus};
+use larder_engine::{
+    AlignedBuf, GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
+};
 use larder_format::{
     Namespace, NamespaceFields, PARTS_MAX, PageKey, PageShape, Rank, ShapeError, TokenUnits,
     page_keys,

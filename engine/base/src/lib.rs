@@ -8,6 +8,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`latency`] | histograms of latencies: of the devices, and of calls |
+//! | [`failure`] | why a disk did not carry out an operation |
 //! | [`memory`] | aligned, huge-page backed buffers |
 //! | [`sidecar`] | a small file beside a store that the store can do without |
 //! | [`seldom`] | limits how often a log line is repeated |
@@ -24,6 +25,7 @@
 #![allow(missing_docs, reason = "no crate outside of this project uses it")]
 
 pub mod bugs;
+pub mod failure;
 #[cfg(not(feature = "simulated"))]
 pub mod fork;
 pub mod ids;

@@ -17,13 +17,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::failure::{DiskError, is_of_the_medium};
 use larder_base::latency::DeviceLatencies;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::{Instant, Mutex, thread};
 use larder_base::system::processes;
 
 use super::pace::Traffic;
-use super::{Action, Buffer, DiskError, Done, Op, PIECES_MAX, Piece, Sink, is_of_the_medium};
+use super::{Action, Buffer, Done, Op, PIECES_MAX, Piece, Sink};
 
 /// Transfers are resumed at multiples of this, in bytes.
 const BLOCK_BYTES: u64 = 4096;

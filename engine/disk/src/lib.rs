@@ -81,11 +81,12 @@ pub mod threads;
 pub mod uring;
 mod witness;
 
+pub use larder_base::failure::{DiskError, is_of_the_medium};
+
 pub use job::MEDIUM_READS_MAX;
 pub use job::{Step, carry_out};
 pub use operations::{
-    Action, Buffer, Choice, Disk, DiskError, Done, Kind, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece,
-    Purpose, Sink, is_of_the_medium,
+    Action, Buffer, Choice, Disk, Done, Kind, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose, Sink,
 };
 pub use options::DiskOptions;
 pub use pacing::Pacing;

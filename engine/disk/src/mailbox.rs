@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::failure::DiskError;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::{Condvar, Instant, Mutex};
 
 pub use super::operations::ReadAt;
-use super::{Action, Buffer, Disk, DiskError, Done, Op, Piece, Purpose, Sink};
+use super::{Action, Buffer, Disk, Done, Op, Piece, Purpose, Sink};
 
 /// Longest single wait: an [`Instant`] cannot represent a much later moment.
 const PATIENCE_MAX: Duration = Duration::from_secs(24 * 60 * 60);

@@ -19,6 +19,7 @@ use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use larder_base::failure::DiskError;
 use larder_base::memory::AlignedBuf;
 use larder_base::system::files::{self, Handle};
 use rustix::fs::FileType;
@@ -28,7 +29,7 @@ use rustix::thread::CapabilitySet;
 use super::mailbox::{ReadAt, read_all};
 use super::threads::Threads;
 use super::uring::{Features, Uring};
-use super::{Disk, DiskError, DiskOptions};
+use super::{Disk, DiskOptions};
 pub use larder_base::system::direct::{Direct, direct_io};
 
 /// Length of the read that proves a ring, in bytes.

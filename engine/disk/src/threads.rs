@@ -14,6 +14,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::failure::DiskError;
 use larder_base::fork::Origin;
 use larder_base::latency::DeviceLatencies;
 use larder_base::runtime::thread::{self, JoinHandle};
@@ -27,7 +28,7 @@ use super::job::{
 use super::pace::{Ended, Nanos, Traffic};
 use super::pacing::now;
 use super::queue::{Next, Queue};
-use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
+use super::{Choice, Disk, DiskOptions, Kind, Op, Piece};
 
 /// Most threads a volume.
 pub const THREADS_MAX: u32 = 16;

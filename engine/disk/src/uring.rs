@@ -26,6 +26,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
+use larder_base::failure::DiskError;
 use larder_base::fork::Origin;
 use larder_base::latency::DeviceLatencies;
 use larder_base::memory::move_to_huge_pages;
@@ -38,7 +39,7 @@ use super::job::{
 };
 use super::pacing::now;
 use super::queue::Queue;
-use super::{Choice, Disk, DiskError, DiskOptions, Kind, Op, Piece};
+use super::{Choice, Disk, DiskOptions, Kind, Op, Piece};
 
 /// Most operations of one volume in the kernel at once.
 pub const DEPTH_MAX: u32 = 4096;

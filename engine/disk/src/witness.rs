@@ -8,11 +8,12 @@
 
 use std::sync::{Arc, OnceLock};
 
+use larder_base::failure::DiskError;
 use larder_base::memory::AlignedBuf;
 
 use super::mailbox::{ReadAt, read_once};
 use super::patience::Patience;
-use super::{Choice, Disk, DiskError, Op, Piece};
+use super::{Choice, Disk, Op, Piece};
 
 /// Forwards every operation. A read through [`read_all`](super::mailbox::read_all) that fails is
 /// tried again, and the first one that says nothing of the store is remembered.

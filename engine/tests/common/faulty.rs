@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
-use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
-use larder_engine::{DiskWrapper, OpenOptions, Store};
+use larder_disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
+use larder_engine::{OpenOptions, Store};
+use larder_store::api::DiskWrapper;
 
 use super::Home;
 use super::honest::PATIENCE;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
 
+use larder_core::core::Config;
+use larder_disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::SyncPolicy;
-use larder_engine::core::Config;
-use larder_engine::disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, Features, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock,
     VolumeEntry, VolumeId,

@@ -14,10 +14,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
-use larder_engine::memory::AlignedBuf;
 use larder_engine::{
-    CreateOptions, GetPage, GetStatus, NamespaceId, OpenOptions, PageStore, PutOptions, PutPage,
-    PutStatus, Store, create,
+    AlignedBuf, CreateOptions, GetPage, GetStatus, NamespaceId, OpenOptions, PageStore, PutOptions,
+    PutPage, PutStatus, Store, create,
 };
 
 pub const MIB: u64 = 1 << 20;

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use larder_core::policy::order::{self, EvictionOrder};
 use larder_engine::OpenOptions;
-use larder_engine::policy::order::{self, EvictionOrder};
 use larder_engine::policy::{
     Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth,
 };

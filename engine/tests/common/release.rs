@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use larder_engine::format::{BLOCK_BYTES, Features, Label, SUPERBLOCK_OFFSETS, Superblock};
-use larder_engine::protocol::Protocol;
+use larder_store::protocol::Protocol;
 
 /// The bit of a feature that this release does not know.
 pub const LATER: u64 = 1 << 63;

@@ -17,15 +17,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::chain;
 use common::memory::{Memory, STORE};
-use larder_engine::core::RequestId;
+use larder_core::core::RequestId;
+use larder_core::index::{Heat, SegmentId};
+use larder_core::policy::order::EvictionOrder;
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, PageKey, Record, Run, SEGMENTS_OFFSET,
     SegmentHeader, SegmentNo, SegmentState, Serial,
 };
-use larder_engine::index::{Heat, SegmentId};
-use larder_engine::policy::order::EvictionOrder;
 use larder_engine::policy::{
-    Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker, ReclaimLines, Worth,
+    Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Worth,
 };
 use process::{
     Killed, PAGE_BLOCKS, PAGES, Process, SEGMENT_BLOCKS, SEGMENTS, the_namespace, write_headers,
@@ -246,7 +246,9 @@ fn deletions_that_fill_a_store_go_with_the_generations_that_hold_them_up() {
 fn the_learned_order_drops_no_page_before_the_store_has_filled() {
     let disk = Memory::new(BTreeMap::new(), BTreeSet::new());
     let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
-    process.index.choose(PolicyMaker::learned().make());
+    process
+        .index
+        .choose(larder_engine::policy::learned().make());
     assert!(process.start().is_ok());
     let chains: Vec<Vec<PageKey>> = (0..400).map(|seed| chain(seed, PAGES)).collect();
     for (seed, keys) in (0..).zip(&chains) {

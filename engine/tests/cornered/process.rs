@@ -4,17 +4,17 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use larder_engine::core::{Config, Copied, Core, Descriptors, Effect, Io, Move, PageCopy, Victim};
-use larder_engine::disk::mailbox::read_all;
+use larder_core::core::{Config, Copied, Core, Descriptors, Effect, Io, Move, PageCopy, Victim};
+use larder_core::grants::{Ask, Grant, ReservationId, SegmentMap};
+use larder_core::index::{Index, NamespaceSlot, SegmentId};
+use larder_disk::mailbox::read_all;
 use larder_engine::format::{
     BLOCK_BYTES, Body, DescriptorBlock, Namespace, OpenState, PageChecksum, PageKey, Record, Run,
     SEGMENTS_OFFSET, SegmentHeader, Superblock,
 };
-use larder_engine::grants::{Ask, Grant, ReservationId, SegmentMap};
-use larder_engine::index::{Index, NamespaceSlot, SegmentId};
-use larder_engine::recovery::recover;
-use larder_engine::recovery::scan::Spot;
 use larder_engine::{Hint, PutStatus};
+use larder_store::recovery::recover;
+use larder_store::recovery::scan::Spot;
 
 use super::common::memory::{self, Memory, STORE};
 use super::common::namespace;

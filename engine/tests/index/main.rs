@@ -9,7 +9,7 @@ mod race;
 
 use std::collections::BTreeSet;
 
-use larder_engine::index::{
+use larder_core::index::{
     Adoption, Heat, Index, Lease, LiveInfo, NamespaceSlot, Parent, Place, Publish, Published,
     SegmentId,
 };

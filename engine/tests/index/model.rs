@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_engine::index::{
+use larder_core::index::{
     Adoption, Departed, Heat, Index, NamespaceSlot, PageView, Parent, Place, Publish, Published,
     SegmentId,
 };

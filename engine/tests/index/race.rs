@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use larder_engine::index::{Heat, Index, Parent, Place, Publish, SegmentId};
+use larder_core::index::{Heat, Index, Parent, Place, Publish, SegmentId};
 
 use super::honest::{PATIENCE, eventually};
 use super::model::name_of;

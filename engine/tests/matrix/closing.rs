@@ -3,11 +3,11 @@
 use std::ops::ControlFlow;
 
 use larder_engine::format::{BLOCK_BYTES, CLOSING_OFFSET, PageKey, SEGMENTS_OFFSET};
-use larder_engine::offline::{Repair, repair};
-use larder_engine::survey::{FlawReason, Survey, SurveyOptions};
 use larder_engine::{
     GetStatus, MissReason, OpenOptions, PageStore, PutFailure, PutOptions, PutStatus, Store,
 };
+use larder_offline::survey::{FlawReason, Survey, SurveyOptions};
+use larder_offline::{Repair, repair};
 
 use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::{Home, MIB, Pool, chain};
@@ -33,7 +33,7 @@ fn closed(chains: u64) -> (Home, Vec<PageKey>) {
 }
 
 /// The flaws of a survey, the pages with wrong bytes, and the number of unfinished pages.
-fn verified(home: &Home) -> (Survey, Vec<larder_engine::survey::BadPage>, u64) {
+fn verified(home: &Home) -> (Survey, Vec<larder_offline::survey::BadPage>, u64) {
     let survey = Survey::new(&home.path, &SurveyOptions::default()).unwrap();
     let mut bad = Vec::new();
     let payloads = survey
@@ -42,7 +42,7 @@ fn verified(home: &Home) -> (Survey, Vec<larder_engine::survey::BadPage>, u64) {
     (survey, bad, payloads.unfinished)
 }
 
-fn repaired(home: &Home, survey: Survey, bad: &[larder_engine::survey::BadPage]) {
+fn repaired(home: &Home, survey: Survey, bad: &[larder_offline::survey::BadPage]) {
     let plan = Repair::plan(&survey, bad);
     drop(survey);
     assert!(plan.beyond.is_empty(), "{plan:?}");

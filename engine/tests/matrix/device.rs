@@ -9,6 +9,7 @@ use larder_engine::{
     CreateOptions, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, Store,
     StoreError, create,
 };
+use larder_store::share::Inside;
 
 use super::common::faulty::{Fault, Faulty, Seen, faulty, open_faulty, open_prepared};
 use super::common::honest::eventually;

@@ -5,8 +5,9 @@ use larder_engine::format::{
     SUPERBLOCK_OFFSETS, SegmentHeader, SegmentNo, SegmentState, Serial, Superblock,
     SuperblockError,
 };
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
+use larder_offline::survey::{Survey, SurveyOptions};
+use larder_store::share::Inside;
 
 use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::{Home, Pool, chain, namespace};

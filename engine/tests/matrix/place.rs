@@ -4,18 +4,19 @@ use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_engine::core::{
+use larder_core::core::{
     Config, Core, Effect, InitState, Io, IoId, Recovered, RequestId, SegmentInit,
 };
-use larder_engine::disk::Kind;
+use larder_core::grants::Ask;
+use larder_core::index::{Index, NamespaceSlot};
+use larder_disk::Kind;
 use larder_engine::format::{HEADER_BLOCKS, Run, SEGMENTS_OFFSET, Serial, StoreId};
-use larder_engine::grants::Ask;
-use larder_engine::index::{Index, NamespaceSlot};
-use larder_engine::volume::{Access, Volumes};
 use larder_engine::{
     CreateOptions, GetStatus, Hint, HolderState, MissReason, OpenOptions, PageStore, PutStatus,
     Store, StoreError, SyncPolicy, create,
 };
+use larder_store::share::Inside;
+use larder_store::volume::{Access, Volumes};
 
 use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::honest::skipped;

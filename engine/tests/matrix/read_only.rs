@@ -4,11 +4,12 @@ use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
 use larder_engine::format::{PageKey, SEGMENTS_OFFSET};
-use larder_engine::offline::compact_beside;
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{
     OpenOptions, PageStore, PutFailure, PutOptions, PutStatus, Refusal, Store, StoreError,
 };
+use larder_offline::compact_beside;
+use larder_offline::survey::{Survey, SurveyOptions};
+use larder_store::share::Inside;
 
 use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::honest::{PATIENCE, eventually};

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
 use larder_engine::{OpenOptions, PageStore, PutStatus};
+use larder_store::share::Inside;
 
 use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::honest::eventually;

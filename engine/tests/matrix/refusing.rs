@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use larder_engine::format::SEGMENTS_OFFSET;
 use larder_engine::{OpenOptions, PageStore, PutFailure, PutOptions, PutStatus, Refusal};
+use larder_store::share::Inside;
 
 use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::honest::PATIENCE;

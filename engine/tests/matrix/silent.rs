@@ -3,16 +3,17 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use larder_engine::format::SEGMENTS_OFFSET;
 use larder_engine::{
     GetStatus, MissReason, OpenOptions, PageStore, PutStatus, Refusal, Store, StoreError,
 };
+use larder_store::share::Inside;
 
 use super::SIZE;
 use super::common::faulty::{Fault, Seen, open_faulty};
 use super::common::honest::eventually;
 use super::common::{Home, Pool, chain};
 use super::device::{Release, attach_faulty, is_read};
-use larder_engine::format::SEGMENTS_OFFSET;
 
 #[test]
 fn row_20_a_silent_device_costs_misses_at_the_deadline_and_no_memory() {

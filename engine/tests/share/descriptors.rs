@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
 
-use larder_engine::share::Part;
 use larder_engine::{
-    CreateOptions, HolderState, OpenOptions, PageStore, PutStatus, Store, StoreError, create,
+    CreateOptions, HolderState, OpenOptions, PageStore, Part, PutStatus, Store, StoreError, create,
 };
 use nix::fcntl::{FcntlArg, fcntl};
 

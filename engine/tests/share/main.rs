@@ -16,12 +16,13 @@ use std::time::Instant;
 
 use common::honest::{PATIENCE, eventually};
 use common::{Home, MIB, Pool, chain};
-use larder_engine::share::{Part, report};
-use larder_engine::volume::socket::socket_path;
 use larder_engine::{
-    DiskWrapper, GetStatus, MissReason, OpenOptions, PageStore, PutOptions, PutStatus, SharedReads,
-    Store, StoreError,
+    GetStatus, MissReason, OpenOptions, PageStore, Part, PutOptions, PutStatus, SharedReads, Store,
+    StoreError, report,
 };
+use larder_store::api::DiskWrapper;
+use larder_store::share::Inside;
+use larder_store::volume::socket::socket_path;
 
 fn attach(home: &Home) -> Store {
     Store::attach(&home.path, OpenOptions::default()).unwrap()

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::slice::from_ref;
 
-use larder_engine::share::{Part, report};
-use larder_engine::volume::socket::socket_path;
-use larder_engine::{CreateOptions, OpenOptions, PageStore, PutStatus, Store, StoreError, create};
+use larder_engine::{
+    CreateOptions, OpenOptions, PageStore, Part, PutStatus, Store, StoreError, create, report,
+};
+use larder_store::volume::socket::socket_path;
 use nix::unistd::{Uid, chroot, seteuid};
 use rustix::fs::{CWD, FileType, Mode};
 

@@ -5,13 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use larder_engine::protocol::Protocol;
-use larder_engine::share::wire::{
-    Failure, MAGIC, PlaceGrant, Reply, Request, parse, receive, send,
-};
-use larder_engine::share::{Part, report};
-use larder_engine::volume::socket::socket_path;
-use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
+use larder_engine::{OpenOptions, PageStore, Part, PutStatus, Store, StoreError, report};
+use larder_store::protocol::Protocol;
+use larder_store::share::wire::{Failure, MAGIC, PlaceGrant, Reply, Request, parse, receive, send};
+use larder_store::volume::socket::socket_path;
 
 use super::attach;
 use super::common::honest::{PATIENCE, eventually};

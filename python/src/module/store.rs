@@ -11,11 +11,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::disk::probe::Want;
-use larder_engine::inventory::Cursor;
-use larder_engine::share::Part;
-use larder_engine::{Class, Hint, PutOptions, StoreError as EngineError, SyncPolicy};
+use larder_disk::probe::Want;
+use larder_engine::{Class, Hint, Part, PutOptions, StoreError as EngineError, SyncPolicy};
 use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
+use larder_store::inventory::Cursor;
+use larder_tools::l4::L4Config;
+use larder_tools::policy::Policy;
 use pyo3::create_exception;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -29,8 +30,6 @@ use crate::place::{Misfit, PlaceError};
 use crate::region::{Region as Memory, slices, slices_mut};
 use crate::store::queue::Limits;
 use crate::store::{Handle, Space};
-use larder_tools::l4::L4Config;
-use larder_tools::policy::Policy;
 use queue::Queue;
 
 create_exception!(

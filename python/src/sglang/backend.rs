@@ -46,10 +46,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-use larder_engine::fork::Origin;
-use larder_engine::seldom::Seldom;
-use larder_engine::share::Part;
-use larder_engine::{Settings, Stats, SyncPolicy};
+use larder_base::seldom::Seldom;
+use larder_engine::{Origin, Part, Settings, Stats, SyncPolicy};
 use larder_sync::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::config::{Config, OnError, Transfer};

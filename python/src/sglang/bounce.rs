@@ -8,8 +8,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{GetStatus, MissReason, PutStatus, Refusal};
+use larder_engine::{AlignedBuf, GetStatus, MissReason, PutStatus, Refusal};
 use larder_format::PageKey;
 use larder_sync::Mutex;
 

@@ -8,9 +8,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_engine::beneath::{Beneath, BeneathReport};
-use larder_engine::grants::Ask;
+use larder_core::grants::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey};
+use larder_store::beneath::{Beneath, BeneathReport};
 
 use super::Agent;
 

@@ -15,7 +15,7 @@
 use std::io;
 use std::path::Path;
 
-use larder_engine::sidecar::Sidecar;
+use larder_base::sidecar::Sidecar;
 use larder_format::{Fingerprint, PageKey};
 use larder_sync::{Mutex, MutexGuard};
 

@@ -1,6 +1,6 @@
 //! The agent of a node: shares the pages of a store with other nodes, while the store is in use.
 //!
-//! It lies beneath the store in the owner's process (`larder_engine::beneath`), so it serves all
+//! It lies beneath the store in the owner's process (`larder_store::beneath`), so it serves all
 //! processes that use the store. Puts and lookups only leave notes at its desk. Its threads move
 //! the bytes: out of the store by ordinary gets, into the store by ordinary puts.
 //!
@@ -62,10 +62,10 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use larder_core::grants::Ask;
 use larder_engine::PageStore;
-use larder_engine::beneath::{Beneath, BeneathReport};
-use larder_engine::grants::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey};
+use larder_store::beneath::{Beneath, BeneathReport};
 use larder_sync::{Condvar, Mutex};
 
 use crate::remote::Remote;

@@ -6,13 +6,13 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use larder_engine::beneath::Beneath;
 use larder_engine::{
     CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
 };
 use larder_format::{Fingerprint, PageKey};
 use larder_remote::agent::{Admission, Agent, AgentOptions};
 use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName, Unreadable};
+use larder_store::beneath::Beneath;
 
 use super::member::{PATIENCE, RUN_PAGES};
 use super::{namespace, object, payload, run_of, trust};

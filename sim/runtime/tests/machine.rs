@@ -10,12 +10,11 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
-use larder_sim_runtime::Event;
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::files::{self, Handle, How, Lock};
 use larder_sim_runtime::medium::Content;
 use larder_sim_runtime::sockets::{self, UnixStream};
-use larder_sim_runtime::{Machine, Odds, Process, Setup, Step, World, thread};
+use larder_sim_runtime::{Event, Machine, Odds, Process, Setup, Step, World, thread};
 
 const BLOCK: usize = 4096;
 const HOW: How = How {

@@ -5,13 +5,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Op, Piece};
+use larder_disk::{Action, Buffer, Choice, Disk, DiskError, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, CLOSING_OFFSET, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, Superblock, SuperblockError,
 };
-use larder_engine::volume::simulated::decode;
 use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::medium::Block;
+use larder_store::volume::simulated::decode;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 
 use crate::lines::{answer, choice, each_block};

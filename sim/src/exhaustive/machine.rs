@@ -11,15 +11,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use larder_engine::core::Core;
-use larder_engine::disk::{Action, Done, Op, Purpose, Sink};
+use larder_core::core::Core;
+use larder_core::index::Index;
+use larder_disk::{Action, Done, Op, Purpose, Sink};
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
-use larder_engine::index::Index;
-use larder_engine::store::LocalStore;
 use larder_sim_runtime as runtime;
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::time::Instant;
 use larder_sim_runtime::{Odds, Queue, Step};
+use larder_store::store::LocalStore;
 
 use super::Explorer;
 use super::image::{Image, Written};

@@ -4,14 +4,13 @@ use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::Arc;
 
-use larder_engine::core::Core;
-use larder_engine::memory::AlignedBuf;
-use larder_engine::store::LocalStore;
+use larder_core::core::Core;
 use larder_engine::{
-    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
-    StoreError, SyncPolicy,
+    AlignedBuf, GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
+    PutStatus, StoreError, SyncPolicy,
 };
 use larder_sim_runtime::Queue;
+use larder_store::store::LocalStore;
 
 use super::machine::{End, Own, Shared, Wish};
 use super::promises::{Crash, Deletion, Names, Version};
@@ -214,7 +213,6 @@ impl Caller {
                     state.promises.versions.push(version);
                 }
                 PutStatus::Duplicate => {}
-                other => return Err(format!("an unknown status {other:?}")),
             }
             if !state.fills && state.promises.present >> name & 1 == 0 {
                 return Err(format!("page {name} is {status:?}, and is missing"));
@@ -245,7 +243,9 @@ impl Caller {
                     state.promises.allow(name, checksum, Crash::Kill)?;
                 }
                 GetStatus::Miss(MissReason::Absent | MissReason::Unfinished) if !stays => {}
-                _ => return Err(format!("a get of page {name} ends as {status:?}")),
+                GetStatus::Miss(_) => {
+                    return Err(format!("a get of page {name} ends as {status:?}"));
+                }
             }
         }
         Ok(())

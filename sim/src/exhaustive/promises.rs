@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use larder_engine::index::{Index, Place};
-use larder_engine::recovery::Recovery;
-use larder_engine::store::LocalStore;
+use larder_core::index::{Index, Place};
 use larder_sim_runtime::heap;
+use larder_store::recovery::Recovery;
+use larder_store::store::LocalStore;
 
 use super::image::{Image, Platter};
 use super::store::Store;

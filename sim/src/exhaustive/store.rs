@@ -5,16 +5,16 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use larder_engine::capacity::segments_min;
+use larder_core::capacity::segments_min;
+use larder_core::grants::SegmentMap;
+use larder_core::index::Place;
 use larder_engine::format::{
     BLOCK_BYTES, KeyPrefix, Namespace, PageChecksum, PageKey, SEGMENTS_OFFSET, StoreId,
 };
-use larder_engine::grants::SegmentMap;
-use larder_engine::index::Place;
-use larder_engine::volume::simulated::encode;
 use larder_engine::{OpenOptions, SyncPolicy};
 use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::heap;
+use larder_store::volume::simulated::encode;
 
 use super::image::Image;
 use crate::setup::{namespace, superblocks};

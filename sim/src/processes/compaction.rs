@@ -6,8 +6,8 @@
 
 use larder_engine::StoreError;
 use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET, SegmentHeader, Serial};
-use larder_engine::share::emptier::Emptier;
 use larder_sim_runtime::{Machine, note};
+use larder_store::share::emptier::Emptier;
 
 use super::plan::Plan;
 use super::process::Shared;

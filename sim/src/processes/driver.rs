@@ -7,14 +7,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use larder_engine::core::Core;
-use larder_engine::share::Part;
-use larder_engine::store::LocalStore;
-use larder_engine::{PageStore, Store, StoreError};
-use larder_sim_runtime::Event;
+use larder_core::core::Core;
+use larder_engine::{PageStore, Part, Store, StoreError};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::time::Instant;
-use larder_sim_runtime::{Machine, Odds, Process, Setup, Step, World, note, thread};
+use larder_sim_runtime::{Event, Machine, Odds, Process, Setup, Step, World, note, thread};
+use larder_store::store::LocalStore;
 
 use super::plan::Plan;
 use super::process::{Caller, Doing, Running, Shared, State};

@@ -3,18 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder_engine::capacity::segments_min;
-use larder_engine::disk::probe::Want;
+use larder_core::capacity::segments_min;
+use larder_disk::probe::Want;
 use larder_engine::format::{
     BLOCK_BYTES, Namespace, PageKey, PageShape, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId,
     Superblock,
 };
-use larder_engine::policy::PolicyMaker;
-use larder_engine::volume::simulated;
-use larder_engine::{OpenOptions, SharedReads, SyncPolicy};
+use larder_engine::{OpenOptions, SharedReads, SyncPolicy, policy};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
+use larder_store::volume::simulated;
 
 use crate::setup::superblocks;
 
@@ -230,7 +229,7 @@ impl Plan {
             o.lease = self.lease;
             o.staging_bytes = STAGING_BYTES;
             o.shared_reads = self.shared_reads;
-            o.eviction = self.learns.then(PolicyMaker::learned);
+            o.eviction = self.learns.then(policy::learned);
         })
     }
 

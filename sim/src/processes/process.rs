@@ -7,19 +7,19 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_engine::core::{Core, Counters};
+use larder_core::core::{Core, Counters};
+use larder_core::index::Leased;
 use larder_engine::format::{BLOCK_BYTES, PageKey};
-use larder_engine::index::Leased;
-use larder_engine::inventory::{Cursor, Inventory};
-use larder_engine::share::Part;
-use larder_engine::store::LocalStore;
 use larder_engine::{
-    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
-    Refusal, Store, StoreError,
+    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, Part, PutOptions, PutPage,
+    PutStatus, Refusal, Store, StoreError,
 };
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::time::Instant;
 use larder_sim_runtime::{Process, note, thread};
+use larder_store::inventory::{Cursor, Inventory};
+use larder_store::share::Inside;
+use larder_store::store::LocalStore;
 
 use super::plan::{Name, Plan};
 use super::promises::{Moment, Promises};
@@ -369,7 +369,6 @@ impl Caller {
                     assert!(may_fail, "a put fails without a fault");
                     &mut state.totals.failed
                 }
-                status => unreachable!("an unknown status: {status:?}"),
             };
             *counter += 1;
             state.digest = mix(state.digest, u64::from(status.is_present()));
@@ -409,7 +408,6 @@ impl Caller {
             match status {
                 GetStatus::Hit => self.hit(*name, from, &parts),
                 GetStatus::Miss(reason) => self.miss(*name, &got, *reason),
-                status => unreachable!("an unknown status: {status:?}"),
             }
         }
     }
@@ -464,7 +462,6 @@ impl Caller {
             // A handle closes only in `Caller::close`, after all calls.
             MissReason::Closed => got.had_owner,
             MissReason::Deadline | MissReason::Hung => false,
-            reason => unreachable!("an unknown reason: {reason:?}"),
         };
         if is_judged && got.had_owner {
             // A put that a kill cut short leaves an unproven record of a page that was evicted

@@ -7,15 +7,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use larder_engine::grants::Finding;
-use larder_engine::protocol::Protocol;
-use larder_engine::share::keys::blob;
-use larder_engine::share::wire::{
+use larder_core::grants::Finding;
+use larder_sim_runtime::sockets::{UnixStream, connect, poll};
+use larder_sim_runtime::{note, thread};
+use larder_store::protocol::Protocol;
+use larder_store::share::keys::blob;
+use larder_store::share::wire::{
     Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, WireError, parse, parse_greeting,
     receive, send,
 };
-use larder_sim_runtime::sockets::{UnixStream, connect, poll};
-use larder_sim_runtime::{note, thread};
 
 use super::process::Shared;
 use crate::classes::Class;

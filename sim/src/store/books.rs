@@ -3,11 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use larder_engine::core::Core;
+use larder_core::core::Core;
+use larder_core::index::{Leased, Place};
 use larder_engine::format::PageKey;
-use larder_engine::index::{Leased, Place};
-use larder_engine::inventory::{Cursor, Inventory};
 use larder_engine::{NamespaceId, StoreError};
+use larder_store::inventory::{Cursor, Inventory};
 
 use super::calls::Caller;
 use super::results::Pages;

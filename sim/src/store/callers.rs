@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use larder_engine::store::LocalStore as Store;
 use larder_sim_runtime::thread;
+use larder_store::store::LocalStore as Store;
 
 use super::calls::{Caller, name};
 use super::state::{Call, Phase, Shared};

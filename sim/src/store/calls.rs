@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_engine::format::PageKey;
-use larder_engine::store::LocalStore as Store;
 use larder_engine::{
     GetPage, GetStatus, Hint, PageStore, PutOptions, PutPage, PutStatus, Recall, StoreError,
     SyncPolicy,
 };
 use larder_sim_runtime::thread;
 use larder_sim_runtime::time::Instant;
+use larder_store::store::LocalStore as Store;
 
 use super::memory::{Memory, SCRIBBLE};
 use super::results::Pages;

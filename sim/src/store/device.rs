@@ -11,9 +11,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_engine::disk::{Action, Buffer, DiskError, Done, Op, Piece, Purpose, Sink};
+use larder_core::index::SegmentId;
+use larder_disk::{Action, Buffer, DiskError, Done, Op, Piece, Purpose, Sink};
 use larder_engine::format::{CLOSING_OFFSET, SegmentState};
-use larder_engine::index::SegmentId;
+use larder_sim_runtime::medium::{Block, Content};
 use larder_sim_runtime::time::Instant;
 
 use super::flight::{Flight, What};
@@ -24,7 +25,6 @@ use crate::oracle::VersionId;
 use crate::setup::{BLOCK, Faults};
 use crate::superblocks::{block_of, decode};
 use crate::world::World;
-use larder_sim_runtime::medium::{Block, Content};
 
 /// Latency of an operation without a fault, in microseconds.
 const LATENCY_US: (u64, u64) = (5, 200);

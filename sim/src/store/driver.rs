@@ -7,8 +7,7 @@ use std::time::Duration;
 use larder_sim_runtime as runtime;
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::thread::JoinHandle;
-use larder_sim_runtime::{Machine, Odds};
-use larder_sim_runtime::{Process, Step, task};
+use larder_sim_runtime::{Machine, Odds, Process, Step, task};
 
 use super::process::{End, open, run};
 use super::reader::read;

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_core::core::Core;
+use larder_core::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::StoreError;
-use larder_engine::core::Core;
 use larder_engine::format::{OpenState, SegmentState, Superblock};
-use larder_engine::index::{Index, NamespaceSlot, SegmentId};
-use larder_engine::recovery::Recovery;
-use larder_engine::recovery::scan::FaultReason;
 use larder_sim_runtime::medium::Content;
+use larder_store::recovery::Recovery;
+use larder_store::recovery::scan::FaultReason;
 
 use super::flight::{Flight, What};
 use super::state::{Call, Deletions, Phase, State};

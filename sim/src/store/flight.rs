@@ -1,8 +1,8 @@
 //! An operation of the simulated disk in flight.
 
-use larder_engine::disk::Op;
+use larder_core::index::SegmentId;
+use larder_disk::Op;
 use larder_engine::format::SegmentState;
-use larder_engine::index::SegmentId;
 use larder_sim_runtime::medium::Content;
 use larder_sim_runtime::time::Instant;
 

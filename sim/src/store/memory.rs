@@ -1,6 +1,6 @@
 //! The memory of pages: of calls in progress, and a pool of it.
 
-use larder_engine::memory::AlignedBuf;
+use larder_engine::AlignedBuf;
 
 use crate::setup::BLOCK;
 

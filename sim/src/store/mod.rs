@@ -1,7 +1,7 @@
 //! One process that uses a store: the engine's own handle, housekeeper, recovery and data path, on
 //! the threads, locks and clock of `larder_sim_runtime`, over a simulated disk.
 //!
-//! Callers are tasks that call the engine's [`LocalStore`](larder_engine::store::LocalStore). The
+//! Callers are tasks that call the engine's [`LocalStore`](larder_store::store::LocalStore). The
 //! driver plays between their steps: it kills the process, spoils the medium, and checks the state
 //! that the tasks leave. A kill is possible at each point where a task waits.
 //!

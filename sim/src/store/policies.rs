@@ -11,13 +11,13 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use larder_core::policy::order::{self, EvictionOrder};
 use larder_engine::format::{KeyPrefix, PageKey};
-use larder_engine::policy::order::{self, EvictionOrder};
 use larder_engine::policy::{
     AdmissionPolicy, Candidate, Departure, EvictionPolicy, PageFacts, PageNumber, PolicyMaker,
     ReclaimLines, Use, Worth,
 };
-use larder_engine::{NamespaceId, PutStatus, Refusal};
+use larder_engine::{NamespaceId, PutStatus, Refusal, policy};
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::time::Instant;
 use rapidhash::RapidHashMap;
@@ -377,7 +377,7 @@ const DAMAGED: f64 = 0.3;
 
 impl Learned {
     fn new(book: Arc<Mutex<Book>>, mut dice: Dice) -> Learned {
-        let mut policy = PolicyMaker::learned().make();
+        let mut policy = policy::learned().make();
         let mut lessons = lock(&book).lessons.clone();
         if !lessons.is_empty() && dice.chance(DAMAGED) {
             // The classes come first; there is most to be wrong.

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_engine::index::Index;
-use larder_engine::recovery::Recovery;
-use larder_engine::store::LocalStore as Store;
+use larder_core::index::Index;
 use larder_engine::{OpenOptions, PageStore, StoreError};
 use larder_sim_runtime::thread;
+use larder_store::recovery::Recovery;
+use larder_store::store::LocalStore as Store;
 
 use super::device::disk;
 use super::epoch::Found;

@@ -6,9 +6,9 @@
 use std::io::IoSliceMut;
 use std::time::Duration;
 
-use larder_engine::store::LocalStore as Store;
 use larder_engine::{GetPage, GetStatus, PageStore};
 use larder_sim_runtime::thread;
+use larder_store::store::LocalStore as Store;
 
 use super::device::disk;
 use super::epoch::Found;

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use larder_engine::capacity::{footprint, segments_min};
-use larder_engine::core::{Core, SpaceView};
-use larder_engine::store::LocalStore as Store;
+use larder_core::capacity::{footprint, segments_min};
+use larder_core::core::{Core, SpaceView};
 use larder_engine::{PutStatus, Refusal};
 use larder_sim_runtime::medium::Medium;
 use larder_sim_runtime::thread;
+use larder_store::store::LocalStore as Store;
 
 use super::calls::{Caller, name};
 use super::state::Shared;

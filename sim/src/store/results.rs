@@ -4,9 +4,9 @@
 //! Other tasks run in between, so a check that needs an unchanged store holds only if the page did
 //! not change.
 
-use larder_engine::core::Core;
+use larder_core::core::Core;
+use larder_core::index::SegmentId;
 use larder_engine::format::PageKey;
-use larder_engine::index::SegmentId;
 use larder_engine::{GetStatus, MissReason, PutFailure, PutStatus, Refusal, SyncPolicy};
 use larder_sim_runtime::medium::Content;
 use larder_sim_runtime::time::Instant;
@@ -110,7 +110,6 @@ impl State {
                     let may_fail = failures > 0 || !self.recalled.is_empty();
                     assert!(may_fail, "a put fails without a fault");
                 }
-                status => unreachable!("an unknown status: {status:?}"),
             }
             let reserved = self.world.oracle.version(versions[at]).reserved_at;
             let is_written = reserved != u64::MAX;
@@ -255,7 +254,6 @@ impl State {
                     "{name:?} misses as {why:?}: {before:?} before, {now:?} now"
                 );
             }
-            status => unreachable!("an unknown status: {status:?}"),
         }
     }
 }

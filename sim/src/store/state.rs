@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
+use larder_core::core::Core;
+use larder_core::index::SegmentId;
 use larder_engine::NamespaceId;
-use larder_engine::core::Core;
-use larder_engine::index::SegmentId;
-use larder_engine::store::LocalStore as Store;
 use larder_sim_runtime::task::{self, Turn};
+use larder_store::store::LocalStore as Store;
 
 use super::flight::Flight;
 use super::memory::Pool;

@@ -3,8 +3,7 @@
 
 use std::ptr::NonNull;
 
-use larder_engine::PageStore;
-use larder_engine::memory::AlignedBuf;
+use larder_engine::{AlignedBuf, PageStore};
 use larder_kernels::HostMemory;
 use rustix::mm;
 

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::format::{Namespace, NamespaceError};
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create};
+use larder_engine::{
+    AlignedBuf, CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create,
+};
 use larder_kernels::{Device, HostDevice, HostMemory, KvShape, L1Pool, Layout, pool_bytes};
 use larder_remote::l4::{L4, L4Config};
 

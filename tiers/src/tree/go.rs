@@ -1,10 +1,11 @@
 //! Removal from L1, from L2, and from the tree. The leaf sets define the candidates; the caller
 //! selects one.
 
+use larder_format::PageKey;
+
 use super::node::IN_L3;
 use super::{NodeId, Tree};
 use crate::runs::{L1, L2, Runs};
-use larder_format::PageKey;
 
 /// The pages removed with a node.
 #[derive(Debug, Default)]

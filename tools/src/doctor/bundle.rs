@@ -8,9 +8,9 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use larder_engine::protocol::Protocol;
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_format::FORMAT_VERSION;
+use larder_offline::survey::{Survey, SurveyOptions};
+use larder_store::protocol::Protocol;
 use serde_json::{Value, json};
 
 use super::redact::Redactor;

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use larder_engine::disk::health::Health;
-use larder_engine::disk::probe::Level;
+use larder_disk::health::Health;
+use larder_disk::probe::Level;
 
 use super::Facts;
 use crate::drives;

@@ -190,8 +190,8 @@ mod tests {
                 "release 0.1.0 at 12:34:56, /dev/nvme0n1",
             ),
             (
-                "larder_engine::share::monitor: took over",
-                "larder_engine::share::monitor: took over",
+                "larder_store::share::monitor: took over",
+                "larder_store::share::monitor: took over",
             ),
         ] {
             assert_eq!(redactor.text(text), expected);

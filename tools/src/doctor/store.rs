@@ -3,11 +3,12 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use larder_engine::disk::probe::Level;
-use larder_engine::volume::holes::holes;
-use larder_engine::volume::{Access, Volume, Volumes};
-use larder_engine::{HolderState, LockHolder, StoreError, share};
+use larder_disk::probe::Level;
+use larder_engine::{HolderState, LockHolder, StoreError};
 use larder_format::{FORMAT_VERSION, OpenState, Superblock};
+use larder_store::share;
+use larder_store::volume::holes::holes;
+use larder_store::volume::{Access, Volume, Volumes};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -68,7 +69,7 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
         }
     };
     // A process on the socket of a store that is not locked serves another one.
-    let is_asked = locked || larder_engine::volume::socket::socket_path(path).exists();
+    let is_asked = locked || larder_store::volume::socket::socket_path(path).exists();
     let asked = is_asked.then(|| share::report(path));
     let (level, what) = match &asked {
         Some(Err(StoreError::ServesAnother { reason, .. })) => (Level::Fail, reason.clone()),

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use larder_engine::advice;
 use larder_engine::format::Structure;
-use larder_engine::survey::Survey;
+use larder_offline::survey::Survey;
 use tempfile::NamedTempFile;
 
 use crate::failure::Failure;
@@ -84,7 +84,7 @@ impl Target {
         };
         let identity = |path: &Path| path.metadata().ok().map(|found| (found.dev(), found.ino()));
         let own = identity(path);
-        let same = |facts: &&larder_engine::survey::VolumeFacts| {
+        let same = |facts: &&larder_offline::survey::VolumeFacts| {
             own.is_some() && identity(&facts.path) == own
         };
         match survey.volumes.iter().find(same) {

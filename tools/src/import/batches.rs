@@ -3,10 +3,10 @@
 use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
 
+use larder_engine::AlignedBuf;
 use larder_engine::format::{
     ArchiveItem, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint,
 };
-use larder_engine::memory::AlignedBuf;
 
 use crate::archive::{ArchiveSource, Fault, FaultReason};
 

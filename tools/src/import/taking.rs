@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use larder_engine::format::{ArchivedNamespace, ArchivedPage, BLOCK_BYTES, PageShape};
-use larder_engine::inventory::Inventory;
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store};
+use larder_engine::{
+    AlignedBuf, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store,
+};
+use larder_store::inventory::Inventory;
 
 use super::batches::Step;
 use super::{ImportReport, Why};

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use larder_engine::format::{Run, SegmentState, Serial};
-use larder_engine::recovery::Fate;
-use larder_engine::recovery::scan::Case;
-use larder_engine::survey::{
+use larder_offline::survey::{
     ChainFacts, Condition, NamespaceFacts, Page, Removal, RemovalKind, SegmentFacts, Survey,
     VolumeFacts, VolumeState,
 };
+use larder_store::recovery::Fate;
+use larder_store::recovery::scan::Case;
 use serde::Serialize;
 
 use crate::report::{Lines, count};

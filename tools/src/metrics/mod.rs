@@ -4,7 +4,7 @@
 //! list for people; a test compares the two. The official client library encodes the metrics, and
 //! adds the suffixes of names (`_total`, units).
 //!
-//! Counters are the totals of all processes across owners ([`larder_engine::totals`]). Gauges are
+//! Counters are the totals of all processes across owners ([`larder_store::totals`]). Gauges are
 //! of this moment.
 
 mod table;
@@ -13,9 +13,9 @@ mod wear;
 use std::fmt;
 use std::path::Path;
 
+use larder_disk::health::Health;
 use larder_engine::StoreError;
-use larder_engine::disk::health::Health;
-use larder_engine::share::{View, view};
+use larder_store::share::{View, view};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, text::encode};
 use prometheus_client::metrics::MetricType;
@@ -64,7 +64,7 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fm
         Value::Count(count) => encoder.encode_counter(count, None::None),
         Value::Gauge(value) => encoder.encode_gauge(value),
         Value::Times(buckets) => {
-            let bounds = larder_engine::latency::BOUNDS_NS.into_iter();
+            let bounds = larder_base::latency::BOUNDS_NS.into_iter();
             let seconds = bounds.map(|ns| ns as f64 / 1e9).chain([f64::MAX]);
             let counts = buckets.counts.iter().copied().chain(std::iter::repeat(0));
             let counts: Vec<(f64, u64)> = seconds.zip(counts).collect();

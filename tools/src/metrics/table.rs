@@ -1,12 +1,12 @@
 //! Every metric: its name, unit and meaning, and its samples.
 
+use larder_base::latency::Buckets;
+use larder_disk::health::Health;
 use larder_engine::Stats;
-use larder_engine::beneath::BeneathReport;
-use larder_engine::disk::health::Health;
-use larder_engine::latency::Buckets;
-use larder_engine::share::View;
-use larder_engine::spaces::Spaces;
-use larder_engine::totals::Totals;
+use larder_store::beneath::BeneathReport;
+use larder_store::share::View;
+use larder_store::spaces::Spaces;
+use larder_store::totals::Totals;
 use prometheus_client::registry::Unit;
 
 use super::{NAMESPACES_MAX, OTHER};
@@ -570,9 +570,9 @@ fn totals(table: &mut Table, totals: &Totals) {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use larder_engine::Report;
     use larder_engine::format::Fingerprint;
-    use larder_engine::inventory::{Space, Usage};
-    use larder_engine::share::Report;
+    use larder_store::inventory::{Space, Usage};
 
     use super::*;
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use larder_engine::disk::health::Health;
+use larder_disk::health::Health;
 
 use crate::drives;
 

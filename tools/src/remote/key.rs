@@ -6,8 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use clap::Args;
+use larder_base::random::random_bytes;
 use larder_engine::format::PageKey;
-use larder_engine::random::random_bytes;
 use larder_remote::SealKey;
 use serde::Serialize;
 

@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use clap::Args;
 use larder_engine::format::{BLOCK_BYTES, Fingerprint, Namespace};
-use larder_engine::inventory::Inventory;
 use larder_engine::{PageStore, PutOptions, PutStatus, Store};
-use larder_remote::local;
 use larder_remote::run::{self, OpenedPage};
-use larder_remote::{Listed, Remote, RunName, Trust};
+use larder_remote::{Listed, Remote, RunName, Trust, local};
+use larder_store::inventory::Inventory;
 use serde::Serialize;
 
 use super::place::{Fetched, PlaceArgs, TrustArgs};

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use larder_engine::format::Namespace;
-use larder_engine::survey::{Page, RecordId, Survey};
+use larder_offline::survey::{Page, RecordId, Survey};
 use larder_remote::stored::{run_pages, whole_runs};
 use larder_remote::{Draft, Published, RUN_TOKENS, Remote, Trust, pages_of_run};
 use serde::Serialize;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_engine::share::use_beneath;
+use larder_store::share::use_beneath;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};

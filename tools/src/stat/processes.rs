@@ -3,8 +3,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use larder_engine::share::Report;
-use larder_engine::{Counts, Departed, Process};
+use larder_engine::{Counts, Departed, Process, Report};
 use serde::Serialize;
 
 use crate::misses::{REASONS, Reason};

@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use larder_engine::survey::{BadPage, Survey};
 use larder_engine::{MissReason, OpenOptions, PageStore};
+use larder_offline::survey::{BadPage, Survey};
 
 use crate::findings::StoreArgs;
 use crate::interrupt::Interrupt;

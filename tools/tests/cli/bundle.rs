@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::IoSlice;
 
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{PutOptions, PutPage, PutStatus};
+use larder_engine::{AlignedBuf, PutOptions, PutPage, PutStatus};
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
 
 use super::*;
@@ -91,7 +90,7 @@ fn log_lines(host: &str) -> Vec<(String, Vec<&str>)> {
             &["10.11.12.13", "gpu7"],
         ),
         line(
-            "WARN larder_engine::share: took over at 12:34:56, 7 pages",
+            "WARN larder_store::share: took over at 12:34:56, 7 pages",
             &[],
         ),
     ];

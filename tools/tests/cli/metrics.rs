@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use larder_engine::share::Part;
+use larder_engine::Part;
 use larder_format::Namespace;
 use rustix::net::{AddressFamily, SocketType, connect, socket, sockopt};
 

@@ -6,8 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use larder_engine::format::{Namespace, PageShape, SEGMENTS_OFFSET};
-use larder_engine::share::Part;
-use larder_engine::{PutOptions, PutPage};
+use larder_engine::{Part, PutOptions, PutPage};
 
 use super::metrics::serve;
 use super::support::honest::{eventually, found};

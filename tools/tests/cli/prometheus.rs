@@ -8,10 +8,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_engine::disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
+use larder_disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
 use larder_engine::format::SEGMENTS_OFFSET;
-use larder_engine::share::Part;
-use larder_engine::{DiskWrapper, NamespaceId, PutOptions, PutPage, PutStatus};
+use larder_engine::{NamespaceId, Part, PutOptions, PutPage, PutStatus};
+use larder_store::api::DiskWrapper;
 
 use super::metrics::{Exporter, serve};
 use super::served::{absent_keys, namespace};

@@ -4,8 +4,9 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
 
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{GetPage, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Store};
+use larder_engine::{
+    AlignedBuf, GetPage, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Store,
+};
 use larder_format::{Namespace, PageKey, PageShape};
 use serde_json::Value;
 

@@ -4,8 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_engine::share::Part;
-use larder_engine::{OpenOptions, PageStore, Store};
+use larder_engine::{OpenOptions, PageStore, Part, Store};
 use larder_format::PageKey;
 use nix::sys::signal::Signal;
 use rand::{RngExt, SeedableRng};

@@ -7,12 +7,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder_engine::survey::{Survey, SurveyOptions};
 use larder_engine::{GetPage, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Store};
 use larder_format::{
     ArchiveItem, ArchiveReader, ArchivedPage, BLOCK_BYTES, Namespace, NamespaceFields, PageKey,
     PageShape, Rank,
 };
+use larder_offline::survey::{Survey, SurveyOptions};
 
 use crate::support::home::Home;
 use crate::support::text;

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use io_uring::types::{Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{CompletionQueue, EnterFlags, IoUring, SubmissionQueue, Submitter, opcode, squeue};
+use larder_base::failure::DiskError;
 use larder_base::fork::{Private, keep_private};
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::thread;
@@ -35,7 +36,7 @@ use crate::job::{AbortOnPanic, Answers, Job, Step, refuse};
 use crate::pace::{Ended, Nanos, Traffic};
 use crate::pacing::now;
 use crate::queue::Next;
-use crate::{DiskError, Op, Piece};
+use crate::{Op, Piece};
 
 /// Places in the table of registered files.
 const VOLUME: Fixed = Fixed(0);

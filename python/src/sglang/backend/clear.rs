@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use larder_engine::StoreError;
-use larder_engine::share::Part;
+use larder_engine::{Part, StoreError};
 use larder_format::Fingerprint;
 use larder_sync::{Mutex, MutexGuard};
 

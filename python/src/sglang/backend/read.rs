@@ -111,7 +111,7 @@ impl Backend {
                     MissReason::Damaged | MissReason::Unfinished | MissReason::ReadError,
                 ) => damaged += 1,
                 GetStatus::Miss(MissReason::Deadline | MissReason::Hung) => late += 1,
-                _ => {}
+                GetStatus::Miss(_) => {}
             }
         }
         if damaged > 0 {

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use larder_engine::StoreError;
-use larder_engine::memory::AlignedBuf;
+use larder_engine::{AlignedBuf, StoreError};
 use larder_format::PageKey;
 
 mod slow;

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::memory::AlignedBuf;
-use larder_engine::{GetPage, GetStatus, MissReason};
+use larder_engine::{AlignedBuf, GetPage, GetStatus, MissReason};
 use larder_format::PageKey;
 
 use super::{Backend, Registered};

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use larder_engine::grants::Ask;
+use larder_core::grants::Ask;
 use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 
 use super::chains::Chains;

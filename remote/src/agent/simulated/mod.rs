@@ -13,9 +13,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::beneath::Beneath;
-use larder_engine::grants::Ask;
+use larder_core::grants::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey, PageShape};
+use larder_store::beneath::Beneath;
 use larder_sync::Mutex;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;

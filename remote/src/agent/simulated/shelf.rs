@@ -4,13 +4,13 @@ use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use larder_engine::beneath::Beneath;
-use larder_engine::grants::Ask;
+use larder_core::grants::Ask;
 use larder_engine::{
     GetPage, GetStatus, Hint, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
     PutStatus, Stats, StoreError,
 };
 use larder_format::{Namespace, PageKey};
+use larder_store::beneath::Beneath;
 use larder_sync::Mutex;
 
 use super::{Agent, PAGES, content, key, namespace};

@@ -2,11 +2,10 @@
 
 use std::rc::Rc;
 
-use larder_engine::core::{Core, Counters};
+use larder_core::core::{Core, Counters};
+use larder_engine::Part;
 use larder_engine::format::SEGMENTS_OFFSET;
-use larder_engine::share::Part;
-use larder_sim_runtime::Event;
-use larder_sim_runtime::Process;
+use larder_sim_runtime::{Event, Process};
 
 use super::{Driver, Running};
 use crate::classes::Class;

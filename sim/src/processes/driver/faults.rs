@@ -4,8 +4,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use larder_engine::core::Core;
-use larder_engine::share::Part;
+use larder_core::core::Core;
+use larder_engine::Part;
 use larder_sim_runtime::note;
 
 use super::super::compaction::{compact, survey};

@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 
+use larder_engine::AlignedBuf;
 use larder_engine::format::{Namespace, StoreId};
-use larder_engine::memory::AlignedBuf;
 use larder_remote::agent::{FETCHES, PUBLICATIONS};
 use larder_remote::run::open;
 use larder_remote::{Draft, OBJECT_BYTES_MAX, Published, Remote, RunName, RunPage};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use larder_engine::random::random_bytes;
+use larder_base::random::random_bytes;
 use larder_remote::agent::{Admission, Agent, AgentOptions, FETCHES, PUBLICATIONS};
 use larder_remote::s3::{MARK, S3};
 use larder_remote::{Listed, Place, Remote, Trust, Unreadable};

@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::beneath::{Beneath, BeneathReport};
+use larder_base::random::random_bytes;
 use larder_engine::format::{Namespace, PageKey, StoreId};
-use larder_engine::random::random_bytes;
 use larder_engine::{
     CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, Store, create,
 };
 use larder_remote::agent::Agent;
 use larder_remote::run::open;
 use larder_remote::{Draft, RunPage};
+use larder_store::beneath::{Beneath, BeneathReport};
 
 use super::BenchArgs;
 use super::bare::{Bare, Runs};

@@ -6,13 +6,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use larder_engine::capacity::{footprint, usable_blocks};
-use larder_engine::core::{
+use larder_core::capacity::{footprint, usable_blocks};
+use larder_core::core::{
     Config, Copied, Core, Descriptors, Effect, InitState, Io, Recovered, SegmentInit, Victim,
 };
-use larder_engine::grants::{Ask, Grant, ReservationId};
-use larder_engine::index::{Index, Lease, NamespaceSlot};
-use larder_engine::policy::order::EvictionOrder;
+use larder_core::grants::{Ask, Grant, ReservationId};
+use larder_core::index::{Index, Lease, NamespaceSlot};
+use larder_core::policy::order::EvictionOrder;
 use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
 use larder_format::{
     BLOCK_BYTES, BlockAddress, DescriptorBlock, PageKey, Run, SEGMENTS_OFFSET, SegmentNo, Serial,

@@ -5,8 +5,9 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use larder_engine::disk::{Action, Choice, Disk, Op, Piece};
-use larder_engine::{DiskWrapper, Store};
+use larder_disk::{Action, Choice, Disk, Op, Piece};
+use larder_engine::Store;
+use larder_store::api::DiskWrapper;
 
 use super::*;
 use crate::place::{Attached, open_options, options};
@@ -122,7 +123,7 @@ fn pages_on_a_slow_disk_are_left_and_counted() {
     );
     assert!(slow > 0 && unmeasured > 0, "{slow} {unmeasured}");
     // The report of the owner, for `stat` and `doctor`.
-    let report = larder_engine::share::report(&place::volume_of(directory.path())).unwrap();
+    let report = larder_engine::report(&place::volume_of(directory.path())).unwrap();
     let counts = report.processes[0].counts.unwrap();
     assert_eq!((counts.slow, counts.unmeasured), (slow, unmeasured));
     assert!(backend.close());

@@ -1,0 +1,148 @@
+//! Calls for callers who keep books of their own: lists of pages, evictions, usage.
+
+use larder_format::{Body, DescriptorBlock, Fingerprint, Namespace, PageKey, PageRecord, Record};
+
+use super::base::Base;
+use super::puts::is_live;
+use super::segments::Segments;
+use super::types::{Move, Victim};
+use crate::core::evicted::Evictions;
+use crate::index::{NamespaceSlot, Place, SegmentId};
+
+/// Pages found in a segment.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// Their keys.
+    pub keys: Vec<PageKey>,
+    /// How many page records have been looked at, if more are left.
+    pub next: Option<usize>,
+}
+
+/// See the module.
+pub struct Books<'a> {
+    pub(super) base: &'a mut Base,
+    pub(super) segments: &'a Segments,
+}
+
+impl Books<'_> {
+    /// The first segment from number `from` on that holds pages, and where its descriptors are.
+    pub fn segment_with_pages(&self, from: u32) -> Option<Victim> {
+        let mut rest = self.segments.iter().skip(from as usize);
+        let (id, _) = rest.find(|(_, segment)| segment.live() > 0)?;
+        Some(self.descriptors_of(id))
+    }
+
+    fn descriptors_of(&self, id: SegmentId) -> Victim {
+        let segment = self.segments.get(id);
+        Victim {
+            segment: id,
+            volume: self.segments.volume_of(id),
+            number: self.segments.number_of(id),
+            sequence: segment.generation(),
+            blocks: segment.blocks(),
+            is_given_up: false,
+        }
+    }
+
+    /// At most `room` pages of a namespace that lie in a segment, from its descriptors. Begins
+    /// after `seen` page records.
+    pub fn pages_in(
+        &self,
+        namespace: NamespaceSlot,
+        victim: &Victim,
+        blocks: &[DescriptorBlock],
+        seen: usize,
+        room: usize,
+    ) -> Found {
+        let mut found = Found::default();
+        let segment = victim.segment;
+        if self.segments.get(segment).generation() != victim.sequence {
+            // Emptied meanwhile: its pages lie elsewhere.
+            return found;
+        }
+        let fingerprint = self.base.namespaces.get(namespace).fingerprint;
+        for (record, at) in page_records(blocks).zip(0..).skip(seen) {
+            if found.keys.len() == room {
+                found.next = Some(at);
+                return found;
+            }
+            let page = Move {
+                namespace,
+                record: *record,
+                from: Place {
+                    segment,
+                    start: record.start,
+                },
+            };
+            if record.namespace == fingerprint && is_live(self.base, &page) {
+                found.keys.push(record.key);
+            }
+        }
+        found
+    }
+
+    /// Begins to record evictions, if that has not begun. Returns where the descriptors are that
+    /// name the pages evicted since a number, as far as they are still to be read.
+    pub fn unread_evictions(&mut self, since: u64, limit: usize) -> Vec<Victim> {
+        self.base.evicted.turn_on();
+        let segments = self.base.evicted.unread(since, limit);
+        segments
+            .into_iter()
+            .map(|id| self.descriptors_of(id))
+            .collect()
+    }
+
+    /// The descriptors of a segment have been read. It may hold more of them by now.
+    pub fn evictions_read(&mut self, victim: &Victim, blocks: &[DescriptorBlock]) {
+        let segment = self.segments.get(victim.segment);
+        let are_all = segment.blocks() == victim.blocks;
+        self.base
+            .evicted
+            .read(victim.segment, victim.sequence, blocks, are_all);
+    }
+
+    /// At most `limit` pages evicted since a number.
+    pub fn evictions(&self, since: u64, limit: usize) -> Evictions {
+        let found = self.base.evicted.since(since, limit);
+        let named = |(namespace, key)| (self.base.namespaces.get(namespace).fingerprint, key);
+        Evictions {
+            next: found.next,
+            missed: found.missed,
+            pages: found.pages.into_iter().map(named).collect(),
+        }
+    }
+
+    /// Each namespace with pages: how many, and their blocks.
+    pub fn usage(&self) -> Vec<(Fingerprint, u64, u64)> {
+        let states = self.base.namespaces.iter();
+        let usage = states.map(|(slot, state)| {
+            let pages = self.base.index.pages_of(slot) as u64;
+            let blocks = pages * u64::from(state.page_blocks);
+            (state.fingerprint, pages, blocks)
+        });
+        usage.filter(|(_, pages, _)| *pages > 0).collect()
+    }
+
+    /// The namespaces whose records are known.
+    pub fn records(&self) -> Vec<Namespace> {
+        let states = self.base.namespaces.iter();
+        states
+            .filter_map(|(_, state)| state.record.clone())
+            .collect()
+    }
+}
+
+/// The page records of some descriptor blocks, in their order.
+pub(super) fn page_records(blocks: &[DescriptorBlock]) -> impl Iterator<Item = &PageRecord> {
+    let records = blocks.iter().flat_map(|block| match &block.body {
+        Body::Records(records) => records.as_slice(),
+        Body::Namespace(_) => &[],
+    });
+    records.filter_map(|record| match record {
+        Record::Page(page) => Some(page),
+        Record::Delete { .. }
+        | Record::Clear { .. }
+        | Record::Evict { .. }
+        | Record::Void { .. } => None,
+    })
+}

@@ -1,0 +1,183 @@
+//! Pages and segments: whether pages of a size fit the segments of a store, and the segment size
+//! that suits a page.
+//!
+//! No page lies in two segments. A segment keeps two blocks for its headers and at least one for
+//! descriptors; the rest is room for pages. All sizes are bytes on the device, with each part of a
+//! page padded to whole blocks.
+
+use larder_core::capacity::segments_min;
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, PageShape, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+
+use crate::error::StoreError;
+
+/// With so many pages or more in a segment, the unused room at its end is small.
+const PAGES_WANTED: u64 = 16;
+
+/// With so many segments or more in a store, reclaim has enough of them to choose from.
+const SEGMENTS_WANTED: u64 = 32;
+
+/// Segment sizes chosen for a page are multiples of this, in bytes.
+const STEP: u64 = 1 << 20;
+
+/// 256 MiB, or for small stores a power of two near a 256th of the size. Reclaim copies less the
+/// more segments it can choose from.
+pub fn default_segment_bytes(size: u64) -> u64 {
+    let share = (size / 256).max(1);
+    let power = 1_u64 << share.ilog2();
+    power.clamp(SEGMENT_BYTES_MIN, 256 << 20)
+}
+
+/// How pages of a size fit the segments of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageFit {
+    /// They fit, and little room is left over.
+    Good,
+    /// One page fills more than half of a segment, and so many hundredths of the segment are left
+    /// over.
+    Wasteful(u64),
+    /// A page is larger than a segment's room: none can ever be stored.
+    Never,
+}
+
+/// The largest page that fits a segment of this size.
+#[must_use]
+pub fn largest_page(segment_bytes: u64) -> u64 {
+    segment_bytes.saturating_sub((u64::from(HEADER_BLOCKS) + 1) * BLOCK_BYTES as u64)
+}
+
+/// Bytes of a page of this shape on the device.
+#[must_use]
+pub fn page_bytes_on_disk(shape: &PageShape) -> u64 {
+    u64::from(shape.page_blocks()) * BLOCK_BYTES as u64
+}
+
+/// Checks that segments of `segment_bytes` hold pages of this shape. Zero is a size that is not
+/// known.
+///
+/// # Errors
+/// [`StoreError::PageTooLarge`].
+pub fn check_page(segment_bytes: u64, shape: &PageShape) -> Result<(), StoreError> {
+    let page_bytes = page_bytes_on_disk(shape);
+    if segment_bytes > 0 && page_fit(segment_bytes, page_bytes) == PageFit::Never {
+        return Err(StoreError::PageTooLarge {
+            page_bytes,
+            largest_bytes: largest_page(segment_bytes),
+        });
+    }
+    Ok(())
+}
+
+/// How pages of `page_bytes` fit segments of `segment_bytes`.
+#[must_use]
+pub fn page_fit(segment_bytes: u64, page_bytes: u64) -> PageFit {
+    let room = largest_page(segment_bytes);
+    match room.checked_div(page_bytes) {
+        Some(0) => PageFit::Never,
+        Some(1) => PageFit::waste(100 - page_bytes * 100 / room),
+        _ => PageFit::Good,
+    }
+}
+
+impl PageFit {
+    fn waste(hundredths: u64) -> PageFit {
+        const SMALL: u64 = 10;
+        if hundredths > SMALL {
+            PageFit::Wasteful(hundredths)
+        } else {
+            PageFit::Good
+        }
+    }
+}
+
+/// The segment size for a store of `size` bytes on `volumes` volumes that keeps pages of
+/// `page_bytes`: the default if enough of them fit it, else as many pages a segment as leave the
+/// store enough segments. `None` if no page fits a store of this size.
+#[must_use]
+pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: u64) -> Option<u64> {
+    let default = default_segment_bytes(size);
+    let fits = |segment_bytes: u64, least: u64| {
+        let segments = size / segment_bytes;
+        segment_bytes <= SEGMENT_BYTES_MAX && segments >= least
+    };
+    if largest_page(default) / page_bytes.max(1) >= PAGES_WANTED {
+        return Some(default);
+    }
+    let of = |pages: u64| {
+        // One block describes 41 pages; evictions and deletions need some more.
+        let descriptors = 16 * BLOCK_BYTES as u64;
+        let needed = page_bytes.saturating_mul(pages) + descriptors;
+        needed.next_multiple_of(STEP).max(SEGMENT_BYTES_MIN)
+    };
+    let is_good = |segment: &u64| page_fit(*segment, page_bytes) == PageFit::Good;
+    let least = segments_min(volumes) + 1;
+    let mut many = (1..=PAGES_WANTED).rev().map(of).filter(is_good);
+    let mut few = (1..=PAGES_WANTED).map(of).filter(is_good);
+    many.find(|&segment| fits(segment, SEGMENTS_WANTED))
+        .or_else(|| few.find(|&segment| fits(segment, least)))
+        .or_else(|| Some(of(1)).filter(|&segment| fits(segment, least)))
+}
+
+/// The least size of a store on `volumes` volumes that keeps pages of `page_bytes`; `None` if no
+/// segment holds one.
+#[must_use]
+pub fn least_size(volumes: usize, page_bytes: u64) -> Option<u64> {
+    let segment = page_bytes
+        .saturating_add(16 * BLOCK_BYTES as u64)
+        .checked_next_multiple_of(STEP)?
+        .max(SEGMENT_BYTES_MIN);
+    let size = segment.saturating_mul(segments_min(volumes) + 1);
+    (segment <= SEGMENT_BYTES_MAX).then_some(size)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn a_page_of_a_segments_size_does_not_fit_and_one_less_three_blocks_does() {
+        assert_eq!(page_fit(16 * MIB, 16 * MIB), PageFit::Never);
+        assert_eq!(page_fit(16 * MIB, 16 * MIB - 2 * 4096), PageFit::Never);
+        assert_eq!(page_fit(16 * MIB, 16 * MIB - 3 * 4096), PageFit::Good);
+        assert_eq!(page_fit(16 * MIB, 9 * MIB), PageFit::Wasteful(44));
+        assert_eq!(page_fit(16 * MIB, 8 * MIB), PageFit::Wasteful(50));
+        assert_eq!(page_fit(16 * MIB, 7 * MIB), PageFit::Good);
+        assert_eq!(page_fit(16 * MIB, 0), PageFit::Good);
+    }
+
+    #[test]
+    fn the_chosen_segment_holds_the_page_and_wastes_little() {
+        for size in [256 * MIB, 1 << 30, 8 << 30, 100 << 30, 4 << 40] {
+            for page in [4096, MIB, 9 * MIB, 16 * MIB, 32 * MIB, 150 * MIB, 700 * MIB] {
+                let Some(segment) = segment_bytes_for(size, 1, page) else {
+                    assert!(least_size(1, page).unwrap() > size, "{size} {page}");
+                    continue;
+                };
+                let fit = page_fit(segment, page);
+                assert_ne!(fit, PageFit::Never, "{size} {page}: {segment}");
+                let may_waste = size / segment < SEGMENTS_WANTED;
+                assert!(
+                    may_waste || fit == PageFit::Good,
+                    "{size} {page}: {segment}"
+                );
+                let segments = (size - MIB) / segment;
+                assert!(segments >= segments_min(1), "{size} {page}: {segment}");
+                assert!(segment.is_multiple_of(4096) && segment >= SEGMENT_BYTES_MIN);
+            }
+        }
+    }
+
+    #[test]
+    fn small_pages_leave_the_default() {
+        let size = 512 << 30;
+        assert_eq!(
+            segment_bytes_for(size, 1, 2 * MIB),
+            Some(default_segment_bytes(size))
+        );
+        assert_eq!(segment_bytes_for(64 * MIB, 1, 32 * MIB), None);
+        assert_eq!(least_size(1, 8 << 30), None);
+    }
+}

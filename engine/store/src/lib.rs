@@ -1,0 +1,90 @@
+//! The store of one node: its calls, its threads, its volumes, its recovery, and the processes that
+//! share it.
+//!
+//! Crates of this project alone use it: the engine, which is its public face, `larder-offline`,
+//! `larder-remote`, and the tools, Python bindings, tests and simulations that look inside. It has
+//! no stable interface.
+//!
+//! # The code
+//!
+//! Three layers, each with one job. The *handle* ([`Store`](share::Store)) runs on callers' threads. It looks
+//! pages up, moves their bytes between the device and the caller's memory, and verifies every byte
+//! it returns. The *core* decides to which segment a page goes, when a group of descriptors is
+//! written, and what is synced, evicted and reclaimed. It does no I/O and reads no clock. The
+//! *disk* moves bytes and decides nothing.
+//!
+//! ```text
+//!   callers' threads         one mutex                       threads of its own
+//!  +----------------+  reserve, commit  +------+  I/O requests  +------+
+//!  | handle: put    | ----------------> | core | -------------> | disk | -> volumes
+//!  |         get    | <---------------- |      | <------------- |      |
+//!  +----------------+   statuses        +------+  completions   +------+
+//!     |   ^   page data, straight between device and caller memory   ^
+//!     |   +----------------------------------------------------------+
+//!     v lookup, lease, pin
+//!  +-------+
+//!  | index |   RAM; read from any thread, changed by the core alone
+//!  +-------+
+//! ```
+//!
+//! From the top down: a module imports only modules below its own row. The tables in the modules
+//! keep the same order, and `tests/floors` checks them.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`share`] | [`Store`](share::Store), the handle of callers: alone, as owner, or as client |
+//! | [`store`] | a store of one process: opening, calls, background threads |
+//! | [`inventory`] | leases with a count, lists of pages, evictions, usage |
+//! | [`staging`] | pages that one process reads and others copy |
+//! | [`recovery`] | from descriptors on disk to a core and an index |
+//! | [`volume`] | files and block devices: creating, locking, superblocks |
+//! | [`catalog`] | the boundary between handle and allocation: reserve, write, commit |
+//! | [`totals`] | counters of all processes, across owners |
+//! | [`spaces`] | reads by namespace |
+//! | [`counts`] | counters of each process: hits, misses by reason, bytes |
+//! | [`api`] | the interface for callers: the [`PageStore`](api::PageStore) trait, options, statistics |
+//! | [`beneath`] | the seam for a place beneath the store, beyond the node |
+//! | [`protocol`] | the version and the features of the messages between owner and clients |
+//! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
+//! | [`error`] | why a store could not be opened or used, and the remedy |
+//!
+//! Below them are the crates `larder-core`, which decides, `larder-disk`, io_uring and threads behind
+//! one trait, and `larder-base`: threads, time, files, memory.
+
+// The unit tests are those of the engine that ships.
+#![cfg(not(all(test, feature = "simulated")))]
+#![cfg_attr(
+    feature = "simulated",
+    allow(
+        unused_imports,
+        dead_code,
+        reason = "used by creation and offline work alone"
+    )
+)]
+#![allow(
+    missing_docs,
+    clippy::new_without_default,
+    reason = "the engine has the face"
+)]
+
+pub mod api;
+pub mod beneath;
+pub mod catalog;
+pub mod counts;
+pub mod error;
+pub mod fit;
+#[cfg(test)]
+#[path = "../../../tests/support/honest.rs"]
+mod honest;
+pub mod inventory;
+pub mod protocol;
+pub mod recovery;
+pub mod share;
+pub mod spaces;
+pub mod staging;
+pub mod store;
+pub mod totals;
+pub mod volume;
+
+#[cfg(debug_assertions)]
+use larder_core::planted;

@@ -1,0 +1,158 @@
+//! The place of a segment: the offsets of its headers, blocks and data, and their reads.
+
+use larder_base::runtime::Instant;
+use larder_disk::mailbox::{ReadAt, read_all, read_all_until};
+use larder_disk::{Disk, DiskError};
+use larder_format::{
+    BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, SegmentAddress,
+    SegmentHeader, SegmentNo, Serial, StoreId,
+};
+
+use super::fault::FaultReason;
+
+/// The place of a segment.
+#[derive(Clone, Copy, Debug)]
+pub struct Spot {
+    /// The store it must belong to.
+    pub store: StoreId,
+    /// Index of its volume.
+    pub volume: usize,
+    /// Its number in the volume.
+    pub number: u32,
+    /// Its size in blocks.
+    pub segment_blocks: u32,
+}
+
+impl Spot {
+    pub(super) fn offset(&self, block: u32) -> u64 {
+        let bytes = u64::from(self.segment_blocks) * BLOCK_BYTES as u64;
+        larder_format::SEGMENTS_OFFSET
+            + u64::from(self.number) * bytes
+            + u64::from(block) * BLOCK_BYTES as u64
+    }
+
+    fn volume_number(&self) -> u16 {
+        u16::try_from(self.volume).unwrap_or(u16::MAX)
+    }
+
+    fn header_address(&self) -> SegmentAddress {
+        SegmentAddress {
+            store: self.store,
+            volume: self.volume_number(),
+            segment: SegmentNo(self.number),
+            segment_blocks: self.segment_blocks,
+        }
+    }
+
+    fn block_address(&self, index: u32) -> BlockAddress {
+        BlockAddress {
+            store: self.store,
+            volume: self.volume_number(),
+            segment: SegmentNo(self.number),
+            segment_blocks: self.segment_blocks,
+            index,
+        }
+    }
+
+    /// Byte offset of descriptor block `index`.
+    #[must_use]
+    pub fn block_offset(&self, index: u32) -> u64 {
+        self.offset(self.segment_blocks.saturating_sub(1).saturating_sub(index))
+    }
+
+    /// Reads of both header copies.
+    #[must_use]
+    pub fn headers(&self) -> ReadAt {
+        ReadAt {
+            volume: self.volume,
+            offset: self.offset(0),
+            bytes: HEADER_BLOCKS as usize * BLOCK_BYTES,
+        }
+    }
+
+    /// Read of `count` descriptor blocks from `first` on. The last one comes first in the bytes.
+    #[must_use]
+    pub fn blocks(&self, first: u32, count: u32) -> ReadAt {
+        ReadAt {
+            volume: self.volume,
+            offset: self.block_offset(first + count - 1),
+            bytes: count as usize * BLOCK_BYTES,
+        }
+    }
+
+    /// Read of `count` data blocks from block `start` of the segment on.
+    #[must_use]
+    pub fn data(&self, start: u32, count: u32) -> ReadAt {
+        ReadAt {
+            volume: self.volume,
+            offset: self.offset(start),
+            bytes: count as usize * BLOCK_BYTES,
+        }
+    }
+
+    /// The header copies in the bytes that [`Spot::headers`] read.
+    pub fn parse_headers(&self, bytes: &[u8]) -> [Result<SegmentHeader, Damage>; 2] {
+        let mut copies = bytes.chunks_exact(BLOCK_BYTES);
+        let mut next = || self.parse_header(copies.next().unwrap_or_default());
+        [next(), next()]
+    }
+
+    pub(super) fn parse_header(&self, block: &[u8]) -> Result<SegmentHeader, Damage> {
+        SegmentHeader::check(block)?.at(&self.header_address())
+    }
+
+    /// Both header copies, each read by itself: one bad sector must not hide the other copy.
+    pub fn read_copies(&self, disk: &dyn Disk) -> [Result<SegmentHeader, FaultReason>; 2] {
+        self.read_copies_until(disk, None)
+    }
+
+    /// The same, until a deadline.
+    pub fn read_copies_until(
+        &self,
+        disk: &dyn Disk,
+        deadline: Option<Instant>,
+    ) -> [Result<SegmentHeader, FaultReason>; 2] {
+        let reads = [0, 1].map(|copy| ReadAt {
+            volume: self.volume,
+            offset: self.offset(copy),
+            bytes: BLOCK_BYTES,
+        });
+        let mut copies = read_all_until(disk, &reads, deadline).into_iter();
+        let mut next = || {
+            let bytes = copies.next().unwrap_or(Err(DiskError::Shutdown));
+            let bytes = bytes.map_err(FaultReason::Unreadable)?;
+            self.parse_header(&bytes).map_err(FaultReason::Damaged)
+        };
+        [next(), next()]
+    }
+
+    /// Parses one descriptor block. If it is not of this generation or a later one, it is read and
+    /// parsed once more: one misdirected read must not lose the block's records for good.
+    pub fn parse_twice(
+        &self,
+        disk: &dyn Disk,
+        index: u32,
+        life: Serial,
+        bytes: &[u8],
+    ) -> Result<DescriptorBlock, Damage> {
+        let first = self.parse_block(index, bytes);
+        if first
+            .as_ref()
+            .is_ok_and(|block| block.header.sequence >= life)
+        {
+            return first;
+        }
+        match read_all(disk, &[self.blocks(index, 1)]).pop() {
+            Some(Ok(bytes)) => self.parse_block(index, &bytes),
+            _ => first,
+        }
+    }
+
+    /// One descriptor block.
+    ///
+    /// # Errors
+    /// The damage of the block.
+    pub fn parse_block(&self, index: u32, bytes: &[u8]) -> Result<DescriptorBlock, Damage> {
+        DescriptorBlock::check(bytes)?.at(&self.block_address(index))
+    }
+}

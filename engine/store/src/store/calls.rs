@@ -1,0 +1,67 @@
+//! The calls that move the bytes of pages, with their times.
+
+use std::sync::Arc;
+
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::Instant;
+use larder_core::status::{GetStatus, MissReason, PutStatus};
+use larder_format::PageKey;
+
+use super::data::DataPath;
+use super::staged::{self, Stage};
+use super::{get, lent, put};
+use crate::api::{GetPage, LentPage, PutOptions, PutPage, Recall};
+use crate::catalog::Catalog;
+
+impl DataPath {
+    /// See `PageStore::put`.
+    pub fn put<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+        recall: Option<&Recall>,
+    ) -> Vec<PutStatus> {
+        let _timed = self.counters.puts.timed();
+        put::put(catalog, self, namespace, pages, options, recall)
+    }
+
+    /// See `PageStore::get`.
+    pub fn get<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        let _timed = self.counters.gets.timed();
+        get::get(catalog, self, namespace, pages, deadline)
+    }
+
+    /// See `PageStore::get`: shared with other processes.
+    pub fn get_staged(
+        &self,
+        catalog: &dyn Catalog,
+        stage: &dyn Stage,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        let _timed = self.counters.gets.timed();
+        staged::get(catalog, stage, self, namespace, pages, deadline)
+            .unwrap_or_else(|| get::get(catalog, self, namespace, pages, deadline))
+    }
+
+    /// See `PageStore::get_lent`.
+    pub fn get_lent(
+        &self,
+        catalog: &Arc<dyn Catalog>,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        deadline: Option<Instant>,
+    ) -> Vec<Result<LentPage, MissReason>> {
+        let _timed = self.counters.gets.timed();
+        lent::get(catalog, self, namespace, keys, deadline)
+    }
+}

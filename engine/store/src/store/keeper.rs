@@ -1,0 +1,91 @@
+//! The housekeeper thread: ticks the core when something is due, runs the steps of reclaim, and
+//! keeps the policy's lessons. The reads and copies of a step are carried out on this thread.
+//!
+//! It sleeps until it is notified.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_base::runtime::thread::JoinHandle;
+use larder_core::core::Core;
+
+use super::lessons::Lessons;
+use super::local::Local;
+use crate::error::StoreError;
+
+/// Pages of a victim planned in one step: a tenth of a millisecond, for which other callers wait
+/// for the core.
+const PLANNED_AT_ONCE: usize = 256;
+
+/// The running thread.
+pub(super) struct Housekeeper {
+    local: Arc<Local>,
+    thread: JoinHandle<()>,
+}
+
+impl Housekeeper {
+    pub(super) fn start(
+        local: Arc<Local>,
+        lessons: Option<Lessons>,
+    ) -> Result<Housekeeper, StoreError> {
+        let worker = local.clone();
+        let thread = larder_base::runtime::thread::Builder::new()
+            .name("larder-keeper".to_owned())
+            .spawn(move || run(&worker, lessons))
+            .map_err(|e| {
+                StoreError::io(
+                    "starting the housekeeping thread",
+                    std::path::Path::new("thread"),
+                    e,
+                )
+            })?;
+        local.with_core(Core::start);
+        Ok(Housekeeper { local, thread })
+    }
+
+    /// Lets the thread finish the pages it is moving, and ends it.
+    pub(super) fn stop(self) {
+        self.local.inbox.lock().stop = true;
+        self.local.inbox_changed.notify_one();
+        if self.thread.join().is_err() {
+            tracing::error!(
+                "the housekeeping thread panicked; the store recovers at the next open"
+            );
+        }
+    }
+}
+
+fn run(local: &Local, mut lessons: Option<Lessons>) {
+    let mut stopping = false;
+    loop {
+        let mut inbox = local.inbox.lock();
+        while !inbox.reclaim && inbox.stop == stopping {
+            match inbox.wake_at {
+                Some(at) => {
+                    let now = local.now_ms();
+                    if at <= now {
+                        break;
+                    }
+                    local
+                        .inbox_changed
+                        .wait_for(&mut inbox, Duration::from_millis(at - now));
+                }
+                None => local.inbox_changed.wait(&mut inbox),
+            }
+        }
+        stopping = inbox.stop;
+        inbox.reclaim = false;
+        inbox.wake_at = None;
+        drop(inbox);
+        if stopping {
+            local.with_core(Core::stop_reclaim);
+        }
+        while local.with_core_by_turns(|core| core.reclaim_step(PLANNED_AT_ONCE)) {}
+        if let Some(lessons) = &mut lessons {
+            lessons.write(&local.index, stopping);
+        }
+        if stopping && !local.with_core(|core| core.is_reclaiming()) {
+            return;
+        }
+    }
+}

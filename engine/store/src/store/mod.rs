@@ -1,0 +1,598 @@
+//! Opening a store, and the handle that callers hold.
+//!
+//! | module | content |
+//! |---|---|
+//! | `keeper` | the keeper thread: due syncs, reclaim |
+//! | `prewriter` | writes unused blocks for the first time, before pages come |
+//! | `books` | leases with a count, lists of pages, evictions, usage |
+//! | `simulated` | a store over a simulated disk; in the build for the simulation alone |
+//! | `opening` | from a path to a recovered store, and back to a closed one |
+//! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
+//! | `mover` | moves pages from segment to segment |
+//! | `lessons` | the file with the tables of the policy of eviction |
+//! | `services` | log lines about volumes in read-only service |
+//! | `calls` | the calls that move the bytes of pages, with their times |
+//! | `put` | writes on callers' threads |
+//! | `lent` | gets into memory of the store's own, which may outlast the call's deadline |
+//! | `staged` | gets that are shared with other processes |
+//! | `data` | the data path of a handle, and the counters of its calls |
+//! | `get` | reads on callers' threads |
+//! | `recheck` | for a read-only handle: whether a segment is still in the generation it has read |
+//! | `notices` | log lines about refused and failed puts |
+//! | `hang` | which volumes have gone silent |
+//! | `leases` | the leases that a handle has taken |
+//! | `given_up` | the segments given up for lack of room; for the simulation alone |
+
+mod books;
+mod calls;
+mod data;
+mod get;
+#[cfg(feature = "simulated")]
+mod given_up;
+mod hang;
+mod keeper;
+mod leases;
+mod lent;
+mod lessons;
+pub mod local;
+pub mod mover;
+mod notices;
+pub mod opening;
+mod prewriter;
+mod put;
+mod recheck;
+pub mod services;
+#[cfg(feature = "simulated")]
+mod simulated;
+pub mod staged;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use larder_base::fork::Origin;
+use larder_base::ids::NamespaceId;
+use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
+use larder_base::system::files;
+use larder_core::core::Emptying;
+use larder_core::hint::Hint;
+use larder_core::status::{GetStatus, MissReason, PutStatus, Refusal};
+use larder_disk::{Disk, Pacing};
+use larder_format::{Namespace, PageKey};
+
+use crate::api::{GetPage, LentPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
+use crate::beneath::BeneathReport;
+use crate::catalog::{Allocator, Catalog};
+use crate::counts::Counts;
+use crate::error::StoreError;
+use crate::inventory::Inventory;
+use crate::totals::{Measures, StoreCounts};
+use crate::volume::holes::holes;
+use crate::volume::{Access, Volumes, length};
+use data::Counters;
+pub use data::DataPath;
+use keeper::Housekeeper;
+pub use leases::LeaseBook;
+use lessons::Lessons;
+use local::Local;
+use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, services};
+use prewriter::Prewriter;
+use recheck::Recheck;
+use staged::Stage;
+
+/// Most damaged places that an open logs one by one.
+const DAMAGE_LOGGED_MAX: usize = 10;
+
+/// An open store of this process.
+///
+/// Dropping it without [`PageStore::close`] is safe: the next open recovers as after a crash.
+pub struct LocalStore {
+    local: Arc<Local>,
+    data: DataPath,
+    volumes: Mutex<Volumes>,
+    keeper: Mutex<Option<Housekeeper>>,
+    prewriter: Mutex<Option<Prewriter>>,
+    /// The counted leases of this handle.
+    leases: LeaseBook,
+    /// Every call holds the read lock, so that no call is in progress during a close; true once
+    /// closed. Calls only try the lock: a call that begins while a close waits for others does not
+    /// wait with it.
+    gate: RwLock<bool>,
+    read_only: bool,
+    write_bytes_max: u64,
+    capacity_bytes: u64,
+    unproven: u64,
+    origin: Origin,
+}
+
+impl LocalStore {
+    /// Opens the store whose first volume is at `path`.
+    ///
+    /// # Errors
+    /// See [`StoreError`]: each error names the fault, its place, and the remedy.
+    pub fn open(path: &Path, options: &OpenOptions) -> Result<LocalStore, StoreError> {
+        let access = if options.read_only {
+            Access::ReadOnly
+        } else {
+            Access::Exclusive
+        };
+        LocalStore::open_with(path, options, access, || Ok(()))
+    }
+
+    fn open_with(
+        path: &Path,
+        options: &OpenOptions,
+        access: Access,
+        may_open: impl FnOnce() -> Result<(), StoreError>,
+    ) -> Result<LocalStore, StoreError> {
+        let (volumes, disk) = open_volumes(path, options, access)?;
+        if let Err(error) = may_open() {
+            disk.shutdown();
+            return Err(error);
+        }
+        let opening: Opening = Opening::new(volumes, disk, options)?;
+        let damaged = &opening.recovery.damage;
+        for damage in damaged.iter().take(DAMAGE_LOGGED_MAX) {
+            tracing::warn!(
+                volume = damage.volume,
+                segment = damage.segment,
+                offset = damage.fault.offset,
+                "damage found at the open: {}",
+                damage.fault
+            );
+        }
+        if opening.recovery.doubtful > 0 {
+            tracing::warn!(
+                pages = opening.recovery.doubtful,
+                "lost records may have deleted, evicted or cleared some of these pages: such \
+                 pages are found again; if that must not happen, clear their namespaces"
+            );
+        }
+        if let Some(more @ 1..) = damaged.len().checked_sub(DAMAGE_LOGGED_MAX) {
+            tracing::warn!(more, "more places are damaged: `larder verify` lists them");
+        }
+        LocalStore::assemble(opening, options)
+    }
+
+    fn assemble(opening: Opening, options: &OpenOptions) -> Result<LocalStore, StoreError> {
+        let Opening {
+            mut volumes,
+            disk,
+            index,
+            mut recovery,
+            ..
+        } = opening;
+        if !options.read_only {
+            begin_run(&mut volumes, disk.as_ref(), &mut recovery)?;
+        }
+        let superblock = volumes.superblock();
+        let recheck = options
+            .read_only
+            .then(|| Recheck::new(superblock, &recovery.recovered.segments));
+        let capacity_bytes = capacity(&volumes)?;
+        if let Some((_, volume)) = volumes.present().find(|(_, volume)| !volume.direct) {
+            tracing::warn!(
+                "{}: the filesystem does not honour O_DIRECT; reads and writes go through the page \
+                 cache and cost far more CPU",
+                volume.path.display()
+            );
+        }
+        if !options.read_only {
+            warn_of_holes(&volumes);
+        }
+        let unproven = recovery.unproven;
+        let config = config(&volumes, options);
+        let services = services(&volumes);
+        let local = catalog(
+            config,
+            recovery,
+            index,
+            disk.clone(),
+            options.lease,
+            services,
+        );
+        if let Some(policy) = &options.admission {
+            local.with_core(|core| core.admit_by(policy.make()));
+        }
+        let keeper = if options.read_only {
+            None
+        } else {
+            let has_policy = options.eviction.is_some();
+            let lessons = has_policy.then(|| Lessons::beside(&volumes)).flatten();
+            Some(Housekeeper::start(local.clone(), lessons)?)
+        };
+        let prewriter = if options.prewrite && !options.read_only {
+            Prewriter::start(local.clone(), &volumes).map(Some)
+        } else {
+            Ok(None)
+        };
+        let prewriter = match prewriter {
+            Ok(prewriter) => prewriter,
+            Err(error) => {
+                // It would keep the volumes open, and go on.
+                keeper.into_iter().for_each(Housekeeper::stop);
+                return Err(error);
+            }
+        };
+        // After the last step that can fail.
+        if let Some(beneath) = &options.beneath {
+            local.lie_over(beneath.clone());
+        }
+        let mut data = DataPath::new(disk, &volumes, options.hang_limit);
+        data.recheck = recheck;
+        Ok(LocalStore {
+            local,
+            data,
+            volumes: Mutex::new(volumes),
+            keeper: Mutex::new(keeper),
+            prewriter: Mutex::new(prewriter),
+            leases: LeaseBook::default(),
+            gate: RwLock::new(false),
+            read_only: options.read_only,
+            write_bytes_max: options.write_bytes_max,
+            capacity_bytes,
+            unproven,
+            origin: Origin::here(),
+        })
+    }
+
+    /// Opens a store as its owner, if no other process has it open at this moment. `may_open` is
+    /// checked once the store is locked, and before anything is read or written.
+    pub fn open_at_once(
+        path: &Path,
+        options: &OpenOptions,
+        may_open: impl FnOnce() -> Result<(), StoreError>,
+    ) -> Result<LocalStore, StoreError> {
+        LocalStore::open_with(path, options, Access::AtOnce, may_open)
+    }
+
+    /// Like [`PageStore::get`], shared with clients.
+    pub fn get_staged(
+        &self,
+        stage: &dyn Stage,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        let Some(_gate) = self.enter() else {
+            return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
+        };
+        self.data
+            .get_staged(&*self.local, stage, namespace, pages, deadline)
+    }
+
+    pub fn catalog(&self) -> &dyn Allocator {
+        &*self.local
+    }
+
+    /// The books of this store, with leases that no handle has entered.
+    pub fn books(&self) -> &dyn Inventory {
+        &*self.local
+    }
+
+    pub fn volumes(&self) -> larder_base::runtime::MutexGuard<'_, Volumes> {
+        self.volumes.lock()
+    }
+
+    /// Waits until none of these pages is on its way from beneath the store any more, at most until
+    /// `until`. Returns whether one of them is stored then; `None` if nothing lies beneath.
+    pub fn arrive(&self, namespace: NamespaceId, keys: &[PageKey], until: Instant) -> Option<bool> {
+        self.local.arrive(namespace, keys, until)
+    }
+
+    /// Ends or resumes the work of the place beneath the store. False if there is none.
+    pub fn use_beneath(&self, is_used: bool) -> bool {
+        self.local.use_beneath(is_used)
+    }
+
+    /// The report of the place beneath the store.
+    pub fn beneath_report(&self) -> Option<BeneathReport> {
+        self.local.beneath_report()
+    }
+
+    /// The pacing of its disk.
+    pub fn pacing(&self) -> &Pacing {
+        &self.data.pacing
+    }
+
+    /// Most bytes of puts in flight.
+    pub fn write_bytes_max(&self) -> u64 {
+        self.write_bytes_max
+    }
+
+    /// The namespaces with full records in the store.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<Namespace> {
+        if self.origin.is_inherited() {
+            return Vec::new();
+        }
+        self.local
+            .with_core(|core| core.namespaces().cloned().collect())
+    }
+
+    /// The disk under the store: for registering memory, or for measurements.
+    #[must_use]
+    pub fn disk(&self) -> &Arc<dyn Disk> {
+        &self.data.disk
+    }
+
+    /// Checks the invariants between index and space; for tests.
+    ///
+    /// # Errors
+    /// The first broken invariant.
+    pub fn check_invariants(&self) -> Result<(), String> {
+        self.local.with_core(|core| core.check_invariants())
+    }
+
+    /// Stops serving pages and reclaiming, for good: space that is released from here on is not
+    /// granted again. The store is left as after a crash.
+    pub fn abandon(&self) {
+        *self.gate.write() = true;
+        self.stop_threads();
+        self.local.part_from_beneath();
+    }
+
+    fn stop_threads(&self) {
+        if let Some(prewriter) = self.prewriter.lock().take() {
+            prewriter.stop();
+        }
+        if let Some(keeper) = self.keeper.lock().take() {
+            keeper.stop();
+        }
+    }
+
+    fn close_once(&self) -> Result<(), StoreError> {
+        self.stop_threads();
+        let mut volumes = self.volumes.lock();
+        let closed = if self.read_only {
+            Ok(())
+        } else {
+            // This flush speeds up the operations in flight. If one of them is in doubt, the later
+            // flushes fail.
+            let _ = self.local.flush();
+            mark_clean(&self.local, &mut volumes).map(drop)
+        };
+        self.data.disk.shutdown();
+        // The next owner may begin as soon as the volumes are unlocked.
+        self.local.part_from_beneath();
+        // The disk has answered every operation: no write of this handle can reach the volumes any
+        // more.
+        for volume in volumes.list.iter_mut().filter_map(Option::take) {
+            volume.unlock();
+        }
+        closed
+    }
+}
+
+/// Writes into a volume with holes may fail for lack of space.
+fn warn_of_holes(volumes: &Volumes) {
+    for (_, volume) in volumes.present() {
+        let found = files::descriptor(&volume.file).and_then(holes);
+        let found = found.filter(|holes| !holes.is_none());
+        if let Some(holes) = found {
+            let path = volume.path.display();
+            tracing::warn!(
+                "{path}: {holes}; a write there needs free space: {}",
+                holes.remedy(&volume.path)
+            );
+        }
+    }
+}
+
+fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {
+    let mut bytes = 0;
+    for (_, volume) in volumes.present() {
+        bytes += length(&volume.file, &volume.path)?;
+    }
+    Ok(bytes)
+}
+
+impl LocalStore {
+    /// A put that may have a recall.
+    pub fn put_or_not(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+        recall: Option<&Recall>,
+    ) -> Vec<PutStatus> {
+        let gate = self.enter();
+        let why = match &gate {
+            _ if self.read_only => Refusal::ReadOnly,
+            None => Refusal::Closed,
+            Some(_) => {
+                return self
+                    .data
+                    .put(&*self.local, namespace, pages, options, recall);
+            }
+        };
+        vec![PutStatus::Refused(why); pages.len()]
+    }
+}
+
+impl PageStore for LocalStore {
+    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        let Some(_gate) = self.enter() else {
+            return Err(self.refusal());
+        };
+        self.local.namespace(namespace)
+    }
+
+    fn put(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+    ) -> Vec<PutStatus> {
+        self.put_or_not(namespace, pages, options, None)
+    }
+
+    fn put_until_recalled(
+        &self,
+        namespace: NamespaceId,
+        pages: &[PutPage<'_>],
+        options: PutOptions,
+        recall: &Recall,
+    ) -> Vec<PutStatus> {
+        self.put_or_not(namespace, pages, options, Some(recall))
+    }
+
+    fn get(
+        &self,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        let Some(_gate) = self.enter() else {
+            return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
+        };
+        self.data.get(&*self.local, namespace, pages, deadline)
+    }
+
+    fn get_lent(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        deadline: Option<Instant>,
+    ) -> Vec<Result<LentPage, MissReason>> {
+        let Some(_gate) = self.enter() else {
+            return keys.iter().map(|_| Err(MissReason::Closed)).collect();
+        };
+        let catalog: Arc<dyn Catalog> = self.local.clone();
+        self.data.get_lent(&catalog, namespace, keys, deadline)
+    }
+
+    fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
+        let Some(_gate) = self.enter() else {
+            return 0;
+        };
+        self.data.longest_prefix(&*self.local, namespace, keys)
+    }
+
+    fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
+        let Some(_gate) = self.enter() else {
+            return vec![false; keys.len()];
+        };
+        self.data.contains(&*self.local, namespace, keys)
+    }
+
+    fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
+        if !self.origin.is_inherited() {
+            self.local.touch(namespace, keys, hint);
+        }
+    }
+
+    fn delete(&self, namespace: NamespaceId, keys: &[PageKey]) -> Result<u64, StoreError> {
+        let _gate = self.enter_to_write()?;
+        self.local.delete(namespace, keys)
+    }
+
+    fn clear_namespace(&self, namespace: NamespaceId) -> Result<u64, StoreError> {
+        let _gate = self.enter_to_write()?;
+        self.local.clear_namespace(namespace)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        let _gate = self.enter_to_write()?;
+        self.data.flush(&*self.local)
+    }
+
+    fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+        if self.origin.is_inherited() {
+            return (memory, format!("not registered: {}", StoreError::Forked));
+        }
+        self.data.register(memory)
+    }
+
+    fn stats(&self) -> Stats {
+        if self.origin.is_inherited() {
+            return Stats::default();
+        }
+        let mut stats = self.local.stats();
+        self.data.count_into(&mut stats);
+        stats.capacity_bytes = self.capacity_bytes;
+        stats.unproven = self.unproven;
+        stats
+    }
+
+    fn close(&self) -> Result<(), StoreError> {
+        if self.origin.is_inherited() {
+            return Err(StoreError::Forked);
+        }
+        let mut gate = self.gate.write();
+        if std::mem::replace(&mut *gate, true) {
+            return Ok(());
+        }
+        self.close_once()
+    }
+}
+
+impl LocalStore {
+    /// Lets a call in; `None` once the store is closed, or is being closed.
+    fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
+        if self.origin.is_inherited() {
+            return None;
+        }
+        self.gate.try_read().filter(|is_closed| !**is_closed)
+    }
+
+    /// Counters of the calls on this handle.
+    pub fn counts(&self) -> Counts {
+        self.data.counts()
+    }
+
+    pub fn count_unread(&self, slow: u64, unmeasured: u64) {
+        self.data.count_unread(slow, unmeasured);
+    }
+
+    /// See [`DataPath::measures`].
+    pub fn measures(&self) -> Measures {
+        self.data.measures()
+    }
+
+    /// Counters of the core and of housekeeping.
+    pub fn store_counts(&self) -> StoreCounts {
+        self.local.store_counts()
+    }
+
+    /// Empties a segment, with all its pages kept: see [`Local::empty`].
+    pub fn empty(
+        &self,
+        wanted: &Emptying,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<Option<u64>, StoreError> {
+        let _gate = self.enter_to_write()?;
+        self.local.empty(wanted, goes_on)
+    }
+
+    /// Why calls are refused.
+    fn refusal(&self) -> StoreError {
+        match self.origin.is_inherited() {
+            true => StoreError::Forked,
+            false => StoreError::Closed,
+        }
+    }
+
+    fn enter_to_write(&self) -> Result<RwLockReadGuard<'_, bool>, StoreError> {
+        let gate = self.enter().ok_or_else(|| self.refusal())?;
+        if self.read_only {
+            return Err(StoreError::ReadOnly);
+        }
+        Ok(gate)
+    }
+}
+
+impl Drop for LocalStore {
+    fn drop(&mut self) {
+        if self.origin.is_inherited() {
+            // The threads belong to the parent.
+            std::mem::forget((
+                self.prewriter.get_mut().take(),
+                self.keeper.get_mut().take(),
+            ));
+            return;
+        }
+        self.stop_threads();
+        // The volumes are dropped, and unlocked, after this.
+        self.local.part_from_beneath();
+    }
+}

@@ -1,0 +1,114 @@
+//! One log line for each kind of counted failure. The counter gives the number, the line explains
+//! the failure.
+//!
+//! Each line is written the first time only. The counters go on.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use larder_core::core::Counters;
+use larder_core::status::Refusal;
+
+/// The kinds that have been logged, one bit each.
+#[derive(Debug, Default)]
+pub struct Notices(AtomicU32);
+
+impl Notices {
+    fn is_first(&self, kind: u32) -> bool {
+        let bit = 1 << kind;
+        // A plain load first: this is called again and again.
+        self.0.load(Ordering::Relaxed) & bit == 0
+            && self.0.fetch_or(bit, Ordering::Relaxed) & bit == 0
+    }
+
+    /// Pages of this size were refused.
+    pub fn refused(&self, why: Refusal, page_bytes: u64) {
+        let (kind, what) = match why {
+            Refusal::NoSpace => (
+                0,
+                "there is no room now: all pages are leased or being written, or reclaim has \
+                 not caught up",
+            ),
+            Refusal::Busy => (
+                1,
+                "too many bytes of writes are in flight: the device is slower than the puts",
+            ),
+            Refusal::WrongShape => (
+                2,
+                "their parts do not have the shape that their namespace states",
+            ),
+            Refusal::TooLarge => (
+                3,
+                "they do not fit a segment: none of this size can ever be stored; create the \
+                 store anew with a larger --segment-size",
+            ),
+            Refusal::Unreachable => (
+                4,
+                "their chain is longer than all that the store keeps: create a larger store",
+            ),
+            Refusal::ReadOnly => (5, "the store was opened read-only"),
+            Refusal::Closed => (6, "the store is closed or has no owner"),
+            // The volume's change of service is logged, with its reason; a policy logs for itself.
+            Refusal::ReadOnlyService | Refusal::NotAdmitted => return,
+            Refusal::Exhausted => (
+                7,
+                "the serial numbers of this run are used up: open the store again",
+            ),
+        };
+        if self.is_first(kind) {
+            tracing::warn!(
+                page_bytes,
+                "pages are refused: {what} (counted in refused_pages; logged once)"
+            );
+        }
+    }
+
+    /// A counted lease was refused.
+    pub fn refused_lease(&self) {
+        if self.is_first(12) {
+            tracing::warn!(
+                "leases are refused: the pages under leases that callers have not returned take a \
+                 quarter of the store (logged once)"
+            );
+        }
+    }
+
+    /// Logs the kinds of failure that the core has counted.
+    pub fn counted(&self, counters: &Counters) {
+        let kinds = [
+            (
+                8,
+                counters.failed,
+                "pages were not stored: the device refused their write or sync (counted in \
+                 failed_pages; logged once)",
+            ),
+            (
+                9,
+                counters.failed_syncs,
+                "a sync failed: the pages that it covered are read back and written again \
+                 (counted in failed_syncs; logged once)",
+            ),
+            (
+                10,
+                counters.damaged,
+                "a page does not read back as it was written, and is forgotten: look at the \
+                 disk, and run `larder verify --deep` on the closed store (counted in \
+                 damaged_pages; logged once)",
+            ),
+            (
+                11,
+                counters.unfinished,
+                "a page whose write the last crash cut short is forgotten (counted in \
+                 unfinished_pages; logged once)",
+            ),
+        ];
+        for (kind, count, what) in kinds {
+            if count > 0 && self.is_first(kind) {
+                // runbook: pages were not stored: the device refused their write or sync
+                // runbook: a sync failed: the pages that it covered are read back and written again
+                // runbook: a page does not read back as it was written, and is forgotten
+                // runbook: a page whose write the last crash cut short is forgotten
+                tracing::warn!("{what}");
+            }
+        }
+    }
+}

@@ -1,0 +1,624 @@
+//! Creates stores. Files are preallocated in full, so that a store never runs out of the space it
+//! was given, and never takes more.
+
+mod add;
+mod checks;
+mod left;
+mod options;
+
+use std::fs;
+use std::io::{Error, ErrorKind};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+use larder_base::fork::keep_private;
+use larder_base::memory::AlignedBuf;
+use larder_base::runtime::descriptors;
+use larder_base::system::holder::this_holder;
+use larder_core::capacity::{segments_min, usable_blocks};
+use larder_disk::Pacing;
+use larder_disk::probe::{Want, filesystem};
+use larder_format::{
+    BLOCK_BYTES, CLOSING_OFFSET, Features, Geometry, HEADER_BLOCKS, OpenState, Run,
+    SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock,
+    VOLUMES_MAX, VolumeEntry, VolumeId, segments_that_fit,
+};
+use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+use super::{Access, File};
+use crate::api::OpenOptions;
+use crate::error::{StoreError, count};
+use crate::fit::default_segment_bytes;
+pub use add::add;
+use checks::{
+    absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,
+    identity_bytes, is_there, may_overwrite, parent_of, size_of, suited,
+};
+use left::{is_named, left_bytes, lock_left, open_left, remove_left, temporary_name};
+pub use options::{CreateOptions, Created, Progress};
+
+/// Bytes per write when every block is written beforehand.
+const PREWRITE_BYTES: usize = 4 << 20;
+
+/// Creates a store whose first volume is at `path`.
+///
+/// # Errors
+/// [`StoreError::TooSmall`], [`StoreError::NoSize`] and [`StoreError::Usage`] for invalid sizes;
+/// [`StoreError::Exists`] and [`StoreError::Foreign`] without `force`; [`StoreError::Locked`] when
+/// the store is in use, with `force` too; [`StoreError::NoSpace`]; and errors of the system, of the
+/// kind [`ErrorKind::Interrupted`] when `progress` breaks. Files created by a call that fails are
+/// removed.
+pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
+    if options.grow {
+        return grow(path, options);
+    }
+    let paths: Vec<PathBuf> = std::iter::once(path.to_owned())
+        .chain(options.volumes.iter().cloned())
+        .collect();
+    if paths.len() > VOLUMES_MAX {
+        return Err(StoreError::Usage(format!(
+            "{} volumes: a store has at most {VOLUMES_MAX}",
+            paths.len()
+        )));
+    }
+    check_distinct(&paths)?;
+    // A store that is there has its sizes: the given ones need not make sense.
+    for path in &paths {
+        Target::check_content(path, options.force)?;
+    }
+    let plan = Plan::new(&paths, options)?;
+    if options.dry_run {
+        for path in &paths {
+            Target::check(path, options.force, plan.volume_bytes)?;
+        }
+        return Ok(plan.created(paths));
+    }
+    let mut targets: Vec<Target> = Vec::with_capacity(paths.len());
+    for path in &paths {
+        targets.push(Target::open(path, options.force)?);
+    }
+    plan.write(&targets, options)?;
+    // The first volume, by which the store is opened, gets its name last.
+    for target in targets.iter_mut().rev() {
+        target.name()?;
+    }
+    targets.iter_mut().for_each(Target::keep);
+    Ok(plan.created(paths))
+}
+
+/// Sizes, decided before anything is written.
+struct Plan {
+    volume_bytes: u64,
+    geometry: Geometry,
+    volumes: usize,
+}
+
+impl Plan {
+    fn new(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<Plan, StoreError> {
+        let volumes = paths.len();
+        let size = size_of(paths, options)?;
+        let segment_bytes = match (options.segment_size, options.page_bytes) {
+            (Some(segment_bytes), _) => segment_bytes,
+            (None, Some(page_bytes)) => suited(size, volumes, page_bytes)?,
+            (None, None) => default_segment_bytes(size),
+        };
+        if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment_bytes)
+            || !segment_bytes.is_multiple_of(BLOCK_BYTES as u64)
+        {
+            return Err(StoreError::Usage(format!(
+                "a segment of {segment_bytes} bytes: the segment size is a multiple of 4 KiB from \
+                 16 MiB to 4 GiB"
+            )));
+        }
+        let volume_bytes = size / volumes as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let segments = segments_that_fit(volume_bytes, segment_bytes);
+        let least = segments_min(volumes);
+        if u64::from(segments) * (volumes as u64) < least {
+            let needed =
+                (least.div_ceil(volumes as u64) * segment_bytes + SEGMENTS_OFFSET) * volumes as u64;
+            let smallest = segments_that_fit(volume_bytes, SEGMENT_BYTES_MIN);
+            return Err(StoreError::TooSmall {
+                reason: format!(
+                    "{}, and a store on {} needs {least} in all",
+                    held(size, segments, segment_bytes, volumes),
+                    count(volumes as u64, "volume")
+                ),
+                needed,
+                smaller_segments: u64::from(smallest) * volumes as u64 >= least,
+            });
+        }
+        let blocks = u32::try_from(segment_bytes / BLOCK_BYTES as u64).unwrap_or(u32::MAX);
+        let geometry =
+            Geometry::new(blocks, segments).map_err(|e| StoreError::Usage(e.to_string()))?;
+        Ok(Plan {
+            volume_bytes,
+            geometry,
+            volumes,
+        })
+    }
+
+    /// The sizes of a store after it is enlarged to `size`, and whether it is smaller now.
+    /// `file_bytes` is the length of its shortest volume.
+    fn grown(
+        superblock: &Superblock,
+        size: u64,
+        file_bytes: u64,
+    ) -> Result<(Plan, bool), StoreError> {
+        let there = superblock.volumes.iter().filter(|entry| !entry.lost);
+        let volumes = there.count();
+        let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
+        let volume_bytes = size / volumes as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let segments = segments_that_fit(volume_bytes, segment_bytes);
+        let there = superblock.volumes.iter().filter(|entry| !entry.lost);
+        let most = there.map(|entry| entry.segments).max();
+        let most = most.unwrap_or(0);
+        let mut there = superblock.volumes.iter().filter(|entry| !entry.lost);
+        let is_there = volume_bytes <= file_bytes && there.all(|entry| entry.segments == segments);
+        if segments <= most && !is_there {
+            let needed = (SEGMENTS_OFFSET + (u64::from(most) + 1) * segment_bytes) * volumes as u64;
+            return Err(StoreError::TooSmall {
+                reason: format!(
+                    "{}, and the store has {most}, which grows by whole segments and never shrinks",
+                    held(size, segments, segment_bytes, volumes)
+                ),
+                needed,
+                smaller_segments: false,
+            });
+        }
+        let geometry = Geometry::new(superblock.segment_blocks, segments)
+            .map_err(|e| StoreError::Usage(e.to_string()))?;
+        let plan = Plan {
+            volume_bytes,
+            geometry,
+            volumes,
+        };
+        Ok((plan, !is_there))
+    }
+
+    /// Allocates the missing blocks of a volume whose first `from` bytes belong to the store. Bytes
+    /// beyond these are left by an enlargement that was killed.
+    fn enlarge(
+        &self,
+        target: &Target,
+        from: u64,
+        options: &CreateOptions<'_>,
+    ) -> Result<(), StoreError> {
+        target.allocate(self.volume_bytes, options.prewrite)?;
+        if !options.prewrite {
+            let bytes = from.saturating_sub(SEGMENTS_OFFSET);
+            let there = bytes / self.geometry.segment_bytes();
+            return self.blank(target, u32::try_from(there).unwrap_or(u32::MAX));
+        }
+        let total = self.volume_bytes.saturating_sub(from);
+        prewrite(target, from..self.volume_bytes, 0, total, options)
+    }
+
+    /// Blanks the headers and the first descriptor block of each segment from `first` on, and the
+    /// closing statement of a new volume, where the volume held other bytes before. So a place that
+    /// is not blank was written by the store, or is damaged.
+    fn blank(&self, target: &Target, first: u32) -> Result<(), StoreError> {
+        if !target.held_bytes() {
+            return Ok(());
+        }
+        let io = |e: Error| StoreError::io("blanking the segments", &target.path, e);
+        let headers = u64::from(HEADER_BLOCKS) * BLOCK_BYTES as u64;
+        if first == 0 {
+            let zeros = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
+            target.file.write(CLOSING_OFFSET, &zeros).map_err(io)?;
+        }
+        let last = self.geometry.segments();
+        // The first descriptor block of a segment lies before the headers of the next one.
+        for segment in first..=last {
+            let border = SEGMENTS_OFFSET + u64::from(segment) * self.geometry.segment_bytes();
+            let before = if segment > first {
+                BLOCK_BYTES as u64
+            } else {
+                0
+            };
+            let behind = if segment < last { headers } else { 0 };
+            let bytes = usize::try_from(before + behind).unwrap_or(BLOCK_BYTES);
+            let zeros = AlignedBuf::zeroed(bytes).map_err(io)?;
+            target.file.write(border - before, &zeros).map_err(io)?;
+        }
+        rustix::fs::fsync(target.file.file.as_fd()).map_err(|e| io(e.into()))
+    }
+
+    fn created(&self, volumes: Vec<PathBuf>) -> Created {
+        let segments = u64::from(self.geometry.segments()) * self.volumes as u64;
+        Created {
+            segments,
+            segment_bytes: self.geometry.segment_bytes(),
+            usable_bytes: usable_blocks(segments, self.volumes, self.geometry.segment_blocks())
+                * BLOCK_BYTES as u64,
+            capacity_bytes: self.volume_bytes * self.volumes as u64,
+            volumes,
+            is_grown: false,
+        }
+    }
+
+    fn write(&self, targets: &[Target], options: &CreateOptions<'_>) -> Result<(), StoreError> {
+        let store = StoreId::from_bytes(identity_bytes()?);
+        let mut entries = Vec::with_capacity(targets.len());
+        for target in targets {
+            entries.push(VolumeEntry {
+                id: VolumeId::from_bytes(identity_bytes()?),
+                segments: self.geometry.segments(),
+                lost: false,
+                path: absolute(&target.path)?,
+            });
+        }
+        for target in targets {
+            target.allocate(self.volume_bytes, options.prewrite)?;
+        }
+        if options.prewrite {
+            let total = self.volume_bytes * targets.len() as u64;
+            for (index, target) in targets.iter().enumerate() {
+                prewrite(
+                    target,
+                    0..self.volume_bytes,
+                    index as u64 * self.volume_bytes,
+                    total,
+                    options,
+                )?;
+            }
+        } else {
+            for target in targets {
+                self.blank(target, 0)?;
+            }
+        }
+        let created_unix_s = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |passed| passed.as_secs());
+        for (index, target) in targets.iter().enumerate() {
+            let superblock = Superblock {
+                store,
+                volume: u16::try_from(index).unwrap_or(u16::MAX),
+                generation: 1,
+                run: Run::FIRST,
+                state: OpenState::Clean,
+                created_unix_s,
+                holder: this_holder(),
+                segment_blocks: self.geometry.segment_blocks(),
+                features: Features::default().written_here(),
+                volumes: entries.clone(),
+            };
+            target.write_superblock(&superblock)?;
+        }
+        Ok(())
+    }
+}
+
+/// A file that becomes a volume. A new file carries another name until it is complete, so that a
+/// killed creation leaves nothing at `path`.
+struct Target {
+    path: PathBuf,
+    file: File,
+    undo: Undo,
+}
+
+/// The remains of a creation that fails.
+enum Undo {
+    /// A file with this name, which is removed.
+    New(PathBuf),
+    /// A file that was empty, and is again.
+    Empty,
+    /// Nothing: the creation has succeeded, or the volume was there before.
+    Nothing,
+}
+
+impl Target {
+    /// Whether `path` may become a volume of `bytes` bytes. Does not change it.
+    fn check(path: &Path, force: bool, bytes: u64) -> Result<(), StoreError> {
+        if !is_there(path)? {
+            check_directory(path)?;
+            return check_space(path, bytes, left_bytes(path)?);
+        }
+        Target::check_content(path, force)
+    }
+
+    /// Whether the content of `path`, if there is any, may be overwritten. Does not change it.
+    fn check_content(path: &Path, force: bool) -> Result<(), StoreError> {
+        if !is_there(path)? {
+            return Ok(());
+        }
+        let file = File::open(path, Access::ReadOnly)?;
+        if file.is_locked() {
+            file.lock(path)?;
+        }
+        may_overwrite(&file, path, force)
+    }
+
+    fn open(path: &Path, force: bool) -> Result<Target, StoreError> {
+        // Again whenever another creation of the same volume was faster.
+        loop {
+            if is_there(path)? {
+                return Target::over(path, force);
+            }
+            if let Some(target) = Target::make(path)? {
+                return Ok(target);
+            }
+        }
+    }
+
+    fn over(path: &Path, force: bool) -> Result<Target, StoreError> {
+        let file = File::open(path, Access::Exclusive)?;
+        file.lock(path)?;
+        may_overwrite(&file, path, force)?;
+        let undo = match file.bytes {
+            0 => Undo::Empty,
+            _ => Undo::Nothing,
+        };
+        Ok(Target {
+            path: path.to_owned(),
+            file,
+            undo,
+        })
+    }
+
+    /// The target for a volume that is there and open.
+    fn of(volume: &super::Volume) -> Result<Target, StoreError> {
+        let is_device = fs::metadata(&volume.path).is_ok_and(|m| !m.is_file());
+        Ok(Target {
+            path: volume.path.clone(),
+            file: File {
+                private: keep_private(&volume.file),
+                file: volume.file.clone(),
+                direct: volume.direct,
+                bytes: super::length(&volume.file, &volume.path)?,
+                is_device,
+            },
+            undo: Undo::Nothing,
+        })
+    }
+
+    /// `None` if another creation took or removed one of the names meanwhile.
+    fn make(path: &Path) -> Result<Option<Target>, StoreError> {
+        let temporary = temporary_name(path);
+        remove_left(path, &temporary)?;
+        descriptors::cover().map_err(|e| StoreError::io("creating the volume", path, e))?;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let made = match rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(made) => made,
+            Err(Errno::EXIST) => return Ok(None),
+            Err(error) => {
+                let doing = match error {
+                    Errno::NOENT => "creating the volume (is its directory there?)",
+                    _ => "creating the volume",
+                };
+                return Err(StoreError::io(doing, path, error));
+            }
+        };
+        let locked = open_left(&temporary).and_then(|file| lock_left(file, &temporary));
+        let Some(file) = locked.inspect_err(|_| {
+            if is_named(&made, &temporary) {
+                let _ = fs::remove_file(&temporary);
+            }
+        })?
+        else {
+            return Ok(None);
+        };
+        let target = Target {
+            path: path.to_owned(),
+            file,
+            undo: Undo::New(temporary),
+        };
+        // Another creation may have ended after the check of `path`, before this one had the
+        // temporary name.
+        Ok((!is_there(path)?).then_some(target))
+    }
+
+    /// Whether its blocks may hold bytes of an earlier use.
+    fn held_bytes(&self) -> bool {
+        self.file.is_device || matches!(self.undo, Undo::Nothing) && self.file.bytes > 0
+    }
+
+    /// Gives a complete volume its name.
+    fn name(&mut self) -> Result<(), StoreError> {
+        if let Undo::New(name) = &mut self.undo {
+            let (from, to) = (name.as_path(), self.path.as_path());
+            rename(from, to).map_err(|e| StoreError::io("naming the new volume", to, e))?;
+            name.clone_from(&self.path);
+        }
+        // The name must be durable too.
+        if let Some(directory) = parent_of(&self.path)
+            && let Ok(directory) = fs::File::open(directory)
+        {
+            let _ = directory.sync_all();
+        }
+        Ok(())
+    }
+
+    /// The file stays.
+    fn keep(&mut self) {
+        self.undo = Undo::Nothing;
+    }
+
+    /// Gives the file its length and its blocks. If the file system cannot preallocate, or the call
+    /// is refused, a prewrite allocates the blocks.
+    fn allocate(&self, bytes: u64, prewrite: bool) -> Result<(), StoreError> {
+        let failed = |doing, error: Errno| match error {
+            Errno::NOSPC | Errno::DQUOT => StoreError::NoSpace {
+                path: self.path.clone(),
+                needed: bytes,
+                free: free_bytes(&self.path),
+            },
+            error => StoreError::io(doing, &self.path, error),
+        };
+        if self.file.is_device {
+            if self.file.bytes < bytes {
+                return Err(StoreError::Usage(format!(
+                    "{}: the device has {} bytes, {bytes} are needed",
+                    self.path.display(),
+                    self.file.bytes
+                )));
+            }
+            return Ok(());
+        }
+        let have = allocated_bytes(&self.file);
+        if bytes > have && bytes - have > free_bytes(&self.path) {
+            return Err(StoreError::NoSpace {
+                path: self.path.clone(),
+                needed: bytes - have,
+                free: free_bytes(&self.path),
+            });
+        }
+        let file = self.file.file.as_fd();
+        rustix::fs::ftruncate(file, bytes).map_err(|e| failed("sizing the volume", e))?;
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            Ok(()) => Ok(()),
+            Err(error) if !is_missing(error) => Err(failed("allocating the volume", error)),
+            Err(_) if prewrite => Ok(()),
+            Err(error) => Err(StoreError::NoPreallocation {
+                path: self.path.clone(),
+                file_system: filesystem(file),
+                source: error.into(),
+            }),
+        }
+    }
+
+    /// Releases the bytes that [`Target::allocate`] added to an existing volume.
+    fn shrink(&self) {
+        if !self.file.is_device {
+            let _ = rustix::fs::ftruncate(self.file.file.as_fd(), self.file.bytes);
+        }
+    }
+
+    fn write_superblock(&self, superblock: &Superblock) -> Result<(), StoreError> {
+        let encoded = superblock
+            .encode()
+            .map_err(|source| StoreError::Superblock {
+                path: self.path.clone(),
+                source,
+            })?;
+        let io = |e: Error| StoreError::io("writing the superblock", &self.path, e);
+        let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
+        bytes.copy_from_slice(&encoded[..]);
+        for offset in SUPERBLOCK_OFFSETS {
+            self.file.write(offset, &bytes).map_err(io)?;
+        }
+        rustix::fs::fsync(self.file.file.as_fd()).map_err(|e| io(e.into()))?;
+        Ok(())
+    }
+}
+
+/// Renames a file. The new name must be free.
+fn rename(from: &Path, to: &Path) -> Result<(), Error> {
+    match rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Ok(()) => Ok(()),
+        // Some file systems do not know the flag.
+        Err(error) if is_missing(error) || error == Errno::INVAL => {
+            fs::hard_link(from, to)?;
+            fs::remove_file(from)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether the file system or the kernel lacks a call, or a container profile refuses it.
+fn is_missing(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::OPNOTSUPP | Errno::NOSYS | Errno::PERM | Errno::ACCESS
+    )
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        match &self.undo {
+            Undo::New(temporary) => {
+                let _ = fs::remove_file(temporary);
+            }
+            Undo::Empty => self.shrink(),
+            Undo::Nothing => {}
+        }
+    }
+}
+
+fn prewrite(
+    target: &Target,
+    range: std::ops::Range<u64>,
+    before: u64,
+    total: u64,
+    options: &CreateOptions<'_>,
+) -> Result<(), StoreError> {
+    let io = |e: Error| StoreError::io("writing the volume's blocks", &target.path, e);
+    let zeros = AlignedBuf::zeroed(PREWRITE_BYTES).map_err(io)?;
+    let mut offset = range.start;
+    while offset < range.end {
+        let left = range.end - offset;
+        if left >= PREWRITE_BYTES as u64 {
+            target.file.write(offset, &zeros).map_err(io)?;
+        } else {
+            let rest =
+                AlignedBuf::zeroed(usize::try_from(left).unwrap_or(BLOCK_BYTES)).map_err(io)?;
+            target.file.write(offset, &rest).map_err(io)?;
+        }
+        offset += left.min(PREWRITE_BYTES as u64);
+        if let Some(progress) = options.progress
+            && progress(before + offset - range.start, total).is_break()
+        {
+            return Err(io(ErrorKind::Interrupted.into()));
+        }
+    }
+    Ok(())
+}
+
+/// Enlarges every volume evenly, up to `size` in all. Existing content is not changed; the new
+/// segments come after it. A store that has the size already stays as it is.
+fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
+    let mut volumes = super::Volumes::open(path, &options.volumes, Access::Exclusive, false)?;
+    let by_threads = OpenOptions {
+        disk: Want::Threads,
+        depth: 1,
+        ..OpenOptions::default()
+    };
+    let disk = volumes.open_disk(&by_threads, Pacing::default())?;
+    let superblock = volumes.superblock().clone();
+    let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
+    if options
+        .segment_size
+        .is_some_and(|size| size != segment_bytes)
+    {
+        return Err(StoreError::Usage(format!(
+            "the store has segments of {segment_bytes} bytes; growing does not change that"
+        )));
+    }
+    let paths: Vec<PathBuf> = volumes
+        .present()
+        .map(|(_, volume)| volume.path.clone())
+        .collect();
+    let targets = volumes
+        .present()
+        .map(|(_, volume)| Ok((Target::of(volume)?, volume.geometry()?.volume_bytes())))
+        .collect::<Result<Vec<_>, StoreError>>()?;
+    let file_bytes = targets.iter().map(|(target, _)| target.file.bytes).min();
+    let size = size_of(&paths, options)?;
+    let (plan, is_grown) = Plan::grown(&superblock, size, file_bytes.unwrap_or(0))?;
+    if options.dry_run || !is_grown {
+        return Ok(Created {
+            is_grown,
+            ..plan.created(paths)
+        });
+    }
+    let enlarged = targets
+        .iter()
+        .try_for_each(|(target, from)| plan.enlarge(target, *from, options));
+    // A superblock may state a larger size only when the length of its file is durable.
+    let durable = enlarged.and_then(|()| volumes.sync(disk.as_ref()));
+    if let Err(error) = durable {
+        // No superblock states the larger size yet.
+        targets.iter().for_each(|(target, _)| target.shrink());
+        return Err(error);
+    }
+    let segments = plan.geometry.segments();
+    volumes.update(disk.as_ref(), |superblock| {
+        for entry in superblock.volumes.iter_mut().filter(|entry| !entry.lost) {
+            entry.segments = segments;
+        }
+    })?;
+    Ok(Created {
+        is_grown,
+        ..plan.created(paths)
+    })
+}

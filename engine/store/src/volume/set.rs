@@ -1,0 +1,394 @@
+//! All volumes of a store: finding them, and the operations on all of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use larder_base::latency::DeviceLatencies;
+use larder_base::memory::AlignedBuf;
+use larder_base::system::files;
+use larder_disk::mailbox::{WriteAt, sync_all, write_all};
+use larder_disk::probe::open_disk;
+use larder_disk::{Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
+use larder_format::{BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, VolumeEntry};
+
+use super::file::Access;
+use super::{Found, OF_ANOTHER, Volume, encode, is_volume_of};
+use crate::api::OpenOptions;
+use crate::error::StoreError;
+
+/// The volumes of one store, in its order; `None` for a lost volume.
+#[derive(Debug)]
+pub struct Volumes {
+    /// Each volume.
+    pub list: Vec<Option<Volume>>,
+    /// The latencies of their devices.
+    pub latencies: Arc<DeviceLatencies>,
+    /// The pacing of their disk.
+    pub pacing: Arc<Pacing>,
+    /// The time that their open has left for reads that fail.
+    pub patience: Arc<Patience>,
+}
+
+/// The places where a further volume of the store may be, whose first volume is at `first`: the
+/// given paths, the directory of the first volume, the recorded path. Volumes in one directory may
+/// have been moved, or copied, together: then the other volumes in it belong to this first volume.
+pub fn places_of(
+    entry: &VolumeEntry,
+    first: &Path,
+    elsewhere: &[PathBuf],
+) -> impl Iterator<Item = PathBuf> {
+    let known = PathBuf::from(&entry.path);
+    let beside = first.with_file_name(known.file_name().unwrap_or_default());
+    let guess = Some(beside).filter(|beside| beside != first && *beside != known);
+    elsewhere.iter().cloned().chain(guess).chain([known])
+}
+
+/// How well a volume suits the first one, by their superblocks. Of several copies of a volume at
+/// paths that the caller did not name, the best is used, and the first of equals. A new epoch is
+/// written to the first volume before the others. So a volume with a higher epoch belongs to
+/// another store: it, or the first volume, was copied. A volume with a lower epoch may be an old
+/// copy. A smaller one may be a copy from before the store was enlarged.
+pub fn suits(found: &Superblock, first: &Superblock) -> impl Ord + use<> {
+    let segments = |of: &Superblock| {
+        let entry = of.volumes.get(usize::from(found.volume));
+        entry.map(|entry| entry.segments)
+    };
+    let is_enlarged = segments(found) == segments(first);
+    (found.run <= first.run, found.run, is_enlarged)
+}
+
+/// Each volume that the caller names must be used: a name that is not used is an error.
+pub fn check_used<'a>(
+    named: &[PathBuf],
+    used: impl Iterator<Item = &'a Path>,
+) -> Result<(), StoreError> {
+    let used: Vec<&Path> = used.collect();
+    let file = |path: &Path| files::look(path).map(|it| it.id).ok();
+    let is_same = |a: &Path, b: &Path| a == b || file(a).is_some_and(|a| file(b) == Some(a));
+    let is_unused = |path: &&PathBuf| !used.iter().any(|used| is_same(used, path));
+    let Some(path) = named.iter().find(is_unused) else {
+        return Ok(());
+    };
+    let why = match Found::at(path, Access::ReadOnly, &Patience::none()) {
+        Ok(_) => format!("{}: {OF_ANOTHER}, or was given up", path.display()),
+        Err(error) => error.to_string(),
+    };
+    Err(StoreError::Usage(format!(
+        "a file named as a volume is no volume of this store (`larder volume add` adds one): {why}"
+    )))
+}
+
+impl Volumes {
+    /// Opens all volumes of the store whose first volume is at `path`.
+    ///
+    /// # Errors
+    /// See [`StoreError`]: a volume may be absent, foreign, damaged, truncated or in use.
+    pub fn open(
+        path: &Path,
+        elsewhere: &[PathBuf],
+        access: Access,
+        degraded: bool,
+    ) -> Result<Volumes, StoreError> {
+        let patience = Arc::new(Patience::default());
+        let first = Volume::open(path, access, &patience)?;
+        if first.superblock.volume != 0 {
+            let name = first
+                .superblock
+                .volumes
+                .first()
+                .map(|entry| entry.path.clone())
+                .unwrap_or_default();
+            return Err(StoreError::NotFirstVolume(path.to_owned(), name));
+        }
+        let entries = first.superblock.volumes.clone();
+        let reference = first.superblock.clone();
+        let store = reference.store;
+        let mut list = vec![Some(first)];
+        for (index, entry) in entries.iter().enumerate().skip(1) {
+            if entry.lost {
+                list.push(None);
+                continue;
+            }
+            let mut reason = "not found".to_owned();
+            let mut best: Option<(PathBuf, Found)> = None;
+            let mut unseen = None;
+            for place in places_of(entry, path, elsewhere) {
+                let is_named = elsewhere.contains(&place);
+                match Found::at(&place, access, &patience) {
+                    Ok(found) if found.is(store, index) => {
+                        let suits = |found: &Found| suits(&found.superblock, &reference);
+                        if best
+                            .as_ref()
+                            .is_none_or(|(_, best)| suits(best) < suits(&found))
+                        {
+                            best = Some((place, found));
+                        }
+                        if is_named {
+                            break;
+                        }
+                    }
+                    Ok(_) => reason = format!("{}: {OF_ANOTHER}", place.display()),
+                    Err(error) if error.leaves_the_volume_unknown() => unseen = Some(error),
+                    // A volume in the expected place that has no usable superblock. Another copy is
+                    // not looked for: it would belong to another store.
+                    Err(error @ StoreError::Superblock { .. }) if !is_named => {
+                        reason = error.to_string();
+                        break;
+                    }
+                    Err(error) => reason = error.to_string(),
+                }
+            }
+            // A volume that cannot be examined is not missing: the store must not be opened without
+            // it.
+            if let Some(error) = unseen
+                && best.is_none()
+            {
+                return Err(error);
+            }
+            // An old copy from before an enlargement would lack a part.
+            let least = u16::try_from(index).ok().and_then(|index| {
+                let geometry = reference.geometry(index).ok()?;
+                Some(geometry.volume_bytes())
+            });
+            let take = |(place, found): (PathBuf, Found)| {
+                Volume::take(&place, access, found, least.unwrap_or(0), &patience)
+            };
+            let volume = match best.map(take) {
+                None => None,
+                Some(Ok(volume)) if is_volume_of(&volume.superblock, store, index) => Some(volume),
+                Some(Ok(_)) => {
+                    reason = format!("{}: {OF_ANOTHER}", entry.path);
+                    None
+                }
+                Some(Err(StoreError::Truncated { .. })) if degraded => None,
+                // The volume is there, and another process uses it, or did just now: this is no
+                // reason to open without it.
+                Some(Err(error)) => return Err(error),
+            };
+            if volume.is_none() && !degraded {
+                return Err(StoreError::VolumeMissing {
+                    index,
+                    path: PathBuf::from(&entry.path),
+                    reason,
+                });
+            }
+            list.push(volume);
+        }
+        let volumes = Volumes {
+            list,
+            latencies: Arc::default(),
+            pacing: Arc::default(),
+            patience,
+        };
+        // The owner sends its client the paths of all volumes, under any name. If a volume is
+        // missing and may be, an unused name may be its name.
+        if access != Access::Client && !degraded {
+            let used = volumes.present().map(|(_, volume)| volume.path.as_path());
+            check_used(elsewhere, used)?;
+        }
+        if access == Access::Exclusive {
+            elsewhere.iter().try_for_each(|path| check_place(path))?;
+        }
+        Ok(volumes)
+    }
+
+    /// Opens the disk for these volumes, with this pacing, under the layer in the options. From
+    /// here on all bytes go through it. Reads the superblocks that count through it.
+    ///
+    /// # Errors
+    /// When there is no such disk, or a superblock cannot be used any more.
+    pub fn open_disk(
+        &mut self,
+        options: &OpenOptions,
+        pacing: Pacing,
+    ) -> Result<Arc<dyn Disk>, StoreError> {
+        self.pacing = Arc::new(pacing);
+        let file = |volume: &Option<Volume>| volume.as_ref().map(|volume| volume.file.clone());
+        let disk_options = DiskOptions {
+            files: self.list.iter().map(file).collect(),
+            depth: options.depth.max(1),
+            latencies: self.latencies.clone(),
+            pacing: self.pacing.clone(),
+        };
+        let mut disk = open_disk(disk_options, options.disk)?;
+        if let Some(wrapper) = &options.disk_wrapper {
+            disk = wrapper.wrap(disk);
+        }
+        let patient = Witness::new(disk.clone(), self.patience.clone());
+        for (index, volume) in self.list.iter_mut().enumerate() {
+            let Some(volume) = volume else { continue };
+            if let Err(error) = volume.read_superblock(&patient, index) {
+                disk.shutdown();
+                return Err(error);
+            }
+        }
+        Ok(disk)
+    }
+
+    /// Carries out writes, all at once.
+    ///
+    /// # Errors
+    /// The error of the first write that failed.
+    pub fn write(&self, disk: &dyn Disk, writes: Vec<WriteAt>) -> Result<(), StoreError> {
+        let volumes: Vec<usize> = writes.iter().map(|write| write.volume).collect();
+        self.judge("writing", &volumes, write_all(disk, writes))
+    }
+
+    /// Makes everything written to any volume durable.
+    ///
+    /// # Errors
+    /// The error of the first volume whose sync failed.
+    pub fn sync(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+        let volumes: Vec<usize> = self.present().map(|(index, _)| index).collect();
+        self.judge("syncing", &volumes, sync_all(disk, &volumes))
+    }
+
+    /// The first error among operations on these volumes.
+    fn judge(
+        &self,
+        doing: &'static str,
+        volumes: &[usize],
+        results: Vec<Result<(), DiskError>>,
+    ) -> Result<(), StoreError> {
+        for (volume, result) in volumes.iter().zip(results) {
+            result.map_err(|error| {
+                let volume = self.list.get(*volume).and_then(Option::as_ref);
+                let path = volume.map_or_else(PathBuf::new, |volume| volume.path.clone());
+                StoreError::io(doing, &path, error)
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The volumes that are there.
+    pub fn present(&self) -> impl Iterator<Item = (usize, &Volume)> + Clone {
+        self.list
+            .iter()
+            .enumerate()
+            .filter_map(|(index, volume)| volume.as_ref().map(|volume| (index, volume)))
+    }
+
+    /// The superblock of each volume; `None` for a lost volume.
+    #[must_use]
+    pub fn superblocks(&self) -> Vec<Option<&Superblock>> {
+        self.list
+            .iter()
+            .map(|volume| volume.as_ref().map(|volume| &volume.superblock))
+            .collect()
+    }
+
+    /// The superblock of the first volume, for the facts that all volumes share.
+    #[must_use]
+    pub fn superblock(&self) -> &Superblock {
+        &self.list[0]
+            .as_ref()
+            .expect("a store is opened by its first volume, which is never lost")
+            .superblock
+    }
+
+    /// The path of the first volume.
+    pub fn first_path(&self) -> PathBuf {
+        self.present()
+            .next()
+            .map_or_else(PathBuf::new, |(_, volume)| volume.path.clone())
+    }
+
+    /// The highest epoch in any superblock.
+    #[must_use]
+    pub fn newest_run(&self) -> Run {
+        self.present()
+            .map(|(_, volume)| volume.superblock.run)
+            .max()
+            .unwrap_or(Run::FIRST)
+    }
+
+    /// The first volume whose superblock is of an older epoch than `run`.
+    #[must_use]
+    pub fn older_than(&self, run: Run) -> Option<&Volume> {
+        self.present()
+            .map(|(_, volume)| volume)
+            .find(|volume| volume.superblock.run < run)
+    }
+
+    /// Writes the superblocks of all volumes, changed by `change`, and makes them durable: one
+    /// volume after the other, and in each volume one copy after the other, so that one copy is
+    /// whole at every moment. All get the list of the first volume, which counts: a crash may have
+    /// kept its last change from the others.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn update(
+        &mut self,
+        disk: &dyn Disk,
+        change: impl Fn(&mut Superblock),
+    ) -> Result<(), StoreError> {
+        let listed = self.superblock().volumes.clone();
+        let places: Vec<Option<Option<String>>> = self
+            .list
+            .iter()
+            .map(|volume| volume.as_ref().map(|volume| place_of(&volume.path)))
+            .collect();
+        for index in 0..self.list.len() {
+            let Some(volume) = &self.list[index] else {
+                continue;
+            };
+            let mut superblock = volume.superblock.clone();
+            superblock.volumes.clone_from(&listed);
+            for (entry, place) in superblock.volumes.iter_mut().zip(&places) {
+                entry.lost = place.is_none();
+                // A volume that was named because it had moved is found at its new path from then
+                // on.
+                if let Some(Some(place)) = place {
+                    entry.path.clone_from(place);
+                }
+            }
+            change(&mut superblock);
+            superblock.features = superblock.features.written_here();
+            superblock.generation = volume.superblock.generation.saturating_add(1);
+            let encoded = encode(&superblock).map_err(|source| StoreError::Superblock {
+                path: volume.path.clone(),
+                source,
+            })?;
+            for copy in [volume.older_copy, 1 - volume.older_copy] {
+                let mut memory = AlignedBuf::zeroed(BLOCK_BYTES)
+                    .map_err(|e| StoreError::io("writing", &volume.path, e))?;
+                memory.copy_from_slice(&encoded[..]);
+                let write = WriteAt {
+                    volume: index,
+                    offset: SUPERBLOCK_OFFSETS[copy],
+                    memory,
+                };
+                self.write(disk, vec![write])?;
+                self.judge("syncing", &[index], sync_all(disk, &[index]))?;
+            }
+            if let Some(volume) = &mut self.list[index] {
+                volume.superblock = superblock;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A volume's path as a superblock records it, if it can be recorded.
+fn place_of(path: &Path) -> Option<String> {
+    let path = files::resolve(path).ok()?;
+    let text = path.into_os_string().into_string().ok();
+    text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX)
+}
+
+/// A caller that names a volume relies on its recorded path later.
+fn check_place(path: &Path) -> Result<(), StoreError> {
+    place_of(path)
+        .map(drop)
+        .ok_or_else(|| not_to_be_recorded(path))
+}
+
+/// The error for the path of a volume that no superblock can record: too long, or no UTF-8.
+pub fn not_to_be_recorded(path: &Path) -> StoreError {
+    StoreError::Usage(format!(
+        "{}: a volume's path, links followed, is UTF-8 and at most {} bytes long; choose a \
+         shorter path, or another one",
+        path.display(),
+        larder_format::VOLUME_PATH_BYTES_MAX
+    ))
+}
