@@ -3,7 +3,7 @@
 use larder_format::HEADER_BLOCKS;
 
 /// Segments that a volume writes at the same time: one for new pages, one for copies.
-pub const STREAMS: usize = 2;
+pub(crate) const STREAMS: usize = 2;
 
 /// Most blocks of pages that a store of this geometry keeps: 87.5 % of the room of all segments,
 /// and always less than all of it by the open segments and the segments that reclaim keeps free.

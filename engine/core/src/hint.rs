@@ -138,11 +138,11 @@ impl Hint {
         )
     }
 
-    pub const fn bits(self) -> u32 {
+    pub(crate) const fn bits(self) -> u32 {
         self.0
     }
 
-    pub const fn from_bits(bits: u32) -> Hint {
+    pub(crate) const fn from_bits(bits: u32) -> Hint {
         Hint(bits)
     }
 }

@@ -84,7 +84,7 @@ const CHAIN: usize = 3;
 
 /// See the module.
 #[derive(Debug)]
-pub struct Learned {
+pub(crate) struct Learned {
     pages: Pages,
     stored: usize,
     stored_bytes: u64,

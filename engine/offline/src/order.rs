@@ -32,7 +32,7 @@ const NONE: u32 = u32::MAX;
 
 /// A page at its position in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Step {
+pub(crate) struct Step {
     /// Its index among the pages.
     pub page: usize,
     /// Its parent is the step before.
@@ -41,7 +41,7 @@ pub struct Step {
 
 /// The facts of a segment that matter for the order.
 #[derive(Clone, Copy, Debug)]
-pub struct Site {
+pub(crate) struct Site {
     /// Index of its volume.
     pub volume: usize,
     /// Whether its pages may be moved out of it.
@@ -56,7 +56,7 @@ pub struct Site {
 
 /// The pages to be moved.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Indexes of the pages that move, in their new order.
     pub pages: Vec<usize>,
     /// Blocks of those pages.
@@ -69,13 +69,13 @@ pub struct Plan {
 
 impl Plan {
     /// Whether there is nothing to do.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.pages.is_empty() && self.empty.is_empty()
     }
 }
 
 /// The order in which pages should lie. `pages` are in the order in which they were written.
-pub fn order(pages: &[Found<Whole>]) -> Vec<Step> {
+pub(crate) fn order(pages: &[Found<Whole>]) -> Vec<Step> {
     let tree = Tree::new(pages);
     let mut steps = Vec::with_capacity(pages.len());
     let mut seen = vec![false; pages.len()];
@@ -202,7 +202,7 @@ fn number(position: usize) -> u32 {
 
 /// Decides which pages are moved. `page_blocks` returns the size of a page, `sites` describes each
 /// segment, `data_blocks` is the room of a segment.
-pub fn plan(
+pub(crate) fn plan(
     pages: &[Found<Whole>],
     page_blocks: impl Fn(&Found<Whole>) -> u32,
     sites: &[Site],

@@ -266,7 +266,7 @@ impl Survey {
     }
 
     /// The records that recovery keeps of the pages that count, the oldest commits first.
-    pub fn live_found(&self) -> Vec<Found<Whole>> {
+    pub(crate) fn live_found(&self) -> Vec<Found<Whole>> {
         let live = self.records.live.iter();
         let mut live: Vec<_> = live.map(|&index| self.records.found[index]).collect();
         live.sort_unstable_by_key(|page| (page.commit, page.birth));
@@ -274,17 +274,17 @@ impl Survey {
     }
 
     /// Blocks of a page.
-    pub fn page_blocks(&self, page: &Found<Whole>) -> u32 {
+    pub(crate) fn page_blocks(&self, page: &Found<Whole>) -> u32 {
         self.records.blocks(page)
     }
 
     /// The place of a page's payload.
-    pub fn place_of(&self, page: &Found<Whole>) -> ReadAt {
+    pub(crate) fn place_of(&self, page: &Found<Whole>) -> ReadAt {
         self.spots[page.place.segment.0 as usize].data(page.place.start, self.records.blocks(page))
     }
 
     /// The disk of the survey.
-    pub fn disk(&self) -> &dyn Disk {
+    pub(crate) fn disk(&self) -> &dyn Disk {
         self.disk.as_ref()
     }
 

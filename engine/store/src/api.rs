@@ -183,7 +183,7 @@ pub struct Recall(AtomicU8);
 /// A put that reads its caller's memory.
 #[derive(Debug)]
 #[must_use]
-pub struct Reading<'a>(&'a Recall);
+pub(crate) struct Reading<'a>(&'a Recall);
 
 impl Recall {
     const WAITS: u8 = 0;
@@ -201,12 +201,12 @@ impl Recall {
     }
 
     /// Whether the put was recalled.
-    pub fn is_recalled(&self) -> bool {
+    pub(crate) fn is_recalled(&self) -> bool {
         self.0.load(Acquire) == Self::RECALLED
     }
 
     /// Prevents a recall for as long as the result lives; `None` after one.
-    pub fn read(&self) -> Option<Reading<'_>> {
+    pub(crate) fn read(&self) -> Option<Reading<'_>> {
         self.0
             .compare_exchange(Self::WAITS, Self::READS, AcqRel, Acquire)
             .ok()
@@ -223,8 +223,8 @@ impl Drop for Reading<'_> {
 /// A page in a buffer of its own. The parts follow one another, each padded to a multiple of 4 KiB,
 /// so the buffer is one run of blocks for a device.
 pub struct LentPage {
-    pub memory: AlignedBuf,
-    pub shape: PageShape,
+    pub(crate) memory: AlignedBuf,
+    pub(crate) shape: PageShape,
 }
 
 impl LentPage {

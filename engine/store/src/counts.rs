@@ -72,7 +72,7 @@ const COUNTERS: usize = 18;
 
 impl Misses {
     /// Counts one page.
-    pub fn count(&mut self, reason: MissReason) {
+    pub(crate) fn count(&mut self, reason: MissReason) {
         let of_reason = match reason {
             MissReason::Absent => &mut self.absent,
             MissReason::Damaged => &mut self.damaged,
@@ -150,11 +150,11 @@ impl Counts {
         ]
     }
 
-    pub fn list(mut self) -> Vec<u64> {
+    pub(crate) fn list(mut self) -> Vec<u64> {
         self.slots().into_iter().map(|count| *count).collect()
     }
 
-    pub fn from_list(list: &[u64]) -> Counts {
+    pub(crate) fn from_list(list: &[u64]) -> Counts {
         let mut counts = Counts::default();
         for (count, given) in counts.slots().into_iter().zip(list) {
             *count = *given;
@@ -163,7 +163,7 @@ impl Counts {
     }
 
     /// Combines each counter with that of `other`.
-    pub fn combine(&mut self, other: Counts, with: impl Fn(u64, u64) -> u64) {
+    pub(crate) fn combine(&mut self, other: Counts, with: impl Fn(u64, u64) -> u64) {
         for (count, other) in self.slots().into_iter().zip(other.list()) {
             *count = with(*count, other);
         }

@@ -377,7 +377,7 @@ impl StoreError {
     }
 
     /// Another process has the device.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         let is_busy = |source: &io::Error| source.kind() == io::ErrorKind::ResourceBusy;
         matches!(self, StoreError::Io { source, .. } if is_busy(source))
     }
@@ -459,7 +459,7 @@ fn unlock(is_unserved: bool, holder: HolderState) -> &'static str {
 }
 
 /// A size for people, exact and readable: `101711872 bytes (97 MiB)`.
-pub fn bytes(number: u64) -> String {
+pub(crate) fn bytes(number: u64) -> String {
     const UNITS: [(&str, u64); 4] = [
         ("TiB", 1 << 40),
         ("GiB", 1 << 30),
@@ -479,7 +479,7 @@ pub fn bytes(number: u64) -> String {
 }
 
 /// `1 volume`, `2 volumes`.
-pub fn count(number: u64, thing: &str) -> String {
+pub(crate) fn count(number: u64, thing: &str) -> String {
     let plural = if number == 1 { "" } else { "s" };
     format!("{number} {thing}{plural}")
 }

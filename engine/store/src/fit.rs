@@ -21,7 +21,7 @@ const STEP: u64 = 1 << 20;
 
 /// 256 MiB, or for small stores a power of two near a 256th of the size. Reclaim copies less the
 /// more segments it can choose from.
-pub fn default_segment_bytes(size: u64) -> u64 {
+pub(crate) fn default_segment_bytes(size: u64) -> u64 {
     let share = (size / 256).max(1);
     let power = 1_u64 << share.ilog2();
     power.clamp(SEGMENT_BYTES_MIN, 256 << 20)

@@ -72,21 +72,21 @@ impl Spaces {
     }
 
     /// Combines each counter with that of `other`.
-    pub fn combine(&mut self, other: &Spaces, with: impl Fn(u64, u64) -> u64 + Copy) {
+    pub(crate) fn combine(&mut self, other: &Spaces, with: impl Fn(u64, u64) -> u64 + Copy) {
         for (name, reads) in other.iter() {
             self.entry(name).combine(reads, with);
         }
     }
 
     /// Adds the reads of another process.
-    pub fn add(&mut self, other: &Spaces) {
+    pub(crate) fn add(&mut self, other: &Spaces) {
         self.combine(other, u64::saturating_add);
     }
 }
 
 /// The reads of a handle, while it counts.
 #[derive(Default)]
-pub struct SpaceCounters(Mutex<Counted>);
+pub(crate) struct SpaceCounters(Mutex<Counted>);
 
 #[derive(Default)]
 struct Counted {
@@ -96,7 +96,7 @@ struct Counted {
 
 impl SpaceCounters {
     /// Counts the pages of one call.
-    pub fn count(&self, space: Fingerprint, statuses: impl Iterator<Item = GetStatus>) {
+    pub(crate) fn count(&self, space: Fingerprint, statuses: impl Iterator<Item = GetStatus>) {
         let mut counted = self.0.lock();
         let is_full = counted.own.len() >= SPACES_MAX && !counted.own.contains_key(&space);
         let reads = match is_full {
@@ -112,7 +112,7 @@ impl SpaceCounters {
     }
 
     /// All namespaces together.
-    pub fn total(&self) -> Reads {
+    pub(crate) fn total(&self) -> Reads {
         let counted = self.0.lock();
         let mut total = counted.other;
         for reads in counted.own.values() {
@@ -121,7 +121,7 @@ impl SpaceCounters {
         total
     }
 
-    pub fn read(&self) -> Spaces {
+    pub(crate) fn read(&self) -> Spaces {
         let counted = self.0.lock();
         let own = counted.own.iter();
         let mut all: BTreeMap<String, Reads> = own

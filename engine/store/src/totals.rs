@@ -39,20 +39,20 @@ pub struct Measures {
 
 impl Measures {
     /// Combines each counter with that of `other`.
-    pub fn combine(&mut self, other: &Measures, with: impl Fn(u64, u64) -> u64 + Copy) {
+    pub(crate) fn combine(&mut self, other: &Measures, with: impl Fn(u64, u64) -> u64 + Copy) {
         self.latencies.combine(&other.latencies, with);
         self.spaces.combine(&other.spaces, with);
     }
 
     /// Adds the measures of another process.
-    pub fn add(&mut self, other: &Measures) {
+    pub(crate) fn add(&mut self, other: &Measures) {
         self.combine(other, u64::saturating_add);
     }
 }
 
 impl Totals {
     /// Adds the measures of a process.
-    pub fn measured(&mut self, measures: &Measures) {
+    pub(crate) fn measured(&mut self, measures: &Measures) {
         self.latencies.add(&measures.latencies);
         self.spaces.add(&measures.spaces);
     }
@@ -152,7 +152,7 @@ impl Latencies {
     }
 
     /// Combines each counter with that of `other`.
-    pub fn combine(&mut self, other: &Latencies, with: impl Fn(u64, u64) -> u64 + Copy) {
+    pub(crate) fn combine(&mut self, other: &Latencies, with: impl Fn(u64, u64) -> u64 + Copy) {
         let Latencies {
             lookup,
             get,
@@ -177,7 +177,7 @@ impl Latencies {
     }
 
     /// Adds the latencies of another process.
-    pub fn add(&mut self, other: &Latencies) {
+    pub(crate) fn add(&mut self, other: &Latencies) {
         self.combine(other, u64::saturating_add);
     }
 }
@@ -246,7 +246,7 @@ impl StoreCounts {
         ]
     }
 
-    pub fn add(&mut self, mut other: StoreCounts) {
+    pub(crate) fn add(&mut self, mut other: StoreCounts) {
         for (count, other) in self.slots().into_iter().zip(other.slots()) {
             *count = count.saturating_add(*other);
         }

@@ -56,12 +56,12 @@ const SHARD_SHIFT: u32 = 40;
 /// the same key in several namespaces (ranks, pools) and keeps a caller's own keys from colliding.
 /// Each hasher has secrets of its own: a caller who chooses keys does not know their places.
 #[derive(Clone, Copy, Debug)]
-pub struct NameHasher {
+pub(crate) struct NameHasher {
     secrets: [u64; 2],
 }
 
 impl NameHasher {
-    pub fn new() -> NameHasher {
+    pub(crate) fn new() -> NameHasher {
         // Drawn where the simulation can decide it: collisions decide which locks are taken.
         let drawn = random_bytes::<16>().map(u128::from_le_bytes);
         NameHasher {
@@ -77,7 +77,7 @@ impl NameHasher {
     }
 
     #[inline]
-    pub fn hash(&self, namespace: NamespaceSlot, key: KeyPrefix) -> u64 {
+    pub(crate) fn hash(&self, namespace: NamespaceSlot, key: KeyPrefix) -> u64 {
         let [a, b, c, d, e, f, g, h, i, j, k, l] = *key.as_bytes();
         let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         let high = u64::from(u32::from_le_bytes([i, j, k, l])) | u64::from(namespace.0) << 32;

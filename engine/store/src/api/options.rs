@@ -52,7 +52,7 @@ impl DiskWrapper {
         DiskWrapper(Arc::new(wrap))
     }
 
-    pub fn wrap(&self, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
+    pub(crate) fn wrap(&self, disk: Arc<dyn Disk>) -> Arc<dyn Disk> {
         (self.0)(disk)
     }
 }
@@ -115,9 +115,9 @@ pub struct OpenOptions {
     /// client's setting to its own reads.
     pub shared_reads: SharedReads,
     /// A place beneath the store, used while this process is the owner.
-    pub beneath: Option<Arc<dyn Beneath>>,
+    pub(crate) beneath: Option<Arc<dyn Beneath>>,
     /// The catalog protocol that this process speaks: that of this release, except in tests.
-    pub protocol: Protocol,
+    pub(crate) protocol: Protocol,
     /// Bytes of the memory for shared reads, while reads are shared; 512 MiB by default. The
     /// owner's setting applies. Memory is taken as it is used.
     pub staging_bytes: u64,

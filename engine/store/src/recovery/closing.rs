@@ -29,7 +29,7 @@ pub enum Statement {
 
 impl Statement {
     /// The stated holdings, if they are known and cover all segments.
-    pub fn whole(&self) -> Option<&Holdings> {
+    pub(crate) fn whole(&self) -> Option<&Holdings> {
         match self {
             Statement::Holds(holdings) if holdings.unread == 0 => Some(holdings),
             _ => None,

@@ -93,7 +93,7 @@ pub struct SegmentSummary {
 
 impl SegmentSummary {
     /// Whether a part of its blocks could not be read.
-    pub fn is_unreadable(&self) -> bool {
+    pub(crate) fn is_unreadable(&self) -> bool {
         self.unreadable
     }
 

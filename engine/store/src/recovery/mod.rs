@@ -135,7 +135,7 @@ pub fn recover(
 }
 
 /// As [`recover`]; also returns the pages that count, in the order in which they entered the index.
-pub fn recover_pages<E: Extra>(
+pub(crate) fn recover_pages<E: Extra>(
     disk: &dyn Disk,
     superblocks: &[Option<&Superblock>],
     index: &Index,

@@ -138,7 +138,7 @@ impl SegmentScan {
     }
 
     /// Above the commit of every record that its damage has lost; zero if none is lost.
-    pub fn lost_until(&self, spot: &Spot) -> Serial {
+    pub(crate) fn lost_until(&self, spot: &Spot) -> Serial {
         let blocks = |fault: &&Fault| fault.structure == Structure::DescriptorBlock;
         let lost = self.faults.iter().filter(blocks).map(|fault| {
             let is_behind =
@@ -618,7 +618,7 @@ fn scan_whole(disk: &dyn Disk, spot: &Spot, look: Look, case: Case) -> SegmentSc
 }
 
 /// Neighbouring blocks, first one first.
-pub enum Window {
+pub(crate) enum Window {
     /// Read in one piece, with the last block first.
     Whole(AlignedBuf),
     /// Each read by itself: one bad sector must not hide the others.
@@ -626,7 +626,7 @@ pub enum Window {
 }
 
 impl Window {
-    pub fn blocks(&self) -> impl Iterator<Item = Result<&[u8], DiskError>> {
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = Result<&[u8], DiskError>> {
         let (whole, each) = match self {
             Window::Whole(bytes) => (Some(bytes.rchunks_exact(BLOCK_BYTES)), None),
             Window::Each(blocks) => (None, Some(blocks.iter())),
@@ -637,7 +637,7 @@ impl Window {
     }
 }
 
-pub fn read_window(disk: &dyn Disk, spot: &Spot, first: u32, count: u32) -> Window {
+pub(crate) fn read_window(disk: &dyn Disk, spot: &Spot, first: u32, count: u32) -> Window {
     if let Some(Ok(bytes)) = read_all(disk, &[spot.blocks(first, count)]).pop() {
         return Window::Whole(bytes);
     }

@@ -107,7 +107,7 @@ impl Spot {
     }
 
     /// The same, until a deadline.
-    pub fn read_copies_until(
+    pub(crate) fn read_copies_until(
         &self,
         disk: &dyn Disk,
         deadline: Option<Instant>,
@@ -128,7 +128,7 @@ impl Spot {
 
     /// Parses one descriptor block. If it is not of this generation or a later one, it is read and
     /// parsed once more: one misdirected read must not lose the block's records for good.
-    pub fn parse_twice(
+    pub(crate) fn parse_twice(
         &self,
         disk: &dyn Disk,
         index: u32,

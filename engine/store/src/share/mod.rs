@@ -73,7 +73,7 @@ mod books;
 pub mod wire;
 
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -43,7 +43,7 @@ struct Scene {
 }
 
 /// A store of 256 MiB in segments of 16 MiB, and its directory.
-pub fn created() -> (tempfile::TempDir, PathBuf) {
+pub(crate) fn created() -> (tempfile::TempDir, PathBuf) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("store");
     let options = CreateOptions::new(256 << 20).with(|o| {
@@ -54,7 +54,7 @@ pub fn created() -> (tempfile::TempDir, PathBuf) {
 }
 
 /// A namespace with pages of one part.
-pub fn namespace(page_bytes: u32) -> Namespace {
+pub(crate) fn namespace(page_bytes: u32) -> Namespace {
     Namespace::builder("m", "", 64, PageShape::new(&[page_bytes]).unwrap())
         .pool("")
         .build()

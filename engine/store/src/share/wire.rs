@@ -349,7 +349,7 @@ impl From<Pinned> for PinnedPage {
 
 impl PinnedPage {
     /// The page, with its extent from `map`.
-    pub fn on(self, map: &SegmentMap) -> Pinned {
+    pub(crate) fn on(self, map: &SegmentMap) -> Pinned {
         Pinned {
             extent: map.extent(self.place),
             checksum: self.checksum,

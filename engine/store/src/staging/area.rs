@@ -35,7 +35,7 @@ use rustix::fs::MemfdFlags;
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a unit, the granularity of allocation.
-pub const UNIT_BYTES: usize = 64 << 10;
+pub(crate) const UNIT_BYTES: usize = 64 << 10;
 
 /// Lengths are multiples of a huge page.
 const HUGE_BYTES: usize = 2 << 20;
@@ -76,7 +76,7 @@ impl SlotId {
 
 /// The state in a slot's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
+pub(crate) enum Look {
     /// The page is being read.
     Filling,
     /// The page is there.
@@ -86,7 +86,7 @@ pub enum Look {
 }
 
 /// See the module.
-pub struct Area {
+pub(crate) struct Area {
     memory: Sealed,
 }
 
@@ -96,7 +96,7 @@ impl Area {
     ///
     /// # Errors
     /// The kernel's, when there is no such memory.
-    pub fn create(bytes: u64) -> io::Result<Area> {
+    pub(crate) fn create(bytes: u64) -> io::Result<Area> {
         let bytes = bytes.min(AREA_BYTES_MAX);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
@@ -114,24 +114,24 @@ impl Area {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a file that could be truncated or has no valid length;
     /// the kernel's.
-    pub fn adopt(file: OwnedFd) -> io::Result<Area> {
+    pub(crate) fn adopt(file: OwnedFd) -> io::Result<Area> {
         let suits = |bytes: u64| bytes <= AREA_BYTES_MAX && bytes.is_multiple_of(HUGE_BYTES as u64);
         let memory = Sealed::adopt(file, suits)?;
         Ok(Area { memory })
     }
 
     /// The file, to be passed to another process.
-    pub fn file(&self) -> BorrowedFd<'_> {
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.memory.file()
     }
 
     /// Bytes of the whole area.
-    pub fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.memory.bytes()
     }
 
     /// The units available for slots.
-    pub fn units(&self) -> std::ops::Range<u32> {
+    pub(crate) fn units(&self) -> std::ops::Range<u32> {
         let units = self.bytes() / UNIT_BYTES;
         let first = (units * WORD_BYTES).div_ceil(UNIT_BYTES);
         let number = |units: usize| u32::try_from(units).unwrap_or(u32::MAX);
@@ -148,13 +148,13 @@ impl Area {
     }
 
     /// The memory of a page in a slot, for the device to read into. Valid for as long as the area.
-    pub fn piece(&self, slot: SlotId, bytes: usize) -> Option<Piece> {
+    pub(crate) fn piece(&self, slot: SlotId, bytes: usize) -> Option<Piece> {
         let ptr = self.start(slot.unit, bytes)?;
         Some(Piece { ptr, len: bytes })
     }
 
     /// Copies bytes of a slot out; false beyond the area. The copy may mix old and new bytes.
-    pub fn copy(&self, slot: SlotId, offset: usize, to: &mut [u8]) -> bool {
+    pub(crate) fn copy(&self, slot: SlotId, offset: usize, to: &mut [u8]) -> bool {
         let end = offset.saturating_add(to.len());
         let Some(start) = self.start(slot.unit, end) else {
             return false;
@@ -185,14 +185,14 @@ impl Area {
     }
 
     /// Begins a use of a slot: its page is being read.
-    pub fn begin(&self, slot: SlotId) {
+    pub(crate) fn begin(&self, slot: SlotId) {
         if let Some(word) = self.word(slot.unit) {
             word.store(slot.word(FILLING), Ordering::Release);
         }
     }
 
     /// Ends the wait for a slot's page, unless it has ended: the page is there, or will not come.
-    pub fn settle(&self, slot: SlotId, is_there: bool) {
+    pub(crate) fn settle(&self, slot: SlotId, is_there: bool) {
         let Some(word) = self.word(slot.unit) else {
             return;
         };
@@ -209,7 +209,7 @@ impl Area {
     }
 
     /// The present state in a slot's word.
-    pub fn look(&self, slot: SlotId) -> Look {
+    pub(crate) fn look(&self, slot: SlotId) -> Look {
         match self
             .word(slot.unit)
             .map(|word| word.load(Ordering::Acquire))
@@ -221,7 +221,7 @@ impl Area {
     }
 
     /// Waits until a slot's page is settled, at most `patience`; [`Look::Filling`] after that.
-    pub fn wait(&self, slot: SlotId, patience: Duration) -> Look {
+    pub(crate) fn wait(&self, slot: SlotId, patience: Duration) -> Look {
         let look = self.look(slot);
         let Some(word) = self.word(slot.unit).filter(|_| look == Look::Filling) else {
             return look;

@@ -107,7 +107,7 @@ struct Entry {
 }
 
 /// See the module.
-pub struct Staging {
+pub(crate) struct Staging {
     pub area: Arc<Area>,
     directory: Mutex<Directory>,
 }
@@ -128,7 +128,7 @@ struct Directory {
 }
 
 impl Staging {
-    pub fn new(area: Area) -> Staging {
+    pub(crate) fn new(area: Area) -> Staging {
         let units = area.units();
         let directory = Directory {
             free: BTreeMap::from([(units.start, units.end - units.start)]),
@@ -142,7 +142,7 @@ impl Staging {
 
     /// Returns a page's slot, with one hold: the slot that has the page, or a new one. `None` when
     /// there is no room.
-    pub fn give(
+    pub(crate) fn give(
         &self,
         namespace: NamespaceId,
         key: &PageKey,
@@ -174,12 +174,12 @@ impl Staging {
     }
 
     /// Counts a page that was refused room for reasons outside this module.
-    pub fn turn_away(&self) {
+    pub(crate) fn turn_away(&self) {
         self.directory.lock().counters.crowded += 1;
     }
 
     /// Releases one hold of a slot.
-    pub fn give_back(&self, unit: u32, filled: bool, served: Served) {
+    pub(crate) fn give_back(&self, unit: u32, filled: bool, served: Served) {
         let mut directory = self.directory.lock();
         if filled {
             // The reader has settled the slot by now. If it has not, it never will.
@@ -198,13 +198,13 @@ impl Staging {
 
     /// The process that reads into a slot has gone: ends all waits for the page. The slot stays
     /// held.
-    pub fn abandon(&self, unit: u32) {
+    pub(crate) fn abandon(&self, unit: u32) {
         let mut directory = self.directory.lock();
         self.area.settle(directory.id(unit), false);
         directory.forget(unit);
     }
 
-    pub fn report(&self) -> StagingReport {
+    pub(crate) fn report(&self) -> StagingReport {
         let directory = self.directory.lock();
         StagingReport {
             area_bytes: self.area.bytes() as u64,

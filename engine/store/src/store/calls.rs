@@ -15,7 +15,7 @@ use crate::catalog::Catalog;
 
 impl DataPath {
     /// See `PageStore::put`.
-    pub fn put<C: Catalog + ?Sized>(
+    pub(crate) fn put<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
         namespace: NamespaceId,
@@ -28,7 +28,7 @@ impl DataPath {
     }
 
     /// See `PageStore::get`.
-    pub fn get<C: Catalog + ?Sized>(
+    pub(crate) fn get<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
         namespace: NamespaceId,
@@ -40,7 +40,7 @@ impl DataPath {
     }
 
     /// See `PageStore::get`: shared with other processes.
-    pub fn get_staged(
+    pub(crate) fn get_staged(
         &self,
         catalog: &dyn Catalog,
         stage: &dyn Stage,
@@ -54,7 +54,7 @@ impl DataPath {
     }
 
     /// See `PageStore::get_lent`.
-    pub fn get_lent(
+    pub(crate) fn get_lent(
         &self,
         catalog: &Arc<dyn Catalog>,
         namespace: NamespaceId,

@@ -54,7 +54,7 @@ pub(super) struct Counters {
 }
 
 impl DataPath {
-    pub fn new(disk: Arc<dyn Disk>, volumes: &Volumes, hang_limit: Duration) -> DataPath {
+    pub(crate) fn new(disk: Arc<dyn Disk>, volumes: &Volumes, hang_limit: Duration) -> DataPath {
         DataPath {
             disk,
             device: volumes.latencies.clone(),
@@ -67,7 +67,7 @@ impl DataPath {
     }
 
     /// See `PageStore::register`.
-    pub fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
+    pub(crate) fn register(&self, memory: &'static mut [u8]) -> (&'static mut [u8], String) {
         let piece = Piece {
             ptr: memory.as_mut_ptr(),
             len: memory.len(),
@@ -80,7 +80,7 @@ impl DataPath {
     }
 
     /// See `PageStore::longest_prefix`.
-    pub fn longest_prefix<C: Catalog + ?Sized>(
+    pub(crate) fn longest_prefix<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
         namespace: NamespaceId,
@@ -91,7 +91,7 @@ impl DataPath {
     }
 
     /// See `PageStore::contains`.
-    pub fn contains<C: Catalog + ?Sized>(
+    pub(crate) fn contains<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
         namespace: NamespaceId,
@@ -102,13 +102,13 @@ impl DataPath {
     }
 
     /// Flushes `catalog`: see `PageStore::flush`.
-    pub fn flush<C: Catalog + ?Sized>(&self, catalog: &C) -> Result<(), StoreError> {
+    pub(crate) fn flush<C: Catalog + ?Sized>(&self, catalog: &C) -> Result<(), StoreError> {
         let _timed = self.counters.flushes.timed();
         catalog.flush()
     }
 
     /// The times of calls and device operations of this process, and its reads by namespace.
-    pub fn measures(&self) -> Measures {
+    pub(crate) fn measures(&self) -> Measures {
         let latencies = Latencies {
             lookup: self.counters.lookups.buckets(),
             get: self.counters.gets.buckets(),
@@ -125,12 +125,12 @@ impl DataPath {
     }
 
     /// The disk of this process.
-    pub fn disk(&self) -> &Arc<dyn Disk> {
+    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
         &self.disk
     }
 
     /// Counters of the calls on this data path.
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let reads = self.counters.reads.total();
         Counts {
@@ -148,7 +148,7 @@ impl DataPath {
     }
 
     /// See [`Store::count_unread`](crate::share::Store::count_unread).
-    pub fn count_unread(&self, slow: u64, unmeasured: u64) {
+    pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
         self.counters.slow.fetch_add(slow, Ordering::Relaxed);
         self.counters
             .unmeasured
@@ -156,7 +156,7 @@ impl DataPath {
     }
 
     /// Adds this data path's counters.
-    pub fn count_into(&self, stats: &mut Stats) {
+    pub(crate) fn count_into(&self, stats: &mut Stats) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let reads = self.counters.reads.total();
         stats.hits = reads.hits;

@@ -14,7 +14,7 @@ use larder_disk::DiskError;
 /// Longest limit. A longer one has the same effect.
 const LIMIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-pub struct Hangs {
+pub(crate) struct Hangs {
     volumes: Vec<Silence>,
     epoch: Instant,
     limit: Duration,

@@ -25,7 +25,7 @@ struct Entered {
 
 impl LeaseBook {
     /// Takes leases, and enters them.
-    pub fn lease(
+    pub(crate) fn lease(
         &self,
         books: &(impl Inventory + ?Sized),
         namespace: NamespaceId,
@@ -47,7 +47,7 @@ impl LeaseBook {
     }
 
     /// Returns leases that are entered.
-    pub fn unlease(
+    pub(crate) fn unlease(
         &self,
         books: &(impl Inventory + ?Sized),
         namespace: NamespaceId,
@@ -71,7 +71,7 @@ impl LeaseBook {
     }
 
     /// Returns all of them, for a handle that has gone.
-    pub fn end(&self, books: &(impl Inventory + ?Sized)) {
+    pub(crate) fn end(&self, books: &(impl Inventory + ?Sized)) {
         let mut taken = self.0.lock();
         taken.is_over = true;
         for ((namespace, key), count) in std::mem::take(&mut taken.counts) {

@@ -116,7 +116,7 @@ impl Sink for CoreSink {
 }
 
 impl Local {
-    pub fn new(
+    pub(crate) fn new(
         core: Core,
         index: Arc<Index>,
         disk: Arc<dyn Disk>,
@@ -426,7 +426,7 @@ impl Local {
     }
 
     /// Waits until no operation is in flight; false when `until` passed first.
-    pub fn wait_until_idle(&self, until: Instant) -> bool {
+    pub(crate) fn wait_until_idle(&self, until: Instant) -> bool {
         const LOOK_AGAIN: Duration = Duration::from_millis(5);
         while !self.with_core(|core| core.is_idle()) {
             if Instant::now() >= until {

@@ -41,10 +41,10 @@ pub mod opening;
 mod prewriter;
 mod put;
 mod recheck;
-pub mod services;
+pub(crate) mod services;
 #[cfg(feature = "simulated")]
 mod simulated;
-pub mod staged;
+pub(crate) mod staged;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl LocalStore {
     ///
     /// # Errors
     /// See [`StoreError`]: each error names the fault, its place, and the remedy.
-    pub fn open(path: &Path, options: &OpenOptions) -> Result<LocalStore, StoreError> {
+    pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<LocalStore, StoreError> {
         let access = if options.read_only {
             Access::ReadOnly
         } else {
@@ -237,7 +237,7 @@ impl LocalStore {
 
     /// Opens a store as its owner, if no other process has it open at this moment. `may_open` is
     /// checked once the store is locked, and before anything is read or written.
-    pub fn open_at_once(
+    pub(crate) fn open_at_once(
         path: &Path,
         options: &OpenOptions,
         may_open: impl FnOnce() -> Result<(), StoreError>,
@@ -246,7 +246,7 @@ impl LocalStore {
     }
 
     /// Like [`PageStore::get`], shared with clients.
-    pub fn get_staged(
+    pub(crate) fn get_staged(
         &self,
         stage: &dyn Stage,
         namespace: NamespaceId,
@@ -260,16 +260,16 @@ impl LocalStore {
             .get_staged(&*self.local, stage, namespace, pages, deadline)
     }
 
-    pub fn catalog(&self) -> &dyn Allocator {
+    pub(crate) fn catalog(&self) -> &dyn Allocator {
         &*self.local
     }
 
     /// The books of this store, with leases that no handle has entered.
-    pub fn books(&self) -> &dyn Inventory {
+    pub(crate) fn books(&self) -> &dyn Inventory {
         &*self.local
     }
 
-    pub fn volumes(&self) -> larder_base::runtime::MutexGuard<'_, Volumes> {
+    pub(crate) fn volumes(&self) -> larder_base::runtime::MutexGuard<'_, Volumes> {
         self.volumes.lock()
     }
 
@@ -280,22 +280,22 @@ impl LocalStore {
     }
 
     /// Ends or resumes the work of the place beneath the store. False if there is none.
-    pub fn use_beneath(&self, is_used: bool) -> bool {
+    pub(crate) fn use_beneath(&self, is_used: bool) -> bool {
         self.local.use_beneath(is_used)
     }
 
     /// The report of the place beneath the store.
-    pub fn beneath_report(&self) -> Option<BeneathReport> {
+    pub(crate) fn beneath_report(&self) -> Option<BeneathReport> {
         self.local.beneath_report()
     }
 
     /// The pacing of its disk.
-    pub fn pacing(&self) -> &Pacing {
+    pub(crate) fn pacing(&self) -> &Pacing {
         &self.data.pacing
     }
 
     /// Most bytes of puts in flight.
-    pub fn write_bytes_max(&self) -> u64 {
+    pub(crate) fn write_bytes_max(&self) -> u64 {
         self.write_bytes_max
     }
 
@@ -325,7 +325,7 @@ impl LocalStore {
 
     /// Stops serving pages and reclaiming, for good: space that is released from here on is not
     /// granted again. The store is left as after a crash.
-    pub fn abandon(&self) {
+    pub(crate) fn abandon(&self) {
         *self.gate.write() = true;
         self.stop_threads();
         self.local.part_from_beneath();
@@ -388,7 +388,7 @@ fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {
 
 impl LocalStore {
     /// A put that may have a recall.
-    pub fn put_or_not(
+    pub(crate) fn put_or_not(
         &self,
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
@@ -536,26 +536,26 @@ impl LocalStore {
     }
 
     /// Counters of the calls on this handle.
-    pub fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         self.data.counts()
     }
 
-    pub fn count_unread(&self, slow: u64, unmeasured: u64) {
+    pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
         self.data.count_unread(slow, unmeasured);
     }
 
     /// See [`DataPath::measures`].
-    pub fn measures(&self) -> Measures {
+    pub(crate) fn measures(&self) -> Measures {
         self.data.measures()
     }
 
     /// Counters of the core and of housekeeping.
-    pub fn store_counts(&self) -> StoreCounts {
+    pub(crate) fn store_counts(&self) -> StoreCounts {
         self.local.store_counts()
     }
 
     /// Empties a segment, with all its pages kept: see [`Local::empty`].
-    pub fn empty(
+    pub(crate) fn empty(
         &self,
         wanted: &Emptying,
         goes_on: impl Fn() -> bool,

@@ -39,7 +39,7 @@ struct Moving {
 }
 
 /// Reads pages, verifies them, and writes the good ones to their new places.
-pub fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
+pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
     let reads: Vec<ReadAt> = pages
         .iter()
         .map(|copy| ReadAt {

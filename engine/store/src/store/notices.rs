@@ -10,7 +10,7 @@ use larder_core::status::Refusal;
 
 /// The kinds that have been logged, one bit each.
 #[derive(Debug, Default)]
-pub struct Notices(AtomicU32);
+pub(crate) struct Notices(AtomicU32);
 
 impl Notices {
     fn is_first(&self, kind: u32) -> bool {
@@ -21,7 +21,7 @@ impl Notices {
     }
 
     /// Pages of this size were refused.
-    pub fn refused(&self, why: Refusal, page_bytes: u64) {
+    pub(crate) fn refused(&self, why: Refusal, page_bytes: u64) {
         let (kind, what) = match why {
             Refusal::NoSpace => (
                 0,
@@ -63,7 +63,7 @@ impl Notices {
     }
 
     /// A counted lease was refused.
-    pub fn refused_lease(&self) {
+    pub(crate) fn refused_lease(&self) {
         if self.is_first(12) {
             tracing::warn!(
                 "leases are refused: the pages under leases that callers have not returned take a \
@@ -73,7 +73,7 @@ impl Notices {
     }
 
     /// Logs the kinds of failure that the core has counted.
-    pub fn counted(&self, counters: &Counters) {
+    pub(crate) fn counted(&self, counters: &Counters) {
         let kinds = [
             (
                 8,

@@ -28,7 +28,7 @@ struct Reported {
 }
 
 impl Services {
-    pub fn new(paths: Vec<PathBuf>) -> Services {
+    pub(crate) fn new(paths: Vec<PathBuf>) -> Services {
         let volume = |path| Volume {
             path,
             reported: Mutex::default(),

@@ -51,7 +51,7 @@ const WINDOWS_IN_AREA: usize = 8;
 const COPY_BYTES: usize = 16 << 10;
 
 /// Decides which process reads a page that several want. The pages that it returns are pinned.
-pub trait Stage: Send + Sync {
+pub(crate) trait Stage: Send + Sync {
     /// Finds and pins pages, like [`Catalog::pin`], and decides how each is read. Returns also
     /// whether other processes use the namespace.
     fn stage(&self, namespace: NamespaceId, keys: &[PageKey]) -> (bool, Vec<Option<Staged>>);
@@ -65,7 +65,7 @@ pub trait Stage: Send + Sync {
 
 /// A page that may be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Staged {
+pub(crate) struct Staged {
     /// Its location.
     pub pinned: Pinned,
     /// Its slot if it is shared; `None` when this process must read it for itself.
@@ -80,7 +80,7 @@ struct Call<'a> {
 }
 
 /// Like [`PageStore::get`](crate::api::PageStore::get). `None` when there is no area.
-pub fn get(
+pub(crate) fn get(
     catalog: &dyn Catalog,
     stage: &dyn Stage,
     data: &DataPath,

@@ -123,7 +123,7 @@ impl File {
     }
 
     /// Locks it against every other opener. Waits a moment for a process that is exiting.
-    pub fn lock(&self, path: &Path) -> Result<(), StoreError> {
+    pub(crate) fn lock(&self, path: &Path) -> Result<(), StoreError> {
         self.lock_within(path, LOCK_PATIENCE)
     }
 
@@ -162,7 +162,7 @@ impl File {
     }
 
     /// The error of a lock that another process holds.
-    pub fn held(&self, path: &Path) -> StoreError {
+    pub(crate) fn held(&self, path: &Path) -> StoreError {
         let superblock = self.superblock().ok();
         // The socket lies beside the first volume.
         let is_first = superblock.as_ref().is_some_and(|of| of.volume == 0);
@@ -194,7 +194,7 @@ impl File {
     }
 
     /// The newer valid superblock.
-    pub fn superblock(&self) -> Result<Superblock, SuperblockError> {
+    pub(crate) fn superblock(&self) -> Result<Superblock, SuperblockError> {
         self.superblock_within(&Patience::none())
     }
 
@@ -243,7 +243,7 @@ impl File {
         Ok(buffer[..done].to_vec())
     }
 
-    pub fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), io::Error> {
+    pub(crate) fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), io::Error> {
         let mut done = 0;
         while done < bytes.len() {
             match files::write_at(&self.file, &bytes[done..], offset + done as u64) {

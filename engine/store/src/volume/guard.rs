@@ -51,13 +51,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// A client's marks. Drop it after the client's last write is over. Dropping removes the marks even
 /// if a child process has inherited their descriptions. Otherwise a mark stays for as long as its
 /// description is open anywhere.
-pub struct Marked {
+pub(crate) struct Marked {
     client: u32,
     volumes: Vec<Arc<Handle>>,
 }
 
 impl Marked {
-    pub fn by(client: u32) -> Marked {
+    pub(crate) fn by(client: u32) -> Marked {
         Marked {
             client,
             volumes: Vec::new(),
@@ -65,7 +65,7 @@ impl Marked {
     }
 
     /// Marks a volume as being written by the client.
-    pub fn mark(&mut self, file: &Arc<Handle>) -> io::Result<()> {
+    pub(crate) fn mark(&mut self, file: &Arc<Handle>) -> io::Result<()> {
         lock_bytes(file, byte_of(self.client), true)?;
         self.volumes.push(file.clone());
         Ok(())
@@ -93,7 +93,7 @@ fn is_marked(file: &Handle, client: u32) -> io::Result<bool> {
 }
 
 /// Waits until no client has writes to a volume in flight. False when `until` passes first.
-pub fn wait_for_none(file: &Handle, until: Instant) -> bool {
+pub(crate) fn wait_for_none(file: &Handle, until: Instant) -> bool {
     let all = FIRST..FIRST + COUNT;
     loop {
         match lock_bytes(file, all.clone(), true) {
@@ -114,7 +114,7 @@ pub fn wait_for_none(file: &Handle, until: Instant) -> bool {
 }
 
 /// Whether another process holds a lock on the bytes.
-pub fn is_held(error: &io::Error) -> bool {
+pub(crate) fn is_held(error: &io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::WouldBlock | ErrorKind::PermissionDenied

@@ -58,7 +58,7 @@ pub struct Volume {
     pub path: PathBuf,
     /// Its file. The lock lives as long as this description.
     pub file: Arc<Handle>,
-    pub private: Private,
+    pub(crate) private: Private,
     /// Its superblock: the newer valid copy.
     pub superblock: Superblock,
     /// The copy of the superblock that is written first: the older copy, or an unusable one. So the
@@ -181,7 +181,7 @@ impl Volume {
     }
 
     /// The places of its segments, by its superblock.
-    pub fn geometry(&self) -> Result<Geometry, StoreError> {
+    pub(crate) fn geometry(&self) -> Result<Geometry, StoreError> {
         geometry_of(&self.superblock, &self.path)
     }
 

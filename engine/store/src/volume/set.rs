@@ -22,9 +22,9 @@ pub struct Volumes {
     /// Each volume.
     pub list: Vec<Option<Volume>>,
     /// The latencies of their devices.
-    pub latencies: Arc<DeviceLatencies>,
+    pub(crate) latencies: Arc<DeviceLatencies>,
     /// The pacing of their disk.
-    pub pacing: Arc<Pacing>,
+    pub(crate) pacing: Arc<Pacing>,
     /// The time that their open has left for reads that fail.
     pub patience: Arc<Patience>,
 }
@@ -197,7 +197,7 @@ impl Volumes {
     ///
     /// # Errors
     /// When there is no such disk, or a superblock cannot be used any more.
-    pub fn open_disk(
+    pub(crate) fn open_disk(
         &mut self,
         options: &OpenOptions,
         pacing: Pacing,

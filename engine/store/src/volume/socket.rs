@@ -18,12 +18,12 @@ pub fn socket_path(path: &Path) -> PathBuf {
 
 /// Whether a process listens on a socket. A socket that refuses this process access counts as
 /// listening.
-pub fn is_listening(socket: &Path) -> bool {
+pub(crate) fn is_listening(socket: &Path) -> bool {
     short_name(socket).is_ok_and(|name| sockets::is_listening(name.path()).is_ok())
 }
 
 /// The directory of a socket.
-pub fn directory_of(socket: &Path) -> &Path {
+pub(crate) fn directory_of(socket: &Path) -> &Path {
     socket
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty())
@@ -31,11 +31,11 @@ pub fn directory_of(socket: &Path) -> &Path {
 }
 
 /// Its name there.
-pub fn name_of(socket: &Path) -> &Path {
+pub(crate) fn name_of(socket: &Path) -> &Path {
     Path::new(socket.file_name().unwrap_or_default())
 }
 
 /// A name for a socket that fits an address.
-pub fn short_name(socket: &Path) -> io::Result<Name> {
+pub(crate) fn short_name(socket: &Path) -> io::Result<Name> {
     Name::short(directory_of(socket), name_of(socket))
 }

@@ -21,7 +21,7 @@ impl Local {
     ///
     /// # Errors
     /// [`StoreError::NoRoom`]: no free segment can be spared now, or some page could not be moved.
-    pub fn empty(
+    pub(crate) fn empty(
         &self,
         wanted: &Emptying,
         goes_on: impl Fn() -> bool,
