@@ -12,6 +12,7 @@ use std::time::Duration;
 use larder_core::index::{
     Index, Lease, NamespaceSlot, Parent, Place, Publish, SEGMENT_BLOCKS_MAX, SegmentId,
 };
+use larder_core::policy::make;
 use larder_engine::policy;
 use larder_format::{KeyPrefix, PageKey};
 use rand::{RngExt, SeedableRng};
@@ -42,7 +43,7 @@ impl Side {
     fn new(learned: bool, pages: u64) -> Side {
         let index = Index::new(SEGMENTS, pages * u64::from(BLOCKS_PER_PAGE));
         if learned {
-            index.choose(policy::learned().make());
+            index.choose(make(&policy::learned()));
         }
         Side {
             index,

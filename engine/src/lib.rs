@@ -6,31 +6,44 @@
 //! # let directory = tempfile::tempdir()?;
 //! # let path = directory.path().join("store");
 //! # let prompt: Vec<u64> = (0..300).collect();
-//! use larder_engine::format::{Namespace, PageShape};
+//! use std::io::{IoSlice, IoSliceMut};
+//!
+//! use larder_engine::format::{Namespace, PageShape, TokenUnits, page_keys};
 //! use larder_engine::{
-//!     CreateOptions, NamespaceHandle, OpenOptions, PageStore, PutOptions, Store,
+//!     CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store,
 //! };
 //!
 //! let size = CreateOptions::new(128 << 20);
 //! let store = Store::open_or_create(&path, &size, OpenOptions::default())?;
-//! // A page has two parts, K and V of 64 tokens. Pages with the same key are interchangeable.
-//! let shape = PageShape::new(&[128 << 10, 128 << 10])?;
+//! // A page has one part, the KV of 64 tokens. Pages with the same key are interchangeable.
+//! let shape = PageShape::new(&[256 << 10])?;
 //! let namespace = Namespace::builder("some-model", "2026-11-23", 64, shape).build()?;
-//! let pages = NamespaceHandle::new(&store, namespace)?;
+//! let id = store.namespace(&namespace)?;
 //!
-//! let chain = pages.chain(&prompt); // of its full pages
-//! let mut buffers = pages.buffers(chain.keys().len())?;
-//! let mut slots: Vec<_> = buffers.iter_mut().map(|page| page.parts_mut()).collect();
-//! let read = pages.read_prefix(&chain, &mut slots, None);
+//! // The chain of the prompt: one key for each full page of its tokens.
+//! let keys = page_keys(&prompt, 64.try_into()?, None, TokenUnits::Single);
+//! let mut memory = vec![vec![0; 256 << 10]; keys.len()];
+//! let found = store.longest_prefix(id, &keys);
+//! let mut parts: Vec<_> = memory.iter_mut().map(|page| [IoSliceMut::new(page)]).collect();
+//! let asked = keys.iter().zip(&mut parts).take(found);
+//! let mut pages: Vec<_> = asked.map(|(key, parts)| GetPage { key: *key, parts }).collect();
+//! let statuses = store.get(id, &mut pages, None);
+//! let read = statuses.iter().take_while(|status| status.is_hit()).count();
 //! // The server computes the rest of the prompt into its pages, and stores them.
-//! slots[read..].iter_mut().for_each(|parts| parts[0].fill(1));
-//! let computed: Vec<_> = buffers[read..].iter().map(|page| page.parts()).collect();
-//! let stored = pages.append(&chain.skip(read), &computed, PutOptions::default());
+//! let parts: Vec<_> = memory.iter().map(|page| [IoSlice::new(page)]).collect();
+//! let page = |at: usize| PutPage {
+//!     key: keys[at],
+//!     parent: at.checked_sub(1).map(|before| keys[before]),
+//!     depth: at as u32,
+//!     parts: &parts[at],
+//! };
+//! let computed: Vec<_> = (read..keys.len()).map(page).collect();
+//! let stored = store.put(id, &computed, PutOptions::default());
 //! assert!(stored.iter().all(|status| status.is_present()));
 //! store.close()?;
 //! # let store = Store::open(&path, OpenOptions::default())?;
-//! # let pages = NamespaceHandle::new(&store, pages.namespace().clone())?;
-//! # assert_eq!(pages.longest_prefix(&chain), 4);
+//! # let id = store.namespace(&namespace)?;
+//! # assert_eq!(store.longest_prefix(id, &keys), 4);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -39,10 +52,9 @@
 //!
 //! | to | there is |
 //! |---|---|
-//! | make a store | [`create`], [`Store::open_or_create`], [`CreateOptions`]; sizes: [`fit`] |
+//! | make a store | [`create`], [`Store::open_or_create`], [`CreateOptions`] |
 //! | open it | [`Store::open`] for this process alone, [`Store::attach`] for several processes |
-//! | use it | [`NamespaceHandle`] and [`Chain`], or the calls of [`PageStore`] |
-//! | read without memory of your own, until a deadline | [`NamespaceHandle::get_lent`] |
+//! | use it | the calls of [`PageStore`] |
 //! | choose the kept pages | [`policy::EvictionPolicy`], [`policy::AdmissionPolicy`], [`Hint`] |
 //! | put another store beneath a server | an implementation of [`PageStore`] |
 //! | watch it | [`PageStore::stats`], [`report`] |
@@ -54,7 +66,7 @@
 //! | crate | content |
 //! |---|---|
 //! | `larder-offline` | work on a store that is not in use: repair, compaction, surveys |
-//! | `larder-engine` | the public face, and the pages of a namespace with their chains |
+//! | `larder-engine` | the public face |
 //! | `larder-store` | the store of one node: calls, threads, volumes, recovery, sharing |
 //! | `larder-learned` | the policy that learns which pages are used again |
 //! | `larder-core` | the deciding state machine, the index, the seams for policies |
@@ -65,17 +77,13 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `pages` | the pages of a namespace, and their chains |
 //! | [`policy`] | which pages a store takes, keeps and copies: the seams for policies |
 
 // The unit tests are those of the engine that ships.
 #![cfg(not(all(test, feature = "simulated")))]
 
-mod pages;
 pub mod policy;
 
-#[doc(inline)]
-pub use larder_base::fork::Origin;
 #[doc(inline)]
 pub use larder_base::ids::NamespaceId;
 #[doc(inline)]
@@ -85,9 +93,7 @@ pub use larder_base::memory::AlignedBuf;
 #[doc(inline)]
 pub use larder_base::system::holder::{HolderState, LockHolder};
 #[doc(inline)]
-pub use larder_core::core::{Evictions, SyncPolicy};
-#[doc(inline)]
-pub use larder_core::grants::Ask;
+pub use larder_core::core::SyncPolicy;
 #[doc(inline)]
 pub use larder_core::hint::{Class, Hint, Stop};
 #[doc(inline)]
@@ -97,15 +103,13 @@ pub use larder_disk::probe::Want as DiskKind;
 pub use larder_format as format;
 #[doc(inline)]
 pub use larder_store::api::{
-    GetPage, LentPage, OpenOptions, PageStore, PutOptions, PutPage, ReadOnlyVolume, Recall,
-    Settings, SharedReads, Stats,
+    GetPage, OpenOptions, PageStore, PutOptions, PutPage, ReadOnlyVolume, Recall, Settings,
+    SharedReads, Stats,
 };
 #[doc(inline)]
 pub use larder_store::counts::{Counts, Departed, Misses, Process};
 #[doc(inline)]
 pub use larder_store::error::{StoreError, advice};
-#[doc(inline)]
-pub use larder_store::fit;
 #[doc(inline)]
 pub use larder_store::share::{Part, Report, Store, report};
 #[doc(inline)]
@@ -119,4 +123,3 @@ pub use larder_store::volume::create::Created;
 #[cfg(not(feature = "simulated"))]
 #[doc(inline)]
 pub use larder_store::volume::create::create;
-pub use pages::{Chain, NamespaceHandle};

@@ -161,21 +161,6 @@ fn arrives(reader: &Store, writer: &Store, place: &Place, seed: u64) {
         });
         assert_eq!(reader.hits(&keys), 4);
     });
-    // The same with memory of the engine.
-    let keys = chain(seed + 1, 2);
-    place.promise(true);
-    thread::scope(|scope| {
-        scope.spawn(|| {
-            place.wait_for_reader();
-            writer.put(&keys[..1]);
-            place.promise(false);
-        });
-        let lent = reader.store.get_lent(reader.id, &keys, None);
-        assert_eq!(
-            lent.iter().map(Result::is_ok).collect::<Vec<_>>(),
-            [true, false]
-        );
-    });
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn choose<P: EvictionPolicy + 'static>(
     index: &Index,
     make: impl Fn() -> P + Send + Sync + 'static,
 ) {
-    index.choose(PolicyMaker::eviction(make).make());
+    index.choose(larder_core::policy::make(&PolicyMaker::eviction(make)));
 }
 
 fn evict(index: &Index, now_ms: u64) -> Option<larder_engine::format::KeyPrefix> {

@@ -388,8 +388,6 @@ fn the_owner_has_the_counters_of_each_process_and_of_those_that_have_gone() {
     }];
     let missed = clients[0].get(reader.id, &mut wrong, None);
     assert_eq!(missed, [GetStatus::Miss(MissReason::WrongShape)]);
-    let lent = clients[0].get_lent(reader.id, &chain(3, 2), None);
-    assert!(lent.iter().all(Result::is_err));
     let writer = Pool::new(&clients[1], "m", &parts);
     assert_eq!(writer.put(&chain(4, 3)), vec![PutStatus::Stored; 3]);
     assert_eq!(writer.put(&keys), vec![PutStatus::Duplicate; 20]);

@@ -9,9 +9,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use larder_disk::probe;
-use larder_engine::fit::largest_page;
 use larder_engine::{Settings, Stats, StoreError, create};
 use larder_format::BLOCK_BYTES;
+use larder_store::fit::largest_page;
 use larder_store::share;
 use larder_store::volume::Volumes;
 use larder_tools::cli;

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::fit::{PageFit, largest_page, least_size, page_fit, segment_bytes_for};
 use larder_engine::{CreateOptions, OpenOptions, PageStore, Stats, Store, StoreError, create};
+use larder_store::fit::{PageFit, largest_page, least_size, page_fit, segment_bytes_for};
 use larder_tools::l4::{L4, L4Error};
 use larder_tools::place::STORE_FILE;
 use larder_tools::size::ByteSize;

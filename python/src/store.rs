@@ -13,10 +13,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use larder_base::fork::Origin;
 use larder_core::core::Evictions;
 use larder_engine::{
-    GetPage, GetStatus, Hint, NamespaceId, Origin, PageStore, Part, PutOptions, PutPage, PutStatus,
-    Recall, Refusal, Settings, Stats, Store, StoreError,
+    GetPage, GetStatus, Hint, NamespaceId, PageStore, Part, PutOptions, PutPage, PutStatus, Recall,
+    Refusal, Settings, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use larder_store::inventory::{Cursor, Inventory, Leased, Listing, Usage};

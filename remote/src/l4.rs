@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use larder_engine::{OpenOptions, Origin, PageStore, Store};
+use larder_base::fork::Origin;
+use larder_engine::{OpenOptions, PageStore, Store};
 use larder_offline::survey::{Survey, SurveyOptions};
 
 use crate::agent::{Admission, Agent, AgentOptions, CLOSE_PATIENCE, Levels};

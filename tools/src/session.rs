@@ -8,9 +8,9 @@
 use std::ops::Add;
 use std::time::Duration;
 
-use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus};
 use larder_format::{PageKey, PageShape};
+use larder_store::fit::page_bytes_on_disk;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;

@@ -273,7 +273,7 @@ impl PageBuffers {
                  fewer or smaller pages"
             ))
         })?;
-        let memory = memory.leak();
+        let memory = larder_base::memory::leak(memory);
         memory.fill(0xa5);
         Ok(PageBuffers {
             memory,

@@ -6,20 +6,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NamespaceId(pub u16);
 
-impl NamespaceId {
-    /// For implementations of `PageStore`, which number their namespaces as they like.
-    #[must_use]
-    pub const fn new(number: u16) -> NamespaceId {
-        NamespaceId(number)
-    }
-
-    /// The number given to [`NamespaceId::new`].
-    #[must_use]
-    pub const fn number(self) -> u16 {
-        self.0
-    }
-}
-
 /// A client of a shared store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ClientId(pub u32);

@@ -74,16 +74,6 @@ impl AlignedBuf {
         }
     }
 
-    /// Leaks the memory for the rest of the process: for buffers that are registered with the
-    /// kernel once and then used for ever.
-    #[must_use]
-    pub fn leak(self) -> &'static mut [u8] {
-        let memory = std::mem::ManuallyDrop::new(self);
-        // SAFETY: `start` and `len` are this value's own initialised bytes; it was their only
-        // owner, and is never dropped, so nothing frees them or refers to them again.
-        unsafe { std::slice::from_raw_parts_mut(memory.start.as_ptr(), memory.len) }
-    }
-
     fn heap(len: usize) -> Result<Self, io::Error> {
         // The allocator has no empty allocations; an empty buffer owns one hidden byte.
         let layout = Layout::from_size_align(len.max(1), ALIGN_BYTES).map_err(|_| too_long())?;
@@ -123,6 +113,16 @@ impl AlignedBuf {
             home: Home::Map { _held: map },
         })
     }
+}
+
+/// Leaks a buffer for the rest of the process: for memory that is registered with the kernel once
+/// and then used for ever.
+#[must_use]
+pub fn leak(buffer: AlignedBuf) -> &'static mut [u8] {
+    let memory = std::mem::ManuallyDrop::new(buffer);
+    // SAFETY: `start` and `len` are this value's own initialised bytes; it was their only owner,
+    // and is never dropped, so nothing frees them or refers to them again.
+    unsafe { std::slice::from_raw_parts_mut(memory.start.as_ptr(), memory.len) }
 }
 
 fn too_long() -> io::Error {

@@ -74,15 +74,6 @@ impl Class {
         }
     }
 
-    /// Why the answer of its request ended, and the length of that answer, as small numbers: 0
-    /// where they are not known.
-    pub const fn turn(self) -> (u8, u8) {
-        match self.0.checked_sub(TURNS) {
-            Some(turn) if turn < STOPS * LENGTHS => (turn / LENGTHS, turn % LENGTHS),
-            _ => (0, 0),
-        }
-    }
-
     /// The class of a number; `None` from 64 on. Those from 32 on are the caller's own: no release
     /// will name them.
     #[must_use]
@@ -98,6 +89,16 @@ impl Class {
     #[must_use]
     pub const fn number(self) -> u8 {
         self.0
+    }
+}
+
+/// Why the answer of the request of a class ended, and the length of that answer, as small numbers:
+/// 0 where they are not known.
+#[must_use]
+pub const fn turn(class: Class) -> (u8, u8) {
+    match class.0.checked_sub(TURNS) {
+        Some(turn) if turn < STOPS * LENGTHS => (turn / LENGTHS, turn % LENGTHS),
+        _ => (0, 0),
     }
 }
 
@@ -186,13 +187,13 @@ mod tests {
                 .zip(0..)
             {
                 let class = Class::of_turn(stop, tokens);
-                assert_eq!(class.turn(), (number, length));
+                assert_eq!(turn(class), (number, length));
                 assert!(seen.insert(class) && class != Class::DOCUMENT && class != Class::PARTIAL);
                 assert!(class.number() < 32);
             }
         }
-        assert_eq!(Class::DOCUMENT.turn(), (0, 0));
-        assert_eq!(Class::PARTIAL.turn(), (0, 0));
+        assert_eq!(turn(Class::DOCUMENT), (0, 0));
+        assert_eq!(turn(Class::PARTIAL), (0, 0));
     }
 
     #[test]

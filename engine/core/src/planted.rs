@@ -98,8 +98,6 @@ larder_base::bugs! {
         IgnoredFailure,
         /// A get releases its pins before its reads have ended.
         EarlyUnpin,
-        /// A get that lends memory releases its pins before its reads have ended.
-        LentUnpin,
         /// A get drops its findings about damaged pages.
         UnreportedDamage,
         /// An open evicts the pages that are beyond the limit.

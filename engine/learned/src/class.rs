@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use larder_base::planted;
+use larder_core::hint::turn;
 use larder_core::policy::PageFacts;
 use rapidhash::quality::RandomState;
 
@@ -55,7 +56,7 @@ impl Traits {
     /// Those of a page that is used now.
     pub(super) fn of(facts: &PageFacts, memory: Memory) -> Traits {
         let (class, _, _) = facts.hint.parts();
-        let (stop, output) = class.turn();
+        let (stop, output) = turn(class);
         let mut traits = [0; TRAITS];
         traits[HITS] = step(u32::from(memory.hits()), [1, 2, 3, 6]);
         traits[PARTIAL] = u8::from(class == larder_core::hint::Class::PARTIAL);
@@ -64,7 +65,7 @@ impl Traits {
             .map_or(UNKNOWN, |new| step(new, [2, 5, 13, 41]));
         traits[OUTPUT] = output;
         traits[STOP] = stop;
-        traits[GROUP] = (facts.namespace.number().min(u16::from(GROUPS) - 1)) as u8;
+        traits[GROUP] = (facts.namespace.0.min(u16::from(GROUPS) - 1)) as u8;
         Traits(traits).with_children(memory)
     }
 

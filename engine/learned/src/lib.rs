@@ -141,7 +141,7 @@ fn number(namespace: NamespaceId, key: KeyPrefix) -> u64 {
         .as_bytes()
         .split_first_chunk::<8>()
         .expect("it has 12 bytes");
-    u64::from_le_bytes(*low) ^ u64::from(namespace.number()) << 48
+    u64::from_le_bytes(*low) ^ u64::from(namespace.0) << 48
 }
 
 /// The number that names a key in the sample.

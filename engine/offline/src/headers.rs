@@ -9,7 +9,7 @@ use larder_base::memory::AlignedBuf;
 use larder_disk::Disk;
 use larder_disk::mailbox::WriteAt;
 use larder_format::{BLOCK_BYTES, SegmentHeader, SegmentState};
-use larder_store::error::StoreError;
+use larder_store::error::{StoreError, io_error};
 use larder_store::recovery::scan::{FaultReason, Spot, newer};
 use larder_store::volume::Volumes;
 
@@ -45,7 +45,7 @@ pub(super) fn restore(
             continue;
         };
         let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES)
-            .map_err(|error| StoreError::io("repairing", &volume.path, error))?;
+            .map_err(|error| io_error("repairing", &volume.path, error))?;
         if let Ok(block) = (&mut bytes[..]).try_into() {
             header.encode(block);
         }

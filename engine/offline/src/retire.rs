@@ -16,7 +16,7 @@ use larder_core::index::SegmentId;
 use larder_disk::mailbox::{WriteAt, sync_all, write_all};
 use larder_format::{BLOCK_BYTES, OpenState, SUPERBLOCK_OFFSETS};
 use larder_store::api::OpenOptions;
-use larder_store::error::StoreError;
+use larder_store::error::{StoreError, io_error};
 use larder_store::recovery::{Whole, spots_of};
 use larder_store::store::opening::{Opening, open_volumes, settle};
 use larder_store::volume::{Access, Volumes};
@@ -144,7 +144,7 @@ fn plan(
 /// which the store is opened, cannot go.
 fn index_of(volumes: &Volumes, path: &Path) -> Result<usize, StoreError> {
     let file = files::look(path).map(|found| found.id);
-    let file = file.map_err(|e| StoreError::io("looking at the volume", path, e))?;
+    let file = file.map_err(|e| io_error("looking at the volume", path, e))?;
     let is_it = |of: &Path| files::look(of).is_ok_and(|found| found.id == file);
     let found = volumes.present().find(|(_, volume)| is_it(&volume.path));
     let refused = |why: &str| StoreError::Usage(format!("{}: {why}", path.display()));
@@ -277,12 +277,12 @@ impl Retirement {
                     volume: self.index,
                     offset,
                     memory: AlignedBuf::zeroed(BLOCK_BYTES)
-                        .map_err(|e| StoreError::io("retiring", &retired.path, e))?,
+                        .map_err(|e| io_error("retiring", &retired.path, e))?,
                 });
             }
             let mut results = write_all(disk, writes);
             results.extend(sync_all(disk, &[self.index]));
-            let failed = |e| StoreError::io("blanking the superblock of", &retired.path, e);
+            let failed = |e| io_error("blanking the superblock of", &retired.path, e);
             results
                 .into_iter()
                 .try_for_each(|done| done.map_err(failed))

@@ -9,17 +9,15 @@ mod stats;
 
 use larder_base::planted;
 use larder_core::hint::{Class, Hint};
-use larder_core::status::{GetStatus, MissReason, PutFailure, PutStatus};
-use std::io::{self, IoSlice, IoSliceMut};
-use std::ops::Range;
+use larder_core::status::{GetStatus, PutFailure, PutStatus};
+use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
-use larder_base::memory::AlignedBuf;
 use larder_base::runtime::Instant;
-use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape};
+use larder_format::{Namespace, PageKey};
 
 use crate::error::StoreError;
 pub use options::{DiskWrapper, OpenOptions, Settings, SharedReads, speaking};
@@ -68,15 +66,6 @@ pub trait PageStore: Send + Sync {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus>;
-
-    /// Reads pages into memory lent by the engine. Returns at `deadline` at the latest: pages still
-    /// being read then are misses, and the engine keeps their memory.
-    fn get_lent(
-        &self,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        deadline: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>>;
 
     /// The number of `keys`, a chain from its head, that are stored without a gap from the first.
     /// Answered from RAM. Confirmed pages are leased: they stay for a short time, for the `get`
@@ -217,62 +206,5 @@ impl Recall {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         self.0.0.store(Recall::WAITS, Release);
-    }
-}
-
-/// A page in a buffer of its own. The parts follow one another, each padded to a multiple of 4 KiB,
-/// so the buffer is one run of blocks for a device.
-pub struct LentPage {
-    pub(crate) memory: AlignedBuf,
-    pub(crate) shape: PageShape,
-}
-
-impl LentPage {
-    /// A page of zeros: a buffer for [`PageStore::get`] and [`PageStore::put`], or the result of
-    /// [`PageStore::get_lent`] in a store of another crate.
-    ///
-    /// # Errors
-    /// There is no memory for it.
-    pub fn zeroed(shape: PageShape) -> io::Result<LentPage> {
-        let bytes = shape.page_blocks() as usize * BLOCK_BYTES;
-        let memory = AlignedBuf::zeroed(bytes)?;
-        Ok(LentPage { memory, shape })
-    }
-
-    /// The bytes of part `index`, without padding; `None` when the namespace has no such part.
-    #[must_use]
-    pub fn part(&self, index: usize) -> Option<&[u8]> {
-        let range = self.range(index)?;
-        self.memory.get(range)
-    }
-
-    /// The parts in order, for a [`PutPage`].
-    #[must_use]
-    pub fn parts(&self) -> Vec<IoSlice<'_>> {
-        let parts = (0..self.shape.parts()).filter_map(|index| self.part(index));
-        parts.map(IoSlice::new).collect()
-    }
-
-    /// The parts in order, to be written, or for a [`GetPage`].
-    #[must_use]
-    pub fn parts_mut(&mut self) -> Vec<IoSliceMut<'_>> {
-        let mut rest: &mut [u8] = &mut self.memory;
-        let mut parts = Vec::with_capacity(self.shape.parts());
-        for index in 0..self.shape.parts() {
-            let bytes = self.shape.part_bytes(index) as usize;
-            let (part, behind) = rest.split_at_mut(bytes.next_multiple_of(BLOCK_BYTES));
-            parts.push(IoSliceMut::new(&mut part[..bytes]));
-            rest = behind;
-        }
-        parts
-    }
-
-    fn range(&self, index: usize) -> Option<Range<usize>> {
-        if index >= self.shape.parts() {
-            return None;
-        }
-        let start = usize::try_from(self.shape.part_offset(index)).ok()?;
-        let length = usize::try_from(self.shape.part_bytes(index)).ok()?;
-        Some(start..start.checked_add(length)?)
     }
 }

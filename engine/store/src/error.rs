@@ -336,46 +336,6 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    pub fn io(
-        doing: &'static str,
-        path: &std::path::Path,
-        source: impl Into<io::Error>,
-    ) -> StoreError {
-        StoreError::Io {
-            doing,
-            path: path.to_owned(),
-            source: source.into(),
-        }
-    }
-
-    /// Whether opening a volume failed for a reason that is no evidence on the volume: it may be
-    /// there, and whole.
-    pub fn leaves_the_volume_unknown(&self) -> bool {
-        let errno = match self {
-            StoreError::Io { source, .. } => source.raw_os_error(),
-            StoreError::Superblock {
-                source: SuperblockError::Unreadable(errno),
-                ..
-            } => return !DiskError::Os(*errno).is_of_the_medium(),
-            _ => None,
-        };
-        errno.is_some_and(|errno| {
-            matches!(
-                errno,
-                libc::EMFILE
-                    | libc::ENFILE
-                    | libc::EBUSY
-                    | libc::EROFS
-                    | libc::ETXTBSY
-                    | libc::ETIMEDOUT
-                    | libc::ENOLINK
-                    | libc::ESTALE
-                    | libc::EHOSTDOWN
-                    | libc::EHOSTUNREACH
-            ) || DiskError::Os(errno).is_of_this_process()
-        })
-    }
-
     /// Another process has the device.
     pub(crate) fn is_busy(&self) -> bool {
         let is_busy = |source: &io::Error| source.kind() == io::ErrorKind::ResourceBusy;
@@ -484,6 +444,47 @@ pub(crate) fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
+/// Whether opening a volume failed for a reason that is no evidence on the volume: it may be
+/// there, and whole.
+pub fn leaves_the_volume_unknown(error: &StoreError) -> bool {
+    let errno = match error {
+        StoreError::Io { source, .. } => source.raw_os_error(),
+        StoreError::Superblock {
+            source: SuperblockError::Unreadable(errno),
+            ..
+        } => return !DiskError::Os(*errno).is_of_the_medium(),
+        _ => None,
+    };
+    errno.is_some_and(|errno| {
+        matches!(
+            errno,
+            libc::EMFILE
+                | libc::ENFILE
+                | libc::EBUSY
+                | libc::EROFS
+                | libc::ETXTBSY
+                | libc::ETIMEDOUT
+                | libc::ENOLINK
+                | libc::ESTALE
+                | libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+        ) || DiskError::Os(errno).is_of_this_process()
+    })
+}
+
+/// The error of the system that ended work on a file of the store.
+pub fn io_error(
+    doing: &'static str,
+    path: &std::path::Path,
+    source: impl Into<io::Error>,
+) -> StoreError {
+    StoreError::Io {
+        doing,
+        path: path.to_owned(),
+        source: source.into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -494,7 +495,7 @@ mod tests {
     fn a_refusal_that_no_permission_explains_is_blamed_on_the_seccomp_profile_first() {
         let text = |errno| {
             let source = io::Error::from_raw_os_error(errno);
-            StoreError::io("locking the volume", "store".as_ref(), source).to_string()
+            io_error("locking the volume", "store".as_ref(), source).to_string()
         };
         for errno in [libc::EPERM, libc::ENOSYS] {
             let text = text(errno);

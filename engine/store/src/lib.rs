@@ -7,11 +7,11 @@
 //!
 //! # The code
 //!
-//! Three layers, each with one job. The *handle* ([`Store`](share::Store)) runs on callers' threads. It looks
-//! pages up, moves their bytes between the device and the caller's memory, and verifies every byte
-//! it returns. The *core* decides to which segment a page goes, when a group of descriptors is
-//! written, and what is synced, evicted and reclaimed. It does no I/O and reads no clock. The
-//! *disk* moves bytes and decides nothing.
+//! Three layers, each with one job. The *handle* ([`Store`](share::Store)) runs on callers'
+//! threads. It looks pages up, moves their bytes between the device and the caller's memory, and
+//! verifies every byte it returns. The *core* decides to which segment a page goes, when a group of
+//! descriptors is written, and what is synced, evicted and reclaimed. It does no I/O and reads no
+//! clock. The *disk* moves bytes and decides nothing.
 //!
 //! ```text
 //!   callers' threads         one mutex                       threads of its own
@@ -42,14 +42,14 @@
 //! | [`totals`] | counters of all processes, across owners |
 //! | [`spaces`] | reads by namespace |
 //! | [`counts`] | counters of each process: hits, misses by reason, bytes |
-//! | [`api`] | the interface for callers: the [`PageStore`](api::PageStore) trait, options, statistics |
+//! | [`api`] | the interface for callers: the trait `PageStore`, options, statistics |
 //! | [`beneath`] | the seam for a place beneath the store, beyond the node |
 //! | [`protocol`] | the version and the features of the messages between owner and clients |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
 //! | [`error`] | why a store could not be opened or used, and the remedy |
 //!
-//! Below them are the crates `larder-core`, which decides, `larder-disk`, io_uring and threads behind
-//! one trait, and `larder-base`: threads, time, files, memory.
+//! Below them are the crates `larder-core`, which decides, `larder-disk`, io_uring and threads
+//! behind one trait, and `larder-base`: threads, time, files, memory.
 
 // The unit tests are those of the engine that ships.
 #![cfg(not(all(test, feature = "simulated")))]

@@ -21,14 +21,14 @@ pub struct Fifo {
 impl EvictionPolicy for Fifo {
     fn arrived(&mut self, page: PageNumber, _: &PageFacts) {
         self.next += 1;
-        if self.arrivals.len() <= page.index() {
-            self.arrivals.resize(page.index() + 1, 0);
+        if self.arrivals.len() <= page.0 as usize {
+            self.arrivals.resize(page.0 as usize + 1, 0);
         }
-        self.arrivals[page.index()] = self.next;
+        self.arrivals[page.0 as usize] = self.next;
     }
 
     fn left(&mut self, page: PageNumber, _: &PageFacts, _: Departure) {
-        self.arrivals[page.index()] = 0;
+        self.arrivals[page.0 as usize] = 0;
     }
 
     fn file(&mut self, page: PageNumber, facts: &PageFacts) {
@@ -44,14 +44,14 @@ impl EvictionPolicy for Fifo {
         loop {
             let (arrival, page) = self.leaves.pop_front()?;
             // Its number may name a later page.
-            if self.arrivals[page.index()] == arrival && facts(page).is_some() {
+            if self.arrivals[page.0 as usize] == arrival && facts(page).is_some() {
                 return Some(page);
             }
         }
     }
 
     fn worth(&self, page: PageNumber, _: &PageFacts) -> Worth {
-        Worth(self.arrivals[page.index()])
+        Worth(self.arrivals[page.0 as usize])
     }
 
     fn lines(&self) -> ReclaimLines {
@@ -88,14 +88,14 @@ impl Random {
 
 impl EvictionPolicy for Random {
     fn arrived(&mut self, page: PageNumber, _: &PageFacts) {
-        if self.worths.len() <= page.index() {
-            self.worths.resize(page.index() + 1, 0);
+        if self.worths.len() <= page.0 as usize {
+            self.worths.resize(page.0 as usize + 1, 0);
         }
-        self.worths[page.index()] = self.draw();
+        self.worths[page.0 as usize] = self.draw();
     }
 
     fn used(&mut self, page: PageNumber, _: &PageFacts, _: Use) {
-        self.worths[page.index()] = self.draw();
+        self.worths[page.0 as usize] = self.draw();
     }
 
     fn file(&mut self, page: PageNumber, _: &PageFacts) {
@@ -117,7 +117,7 @@ impl EvictionPolicy for Random {
     }
 
     fn worth(&self, page: PageNumber, _: &PageFacts) -> Worth {
-        Worth(self.worths[page.index()])
+        Worth(self.worths[page.0 as usize])
     }
 }
 

@@ -248,7 +248,7 @@ fn the_learned_order_drops_no_page_before_the_store_has_filled() {
     let mut process = Process::open(&disk, &mut Run::FIRST.clone(), usize::MAX);
     process
         .index
-        .choose(larder_engine::policy::learned().make());
+        .choose(larder_core::policy::make(&larder_engine::policy::learned()));
     assert!(process.start().is_ok());
     let chains: Vec<Vec<PageKey>> = (0..400).map(|seed| chain(seed, PAGES)).collect();
     for (seed, keys) in (0..).zip(&chains) {

@@ -46,8 +46,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
+use larder_base::fork::Origin;
 use larder_base::seldom::Seldom;
-use larder_engine::{Origin, Part, Settings, Stats, SyncPolicy};
+use larder_engine::{Part, Settings, Stats, SyncPolicy};
 use larder_sync::{Mutex, RwLock, RwLockReadGuard};
 
 use crate::config::{Config, OnError, Transfer};

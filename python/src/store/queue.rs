@@ -33,8 +33,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use larder_base::fork::Origin;
 use larder_base::seldom::Seldom;
-use larder_engine::{Origin, Recall, StoreError};
+use larder_engine::{Recall, StoreError};
 use larder_format::PageKey;
 use larder_sync::{Condvar, Mutex, MutexGuard, descriptors};
 use rustix::event::{EventfdFlags, eventfd};

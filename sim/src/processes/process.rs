@@ -240,13 +240,12 @@ impl Caller {
         self.running.doing.borrow_mut()[self.number] = doing;
         match what {
             0..38 => self.put(namespaces, &names),
-            38..62 => {
+            38..72 => {
                 let patience = self.shared.borrow_mut().dice.pick(&[0, 0, 0, 1, 1000]);
                 let deadline =
                     (patience > 0).then(|| Instant::now() + Duration::from_millis(patience));
                 self.get(namespaces, &names, deadline);
             }
-            62..72 => self.get_lent(namespaces, &names),
             72..78 => self.contains(namespaces, &names),
             78..84 => self.longest_prefix(namespaces, &names),
             84..91 => self.delete(namespaces, &names),
@@ -408,34 +407,6 @@ impl Caller {
             match status {
                 GetStatus::Hit => self.hit(*name, from, &parts),
                 GetStatus::Miss(reason) => self.miss(*name, &got, *reason),
-            }
-        }
-    }
-
-    fn get_lent(&self, namespaces: &[NamespaceId], names: &[Name]) {
-        let keys = self.keys(names);
-        let (from, before, stops) = (self.begin(), self.role(), self.running.stops.get());
-        let found = self
-            .store
-            .get_lent(namespaces[names[0].namespace], &keys, None);
-        note(|| {
-            format!(
-                "get lent {names:?}: {:?}",
-                found.iter().map(Result::is_ok).collect::<Vec<_>>()
-            )
-        });
-        let got = Got {
-            from,
-            had_owner: self.had_owner(before),
-            was_stopped: self.running.stops.get() != stops,
-        };
-        for (name, page) in names.iter().zip(&found) {
-            match page {
-                Ok(page) => {
-                    let parts: Vec<&[u8]> = (0..).map_while(|part| page.part(part)).collect();
-                    self.hit(*name, from, &parts);
-                }
-                Err(reason) => self.miss(*name, &got, *reason),
             }
         }
     }

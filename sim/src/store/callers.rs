@@ -45,8 +45,7 @@ pub fn call(shared: &Shared, store: &Store, own: usize) {
         match what {
             _ if deletes => caller.delete(),
             0..450 => caller.put(),
-            450..640 => caller.get(),
-            640..700 => caller.get_lent(),
+            450..700 => caller.get(),
             700..780 => caller.look_up(),
             780..800 => caller.look_up_and_get(),
             800..840 => caller.touch(),

@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use larder_engine::format::PageKey;
 use larder_engine::{
-    GetPage, GetStatus, Hint, PageStore, PutOptions, PutPage, PutStatus, Recall, StoreError,
-    SyncPolicy,
+    GetPage, Hint, PageStore, PutOptions, PutPage, PutStatus, Recall, StoreError, SyncPolicy,
 };
 use larder_sim_runtime::thread;
 use larder_sim_runtime::time::Instant;
@@ -281,29 +280,6 @@ impl Caller<'_> {
         let is_limited = dice.chance(0.3);
         let micros = dice.between(0, DEADLINE_US_MAX);
         is_limited.then(|| Instant::now() + Duration::from_micros(micros))
-    }
-
-    pub fn get_lent(&self) {
-        let Some(pages) = self.draw(Call::Get, 16) else {
-            return;
-        };
-        let deadline = {
-            let mut state = self.shared.lock();
-            state.use_pages(&pages.names, true);
-            self.draw_deadline_of(&mut state.world.dice)
-        };
-        let lent = self.store.get_lent(self.id(&pages), &pages.keys, deadline);
-        let mut state = self.shared.lock();
-        state.use_pages(&pages.names, false);
-        for (at, page) in lent.iter().enumerate() {
-            match page {
-                Ok(page) => {
-                    let bytes = page.part(0).expect("a page has a part");
-                    state.check_get(&pages, at, GetStatus::Hit, bytes, deadline);
-                }
-                Err(why) => state.check_get(&pages, at, GetStatus::Miss(*why), &[], deadline),
-            }
-        }
     }
 
     pub fn look_up(&self) {

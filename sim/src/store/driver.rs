@@ -265,12 +265,6 @@ impl Driver {
             End::ClosedPartly(Err(_)) => self.crash(process, false),
             End::Closed(Ok(())) => {
                 self.end_reader();
-                // Pins of lent reads are given back by a thread that no close waits for.
-                for _ in 0..CUT_STEPS {
-                    if process.tasks() > 0 {
-                        let _ = self.runtime.step();
-                    }
-                }
                 let left = process.tasks();
                 assert!(
                     left == 0,

@@ -115,7 +115,7 @@ fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
 }
 
 fn page(namespace: NamespaceId, prefix: KeyPrefix) -> Page {
-    (namespace.number(), *prefix.as_bytes())
+    (namespace.0, *prefix.as_bytes())
 }
 
 impl Leases {
@@ -377,7 +377,7 @@ const DAMAGED: f64 = 0.3;
 
 impl Learned {
     fn new(book: Arc<Mutex<Book>>, mut dice: Dice) -> Learned {
-        let mut policy = policy::learned().make();
+        let mut policy = larder_core::policy::make(&policy::learned());
         let mut lessons = lock(&book).lessons.clone();
         if !lessons.is_empty() && dice.chance(DAMAGED) {
             // The classes come first; there is most to be wrong.

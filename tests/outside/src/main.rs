@@ -6,15 +6,17 @@ mod memory_store;
 mod policies;
 
 use std::error::Error;
+use std::io::{IoSlice, IoSliceMut};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::time::Duration;
 
-use larder_engine::format::{Namespace, PageShape};
+use larder_engine::format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_engine::policy::PolicyMaker;
 use larder_engine::{
-    Chain, Class, CreateOptions, DiskKind, Hint, NamespaceHandle, OpenOptions, PageStore,
-    PutFailure, PutOptions, PutStatus, ReadOnlyVolume, Recall, Refusal, SharedReads, Store,
-    StoreError, SyncPolicy,
+    Class, CreateOptions, DiskKind, GetPage, Hint, OpenOptions, PageStore, PutFailure, PutOptions,
+    PutPage, PutStatus, ReadOnlyVolume, Recall, Refusal, SharedReads, Store, StoreError,
+    SyncPolicy,
 };
 use memory_store::MemoryStore;
 use policies::{LeastUsed, Shallow};
@@ -22,6 +24,7 @@ use policies::{LeastUsed, Shallow};
 type Outcome = Result<(), Box<dyn Error>>;
 
 const SIZE: u64 = 128 << 20;
+const PAGE_TOKENS: NonZeroUsize = NonZeroUsize::new(16).unwrap();
 
 fn main() -> Outcome {
     let directory = std::env::temp_dir().join(format!("larder-outside-{}", std::process::id()));
@@ -54,54 +57,68 @@ fn namespace(model: &str) -> Result<Namespace, Box<dyn Error>> {
     Ok(namespace.elements("f32", "parts").pool("kv").build()?)
 }
 
+/// The pages of a chain behind the first `from`, with their parts.
+fn pages<'a>(keys: &[PageKey], from: usize, parts: &'a [Vec<IoSlice<'a>>]) -> Vec<PutPage<'a>> {
+    let pages = parts.iter().zip(from..);
+    let page = |(parts, at): (&'a Vec<IoSlice<'a>>, usize)| PutPage {
+        key: keys[at],
+        parent: at.checked_sub(1).map(|before| keys[before]),
+        depth: at as u32,
+        parts,
+    };
+    pages.map(page).collect()
+}
+
 /// The calls of an engine, for a prompt of 8 pages and a part of a ninth.
 fn serve(store: &dyn PageStore) -> Outcome {
-    let pages = NamespaceHandle::new(store, namespace("outside")?)?;
+    let id = store.namespace(&namespace("outside")?)?;
     let prompt: Vec<u64> = (0..140).collect();
-    let chain = pages.chain(&prompt);
-    assert_eq!((chain.keys().len(), pages.longest_prefix(&chain)), (8, 0));
+    let keys = page_keys(&prompt, PAGE_TOKENS, None, TokenUnits::Single);
+    assert_eq!((keys.len(), store.longest_prefix(id, &keys)), (8, 0));
 
-    let mut computed = pages.buffers(8)?;
-    for (page, number) in computed.iter_mut().zip(0_u8..) {
-        page.parts_mut()[1].fill(number);
-    }
-    let parts: Vec<_> = computed.iter().map(|page| page.parts()).collect();
-    let (head, tail) = parts.split_at(3);
+    let computed: Vec<_> = (0..8)
+        .map(|page| [vec![0; 4096], vec![page; 1000]])
+        .collect();
+    let parts = computed
+        .iter()
+        .map(|page| page.iter().map(|part| IoSlice::new(part)).collect());
+    let parts: Vec<Vec<IoSlice<'_>>> = parts.collect();
+    let (head, tail) = (pages(&keys, 0, &parts[..3]), pages(&keys, 3, &parts[3..]));
     let wait = PutOptions::waiting(Duration::from_secs(1));
     let recall = Recall::default();
-    let slots = head.iter().map(|page| &page[..]);
     assert!(recall.recall());
-    let given_up = store.put_until_recalled(pages.id(), &chain.pages(slots), wait, &recall);
+    let given_up = store.put_until_recalled(id, &head, wait, &recall);
     assert_eq!(given_up, [PutStatus::Failed(PutFailure::Write); 3]);
-    assert_eq!(pages.longest_prefix(&chain), 0);
-    assert_eq!(pages.append(&chain, head, wait), [PutStatus::Stored; 3]);
-    let rest = chain.skip(3);
-    assert_eq!(rest.keys(), &chain.keys()[3..]);
-    assert_eq!(pages.append(&rest, tail, wait), [PutStatus::Stored; 5]);
-    let again = pages.append(&rest, tail, wait);
+    assert_eq!(store.longest_prefix(id, &keys), 0);
+    assert_eq!(store.put(id, &head, wait), [PutStatus::Stored; 3]);
+    assert_eq!(store.put(id, &tail, wait), [PutStatus::Stored; 5]);
+    let again = store.put(id, &tail, wait);
     assert!(again.iter().all(|status| *status == PutStatus::Duplicate));
 
-    let mut found = pages.buffers(8)?;
-    let mut slots: Vec<_> = found.iter_mut().map(|page| page.parts_mut()).collect();
-    assert_eq!(pages.read_prefix(&chain, &mut slots, None), 8);
-    for (page, number) in found.iter().zip(0_u8..) {
-        assert_eq!(page.part(1), Some(&[number; 1000][..]));
-    }
-    let lent = pages.get_lent(&chain, None);
+    let mut found = vec![[vec![0; 4096], vec![0; 1000]]; 8];
+    let slots = found
+        .iter_mut()
+        .map(|page| page.iter_mut().map(|part| IoSliceMut::new(part)).collect());
+    let mut slots: Vec<Vec<IoSliceMut<'_>>> = slots.collect();
+    let asked = keys.iter().zip(&mut slots);
+    let mut asked: Vec<_> = asked
+        .map(|(key, parts)| GetPage { key: *key, parts })
+        .collect();
     assert!(
-        lent.iter()
-            .all(|page| page.as_ref().is_ok_and(|page| page.part(2).is_none()))
+        store
+            .get(id, &mut asked, None)
+            .iter()
+            .all(|status| status.is_hit())
     );
+    assert_eq!(found, computed);
 
-    pages.touch(&chain, Hint::default());
-    assert_eq!(pages.delete(&rest)?, 5);
-    let unknown = Chain::after(None, 0, rest.keys().to_vec());
-    assert_eq!(pages.longest_prefix(&unknown), 0);
-    let head = Chain::new(chain.keys()[..3].to_vec());
-    assert_eq!(pages.longest_prefix(&head), 3);
+    store.touch(id, &keys, Hint::default());
+    assert_eq!(store.delete(id, &keys[3..])?, 5);
+    assert_eq!(store.contains(id, &keys[2..4]), [true, false]);
+    assert_eq!(store.longest_prefix(id, &keys), 3);
     let stats = store.stats();
     assert_eq!((stats.pages, refusing(&stats.read_only_volumes)), (3, None));
-    assert_eq!(store.clear_namespace(pages.id())?, 3);
+    assert_eq!(store.clear_namespace(id)?, 3);
     store.flush()?;
     Ok(())
 }
@@ -115,28 +132,30 @@ fn choose(path: &Path, options: OpenOptions) -> Outcome {
     let store = Store::open(path, options)?;
     let shape = PageShape::new(&[1 << 20])?;
     let namespace = Namespace::builder("policies", "1", 16, shape).build()?;
-    let pages = NamespaceHandle::new(&store, namespace)?;
-    let buffers = pages.buffers(9)?;
-    let parts: Vec<_> = buffers.iter().map(|page| page.parts()).collect();
+    let id = store.namespace(&namespace)?;
+    let page = vec![0; 1 << 20];
+    let parts = vec![vec![IoSlice::new(&page)]; 9];
     let wait = PutOptions::waiting(Duration::from_secs(60));
     let tool = wait.hinting(Hint::new(Class::TOOL).session(b"agent 7"));
-    let chain =
-        |seed: u64| pages.chain(&(0..144).map(|token| seed << 32 | token).collect::<Vec<_>>());
+    let chain = |seed: u64| {
+        let tokens: Vec<u64> = (0..144).map(|token| seed << 32 | token).collect();
+        page_keys(&tokens, PAGE_TOKENS, None, TokenUnits::Single)
+    };
     let used = chain(0);
     for seed in 0..24 {
-        let statuses = pages.append(&chain(seed), &parts, tool);
+        let statuses = store.put(id, &pages(&chain(seed), 0, &parts), tool);
         assert!(
             statuses[..8].iter().all(|status| status.is_present()),
             "{statuses:?}"
         );
         assert_eq!(statuses[8], PutStatus::Refused(Refusal::NotAdmitted));
         // As in the policy: a system prompt stays, however often others are used.
-        pages.touch(&used, Hint::new(Class::SYSTEM).priority(3));
+        store.touch(id, &used, Hint::new(Class::SYSTEM).priority(3));
     }
     let stats = store.stats();
     assert!(stats.evicted > 0 && stats.reclaimed > 0, "{stats:?}");
     // Under the default it would have left long ago, if nothing had touched it.
-    assert_eq!(pages.longest_prefix(&used), 8);
+    assert_eq!(store.longest_prefix(id, &used), 8);
     store.close()?;
     Ok(())
 }

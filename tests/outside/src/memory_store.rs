@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use larder_engine::format::{Namespace, PageKey, PageShape};
 use larder_engine::{
-    GetPage, GetStatus, Hint, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
-    PutStatus, Refusal, Stats, StoreError,
+    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
+    Refusal, Stats, StoreError,
 };
 
 pub struct MemoryStore {
@@ -38,7 +38,7 @@ impl MemoryStore {
 
 impl Inner {
     fn shape(&self, namespace: NamespaceId) -> Option<PageShape> {
-        let namespace = self.namespaces.get(usize::from(namespace.number()))?;
+        let namespace = self.namespaces.get(usize::from(namespace.0))?;
         Some(*namespace.shape())
     }
 }
@@ -63,7 +63,7 @@ impl PageStore for MemoryStore {
                 inner.namespaces.len() - 1
             });
             let number = u16::try_from(at).map_err(|_| StoreError::TooManyNamespaces(at))?;
-            Ok(NamespaceId::new(number))
+            Ok(NamespaceId(number))
         })
     }
 
@@ -104,22 +104,6 @@ impl PageStore for MemoryStore {
             GetStatus::Hit
         };
         self.with(|inner| pages.iter_mut().map(|page| get(inner, page)).collect())
-    }
-
-    fn get_lent(
-        &self,
-        id: NamespaceId,
-        keys: &[PageKey],
-        _: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        let get = |inner: &mut Inner, key: &PageKey| {
-            let parts = inner.pages.get(&(id, *key)).ok_or(MissReason::Absent)?;
-            let shape = inner.shape(id).ok_or(MissReason::Absent)?;
-            let mut page = LentPage::zeroed(shape).map_err(|_| MissReason::ReadError)?;
-            read(parts, &mut page.parts_mut());
-            Ok(page)
-        };
-        self.with(|inner| keys.iter().map(|key| get(inner, key)).collect())
     }
 
     fn longest_prefix(&self, id: NamespaceId, keys: &[PageKey]) -> usize {

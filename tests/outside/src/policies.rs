@@ -20,10 +20,10 @@ pub struct LeastUsed {
 
 impl LeastUsed {
     fn uses(&mut self, page: PageNumber) -> &mut u32 {
-        if self.uses.len() <= page.index() {
-            self.uses.resize(page.index() + 1, 0);
+        if self.uses.len() <= page.0 as usize {
+            self.uses.resize(page.0 as usize + 1, 0);
         }
-        &mut self.uses[page.index()]
+        &mut self.uses[page.0 as usize]
     }
 }
 
@@ -63,7 +63,7 @@ impl EvictionPolicy for LeastUsed {
     fn worth(&self, page: PageNumber, facts: &PageFacts) -> Worth {
         let (class, priority, _) = facts.hint.parts();
         let is_system = u32::from(class == Class::SYSTEM);
-        let uses = self.uses.get(page.index()).copied().unwrap_or(0);
+        let uses = self.uses.get(page.0 as usize).copied().unwrap_or(0);
         Worth(is_system << 31 | u32::from(priority) << 24 | uses.min(0xff_ffff))
     }
 

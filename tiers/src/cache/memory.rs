@@ -28,7 +28,7 @@ pub fn host_memory(
     options: &HostMemoryOptions<'_>,
 ) -> Result<(HostMemory, Vec<String>), std::io::Error> {
     let length = usize::try_from(bytes).map_err(|_| std::io::ErrorKind::OutOfMemory)?;
-    let mut memory = AlignedBuf::zeroed(length)?.leak();
+    let mut memory = larder_base::memory::leak(AlignedBuf::zeroed(length)?);
     let mut notes = Vec::new();
     if options.locked {
         // SAFETY: the range is this buffer. Locking does not change its bytes.

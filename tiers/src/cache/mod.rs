@@ -96,7 +96,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-use larder_engine::Origin;
+use larder_base::fork::Origin;
 use larder_kernels::{
     ChunkAt, Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, Ticket, Transfer,
 };

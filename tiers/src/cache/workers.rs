@@ -11,7 +11,7 @@ use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use larder_engine::Origin;
+use larder_base::fork::Origin;
 use larder_format::PageKey;
 
 use super::lent::LentPages;

@@ -6,12 +6,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_engine::fit::check_page;
 use larder_engine::{
     GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal,
     StoreError,
 };
 use larder_format::{Namespace, PageKey};
+use larder_store::fit::check_page;
 
 use super::L3;
 

@@ -5,13 +5,13 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::format::{Namespace, NamespaceError};
 use larder_engine::{
     AlignedBuf, CreateOptions, OpenOptions, PageStore, PutOptions, Store, StoreError, create,
 };
 use larder_kernels::{Device, HostDevice, HostMemory, KvShape, L1Pool, Layout, pool_bytes};
 use larder_remote::l4::{L4, L4Config};
+use larder_store::fit::page_bytes_on_disk;
 
 use super::PrefixCache;
 use super::error::OpenError;

@@ -11,7 +11,7 @@ use std::task::{Wake, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use larder_engine::Origin;
+use larder_base::fork::Origin;
 use larder_kernels::L1Pool;
 use larder_sync::{Condvar, Mutex};
 

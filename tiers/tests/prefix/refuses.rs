@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use larder_engine::{
-    GetPage, GetStatus, Hint, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
-    PutStatus, Refusal, Stats, StoreError,
+    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
+    Refusal, Stats, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use larder_tiers::core::Core;
@@ -113,7 +113,7 @@ struct Refusing {
 
 impl PageStore for Refusing {
     fn namespace(&self, _: &Namespace) -> Result<NamespaceId, StoreError> {
-        Ok(NamespaceId::new(0))
+        Ok(NamespaceId(0))
     }
 
     fn put(&self, _: NamespaceId, pages: &[PutPage<'_>], _: PutOptions) -> Vec<PutStatus> {
@@ -128,15 +128,6 @@ impl PageStore for Refusing {
         _: Option<Instant>,
     ) -> Vec<GetStatus> {
         vec![GetStatus::Miss(MissReason::Absent); pages.len()]
-    }
-
-    fn get_lent(
-        &self,
-        _: NamespaceId,
-        keys: &[PageKey],
-        _: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        keys.iter().map(|_| Err(MissReason::Absent)).collect()
     }
 
     fn longest_prefix(&self, _: NamespaceId, _: &[PageKey]) -> usize {

@@ -246,7 +246,7 @@ pub(super) fn writable(volume: &Path, facts: &mut Facts) {
 }
 
 fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {
-    let holder = LockHolder::of(&superblock.holder);
+    let holder = LockHolder::from(&superblock.holder);
     let pid = holder.pid;
     match (locked, superblock.state) {
         (true, _) => {

@@ -12,9 +12,9 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::{PageStore, Store};
 use larder_format::{PageKey, PageShape};
+use larder_store::fit::page_bytes_on_disk;
 use serde::Serialize;
 
 use super::setup::{Setup, check_namespace};

@@ -4,9 +4,11 @@
 //! second survey still has it at the same place. It is then read once more through the owner, as
 //! any client reads: the owner forgets it, and the next put stores it again.
 
+use std::io::IoSliceMut;
 use std::time::{Duration, Instant};
 
-use larder_engine::{MissReason, OpenOptions, PageStore};
+use larder_engine::format::{PageKey, PageShape};
+use larder_engine::{GetPage, GetStatus, MissReason, NamespaceId, OpenOptions, PageStore};
 use larder_offline::survey::{BadPage, Survey};
 
 use crate::findings::StoreArgs;
@@ -83,14 +85,13 @@ pub(super) fn judge(
                 continue;
             };
             let id = owner.namespace(namespace)?;
-            let mut read = owner.get_lent(id, &[bad.page.key], None);
-            match read.pop() {
-                Some(Ok(_) | Err(MissReason::Absent)) => judged.departed += 1,
-                Some(Err(MissReason::Damaged | MissReason::ReadError)) => {
+            match read(owner, id, namespace.shape(), bad.page.key) {
+                GetStatus::Hit | GetStatus::Miss(MissReason::Absent) => judged.departed += 1,
+                GetStatus::Miss(MissReason::Damaged | MissReason::ReadError) => {
                     judged.dropped += 1;
                     judged.lost.push(*bad);
                 }
-                _ => judged.lost.push(*bad),
+                GetStatus::Miss(_) => judged.lost.push(*bad),
             }
         }
         Ok(judged)
@@ -104,4 +105,15 @@ pub(super) fn judge(
             ..Judged::default()
         }
     })
+}
+
+fn read(store: &dyn PageStore, id: NamespaceId, shape: &PageShape, key: PageKey) -> GetStatus {
+    let sizes = shape.part_sizes().iter();
+    let mut memory: Vec<Vec<u8>> = sizes.map(|bytes| vec![0; *bytes as usize]).collect();
+    let mut parts: Vec<IoSliceMut<'_>> = memory
+        .iter_mut()
+        .map(|part| IoSliceMut::new(part))
+        .collect();
+    let parts = &mut parts[..];
+    store.get(id, &mut [GetPage { key, parts }], None)[0]
 }

@@ -10,7 +10,7 @@ use larder_format::Namespace;
 use rustix::net::{AddressFamily, SocketType, connect, socket, sockopt};
 
 use super::prometheus::put;
-use super::served::{absent_keys, namespace};
+use super::served::{absent_keys, namespace, read};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -113,9 +113,9 @@ fn metrics_documents_and_the_benchmark_count_the_same_and_each_miss_has_a_reason
     let bench = json(&[&["bench", at, "--op", "put", "--shared"][..], &pages].concat());
     let store = Store::attach(&path, OpenOptions::default()).unwrap();
     let space = store.namespace(&namespace()).unwrap();
-    store.get_lent(space, &absent_keys(7), None);
+    read(&store, space, &absent_keys(7), None);
     let past = Some(Instant::now());
-    store.get_lent(space, &absent_keys(3), past);
+    read(&store, space, &absent_keys(3), past);
     store.flush().unwrap();
 
     let until = Instant::now() + PATIENCE;
@@ -184,7 +184,7 @@ fn counters_do_not_go_down_when_the_owner_is_killed() {
         0,
     );
     let space = next.namespace(&namespace()).unwrap();
-    next.get_lent(space, &absent_keys(7), None);
+    read(&next, space, &absent_keys(7), None);
     let before = exporter.scrape();
     assert_eq!(sum(&before, "larder_up"), 1.0);
     assert!(sum(&before, "larder_page_hits_total") >= 64.0);
@@ -214,7 +214,7 @@ fn counters_do_not_go_down_when_the_owner_is_killed() {
     let started = "larder_owner_start_time_seconds";
     assert!(after[started] > before[started]);
 
-    next.get_lent(space, &absent_keys(5), None);
+    read(&next, space, &absent_keys(5), None);
     let absent = "larder_page_misses_total{reason=\"absent\"}";
     assert_eq!(exporter.scrape()[absent], before[absent] + 5.0);
     next.close().unwrap();

@@ -9,6 +9,7 @@ use larder_engine::format::{Namespace, PageShape, SEGMENTS_OFFSET};
 use larder_engine::{Part, PutOptions, PutPage};
 
 use super::metrics::serve;
+use super::served::read;
 use super::support::honest::{eventually, found};
 use super::support::{chain, flip};
 use super::*;
@@ -43,8 +44,8 @@ fn put(store: &Store, namespace: &Namespace, seed: u64, pages: u64) {
 
 fn hits(store: &Store, namespace: &Namespace, seed: u64, pages: u64) -> usize {
     let id = store.namespace(namespace).unwrap();
-    let read = store.get_lent(id, &chain(seed, pages), None);
-    read.iter().filter(|page| page.is_ok()).count()
+    let statuses = read(store, id, &chain(seed, pages), None);
+    statuses.iter().filter(|status| status.is_hit()).count()
 }
 
 #[test]

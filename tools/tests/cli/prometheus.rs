@@ -14,7 +14,7 @@ use larder_engine::{NamespaceId, Part, PutOptions, PutPage, PutStatus};
 use larder_store::api::DiskWrapper;
 
 use super::metrics::{Exporter, serve};
-use super::served::{absent_keys, namespace};
+use super::served::{absent_keys, namespace, read};
 use super::support::honest::{eventually, found};
 use super::support::{chain, flip};
 use super::*;
@@ -293,11 +293,11 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
                 .all(|status| status.is_present())
         );
         assert!(
-            next.get_lent(id, &chain(seed, 8), None)
+            read(&next, id, &chain(seed, 8), None)
                 .iter()
-                .all(Result::is_ok)
+                .all(|status| status.is_hit())
         );
-        next.get_lent(id, &absent_keys(2), None);
+        read(&next, id, &absent_keys(2), None);
         next.contains(id, &chain(seed, 8));
         next.flush().unwrap();
     };
@@ -377,7 +377,7 @@ fn each_rule_fires_for_its_fault_alone() {
 
     // Damaged pages.
     flip(&path, SEGMENTS_OFFSET + 2 * 4096 + 99);
-    assert!(store.get_lent(id, &chain(1, 1), None)[0].is_err());
+    assert!(!read(&store, id, &chain(1, 1), None)[0].is_hit());
     let mut expected = vec!["LarderDamagedPages"];
     prometheus.fires("LarderDamagedPages", &expected);
 

@@ -32,10 +32,9 @@ pub struct LockHolder {
     pub state: HolderState,
 }
 
-impl LockHolder {
-    /// The holder that a superblock names.
-    #[must_use]
-    pub fn of(holder: &Holder) -> LockHolder {
+/// The holder that a superblock names.
+impl From<&Holder> for LockHolder {
+    fn from(holder: &Holder) -> LockHolder {
         let is_near = processes::pid_scope().is_some_and(|scope| scope == holder.pid_scope);
         let state = match is_near {
             true if processes::exists(holder.pid) => HolderState::Running,
@@ -98,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_holder_is_running_until_it_exits_whether_or_not_its_parent_has_waited() {
-        let own = LockHolder::of(&this_holder());
+        let own = LockHolder::from(&this_holder());
         assert_eq!(
             (own.pid, own.state),
             (std::process::id(), HolderState::Running)
@@ -109,21 +108,21 @@ mod tests {
             pid: child.id(),
             ..this_holder()
         };
-        assert_eq!(LockHolder::of(&holder).state, HolderState::Running);
+        assert_eq!(LockHolder::from(&holder).state, HolderState::Running);
         drop(child.stdin.take());
         let ends = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
         let pid = Pid::from_child(&child);
         rustix::process::waitid(rustix::process::WaitId::Pid(pid), ends).unwrap();
-        assert_eq!(LockHolder::of(&holder).state, HolderState::Exited);
+        assert_eq!(LockHolder::from(&holder).state, HolderState::Exited);
         child.wait().unwrap();
-        assert_eq!(LockHolder::of(&holder).state, HolderState::Exited);
+        assert_eq!(LockHolder::from(&holder).state, HolderState::Exited);
     }
 
     #[test]
     fn the_same_number_in_another_pid_namespace_or_boot_is_out_of_sight() {
         let mut holder = this_holder();
         holder.pid_scope[15] ^= 1;
-        let seen = LockHolder::of(&holder);
+        let seen = LockHolder::from(&holder);
         assert_eq!(seen.state, HolderState::OutOfSight);
         assert_eq!(command(&seen), None);
         assert!(seen.to_string().contains("container"));

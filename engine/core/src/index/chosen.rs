@@ -190,7 +190,9 @@ impl Seen {
     /// Whether a number that the policy names is a slot that it holds.
     fn is_held(&self, slab: &Slab, page: PageNumber) -> bool {
         let id = PageId(page.0);
-        page.index() < slab.slots() && slab.entry(id).spot.has(QUEUED) && !self.note(id).is_aside()
+        (page.0 as usize) < slab.slots()
+            && slab.entry(id).spot.has(QUEUED)
+            && !self.note(id).is_aside()
     }
 
     fn facts(&self, view: View<'_>, id: PageId) -> PageFacts {
@@ -384,7 +386,7 @@ impl Chosen {
     pub(super) fn child(&self, slab: &Slab, id: PageId) -> Option<PageId> {
         let named = self.policy.child(PageNumber(id.0))?;
         let child = PageId(named.0);
-        let is_child = named.index() < slab.slots()
+        let is_child = (named.0 as usize) < slab.slots()
             && slab.entry(child).spot.has(LIVE)
             && slab.link(child).parent == id;
         is_child.then_some(child)

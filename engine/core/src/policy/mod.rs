@@ -14,17 +14,9 @@ use crate::hint::Hint;
 use order::{EvictionOrder, Plain};
 
 /// Names a stored page until it leaves. Numbers are small and are used again: a policy may keep its
-/// own facts of a page in an array.
+/// own facts of a page in an array, by the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageNumber(pub u32);
-
-impl PageNumber {
-    /// Its position in such an array; below the highest number of pages that there ever were.
-    #[must_use]
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
 
 /// How much a page is worth keeping: of two pages the one with the lower worth goes first. The
 /// scale is the policy's own.
@@ -216,12 +208,10 @@ impl PolicyMaker<dyn AdmissionPolicy> {
     }
 }
 
-impl<P: ?Sized> PolicyMaker<P> {
-    /// A new policy.
-    #[must_use]
-    pub fn make(&self) -> Box<P> {
-        (self.0)()
-    }
+/// A new policy.
+#[must_use]
+pub fn make<P: ?Sized>(maker: &PolicyMaker<P>) -> Box<P> {
+    (maker.0)()
 }
 
 impl<P: ?Sized> Clone for PolicyMaker<P> {

@@ -13,7 +13,7 @@ use larder_format::{
     BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
     SegmentHeader, Structure, Superblock, SuperblockError, newest,
 };
-use larder_store::error::StoreError;
+use larder_store::error::{StoreError, leaves_the_volume_unknown};
 use larder_store::recovery::scan::Spot;
 use larder_store::volume::{Access, File, OF_ANOTHER, check_used, is_volume_of, places_of, suits};
 
@@ -235,7 +235,7 @@ impl Opening {
         for place in places_of(entry, first, &options.volumes) {
             let opened = match Opened::new(&place, &self.patience) {
                 Ok(opened) => opened,
-                Err(error) if error.leaves_the_volume_unknown() => {
+                Err(error) if leaves_the_volume_unknown(&error) => {
                     unseen = Some(error);
                     continue;
                 }
@@ -394,7 +394,7 @@ fn named_elsewhere(first: &Opened, elsewhere: &[PathBuf]) -> Result<Superblock, 
 
 impl HolderFacts {
     fn of(holder: &Holder) -> HolderFacts {
-        let process = LockHolder::of(holder);
+        let process = LockHolder::from(holder);
         HolderFacts {
             process,
             command: holder::command(&process),

@@ -14,7 +14,7 @@ use larder_format::PageKey;
 use super::Store;
 use super::remote::Remote;
 use super::role::Decider;
-use crate::api::{GetPage, LentPage};
+use crate::api::GetPage;
 use crate::store::LocalStore;
 
 /// Longest wait for pages of a read without a deadline.
@@ -58,32 +58,6 @@ impl Store {
         });
         for (status, again) in of_left.into_iter().zip(again.into_iter().flatten()) {
             *status = again;
-        }
-    }
-
-    /// The same for a read into lent memory.
-    pub(super) fn get_lent_arrived(
-        &self,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        pages: &mut [Result<LentPage, MissReason>],
-        deadline: Option<Instant>,
-    ) {
-        let is_absent =
-            |page: &Result<LentPage, MissReason>| matches!(page, Err(MissReason::Absent));
-        let absent: Vec<PageKey> = keys
-            .iter()
-            .zip(&*pages)
-            .filter(|(_, page)| is_absent(page))
-            .map(|(key, _)| *key)
-            .collect();
-        if !self.arrive(namespace, &absent, deadline) {
-            return;
-        }
-        let again = self.get_lent_once(namespace, &absent, deadline);
-        let absent = pages.iter_mut().filter(|page| is_absent(page));
-        for (page, again) in absent.zip(again) {
-            *page = again;
         }
     }
 

@@ -1,8 +1,6 @@
 //! The calls of a handle. Each goes to the store of this process, or to the owner over a
 //! connection.
 
-use std::sync::Arc;
-
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::Instant;
 use larder_core::hint::Hint;
@@ -11,7 +9,7 @@ use larder_format::{Namespace, PageKey};
 
 use super::role::{Client, Decider, Role};
 use super::{LEFT_UNDONE, PUT_WAIT_MAX, Store};
-use crate::api::{GetPage, LentPage, PageStore, PutOptions, PutPage, Recall, Stats};
+use crate::api::{GetPage, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 
@@ -42,24 +40,6 @@ impl Store {
             }
         }
         statuses
-    }
-
-    /// As [`PageStore::get_lent`], without a wait for pages that are on their way.
-    pub(super) fn get_lent_once(
-        &self,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        deadline: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        self.inner
-            .with(namespace, |decider, space| match decider {
-                Decider::Owner(own) => own.store.get_lent(space.id, keys, deadline),
-                Decider::Client(client) => client.counted(|remote, data| {
-                    let catalog: Arc<dyn Catalog> = remote.clone();
-                    data.get_lent(&catalog, space.id, keys, deadline)
-                }),
-            })
-            .unwrap_or_else(|| keys.iter().map(|_| Err(MissReason::Closed)).collect())
     }
 }
 
@@ -114,17 +94,6 @@ impl PageStore for Store {
             .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count]);
         self.get_arrived(namespace, pages, &mut statuses, deadline);
         statuses
-    }
-
-    fn get_lent(
-        &self,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        deadline: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        let mut pages = self.get_lent_once(namespace, keys, deadline);
-        self.get_lent_arrived(namespace, keys, &mut pages, deadline);
-        pages
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {

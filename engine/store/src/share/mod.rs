@@ -50,7 +50,7 @@
 //! reads a page into memory that all of them map, and all copy it from there ([`SharedReads`]). A
 //! copy is verified after it was made, like a read from the device. So the worst damage that a
 //! process can do through that memory, or through the messages about it, is that each other process
-//! reads the page itself. `get_lent` always reads for itself.
+//! reads the page itself.
 //!
 //! Not protected against: a client that writes outside its extents, or forges a page together with
 //! its checksum. All processes run as one user, who owns the volumes, or as members of the
@@ -90,7 +90,7 @@ use larder_core::status::{PutStatus, Refusal};
 use larder_format::{Namespace, Rank};
 
 use crate::api::{OpenOptions, PutOptions, PutPage, Recall, Settings, SharedReads};
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::inventory::{self, Space};
 use crate::protocol::Protocol;
 use crate::store::LocalStore;
@@ -248,7 +248,7 @@ impl Store {
                 let inner = inner.clone();
                 move || inner.monitor_role()
             })
-            .map_err(|e| StoreError::io("starting a thread", path, e))?;
+            .map_err(|e| io_error("starting a thread", path, e))?;
         Ok(Store {
             inner,
             monitor: Mutex::new(Some(monitor)),

@@ -18,7 +18,7 @@ use super::remote::{self, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name};
 use crate::api::{GetPage, OpenOptions, PageStore};
 use crate::catalog::Catalog;
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::store::{DataPath, LocalStore};
 use crate::volume::socket::socket_path;
 use crate::volume::{Access, Volumes, guard};
@@ -133,7 +133,7 @@ pub(super) fn may_serve(path: &Path) -> Result<(), StoreError> {
         return Err(StoreError::UserUnmapped(path.to_owned()));
     }
     let socket = socket_path(path);
-    may_listen(&socket).map_err(|error| StoreError::io("serving the catalog", &socket, error))
+    may_listen(&socket).map_err(|error| io_error("serving the catalog", &socket, error))
 }
 
 impl Role {
@@ -277,7 +277,7 @@ impl Client {
             marks.mark(&volume.file).map_err(|error| match error {
                 // A process that becomes owner locks the marks' bytes for a moment to check them.
                 error if guard::is_held(&error) => gone(remote::Gone),
-                error => never(StoreError::io("marking the volume", &volume.path, error)),
+                error => never(io_error("marking the volume", &volume.path, error)),
             })?;
         }
         if !remote.marked().map_err(gone)? {

@@ -82,7 +82,7 @@ use larder_base::system::{processes, sockets};
 use super::bell::Wish;
 use super::wire::{ReleaseCount, Report};
 use crate::api::{OpenOptions, PageStore};
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::protocol::{Agreed, Protocol};
 use crate::store::LocalStore;
 use crate::totals::Totals;
@@ -122,7 +122,7 @@ impl Server {
         let socket = socket_path(path);
         let failed = |doing| {
             let socket = socket.clone();
-            move |error: io::Error| StoreError::io(doing, &socket, error)
+            move |error: io::Error| io_error(doing, &socket, error)
         };
         let uid = user_of(&store).map_err(failed("serving the catalog"))?;
         let admission = Admission::new(uid, group);

@@ -1,16 +1,13 @@
 //! The calls that move the bytes of pages, with their times.
 
-use std::sync::Arc;
-
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::Instant;
-use larder_core::status::{GetStatus, MissReason, PutStatus};
-use larder_format::PageKey;
+use larder_core::status::{GetStatus, PutStatus};
 
 use super::data::DataPath;
 use super::staged::{self, Stage};
-use super::{get, lent, put};
-use crate::api::{GetPage, LentPage, PutOptions, PutPage, Recall};
+use super::{get, put};
+use crate::api::{GetPage, PutOptions, PutPage, Recall};
 use crate::catalog::Catalog;
 
 impl DataPath {
@@ -51,17 +48,5 @@ impl DataPath {
         let _timed = self.counters.gets.timed();
         staged::get(catalog, stage, self, namespace, pages, deadline)
             .unwrap_or_else(|| get::get(catalog, self, namespace, pages, deadline))
-    }
-
-    /// See `PageStore::get_lent`.
-    pub(crate) fn get_lent(
-        &self,
-        catalog: &Arc<dyn Catalog>,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        deadline: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        let _timed = self.counters.gets.timed();
-        lent::get(catalog, self, namespace, keys, deadline)
     }
 }

@@ -11,7 +11,7 @@ use larder_core::core::Core;
 
 use super::lessons::Lessons;
 use super::local::Local;
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 
 /// Pages of a victim planned in one step: a tenth of a millisecond, for which other callers wait
 /// for the core.
@@ -33,7 +33,7 @@ impl Housekeeper {
             .name("larder-keeper".to_owned())
             .spawn(move || run(&worker, lessons))
             .map_err(|e| {
-                StoreError::io(
+                io_error(
                     "starting the housekeeping thread",
                     std::path::Path::new("thread"),
                     e,

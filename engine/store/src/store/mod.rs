@@ -13,7 +13,6 @@
 //! | `services` | log lines about volumes in read-only service |
 //! | `calls` | the calls that move the bytes of pages, with their times |
 //! | `put` | writes on callers' threads |
-//! | `lent` | gets into memory of the store's own, which may outlast the call's deadline |
 //! | `staged` | gets that are shared with other processes |
 //! | `data` | the data path of a handle, and the counters of its calls |
 //! | `get` | reads on callers' threads |
@@ -32,7 +31,6 @@ mod given_up;
 mod hang;
 mod keeper;
 mod leases;
-mod lent;
 mod lessons;
 pub mod local;
 pub mod mover;
@@ -55,11 +53,12 @@ use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use larder_base::system::files;
 use larder_core::core::Emptying;
 use larder_core::hint::Hint;
+use larder_core::policy::make;
 use larder_core::status::{GetStatus, MissReason, PutStatus, Refusal};
 use larder_disk::{Disk, Pacing};
 use larder_format::{Namespace, PageKey};
 
-use crate::api::{GetPage, LentPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
+use crate::api::{GetPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::beneath::BeneathReport;
 use crate::catalog::{Allocator, Catalog};
 use crate::counts::Counts;
@@ -191,7 +190,7 @@ impl LocalStore {
             services,
         );
         if let Some(policy) = &options.admission {
-            local.with_core(|core| core.admit_by(policy.make()));
+            local.with_core(|core| core.admit_by(make(policy)));
         }
         let keeper = if options.read_only {
             None
@@ -446,19 +445,6 @@ impl PageStore for LocalStore {
             return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
         };
         self.data.get(&*self.local, namespace, pages, deadline)
-    }
-
-    fn get_lent(
-        &self,
-        namespace: NamespaceId,
-        keys: &[PageKey],
-        deadline: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        let Some(_gate) = self.enter() else {
-            return keys.iter().map(|_| Err(MissReason::Closed)).collect();
-        };
-        let catalog: Arc<dyn Catalog> = self.local.clone();
-        self.data.get_lent(&catalog, namespace, keys, deadline)
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {

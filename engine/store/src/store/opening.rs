@@ -16,6 +16,7 @@ use larder_base::system::holder::this_holder;
 use larder_core::core::{Config, Core};
 use larder_core::grants::SegmentMap;
 use larder_core::index::Index;
+use larder_core::policy::make;
 use larder_disk::mailbox::{WriteAt, write_all};
 use larder_disk::{Disk, Pacing, Witness};
 use larder_format::{
@@ -28,7 +29,7 @@ use super::local::Local;
 use super::services::Services;
 use crate::api::OpenOptions;
 use crate::catalog::Catalog;
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
 use crate::volume::{Access, Volume, Volumes};
 
@@ -117,7 +118,7 @@ fn recover_current<E: Extra>(
             there * u64::from(superblock.segment_blocks),
         ));
         if let Some(policy) = &options.eviction {
-            let mut policy = policy.make();
+            let mut policy = make(policy);
             policy.opened(usize::try_from(segments).unwrap_or(usize::MAX));
             if let Some(lessons) = Lessons::beside(volumes) {
                 policy.recall(&lessons.read());
@@ -178,7 +179,7 @@ pub fn begin_run(
     for (volume, header) in &recovery.adoptions {
         debug_assert_eq!(header.state, SegmentState::Sealed);
         let mut memory = AlignedBuf::zeroed(2 * BLOCK_BYTES)
-            .map_err(|e| StoreError::io("opening", &volumes.first_path(), e))?;
+            .map_err(|e| io_error("opening", &volumes.first_path(), e))?;
         for copy in memory.chunks_exact_mut(BLOCK_BYTES) {
             if let Ok(copy) = copy.try_into() {
                 header.encode(copy);
@@ -283,7 +284,7 @@ fn closing_statement(
     holdings: Holdings,
 ) -> Result<WriteAt, StoreError> {
     let mut memory =
-        AlignedBuf::zeroed(BLOCK_BYTES).map_err(|e| StoreError::io("closing", &volume.path, e))?;
+        AlignedBuf::zeroed(BLOCK_BYTES).map_err(|e| io_error("closing", &volume.path, e))?;
     let statement = ClosingStatement {
         store: volume.superblock.store,
         volume: volume.superblock.volume,
@@ -306,7 +307,7 @@ fn closing_statement(
 pub fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<usize, StoreError> {
     let unwritten = settle(local)?;
     let (headers, holdings) = local.with_core(|core| (core.closing_headers(), core.holdings()));
-    let headers = headers.map_err(|e| StoreError::io("closing", Path::new("memory"), e))?;
+    let headers = headers.map_err(|e| io_error("closing", Path::new("memory"), e))?;
     let is_there = |volume| matches!(volumes.list.get(volume), Some(Some(_)));
     let headers = headers.into_iter();
     let writes =

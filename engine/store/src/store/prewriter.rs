@@ -32,7 +32,7 @@ use larder_disk::{Action, Buffer, Op, Purpose};
 use larder_format::BLOCK_BYTES;
 
 use super::local::Local;
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::volume::Volumes;
 
 /// Bytes of one write: some milliseconds of a disk, for which a read behind it waits.
@@ -79,7 +79,7 @@ impl Prewriter {
             .name("larder-prewrite".to_owned())
             .spawn(move || work.run())
             .map_err(|e| {
-                StoreError::io(
+                io_error(
                     "starting the thread that writes unused blocks",
                     Path::new("thread"),
                     e,

@@ -28,7 +28,7 @@ use rustix::io::Errno;
 
 use super::{Access, File};
 use crate::api::OpenOptions;
-use crate::error::{StoreError, count};
+use crate::error::{StoreError, count, io_error};
 use crate::fit::default_segment_bytes;
 pub use add::add;
 use checks::{
@@ -201,7 +201,7 @@ impl Plan {
         if !target.held_bytes() {
             return Ok(());
         }
-        let io = |e: Error| StoreError::io("blanking the segments", &target.path, e);
+        let io = |e: Error| io_error("blanking the segments", &target.path, e);
         let headers = u64::from(HEADER_BLOCKS) * BLOCK_BYTES as u64;
         if first == 0 {
             let zeros = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
@@ -376,7 +376,7 @@ impl Target {
     fn make(path: &Path) -> Result<Option<Target>, StoreError> {
         let temporary = temporary_name(path);
         remove_left(path, &temporary)?;
-        descriptors::cover().map_err(|e| StoreError::io("creating the volume", path, e))?;
+        descriptors::cover().map_err(|e| io_error("creating the volume", path, e))?;
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
         let made = match rustix::fs::open(&temporary, flags, Mode::RUSR | Mode::WUSR) {
             Ok(made) => made,
@@ -386,7 +386,7 @@ impl Target {
                     Errno::NOENT => "creating the volume (is its directory there?)",
                     _ => "creating the volume",
                 };
-                return Err(StoreError::io(doing, path, error));
+                return Err(io_error(doing, path, error));
             }
         };
         let locked = open_left(&temporary).and_then(|file| lock_left(file, &temporary));
@@ -417,7 +417,7 @@ impl Target {
     fn name(&mut self) -> Result<(), StoreError> {
         if let Undo::New(name) = &mut self.undo {
             let (from, to) = (name.as_path(), self.path.as_path());
-            rename(from, to).map_err(|e| StoreError::io("naming the new volume", to, e))?;
+            rename(from, to).map_err(|e| io_error("naming the new volume", to, e))?;
             name.clone_from(&self.path);
         }
         // The name must be durable too.
@@ -443,7 +443,7 @@ impl Target {
                 needed: bytes,
                 free: free_bytes(&self.path),
             },
-            error => StoreError::io(doing, &self.path, error),
+            error => io_error(doing, &self.path, error),
         };
         if self.file.is_device {
             if self.file.bytes < bytes {
@@ -491,7 +491,7 @@ impl Target {
                 path: self.path.clone(),
                 source,
             })?;
-        let io = |e: Error| StoreError::io("writing the superblock", &self.path, e);
+        let io = |e: Error| io_error("writing the superblock", &self.path, e);
         let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
         bytes.copy_from_slice(&encoded[..]);
         for offset in SUPERBLOCK_OFFSETS {
@@ -542,7 +542,7 @@ fn prewrite(
     total: u64,
     options: &CreateOptions<'_>,
 ) -> Result<(), StoreError> {
-    let io = |e: Error| StoreError::io("writing the volume's blocks", &target.path, e);
+    let io = |e: Error| io_error("writing the volume's blocks", &target.path, e);
     let zeros = AlignedBuf::zeroed(PREWRITE_BYTES).map_err(io)?;
     let mut offset = range.start;
     while offset < range.end {

@@ -14,7 +14,7 @@ use larder_base::system::holder::{HolderState, LockHolder};
 use larder_disk::{MEDIUM_READS_MAX, Patience, is_of_the_medium};
 use larder_format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
 
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::volume::guard;
 use crate::volume::socket::{is_listening, socket_path};
 
@@ -60,7 +60,7 @@ pub struct File {
 impl File {
     /// Opens an existing file or block device.
     pub fn open(path: &Path, access: Access) -> Result<File, StoreError> {
-        let found = files::look(path).map_err(|e| StoreError::io("opening the volume", path, e))?;
+        let found = files::look(path).map_err(|e| io_error("opening the volume", path, e))?;
         let is_device = match found.kind {
             Kind::File => false,
             Kind::BlockDevice => true,
@@ -75,7 +75,7 @@ impl File {
                 ErrorKind::ResourceBusy => "opening the device (is it mounted, or in use?)",
                 _ => "opening the volume",
             };
-            StoreError::io(doing, path, error)
+            io_error(doing, path, error)
         })?;
         let bytes = length(&file, path)?;
         Ok(File {
@@ -156,7 +156,7 @@ impl File {
                     }
                     thread::sleep(LOCK_RETRY);
                 }
-                Err(error) => return Err(StoreError::io("locking the volume", path, error)),
+                Err(error) => return Err(io_error("locking the volume", path, error)),
             }
         }
     }
@@ -166,7 +166,7 @@ impl File {
         let superblock = self.superblock().ok();
         // The socket lies beside the first volume.
         let is_first = superblock.as_ref().is_some_and(|of| of.volume == 0);
-        let holder = superblock.as_ref().map(|of| LockHolder::of(&of.holder));
+        let holder = superblock.as_ref().map(|of| LockHolder::from(&of.holder));
         StoreError::Locked {
             path: path.to_owned(),
             holder: holder.unwrap_or_default(),
@@ -283,5 +283,5 @@ fn name_of(kind: Kind) -> &'static str {
 }
 
 pub fn length(file: &Handle, path: &Path) -> Result<u64, StoreError> {
-    files::length(file).map_err(|e| StoreError::io("measuring the volume", path, e))
+    files::length(file).map_err(|e| io_error("measuring the volume", path, e))
 }

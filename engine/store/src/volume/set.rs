@@ -14,7 +14,7 @@ use larder_format::{BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, VolumeEntr
 use super::file::Access;
 use super::{Found, OF_ANOTHER, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error, leaves_the_volume_unknown};
 
 /// The volumes of one store, in its order; `None` for a lost volume.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Volumes {
                         }
                     }
                     Ok(_) => reason = format!("{}: {OF_ANOTHER}", place.display()),
-                    Err(error) if error.leaves_the_volume_unknown() => unseen = Some(error),
+                    Err(error) if leaves_the_volume_unknown(&error) => unseen = Some(error),
                     // A volume in the expected place that has no usable superblock. Another copy is
                     // not looked for: it would belong to another store.
                     Err(error @ StoreError::Superblock { .. }) if !is_named => {
@@ -254,7 +254,7 @@ impl Volumes {
             result.map_err(|error| {
                 let volume = self.list.get(*volume).and_then(Option::as_ref);
                 let path = volume.map_or_else(PathBuf::new, |volume| volume.path.clone());
-                StoreError::io(doing, &path, error)
+                io_error(doing, &path, error)
             })?;
         }
         Ok(())
@@ -351,7 +351,7 @@ impl Volumes {
             })?;
             for copy in [volume.older_copy, 1 - volume.older_copy] {
                 let mut memory = AlignedBuf::zeroed(BLOCK_BYTES)
-                    .map_err(|e| StoreError::io("writing", &volume.path, e))?;
+                    .map_err(|e| io_error("writing", &volume.path, e))?;
                 memory.copy_from_slice(&encoded[..]);
                 let write = WriteAt {
                     volume: index,

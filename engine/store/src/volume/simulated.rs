@@ -11,7 +11,7 @@ use larder_format::{BLOCK_BYTES, SEGMENT_BYTES_MIN, Superblock, SuperblockError}
 
 use super::Volume;
 use super::set::Volumes;
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 
 /// Simulated segments may be far smaller than the format allows. Then a superblock on a simulated
 /// volume states their size multiplied by this factor. A size that is no multiple of it is true.
@@ -54,7 +54,7 @@ pub fn volumes(superblocks: Vec<Option<(Superblock, usize)>>) -> Result<Volumes,
             alone: false,
         };
         let (file, _) =
-            files::open(&path, how).map_err(|e| StoreError::io("opening the volume", &path, e))?;
+            files::open(&path, how).map_err(|e| io_error("opening the volume", &path, e))?;
         Ok(Volume {
             private: keep_private(&file),
             file: Arc::new(file),

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use larder_core::grants::Ask;
 use larder_engine::{
-    GetPage, GetStatus, Hint, LentPage, MissReason, NamespaceId, PageStore, PutOptions, PutPage,
-    PutStatus, Stats, StoreError,
+    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
+    Stats, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use larder_store::beneath::Beneath;
@@ -56,7 +56,7 @@ impl Shelf {
 
 impl PageStore for Shelf {
     fn namespace(&self, _: &Namespace) -> Result<NamespaceId, StoreError> {
-        Ok(NamespaceId::new(0))
+        Ok(NamespaceId(0))
     }
 
     fn put(&self, _: NamespaceId, pages: &[PutPage<'_>], _: PutOptions) -> Vec<PutStatus> {
@@ -93,15 +93,6 @@ impl PageStore for Shelf {
             false => GetStatus::Miss(MissReason::Absent),
         };
         pages.iter_mut().map(&mut get).collect()
-    }
-
-    fn get_lent(
-        &self,
-        _: NamespaceId,
-        keys: &[PageKey],
-        _: Option<Instant>,
-    ) -> Vec<Result<LentPage, MissReason>> {
-        keys.iter().map(|_| Err(MissReason::Absent)).collect()
     }
 
     fn longest_prefix(&self, _: NamespaceId, keys: &[PageKey]) -> usize {

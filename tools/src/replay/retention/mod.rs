@@ -23,6 +23,7 @@ mod volume;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use larder_core::policy::make;
 use larder_engine::{Class, Hint, Stop};
 
 use super::requests::{Request, Requests};
@@ -155,7 +156,7 @@ fn play(
     interrupt: &Interrupt,
 ) -> Result<Played, Failure> {
     let policy = policy.maker().map(|maker| {
-        let mut policy = maker.make();
+        let mut policy = make(&maker);
         policy.recall(lessons);
         policy
     });

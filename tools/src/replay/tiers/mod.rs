@@ -38,10 +38,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_engine::fit::page_bytes_on_disk;
 use larder_engine::{PageStore, PutOptions, Store};
 use larder_format::Namespace;
 use larder_kernels::Device;
+use larder_store::fit::page_bytes_on_disk;
 use larder_tiers::l3::{L3, StoreL3};
 use tempfile::TempDir;
 

@@ -4,9 +4,9 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use clap::Args;
-use larder_engine::fit::page_bytes_on_disk;
 use larder_format::PageShape;
 use larder_kernels::{Device, KvShape};
+use larder_store::fit::page_bytes_on_disk;
 use larder_tiers::Config;
 use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
 use larder_tiers::model::page_shape;

@@ -10,7 +10,7 @@ use larder_base::system::sockets;
 
 use super::shared::{Listening, Shared};
 use super::socket;
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::share::wire::arrives;
 
 /// Interval of the checks for the mark of a client that has gone.
@@ -94,7 +94,7 @@ impl Shared {
     }
 
     fn bind_again(&self) -> Result<Listening, StoreError> {
-        let failed = |error| StoreError::io("binding the socket anew", &self.socket, error);
+        let failed = |error| io_error("binding the socket anew", &self.socket, error);
         if !self.places.is_first_there()? {
             return Err(failed(io::Error::other(
                 "another store lies at its path now",

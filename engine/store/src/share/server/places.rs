@@ -18,7 +18,7 @@ use std::sync::Arc;
 use larder_base::runtime::Mutex;
 use larder_base::system::files::{self, FileId, Handle};
 
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::share::wire::DisplacedVolume;
 use crate::volume::{Volume, Volumes};
 
@@ -168,8 +168,7 @@ impl Places {
             return Ok(false);
         };
         let found = files::look(&first.path);
-        let found =
-            found.map_err(|error| StoreError::io("looking for the store", &first.path, error))?;
+        let found = found.map_err(|error| io_error("looking for the store", &first.path, error))?;
         Ok(found.id == first.id)
     }
 

@@ -12,7 +12,7 @@ use larder_format::{BLOCK_BYTES, SuperblockError};
 
 use super::left::is_zero;
 use super::options::CreateOptions;
-use crate::error::{StoreError, bytes, count};
+use crate::error::{StoreError, bytes, count, io_error};
 use crate::fit::{least_size, segment_bytes_for};
 use crate::volume::{Access, File, not_to_be_recorded};
 
@@ -23,7 +23,7 @@ pub(super) fn is_there(path: &Path) -> Result<bool, StoreError> {
     match fs::symlink_metadata(path) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(StoreError::io("looking at the path", path, error)),
+        Err(error) => Err(io_error("looking at the path", path, error)),
     }
 }
 
@@ -54,7 +54,7 @@ pub(super) fn may_overwrite(file: &File, path: &Path, force: bool) -> Result<(),
 }
 
 pub(super) fn identity_bytes() -> Result<[u8; 16], StoreError> {
-    random_bytes().map_err(|e| StoreError::io("drawing an identity", Path::new("/dev/urandom"), e))
+    random_bytes().map_err(|e| io_error("drawing an identity", Path::new("/dev/urandom"), e))
 }
 
 pub(super) fn absolute(path: &Path) -> Result<String, StoreError> {
@@ -64,7 +64,7 @@ pub(super) fn absolute(path: &Path) -> Result<String, StoreError> {
         .or_else(|_| {
             fs::canonicalize(parent).map(|parent| parent.join(path.file_name().unwrap_or_default()))
         })
-        .map_err(|e| StoreError::io("resolving the path", path, e))?;
+        .map_err(|e| io_error("resolving the path", path, e))?;
     let text = path.to_str().map(str::to_owned);
     let fits = text.filter(|text| text.len() <= larder_format::VOLUME_PATH_BYTES_MAX);
     fits.ok_or_else(|| not_to_be_recorded(&path))
@@ -81,10 +81,9 @@ pub(super) fn parent_of(path: &Path) -> Option<PathBuf> {
 
 pub(super) fn check_directory(path: &Path) -> Result<(), StoreError> {
     let directory = parent_of(path).unwrap_or_else(|| PathBuf::from("."));
-    fs::metadata(&directory)
-        .map_err(|e| StoreError::io("looking at the directory", &directory, e))?;
+    fs::metadata(&directory).map_err(|e| io_error("looking at the directory", &directory, e))?;
     rustix::fs::access(&directory, rustix::fs::Access::WRITE_OK)
-        .map_err(|e| StoreError::io("checking that the directory is writable", &directory, e))
+        .map_err(|e| io_error("checking that the directory is writable", &directory, e))
 }
 
 /// Refuses a new volume that does not fit, even with the `given_back` bytes that are released

@@ -11,7 +11,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
 use super::checks::{absolute, allocated_bytes};
-use crate::error::StoreError;
+use crate::error::{StoreError, io_error};
 use crate::volume::{Access, File};
 
 /// Bytes read at once to check that nothing was written.
@@ -31,7 +31,7 @@ pub(super) fn remove_left(path: &Path, temporary: &Path) -> Result<(), StoreErro
     };
     check_left(&left, path, temporary)?;
     fs::remove_file(temporary)
-        .map_err(|e| StoreError::io("removing the file of a killed creation", temporary, e))
+        .map_err(|e| io_error("removing the file of a killed creation", temporary, e))
 }
 
 /// Bytes that the remains of a killed creation of `path` take.
@@ -53,7 +53,7 @@ pub(super) fn open_left(temporary: &Path) -> Result<Option<File>, StoreError> {
     let opened = match fs::symlink_metadata(temporary) {
         Ok(found) if !found.is_file() => Err(taken(temporary)),
         Ok(_) => File::open(temporary, Access::Exclusive).map(Some),
-        Err(error) => Err(StoreError::io("looking at the path", temporary, error)),
+        Err(error) => Err(io_error("looking at the path", temporary, error)),
     };
     match opened {
         Err(StoreError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),
@@ -129,7 +129,7 @@ fn held(file: &File, temporary: &Path) -> StoreError {
         return file.held(temporary);
     }
     let advice = "another process is creating it: wait for that, or stop it";
-    StoreError::io(
+    io_error(
         "creating the volume",
         temporary,
         Error::new(ErrorKind::WouldBlock, advice),
@@ -139,7 +139,7 @@ fn held(file: &File, temporary: &Path) -> StoreError {
 fn taken(temporary: &Path) -> StoreError {
     let advice = "a volume has this name until it is whole, and the file there was not left by a \
         killed creation: move it away, or choose another path for the volume";
-    StoreError::io(
+    io_error(
         "creating the volume",
         temporary,
         Error::new(ErrorKind::AlreadyExists, advice),
