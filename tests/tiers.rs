@@ -23,7 +23,7 @@ const REQUESTS: usize = 150;
 fn arguments<'a>(trace: &'a Path, store: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
     let (trace, store) = (trace.to_str().unwrap(), store.to_str().unwrap());
     let sizes = ["--l1", "5GiB", "--l2", "20GiB", "--page-size", "256"];
-    let mut arguments = vec!["replay", trace, "--store", store];
+    let mut arguments = vec!["replay", "tiers", trace, "--store", store];
     // Pages of 32 MiB, of which 8 KiB are moved.
     arguments.extend(["--capacity", "512GiB", "--scale", "4096"]);
     arguments.extend(["--rate", "0.0005", "--link", "55"]);
@@ -226,7 +226,7 @@ fn the_chat_trace_goes_through_all_tiers() {
     let directory = directory();
     let store = directory.path().join("store");
     let (trace, store) = (trace.to_str().unwrap(), store.to_str().unwrap());
-    let mut arguments = vec!["replay", trace, "--store", store, "--limit", "400"];
+    let mut arguments = vec!["replay", "tiers", trace, "--store", store, "--limit", "400"];
     arguments.extend(["--l1", "40GiB", "--l2", "80GiB", "--capacity", "512GiB"]);
     arguments.extend(["--page-size", "128", "--scale", "2048", "--instances", "2"]);
     arguments.extend(["--prefetch-policy", "wait_complete"]);
@@ -248,14 +248,12 @@ fn what_makes_no_sense_is_refused_before_anything_is_made() {
             .map(str::to_owned)
             .collect()
     };
-    let cases: [(&[&str], &[&str]); 7] = [
+    let cases: [(&[&str], &[&str]); 5] = [
         (&["--model", "gpt-2"], &["gpt-2", "qwen3-32b"]),
         (&["--write-policy", "back"], &["write_back"]),
         (&["--prefetch-policy", "none"], &["wait_complete"]),
         (&["--tflops", "0"], &["above 0"]),
         (&["--instances", "0"], &["instances"]),
-        (&["--page-bytes", "64KiB"], &["page-bytes", "l1"]),
-        (&["--ack-log", "log"], &["ack-log", "l1"]),
     ];
     for (more, words) in cases {
         let given = with(more);
@@ -268,21 +266,20 @@ fn what_makes_no_sense_is_refused_before_anything_is_made() {
     let (trace_text, store_text) = (trace.to_str().unwrap(), store.to_str().unwrap());
     let least = [
         "replay",
+        "tiers",
         trace_text,
         "--store",
         store_text,
         "--capacity",
         "1GiB",
     ];
-    fails(&least, 2, &["--page-bytes"]);
+    fails(&least, 2, &["--l1", "--l2"]);
     let tiny = [&least[..], &["--l1", "1MiB", "--l2", "1GiB"]].concat();
     fails(&tiny, 2, &["--l1 1 MiB", "0 pages of 8 MiB"]);
-    let alone = [&least[..], &["--page-bytes", "4KiB", "--rate", "2"]].concat();
-    fails(&alone, 2, &["--l1"]);
     let nowhere = directory.path().join("nowhere.jsonl");
     let missing = arguments(&nowhere, &store, &[]);
     fails(&missing, 3, &["nowhere.jsonl", "check the path"]);
-    let small = arguments(&trace, &store, &["--segment-size", "16MiB"]);
+    let small = arguments(&trace, &store, &[]);
     let small: Vec<&str> = small
         .iter()
         .map(|word| if *word == "512GiB" { "1GiB" } else { word })
@@ -301,7 +298,7 @@ fn what_makes_no_sense_is_refused_before_anything_is_made() {
     fails(
         &arguments(&timeless, &store, &[]),
         2,
-        &["timestamp", "--page-bytes"],
+        &["timestamp", "replay store"],
     );
 }
 

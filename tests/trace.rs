@@ -19,6 +19,7 @@ fn replays_like_an_exact_lru(trace_path: &Path, trace: &[Request], sizes: &Sizes
     let store = directory.path().join("store");
     let report = json(&[
         "replay",
+        "store",
         trace_path.to_str().unwrap(),
         "--store",
         store.to_str().unwrap(),

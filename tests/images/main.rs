@@ -407,7 +407,7 @@ const COMMANDS: [&str; 11] = [
     "export volume-0 archive --force",
     "import volume-0 archive",
     "bench volume-0 --op exists",
-    "replay trace --store volume-0 --capacity 1GiB --page-bytes 64KiB",
+    "replay store trace --store volume-0 --capacity 1GiB --page-bytes 64KiB",
     "create volume-0 --grow --size 1GiB",
     "serve volume-0",
 ];

@@ -113,7 +113,7 @@ impl Stage {
     }
 
     fn replay(&self, trace: &Path) -> Command {
-        let mut child = larder(&["replay", text(trace), "--store", text(&self.store)]);
+        let mut child = larder(&["replay", "store", text(trace), "--store", text(&self.store)]);
         child.args(["--capacity", self.capacity, "--page-bytes", "64KiB"]);
         child
     }

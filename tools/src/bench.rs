@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use larder_base::memory::backing_page_bytes;
-use larder_engine::{NamespaceId, PageStore, PutFailure, PutOptions, PutStatus, Refusal, Store};
+use larder_engine::{NamespaceId, PageStore, PutFailure, PutStatus, Refusal, Store};
 use larder_format::{Namespace, PageKey, PageShape};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -26,16 +26,13 @@ use serde::Serialize;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::open::{OpenArgs, ShareArgs};
+use crate::open::{ShareArgs, closing};
 use crate::place;
 use crate::report;
 use crate::size::ByteSize;
 use crate::usage::{self, Meter};
 use crate::workload::{self, Link, PageBuffers};
 use result::{BenchReport, Counts};
-
-/// Longest wait of a put for space or for earlier writes.
-const PUT_WAIT: Duration = Duration::from_secs(30);
 
 /// Pages of a chain that `get` reads. The chains do not depend on the batch, so runs with different
 /// batches share pages.
@@ -100,8 +97,6 @@ pub struct BenchArgs {
     seed: u64,
     #[command(flatten)]
     load: load::LoadArgs,
-    #[command(flatten)]
-    open: OpenArgs,
     /// Measure even if cached pages are evicted for it
     #[arg(long)]
     force: bool,
@@ -211,6 +206,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         PAGE_BYTES
     };
     let shape = workload::shape(args.page_bytes.unwrap_or(default), args.parts)?;
+    let options = args.share.options();
     let plan = Plan {
         path: &args.path,
         op,
@@ -219,7 +215,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         batch: args.batch,
         keys: args.keys,
         seed: args.seed,
-        depth: args.open.depth(),
+        depth: options.depth,
         by_turns: args.turns,
     };
     let work = |store: &dyn PageStore, holds_others: bool| {
@@ -230,10 +226,11 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     };
     let report = if args.shared {
         // Only the owner knows the client to which pages belong.
-        args.share
-            .with(&args.open, &args.path, |store| work(store, true))?
+        closing(&Store::attach(&args.path, options)?, |store| {
+            work(store, true)
+        })?
     } else {
-        args.open.with(&args.path, args.share.policy, |store| {
+        closing(&Store::open(&args.path, options)?, |store| {
             work(store, holds_others(store))
         })?
     };
@@ -359,7 +356,6 @@ impl Run<'_> {
                 self.namespace,
                 &links,
                 self.batch,
-                PutOptions::waiting(PUT_WAIT),
                 &mut self.meter,
             );
             for status in statuses {
@@ -464,7 +460,6 @@ impl Run<'_> {
                 self.namespace,
                 row,
                 self.batch,
-                PutOptions::waiting(PUT_WAIT),
                 &mut Meter::default(),
             );
             if let Some(status) = statuses.into_iter().find(|status| !status.is_present()) {

@@ -12,8 +12,8 @@ pub use crate::program::{Program, complain};
 
 use crate::log::LogFormat;
 use crate::{
-    bench, compact, create, delete, demo, doctor, export, exporter, import, inspect, log, manuals,
-    remote, replay, serve, stat, verify, volume,
+    bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
+    manuals, remote, replay, serve, stat, verify, volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -46,7 +46,7 @@ enum Command {
     Export(export::ExportArgs),
     Import(import::ImportArgs),
     Bench(bench::BenchArgs),
-    Replay(Box<replay::ReplayArgs>),
+    Replay(replay::ReplayArgs),
     Doctor(doctor::DoctorArgs),
     Serve(serve::ServeArgs),
     Stat(stat::StatArgs),
@@ -66,7 +66,8 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
     let named = std::iter::once(OsString::from("larder")).chain(arguments);
     let cli = match Cli::try_parse_from(named) {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(mut error) => {
+            gone::explain(&mut error);
             // If this cannot be printed, no other message can.
             let _ = error.print();
             return u8::try_from(error.exit_code()).unwrap_or(2);
@@ -105,3 +106,6 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

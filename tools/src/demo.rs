@@ -64,9 +64,6 @@ const BESIDE_TURNS: u64 = 20;
 /// Longest time for a half.
 const HALF_TIME: Duration = Duration::from_secs(8);
 
-/// How long a put may wait for space.
-const PUT_WAIT: Duration = Duration::from_secs(10);
-
 /// Names the conversations.
 const SEED: u64 = 20;
 
@@ -525,7 +522,7 @@ fn work_beside(store: &Path, turns: u64) -> Result<Ending, Failure> {
     let shape = workload::shape(PAGE_BYTES, PAGE_PARTS)?;
     let store = Store::attach(store, OpenOptions::default())?;
     let namespace = store.namespace(&workload::namespace("demo", PAGE_TOKENS, shape)?)?;
-    let mut session = Session::new(&store, namespace, &shape, PUT_WAIT)?;
+    let mut session = Session::new(&store, namespace, &shape)?;
     let last = turns.min(BESIDE_TURNS);
     let first = usize::try_from(turns - last).unwrap_or(usize::MAX);
     let last = usize::try_from(last).unwrap_or(usize::MAX);
@@ -548,7 +545,7 @@ pub fn work(args: &WorkerArgs) -> Result<Ending, Failure> {
     let shape = workload::shape(PAGE_BYTES, PAGE_PARTS)?;
     let store = Store::open(&args.store, OpenOptions::default())?;
     let namespace = store.namespace(&workload::namespace("demo", PAGE_TOKENS, shape)?)?;
-    let mut session = Session::new(&store, namespace, &shape, PUT_WAIT)?;
+    let mut session = Session::new(&store, namespace, &shape)?;
     for turn in Turns::new(SEED) {
         let mut acknowledged: Vec<PageKey> = Vec::new();
         session.serve(&workload::chain(&turn), &mut acknowledged)?;
@@ -577,7 +574,7 @@ fn serve_on(
     interrupt: &Interrupt,
 ) -> Result<(Checked, Half), Failure> {
     let namespace = store.namespace(&workload::namespace("demo", PAGE_TOKENS, *shape)?)?;
-    let mut session = Session::new(store, namespace, shape, PUT_WAIT)?;
+    let mut session = Session::new(store, namespace, shape)?;
     let found = session.check(&before.acknowledged);
     let started = Instant::now();
     let mut half = Half::default();

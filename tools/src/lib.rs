@@ -22,6 +22,7 @@
 //! | `doctor` | shows the features and the obstacles of this machine |
 //! | `serve`, `stat` | own a store for other processes; query its owner |
 //! | `exporter` | the owner's answer as metrics, over HTTP |
+//! | `gone` | options of earlier versions, and their replacements |
 //! | `manuals` | completions and manual pages |
 //! | `losses` | the cost of damage for each namespace |
 //! | `findings` | the survey of a store, and the report of its damage |
@@ -71,6 +72,7 @@ mod export;
 mod exporter;
 mod failure;
 mod findings;
+mod gone;
 mod import;
 mod inspect;
 mod interrupt;

@@ -5,33 +5,47 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use larder_disk::probe::Want;
-use larder_engine::{OpenOptions, PageStore, SharedReads, Store, StoreError, SyncPolicy};
+use larder_engine::{
+    OpenOptions, PageStore, PutOptions, SharedReads, Store, StoreError, SyncPolicy,
+};
 
 use crate::failure::Failure;
 use crate::policy::Policy;
 use crate::size::{self, ByteSize};
 
-/// The way in which a command opens the store.
+/// Longest wait of a command's put for space or for earlier writes.
+const PUT_WAIT: Duration = Duration::from_secs(30);
+
+/// The volumes of a store that a command opens for writing.
 #[derive(Args, Clone, Debug)]
 pub struct OpenArgs {
-    /// How bytes are moved: uring, threads, or auto, which tries io_uring and falls back to threads
-    #[arg(long, default_value_t = Want::Auto)]
-    disk: Want,
-    /// Operations with the kernel at once, per volume
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    depth: Option<u32>,
     /// Where a volume other than the first is, if it has been moved; the store remembers it from
     /// then on
     #[arg(long = "volume", value_name = "PATH")]
     volumes: Vec<PathBuf>,
+}
+
+/// How bytes are moved, and when they are durable.
+#[derive(Args, Clone, Debug)]
+pub struct DiskArgs {
+    /// How bytes are moved: uring, threads, or auto, which tries io_uring and falls back to threads
+    #[arg(long, default_value_t = Want::Auto)]
+    disk: Want,
     /// When puts become durable: on flush, within a second, or before each put returns
     #[arg(long, value_enum, default_value_t = SyncArg::Interval)]
     sync: SyncArg,
 }
 
-/// The way in which a store is shared with other processes.
+/// The way in which a process serves a store to itself and others.
 #[derive(Args, Clone, Debug)]
 pub struct ShareArgs {
+    #[command(flatten)]
+    open: OpenArgs,
+    #[command(flatten)]
+    disk: DiskArgs,
+    /// Operations with the kernel at once, per volume
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    depth: Option<u32>,
     /// Whether processes that read the same pages share their reads: auto does so for pages that
     /// all ranks of a tensor-parallel group hold alike
     #[arg(long, value_enum, default_value_t = SharedReadsArg::Auto)]
@@ -47,7 +61,7 @@ pub struct ShareArgs {
     lease: Option<Duration>,
     /// Which pages go first when the store is full; the store's owner decides
     #[arg(long, value_enum, default_value_t)]
-    pub policy: Policy,
+    policy: Policy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -55,40 +69,6 @@ enum SharedReadsArg {
     Auto,
     On,
     Off,
-}
-
-impl ShareArgs {
-    /// The engine's options, with these of `open`.
-    pub fn options(&self, open: &OpenArgs, group: Option<u32>) -> OpenOptions {
-        open.options().with(|o| {
-            o.group = group;
-            o.shared_reads = match self.shared_reads {
-                SharedReadsArg::Auto => SharedReads::Auto,
-                SharedReadsArg::On => SharedReads::On,
-                SharedReadsArg::Off => SharedReads::Off,
-            };
-            o.staging_bytes = self.staging.map_or(o.staging_bytes, |size| size.0);
-            o.prewrite = self.prewrite;
-            o.lease = self.lease.unwrap_or(o.lease);
-            o.eviction = self.policy.maker();
-        })
-    }
-
-    /// Attaches to the store at `path`, works on it, and closes it cleanly, whether the work
-    /// succeeds or not.
-    ///
-    /// # Errors
-    /// The work's, else those of attaching and closing.
-    pub fn with<T>(
-        &self,
-        open: &OpenArgs,
-        path: &Path,
-        work: impl FnOnce(&dyn PageStore) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let store = Store::attach(path, self.options(open, None))?;
-        let outcome = work(&store);
-        finish(&store, outcome)
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -102,39 +82,46 @@ impl OpenArgs {
     /// The engine's options, without a policy: a command that moves or deletes pages is no traffic
     /// to learn from.
     pub fn options(&self) -> OpenOptions {
+        OpenOptions::default().with(|o| o.volumes = self.volumes.clone())
+    }
+}
+
+impl DiskArgs {
+    /// These options with this policy.
+    pub fn options(&self, policy: Policy) -> OpenOptions {
         OpenOptions::default().with(|o| {
             o.disk = self.disk;
-            o.depth = self.depth.unwrap_or(o.depth);
-            o.volumes = self.volumes.clone();
             o.sync = match self.sync {
                 SyncArg::Relaxed => SyncPolicy::Relaxed,
                 SyncArg::Interval => SyncPolicy::default(),
                 SyncArg::Always => SyncPolicy::Always,
             };
+            o.eviction = policy.maker();
         })
     }
+}
 
-    /// Operations with the kernel at once, per volume.
-    pub fn depth(&self) -> u32 {
-        self.options().depth
+impl ShareArgs {
+    /// The engine's options.
+    pub fn options(&self) -> OpenOptions {
+        self.disk.options(self.policy).with(|o| {
+            o.volumes = self.open.volumes.clone();
+            o.depth = self.depth.unwrap_or(o.depth);
+            o.shared_reads = match self.shared_reads {
+                SharedReadsArg::Auto => SharedReads::Auto,
+                SharedReadsArg::On => SharedReads::On,
+                SharedReadsArg::Off => SharedReads::Off,
+            };
+            o.staging_bytes = self.staging.map_or(o.staging_bytes, |size| size.0);
+            o.prewrite = self.prewrite;
+            o.lease = self.lease.unwrap_or(o.lease);
+        })
     }
+}
 
-    /// Opens the store at `path` with this policy, works on it, and closes it cleanly, whether the
-    /// work succeeds or not.
-    ///
-    /// # Errors
-    /// The work's, else those of opening and closing.
-    pub fn with<T>(
-        &self,
-        path: &Path,
-        policy: Policy,
-        work: impl FnOnce(&Store) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let options = self.options().with(|o| o.eviction = policy.maker());
-        let store = Store::open(path, options)?;
-        let outcome = work(&store);
-        finish(&store, outcome)
-    }
+/// A put that waits for space, and for earlier writes.
+pub fn patient() -> PutOptions {
+    PutOptions::waiting(PUT_WAIT)
 }
 
 /// Opens the store at `path`, as a client if an owner serves it. Works on it, and closes it
@@ -156,8 +143,7 @@ pub fn with_any<T>(
             opened => opened?,
         },
     };
-    let outcome = work(&store);
-    finish(&store, outcome)
+    closing(&store, work)
 }
 
 /// Whether a process is on the store's socket, though it does not serve this one.
@@ -170,7 +156,15 @@ fn answers(error: &StoreError) -> bool {
     )
 }
 
-fn finish<T>(store: &dyn PageStore, outcome: Result<T, Failure>) -> Result<T, Failure> {
+/// Works on a store, and closes it cleanly, whether the work succeeds or not.
+///
+/// # Errors
+/// The work's, else that of closing.
+pub fn closing<T>(
+    store: &Store,
+    work: impl FnOnce(&Store) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let outcome = work(store);
     let closed = store.close();
     let value = outcome?;
     closed?;

@@ -24,7 +24,7 @@ use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::l4::{L4, L4Args};
-use crate::open::{OpenArgs, ShareArgs};
+use crate::open::ShareArgs;
 use crate::owner::process;
 use crate::place;
 use crate::report::{self as output, Lines, Report};
@@ -44,8 +44,6 @@ pub struct ServeArgs {
     /// Let members of this group (a number) attach too, besides the user that the store belongs to
     #[arg(long, value_name = "GID")]
     group: Option<u32>,
-    #[command(flatten)]
-    open: OpenArgs,
     #[command(flatten)]
     share: ShareArgs,
     #[command(flatten)]
@@ -145,8 +143,10 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     take_descriptors();
     let l4 = args.l4.config().connect()?;
-    let mut options = args.share.options(&args.open, args.group);
-    options.keeps_ownership = true;
+    let mut options = args.share.options().with(|o| {
+        o.group = args.group;
+        o.keeps_ownership = true;
+    });
     if let Some(l4) = &l4 {
         options = l4.beneath(options);
     }

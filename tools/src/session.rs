@@ -6,11 +6,11 @@
 //! the following pages are put again.
 
 use std::ops::Add;
-use std::time::Duration;
 
-use larder_engine::{NamespaceId, PageStore, PutOptions, PutStatus};
+use larder_engine::{NamespaceId, PageStore, PutStatus};
 use larder_format::{PageKey, PageShape};
 use larder_store::fit::page_bytes_on_disk;
+
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -92,7 +92,6 @@ pub struct Session<'a> {
     store: &'a dyn PageStore,
     namespace: NamespaceId,
     buffers: PageBuffers,
-    options: PutOptions,
     /// Time and CPU of the store's gets.
     pub gets: Meter,
     /// Time and CPU of the store's puts.
@@ -104,7 +103,7 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// A session with pages of `shape`, whose puts may wait for space for `wait`.
+    /// A session with pages of `shape`.
     ///
     /// # Errors
     /// When there is no memory for its buffers.
@@ -112,7 +111,6 @@ impl<'a> Session<'a> {
         store: &'a dyn PageStore,
         namespace: NamespaceId,
         shape: &PageShape,
-        wait: Duration,
     ) -> Result<Self, Failure> {
         let slots = (CALL_BYTES / page_bytes_on_disk(shape)).max(1);
         let mut buffers = PageBuffers::new(shape, usize::try_from(slots).unwrap_or(usize::MAX))?;
@@ -121,7 +119,6 @@ impl<'a> Session<'a> {
             store,
             namespace,
             buffers,
-            options: PutOptions::waiting(wait),
             gets: Meter::default(),
             puts: Meter::default(),
             counts: Counts::default(),
@@ -180,7 +177,6 @@ impl<'a> Session<'a> {
             self.namespace,
             batch,
             batch.len(),
-            self.options,
             &mut self.puts,
         );
         for status in &statuses {

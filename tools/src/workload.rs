@@ -16,9 +16,8 @@ use std::collections::BTreeMap;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
 
-use larder_engine::{
-    AlignedBuf, GetPage, GetStatus, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
-};
+use larder_engine::AlignedBuf;
+use larder_engine::{GetPage, GetStatus, NamespaceId, PageStore, PutPage, PutStatus};
 use larder_format::{
     Namespace, NamespaceFields, PARTS_MAX, PageKey, PageShape, Rank, ShapeError, TokenUnits,
     page_keys,
@@ -27,6 +26,7 @@ use larder_kernels::{KvShape, Layout};
 use larder_tiers::Model;
 
 use crate::failure::Failure;
+use crate::open::patient;
 use crate::size::ByteSize;
 use crate::usage::Meter;
 
@@ -329,7 +329,6 @@ impl PageBuffers {
         namespace: NamespaceId,
         pages: &[Link],
         batch: usize,
-        options: PutOptions,
         meter: &mut Meter,
     ) -> Vec<PutStatus> {
         assert!(pages.len() <= self.slots, "the pages fit the buffers");
@@ -354,7 +353,7 @@ impl PageBuffers {
             .collect();
         let calls = pages.chunks(batch);
         calls
-            .flat_map(|pages| meter.measure(|| store.put(namespace, pages, options)))
+            .flat_map(|pages| meter.measure(|| store.put(namespace, pages, patient())))
             .collect()
     }
 

@@ -1,4 +1,4 @@
-//! `larder replay --l4`: the worth of a remote in a roll-out.
+//! `larder replay l4`: the worth of a remote in a roll-out.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -24,7 +24,7 @@ const ROLL_OUT: [&str; 8] = [
 fn after_a_roll_out_the_remote_gives_back_most_of_the_lost_hits() {
     let Some(trace) = chat_trace() else { return };
     let run = |admission| {
-        let arguments = ["replay", text(&trace), "--l4", admission];
+        let arguments = ["replay", "l4", text(&trace), "--admission", admission];
         json(&[&arguments[..], &ROLL_OUT].concat())
     };
     let rate = |window: &serde_json::Value, field: &str| window[field].as_f64().unwrap();
@@ -57,8 +57,8 @@ fn a_full_disk_keeps_the_heads_of_its_chains() {
         line(2, "[1, 2, 3]"),
     ];
     std::fs::write(&trace, lines.concat()).unwrap();
-    let one = ["--l4", "none", "--nodes", "1", "--node-blocks", "4"];
-    let arguments = ["replay", text(&trace), "--restart", "2"];
+    let one = ["--admission", "none", "--nodes", "1", "--node-blocks", "4"];
+    let arguments = ["replay", "l4", text(&trace)];
     let report = json(&[&arguments[..], &one].concat());
     assert_eq!(report["kept"]["local_blocks"], 2, "{report}");
 }
@@ -75,7 +75,7 @@ fn blocks_of_lost_disks_are_found_in_the_remote() {
         line(2600, "[3, 4]"),
     ];
     std::fs::write(&trace, lines.concat()).unwrap();
-    let report = json(&["replay", text(&trace), "--l4", "through", "--restart", "2"]);
+    let report = json(&["replay", "l4", text(&trace), "--admission", "through"]);
     assert_eq!(report["lost"]["blocks_requested"], 4);
     assert_eq!(report["lost"]["local_blocks"], 0);
     assert_eq!(report["lost"]["l4_blocks"], 2);

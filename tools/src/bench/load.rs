@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use larder_engine::{PageStore, PutOptions, Store};
+use larder_engine::{PageStore, Store};
 use larder_kernels::{Attention, ChunkAt, Device, KvShape, Layout, Ticket, pool_bytes};
 use larder_tiers::cache::{HostMemoryOptions, host_memory};
 use larder_tiers::config::PrefetchPolicy;
@@ -25,13 +25,12 @@ use larder_tiers::prompt::{Prompt, Scope};
 use larder_tiers::{Cache, Config, Parts};
 use serde::Serialize;
 
-use super::{
-    BenchArgs, Counts, PAGE_BYTES, PAGE_TOKENS, PUT_WAIT, check_room, holds_others, spare_others,
-};
+use super::{BenchArgs, Counts, PAGE_BYTES, PAGE_TOKENS, check_room, holds_others, spare_others};
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::l1;
+use crate::open::patient;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage::{self, Meter};
@@ -184,7 +183,8 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     }
     let shape = shape(args)?;
     let device = l1::device(args.load.cuda)?;
-    let store = Arc::new(Store::open(&args.path, args.open.options())?);
+    let options = args.share.options().with(|o| o.eviction = None);
+    let store = Arc::new(Store::open(&args.path, options)?);
     let measured = measure(args, &shape, &device, &store, interrupt);
     let closed = store.close();
     let report = measured?;
@@ -280,7 +280,7 @@ fn cache(
     let model = format!("{NAMESPACE}{} layers", shape.layers());
     let namespace = workload::model_namespace(&model, shape)?;
     let shared: Arc<dyn PageStore> = store.clone();
-    let l3 = StoreL3::new(shared, &namespace)?.with_puts(PutOptions::waiting(PUT_WAIT));
+    let l3 = StoreL3::new(shared, &namespace)?.with_puts(patient());
     let l1_pages = u32::try_from(batch).unwrap_or(u32::MAX).saturating_add(1);
     let l2_pages = l1_pages.saturating_mul(2);
     let mut config = Config::new(PAGE_TOKENS, shape.page_bytes().into(), l1_pages, l2_pages);

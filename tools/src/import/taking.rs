@@ -3,22 +3,18 @@
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Duration;
 
 use indicatif::ProgressBar;
+use larder_engine::AlignedBuf;
 use larder_engine::format::{ArchivedNamespace, ArchivedPage, BLOCK_BYTES, PageShape};
-use larder_engine::{
-    AlignedBuf, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal, Store,
-};
+use larder_engine::{NamespaceId, PageStore, PutPage, PutStatus, Refusal, Store};
 use larder_store::inventory::Inventory;
 
 use super::batches::Step;
 use super::{ImportReport, Why};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-
-/// Longest wait of a put for reclaim to make room.
-const PUT_WAIT: Duration = Duration::from_secs(30);
+use crate::open::patient;
 
 /// The reason why pages of a namespace whose record was lost cannot be taken.
 const UNKNOWN_NAMESPACE: Why = Why {
@@ -187,7 +183,7 @@ impl Home {
                 parts,
             })
             .collect();
-        store.put(self.id, &pages, PutOptions::waiting(PUT_WAIT))
+        store.put(self.id, &pages, patient())
     }
 
     /// The range of a part in its payload.

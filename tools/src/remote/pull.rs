@@ -5,14 +5,15 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
 use larder_engine::format::{BLOCK_BYTES, Fingerprint, Namespace};
-use larder_engine::{PageStore, PutOptions, PutStatus, Store};
+use larder_engine::{PageStore, PutStatus, Store};
+use larder_remote::local;
 use larder_remote::run::{self, OpenedPage};
-use larder_remote::{Listed, Remote, RunName, Trust, local};
+use larder_remote::{Listed, Remote, RunName, Trust};
 use larder_store::inventory::Inventory;
+
 use serde::Serialize;
 
 use super::place::{Fetched, PlaceArgs, TrustArgs};
@@ -23,9 +24,6 @@ use crate::open::{self, OpenArgs};
 use crate::place;
 use crate::report::{self, Lines, Report, count};
 use crate::selection::Selection;
-
-/// Longest wait of a put for reclaim to make room.
-const PUT_WAIT: Duration = Duration::from_secs(30);
 
 /// Take runs of a remote into a store, also while servers use it
 ///
@@ -231,7 +229,7 @@ impl Pull<'_> {
 
     fn put(&mut self, namespace: &Namespace, opened: &[&OpenedPage<'_>]) -> Result<(), Failure> {
         let id = self.store.namespace(namespace)?;
-        let options = PutOptions::waiting(PUT_WAIT);
+        let options = open::patient();
         for status in local::put(self.store, id, namespace.shape(), opened, options) {
             match status {
                 PutStatus::Stored => self.report.pages_put += 1,

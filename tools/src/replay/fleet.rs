@@ -1,9 +1,9 @@
-//! A trace against several nodes with an L4 beneath them: `larder replay --l4`.
+//! A trace against several nodes with an L4 beneath them: `larder replay l4`.
 //!
 //! It shows the worth of a remote in a roll-out. Each node is an LRU of whole blocks; the L4 keeps
 //! all that it got. A router sends requests with the same first blocks to the same node, or any
-//! request to any node. At one request all nodes lose their blocks. The hits of the requests after
-//! it are compared with those of nodes that lose nothing. No bytes are moved.
+//! request to any node. In the middle of the trace all nodes lose their blocks. The hits of the
+//! requests after it are compared with those of nodes that lose nothing. No bytes are moved.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
@@ -19,10 +19,13 @@ use crate::interrupt::Interrupt;
 use crate::report::{self as reports, Lines, Report};
 use crate::usage::ratio;
 
+/// Milliseconds between the use of a block and its publication.
+const BEHIND_MS: u64 = 2000;
+
 /// The runs that nodes publish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Published {
+enum Published {
     /// Each block, when it is first used
     Through,
     /// Each block, when it is used again
@@ -41,34 +44,28 @@ enum Routing {
     Random,
 }
 
-/// Of `larder replay`.
+/// Simulate nodes that share an L4 and lose their disks at the middle of a trace, without bytes
 #[derive(Args, Clone, Debug)]
 pub struct FleetArgs {
-    /// Simulate nodes that share an L4 and lose their disks at one request, without moving bytes
-    #[arg(long, value_name = "ADMISSION", conflicts_with_all = ["policy", "store", "capacity", "l1",
-        "ack_log", "check_log"])]
-    pub l4: Option<Published>,
+    #[command(flatten)]
+    setup: Setup,
+    /// The runs that nodes publish
+    #[arg(long, value_enum, default_value = "second-touch")]
+    admission: Published,
     /// Nodes
-    #[arg(long, value_name = "N", default_value_t = 8, requires = "l4",
+    #[arg(long, value_name = "N", default_value_t = 8,
         value_parser = clap::value_parser!(u32).range(1..))]
     nodes: u32,
     /// Blocks that the disk of a node keeps
-    #[arg(long, value_name = "N", default_value_t = 8000, requires = "l4",
+    #[arg(long, value_name = "N", default_value_t = 8000,
         value_parser = clap::value_parser!(u32).range(1..))]
     node_blocks: u32,
     /// How requests find their node
-    #[arg(long, value_enum, default_value = "sticky", requires = "l4")]
+    #[arg(long, value_enum, default_value = "sticky")]
     routing: Routing,
-    /// The request before which all nodes lose their blocks [default: half of the trace]
-    #[arg(long, value_name = "REQUEST", requires = "l4")]
-    restart: Option<u64>,
-    /// Requests after it whose hits count
-    #[arg(long, value_name = "N", default_value_t = 1500, requires = "l4")]
+    /// Requests after the loss whose hits count
+    #[arg(long, value_name = "N", default_value_t = 1500)]
     after: u64,
-    /// Time between the use of a block and its publication
-    #[arg(long, value_name = "DURATION", default_value = "2s", requires = "l4",
-        value_parser = crate::size::duration)]
-    behind: std::time::Duration,
 }
 
 /// Blocks of a node: the least recently used leaves.
@@ -165,24 +162,20 @@ impl Report for FleetReport {
 }
 
 /// Runs it.
-pub fn run(
-    setup: &Setup,
-    fleet: &FleetArgs,
-    admission: Published,
-    interrupt: &Interrupt,
-) -> Result<Ending, Failure> {
+pub fn run(args: &FleetArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
+    let setup = &args.setup;
     let requests = Requests::read(&setup.trace, setup.limit(), interrupt)?;
     let count = requests.iter().len() as u64;
-    let restart = fleet.restart.unwrap_or(count / 2);
-    let play = |loses| Fleet::new(fleet, admission).play(&requests, restart, loses, interrupt);
+    let restart = count / 2;
+    let play = |loses| Fleet::new(args).play(&requests, restart, loses, interrupt);
     let (lost, published) = play(true);
     let (kept, _) = play(false);
     let report = FleetReport {
         path: setup.trace.clone(),
-        admission,
-        routing: fleet.routing,
-        nodes: fleet.nodes,
-        node_blocks: fleet.node_blocks,
+        admission: args.admission,
+        routing: args.routing,
+        nodes: args.nodes,
+        node_blocks: args.node_blocks,
         requests: count,
         restart_request: restart,
         lost,
@@ -197,7 +190,6 @@ pub fn run(
 /// The nodes and the L4 during a run.
 struct Fleet<'a> {
     args: &'a FleetArgs,
-    admission: Published,
     disks: Vec<Disk>,
     l4: HashSet<u32>,
     /// Uses of each block.
@@ -207,10 +199,9 @@ struct Fleet<'a> {
 }
 
 impl<'a> Fleet<'a> {
-    fn new(args: &'a FleetArgs, admission: Published) -> Fleet<'a> {
+    fn new(args: &'a FleetArgs) -> Fleet<'a> {
         Fleet {
             args,
-            admission,
             disks: (0..args.nodes).map(|_| Disk::default()).collect(),
             l4: HashSet::new(),
             uses: HashMap::new(),
@@ -277,7 +268,6 @@ impl<'a> Fleet<'a> {
         let more = blocks[local..].iter();
         let more = more.take_while(|block| disk.has(**block) || self.l4.contains(block));
         let found = local + more.count();
-        let behind = u64::try_from(self.args.behind.as_millis()).unwrap_or(u64::MAX);
         // The leaf first, so that the head of a chain outlives its tail.
         blocks
             .iter()
@@ -286,14 +276,14 @@ impl<'a> Fleet<'a> {
         for &block in blocks {
             let uses = self.uses.entry(block).or_default();
             *uses += 1;
-            let is_published = match self.admission {
+            let is_published = match self.args.admission {
                 Published::Through => *uses == 1,
                 Published::SecondTouch => *uses == 2,
                 Published::None => false,
             };
             if is_published {
-                self.waiting
-                    .push_back((request.at_ms.saturating_add(behind), block));
+                let due = request.at_ms.saturating_add(BEHIND_MS);
+                self.waiting.push_back((due, block));
             }
         }
         (local, found)

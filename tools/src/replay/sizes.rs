@@ -10,14 +10,12 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::setup::Setup;
-use super::store_only::{self, ReplayReport};
+use super::store_only::{self, ReplayReport, StoreArgs};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::place::directory_of;
-use crate::policy::Policy;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
-use crate::trace::Trace;
 use crate::usage;
 
 /// Gain of the hit rate, in points, below which a larger store does not pay.
@@ -149,42 +147,36 @@ fn paying(sizes: &[SizeRow], ceiling: f64) -> Option<u64> {
 
 /// Runs the trace with pages of this size against a store of each size. A run that is ended before
 /// its first size has no result.
-pub fn run(
-    setup: &Setup,
-    page_bytes: ByteSize,
-    policy: Policy,
-    interrupt: &Interrupt,
-) -> Result<Ending, Failure> {
-    if setup.ack_log.is_some() || setup.check_log.is_some() {
+pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
+    if args.ack_log.is_some() || args.check_log.is_some() {
         return Err(Failure::usage(
             "--ack-log and --check-log take one --capacity: they are of one store",
         ));
     }
-    let (ceiling, requested) = ceiling(setup, interrupt)?;
-    let mut capacities = setup.capacity.clone();
+    let (ceiling, requested) = ceiling(&args.setup, interrupt)?;
+    let mut capacities = args.capacity.clone();
     capacities.sort_unstable_by_key(|size| size.0);
     capacities.dedup_by_key(|size| size.0);
-    let beside = tempfile::tempdir_in(directory_of(&setup.store))
-        .map_err(|error| Failure::environment(format!("{}: {error}", setup.store.display())))?;
+    let beside = tempfile::tempdir_in(directory_of(&args.store))
+        .map_err(|error| Failure::environment(format!("{}: {error}", args.store.display())))?;
     let mut sizes = Vec::new();
     let mut ending = Ending::Done;
     for (number, capacity) in capacities.into_iter().enumerate() {
         if interrupt.is_raised() {
             break;
         }
-        let of_one = Setup {
+        let of_one = StoreArgs {
             store: beside.path().join(format!("store-{number}")),
             capacity: vec![capacity],
-            ..setup.clone()
+            ..args.clone()
         };
-        let Some((report, ended)) = store_only::report(&of_one, page_bytes, policy, interrupt)?
-        else {
+        let Some((report, ended)) = store_only::report(&of_one, interrupt)? else {
             break;
         };
         if !report.interrupted && report.counts.pages_requested != requested {
             return Err(Failure::usage(format!(
                 "{}: gave {} pages at first and {} now; it is read more than once: give a file",
-                setup.trace.display(),
+                args.setup.trace.display(),
                 requested,
                 report.counts.pages_requested
             )));
@@ -206,14 +198,14 @@ pub fn run(
         return Ok(ending);
     }
     let report = SizesReport {
-        path: setup.trace.clone(),
-        page_bytes: page_bytes.0,
+        path: args.setup.trace.clone(),
+        page_bytes: args.page_bytes.0,
         paying_capacity_bytes: paying(&sizes, ceiling),
         sizes,
         ceiling_hit_rate: ceiling,
         interrupted,
     };
-    report::print(&report, setup.json)?;
+    report::print(&report, args.setup.json)?;
     Ok(ending)
 }
 
@@ -221,7 +213,7 @@ pub fn run(
 fn ceiling(setup: &Setup, interrupt: &Interrupt) -> Result<(f64, u64), Failure> {
     let mut seen = HashSet::new();
     let (mut hit, mut requested) = (0, 0);
-    for request in Trace::open(&setup.trace, interrupt)?.take(setup.limit()) {
+    for request in setup.requests(interrupt)? {
         let blocks = request?.hash_ids;
         hit += blocks
             .iter()

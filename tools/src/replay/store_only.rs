@@ -12,27 +12,67 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use larder_engine::{PageStore, Store};
+use clap::Args;
+use larder_engine::{CreateOptions, PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use larder_store::fit::page_bytes_on_disk;
+
 use serde::Serialize;
 
-use super::setup::{Setup, check_namespace};
+use super::setup::{Setup, check_capacity, check_namespace, create_missing, does_not_fit};
 use crate::ack_log::{AckLog, History};
 use crate::bench;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::open::{DiskArgs, closing};
+use crate::place;
 use crate::policy::Policy;
 use crate::report::{self, Lines, Report};
 use crate::session::{Counts, Session, Witness};
 use crate::size::ByteSize;
-use crate::trace::{BLOCK_TOKENS, FileTrace, Trace};
+use crate::trace::{BLOCK_TOKENS, Request, TraceError};
 use crate::usage;
 use crate::workload;
 
 /// The model that names the namespace of replay pages.
 const MODEL: &str = "replay";
+
+/// Run a trace against a store: read the longest stored prefix, put the rest, check every byte
+#[derive(Args, Clone, Debug)]
+pub struct StoreArgs {
+    #[command(flatten)]
+    pub(super) setup: Setup,
+    /// The store, or a backend's directory: created when it does not exist, continued when it does
+    #[arg(long, value_parser = place::parser())]
+    pub(super) store: PathBuf,
+    /// Size of the store (4GiB). With several sizes (1GiB,2GiB,4GiB) a store of each is made beside
+    /// --store and removed, and the hit rates are compared
+    #[arg(long, value_name = "SIZE", value_delimiter = ',', required = true)]
+    pub(super) capacity: Vec<ByteSize>,
+    /// Size of a page
+    #[arg(long, value_name = "SIZE")]
+    pub(super) page_bytes: ByteSize,
+    /// Size of a segment of a store that is created [default: by its size]
+    #[arg(long, value_name = "SIZE")]
+    pub(super) segment_size: Option<ByteSize>,
+    /// Append every acknowledged page to this file
+    #[arg(long, value_name = "FILE")]
+    pub(super) ack_log: Option<PathBuf>,
+    /// Flush after every so many requests, and log only flushed pages to --ack-log: they survive
+    /// power loss
+    #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) flush_every: Option<u64>,
+    /// First check the store against such a file, also one that --ack-log continues; it must have
+    /// all that was put into the store
+    #[arg(long, value_name = "FILE")]
+    pub(super) check_log: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) disk: DiskArgs,
+    /// Which pages go first when the store is full
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) policy: Policy,
+}
 
 /// The result.
 #[derive(Serialize)]
@@ -103,7 +143,7 @@ struct CheckReport {
 }
 
 impl Report for ReplayReport {
-    const COMMAND: &'static str = "replay";
+    const COMMAND: &'static str = "replay store";
 
     fn lines(&self) -> Lines {
         let counts = &self.counts;
@@ -187,16 +227,11 @@ impl Report for ReplayReport {
     }
 }
 
-/// Runs it with pages of this size.
-pub fn run(
-    setup: &Setup,
-    page_bytes: ByteSize,
-    policy: Policy,
-    interrupt: &Interrupt,
-) -> Result<Ending, Failure> {
-    let ended = with_report(setup, page_bytes, policy, interrupt, |report| {
+/// Runs it.
+pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
+    let ended = with_report(args, interrupt, |report| {
         // A failing device may prevent the close, so the result is printed before.
-        report::print(&report, setup.json)?;
+        report::print(&report, args.setup.json)?;
         Ok(ending(&report))
     })?;
     Ok(ended.unwrap_or(Ending::Interrupted))
@@ -204,85 +239,91 @@ pub fn run(
 
 /// The same, for a report of several runs; `None` if it was ended before it began.
 pub(super) fn report(
-    setup: &Setup,
-    page_bytes: ByteSize,
-    policy: Policy,
+    args: &StoreArgs,
     interrupt: &Interrupt,
 ) -> Result<Option<(ReplayReport, Ending)>, Failure> {
-    with_report(setup, page_bytes, policy, interrupt, |report| {
+    with_report(args, interrupt, |report| {
         let ended = ending(&report);
         Ok((report, ended))
     })
 }
 
 fn with_report<T>(
-    setup: &Setup,
-    page_bytes: ByteSize,
-    policy: Policy,
+    args: &StoreArgs,
     interrupt: &Interrupt,
     take: impl FnOnce(ReplayReport) -> Result<T, Failure>,
 ) -> Result<Option<T>, Failure> {
-    let shape = workload::shape(page_bytes, 1)?;
+    let shape = workload::shape(args.page_bytes, 1)?;
     // The trace and the logs are opened first: a wrong path, or a wrong kind of file, must not
     // leave a store behind.
-    let trace = Trace::open(&setup.trace, interrupt)?;
-    let log = setup.ack_log.as_deref().map(AckLog::open).transpose()?;
+    let requests = args.setup.requests(interrupt)?;
+    let log = args.ack_log.as_deref().map(AckLog::open).transpose()?;
     let acks = Acks {
         log,
-        unflushed: setup.flush_every.map(|_| Vec::new()),
+        unflushed: args.flush_every.map(|_| Vec::new()),
     };
-    let history = setup.check_log.as_deref().map(History::read).transpose()?;
+    let history = args.check_log.as_deref().map(History::read).transpose()?;
     if interrupt.is_raised() {
         return Ok(None);
     }
-    setup.create_missing(setup.capacity(), &shape)?;
+    let segment_size = args.segment_size.map(|size| size.0);
+    let options = CreateOptions::new(args.capacity()).with(|o| o.segment_size = segment_size);
+    create_missing(&args.store, &options, &shape)?;
     let input = Input {
-        trace,
+        requests,
         acks,
         history,
         shape,
     };
-    setup.open.with(&setup.store, policy, |store| {
-        take(replay(setup, store, input, interrupt)?).map(Some)
+    let store = Store::open(&args.store, args.disk.options(args.policy))?;
+    closing(&store, |store| {
+        take(replay(args, store, input, interrupt)?).map(Some)
     })
 }
 
+impl StoreArgs {
+    /// The capacity of a run: one is required.
+    fn capacity(&self) -> u64 {
+        self.capacity.first().map_or(0, |size| size.0)
+    }
+}
+
 /// The inputs of a replay, all of them readable.
-struct Input {
-    trace: FileTrace,
+struct Input<R> {
+    requests: R,
     acks: Acks,
     history: Option<History>,
     shape: PageShape,
 }
 
 fn replay(
-    setup: &Setup,
+    args: &StoreArgs,
     store: &Store,
-    mut input: Input,
+    mut input: Input<impl Iterator<Item = Result<Request, TraceError>>>,
     interrupt: &Interrupt,
 ) -> Result<ReplayReport, Failure> {
     let started = Instant::now();
-    setup.check_capacity(store, setup.capacity())?;
+    check_capacity(store, &args.store, args.capacity(), args.capacity())?;
     let namespace = workload::namespace(MODEL, BLOCK_TOKENS, input.shape)?;
-    check_namespace(store, &setup.store, &namespace)?;
+    check_namespace(store, &args.store, &namespace)?;
     let namespace = store.namespace(&namespace)?;
-    let mut session = Session::new(store, namespace, &input.shape, setup.wait)?;
+    let mut session = Session::new(store, namespace, &input.shape)?;
     let usable_pages = store.stats().usable_pages(page_bytes_on_disk(&input.shape));
     if usable_pages == 0 {
-        return Err(setup.does_not_fit());
+        return Err(does_not_fit(&args.store));
     }
     let check = input
         .history
         .map(|history| check(&mut session, &history, usable_pages));
     let checked = store.stats();
-    let bar = report::progress(setup.limit, "{pos} requests, {per_sec}, {elapsed}");
-    for request in input.trace.take(setup.limit()) {
+    let bar = report::progress(args.setup.limit, "{pos} requests, {per_sec}, {elapsed}");
+    for request in input.requests {
         if interrupt.is_raised() {
             break;
         }
         session.serve(&workload::chain(&request?.hash_ids), &mut input.acks)?;
         bar.inc(1);
-        if setup
+        if args
             .flush_every
             .is_some_and(|every| session.counts.requests % every == 0)
         {
@@ -295,7 +336,7 @@ fn replay(
     input.acks.flushed()?;
     let stats = store.stats();
     Ok(ReplayReport {
-        path: setup.store.clone(),
+        path: args.store.clone(),
         counts: session.counts,
         hit_rate: usage::ratio(session.counts.pages_hit, session.counts.pages_requested),
         bytes_read: stats.bytes_read - checked.bytes_read,

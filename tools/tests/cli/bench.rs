@@ -206,6 +206,7 @@ fn bench_spares_the_pages_of_others_unless_it_is_told_not_to() {
     let trace = trace_in(&directory, 300, 4);
     let replay = [
         "replay",
+        "store",
         text(&trace),
         "--store",
         path,

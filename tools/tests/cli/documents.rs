@@ -77,7 +77,15 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     // A store with pages of a replay.
     let trace = trace_in(&directory, 4, 3);
     let (trace, store, acks) = (text(&trace), &at("store"), &at("acks"));
-    let replay = ["replay", trace, "--store", store, "--capacity", "97MiB"];
+    let replay = [
+        "replay",
+        "store",
+        trace,
+        "--store",
+        store,
+        "--capacity",
+        "97MiB",
+    ];
     let pages = ["--page-bytes", "64KiB"];
     let log = ["--ack-log", acks];
     printed.run(&[&replay[..], &pages, &log].concat(), 0);
@@ -85,6 +93,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.run(&[&replay[..], &pages, &log].concat(), 0);
     let sizes = [
         "replay",
+        "store",
         trace,
         "--store",
         store,
@@ -92,9 +101,9 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
         "97MiB,113MiB",
     ];
     printed.run(&[&sizes[..], &pages].concat(), 0);
-    let policy = ["replay", trace, "--policy", "learned", "--percent", "50"];
+    let policy = ["replay", "policy", trace, "--percent", "50"];
     printed.run(&policy, 0);
-    printed.run(&["replay", trace, "--l4", "through"], 0);
+    printed.run(&["replay", "l4", trace], 0);
     let acks = std::fs::read_to_string(acks).unwrap();
     let key = acks.split_whitespace().nth(1).unwrap();
 
@@ -189,7 +198,15 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
 
     // Pages of 32 MiB, of which 8 KiB are moved.
     let tiered = &at("tiered");
-    let tiers = ["replay", trace, "--store", tiered, "--capacity", "512GiB"];
+    let tiers = [
+        "replay",
+        "tiers",
+        trace,
+        "--store",
+        tiered,
+        "--capacity",
+        "512GiB",
+    ];
     let pools = ["--l1", "5GiB", "--l2", "20GiB", "--page-size", "256"];
     let virtual_time = ["--scale", "4096", "--rate", "0.0005", "--only"];
     printed.run(&[&tiers[..], &pools, &virtual_time].concat(), 0);

@@ -17,12 +17,9 @@ use super::*;
 fn a_duration_that_the_clock_has_no_room_for_is_a_usage_error() {
     let remote = ["remote", "ls", "file:///no/such/place"];
     let prune = ["remote", "prune", "file:///no/such/place"];
-    let replay = ["replay", "t", "--capacity", "1GiB", "--page-bytes", "64KiB"];
     for (command, option) in [
         (&remote[..], "--timeout"),
         (&prune, "--older-than"),
-        (&replay, "--wait"),
-        (&["replay", "t", "--l4", "through"], "--behind"),
         (&["bench", "s", "--op", "get"], "--lease"),
         (&["serve", "s"], "--lease"),
         (&["serve", "s", "--l4", "file:///l4"], "--l4-patience"),
@@ -89,11 +86,18 @@ impl Replay {
         mkfifo(&pipe, Mode::S_IRWXU).unwrap();
         let stores = directory.path().join("stores");
         std::fs::create_dir(&stores).unwrap();
-        let child = larder(&["replay", text(&pipe), "--page-bytes", "64KiB", "--json"])
-            .args(["--capacity", "97MiB,113MiB", "--store"])
-            .arg(stores.join("store"))
-            .stdout(Stdio::piped())
-            .spawn();
+        let child = larder(&[
+            "replay",
+            "store",
+            text(&pipe),
+            "--page-bytes",
+            "64KiB",
+            "--json",
+        ])
+        .args(["--capacity", "97MiB,113MiB", "--store"])
+        .arg(stores.join("store"))
+        .stdout(Stdio::piped())
+        .spawn();
         Replay {
             directory,
             child: Process(child.unwrap()),
@@ -141,7 +145,7 @@ fn a_trace_that_is_gone_after_its_first_reading_is_refused() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let output = larder(&["replay", "/dev/stdin", "--page-bytes", "64KiB"])
+    let output = larder(&["replay", "store", "/dev/stdin", "--page-bytes", "64KiB"])
         .args(["--capacity", "97MiB,113MiB", "--store", text(&store)])
         .stdin(feeder.stdout.take().unwrap())
         .output()

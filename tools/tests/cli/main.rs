@@ -67,6 +67,7 @@ fn trace_in(directory: &TempDir, requests: u64, blocks: u64) -> PathBuf {
 fn replay<'a>(trace: &'a Path, store: &'a Path, page_bytes: &'a str) -> Vec<&'a str> {
     vec![
         "replay",
+        "store",
         text(trace),
         "--store",
         text(store),
@@ -265,7 +266,7 @@ fn replay_refuses_a_store_of_another_size_or_page() {
     let store = directory.path().join("replayed");
     json(&replay(&trace, &store, "64KiB"));
     let mut larger = replay(&trace, &store, "64KiB");
-    larger[5] = "512MiB";
+    larger[6] = "512MiB";
     fails(
         &larger,
         2,
@@ -290,7 +291,7 @@ fn a_store_that_would_be_too_small_names_the_flag_that_says_its_size() {
     let trace = trace_in(&directory, 4, 3);
     let path = directory.path().join("store");
     let mut small = replay(&trace, &path, "64KiB");
-    small[5] = "64MiB";
+    small[6] = "64MiB";
     let create = ["create", text(&path), "--size", "64MiB"];
     let flags = ["--capacity", "--size"];
     for (arguments, flag) in [&small[..], &create].into_iter().zip(flags) {
@@ -302,7 +303,7 @@ fn a_store_that_would_be_too_small_names_the_flag_that_says_its_size() {
         }
     }
     assert!(!path.exists());
-    small[5] = "101711872";
+    small[6] = "101711872";
     assert_eq!(json(&small)["path"], text(&path));
 }
 
@@ -520,7 +521,15 @@ fn what_makes_no_sense_is_a_usage_error() {
     fails(&["put"], 2, &["unrecognized subcommand"]);
     fails(&["bench", "store"], 2, &["--op"]);
     fails(
-        &["replay", "trace", "--store", "s", "--capacity", "4GiB"],
+        &[
+            "replay",
+            "store",
+            "trace",
+            "--store",
+            "s",
+            "--capacity",
+            "4GiB",
+        ],
         2,
         &["--page-bytes"],
     );

@@ -255,11 +255,9 @@ fn a_replay_over_damage_or_refusals_ends_with_findings() {
     assert_eq!(run(&replay(&trace, &path, "64KiB")).status.code(), Some(1));
     // It has put them anew.
     json(&replay(&trace, &path, "64KiB"));
-    // A segment each, more than there are. The puts do not wait for reclaim.
     // A chain of more pages than there are segments, each of which takes one.
     let (trace, path) = (trace_in(&directory, 2, 30), directory.path().join("small"));
-    let impatient = ["--wait", "0s", "--json"];
-    let output = run(&[&replay(&trace, &path, "15MiB")[..], &impatient].concat());
+    let output = run(&[&replay(&trace, &path, "15MiB")[..], &["--json"]].concat());
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["wrong_pages"], 0);

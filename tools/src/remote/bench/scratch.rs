@@ -7,9 +7,8 @@ use std::time::{Duration, Instant};
 
 use larder_base::random::random_bytes;
 use larder_engine::format::{Namespace, PageKey, StoreId};
-use larder_engine::{
-    CreateOptions, NamespaceId, OpenOptions, PageStore, PutOptions, Store, create,
-};
+
+use larder_engine::{CreateOptions, NamespaceId, OpenOptions, PageStore, Store, create};
 use larder_remote::agent::Agent;
 use larder_remote::run::open;
 use larder_remote::{Draft, RunPage};
@@ -28,9 +27,6 @@ const PAGE_TOKENS: u32 = 1;
 
 /// The namespace of bare publications.
 const BARE: &str = "remote-bench-bare";
-
-/// Longest wait of a put for space.
-const PUT_WAIT: Duration = Duration::from_secs(30);
 
 /// Interval at which a wait looks for a signal.
 const LOOK: Duration = Duration::from_millis(100);
@@ -451,8 +447,7 @@ fn put(
     links: &[Link],
     meter: &mut Meter,
 ) -> Result<(), Failure> {
-    let options = PutOptions::waiting(PUT_WAIT);
-    let statuses = buffers.put(store, id, links, 16, options, meter);
+    let statuses = buffers.put(store, id, links, 16, meter);
     match statuses.iter().find(|status| !status.is_present()) {
         None => Ok(()),
         Some(status) => Err(Failure::environment(format!(

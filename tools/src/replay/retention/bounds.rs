@@ -5,8 +5,8 @@
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
-use super::volume::{FILL, Geometry, SEGMENT_BYTES};
-use super::{Hints, PAGE_BYTES, play};
+use super::volume::{FILL, Geometry};
+use super::{Hints, play};
 use crate::interrupt::Interrupt;
 use crate::policy::Policy;
 use crate::replay::requests::Requests;
@@ -36,8 +36,7 @@ struct Pair {
 impl Pair {
     fn play(trace: &Trace, segments: u32) -> Pair {
         let requests = requests(trace);
-        let percent =
-            |percent| Geometry::keeping(percent, FILL, &requests, PAGE_BYTES, SEGMENT_BYTES);
+        let percent = |percent| Geometry::keeping(percent, FILL, &requests);
         let geometry = (1..1000)
             .map(|step| percent(f64::from(step) / 10.0).unwrap())
             .find(|geometry| geometry.segments >= segments)
@@ -135,7 +134,7 @@ fn a_store_that_pages_fill_less_keeps_as_many_and_copies_less() {
     let requests = requests(&trace.collect());
     let never = Interrupt::never();
     let [full, less] = [FILL, 60.0].map(|fill| {
-        let geometry = Geometry::keeping(10.0, fill, &requests, PAGE_BYTES, SEGMENT_BYTES).unwrap();
+        let geometry = Geometry::keeping(10.0, fill, &requests).unwrap();
         let played = play(&requests, &geometry, Policy::Lru, Hints::None, &[], &never).unwrap();
         (geometry, played)
     });

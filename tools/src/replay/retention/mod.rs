@@ -1,9 +1,9 @@
-//! A trace against a policy of eviction: `larder replay --policy`.
+//! A trace against the learned policy of eviction: `larder replay policy`.
 //!
 //! The core, the index, the policy and reclaim are those of a store. The volume is in memory and
 //! drops the pages' bytes, and the time is that of the trace. So a trace of hours takes seconds,
-//! and the same trace gives the same figures. For each capacity there are three runs: the policy,
-//! LRU in the same store, and the optimum, which knows the future.
+//! and the same trace gives the same figures. For each capacity there are three runs: the learned
+//! policy, LRU in the same store, and the optimum, which knows the future.
 //!
 //! A module imports only modules below it.
 //!
@@ -35,9 +35,6 @@ use crate::report as reports;
 use report::{RetentionReport, Row};
 use volume::{Geometry, Played, Volume};
 
-/// Page size where `--page-bytes` gives none.
-const PAGE_BYTES: u64 = 2 << 20;
-
 /// The facts that callers tell the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Hints {
@@ -51,50 +48,29 @@ pub enum Hints {
     None,
 }
 
-/// Of `larder replay`.
+/// Compare the learned policy of eviction with LRU and with the optimum, in the time of a trace and
+/// without moving bytes
 #[derive(Args, Clone, Debug)]
 pub struct RetentionArgs {
-    /// Compare this policy of eviction with LRU and with the optimum, in the time of the trace and
-    /// without moving bytes; with --store and --capacity, evict by it there
-    #[arg(long, conflicts_with_all = ["l1", "ack_log", "check_log"])]
-    pub policy: Option<Policy>,
+    #[command(flatten)]
+    setup: Setup,
     /// The facts that the store gets
-    #[arg(
-        long,
-        value_enum,
-        default_value = "trace",
-        requires = "policy",
-        conflicts_with = "capacity"
-    )]
+    #[arg(long, value_enum, default_value = "trace")]
     hints: Hints,
     /// Capacity in hundredths of the trace's distinct blocks
     #[arg(
         long,
         value_name = "PERCENT",
         value_delimiter = ',',
-        default_value = "2,5,10,20",
-        requires = "policy",
-        conflicts_with = "capacity"
+        default_value = "2,5,10,20"
     )]
     percent: Vec<f64>,
     /// Percent of the store's room that pages fill at most: the lower, the less reclaim copies
-    #[arg(
-        long,
-        value_name = "PERCENT",
-        default_value_t = volume::FILL,
-        value_parser = fill,
-        requires = "policy",
-        conflicts_with = "capacity"
-    )]
-    pub(super) fill: f64,
+    #[arg(long, value_name = "PERCENT", default_value_t = volume::FILL, value_parser = fill)]
+    fill: f64,
     /// Begin with the tables that the policy learns on this trace
-    #[arg(
-        long,
-        value_name = "TRACE",
-        requires = "policy",
-        conflicts_with = "capacity"
-    )]
-    pub(super) learned_on: Option<PathBuf>,
+    #[arg(long, value_name = "TRACE")]
+    learned_on: Option<PathBuf>,
 }
 
 fn fill(text: &str) -> Result<f64, String> {
@@ -107,42 +83,32 @@ fn fill(text: &str) -> Result<f64, String> {
 }
 
 /// Runs it.
-pub fn run(
-    setup: &Setup,
-    args: &RetentionArgs,
-    policy: Policy,
-    interrupt: &Interrupt,
-) -> Result<Ending, Failure> {
+pub fn run(args: &RetentionArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
+    let setup = &args.setup;
     let requests = Requests::read(&setup.trace, setup.limit(), interrupt)?;
-    let page_bytes = setup.page_bytes.map_or(PAGE_BYTES, |size| size.0);
-    let segment_bytes = setup
-        .segment_size
-        .map_or(volume::SEGMENT_BYTES, |size| size.0);
     let learned_on = args.learned_on.as_ref();
     let earlier = learned_on
         .map(|path| Requests::read(path, setup.limit(), interrupt))
         .transpose()?;
     let mut rows = Vec::new();
     for percent in &args.percent {
-        let fill = args.fill;
-        let geometry = Geometry::keeping(*percent, fill, &requests, page_bytes, segment_bytes)?;
-        let hints = args.hints;
-        let lru = play(&requests, &geometry, Policy::Lru, hints, &[], interrupt)?;
+        let geometry = Geometry::keeping(*percent, args.fill, &requests)?;
+        let play = |requests, policy, lessons: &[u8]| {
+            play(requests, &geometry, policy, args.hints, lessons, interrupt)
+        };
+        let lru = play(&requests, Policy::Lru, &[])?;
         let lessons = match &earlier {
-            Some(earlier) => play(earlier, &geometry, policy, hints, &[], interrupt)?.lessons,
+            Some(earlier) => play(earlier, Policy::Learned, &[])?.lessons,
             None => Vec::new(),
         };
-        let run = match policy {
-            Policy::Lru => lru.clone(),
-            Policy::Learned => play(&requests, &geometry, policy, hints, &lessons, interrupt)?,
-        };
+        let run = play(&requests, Policy::Learned, &lessons)?;
         let best = optimum::hits(&requests, geometry.pages);
         rows.push(Row::new(*percent, &geometry, &run, &lru, best));
         if interrupt.is_raised() {
             break;
         }
     }
-    let report = RetentionReport::new(setup, args, policy, &requests, rows, interrupt.is_raised());
+    let report = RetentionReport::new(args, &requests, rows, interrupt.is_raised());
     reports::print(&report, setup.json)?;
     Ok(Ending::Done.or_interrupted(interrupt.is_raised()))
 }

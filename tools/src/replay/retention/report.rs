@@ -8,7 +8,6 @@ use super::RetentionArgs;
 use super::volume::{Geometry, Played};
 use crate::policy::Policy;
 use crate::replay::requests::Requests;
-use crate::replay::setup::Setup;
 use crate::report::{Lines, Report};
 use crate::usage::ratio;
 
@@ -95,16 +94,14 @@ impl Row {
 
 impl RetentionReport {
     pub(super) fn new(
-        setup: &Setup,
         args: &RetentionArgs,
-        policy: Policy,
         requests: &Requests,
         capacities: Vec<Row>,
         interrupted: bool,
     ) -> RetentionReport {
         RetentionReport {
-            path: setup.trace.clone(),
-            policy: policy.word(),
+            path: args.setup.trace.clone(),
+            policy: Policy::Learned.word(),
             requests: requests.iter().len() as u64,
             pages_requested: requests.references(),
             distinct_pages: requests.distinct() as u64,

@@ -26,8 +26,11 @@ use crate::size::ByteSize;
 use crate::trace::BLOCK_TOKENS;
 use crate::workload;
 
-/// Segment size where `--segment-size` gives none.
-pub(super) const SEGMENT_BYTES: u64 = 16 << 20;
+/// Bytes of a page and of a segment, and their blocks.
+const PAGE_BYTES: u64 = 2 << 20;
+const SEGMENT_BYTES: u64 = 16 << 20;
+const PAGE_BLOCKS: u32 = (PAGE_BYTES / BLOCK_BYTES as u64) as u32;
+const SEGMENT_BLOCKS: u32 = (SEGMENT_BYTES / BLOCK_BYTES as u64) as u32;
 
 /// Percent of its room that a store fills at most: see `capacity::usable_blocks`.
 pub(super) const FILL: f64 = 87.5;
@@ -44,9 +47,6 @@ type Block = [u8; BLOCK_BYTES];
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     pub segments: u32,
-    pub segment_blocks: u32,
-    pub page_bytes: u64,
-    page_blocks: u32,
     /// Most blocks of pages that it keeps, and most pages.
     blocks: u64,
     pub pages: usize,
@@ -59,14 +59,10 @@ impl Geometry {
         percent: f64,
         fill: f64,
         requests: &Requests,
-        page_bytes: u64,
-        segment_bytes: u64,
     ) -> Result<Geometry, Failure> {
         let wanted = (percent / 100.0 * requests.distinct() as f64) as u64;
-        let page_blocks = page_bytes.div_ceil(BLOCK_BYTES as u64) as u32;
-        let segment_blocks = (segment_bytes / BLOCK_BYTES as u64) as u32;
-        let footprint = footprint(segment_blocks, page_blocks);
-        let usable = |segments: u32| usable_blocks(u64::from(segments), 1, segment_blocks);
+        let footprint = footprint(SEGMENT_BLOCKS, PAGE_BLOCKS);
+        let usable = |segments: u32| usable_blocks(u64::from(segments), 1, SEGMENT_BLOCKS);
         let kept = |segments: u32| usable(segments).checked_div(footprint).unwrap_or(0);
         let sizes = 1..=u32::MAX >> 8;
         let mut range = (*sizes.start(), *sizes.end());
@@ -82,17 +78,14 @@ impl Geometry {
         if wanted == 0 || kept(segments) < wanted {
             return Err(Failure::usage(format!(
                 "no store keeps {percent} % of the trace's {} blocks in segments of {} with pages \
-                 of {}; give another --percent, --segment-size or --page-bytes",
+                 of {}; give another --percent",
                 requests.distinct(),
-                ByteSize(segment_bytes),
-                ByteSize(page_bytes)
+                ByteSize(SEGMENT_BYTES),
+                ByteSize(PAGE_BYTES)
             )));
         }
         Ok(Geometry {
             segments: (f64::from(segments) * FILL / fill).ceil() as u32,
-            segment_blocks,
-            page_bytes,
-            page_blocks,
             blocks: usable(segments),
             pages: kept(segments) as usize,
         })
@@ -122,8 +115,6 @@ pub(super) struct Volume {
     core: Core,
     index: Arc<Index>,
     namespace: NamespaceSlot,
-    page_blocks: u32,
-    segment_blocks: u32,
     /// By byte offset.
     blocks: HashMap<u64, Box<Block>>,
     settled: HashMap<ReservationId, Vec<PutStatus>>,
@@ -138,7 +129,7 @@ impl Volume {
         geometry: &Geometry,
         policy: Option<Box<dyn EvictionOrder>>,
     ) -> Result<Volume, Failure> {
-        let blocks = u64::from(geometry.segments) * u64::from(geometry.segment_blocks);
+        let blocks = u64::from(geometry.segments) * u64::from(SEGMENT_BLOCKS);
         let index = Arc::new(Index::new(geometry.segments as usize, blocks));
         if let Some(policy) = policy {
             index.choose(policy);
@@ -162,7 +153,7 @@ impl Volume {
         };
         let config = Config {
             store: STORE,
-            segment_blocks: geometry.segment_blocks,
+            segment_blocks: SEGMENT_BLOCKS,
             sync: SyncPolicy::Relaxed,
             write_bytes_max: u64::MAX,
             copy_blocks_max: u64::MAX,
@@ -172,8 +163,6 @@ impl Volume {
             core: Core::new(config, recovered, index.clone()),
             index,
             namespace: NamespaceSlot(0),
-            page_blocks: geometry.page_blocks,
-            segment_blocks: geometry.segment_blocks,
             blocks: HashMap::new(),
             settled: HashMap::new(),
             wants_reclaim: false,
@@ -183,7 +172,7 @@ impl Volume {
         };
         volume.with_core(|core| core.keep_at_most(geometry.blocks));
         volume.with_core(Core::start);
-        let shape = workload::shape(ByteSize(geometry.page_bytes), 1)?;
+        let shape = workload::shape(ByteSize(PAGE_BYTES), 1)?;
         let namespace = workload::namespace("replay", BLOCK_TOKENS, shape)?;
         let opened = volume.with_core(|core| core.open_namespace(&namespace));
         let id = opened.ok_or_else(|| Failure::environment("the namespace is refused".to_owned()));
@@ -219,7 +208,7 @@ impl Volume {
         let lease = Lease {
             now_ms: self.now_ms,
             duration_ms: 0,
-            blocks_per_page: self.page_blocks,
+            blocks_per_page: PAGE_BLOCKS,
         };
         self.index
             .longest_prefix(self.namespace, keys, lease, &mut Vec::new());
@@ -326,7 +315,7 @@ impl Volume {
     }
 
     fn descriptors(&self, victim: &Victim) -> Descriptors {
-        let end = u64::from(victim.number + 1) * u64::from(self.segment_blocks);
+        let end = u64::from(victim.number + 1) * u64::from(SEGMENT_BLOCKS);
         let offset = |index: u32| {
             let block = end - 1 - u64::from(index);
             SEGMENTS_OFFSET + block * BLOCK_BYTES as u64
@@ -337,7 +326,7 @@ impl Volume {
                 store: STORE,
                 volume: 0,
                 segment: SegmentNo(victim.number),
-                segment_blocks: self.segment_blocks,
+                segment_blocks: SEGMENT_BLOCKS,
                 index,
             };
             DescriptorBlock::check(&**block).ok()?.at(&address).ok()

@@ -49,8 +49,8 @@ impl<I: Iterator<Item = Result<Request, TraceError>>> Arrivals<I> {
         let timestamp = timestamp.ok_or_else(|| {
             Failure::usage(format!(
                 "request {} of the trace has no timestamp, without which it cannot be replayed \
-                 through tiers; give --page-bytes \
-                 instead of --l1 to replay it against the store alone",
+                 through tiers; replay it \
+                 against the store alone with `larder replay store`",
                 self.count
             ))
         })?;

@@ -38,21 +38,22 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_engine::{PageStore, PutOptions, Store};
+use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
 use larder_format::Namespace;
 use larder_kernels::Device;
 use larder_store::fit::page_bytes_on_disk;
+
 use larder_tiers::l3::{L3, StoreL3};
 use tempfile::TempDir;
 
-use super::setup::{Setup, check_namespace};
+use super::setup::{check_capacity, check_namespace, create, create_missing};
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::open::patient;
 use crate::place::directory_of;
 use crate::policy::Policy;
 use crate::report as output;
-use crate::trace::Trace;
 use crate::usage;
 use crate::workload;
 use drive::Run;
@@ -66,34 +67,35 @@ use server::Build;
 const MODEL: &str = "replay-tiers";
 
 /// Runs it.
-pub fn run(setup: &Setup, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<Ending, Failure> {
+pub fn run(args: &TiersArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     let started = Instant::now();
+    let (plan, trace) = (args.plan()?, &args.setup.trace);
     // All errors in the arguments are reported before anything is created.
-    if setup.trace.exists() && !setup.trace.is_file() {
+    if trace.exists() && !trace.is_file() {
         return Err(Failure::usage(format!(
             "{}: not a file; it is read more than once: give a file",
-            setup.trace.display()
+            trace.display()
         )));
     }
-    drop(Trace::open(&setup.trace, interrupt)?);
+    drop(args.setup.requests(interrupt)?);
     plan.config(Setting::All)?;
-    let device = plan.args.device()?;
-    let store_bytes = plan.scaled_bytes(setup.capacity())?;
-    let is_new = setup
-        .create_missing(store_bytes, &on_disk(&plan.scaled)?)
+    let device = args.device()?;
+    let store_bytes = plan.scaled_bytes()?;
+    let options = CreateOptions::new(store_bytes);
+    let is_new = create_missing(&args.store, &options, &on_disk(&plan.scaled)?)
         .map_err(|failure| failure.with_hint("the store is scaled as its pages are: --scale"))?;
-    if !setup.store.is_file() {
+    if !args.store.is_file() {
         return Err(Failure::usage(format!(
             "{}: not a file; the disk is measured beside the store, which a device has no place \
              for: give a file on it",
-            setup.store.display()
+            args.store.display()
         )));
     }
-    let untold = (is_new && !plan.args.only)
-        .then(|| Untold::new(setup, store_bytes))
+    let untold = (is_new && !args.only)
+        .then(|| Untold::new(&args.store, &options))
         .transpose()?;
     let shape = on_disk(&plan.page)?;
-    let measured = speed::disk(directory_of(&setup.store), &shape, &setup.open, interrupt)?;
+    let measured = speed::disk(directory_of(&args.store), &shape, interrupt)?;
     if interrupt.is_raised() {
         return Ok(Ending::Interrupted);
     }
@@ -102,11 +104,10 @@ pub fn run(setup: &Setup, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<Endi
         layers: plan.page.layers(),
         read: measured.read,
         write: measured.write,
-        link: plan.args.link().unwrap_or_else(speed::memcpy),
+        link: args.link().unwrap_or_else(speed::memcpy),
     };
     let mut replay = Replay {
-        setup,
-        plan,
+        plan: &plan,
         interrupt,
         device,
         speeds,
@@ -114,7 +115,7 @@ pub fn run(setup: &Setup, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<Endi
         store: StoreFigures::default(),
     };
     replay.all(store_bytes, untold)?;
-    let report = TiersReport::new(&setup.store, plan, &speeds, replay.store, &replay.runs, {
+    let report = TiersReport::new(&args.store, &plan, &speeds, replay.store, &replay.runs, {
         let seconds = started.elapsed().as_secs_f64();
         Cost {
             seconds,
@@ -123,7 +124,7 @@ pub fn run(setup: &Setup, plan: &Plan<'_>, interrupt: &Interrupt) -> Result<Endi
             interrupted: interrupt.is_raised(),
         }
     });
-    output::print(&report, setup.json)?;
+    output::print(&report, args.setup.json)?;
     Ok(report.ending())
 }
 
@@ -134,15 +135,13 @@ struct Untold {
 }
 
 impl Untold {
-    fn new(setup: &Setup, bytes: u64) -> Result<Untold, Failure> {
+    fn new(store: &Path, options: &CreateOptions<'_>) -> Result<Untold, Failure> {
         let hint = "for a run to compare with; --only does without";
-        let directory = tempfile::tempdir_in(directory_of(&setup.store)).map_err(|error| {
-            Failure::environment(format!("{}: {error}", setup.store.display())).with_hint(hint)
+        let directory = tempfile::tempdir_in(directory_of(store)).map_err(|error| {
+            Failure::environment(format!("{}: {error}", store.display())).with_hint(hint)
         })?;
         let path = directory.path().join("store");
-        setup
-            .create(&path, bytes, false)
-            .map_err(|failure| failure.with_hint(hint))?;
+        create(&path, options).map_err(|failure| failure.with_hint(hint))?;
         Ok(Untold {
             path,
             _directory: directory,
@@ -151,7 +150,6 @@ impl Untold {
 }
 
 struct Replay<'a> {
-    setup: &'a Setup,
     plan: &'a Plan<'a>,
     interrupt: &'a Interrupt,
     device: Arc<dyn Device>,
@@ -163,7 +161,7 @@ struct Replay<'a> {
 impl Replay<'_> {
     fn all(&mut self, store_bytes: u64, untold: Option<Untold>) -> Result<(), Failure> {
         // Errors of the store appear at once.
-        self.with_store(&self.setup.store, Setting::All, store_bytes)?;
+        self.with_store(&self.plan.args.store, Setting::All, store_bytes)?;
         if let Some(untold) = untold {
             self.with_store(&untold.path, Setting::Untold, store_bytes)?;
         }
@@ -181,11 +179,7 @@ impl Replay<'_> {
             return Ok(());
         }
         let policy = Policy::default();
-        let options = self
-            .setup
-            .open
-            .options()
-            .with(|o| o.eviction = policy.maker());
+        let options = OpenOptions::default().with(|o| o.eviction = policy.maker());
         let store = Arc::new(Store::open(path, options)?);
         let outcome = self.run_on(&store, path, setting, bytes);
         let closed = store.close();
@@ -201,7 +195,7 @@ impl Replay<'_> {
         setting: Setting,
         bytes: u64,
     ) -> Result<(), Failure> {
-        self.setup.check_capacity(store, bytes)?;
+        check_capacity(store, path, self.plan.args.capacity.0, bytes)?;
         let shape = on_disk(&self.plan.scaled)?;
         let namespace = workload::model_namespace(MODEL, &self.plan.scaled)?;
         check_namespace(store, path, &namespace)?;
@@ -226,8 +220,9 @@ impl Replay<'_> {
 
     fn l3(&self, store: &Arc<Store>, namespace: &Namespace) -> Result<Arc<dyn L3>, Failure> {
         let shared: Arc<dyn PageStore> = store.clone();
-        let puts = PutOptions::waiting(self.setup.wait);
-        Ok(Arc::new(StoreL3::new(shared, namespace)?.with_puts(puts)))
+        Ok(Arc::new(
+            StoreL3::new(shared, namespace)?.with_puts(patient()),
+        ))
     }
 
     fn drive(
@@ -248,9 +243,9 @@ impl Replay<'_> {
             compute: asked.compute(),
             tells_warmth: setting != Setting::Untold,
         };
-        let requests = Trace::open(&self.setup.trace, self.interrupt)?.take(self.setup.limit());
+        let requests = asked.setup.requests(self.interrupt)?;
         let bar = output::progress(
-            self.setup.limit,
+            asked.setup.limit,
             "{msg}: {pos} requests, {per_sec}, {elapsed}",
         );
         bar.set_message(setting.name());

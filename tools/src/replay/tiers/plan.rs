@@ -1,6 +1,7 @@
 //! The parameters of a replay through all three tiers.
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
@@ -15,6 +16,8 @@ use serde::de::DeserializeOwned;
 use super::model::{Compute, MODELS, Model};
 use crate::failure::Failure;
 use crate::l1;
+use crate::place;
+use crate::replay::setup::Setup;
 use crate::size::ByteSize;
 
 /// Tokens of the prompt by which a server's speed is judged.
@@ -23,85 +26,66 @@ const USUAL_TOKENS: u32 = 8192;
 /// Tokens of a page at most: eight blocks.
 const PAGE_TOKENS_MAX: u32 = 4096;
 
-/// How a trace goes through all three tiers.
+/// Run a trace through L1, L2 and a store, with and without each of them, and check every byte
 #[derive(Args, Clone, Debug)]
-#[command(next_help_heading = "All three tiers")]
 pub struct TiersArgs {
-    /// Size of each server's L1, which makes it a replay through all three tiers
-    #[arg(long, value_name = "SIZE", requires = "l2")]
-    l1: Option<ByteSize>,
+    #[command(flatten)]
+    pub setup: Setup,
+    /// The store, or a backend's directory: created when it does not exist, continued when it does
+    #[arg(long, value_parser = place::parser())]
+    pub store: PathBuf,
+    /// Size of the store (4GiB), before it is scaled
+    #[arg(long, value_name = "SIZE")]
+    pub capacity: ByteSize,
+    /// Size of each server's L1
+    #[arg(long, value_name = "SIZE")]
+    pub l1: ByteSize,
     /// Size of each server's L2
-    #[arg(long, value_name = "SIZE", requires = "l1")]
-    l2: Option<ByteSize>,
+    #[arg(long, value_name = "SIZE")]
+    pub l2: ByteSize,
     /// Whose pages: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3, or the config.json of a
     /// dense model with grouped-query attention
-    #[arg(long, requires = "l1", default_value = &*MODELS[0].name, value_parser = Model::named)]
+    #[arg(long, default_value = &*MODELS[0].name, value_parser = Model::named)]
     pub model: Arc<Model>,
     /// Tokens of a page
-    #[arg(
-        long,
-        value_name = "TOKENS",
-        requires = "l1",
-        default_value_t = 64,
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(PAGE_TOKENS_MAX))
-    )]
+    #[arg(long, value_name = "TOKENS", default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(PAGE_TOKENS_MAX)))]
     pub page_size: u32,
     /// When pages are copied from L1 to L2: write_through, write_through_selective or write_back
-    #[arg(
-        long,
-        requires = "l1",
-        default_value = "write_through",
-        value_parser = named::<WritePolicy>
-    )]
+    #[arg(long, default_value = "write_through", value_parser = named::<WritePolicy>)]
     pub write_policy: WritePolicy,
     /// How long a request waits for L3: best_effort, wait_complete or timeout
-    #[arg(long, requires = "l1", default_value = "timeout", value_parser = named::<PrefetchPolicy>)]
+    #[arg(long, default_value = "timeout", value_parser = named::<PrefetchPolicy>)]
     pub prefetch_policy: PrefetchPolicy,
     /// How many times as fast as in the trace requests come
-    #[arg(long, requires = "l1", default_value_t = 1.0, value_parser = positive)]
+    #[arg(long, default_value_t = 1.0, value_parser = positive)]
     pub rate: f64,
     /// Servers, each with an L1 and an L2 of its own
-    #[arg(
-        long,
-        value_name = "N",
-        requires = "l1",
-        default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..=1024)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub instances: u32,
     /// How many times smaller the pages are that are really moved
-    #[arg(
-        long,
-        value_name = "N",
-        requires = "l1",
-        default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(1..)
-    )]
+    #[arg(long, value_name = "N", default_value_t = 1024,
+        value_parser = clap::value_parser!(u32).range(1..))]
     scale: u32,
     /// GB/s between L2 and L1, each way [default: memcpy's speed here]
-    #[arg(long, value_name = "GB/s", requires = "l1", value_parser = positive)]
+    #[arg(long, value_name = "GB/s", value_parser = positive)]
     link: Option<f64>,
     /// TFLOP/s that a prefill reaches, all accelerators of a server together: an H200 by default
-    #[arg(long, requires = "l1", default_value_t = 600.0, value_parser = positive)]
+    #[arg(long, default_value_t = 600.0, value_parser = positive)]
     tflops: f64,
     /// GB/s of their memory
-    #[arg(
-        long,
-        value_name = "GB/s",
-        requires = "l1",
-        default_value_t = 4800.0,
-        value_parser = positive
-    )]
+    #[arg(long, value_name = "GB/s", default_value_t = 4800.0, value_parser = positive)]
     hbm: f64,
     /// Read only pages from L3 that are expected faster than computing them
-    #[arg(long, requires = "l1")]
+    #[arg(long)]
     break_even: bool,
     /// Hold L1 on this CUDA device, by its number, rather than in the memory of the host; its link
     /// is not measured
     #[arg(long, value_name = "N", requires = "link")]
     cuda: Option<u32>,
     /// Only with all three tiers: no runs to compare with
-    #[arg(long, requires = "l1")]
+    #[arg(long)]
     pub only: bool,
 }
 
@@ -156,10 +140,6 @@ impl Setting {
 pub struct Plan<'a> {
     /// The arguments.
     pub args: &'a TiersArgs,
-    /// Each server's pools.
-    pub l1: ByteSize,
-    /// See `l1`.
-    pub l2: ByteSize,
     /// Of full size.
     pub page: KvShape,
     /// As they are really moved.
@@ -167,21 +147,16 @@ pub struct Plan<'a> {
 }
 
 impl TiersArgs {
-    /// The plan of a replay through all three tiers, if one was requested.
+    /// The plan of the replay.
     ///
     /// # Errors
     /// There are no such pages.
-    pub fn plan(&self) -> Result<Option<Plan<'_>>, Failure> {
-        let (Some(l1), Some(l2)) = (self.l1, self.l2) else {
-            return Ok(None);
-        };
-        Ok(Some(Plan {
+    pub fn plan(&self) -> Result<Plan<'_>, Failure> {
+        Ok(Plan {
             args: self,
-            l1,
-            l2,
             page: self.model.page(self.page_size)?,
             scaled: self.model.scaled_page(self.page_size, self.scale)?,
-        }))
+        })
     }
 
     /// Bytes per second of the link, unless it is measured.
@@ -218,9 +193,9 @@ impl Plan<'_> {
                 ))
             })
         };
-        let l2 = pages("--l2", self.l2)?;
+        let l2 = pages("--l2", self.args.l2)?;
         Ok((
-            pages("--l1", self.l1)?,
+            pages("--l1", self.args.l1)?,
             if setting.has_l2() { l2 } else { 0 },
         ))
     }
@@ -261,10 +236,10 @@ impl Plan<'_> {
         NonZeroU32::new((f64::from(USUAL_TOKENS) / seconds) as u32)
     }
 
-    /// The scaled size of a store of this many bytes.
-    pub fn scaled_bytes(&self, bytes: u64) -> Result<u64, Failure> {
+    /// The scaled size of the store.
+    pub fn scaled_bytes(&self) -> Result<u64, Failure> {
         let (page, scaled) = (on_disk(&self.page)?, on_disk(&self.scaled)?);
-        let bytes = u128::from(bytes) * u128::from(page_bytes_on_disk(&scaled))
+        let bytes = u128::from(self.args.capacity.0) * u128::from(page_bytes_on_disk(&scaled))
             / u128::from(page_bytes_on_disk(&page));
         Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
     }

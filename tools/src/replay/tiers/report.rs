@@ -166,8 +166,8 @@ impl TiersReport {
             rate: args.rate,
             write_policy: args.write_policy,
             prefetch_policy: args.prefetch_policy,
-            l1_bytes: plan.l1.0,
-            l2_bytes: plan.l2.0,
+            l1_bytes: args.l1.0,
+            l2_bytes: args.l2.0,
             speeds: SpeedReport {
                 read_bytes_per_second: speeds.read.0,
                 read_latency_us: seconds(speeds.read.1) * 1e6,

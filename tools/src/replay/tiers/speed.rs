@@ -8,7 +8,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use larder_engine::{CreateOptions, PageStore};
+use larder_engine::{CreateOptions, OpenOptions, PageStore, Store};
 use larder_format::PageShape;
 
 use super::machine::bytes_nanos;
@@ -16,7 +16,7 @@ use super::shared::Nanos;
 use crate::bench::{self, Op, Plan};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::open::OpenArgs;
+use crate::open::closing;
 use crate::policy::Policy;
 use crate::size::ByteSize;
 use crate::workload;
@@ -56,7 +56,6 @@ pub struct DiskSpeed {
 pub fn disk(
     directory: &Path,
     shape: &PageShape,
-    open: &OpenArgs,
     interrupt: &Interrupt,
 ) -> Result<DiskSpeed, Failure> {
     let in_the_way = |error: std::io::Error| {
@@ -85,7 +84,9 @@ pub fn disk(
         o.prewrite = true;
     });
     larder_engine::create(&path, &options)?;
-    let speeds = open.with(&path, Policy::default(), |store| {
+    let options = OpenOptions::default().with(|o| o.eviction = Policy::default().maker());
+    let depth = options.depth;
+    let speeds = closing(&Store::open(&path, options)?, |store| {
         let of = |op| {
             let plan = |batch| Plan {
                 path: &path,
@@ -95,7 +96,7 @@ pub fn disk(
                 batch,
                 keys: 0,
                 seed: 1,
-                depth: open.depth(),
+                depth,
                 by_turns: false,
             };
             speed(plan, store, &shape, interrupt)

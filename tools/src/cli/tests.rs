@@ -1,0 +1,38 @@
+#![allow(clippy::unwrap_used)]
+
+use clap::Parser;
+
+use super::Cli;
+use crate::gone;
+
+fn refusal(line: &str) -> String {
+    let mut error = Cli::try_parse_from(line.split(' ')).err().unwrap();
+    gone::explain(&mut error);
+    error.to_string()
+}
+
+#[test]
+fn an_option_that_is_gone_is_refused_with_its_replacement() {
+    for (line, words) in gone::tests::lines() {
+        let said = refusal(&line);
+        assert!(
+            words.iter().all(|word| said.contains(word)),
+            "{line}: {said}"
+        );
+    }
+}
+
+#[test]
+fn another_unknown_option_is_refused_alone() {
+    for line in [
+        "larder replay store t --bogus",
+        "larder bogus",
+        "larder import a b --syncs",
+    ] {
+        let plain = Cli::try_parse_from(line.split(' '))
+            .err()
+            .unwrap()
+            .to_string();
+        assert_eq!(refusal(line), plain);
+    }
+}
