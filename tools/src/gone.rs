@@ -20,7 +20,7 @@ delete, import, remote pull | --sync | the owner decides, and the end of the com
 ";
 
 /// The command, the option, and the replacement of each.
-fn rows() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+pub fn rows() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     GONE.lines().flat_map(|line| {
         let (commands, rest) = line.split_once(" | ").unwrap_or_default();
         let (options, replacement) = rest.split_once(" | ").unwrap_or_default();
@@ -59,17 +59,4 @@ fn replacement(error: &Error) -> Option<&'static str> {
         .to_string();
     let is_it = |(of, gone, _): &(&str, &str, &str)| *of == command && ["*", &given].contains(gone);
     rows().find(is_it).map(|(.., replacement)| replacement)
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use super::*;
-
-    /// A command line for each, and the words of its refusal.
-    pub(crate) fn lines() -> impl Iterator<Item = (String, [&'static str; 2])> {
-        rows().map(|(command, option, replacement)| {
-            let given = if option == "*" { "trace" } else { option };
-            (format!("larder {command} {given}"), [given, replacement])
-        })
-    }
 }

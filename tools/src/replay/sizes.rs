@@ -160,7 +160,7 @@ pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     let beside = tempfile::tempdir_in(directory_of(&args.store))
         .map_err(|error| Failure::environment(format!("{}: {error}", args.store.display())))?;
     let mut sizes = Vec::new();
-    let mut ending = Ending::Done;
+    let mut has_findings = false;
     for (number, capacity) in capacities.into_iter().enumerate() {
         if interrupt.is_raised() {
             break;
@@ -170,7 +170,7 @@ pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
             capacity: vec![capacity],
             ..args.clone()
         };
-        let Some((report, ended)) = store_only::report(&of_one, interrupt)? else {
+        let Some(report) = store_only::with_report(&of_one, interrupt, Ok)? else {
             break;
         };
         if !report.interrupted && report.counts.pages_requested != requested {
@@ -181,9 +181,7 @@ pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
                 report.counts.pages_requested
             )));
         }
-        if ended == Ending::Findings {
-            ending = ended;
-        }
+        has_findings |= report.ending() == Ending::Findings;
         sizes.push(SizeRow::of(&report));
         // The next size needs the room.
         std::fs::remove_file(&of_one.store).map_err(|error| {
@@ -191,9 +189,9 @@ pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
         })?;
     }
     let interrupted = interrupt.is_raised();
-    if interrupted && ending == Ending::Done {
-        ending = Ending::Interrupted;
-    }
+    let ending = Ending::Done
+        .or_interrupted(interrupted)
+        .or_findings(has_findings);
     if sizes.is_empty() {
         return Ok(ending);
     }

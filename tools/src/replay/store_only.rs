@@ -149,46 +149,24 @@ impl Report for ReplayReport {
         let counts = &self.counts;
         let mut lines = Lines::default();
         if let Some(check) = &self.check {
-            lines.row(
-                "Acknowledged before",
-                format!("{} pages", check.acknowledged_pages),
-            );
-            lines.row(
-                "  still there",
-                format!("{}, {} wrong", check.found_pages, check.wrong_pages),
-            );
-            lines.row(
-                "  owed",
-                format!("{}, {} lost", check.owed_pages, check.lost_pages),
-            );
+            let before = format!("{} pages", check.acknowledged_pages);
+            lines.row("Acknowledged before", before);
+            let found = format!("{}, {} wrong", check.found_pages, check.wrong_pages);
+            lines.row("  still there", found);
+            let owed = format!("{}, {} lost", check.owed_pages, check.lost_pages);
+            lines.row("  owed", owed);
         }
         lines.row("Requests", counts.requests.to_string());
-        lines.row(
-            "Pages asked for",
-            format!(
-                "{} of {}",
-                counts.pages_requested,
-                ByteSize(self.page_bytes)
-            ),
-        );
-        lines.row(
-            "Pages hit",
-            format!("{} ({:.2} %)", counts.pages_hit, self.hit_rate * 100.0),
-        );
-        lines.row(
-            "Pages put",
-            format!(
-                "{}, and {} that were there",
-                counts.pages_put, counts.duplicate_pages
-            ),
-        );
-        lines.row(
-            "Pages evicted",
-            format!(
-                "{} (the store keeps {})",
-                self.evicted_pages, self.usable_pages
-            ),
-        );
+        let page = ByteSize(self.page_bytes);
+        let asked = format!("{} of {page}", counts.pages_requested);
+        lines.row("Pages asked for", asked);
+        let hit = format!("{} ({:.2} %)", counts.pages_hit, self.hit_rate * 100.0);
+        lines.row("Pages hit", hit);
+        let (put, known) = (counts.pages_put, counts.duplicate_pages);
+        lines.row("Pages put", format!("{put}, and {known} that were there"));
+        let (evicted, kept) = (self.evicted_pages, self.usable_pages);
+        let evicted = format!("{evicted} (the store keeps {kept})");
+        lines.row("Pages evicted", evicted);
         lines.row("Wrong pages", counts.wrong_pages.to_string());
         let lost = format!(
             "{} refused, {} failed, {} damaged, {} unfinished, {} lapsed",
@@ -203,22 +181,16 @@ impl Report for ReplayReport {
             lines.row("Why not stored", reason.clone());
         }
         let speed = |bytes, seconds| {
-            format!(
-                "{} at {}",
-                ByteSize(bytes),
-                usage::rate(usage::per_second(bytes, seconds))
-            )
+            let rate = usage::rate(usage::per_second(bytes, seconds));
+            format!("{} at {rate}", ByteSize(bytes))
         };
         lines.row("Read", speed(self.bytes_read, self.get_seconds));
         lines.row("Written", speed(self.bytes_written, self.put_seconds));
-        lines.row(
-            "Write amplification",
-            format!("{:.3}", self.write_amplification),
-        );
+        let amplification = format!("{:.3}", self.write_amplification);
+        lines.row("Write amplification", amplification);
         let usage = format!("{:.1} s, {:.1} s of CPU", self.seconds, self.cpu_seconds);
-        lines
-            .row("Time", usage)
-            .row("Peak memory", ByteSize(self.peak_rss_bytes).to_string());
+        lines.row("Time", usage);
+        lines.row("Peak memory", ByteSize(self.peak_rss_bytes).to_string());
         lines.row("Disk", self.disk.to_string());
         if self.interrupted {
             lines.text("Interrupted: run it again to go on.");
@@ -232,23 +204,13 @@ pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     let ended = with_report(args, interrupt, |report| {
         // A failing device may prevent the close, so the result is printed before.
         report::print(&report, args.setup.json)?;
-        Ok(ending(&report))
+        Ok(report.ending())
     })?;
     Ok(ended.unwrap_or(Ending::Interrupted))
 }
 
-/// The same, for a report of several runs; `None` if it was ended before it began.
-pub(super) fn report(
-    args: &StoreArgs,
-    interrupt: &Interrupt,
-) -> Result<Option<(ReplayReport, Ending)>, Failure> {
-    with_report(args, interrupt, |report| {
-        let ended = ending(&report);
-        Ok((report, ended))
-    })
-}
-
-fn with_report<T>(
+/// The same, for `take`; `None` if it was ended before it began.
+pub(super) fn with_report<T>(
     args: &StoreArgs,
     interrupt: &Interrupt,
     take: impl FnOnce(ReplayReport) -> Result<T, Failure>,
@@ -360,14 +322,16 @@ fn replay(
     })
 }
 
-fn ending(report: &ReplayReport) -> Ending {
-    let check = report.check.unwrap_or_default();
-    let counts = &report.counts;
-    let wrong = counts.wrong_pages + check.wrong_pages + check.lost_pages;
-    let unstored = counts.refused_pages + counts.failed_pages;
-    Ending::Done
-        .or_interrupted(report.interrupted)
-        .or_findings(wrong + unstored + report.damaged_pages > 0)
+impl ReplayReport {
+    pub(super) fn ending(&self) -> Ending {
+        let check = self.check.unwrap_or_default();
+        let counts = &self.counts;
+        let wrong = counts.wrong_pages + check.wrong_pages + check.lost_pages;
+        let unstored = counts.refused_pages + counts.failed_pages;
+        Ending::Done
+            .or_interrupted(self.interrupted)
+            .or_findings(wrong + unstored + self.damaged_pages > 0)
+    }
 }
 
 /// Checks the store against the promises of an earlier run.
@@ -395,24 +359,19 @@ fn check(session: &mut Session<'_>, history: &History, usable_pages: u64) -> Che
 struct Acks {
     log: Option<AckLog>,
     /// Events since the last flush, if the log waits for flushes.
-    unflushed: Option<Vec<Event>>,
+    unflushed: Option<Vec<(Event, Vec<PageKey>)>>,
 }
 
-enum Event {
-    Hit(Vec<PageKey>),
-    Put(Vec<PageKey>),
-}
+type Event = fn(&mut AckLog, &[PageKey]) -> Result<(), Failure>;
 
 impl Acks {
-    fn tell(&mut self, event: Event) -> Result<(), Failure> {
+    fn tell(&mut self, event: Event, keys: &[PageKey]) -> Result<(), Failure> {
         match (&mut self.log, &mut self.unflushed) {
-            (None, _) => Ok(()),
-            (Some(_), Some(unflushed)) => {
-                unflushed.push(event);
-                Ok(())
-            }
-            (Some(log), None) => event.tell(log),
+            (None, _) => {}
+            (Some(_), Some(unflushed)) => unflushed.push((event, keys.to_vec())),
+            (Some(log), None) => event(log, keys)?,
         }
+        Ok(())
     }
 
     /// Everything so far is flushed.
@@ -420,25 +379,17 @@ impl Acks {
         let (Some(log), Some(unflushed)) = (&mut self.log, &mut self.unflushed) else {
             return Ok(());
         };
-        unflushed.drain(..).try_for_each(|event| event.tell(log))
-    }
-}
-
-impl Event {
-    fn tell(&self, log: &mut AckLog) -> Result<(), Failure> {
-        match self {
-            Event::Hit(keys) => log.hit(keys),
-            Event::Put(keys) => log.put(keys),
-        }
+        let mut events = unflushed.drain(..);
+        events.try_for_each(|(event, keys)| event(log, &keys))
     }
 }
 
 impl Witness for Acks {
     fn hit(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
-        self.tell(Event::Hit(keys.to_vec()))
+        self.tell(AckLog::hit, keys)
     }
 
     fn acknowledged(&mut self, keys: &[PageKey]) -> Result<(), Failure> {
-        self.tell(Event::Put(keys.to_vec()))
+        self.tell(AckLog::put, keys)
     }
 }

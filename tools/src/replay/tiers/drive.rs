@@ -116,7 +116,7 @@ pub fn run(
     let ended = machine.now();
     let mut served = Served::default();
     for server in servers {
-        served += server.close();
+        server.close(&mut served);
     }
     Ok(Run {
         served,

@@ -1,7 +1,5 @@
 //! The result of a run of a trace through servers.
 
-use std::ops::AddAssign;
-
 use larder_tiers::core::Stats;
 use serde::Serialize;
 
@@ -75,47 +73,25 @@ pub struct Moved {
     pub break_even_prefetches: u64,
 }
 
-impl From<&Stats> for Moved {
-    fn from(stats: &Stats) -> Moved {
-        Moved {
-            pages_loaded: stats.loaded,
-            pages_backed_up: stats.backed_up,
-            pages_prefetched: stats.l3_hits + stats.prefetch_orphans + stats.prefetch_wasted,
-            pages_put: stats.put,
-            put_refused_pages: stats.put_refused + stats.put_failed,
-            backup_refused_pages: stats.backup_no_room,
-            l1_evicted_pages: stats.l1_evicted,
-            l1_dropped_pages: stats.l1_dropped + stats.subtree_dropped,
-            l2_evicted_pages: stats.l2_evicted,
-            prefetches: stats.prefetches,
-            break_even_prefetches: stats.declined.break_even,
-        }
+impl Moved {
+    fn add(&mut self, stats: &Stats) {
+        self.pages_loaded += stats.loaded;
+        self.pages_backed_up += stats.backed_up;
+        self.pages_prefetched += stats.l3_hits + stats.prefetch_orphans + stats.prefetch_wasted;
+        self.pages_put += stats.put;
+        self.put_refused_pages += stats.put_refused + stats.put_failed;
+        self.backup_refused_pages += stats.backup_no_room;
+        self.l1_evicted_pages += stats.l1_evicted;
+        self.l1_dropped_pages += stats.l1_dropped + stats.subtree_dropped;
+        self.l2_evicted_pages += stats.l2_evicted;
+        self.prefetches += stats.prefetches;
+        self.break_even_prefetches += stats.declined.break_even;
     }
 }
 
-impl AddAssign for Moved {
-    fn add_assign(&mut self, other: Moved) {
-        let pairs = [
-            (&mut self.pages_loaded, other.pages_loaded),
-            (&mut self.pages_backed_up, other.pages_backed_up),
-            (&mut self.pages_prefetched, other.pages_prefetched),
-            (&mut self.pages_put, other.pages_put),
-            (&mut self.put_refused_pages, other.put_refused_pages),
-            (&mut self.backup_refused_pages, other.backup_refused_pages),
-            (&mut self.l1_evicted_pages, other.l1_evicted_pages),
-            (&mut self.l1_dropped_pages, other.l1_dropped_pages),
-            (&mut self.l2_evicted_pages, other.l2_evicted_pages),
-            (&mut self.prefetches, other.prefetches),
-            (&mut self.break_even_prefetches, other.break_even_prefetches),
-        ];
-        for (sum, part) in pairs {
-            *sum += part;
-        }
-    }
-}
-
-impl AddAssign for Served {
-    fn add_assign(&mut self, other: Served) {
+impl Served {
+    /// Adds the work of another server, whose cache has these figures.
+    pub fn add(&mut self, other: Served, cache: &Stats) {
         self.input_tokens += other.input_tokens;
         self.computed_tokens += other.computed_tokens;
         self.found.l1 += other.found.l1;
@@ -124,9 +100,9 @@ impl AddAssign for Served {
         self.timings.extend(other.timings);
         self.too_long += other.too_long;
         self.wrong_pages += other.wrong_pages;
-        self.tiers += other.tiers;
         self.leaked_pages += other.leaked_pages;
         self.leaks.extend(other.leaks);
+        self.tiers.add(cache);
     }
 }
 

@@ -290,10 +290,67 @@ impl Report for TiersReport {
     }
 }
 
+const TOO_LONG: &str = "  too long for L1";
+const QUEUEING: &str = "Queueing p50 p99";
+const TTFT: &str = "TTFT p50 p99";
+
+/// A value of a setting, with pages of so many bytes.
+type Value = fn(&SettingReport, u64) -> String;
+
+/// The rows of the table.
+const ROWS: &[(&str, Value)] = &[
+    ("With", |s, _| s.setting.to_owned()),
+    ("Requests", |s, _| s.requests.to_string()),
+    (TOO_LONG, |s, _| s.too_long_requests.to_string()),
+    ("Tokens found", |s, _| {
+        part(s.input_tokens - s.computed_tokens, s)
+    }),
+    ("  in L1", |s, _| part(s.l1_tokens, s)),
+    ("  in L2", |s, _| part(s.l2_tokens, s)),
+    ("  in L3", |s, _| part(s.l3_tokens, s)),
+    ("L1 to L2", |s, page| size(s.moved.pages_backed_up * page)),
+    ("L2 to L1", |s, page| size(s.moved.pages_loaded * page)),
+    ("L2 to L3", |s, page| size(s.moved.pages_put * page)),
+    ("  not taken", |s, page| {
+        size(s.moved.put_refused_pages * page)
+    }),
+    ("L3 to L2", |s, page| size(s.moved.pages_prefetched * page)),
+    ("Left L1", |s, page| {
+        size((s.moved.l1_evicted_pages + s.moved.l1_dropped_pages) * page)
+    }),
+    ("Left L2", |s, page| size(s.moved.l2_evicted_pages * page)),
+    ("Disk busy", |s, _| format!("{:.1} %", 100.0 * s.disk_busy)),
+    ("Load / capacity", |s, _| {
+        s.load.map_or("-".to_owned(), |load| format!("{load:.2}"))
+    }),
+    ("Service p50 p99", |s, _| both(Some(&s.service))),
+    ("  waiting for loads", |s, _| both(Some(&s.stall))),
+    (QUEUEING, |s, _| both(s.queueing.as_ref())),
+    (TTFT, |s, _| both(s.ttft.as_ref())),
+    ("Wrong pages", |s, _| s.wrong_pages.to_string()),
+    ("Leaked pages", |s, _| s.leaked_pages.to_string()),
+];
+
+fn part(tokens: u64, setting: &SettingReport) -> String {
+    format!(
+        "{:.2} %",
+        100.0 * usage::ratio(tokens, setting.input_tokens)
+    )
+}
+
+fn size(bytes: u64) -> String {
+    ByteSize(bytes).to_string()
+}
+
+fn both(times: Option<&Quantiles>) -> String {
+    times.map_or(String::new(), |t| {
+        format!("{:.3} {:.3} s", t.p50_seconds, t.p99_seconds)
+    })
+}
+
 impl TiersReport {
     fn setup(&self, lines: &mut Lines) {
         let speeds = &self.speeds;
-        let size = |bytes| ByteSize(bytes).to_string();
         lines.row(
             "Pages",
             format!(
@@ -353,93 +410,21 @@ impl TiersReport {
         );
     }
 
-    /// A row of the table: a value for each setting.
-    fn across(&self, lines: &mut Lines, label: &str, value: impl Fn(&SettingReport) -> String) {
-        let columns = self.settings.iter().map(value);
-        let columns: Vec<String> = columns.map(|value| format!("{value:>COLUMN$}")).collect();
-        lines.row(label, columns.concat());
-    }
-
+    /// A row for each figure, with a value for each setting.
     fn table(&self, lines: &mut Lines) {
-        let of_input = |tokens, setting: &SettingReport| {
-            format!(
-                "{:.2} %",
-                100.0 * usage::ratio(tokens, setting.input_tokens)
-            )
-        };
-        let bytes = |pages: u64| ByteSize(pages * self.page_bytes).to_string();
-        let both = |quantiles: &Quantiles| {
-            format!(
-                "{:.3} {:.3} s",
-                quantiles.p50_seconds, quantiles.p99_seconds
-            )
-        };
-        self.across(lines, "With", |setting| setting.setting.to_owned());
-        self.across(lines, "Requests", |setting| setting.requests.to_string());
-        if self
-            .settings
-            .iter()
-            .any(|setting| setting.too_long_requests > 0)
-        {
-            let too_long = |setting: &SettingReport| setting.too_long_requests.to_string();
-            self.across(lines, "  too long for L1", too_long);
+        let has_long = self.settings.iter().any(|s| s.too_long_requests > 0);
+        for (label, value) in ROWS {
+            let is_shown = match *label {
+                TOO_LONG => has_long,
+                QUEUEING | TTFT => self.ttft_refused.is_none(),
+                _ => true,
+            };
+            if is_shown {
+                let columns = self.settings.iter();
+                let columns = columns.map(|s| format!("{:>COLUMN$}", value(s, self.page_bytes)));
+                lines.row(*label, columns.collect::<String>());
+            }
         }
-        self.across(lines, "Tokens found", |setting| {
-            of_input(setting.input_tokens - setting.computed_tokens, setting)
-        });
-        self.across(lines, "  in L1", |setting| {
-            of_input(setting.l1_tokens, setting)
-        });
-        self.across(lines, "  in L2", |setting| {
-            of_input(setting.l2_tokens, setting)
-        });
-        self.across(lines, "  in L3", |setting| {
-            of_input(setting.l3_tokens, setting)
-        });
-        self.across(lines, "L1 to L2", |setting| {
-            bytes(setting.moved.pages_backed_up)
-        });
-        self.across(lines, "L2 to L1", |setting| {
-            bytes(setting.moved.pages_loaded)
-        });
-        self.across(lines, "L2 to L3", |setting| bytes(setting.moved.pages_put));
-        self.across(lines, "  not taken", |setting| {
-            bytes(setting.moved.put_refused_pages)
-        });
-        self.across(lines, "L3 to L2", |setting| {
-            bytes(setting.moved.pages_prefetched)
-        });
-        self.across(lines, "Left L1", |setting| {
-            bytes(setting.moved.l1_evicted_pages + setting.moved.l1_dropped_pages)
-        });
-        self.across(lines, "Left L2", |setting| {
-            bytes(setting.moved.l2_evicted_pages)
-        });
-        self.across(lines, "Disk busy", |setting| {
-            format!("{:.1} %", 100.0 * setting.disk_busy)
-        });
-        self.across(lines, "Load / capacity", |setting| {
-            setting
-                .load
-                .map_or("-".to_owned(), |load| format!("{load:.2}"))
-        });
-        self.across(lines, "Service p50 p99", |setting| both(&setting.service));
-        self.across(lines, "  waiting for loads", |setting| both(&setting.stall));
-        if self.ttft_refused.is_none() {
-            let shown = |quantiles: Option<&Quantiles>| quantiles.map_or(String::new(), both);
-            self.across(lines, "Queueing p50 p99", |setting| {
-                shown(setting.queueing.as_ref())
-            });
-            self.across(lines, "TTFT p50 p99", |setting| {
-                shown(setting.ttft.as_ref())
-            });
-        }
-        self.across(lines, "Wrong pages", |setting| {
-            setting.wrong_pages.to_string()
-        });
-        self.across(lines, "Leaked pages", |setting| {
-            setting.leaked_pages.to_string()
-        });
     }
 
     /// The gain from hints to L3 about hot pages above.

@@ -26,7 +26,7 @@ use larder_tiers::{Cache, Config, Parts};
 
 use super::machine::{Event, Machine, ServerNumber, nanos};
 use super::model::{Compute, Model, prefill_end};
-use super::outcome::{Found, Moved, Served, Timing};
+use super::outcome::{Found, Served, Timing};
 use super::shared::Nanos;
 use crate::failure::Failure;
 use crate::trace::{self, BLOCK_TOKENS};
@@ -427,11 +427,10 @@ impl Server {
         }
     }
 
-    /// The server's result, when nothing is in flight. Everything still held or missing then has
-    /// leaked.
-    pub fn close(mut self) -> Served {
+    /// Adds the server's result, when nothing is in flight. Everything still held or missing then
+    /// has leaked.
+    pub fn close(mut self, all: &mut Served) {
         let mut served = std::mem::take(&mut self.served);
-        served.tiers = Moved::from(self.cache.stats());
         let core = self.cache.core();
         let (l1_pages, l2_pages) = (core.config().l1_pages, core.config().l2_pages);
         let valid = core.validate([]).map_err(|leak| leak.to_string());
@@ -441,7 +440,7 @@ impl Server {
             .extend([valid, reset].into_iter().filter_map(Result::err));
         let (l1_free, l2_free) = self.cache.core().free_pages();
         served.leaked_pages = u64::from(l1_pages - l1_free) + u64::from(l2_pages - l2_free);
-        served
+        all.add(served, self.cache.stats());
     }
 }
 
