@@ -95,8 +95,9 @@ pub struct BenchArgs {
     /// every run
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    #[command(flatten)]
-    load: load::LoadArgs,
+    /// For load: to this CUDA device, by its number, rather than to memory of the host
+    #[arg(long, value_name = "N")]
+    cuda: Option<u32>,
     /// Measure even if cached pages are evicted for it
     #[arg(long)]
     force: bool,
@@ -197,8 +198,8 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         What::Exists => Op::Exists,
         What::Load => return load::run(args, &interrupt),
     };
-    if args.load.is_given() {
-        return Err(Failure::usage("--layers and --cuda are for --op load"));
+    if args.cuda.is_some() {
+        return Err(Failure::usage("--cuda is for --op load"));
     }
     let default = if op == Op::Exists {
         EXISTS_PAGE_BYTES

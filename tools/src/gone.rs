@@ -7,6 +7,7 @@ use clap::error::{ContextKind, ContextValue};
 /// subcommand.
 const GONE: &str = "\
 replay | * | give one of `larder replay store`, `tiers` (for --l1), `policy`, and `l4` (for --l4)
+bench | --layers | pages have 32 layers
 replay l4 | --l4 | give its value to --admission
 replay l4 | --behind | a block is published 2 s after its use
 replay l4 | --restart | the disks are lost in the middle of the trace

@@ -37,16 +37,29 @@ pub struct L4Args {
     #[arg(long, value_enum, default_value_t = AdmissionArg::SecondTouch, requires = "l4")]
     l4_admission: AdmissionArg,
     /// Tokens of a run; the same on all nodes
-    #[arg(long, value_name = "N", default_value_t = RUN_TOKENS, requires = "l4")]
+    #[arg(long, value_name = "N", default_value_t = RUN_TOKENS, requires = "l4",
+        help_heading = "Expert settings")]
     l4_run_tokens: u32,
     /// Bytes published in 24 hours; docs/remote.md has the exact bound
     #[arg(long, value_name = "SIZE", default_value = "1TiB", requires = "l4")]
     l4_bytes_per_day: ByteSize,
     /// Most bytes published in a second
-    #[arg(long, value_name = "SIZE", default_value = "200MiB", requires = "l4")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "200MiB",
+        requires = "l4",
+        help_heading = "Expert settings"
+    )]
     l4_bytes_per_second: ByteSize,
     /// Most requests of publications and searches in an hour
-    #[arg(long, value_name = "N", default_value_t = 100_000, requires = "l4")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 100_000,
+        requires = "l4",
+        help_heading = "Expert settings"
+    )]
     l4_requests_per_hour: u64,
     /// Longest time that a read waits for pages of the remote
     #[arg(long, value_name = "DURATION", default_value = "500ms", requires = "l4",
@@ -59,7 +72,7 @@ pub struct L4Args {
     /// Time between two listings of the remote, which find the runs of other nodes, and between two
     /// searches for a prefix
     #[arg(long, value_name = "DURATION", default_value = "5m", requires = "l4",
-        value_parser = size::duration)]
+        help_heading = "Expert settings", value_parser = size::duration)]
     l4_refresh: Duration,
     /// Tokens that the engine computes in a second: pages that it computes faster than they arrive
     /// are not fetched

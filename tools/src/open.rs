@@ -44,7 +44,8 @@ pub struct ShareArgs {
     #[command(flatten)]
     disk: DiskArgs,
     /// Operations with the kernel at once, per volume
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", help_heading = "Expert settings",
+        value_parser = clap::value_parser!(u32).range(1..=4096))]
     depth: Option<u32>,
     /// Whether processes that read the same pages share their reads: auto does so for pages that
     /// all ranks of a tensor-parallel group hold alike

@@ -6,14 +6,12 @@
 //! `--cuda` of a GPU. Pages missing in the store are computed and backed up first, which is not
 //! measured. Runs with the same seed use the same pages.
 
-use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::task::Wake;
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use clap::Args;
 use indicatif::ProgressBar;
 use larder_engine::{PageStore, Store};
 use larder_kernels::{Attention, ChunkAt, Device, KvShape, Layout, Ticket, pool_bytes};
@@ -39,29 +37,11 @@ use crate::workload::{self, Words};
 /// Prefix of the models in the namespaces of load measurements.
 pub(super) const NAMESPACE: &str = "bench-load of ";
 
-/// Default number of layers of a page.
-const LAYERS: NonZeroU32 = NonZeroU32::new(32).expect("not 0");
+/// Layers of a page, which load copies one by one.
+const LAYERS: u32 = 32;
 
 /// The longest wait between two polls of a prefetch, which may also end by its time limit.
 const POLL: Duration = Duration::from_millis(1);
-
-/// Options of `load` alone.
-#[derive(Args, Debug)]
-pub struct LoadArgs {
-    /// Layers of a page, which load copies one by one [default: 32]
-    #[arg(long)]
-    layers: Option<NonZeroU32>,
-    /// Load to this CUDA device, by its number, rather than to memory of the host
-    #[arg(long, value_name = "N")]
-    cuda: Option<u32>,
-}
-
-impl LoadArgs {
-    /// Whether any of them is given.
-    pub fn is_given(&self) -> bool {
-        self.layers.is_some() || self.cuda.is_some()
-    }
-}
 
 /// The result of a measurement.
 #[derive(Serialize)]
@@ -182,7 +162,7 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
         return Err(Failure::usage("--turns: --op load takes none"));
     }
     let shape = shape(args)?;
-    let device = l1::device(args.load.cuda)?;
+    let device = l1::device(args.cuda)?;
     let options = args.share.options().with(|o| o.eviction = None);
     let store = Arc::new(Store::open(&args.path, options)?);
     let measured = measure(args, &shape, &device, &store, interrupt);
@@ -197,11 +177,10 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
 
 fn shape(args: &BenchArgs) -> Result<KvShape, Failure> {
     let page_bytes = args.page_bytes.unwrap_or(PAGE_BYTES);
-    let layers = args.load.layers.unwrap_or(LAYERS).get();
     let cannot = |why: String| {
         Failure::usage(format!(
-            "pages of {} bytes in {} parts of {layers} layers: {why}; choose other --page-bytes, \
-             --parts or --layers",
+            "pages of {} bytes in {} parts of {LAYERS} layers: {why}; choose other --page-bytes \
+             or --parts",
             page_bytes.0, args.parts
         ))
     };
@@ -210,7 +189,7 @@ fn shape(args: &BenchArgs) -> Result<KvShape, Failure> {
         2 => Attention::Mha,
         _ => return Err(cannot("a page has 1 part or 2, K and V".to_owned())),
     };
-    let rows = u64::from(args.parts) * u64::from(layers) * u64::from(PAGE_TOKENS);
+    let rows = u64::from(args.parts) * u64::from(LAYERS) * u64::from(PAGE_TOKENS);
     if !page_bytes.0.is_multiple_of(rows) {
         return Err(cannot(format!(
             "each layer of a part has {PAGE_TOKENS} equal rows"
@@ -218,7 +197,7 @@ fn shape(args: &BenchArgs) -> Result<KvShape, Failure> {
     }
     let row_bytes =
         u32::try_from(page_bytes.0 / rows).map_err(|error| cannot(error.to_string()))?;
-    KvShape::of_rows(attention, layers, row_bytes, PAGE_TOKENS)
+    KvShape::of_rows(attention, LAYERS, row_bytes, PAGE_TOKENS)
         .map_err(|error| cannot(error.to_string()))
 }
 

@@ -42,7 +42,7 @@ pub struct PushArgs {
     #[arg(long)]
     new: bool,
     /// Tokens of a run; all nodes need the same number
-    #[arg(long, value_name = "N", default_value_t = RUN_TOKENS)]
+    #[arg(long, value_name = "N", default_value_t = RUN_TOKENS, help_heading = "Expert settings")]
     run_tokens: u32,
     /// Print one JSON document
     #[arg(long)]

@@ -119,13 +119,13 @@ fn bench_loads_pages_tier_by_tier_and_compares_them_in_l1() {
     let path = store_in(&directory);
     let path = text(&path);
     let load = ["bench", path, "--op", "load", "--page-bytes", "128KiB"];
-    let chains = ["--pages", "50", "--batch", "16", "--layers", "4"];
+    let chains = ["--pages", "50", "--batch", "16"];
     // The second time all of them are there.
     for parts in ["2", "2", "1"] {
         let report = json(&[&load[..], &chains[..], &["--parts", parts]].concat());
         assert_eq!(
             (&report["op"], &report["device"], &report["layers"]),
-            (&"load".into(), &"host memory".into(), &4.into())
+            (&"load".into(), &"host memory".into(), &32.into())
         );
         assert_eq!(
             (&report["pages_loaded"], &report["verified_pages"]),
@@ -141,15 +141,16 @@ fn bench_loads_pages_tier_by_tier_and_compares_them_in_l1() {
             assert!(tier["bytes_per_second"].as_f64().unwrap() > 0.0);
         }
     }
-    // Longer chains, of which the store has the beginning, and pages of more layers, of which it
-    // has none.
-    for (batch, layers) in [("24", "4"), ("50", "4"), ("50", "8")] {
-        let chains = ["--pages", "50", "--batch", batch, "--layers", layers];
+    // Longer chains, of which the store has the beginning, and larger pages, of which it has none.
+    for (batch, page) in [("24", "128KiB"), ("50", "128KiB"), ("50", "256KiB")] {
+        let load = ["bench", path, "--op", "load", "--page-bytes", page];
+        let chains = ["--pages", "50", "--batch", batch];
         let report = json(&[&load[..], &chains[..]].concat());
         assert_eq!(report["verified_pages"], 50, "{report}");
     }
     fails(&[&load[..], &["--parts", "3"]].concat(), 2, &["--parts"]);
-    fails(&[&load[..], &["--layers", "7"]].concat(), 2, &["--layers"]);
+    let uneven = ["bench", path, "--op", "load", "--page-bytes", "129KiB"];
+    fails(&uneven, 2, &["--page-bytes"]);
     fails(&[&load[..], &["--shared"]].concat(), 2, &["--shared"]);
     fails(&[&load[..], &["--cuda", "99"]].concat(), 3, &["--cuda"]);
     fails(

@@ -160,7 +160,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let few = ["--page-bytes", "64KiB", "--pages", "4", "--batch", "2"];
     let turns = ["bench", empty, "--op", "get", "--turns"];
     printed.run(&[&turns[..], &few].concat(), 0);
-    let load = ["bench", empty, "--op", "load", "--layers", "4"];
+    let load = ["bench", empty, "--op", "load"];
     printed.run(&[&load[..], &few].concat(), 0);
 
     printed.run(&["delete", empty, "--model", "bench", "--dry-run"], 0);

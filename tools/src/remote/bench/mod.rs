@@ -64,17 +64,22 @@ pub struct BenchArgs {
     #[command(flatten)]
     trust: TrustArgs,
     /// Bytes of a run
-    #[arg(long, value_name = "SIZE", default_value = "32MiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        default_value = "32MiB",
+        help_heading = "Expert settings"
+    )]
     run_bytes: ByteSize,
     /// Size of a page
     #[arg(long, value_name = "SIZE", default_value = "2MiB")]
     page_bytes: ByteSize,
     /// Runs of a round
-    #[arg(long, value_name = "N", default_value_t = 8,
+    #[arg(long, value_name = "N", default_value_t = 8, help_heading = "Expert settings",
         value_parser = clap::value_parser!(u64).range(1..=1024))]
     runs: u64,
     /// Rounds
-    #[arg(long, value_name = "N", default_value_t = 5,
+    #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Expert settings",
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// Print one JSON document
