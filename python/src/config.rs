@@ -351,6 +351,18 @@ mod tests {
     }
 
     #[test]
+    fn every_key_is_in_the_list_with_its_reason_and_no_other() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/options.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let (_, rows) = text.split_once("\n## Keys\n").unwrap();
+        let keys = rows.lines().filter_map(|row| row.strip_prefix("| `"));
+        let mut listed: Vec<_> = keys.map(|row| row.split_once('`').unwrap().0).collect();
+        let mut known = [&KEYS[..], &l4::KEYS, &[PREFILL_RATE]].concat();
+        (listed.sort_unstable(), known.sort_unstable());
+        assert_eq!(listed, known);
+    }
+
+    #[test]
     fn sizes_and_times_may_be_numbers_or_texts() {
         let read = |json: &str| Config::parse(json).unwrap();
         assert_eq!(read(r#"{"path":"p","size":1048576}"#).size, Some(1 << 20));
