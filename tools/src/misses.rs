@@ -21,44 +21,23 @@ impl Reason {
     }
 }
 
+macro_rules! reasons {
+    ($($reason:ident),*) => {
+        [$(Reason { label: stringify!($reason), count: |misses| misses.$reason },)*]
+    };
+}
+
 /// All reasons.
-pub const REASONS: [Reason; 9] = [
-    Reason {
-        label: "absent",
-        count: |misses| misses.absent,
-    },
-    Reason {
-        label: "damaged",
-        count: |misses| misses.damaged,
-    },
-    Reason {
-        label: "unfinished",
-        count: |misses| misses.unfinished,
-    },
-    Reason {
-        label: "read_error",
-        count: |misses| misses.read_error,
-    },
-    Reason {
-        label: "deadline",
-        count: |misses| misses.deadline,
-    },
-    Reason {
-        label: "hung",
-        count: |misses| misses.hung,
-    },
-    Reason {
-        label: "stale",
-        count: |misses| misses.stale,
-    },
-    Reason {
-        label: "wrong_shape",
-        count: |misses| misses.wrong_shape,
-    },
-    Reason {
-        label: "closed",
-        count: |misses| misses.closed,
-    },
+pub const REASONS: [Reason; 9] = reasons![
+    absent,
+    damaged,
+    unfinished,
+    read_error,
+    deadline,
+    hung,
+    stale,
+    wrong_shape,
+    closed
 ];
 
 #[cfg(test)]

@@ -27,6 +27,12 @@
 //!  +-------+
 //! ```
 //!
+//! A put in the process that owns the store: [`share`] calls [`store`], which asks the core for
+//! extents through the [`catalog`], writes the bytes with the disk, and reports them written. The
+//! core then has the descriptors written. A put of a client is the same, but for the catalog: that
+//! of a client is a connection to the owner's process, whose server asks the core. The client
+//! writes the bytes to the volumes itself.
+//!
 //! From the top down: a module imports only modules below its own row. The tables in the modules
 //! keep the same order, and `tests/floors` checks them.
 //!
