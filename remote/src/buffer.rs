@@ -5,6 +5,8 @@
 //! ones of this process, at most 512 MiB of it, while the agents have work. It is aligned: a store
 //! reads pages into it and writes them from it without copies.
 //!
+//! A simulated run ends with all its memory, so its buffers are not kept.
+//!
 //! No thread waits for the list of kept memory: in a forked child the holder of its lock may be a
 //! thread that is not there. A buffer is allocated or freed then.
 
@@ -85,7 +87,8 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let Some(mut kept) = KEPT.try_lock() else {
+        let kept = KEPT.try_lock().filter(|_| !cfg!(feature = "simulated"));
+        let Some(mut kept) = kept else {
             return;
         };
         kept.extend(self.memory.take());

@@ -6,10 +6,10 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_base::fork::Origin;
+use larder_base::runtime::{Instant, thread};
 use larder_engine::{OpenOptions, PageStore, Store};
 use larder_offline::survey::{Survey, SurveyOptions};
 

@@ -1,8 +1,7 @@
-//! Bugs that can be planted, to check that the simulation of an agent notices them: see
-//! [`mod@larder_base::bugs`].
+//! Bugs of the agent that a simulation can plant: see [`mod@larder_base::bugs`].
 
-#[cfg(test)]
-pub(crate) use larder_base::bugs::plant;
+#[cfg(debug_assertions)]
+pub use larder_base::bugs::plant;
 pub(crate) use larder_base::planted;
 
 larder_base::bugs! {
@@ -32,7 +31,7 @@ larder_base::bugs! {
         EagerRun,
         /// A run is published although pages of it could not be read.
         HollowRun,
-        /// A closed agent makes requests.
+        /// The threads of a closed agent do not end.
         RestlessEnd,
         /// An agent that was switched off makes requests.
         DeafSwitch,

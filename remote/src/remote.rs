@@ -1,8 +1,9 @@
 //! A place for objects beyond the node.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use larder_base::runtime::Instant;
 use larder_format::Fingerprint;
 
 use crate::buffer::Buffer;

@@ -10,7 +10,8 @@
 //! | module | content |
 //! |---|---|
 //! | [`exhaustive`] | every crash of every short script, without randomness |
-//! | `mode` | a seed of either simulation, with memory of its own |
+//! | `mode` | a seed of one of the simulations, with memory of its own |
+//! | `agents` | two nodes, and a remote beneath their stores |
 //! | `store` | one process that uses a store |
 //! | `processes` | an owner and its clients: several processes |
 //! | `faults` | device faults, and the losses that they excuse |
@@ -36,6 +37,7 @@
     reason = "a failed expectation is a test result"
 )]
 
+mod agents;
 mod checks;
 mod classes;
 mod disk;

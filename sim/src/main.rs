@@ -1,7 +1,7 @@
 //! Plays the simulation: many seeds, or one again.
 //!
-//! `larder-sim --seeds 100000 --minutes 10`, `larder-sim --shared`, `larder-sim --seed 8104`,
-//! `larder-sim --exhaustive`.
+//! `larder-sim --seeds 100000 --minutes 10`, `larder-sim --shared`, `larder-sim --agents`,
+//! `larder-sim --seed 8104`, `larder-sim --exhaustive`.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -32,6 +32,9 @@ struct Args {
     /// Simulate an owner and its clients, each a process with the whole engine.
     #[arg(long)]
     shared: bool,
+    /// Simulate two nodes, and a remote beneath their stores.
+    #[arg(long, conflicts_with = "shared")]
+    agents: bool,
     /// Play this seed again and print its last events.
     #[arg(long)]
     seed: Option<u64>,
@@ -65,9 +68,10 @@ fn exhaust(operations: usize, blocks: usize) -> ExitCode {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let mode = match args.shared {
-        true => Mode::Shared,
-        false => Mode::Store,
+    let mode = match (args.shared, args.agents) {
+        (true, _) => Mode::Shared,
+        (_, true) => Mode::Agents,
+        _ => Mode::Store,
     };
     if let Some(seed) = args.seed {
         return ExitCode::from(u8::from(larder_sim::report(mode, seed)));

@@ -1,4 +1,4 @@
-//! The two simulations: one process, and several.
+//! The simulations: one process, several, and nodes with a remote.
 
 use std::sync::Once;
 
@@ -7,7 +7,7 @@ use larder_sim_runtime::heap;
 use crate::classes::Tally;
 use crate::totals::Totals;
 use crate::world::Journal;
-use crate::{processes, store};
+use crate::{agents, processes, store};
 
 /// Seeds played before the first one with memory of its own.
 const FIRST_SEEDS: u64 = 8;
@@ -19,6 +19,8 @@ pub enum Mode {
     Store,
     /// An owner and its clients: several processes, each with the whole engine.
     Shared,
+    /// Two nodes with a remote beneath their stores.
+    Agents,
 }
 
 impl Mode {
@@ -31,6 +33,7 @@ impl Mode {
         match self {
             Mode::Store => store::play(seed, journal),
             Mode::Shared => processes::play(seed, journal),
+            Mode::Agents => agents::play(seed, journal),
         }
     }
 
@@ -46,7 +49,7 @@ impl Mode {
 
     /// Plays something on this mode's store with memory of its own.
     pub(crate) fn apart<R: Copy + 'static>(self, play: impl FnOnce() -> R) -> R {
-        static FIRST: [Once; 2] = [Once::new(), Once::new()];
+        static FIRST: [Once; 3] = [const { Once::new() }; 3];
         // By a thread without a planted bug, which no panic has made unfit.
         let play_first = || {
             for seed in 0..FIRST_SEEDS {
@@ -68,6 +71,7 @@ impl Mode {
         let mode = match self {
             Mode::Store => "",
             Mode::Shared => "--shared ",
+            Mode::Agents => "--agents ",
         };
         format!("larder-sim {mode}--seed {seed}")
     }

@@ -52,4 +52,8 @@ totals! {
     unproven,
     /// Pages that recovery found with damaged bytes.
     torn,
+    /// Runs published to a remote.
+    published,
+    /// Runs fetched from a remote.
+    fetched,
 }

@@ -2,15 +2,15 @@
 //! excuse.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::ops::{Deref, Range};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_core::index::{Index, NamespaceSlot, Place, SegmentId};
 use larder_engine::format::{Fingerprint, Run, SEGMENTS_OFFSET, Serial, StoreId, Superblock};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::{Content, Medium};
-use larder_sim_runtime::task;
 use larder_sim_runtime::time::Instant;
+use larder_sim_runtime::{Machine, task};
 use larder_store::recovery::scan::Spot;
 
 use crate::classes::Tally;
@@ -21,6 +21,35 @@ use crate::totals::Totals;
 
 /// The last events of a run, printed if it fails.
 pub type Journal = Arc<Mutex<VecDeque<String>>>;
+
+/// A machine whose last events are added to a journal at its end, also by a panic.
+pub struct Recorded {
+    machine: Machine,
+    journal: Option<Journal>,
+}
+
+impl Recorded {
+    pub fn new(machine: Machine, journal: Option<Journal>) -> Recorded {
+        Recorded { machine, journal }
+    }
+}
+
+impl Deref for Recorded {
+    type Target = Machine;
+
+    fn deref(&self) -> &Machine {
+        &self.machine
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        if let Some(journal) = &self.journal {
+            let mut journal = journal.lock().unwrap_or_else(PoisonError::into_inner);
+            journal.extend(self.machine.events());
+        }
+    }
+}
 
 const EVENTS_KEPT: usize = 400;
 

@@ -1,5 +1,6 @@
-//! The test of the tests: each bug of `larder_core::planted` is switched on, and a run of the
-//! simulation must fail. A bug that no run notices is a promise without a check.
+//! The test of the tests: each bug of `larder_core::planted` and of `larder_remote::planted` is
+//! switched on, and a run of the simulation must fail. A bug that no run notices is a
+//! promise without a check.
 #![cfg(debug_assertions)]
 #![allow(clippy::unwrap_used)]
 
@@ -8,6 +9,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_core::planted::{Bug, plant};
+use larder_remote::planted::Bug as AgentBug;
 use larder_sim::exhaustive::{Limits, Part, exhaust};
 use larder_sim::{Heap, Mode};
 
@@ -22,14 +24,14 @@ type Catch = (u64, String);
 
 /// Plays seeds with a bug switched on, until one fails. Without a bug none of the first seeds fails
 /// (`tests/seeds.rs`).
-fn hunt(mode: Mode, bug: Bug, seeds: u64) -> Option<Catch> {
+fn hunt(mode: Mode, plant: impl Fn() + Sync, seeds: u64) -> Option<Catch> {
     let next = AtomicU64::new(0);
     let caught: Mutex<Option<Catch>> = Mutex::new(None);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                plant(Some(bug));
+                plant();
                 while caught.lock().unwrap().is_none() {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= seeds {
@@ -58,23 +60,26 @@ fn every_planted_bug_is_noticed_within_the_default_number_of_seeds() {
     std::panic::set_hook(Box::new(|_| {}));
     let mut missed = Vec::new();
     let only = std::env::var("LARDER_BUG").ok();
+    let mut check = |mode: Mode, bug: String, plant: &(dyn Fn() + Sync)| {
+        if only.as_ref().is_some_and(|only| bug != *only) {
+            return;
+        }
+        match hunt(mode, plant, SEEDS) {
+            Some((seed, said)) => {
+                let said = said.lines().next().unwrap_or_default();
+                let said: String = said.chars().take(120).collect();
+                println!("{bug:20} {:5} seeds: {said}", seed + 1);
+            }
+            None => missed.push(bug),
+        }
+    };
     for (mode, bugs) in [(Mode::Store, Bug::STORE), (Mode::Shared, Bug::SHARED)] {
         for &bug in bugs {
-            if only
-                .as_ref()
-                .is_some_and(|only| format!("{bug:?}") != *only)
-            {
-                continue;
-            }
-            match hunt(mode, bug, SEEDS) {
-                Some((seed, said)) => {
-                    let said = said.lines().next().unwrap_or_default();
-                    let said: String = said.chars().take(120).collect();
-                    println!("{:20} {:5} seeds: {said}", format!("{bug:?}"), seed + 1);
-                }
-                None => missed.push(bug),
-            }
+            check(mode, format!("{bug:?}"), &|| plant(Some(bug)));
         }
+    }
+    for &bug in AgentBug::ALL {
+        check(Mode::Agents, format!("{bug:?}"), &|| plant(Some(bug)));
     }
     let _ = std::panic::take_hook();
     assert!(

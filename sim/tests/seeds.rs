@@ -11,8 +11,9 @@ const SEEDS: u64 = 1000;
 /// Too rare for this number of seeds.
 const RARE: [Class; 3] = [Class::VolumeLost, Class::RotSuperblocks, Class::GivenUp];
 
-/// Seeds of an owner and its clients, which take far longer.
+/// Seeds of an owner and its clients, and of nodes with a remote, which take far longer.
 const SHARED_SEEDS: u64 = 500;
+const AGENTS_SEEDS: u64 = 100;
 
 fn without_failures(mode: Mode, seeds: u64) -> Campaign {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -75,6 +76,13 @@ fn no_seed_of_an_owner_and_its_clients_breaks_a_promise() {
 }
 
 #[test]
+fn no_seed_of_nodes_with_a_remote_breaks_a_promise() {
+    let sum = without_failures(Mode::Agents, AGENTS_SEEDS).totals;
+    let reached = [sum.stored, sum.hits, sum.published, sum.fetched];
+    assert!(reached.iter().all(|count| *count > 0), "{sum:?}");
+}
+
+#[test]
 fn a_script_plays_the_same_each_time_and_breaks_no_promise() {
     for first in 0..40_u8 {
         let script: Vec<u8> = (0..200_u8).map(|at| at.wrapping_mul(31) ^ first).collect();
@@ -86,7 +94,7 @@ fn a_script_plays_the_same_each_time_and_breaks_no_promise() {
 
 #[test]
 fn a_seed_plays_the_same_each_time() {
-    for (mode, seeds) in [(Mode::Store, 8), (Mode::Shared, 100)] {
+    for (mode, seeds) in [(Mode::Store, 8), (Mode::Shared, 100), (Mode::Agents, 20)] {
         for seed in 0..seeds {
             let digest = || mode.play(seed, None).0;
             assert_eq!(digest(), digest(), "{}", mode.command(seed));

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use larder_base::runtime::Instant;
 use larder_engine::{PageStore, PutOptions};
 
 use super::Agent;
@@ -34,12 +35,12 @@ impl Agent {
     }
 
     fn fetch(&self, run: &Incoming) -> Result<Buffer, End> {
-        if self.now() >= run.until {
+        if Instant::now() >= run.until {
             self.count(Count::RunsLate, 1);
             return Err(End::GivenUp);
         }
         // The pages of all fetches that end meanwhile count in the speed of each.
-        let (begin, before) = (self.now(), self.counts.of(Count::BytesFetched));
+        let (begin, before) = (Instant::now(), self.counts.of(Count::BytesFetched));
         let bytes_max = usize::try_from(run.bytes).unwrap_or(usize::MAX);
         let object = match self.remote.fetch(&run.name, bytes_max, self.deadline()) {
             Ok(Some(object)) => object,

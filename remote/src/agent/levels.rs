@@ -6,8 +6,8 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
 
+use larder_base::runtime::Instant;
 use larder_core::grants::Ask;
 use larder_format::{Fingerprint, Namespace, PageKey};
 use larder_store::beneath::{Beneath, BeneathReport};

@@ -1,7 +1,9 @@
 //! The budgets of the publisher, the measured speed, and the breaker. They read no clock: callers
 //! pass the time.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use larder_base::runtime::Instant;
 
 use crate::error::RemoteError;
 

@@ -15,9 +15,9 @@
 use std::io;
 use std::path::Path;
 
+use larder_base::runtime::{Mutex, MutexGuard};
 use larder_base::sidecar::Sidecar;
 use larder_format::{Fingerprint, PageKey};
-use larder_sync::{Mutex, MutexGuard};
 
 use super::chains::{Chains, PAGES_MAX};
 use crate::run::RunPage;

@@ -3,7 +3,9 @@
 use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use larder_base::runtime::Instant;
 
 use super::Agent;
 use super::counts::Count;
@@ -19,7 +21,7 @@ pub(super) const LISTING_MAX: Duration = Duration::from_hours(1);
 
 impl Agent {
     pub(super) fn deadline(&self) -> Instant {
-        self.now() + self.options.timeout
+        Instant::now() + self.options.timeout
     }
 
     pub(super) fn succeeded(&self) {
@@ -35,7 +37,7 @@ impl Agent {
 
     pub(super) fn failed(&self, error: &RemoteError) {
         let mut desk = self.desk.lock();
-        if !desk.failed(error, self.now()) {
+        if !desk.failed(error, Instant::now()) {
             return;
         }
         let late = desk.give_up();
@@ -57,7 +59,7 @@ impl Agent {
             Ok(()) => self.found_mark(),
             Err(RemoteError::Unmarked(place)) => self.missed_mark(place),
             Err(error) => {
-                let now = self.now();
+                let now = Instant::now();
                 self.desk.lock().failed(&error, now);
             }
         }
@@ -154,13 +156,13 @@ impl Agent {
             Err(error) => return self.failed(&error),
         }
         self.desk.lock().names.begin_listing();
-        let until = self.now() + LISTING_MAX;
+        let until = Instant::now() + LISTING_MAX;
         let (mut is_full, mut is_late, mut is_stopped) = (false, false, false);
         let mut each = |object| {
             let mut desk = self.desk.lock();
             // The others that are known are noted all the same.
             is_full |= !self.listed(&mut desk, &object);
-            is_late = self.now() >= until;
+            is_late = Instant::now() >= until;
             is_stopped = is_late || !desk.may_ask();
             match is_stopped {
                 true => ControlFlow::Break(()),
@@ -202,7 +204,7 @@ impl Agent {
         let Some((run, bytes_max)) = sample else {
             return;
         };
-        let begin = self.now();
+        let begin = Instant::now();
         match self.remote.fetch(&run, bytes_max, self.deadline()) {
             Ok(Some(object)) => self.measured(object.len() as u64, begin),
             Ok(None) => self.desk.lock().names.forget(&run, false),
@@ -216,7 +218,7 @@ impl Agent {
 
     /// So many bytes arrived since `begin`.
     pub(super) fn measured(&self, bytes: u64, begin: Instant) {
-        let now = self.now();
+        let now = Instant::now();
         let took = now.saturating_duration_since(begin);
         self.desk.lock().speed.measure(bytes, took, now);
     }
@@ -250,7 +252,7 @@ impl Agent {
         if has_asked && !is_cut_off {
             self.succeeded();
         }
-        let now = self.now();
+        let now = Instant::now();
         let until = now + self.options.refresh;
         self.desk.lock().searched(search, there, until);
         self.count(Count::RunsSearched, there as u64);
@@ -259,7 +261,7 @@ impl Agent {
     /// Takes a question from the budget of requests.
     fn may_search(&self) -> bool {
         let mut desk = self.desk.lock();
-        let may = desk.may_ask() && desk.hour.has(1, self.now());
+        let may = desk.may_ask() && desk.hour.has(1, Instant::now());
         if may {
             desk.hour.spend(1);
         }

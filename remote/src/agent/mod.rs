@@ -22,7 +22,6 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `simulated` | a simulation of agents that share a remote; in tests alone |
 //! | `levels` | several remotes beneath one store |
 //! | `threads` | the threads, and their waits |
 //! | `publish`, `fetch`, `mind` | the work of the threads |
@@ -53,20 +52,18 @@ mod names;
 mod options;
 mod publish;
 mod search;
-#[cfg(test)]
-mod simulated;
 mod threads;
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use larder_base::runtime::{Condvar, Instant, Mutex, OnceLock};
 use larder_core::grants::Ask;
 use larder_engine::PageStore;
 use larder_format::{Fingerprint, Namespace, PageKey};
 use larder_store::beneath::{Beneath, BeneathReport};
-use larder_sync::{Condvar, Mutex};
 
 use crate::remote::Remote;
 use crate::run::RunPage;
@@ -94,23 +91,14 @@ pub struct Agent {
     counts: Counts,
     threads: Threads,
     memory: OnceLock<Memory>,
-    clock: Box<dyn Fn() -> Instant + Send + Sync>,
 }
 
 impl Agent {
     /// An agent without a store yet.
     #[must_use]
     pub fn new(remote: Box<dyn Remote>, options: AgentOptions) -> Arc<Agent> {
-        Agent::with_clock(remote, options, Box::new(Instant::now))
-    }
-
-    fn with_clock(
-        remote: Box<dyn Remote>,
-        options: AgentOptions,
-        clock: Box<dyn Fn() -> Instant + Send + Sync>,
-    ) -> Arc<Agent> {
         Arc::new(Agent {
-            desk: Mutex::new(Desk::new(&options, clock())),
+            desk: Mutex::new(Desk::new(&options, Instant::now())),
             remote,
             options,
             work: Condvar::new(),
@@ -118,12 +106,7 @@ impl Agent {
             counts: Counts::default(),
             threads: Threads::default(),
             memory: OnceLock::new(),
-            clock,
         })
-    }
-
-    fn now(&self) -> Instant {
-        (self.clock)()
     }
 
     /// Once this process owns the store: recalls the pages of puts from the file beside it, by its
@@ -145,7 +128,7 @@ impl Agent {
     /// Offers a run of stored pages that a former owner may not have published. Waits while many
     /// runs are queued. False when the agent is closed, or the use of the store has ended.
     pub fn offer(&self, namespace: &Namespace, pages: Vec<RunPage>) -> bool {
-        let now = self.now();
+        let now = Instant::now();
         let mut desk = self.desk.lock();
         let is_over = |desk: &Desk| desk.is_closed() || !desk.is_in_use();
         while !is_over(&desk) && desk.is_busy() {
@@ -241,7 +224,7 @@ impl Beneath for Agent {
 
     fn asked(&self, namespace: Fingerprint, pages: &[Ask]) {
         let mut desk = self.desk.lock();
-        let noted = desk.asked(namespace, pages, self.now(), &self.options);
+        let noted = desk.asked(namespace, pages, Instant::now(), &self.options);
         drop(desk);
         self.noted(noted);
     }
@@ -251,13 +234,13 @@ impl Beneath for Agent {
             return;
         }
         let mut desk = self.desk.lock();
-        let noted = desk.used(namespace, keys, self.now());
+        let noted = desk.used(namespace, keys, Instant::now());
         drop(desk);
         self.noted(noted);
     }
 
     fn missed(&self, namespace: Fingerprint, keys: &[PageKey], found: usize) -> usize {
-        let now = self.now();
+        let now = Instant::now();
         let mut desk = self.desk.lock();
         let missed = desk.missed(namespace, keys, found, now, &self.options);
         drop(desk);
@@ -304,7 +287,7 @@ impl Agent {
         ];
         BeneathReport {
             place: self.options.place.clone(),
-            state: desk.state(self.now()),
+            state: desk.state(Instant::now()),
             works: desk.works(),
             counts: self.counts.all(&[&desk.sizes()[..], &budgets].concat()),
         }
@@ -318,3 +301,6 @@ impl Agent {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 use std::io::IoSliceMut;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use larder_base::runtime::Instant;
 use larder_engine::{GetPage, PageStore};
 use larder_format::{Fingerprint, Namespace, PageKey, PageShape, StoreId};
 
@@ -66,7 +67,7 @@ impl Agent {
                 Err(NotPublished::NotTaken)
             }
             Err(error) => {
-                let is_first = desk.not_taken(&error, self.now());
+                let is_first = desk.not_taken(&error, Instant::now());
                 drop(desk);
                 if is_first {
                     tracing::warn!(
@@ -88,7 +89,7 @@ impl Agent {
     fn reserve(&self, namespace: Fingerprint) -> Result<(Namespace, u64), NotPublished> {
         let mut desk = self.desk.lock();
         let (namespace, bytes) = desk.space(namespace).ok_or(NotPublished::Absent)?;
-        let now = self.now();
+        let now = Instant::now();
         if !desk.publications.may_try(now) {
             return Err(NotPublished::Refused);
         }
@@ -168,7 +169,7 @@ impl Agent {
         if again {
             // Each wait is twice the former one: a busy disk takes its time, and absent pages may
             // never come.
-            run.due = self.now() + self.options.delay * (1 << (run.tries - 1));
+            run.due = Instant::now() + self.options.delay * (1 << (run.tries - 1));
             let dropped = desk.queue(run);
             drop(desk);
             self.count(Count::RunsDroppedQueue, dropped);

@@ -1,8 +1,9 @@
 //! Prefixes whose runs are not known, for a search in the remote.
 
 use std::collections::{HashMap, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use larder_base::runtime::Instant;
 use larder_format::{Fingerprint, KeyPrefix, PageKey};
 
 use crate::run::RunName;

@@ -5,11 +5,10 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard, thread};
 use larder_engine::PageStore;
-use larder_sync::{Condvar, Mutex, MutexGuard};
 
 use super::Agent;
 use super::desk::{Chore, Desk, FETCHES, Incoming, Outgoing};
@@ -175,7 +174,7 @@ impl Agent {
 
     /// Does so until the use of the store ends, or another one has begun meanwhile.
     fn mind_use(&self) {
-        let mut listing = self.now();
+        let mut listing = Instant::now();
         let mut writing = listing + MEMORY_PERIOD;
         loop {
             let chore = {
@@ -184,7 +183,7 @@ impl Agent {
                     if desk.is_closed() || !desk.has_recalled() {
                         return;
                     }
-                    match desk.next_chore(self.now(), listing, writing) {
+                    match desk.next_chore(Instant::now(), listing, writing) {
                         Some(Ok(chore)) => break chore,
                         Some(Err(at)) => {
                             self.work.wait_until(&mut desk, at);
@@ -197,12 +196,12 @@ impl Agent {
                 Chore::Probe => self.probe(),
                 Chore::List => {
                     self.list();
-                    listing = self.now() + self.options.refresh;
+                    listing = Instant::now() + self.options.refresh;
                 }
                 Chore::Sample => self.sample(),
                 Chore::Remember => {
                     self.remember();
-                    writing = self.now() + MEMORY_PERIOD;
+                    writing = Instant::now() + MEMORY_PERIOD;
                 }
             }
         }

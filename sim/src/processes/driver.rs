@@ -19,7 +19,7 @@ use super::process::{Caller, Doing, Running, Shared, State};
 use super::promises::Promises;
 use crate::classes::{Class, Tally};
 use crate::totals::Totals;
-use crate::world::Journal;
+use crate::world::{Journal, Recorded};
 
 /// Most steps of the world between two looks of the driver: it may look after any step.
 const LOOK_WITHIN: u64 = 32;
@@ -51,9 +51,8 @@ struct Driver {
     compactions: Vec<(Process, Rc<Cell<bool>>)>,
     compactions_begun: usize,
     begun: Instant,
-    journal: Option<Journal>,
     // Dropped in this order: the queues of the machine belong to the world.
-    machine: Machine,
+    machine: Recorded,
     world: World,
 }
 
@@ -85,7 +84,6 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         compactions: Vec::new(),
         compactions_begun: 0,
         begun: world.now(),
-        journal,
         shared: Rc::new(RefCell::new(State {
             promises: Promises::new(seed, always),
             plan,
@@ -97,7 +95,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
             given_up_before: LocalStore::segments_given_up(),
             is_disturbed: false,
         })),
-        machine,
+        machine: Recorded::new(machine, journal),
         world,
     };
     driver.play();
@@ -428,15 +426,4 @@ fn is_expected(error: &StoreError) -> bool {
             | StoreError::Unanswered { .. }
             | StoreError::NotServed { .. }
     )
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if let Some(journal) = &self.journal {
-            let mut journal = journal
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            journal.extend(self.machine.events());
-        }
-    }
 }

@@ -19,7 +19,7 @@
 
 mod compaction;
 mod driver;
-mod plan;
+pub mod plan;
 mod process;
 mod promises;
 mod stray;

@@ -1,7 +1,6 @@
 //! Lookups: the pages that arrive in time, and the fetches that begin for them.
 
-use std::time::Instant;
-
+use larder_base::runtime::Instant;
 use larder_format::{Fingerprint, PageKey};
 
 use super::{Desk, Incoming};

@@ -5,8 +5,9 @@ mod lookup;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use larder_base::runtime::Instant;
 use larder_core::grants::Ask;
 use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 
@@ -467,7 +468,7 @@ impl Desk {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.is_closed
+        self.is_closed && !planted!(RestlessEnd)
     }
 
     /// Ends or resumes all requests. Returns the number of fetches that are given up.
@@ -489,8 +490,7 @@ impl Desk {
     pub(super) fn may_ask(&self) -> bool {
         let is_on = !self.is_off || planted!(DeafSwitch);
         let answers = self.breaker.is_closed() || planted!(DeafBreaker);
-        let is_open = !self.is_closed || planted!(RestlessEnd);
-        self.is_in_use && is_on && answers && is_open
+        self.is_in_use && is_on && answers && !self.is_closed()
     }
 
     /// The next regular work, or the time of it; `None` while there is none.

@@ -1,0 +1,167 @@
+//! The decisions of an agent whose threads have not been started.
+
+use std::ops::ControlFlow;
+
+use larder_format::PageShape;
+
+use super::*;
+use crate::buffer::Buffer;
+use crate::error::RemoteError;
+use crate::keys::Trust;
+use crate::remote::{Listed, Published, Unreadable};
+use crate::run::RunName;
+use chains::Chains;
+
+const RUN_PAGES: usize = 4;
+const PAGES: usize = 24 * RUN_PAGES;
+
+/// Another writer of the remote has made a name that the client does not take.
+struct Foreign;
+
+impl Remote for Foreign {
+    fn look(&self, _: Instant) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    fn mark(&self, _: Instant) -> Result<(), RemoteError> {
+        unreachable!("agents make no remote")
+    }
+
+    fn now_unix_s(&self, _: Instant) -> Result<u64, RemoteError> {
+        unreachable!("agents take no age")
+    }
+
+    fn holds(&self, _: &RunName, _: Instant) -> Result<bool, RemoteError> {
+        unreachable!("no question is left in the budget")
+    }
+
+    fn fetch(&self, _: &RunName, _: usize, _: Instant) -> Result<Option<Buffer>, RemoteError> {
+        unreachable!("no run is known")
+    }
+
+    fn publish(&self, _: &RunName, _: Buffer, _: Instant) -> Result<Published, RemoteError> {
+        unreachable!("no thread publishes")
+    }
+
+    fn remove(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
+        unreachable!("agents remove nothing")
+    }
+
+    fn list(
+        &self,
+        _: Option<Fingerprint>,
+        _: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        _: Duration,
+    ) -> Result<(), RemoteError> {
+        Err(RemoteError::Foreign("a test".to_owned()))
+    }
+}
+
+fn namespace() -> Namespace {
+    let shape = PageShape::new(&[300]).expect("a shape");
+    let builder = Namespace::builder("model", "", 16, shape);
+    builder.build().expect("a namespace")
+}
+
+/// An agent in use.
+fn agent() -> Arc<Agent> {
+    let options = AgentOptions {
+        place: "a test".to_owned(),
+        trust: Trust::Unsigned,
+        run_tokens: 16 * RUN_PAGES as u32,
+        admission: Admission::Through,
+        bytes_per_day: 1 << 30,
+        bytes_per_second: 1 << 20,
+        requests_per_hour: 1000,
+        patience: Duration::from_millis(200),
+        timeout: Duration::from_secs(2),
+        prefill_rate: None,
+        refresh: Duration::from_mins(5),
+        delay: Duration::from_millis(100),
+    };
+    let agent = Agent::new(Box::new(Foreign), options);
+    agent.began();
+    agent.opened(&namespace());
+    agent
+}
+
+/// Page `at` of a chain.
+fn key(chain: usize, at: usize) -> PageKey {
+    let mut bytes = [7; 32];
+    bytes[..8].copy_from_slice(&(chain * PAGES + at).to_le_bytes());
+    PageKey::from_bytes(bytes)
+}
+
+/// The puts of the first pages of a chain.
+fn asks(pages: usize) -> Vec<Ask> {
+    let ask = |at: usize| Ask {
+        key: key(0, at),
+        parent: at.checked_sub(1).map(|before| key(0, before)),
+        depth: at as u32,
+    };
+    (0..pages).map(ask).collect()
+}
+
+#[test]
+fn pages_of_former_owners_are_recalled_before_those_of_this_one() {
+    let (agent, space) = (agent(), namespace().fingerprint());
+    let asks = asks(2 * RUN_PAGES);
+    let mut former = Chains::default();
+    for ask in &asks[..RUN_PAGES] {
+        let page = RunPage {
+            key: ask.key,
+            parent: ask.parent,
+            depth: ask.depth,
+        };
+        former.add(space, page);
+    }
+    agent.asked(space, &asks[RUN_PAGES..]);
+    let mut desk = agent.desk.lock();
+    assert!(!desk.has_recalled());
+    desk.recall(former);
+    assert!(desk.has_recalled());
+    let pages = desk.chains.pages().map(|(space, page)| (space, page.key));
+    assert!(pages.eq(asks.iter().map(|ask| (space, ask.key))));
+}
+
+#[test]
+fn a_search_begins_in_the_run_where_the_pages_end() {
+    let (agent, space) = (agent(), namespace().fingerprint());
+    let keys: Vec<PageKey> = (0..PAGES).map(|page| key(0, page)).collect();
+    agent.asked(space, &asks(RUN_PAGES + 2));
+    // From the middle of the second run, whose first page is found.
+    assert_eq!(agent.missed(space, &keys[RUN_PAGES + 1..], 1), 0);
+    let search = agent.desk.lock().next_search().expect("a search");
+    let last = search.0.iter().map(|run| run.last);
+    let ends = (2..).map(|run| key(0, run * RUN_PAGES - 1));
+    assert!(last.eq(ends.take(PAGES / RUN_PAGES - 1)));
+}
+
+#[test]
+fn a_search_without_a_question_is_no_answer() {
+    let (agent, space) = (agent(), namespace().fingerprint());
+    agent.desk.lock().hour.spend(u64::MAX);
+    for chain in 0..5 {
+        assert!(agent.desk.lock().may_ask());
+        let keys: Vec<PageKey> = (0..PAGES).map(|page| key(chain, page)).collect();
+        assert_eq!(agent.missed(space, &keys, 0), 0);
+        let search = agent.desk.lock().next_search().expect("a search");
+        agent.search(&search);
+        agent.failed(&RemoteError::Failed("a test".to_owned()));
+    }
+    assert!(!agent.desk.lock().may_ask());
+    assert_eq!(agent.report().counts["search_requests"], 0);
+}
+
+#[test]
+fn a_listing_that_cannot_end_is_no_failure_of_the_remote() {
+    let agent = agent();
+    let may_ask = || agent.desk.lock().may_ask();
+    (0..10).for_each(|_| agent.list());
+    assert!(may_ask());
+    assert_eq!(agent.report().counts["listings"], 0);
+    agent.failed(&RemoteError::Denied("a test".to_owned()));
+    assert!(!may_ask());
+    agent.probe();
+    assert!(may_ask());
+}
