@@ -20,7 +20,7 @@ use crate::run::{self, RunName};
 const PUT_WAIT: Duration = Duration::from_secs(1);
 
 impl Agent {
-    /// Fetches a run into the store, unless it is too late, and notes the end.
+    /// Fetches a run into the store, and notes the end.
     pub(super) fn bring(&self, run: &Incoming, store: &dyn PageStore) {
         let fetched = self.fetch(run);
         self.desk.lock().end_fetch();
@@ -35,10 +35,6 @@ impl Agent {
     }
 
     fn fetch(&self, run: &Incoming) -> Result<Buffer, End> {
-        if Instant::now() >= run.until {
-            self.count(Count::RunsLate, 1);
-            return Err(End::GivenUp);
-        }
         // The pages of all fetches that end meanwhile count in the speed of each.
         let (begin, before) = (Instant::now(), self.counts.of(Count::BytesFetched));
         let bytes_max = usize::try_from(run.bytes).unwrap_or(usize::MAX);

@@ -11,6 +11,7 @@ use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard, thread};
 use larder_engine::PageStore;
 
 use super::Agent;
+use super::counts::Count;
 use super::desk::{Chore, Desk, FETCHES, Incoming, Outgoing};
 use crate::buffer;
 
@@ -137,8 +138,14 @@ impl Agent {
             if desk.is_closed() {
                 return None;
             }
-            if let Some(run) = desk.next_incoming() {
-                return Some(run);
+            let mut late = 0;
+            let next = desk.next_incoming(Instant::now(), &mut late);
+            if late > 0 {
+                self.count(Count::RunsLate, late);
+                self.changed.notify_all();
+            }
+            if next.is_some() {
+                return next;
             }
             self.idle(&mut desk, &mut release);
         }

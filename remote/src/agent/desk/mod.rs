@@ -401,16 +401,21 @@ impl Desk {
         self.incoming.push_back(run);
     }
 
-    /// The next run to fetch; `None` without one, or while enough requests are in progress.
-    pub(super) fn next_incoming(&mut self) -> Option<Incoming> {
-        if self.fetches >= FETCHES {
-            return None;
+    /// The next run to fetch; `None` without one, or while enough requests are in progress. A run
+    /// that no caller waits for is given up here: a lookup that comes later begins it again.
+    pub(super) fn next_incoming(&mut self, now: Instant, late: &mut u64) -> Option<Incoming> {
+        while self.fetches < FETCHES {
+            let run = self.incoming.pop_front()?;
+            // Another lookup may have asked for it since.
+            let until = self.fetching.get(&run.name);
+            if until.is_some_and(|until| now < *until) {
+                self.fetches += 1;
+                return Some(run);
+            }
+            self.arrived(&run, End::GivenUp);
+            *late += 1;
         }
-        let mut run = self.incoming.pop_front()?;
-        // Another lookup may have asked for it since.
-        run.until = *self.fetching.get(&run.name)?;
-        self.fetches += 1;
-        Some(run)
+        None
     }
 
     /// The request of a fetch is over.
