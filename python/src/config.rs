@@ -358,7 +358,8 @@ mod tests {
         let keys = rows.lines().filter_map(|row| row.strip_prefix("| `"));
         let mut listed: Vec<_> = keys.map(|row| row.split_once('`').unwrap().0).collect();
         let mut known = [&KEYS[..], &l4::KEYS, &[PREFILL_RATE]].concat();
-        (listed.sort_unstable(), known.sort_unstable());
+        listed.sort_unstable();
+        known.sort_unstable();
         assert_eq!(listed, known);
     }
 

@@ -28,6 +28,8 @@
 //! | `owner` | the store, open for this work |
 //! | [`survey`] | reads a store without opening it |
 
+// The unit tests are those of the engine that ships.
+#![cfg(not(all(test, feature = "simulated")))]
 #![allow(missing_docs, reason = "no crate outside of this project uses it")]
 
 mod beside;
