@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use larder_base::fork::Origin;
+use larder_base::runtime::after;
 use larder_core::core::Evictions;
 use larder_engine::{
     GetPage, GetStatus, Hint, NamespaceId, PageStore, Part, PutOptions, PutPage, PutStatus, Recall,
@@ -33,9 +34,6 @@ use queue::Queue;
 /// How long a lookup or a read waits for another owner after the store's owner has ended. A miss
 /// costs less than a long wait.
 pub(crate) const OWNER_PATIENCE: Duration = Duration::from_secs(1);
-
-/// Longest wait that a caller can name; a longer one has the same effect.
-const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The status of a page whose put was left undone by an owner that ended.
 const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
@@ -327,7 +325,7 @@ impl Handle {
         }
         loop {
             // A much later moment could not be represented.
-            if let Some(end) = self.end_by(Instant::now() + WAIT_MAX) {
+            if let Some(end) = self.end_by(after(Duration::MAX)) {
                 return end;
             }
         }
@@ -438,38 +436,33 @@ impl Handle {
         }
     }
 
-    /// Makes a call, and repeats it once if it fell short because the store's owner ended.
+    /// Makes a call, and repeats it with the next owner if it fell short because the store's owner
+    /// ended. Waits for that owner only once per loss of an owner.
     fn steadily<R>(
         &self,
         patience: Patience,
         fell_short: impl Fn(&R) -> bool,
         mut call: impl FnMut() -> R,
     ) -> R {
-        let turns = self.store.turns();
-        let result = call();
-        if fell_short(&result) && (self.wait_for_owner(patience) || self.store.turns() != turns) {
-            return call();
-        }
-        result
-    }
-
-    /// Waits while the store has no owner. Whether it waited: it waits only once per loss of an
-    /// owner.
-    pub fn wait_for_owner(&self, patience: Patience) -> bool {
         let store = &self.store;
-        let turns = store.turns();
         let given_up = match patience {
             Patience::Read(_) => &self.given_up.reads,
             Patience::Put(_) => &self.given_up.puts,
         };
-        if store.part() != Part::Nobody || given_up.load(Ordering::Relaxed) == turns {
-            return false;
-        }
-        store.wait_for_owner(patience.until());
-        if store.part() == Part::Nobody {
+        let until = match given_up.load(Ordering::Relaxed) == store.turns() {
+            true => Instant::now(),
+            false => patience.until(),
+        };
+        let result = store.steadily(until, fell_short, |_| call());
+        if Instant::now() >= until && store.part() == Part::Nobody {
             given_up.store(store.turns(), Ordering::Relaxed);
         }
-        true
+        result
+    }
+
+    /// Waits while the store has no owner, as a call that falls short does.
+    pub fn wait_for_owner(&self, patience: Patience) {
+        self.steadily(patience, |()| true, || ());
     }
 
     /// Waits for an owner, however often a wait was in vain.
@@ -502,10 +495,9 @@ impl Space {
     pub fn put_pages(
         &self,
         pages: &[PutPage<'_>],
-        mut options: PutOptions,
+        options: PutOptions,
         patience: Option<Patience>,
     ) -> Vec<PutStatus> {
-        options.wait = options.wait.min(WAIT_MAX);
         let put = || self.store().put(self.id, pages, options);
         // Pages stored before the owner ended are duplicates in the second attempt.
         let is_short = |statuses: &Vec<PutStatus>| statuses.contains(&LEFT_UNDONE);
@@ -534,12 +526,11 @@ impl Space {
         keys: &[PageKey],
         chain: Option<Chain>,
         memory: &[IoSlice<'_>],
-        mut options: PutOptions,
+        options: PutOptions,
         recall: Option<&Recall>,
     ) -> Vec<u8> {
         let parts = memory.chunks_exact(self.parts.len());
         let pages = chain::pages(keys, chain, parts);
-        options.wait = options.wait.min(WAIT_MAX);
         let statuses = match recall {
             Some(recall) => self
                 .store()

@@ -12,6 +12,8 @@
 //! of the latency histograms, under which nothing waits. The calls to the operating system are in
 //! [`crate::system`].
 
+use std::time::Duration;
+
 pub use larder_sync::descriptors;
 
 #[cfg(feature = "simulated")]
@@ -24,3 +26,12 @@ pub use larder_sim_runtime::{
 pub use larder_sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 #[cfg(not(feature = "simulated"))]
 pub use std::{sync::OnceLock, thread, time::Instant};
+
+/// The longest wait. A moment much further off could not be represented as an [`Instant`].
+const WAIT_MAX: Duration = Duration::from_hours(365 * 24);
+
+/// The moment after a wait.
+#[must_use]
+pub fn after(wait: Duration) -> Instant {
+    Instant::now() + wait.min(WAIT_MAX)
+}

@@ -84,6 +84,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use larder_base::runtime::after;
 use larder_engine::{PageStore, Store};
 use larder_kernels::L1Pool;
 use larder_remote::l4::L4;
@@ -97,7 +98,7 @@ pub use options::{L1Memory, PrefixOptions};
 pub use sequence::{Cached, Sequence};
 pub use waiting::{Ask, Begin, Waiting};
 
-use shared::{Poller, Shared, after};
+use shared::{Poller, Shared};
 
 /// See the module documentation. All calls may come from any thread.
 pub struct PrefixCache {

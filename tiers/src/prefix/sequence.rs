@@ -14,10 +14,11 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use larder_base::runtime::after;
 use larder_kernels::{ChunkAt, Gated, LayerTickets, Ticket};
 
 use super::error::{Closed, RowError, SequenceError};
-use super::shared::{Shared, after};
+use super::shared::Shared;
 use crate::cache::Cache;
 use crate::core::{Broken, ExtendError, Fence, NoRoom, Request};
 use crate::pool::Row;

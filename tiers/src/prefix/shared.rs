@@ -27,14 +27,6 @@ const PAUSE_MAX: Duration = Duration::from_millis(2);
 /// Time between two reports of used pages to L3.
 const WARMTH_EVERY: Duration = Duration::from_secs(1);
 
-/// The longest wait: a longer one might end past the last moment that the clock can represent.
-const WAIT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
-/// The moment after a wait.
-pub(super) fn after(wait: Duration) -> Instant {
-    Instant::now() + wait.min(WAIT_MAX)
-}
-
 /// The progress of a cache: its threads wait for it, and its wakers are woken.
 #[derive(Default)]
 struct Signal {

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use larder_base::runtime::after;
 use larder_kernels::Ticket;
 
 use super::error::BeginError;
 use super::sequence::{Cached, Sequence};
-use super::shared::{Shared, after};
+use super::shared::Shared;
 use crate::cache::Cache;
 use crate::core::{LoadBack, PrefetchId, PrefetchState};
 use crate::prompt::{Prompt, Scope};

@@ -2,13 +2,13 @@
 //! connection.
 
 use larder_base::ids::NamespaceId;
-use larder_base::runtime::Instant;
+use larder_base::runtime::{Instant, after};
 use larder_core::hint::Hint;
 use larder_core::status::{GetStatus, MissReason, PutStatus};
 use larder_format::{Namespace, PageKey};
 
 use super::role::{Client, Decider, Role};
-use super::{LEFT_UNDONE, PUT_WAIT_MAX, Store};
+use super::{LEFT_UNDONE, Store};
 use crate::api::{GetPage, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
@@ -23,23 +23,25 @@ impl Store {
         options: PutOptions,
         recall: Option<&Recall>,
     ) -> Vec<PutStatus> {
-        let until = Instant::now() + options.wait.min(PUT_WAIT_MAX);
-        let mut turns = self.turns();
-        let mut statuses = self.inner.put(namespace, pages, options, recall);
-        while let Some(first) = statuses.iter().position(|status| *status == LEFT_UNDONE)
-            && self.has_next_owner(turns, until)
-        {
-            turns = self.turns();
-            let wait = until.saturating_duration_since(Instant::now());
-            let options = PutOptions { wait, ..options };
-            let again = self.inner.put(namespace, &pages[first..], options, recall);
-            for (status, again) in statuses[first..].iter_mut().zip(again) {
-                if !status.is_present() {
-                    *status = again;
+        let until = after(options.wait);
+        let is_undone = |status: &PutStatus| *status == LEFT_UNDONE;
+        self.steadily(
+            until,
+            |statuses: &Vec<PutStatus>| statuses.iter().any(is_undone),
+            |former| {
+                let mut statuses = former.unwrap_or_else(|| vec![LEFT_UNDONE; pages.len()]);
+                let first = statuses.iter().position(is_undone).unwrap_or(0);
+                let wait = until.saturating_duration_since(Instant::now());
+                let options = PutOptions { wait, ..options };
+                let again = self.inner.put(namespace, &pages[first..], options, recall);
+                for (status, again) in statuses[first..].iter_mut().zip(again) {
+                    if !status.is_present() {
+                        *status = again;
+                    }
                 }
-            }
-        }
-        statuses
+                statuses
+            },
+        )
     }
 }
 

@@ -118,9 +118,6 @@ const WARN_AFTER: Duration = Duration::from_secs(3);
 /// Status of a put whose owner has gone.
 const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
 
-/// Longest wait of a put. A moment much further off could not be represented as an `Instant`.
-const PUT_WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-
 /// Pause between two tries. While there is no owner it grows by an eighth each time, up to the
 /// maximum, which it reaches after about ten seconds.
 const TRY_AGAIN: Duration = Duration::from_millis(20);
@@ -479,14 +476,27 @@ impl Store {
         self.inner.bell.wait_while(until, has_none);
     }
 
-    /// Waits for the next owner after role change number `turns`. False if there is none by
-    /// `until`.
-    fn has_next_owner(&self, turns: u64, until: Instant) -> bool {
-        if self.turns() == turns && self.part() != Part::Nobody {
-            return false;
+    /// Makes a call, which gets its former result. As long as it falls short because its owner
+    /// has gone, repeats it with the next owner, if there is one by `until`.
+    pub fn steadily<R>(
+        &self,
+        until: Instant,
+        fell_short: impl Fn(&R) -> bool,
+        mut call: impl FnMut(Option<R>) -> R,
+    ) -> R {
+        let mut former = None;
+        loop {
+            let turns = self.turns();
+            let result = call(former);
+            if !fell_short(&result) || self.turns() == turns && self.part() != Part::Nobody {
+                return result;
+            }
+            self.wait_for_owner(until);
+            if self.part() == Part::Nobody || Instant::now() >= until {
+                return result;
+            }
+            former = Some(result);
         }
-        self.wait_for_owner(until);
-        self.part() != Part::Nobody && Instant::now() < until
     }
 
     /// The namespaces with full records in the store; none in a client.

@@ -20,12 +20,10 @@
 
 mod windows;
 
-use std::time::Duration;
-
 use larder_base::ids::NamespaceId;
 use larder_base::memory::AlignedBuf;
 use larder_base::planted;
-use larder_base::runtime::Instant;
+use larder_base::runtime::{Instant, after};
 use larder_core::grants::{Ask, Extent, Grant, ReservationId};
 use larder_core::status::{PutFailure, PutStatus, Refusal};
 use larder_disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
@@ -57,9 +55,6 @@ const IN_FLIGHT_BYTES: usize = 128 << 20;
 /// cache holds.
 const AHEAD_BYTES: usize = 2 << 20;
 
-/// Longest wait for room. A moment much further off could not be represented as an `Instant`.
-const WAIT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
-
 pub(super) fn put<C: Catalog + ?Sized>(
     catalog: &C,
     data: &DataPath,
@@ -75,7 +70,7 @@ pub(super) fn put<C: Catalog + ?Sized>(
     let fitting: Vec<usize> = (0..pages.len())
         .filter(|&index| fits(&shape, &pages[index]))
         .collect();
-    let until = Instant::now() + options.wait.min(WAIT_MAX);
+    let until = after(options.wait);
     let mut call = Call {
         putting: catalog.put(namespace, options.hint),
         data,
@@ -489,6 +484,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::io::{IoSlice, IoSliceMut};
+    use std::time::Duration;
 
     use larder_format::PageKey;
 
