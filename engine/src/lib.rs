@@ -107,7 +107,7 @@ pub use larder_store::api::{
     SharedReads, Stats,
 };
 #[doc(inline)]
-pub use larder_store::counts::{Counts, Departed, Misses, Process};
+pub use larder_store::counts::{Departed, Process};
 #[doc(inline)]
 pub use larder_store::error::{StoreError, advice};
 #[doc(inline)]

@@ -11,10 +11,11 @@ use std::time::Instant;
 
 use common::honest::{PATIENCE, Process, eventually};
 use common::{Home, MIB, Pool, chain, fill, namespace};
+use larder_core::counters::{Counted, Counts};
 use larder_engine::format::{Namespace, PageKey, Rank};
 use larder_engine::{
-    AlignedBuf, Counts, GetPage, GetStatus, MissReason, OpenOptions, PageStore, Part,
-    Process as User, PutStatus, SharedReads, StagingReport, Store, report,
+    AlignedBuf, GetPage, GetStatus, MissReason, OpenOptions, PageStore, Part, Process as User,
+    PutStatus, SharedReads, StagingReport, Store, report,
 };
 
 const ROLE: &str = "LARDER_TEST_SHARED_READER";
@@ -422,7 +423,7 @@ fn the_owner_has_the_counters_of_each_process_and_of_those_that_have_gone() {
     first.close().unwrap();
     drop(second);
     let mut both = read;
-    both.add(put);
+    both.add(&put);
     eventually("both have gone", || {
         let report = owner.report().unwrap();
         report.departed.clients == 2

@@ -5,6 +5,7 @@ mod common;
 
 use common::honest::{eventually, found};
 use common::{Home, MIB, Pool, chain, namespace};
+use larder_core::counters::Counted;
 use larder_engine::{OpenOptions, PageStore, Part, Report, Store, report};
 use larder_store::api::speaking;
 use larder_store::inventory::{Inventory, spaces};

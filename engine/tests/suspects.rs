@@ -314,7 +314,7 @@ fn after_failed_syncs(keys: &[PageKey], failures: usize) -> Store {
     let status = [PutStatus::Failed(PutFailure::Write)];
     assert_eq!(store.land(refused), status);
     assert_eq!(store.land(behind), status);
-    assert_eq!(store.core.counters().failed_syncs, 1);
+    assert_eq!(store.core.counters().store.failed_syncs, 1);
     store.reclaim();
 
     for _ in 1..failures {
@@ -323,7 +323,7 @@ fn after_failed_syncs(keys: &[PageKey], failures: usize) -> Store {
         store.reclaim();
     }
     store.pause();
-    assert_eq!(store.core.counters().syncs, 1);
+    assert_eq!(store.core.counters().store.syncs, 1);
     store
 }
 
@@ -401,7 +401,7 @@ fn a_header_that_was_on_its_way_during_a_failed_sync_excludes_nothing() {
     store.carry_out();
     store.reclaim();
     store.pause();
-    assert_eq!(store.core.counters().syncs, 1);
+    assert_eq!(store.core.counters().store.syncs, 1);
     // Its descriptor would carry a durable watermark above the refused page.
     store.put(keys[2]);
     store.lost = Some(headers());
@@ -548,7 +548,7 @@ fn an_unused_namespace_does_not_block_syncs() {
     while store.core.is_reclaiming() {
         store.reclaim_step(usize::MAX);
     }
-    assert_eq!(store.core.counters().failed_syncs, 1);
+    assert_eq!(store.core.counters().store.failed_syncs, 1);
     for _ in 0..5 {
         store.reclaim();
         store.pause();

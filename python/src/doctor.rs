@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use larder_core::counters::Counted;
 use larder_disk::probe;
 use larder_engine::{Settings, Stats, StoreError, create};
 use larder_format::BLOCK_BYTES;
@@ -255,7 +256,7 @@ fn settings(config: &Config, owners: Settings) -> Line {
 fn unread(report: &share::Report) -> Option<Line> {
     let mut counts = report.departed.counts;
     for process in &report.processes {
-        counts.add(process.counts.unwrap_or_default());
+        counts.add(&process.counts.unwrap_or_default());
     }
     let (slow, unmeasured) = (counts.slow, counts.unmeasured);
     (slow + unmeasured > 0).then(|| {

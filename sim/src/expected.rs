@@ -314,7 +314,7 @@ impl World {
 
     /// At a clean close with a spare segment, every eviction of the epoch is recorded.
     pub fn check_evictions(&self, live: &Epoch, core: &Core) {
-        let (evicted, written) = (core.counters().evicted, live.evictions.len() as u64);
+        let (evicted, written) = (core.counters().store.evicted, live.evictions.len() as u64);
         let had_room = core.space_view().free_segments > 0;
         assert!(
             written >= evicted || !had_room || self.setup.faults.fail_writes(),

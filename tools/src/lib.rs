@@ -29,7 +29,6 @@
 //! | `archive` | the file of an export |
 //! | `metrics` | the owner's answer as metrics |
 //! | `owner` | parts of the owner's answer, for people |
-//! | `misses` | the reasons of misses |
 //! | `drives` | the drives under a store, and their health |
 //! | `ack_log` | the pages that a store had acknowledged to a replay before a kill |
 //! | `session` | requests of a server, for a replay and the demo |
@@ -82,7 +81,6 @@ pub mod log;
 mod losses;
 mod manuals;
 mod metrics;
-mod misses;
 mod open;
 mod owner;
 pub mod place;

@@ -3,7 +3,7 @@
 //! `LARDER_LOG` sets the levels of the library's lines wherever the library logs to stderr: in the
 //! command, and in a Python process without a logger for it. `RUST_LOG` counts in the command
 //! alone, and only if `LARDER_LOG` is not set: other Rust libraries of a Python process may read
-//! it. Both are lists of levels by module (`larder_engine=debug,warn`). Without them the level is
+//! it. Both are lists of levels by module (`larder_store=debug,warn`). Without them the level is
 //! `warn`.
 
 use std::env;
@@ -82,7 +82,7 @@ fn start(format: LogFormat, variables: &[&str]) {
     {
         complain(&format_args!(
             "{name}={asked}: {error}; the level is `warn`. Give a level, or levels by module: \
-             larder_engine=debug,warn"
+             larder_store=debug,warn"
         ));
     }
 }

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::{Counts, LatencySummary, Stats};
+use larder_core::counters::{Counted, Counts, StoreCounts};
+use larder_engine::{LatencySummary, Stats};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
-use larder_store::totals::StoreCounts;
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -505,5 +505,29 @@ fn end_report() -> Result<bool, Failure> {
         Err(error) => Err(Failure::environment(format!(
             "writing the reports: {error}; the rest is lost"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_on_documents_has_the_rows_of_the_table_of_counters() {
+        let page = include_str!("../../docs/json.md");
+        let (counts, store) = (Counts::default(), StoreCounts::default());
+        for (row, _) in counts.rows().into_iter().chain(store.rows()) {
+            let unit = if row.name.contains("bytes") {
+                ", bytes"
+            } else {
+                ""
+            };
+            let meaning = metrics::begun_small(row.meaning);
+            let begin = format!("| `{}` | integer{unit} | {meaning}", row.name);
+            assert!(
+                page.lines().any(|line| line.starts_with(&begin)),
+                "docs/json.md, `larder stat`: add the row, or let it begin with:\n{begin}"
+            );
+        }
     }
 }

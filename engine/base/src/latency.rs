@@ -193,7 +193,7 @@ impl Buckets {
         counts.fold(0, |sum, count| sum.saturating_add(*count))
     }
 
-    pub fn combine(&mut self, other: &Buckets, with: impl Fn(u64, u64) -> u64) {
+    pub fn combine(&mut self, other: &Buckets, with: &mut impl FnMut(u64, u64) -> u64) {
         if !other.counts.is_empty() {
             self.counts.resize(BOUNDS_NS.len() + 1, 0);
         }

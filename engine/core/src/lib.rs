@@ -14,6 +14,7 @@
 //! | [`index`] | key to place, in RAM |
 //! | [`policy`] | which pages a store takes, keeps and copies: the seams for policies |
 //! | [`hint`] | callers' knowledge of pages, for policies |
+//! | [`counters`] | the table of the counters, with their names, metrics and meanings |
 //! | [`status`] | the results of puts and gets, page by page |
 //! | [`capacity`] | how many pages a store of a given geometry keeps |
 //! | [`chunks`] | arrays that grow without a copy of all their elements |
@@ -31,6 +32,7 @@
 pub mod capacity;
 pub mod chunks;
 pub mod core;
+pub mod counters;
 pub mod grants;
 pub mod hint;
 pub mod index;

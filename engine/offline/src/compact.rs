@@ -191,12 +191,12 @@ impl Compaction {
         while self.gain_room(progress)? {}
         self.outcome.left_pages = self.left();
         let counters = self.owner.local.with_core(|core| core.counters());
-        self.outcome.moved_pages = counters.moved;
-        self.outcome.damaged_pages = counters.damaged;
-        self.outcome.unfinished_pages = counters.unfinished;
+        self.outcome.moved_pages = counters.store.moved;
+        self.outcome.damaged_pages = counters.store.damaged;
+        self.outcome.unfinished_pages = counters.store.unfinished;
         self.owner.close()?;
         let counters = self.owner.local.with_core(|core| core.counters());
-        self.outcome.freed_segments = counters.reclaimed;
+        self.outcome.freed_segments = counters.store.reclaimed;
         Ok(self.outcome)
     }
 

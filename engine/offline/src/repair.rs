@@ -241,9 +241,9 @@ pub fn repair(
     drop_pages(&owner, &plan.pages)?;
     empty_all(&owner, &segments, plan.bytes_to_move, &mut done, progress)?;
     let counters = owner.local.with_core(|core| core.counters());
-    done.moved_pages = counters.moved;
-    done.dropped_pages = counters.damaged;
-    done.unfinished_pages = counters.unfinished;
+    done.moved_pages = counters.store.moved;
+    done.dropped_pages = counters.store.damaged;
+    done.unfinished_pages = counters.store.unfinished;
     done.unrecorded_pages = owner.close()? as u64;
     // A released segment has one copy with its free header. The other copy may have been bad from
     // the beginning.

@@ -193,10 +193,10 @@ impl Retirement {
             self.empty(*id)?;
         }
         let counters = self.owner.local.with_core(|core| core.counters());
-        self.outcome.moved_pages = counters.moved;
-        self.outcome.evicted_pages = counters.evicted;
-        self.outcome.damaged_pages = counters.damaged;
-        self.outcome.unfinished_pages = counters.unfinished;
+        self.outcome.moved_pages = counters.store.moved;
+        self.outcome.evicted_pages = counters.store.evicted;
+        self.outcome.damaged_pages = counters.store.damaged;
+        self.outcome.unfinished_pages = counters.store.unfinished;
         self.outcome.excess_bytes = 0;
         self.owner.close()?;
         if !self.outcome.interrupted {
@@ -242,9 +242,9 @@ impl Retirement {
         }
         let blocks = u64::from(self.owner.spots[id.0 as usize].segment_blocks);
         let evicted = self.owner.local.with_core(|core| {
-            let before = core.counters().evicted;
+            let before = core.counters().store.evicted;
             core.retire(self.index, blocks);
-            core.counters().evicted - before
+            core.counters().store.evicted - before
         });
         if evicted == 0 {
             return Err(StoreError::NoRoom);

@@ -542,7 +542,10 @@ fn a_retiring_volume_that_refuses_writes_leaves_the_room_of_the_others_as_it_is(
     let retire = || {
         owner.local.with_core(|core| {
             core.retire(1, 0);
-            (core.counters().evicted, core.read_only_volumes().len())
+            (
+                core.counters().store.evicted,
+                core.read_only_volumes().len(),
+            )
         })
     };
     assert_eq!(retire().1, 0);
@@ -554,6 +557,6 @@ fn a_retiring_volume_that_refuses_writes_leaves_the_room_of_the_others_as_it_is(
     // The header of an emptied segment is refused.
     let _ = opening::settle(&owner.local);
     let counters = || owner.local.with_core(|core| core.counters());
-    let evicted = counters().evicted;
+    let evicted = counters().store.evicted;
     assert_eq!(retire(), (evicted, 1), "{:?}", counters());
 }

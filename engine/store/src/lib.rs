@@ -47,7 +47,7 @@
 //! | [`catalog`] | the boundary between handle and allocation: reserve, write, commit |
 //! | [`totals`] | counters of all processes, across owners |
 //! | [`spaces`] | reads by namespace |
-//! | [`counts`] | counters of each process: hits, misses by reason, bytes |
+//! | [`counts`] | the processes that use a store, with their counters |
 //! | [`api`] | the interface for callers: the trait `PageStore`, options, statistics |
 //! | [`beneath`] | the seam for a place beneath the store, beyond the node |
 //! | [`protocol`] | the version and the features of the messages between owner and clients |

@@ -6,11 +6,10 @@
 use std::collections::{BTreeMap, HashMap};
 
 use larder_base::runtime::Mutex;
+use larder_core::counters::{Counted, Misses};
 use larder_core::status::GetStatus;
 use larder_format::Fingerprint;
 use serde::{Deserialize, Serialize};
-
-use crate::counts::{Counts, Misses};
 
 /// Most namespaces with an entry of their own.
 pub const SPACES_MAX: usize = 64;
@@ -34,18 +33,9 @@ pub struct Reads {
 }
 
 impl Reads {
-    fn counts(self) -> Counts {
-        Counts {
-            hits: self.hits,
-            misses: self.misses,
-            ..Counts::default()
-        }
-    }
-
-    fn combine(&mut self, other: Reads, with: impl Fn(u64, u64) -> u64) {
-        let mut counts = self.counts();
-        counts.combine(other.counts(), with);
-        (self.hits, self.misses) = (counts.hits, counts.misses);
+    fn combine(&mut self, other: &Reads, with: &mut impl FnMut(u64, u64) -> u64) {
+        self.hits.combine(&other.hits, with);
+        self.misses.combine(&other.misses, with);
     }
 }
 
@@ -72,24 +62,24 @@ impl Spaces {
     }
 
     /// Combines each counter with that of `other`.
-    pub(crate) fn combine(&mut self, other: &Spaces, with: impl Fn(u64, u64) -> u64 + Copy) {
+    pub(crate) fn combine(&mut self, other: &Spaces, with: &mut impl FnMut(u64, u64) -> u64) {
         for (name, reads) in other.iter() {
-            self.entry(name).combine(reads, with);
+            self.entry(name).combine(&reads, with);
         }
     }
 
     /// Adds the reads of another process.
     pub(crate) fn add(&mut self, other: &Spaces) {
-        self.combine(other, u64::saturating_add);
+        self.combine(other, &mut u64::saturating_add);
     }
 }
 
 /// The reads of a handle, while it counts.
 #[derive(Default)]
-pub(crate) struct SpaceCounters(Mutex<Counted>);
+pub(crate) struct SpaceCounters(Mutex<Named>);
 
 #[derive(Default)]
-struct Counted {
+struct Named {
     own: HashMap<Fingerprint, Reads>,
     other: Reads,
 }
@@ -116,7 +106,7 @@ impl SpaceCounters {
         let counted = self.0.lock();
         let mut total = counted.other;
         for reads in counted.own.values() {
-            total.combine(*reads, u64::saturating_add);
+            total.combine(reads, &mut u64::saturating_add);
         }
         total
     }

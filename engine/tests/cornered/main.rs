@@ -266,7 +266,7 @@ fn the_learned_order_drops_no_page_before_the_store_has_filled() {
             .step_by(8)
             .all(|keys| process.holds(&keys[..1]))
     );
-    assert_eq!(process.core.counters().evicted, 0);
+    assert_eq!(process.core.counters().store.evicted, 0);
 }
 
 /// Each segment is full of deletions that are needed. Reclaim still has room to forward those of
@@ -442,7 +442,7 @@ fn a_sync_of_this_epoch_does_not_prove_an_earlier_copy_of_a_tombstone() {
     let mut process = Process::open(&disk, &mut Run::new(2).unwrap(), usize::MAX);
     assert!(process.start().is_ok());
     assert!(process.with_core(|core| core.flush(RequestId(1))).is_ok());
-    assert_eq!(process.core.counters().syncs, 1);
+    assert_eq!(process.core.counters().store.syncs, 1);
     for _ in 0..1000 {
         assert!(process.reclaim().is_ok());
     }
@@ -477,7 +477,7 @@ fn a_plan_that_is_made_in_steps_is_the_same() {
         (
             process.victims,
             process.moved,
-            process.core.counters().evicted,
+            process.core.counters().store.evicted,
         )
     };
     let at_once = play(usize::MAX);
@@ -565,7 +565,7 @@ fn a_plan_is_the_same_if_the_scale_of_worths_changes_while_it_is_made() {
         let played = (
             process.victims,
             process.moved,
-            process.core.counters().evicted,
+            process.core.counters().store.evicted,
         );
         (played, changed)
     };
@@ -602,7 +602,7 @@ fn pages_used_while_a_plan_is_made_are_not_evicted_by_it() {
         }
         false
     });
-    assert!(used > 0 && process.core.counters().evicted > 0);
+    assert!(used > 0 && process.core.counters().store.evicted > 0);
 }
 
 #[test]
@@ -615,11 +615,11 @@ fn nothing_is_evicted_for_the_sake_of_pages_that_were_deleted_while_a_plan_was_m
             let (slot, request) = (process.slot, RequestId(0));
             let deleted = process.with_core(|core| core.delete(request, slot, keys));
             assert!(deleted.is_ok());
-            process.evicted = Some(process.core.counters().evicted);
+            process.evicted = Some(process.core.counters().store.evicted);
         }
     };
     chat(&mut process, |process| {
-        let evicted = process.core.counters().evicted;
+        let evicted = process.core.counters().store.evicted;
         process.evicted.is_some_and(|before| {
             assert_eq!(evicted, before);
             true

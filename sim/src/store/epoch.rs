@@ -160,7 +160,12 @@ impl State {
         self.try_core(|core| {
             let c = core.counters();
             let pages = epoch.index.len() as u64;
-            let gone = c.replaced + c.evicted + c.deleted + c.damaged + c.unfinished;
+            let removed = &c.store;
+            let gone = c.replaced
+                + removed.evicted
+                + removed.deleted
+                + removed.damaged
+                + removed.unfinished;
             assert_eq!(
                 epoch.recovered + c.pages_put,
                 gone + pages,
@@ -173,13 +178,13 @@ impl State {
                 is_vague,
             } = self.deletions;
             assert!(
-                found == c.deleted || in_progress > 0 || is_vague && found <= c.deleted,
+                found == removed.deleted || in_progress > 0 || is_vague && found <= removed.deleted,
                 "deletions report {found} pages, and {} were deleted",
-                c.deleted
+                removed.deleted
             );
             let faults = &world.setup.faults;
             if !faults.spoils() && !faults.misleads() && !faults.fail_headers() {
-                assert_eq!(c.damaged, 0, "damage without a fault that causes it");
+                assert_eq!(removed.damaged, 0, "damage without a fault that causes it");
             }
             if is_due {
                 core.check_invariants().unwrap();
@@ -199,7 +204,7 @@ impl State {
         let volumes = self.world.setup.volumes.len();
         let seen = self.try_core(|core| {
             let read_only = core.read_only_volumes().len();
-            (read_only, core.counters().evicted)
+            (read_only, core.counters().store.evicted)
         });
         let Some((read_only, evicted)) = seen else {
             return;
@@ -320,14 +325,14 @@ impl State {
         self.try_core(|core| {
             let counters = core.counters();
             // A failed sync may leave no room for the pages that it concerns.
-            let may_evict = counters.failed_syncs > 0;
+            let may_evict = counters.store.failed_syncs > 0;
             assert!(
-                counters.evicted == 0 || may_evict,
+                counters.store.evicted == 0 || may_evict,
                 "pages are evicted by an opening"
             );
             let may_be_lost = self.world.setup.faults.spoils();
             assert!(
-                counters.damaged == 0 || may_be_lost,
+                counters.store.damaged == 0 || may_be_lost,
                 "pages are dropped by an opening"
             );
         });
@@ -435,10 +440,10 @@ impl State {
     fn sum_up(&mut self) {
         if let Some(counters) = self.try_core(Core::counters) {
             let totals = &mut self.world.totals;
-            totals.evicted += counters.evicted;
-            totals.moved += counters.moved;
-            totals.reclaimed += counters.reclaimed;
-            totals.failed_syncs += counters.failed_syncs;
+            totals.evicted += counters.store.evicted;
+            totals.moved += counters.store.moved;
+            totals.reclaimed += counters.store.reclaimed;
+            totals.failed_syncs += counters.store.failed_syncs;
         }
     }
 }

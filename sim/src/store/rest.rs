@@ -29,7 +29,7 @@ pub fn rest(shared: &Shared, store: &Store) -> bool {
         let space = space_of(store);
         let state = shared.lock();
         let counters = store.try_core(Core::counters);
-        let failed = counters.is_some_and(|counters| counters.failed_syncs > 0);
+        let failed = counters.is_some_and(|counters| counters.store.failed_syncs > 0);
         let is_sick = state.world.disk.volumes().iter().any(Medium::is_sick);
         assert!(
             failed && space.free_segments == 0 || is_sick,

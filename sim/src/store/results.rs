@@ -61,7 +61,8 @@ impl State {
     /// Pages that have left the index, for any reason. `None` while a task holds the core.
     fn departed(&self) -> Option<u64> {
         let c = self.try_core(Core::counters)?;
-        Some(c.evicted + c.deleted + c.damaged + c.unfinished)
+        let removed = c.store;
+        Some(removed.evicted + removed.deleted + removed.damaged + removed.unfinished)
     }
 
     pub fn check_put(&mut self, pages: &Pages, versions: &[VersionId], statuses: &[PutStatus]) {

@@ -1,6 +1,7 @@
 //! Every metric: its name, unit and meaning, and its samples.
 
 use larder_base::latency::Buckets;
+use larder_core::counters::{self, Counted};
 use larder_disk::health::Health;
 use larder_engine::Stats;
 use larder_store::beneath::BeneathReport;
@@ -10,7 +11,6 @@ use larder_store::totals::Totals;
 use prometheus_client::registry::Unit;
 
 use super::{NAMESPACES_MAX, OTHER};
-use crate::misses::REASONS;
 
 /// Labels with their values.
 type Labels = Vec<(&'static str, String)>;
@@ -48,100 +48,90 @@ const STATES: [&str; 4] = ["serving", "read_only", "degraded", "unserved"];
 struct Table(Vec<Metric>);
 
 impl Table {
-    fn add(
+    /// Adds a sample to the last metric, if that is its own, or to a new one. `metric` is the name
+    /// in full, with its labels, but without the suffix of counters.
+    fn sample(
         &mut self,
-        name: &'static str,
+        metric: &'static str,
         help: &'static str,
-        unit: Option<Unit>,
-        all: Vec<Sample>,
+        values: &[&str],
+        value: impl Into<Value>,
     ) {
-        self.0.push(Metric {
-            name,
-            help,
-            unit,
-            samples: all,
-        });
-    }
-
-    fn gauge(&mut self, name: &'static str, help: &'static str, value: u64) {
-        self.add(name, help, None, vec![gauge(Vec::new(), value)]);
-    }
-
-    fn bytes(&mut self, name: &'static str, help: &'static str, value: u64) {
-        self.add(
-            name,
-            help,
-            Some(Unit::Bytes),
-            vec![gauge(Vec::new(), value)],
-        );
-    }
-
-    fn counter(&mut self, name: &'static str, help: &'static str, value: u64) {
-        self.add(name, help, None, vec![count(Vec::new(), value)]);
-    }
-
-    fn bytes_counter(&mut self, name: &'static str, help: &'static str, value: u64) {
-        self.add(
-            name,
-            help,
-            Some(Unit::Bytes),
-            vec![count(Vec::new(), value)],
-        );
-    }
-
-    fn times(&mut self, name: &'static str, help: &'static str, of: &Buckets) {
+        let (name, labels) = metric.split_once('{').unwrap_or((metric, ""));
+        let labels = labels.trim_end_matches('}').split(',');
+        let labels = labels.filter(|label| !label.is_empty()).zip(values);
+        let labels = labels.map(|(label, value)| (label, (*value).to_owned()));
         let sample = Sample {
-            labels: Vec::new(),
-            value: Value::Times(of.clone()),
+            labels: labels.collect(),
+            value: value.into(),
         };
-        self.add(name, help, Some(Unit::Seconds), vec![sample]);
+        let (name, unit) = match name.rsplit_once('_') {
+            Some((name, "bytes")) => (name, Some(Unit::Bytes)),
+            Some((name, "seconds")) => (name, Some(Unit::Seconds)),
+            Some((name, "ratio")) => (name, Some(Unit::Other("ratio".to_owned()))),
+            _ => (name, None),
+        };
+        match self.0.last_mut().filter(|last| last.name == name) {
+            Some(metric) => metric.samples.push(sample),
+            None => self.0.push(Metric {
+                name,
+                help,
+                unit,
+                samples: vec![sample],
+            }),
+        }
+    }
+
+    /// Adds a sample for each value of one label.
+    fn by<const N: usize>(
+        &mut self,
+        metric: &'static str,
+        help: &'static str,
+        values: [(&str, Value); N],
+    ) {
+        for (of, value) in values {
+            self.sample(metric, help, &[of], value);
+        }
     }
 }
 
-fn gauge(labels: Labels, value: u64) -> Sample {
-    let value = Value::Gauge(value as f64);
-    Sample { labels, value }
+impl From<counters::Value<'_>> for Value {
+    fn from(value: counters::Value<'_>) -> Value {
+        match value {
+            counters::Value::Count(count) => Value::Count(count),
+            counters::Value::Times(times) => Value::Times(times.clone()),
+        }
+    }
 }
 
-fn count(labels: Labels, value: u64) -> Sample {
-    let value = Value::Count(value);
-    Sample { labels, value }
+fn gauge(value: u64) -> Value {
+    Value::Gauge(value as f64)
 }
 
-/// A sample for each value of one label.
-fn by<const N: usize>(
-    label: &'static str,
-    values: [(&'static str, u64); N],
-    sample: fn(Labels, u64) -> Sample,
-) -> Vec<Sample> {
-    let samples = values.into_iter();
-    samples
-        .map(|(of, value)| sample(vec![(label, of.to_owned())], value))
-        .collect()
+/// Adds metrics without labels.
+macro_rules! rows {
+    ($table:ident: $($name:literal, $help:literal: $value:expr;)*) => {
+        $($table.sample($name, $help, &[], $value);)*
+    };
 }
 
 /// All metrics of an owner's answer. Without an answer: the metrics of a store without an owner.
 pub(super) fn metrics(view: Option<&View>, drives: &[(String, Health)]) -> Vec<Metric> {
     let mut table = Table(Vec::new());
-    let own = vec![("version", env!("CARGO_PKG_VERSION").to_owned())];
-    table.add(
-        "larder_build_info",
+    table.by(
+        "larder_build_info{version}",
         "Release of the exporter",
-        None,
-        vec![gauge(own, 1)],
+        [(env!("CARGO_PKG_VERSION"), gauge(1))],
     );
-    table.gauge(
-        "larder_up",
-        "Whether an owner serves the store and answers",
-        u64::from(view.is_some()),
-    );
+    rows! { table:
+        "larder_up", "Whether an owner serves the store and answers":
+            gauge(u64::from(view.is_some()));
+    }
     let state = view.map_or("unserved", state);
-    let states = STATES.map(|of| (of, u64::from(of == state)));
-    table.add(
-        "larder_store_state",
+    table.by(
+        "larder_store_state{state}",
         "State of the store, 1 for the present one",
-        None,
-        by("state", states, gauge),
+        STATES.map(|of| (of, gauge(u64::from(of == state)))),
     );
     if let Some(view) = view {
         owner(&mut table, view);
@@ -171,68 +161,35 @@ fn state(view: &View) -> &'static str {
 /// The owner and its clients.
 fn owner(table: &mut Table, view: &View) {
     let report = &view.report;
-    let info = vec![
-        ("version", report.protocol.release.clone()),
-        ("protocol", report.protocol.newest.to_string()),
-        ("format", report.format_version.to_string()),
-    ];
-    table.add(
-        "larder_owner_info",
+    let (protocol, format) = (&report.protocol, report.format_version.to_string());
+    table.sample(
+        "larder_owner_info{version,protocol,format}",
         "Release, catalog protocol and on-disk format of the owner",
-        None,
-        vec![gauge(info, 1)],
+        &[&protocol.release, &protocol.newest.to_string(), &format],
+        gauge(1),
     );
-    let started = Sample {
-        labels: Vec::new(),
-        value: Value::Gauge(report.started_unix_s),
-    };
-    table.add(
-        "larder_owner_start_time",
-        "When the owner opened the store, since 1970; a change is a takeover",
-        Some(Unit::Seconds),
-        vec![started],
-    );
-    table.bytes(
-        "larder_owner_resident",
-        "Resident memory of the owner's process",
-        report.rss_bytes,
-    );
-    table.gauge("larder_clients", "Clients attached", using(view));
-    table.gauge(
+    rows! { table:
+        "larder_owner_start_time_seconds",
+        "When the owner opened the store, since 1970; a change is a takeover":
+            Value::Gauge(report.started_unix_s);
+        "larder_owner_resident_bytes", "Resident memory of the owner's process":
+            gauge(report.rss_bytes);
+        "larder_clients", "Clients attached": gauge(using(view));
         "larder_lingering_clients",
-        "Clients that have ended, and whose writes may still be in flight",
-        u64::from(report.lingering),
-    );
-    table.gauge(
-        "larder_reads_in_flight",
-        "Pages that clients are reading",
-        report.reads_in_flight,
-    );
-    table.gauge(
-        "larder_puts_in_flight",
-        "Puts of clients in progress",
-        report.puts_in_flight,
-    );
-    table.gauge(
-        "larder_adrift_pages",
-        "Pages of puts that were aborted because their client was silent",
-        report.pages_adrift,
-    );
-    table.gauge(
+        "Clients that have ended, and whose writes may still be in flight":
+            gauge(u64::from(report.lingering));
+        "larder_reads_in_flight", "Pages that clients are reading": gauge(report.reads_in_flight);
+        "larder_puts_in_flight", "Puts of clients in progress": gauge(report.puts_in_flight);
+        "larder_adrift_pages", "Pages of puts that were aborted because their client was silent":
+            gauge(report.pages_adrift);
         "larder_displaced_volumes",
-        "Volumes whose paths no longer lead to the files that the owner serves",
-        report.displaced_volumes.len() as u64,
-    );
-    table.gauge(
-        "larder_compactions",
-        "Processes that compact the store",
-        u64::from(report.compactions),
-    );
-    table.bytes(
-        "larder_shared_reads_used",
-        "Memory in use through which processes share reads",
-        report.staging.used_bytes,
-    );
+        "Volumes whose paths no longer lead to the files that the owner serves":
+            gauge(report.displaced_volumes.len() as u64);
+        "larder_compactions", "Processes that compact the store":
+            gauge(u64::from(report.compactions));
+        "larder_shared_reads_used_bytes", "Memory in use through which processes share reads":
+            gauge(report.staging.used_bytes);
+    }
 }
 
 /// The processes that use the store, without its owner.
@@ -242,33 +199,17 @@ fn using(view: &View) -> u64 {
 
 /// The content of the store, and its room.
 fn content(table: &mut Table, stats: &Stats) {
-    table.gauge("larder_pages", "Pages in the store", stats.pages);
-    table.bytes("larder_live", "Bytes of those pages", stats.live_bytes);
-    table.bytes(
-        "larder_taken",
-        "Usable bytes that pages take",
-        stats.taken_bytes,
-    );
-    table.bytes(
-        "larder_usable",
-        "Most bytes that pages may take",
-        stats.usable_bytes,
-    );
-    table.bytes(
-        "larder_capacity",
-        "Bytes of all volumes together",
-        stats.capacity_bytes,
-    );
-    table.bytes(
-        "larder_leased",
-        "Bytes of pages under a lease",
-        stats.leased_bytes,
-    );
-    table.gauge(
+    rows! { table:
+        "larder_pages", "Pages in the store": gauge(stats.pages);
+        "larder_live_bytes", "Bytes of those pages": gauge(stats.live_bytes);
+        "larder_taken_bytes", "Usable bytes that pages take": gauge(stats.taken_bytes);
+        "larder_usable_bytes", "Most bytes that pages may take": gauge(stats.usable_bytes);
+        "larder_capacity_bytes", "Bytes of all volumes together": gauge(stats.capacity_bytes);
+        "larder_leased_bytes", "Bytes of pages under a lease": gauge(stats.leased_bytes);
         "larder_unproven_pages",
-        "Pages that recovery found without proof and that no read has verified",
-        stats.unproven,
-    );
+        "Pages that recovery found without proof and that no read has verified":
+            gauge(stats.unproven);
+    }
     let segments = [
         ("free", stats.free_segments),
         ("open", stats.open_segments),
@@ -276,86 +217,69 @@ fn content(table: &mut Table, stats: &Stats) {
         ("reclaiming", stats.reclaiming_segments),
         ("unreadable", stats.unreadable_segments),
     ];
-    table.add(
-        "larder_segments",
-        "Segments by state",
-        None,
-        by("state", segments, gauge),
-    );
-    table.gauge(
-        "larder_read_only_volumes",
-        "Volumes in read-only service",
-        stats.read_only_volumes.len() as u64,
-    );
-    table.bytes("larder_index", "RAM of the index", stats.index_bytes);
+    let segments = segments.map(|(state, segments)| (state, gauge(segments)));
+    table.by("larder_segments{state}", "Segments by state", segments);
+    rows! { table:
+        "larder_read_only_volumes", "Volumes in read-only service":
+            gauge(stats.read_only_volumes.len() as u64);
+        "larder_index_bytes", "RAM of the index": gauge(stats.index_bytes);
+    }
 }
 
 fn namespaces(table: &mut Table, view: &View) {
     let (named, further) = view.spaces.split_at(view.spaces.len().min(NAMESPACES_MAX));
-    let mut rows: Vec<(Labels, u64, u64)> = Vec::new();
+    let mut rows: Vec<([String; 2], u64, u64)> = Vec::new();
     for space in named {
         let model = space.namespace.as_ref().map(|of| of.fields().model.clone());
-        let labels = vec![
-            ("kv_namespace", space.usage.namespace.to_string()),
-            ("model", model.unwrap_or_default()),
-        ];
+        let labels = [space.usage.namespace.to_string(), model.unwrap_or_default()];
         rows.push((labels, space.usage.pages, space.usage.bytes));
     }
     if !further.is_empty() {
-        let labels = vec![("kv_namespace", OTHER.to_owned()), ("model", String::new())];
         let pages = further.iter().map(|space| space.usage.pages).sum();
         let bytes = further.iter().map(|space| space.usage.bytes).sum();
-        rows.push((labels, pages, bytes));
+        rows.push(([OTHER.to_owned(), String::new()], pages, bytes));
     }
-    table.gauge(
-        "larder_namespaces",
-        "Namespaces with pages",
-        view.spaces.len() as u64,
-    );
-    let pages = rows
-        .iter()
-        .map(|(labels, pages, _)| gauge(labels.clone(), *pages));
-    table.add(
-        "larder_namespace_pages",
-        "Pages of a namespace",
-        None,
-        pages.collect(),
-    );
-    let bytes = rows
-        .iter()
-        .map(|(labels, _, bytes)| gauge(labels.clone(), *bytes));
-    table.add(
-        "larder_namespace",
-        "Bytes of the pages of a namespace",
-        Some(Unit::Bytes),
-        bytes.collect(),
-    );
+    rows! { table:
+        "larder_namespaces", "Namespaces with pages": gauge(view.spaces.len() as u64);
+    }
+    for ([name, model], pages, _) in &rows {
+        let metric = "larder_namespace_pages{kv_namespace,model}";
+        table.sample(
+            metric,
+            "Pages of a namespace",
+            &[name, model],
+            gauge(*pages),
+        );
+    }
+    for ([name, model], _, bytes) in &rows {
+        let (metric, help) = (
+            "larder_namespace_bytes{kv_namespace,model}",
+            "Bytes of the pages of a namespace",
+        );
+        table.sample(metric, help, &[name, model], gauge(*bytes));
+    }
 }
 
 /// Hits and misses by namespace.
 fn reads(table: &mut Table, spaces: &Spaces) {
-    let label = |name: &str| ("kv_namespace", name.to_owned());
-    let hits = spaces
-        .iter()
-        .map(|(name, reads)| count(vec![label(name)], reads.hits));
-    table.add(
-        "larder_namespace_page_hits",
-        "Pages of a namespace that gets returned, read and verified",
-        None,
-        hits.collect(),
-    );
-    let misses = spaces.iter().flat_map(|(name, reads)| {
-        REASONS.map(|reason| {
-            let labels = vec![label(name), ("reason", reason.label.to_owned())];
-            count(labels, reason.of(&reads.misses))
-        })
-    });
-    table.add(
-        "larder_namespace_page_misses",
-        "Pages of a namespace that gets did not return, by reason",
-        None,
-        misses.collect(),
-    );
+    for (name, reads) in spaces.iter() {
+        table.sample(
+            "larder_namespace_page_hits{kv_namespace}",
+            "Pages of a namespace that gets returned, read and verified",
+            &[name],
+            Value::Count(reads.hits),
+        );
+    }
+    for (name, reads) in spaces.iter() {
+        for (row, value) in reads.misses.rows() {
+            table.sample(
+                "larder_namespace_page_misses{kv_namespace,reason}",
+                "Pages of a namespace that gets did not return, by reason",
+                &[name, row.value],
+                value,
+            );
+        }
+    }
 }
 
 /// Counters of the L4, each with the value of its label.
@@ -384,188 +308,83 @@ const L4_PAGES: [(&str, &str); 3] = [
 /// The remote beneath the store.
 fn remote(table: &mut Table, l4: &BeneathReport) {
     let of = |name: &str| l4.counts.get(name).copied().unwrap_or_default();
-    let up = "Whether requests are made to the remote";
-    table.gauge("larder_l4_up", up, u64::from(l4.works));
-    let known = "Runs of the remote whose names are known";
-    table.gauge("larder_l4_known_runs", known, of("known_runs"));
-    let outgoing = L4_OUTGOING.map(|(outcome, name)| (outcome, of(name)));
-    let help = "Runs that were to be published, by outcome";
-    let samples = by("outcome", outgoing, count);
-    table.add("larder_l4_outgoing_runs", help, None, samples);
-    let incoming = L4_INCOMING.map(|(outcome, name)| (outcome, of(name)));
-    let help = "Runs that lookups missed and the remote has, by outcome";
-    let samples = by("outcome", incoming, count);
-    table.add("larder_l4_incoming_runs", help, None, samples);
-    let pages = L4_PAGES.map(|(outcome, name)| (outcome, of(name)));
-    let help = "Pages of fetched runs, by outcome";
-    table.add("larder_l4_pages", help, None, by("outcome", pages, count));
-    let help = "Looks at runs, and reads of them, that failed while the remote answered";
-    table.counter("larder_l4_unreadable_runs", help, of("unreadable_runs"));
-    let help = "Bytes of published objects";
-    table.bytes_counter("larder_l4_published", help, of("published_bytes"));
-    let help = "Bytes of fetched objects";
-    table.bytes_counter("larder_l4_fetched", help, of("fetched_bytes"));
-    let help = "Requests that searched for prefixes without a known run";
-    table.counter("larder_l4_search_requests", help, of("search_requests"));
-    let help = "Runs found by searches";
-    table.counter("larder_l4_searched_runs", help, of("searched_runs"));
+    let count = |name: &str| Value::Count(of(name));
+    rows! { table:
+        "larder_l4_up", "Whether requests are made to the remote": gauge(u64::from(l4.works));
+        "larder_l4_known_runs", "Runs of the remote whose names are known":
+            gauge(of("known_runs"));
+    }
+    table.by(
+        "larder_l4_outgoing_runs{outcome}",
+        "Runs that were to be published, by outcome",
+        L4_OUTGOING.map(|(outcome, name)| (outcome, count(name))),
+    );
+    table.by(
+        "larder_l4_incoming_runs{outcome}",
+        "Runs that lookups missed and the remote has, by outcome",
+        L4_INCOMING.map(|(outcome, name)| (outcome, count(name))),
+    );
+    table.by(
+        "larder_l4_pages{outcome}",
+        "Pages of fetched runs, by outcome",
+        L4_PAGES.map(|(outcome, name)| (outcome, count(name))),
+    );
+    rows! { table:
+        "larder_l4_unreadable_runs",
+        "Looks at runs, and reads of them, that failed while the remote answered":
+            count("unreadable_runs");
+        "larder_l4_published_bytes", "Bytes of published objects": count("published_bytes");
+        "larder_l4_fetched_bytes", "Bytes of fetched objects": count("fetched_bytes");
+        "larder_l4_search_requests", "Requests that searched for prefixes without a known run":
+            count("search_requests");
+        "larder_l4_searched_runs", "Runs found by searches": count("searched_runs");
+    }
 }
 
 /// The reports of the drives.
 fn wear(table: &mut Table, drives: &[(String, Health)]) {
-    let of = |value: &dyn Fn(&Health) -> Option<Value>| -> Vec<Sample> {
-        let samples = drives.iter().filter_map(|(name, health)| {
-            Some(Sample {
-                labels: vec![("drive", name.clone())],
-                value: value(health)?,
-            })
-        });
-        samples.collect()
-    };
     let ratio = |percent: u8| Value::Gauge(f64::from(percent) / 100.0);
-    table.add(
-        "larder_drive_critical",
+    let mut of = |metric, help, value: &dyn Fn(&Health) -> Option<Value>| {
+        for (name, health) in drives {
+            if let Some(value) = value(health) {
+                table.sample(metric, help, &[name], value);
+            }
+        }
+    };
+    of(
+        "larder_drive_critical{drive}",
         "Whether the drive reports a failure of itself",
-        None,
-        of(&|health| Some(Value::Gauge(f64::from(u8::from(health.is_critical))))),
+        &|health| Some(gauge(u64::from(health.is_critical))),
     );
-    table.add(
-        "larder_drive_used",
+    of(
+        "larder_drive_used_ratio{drive}",
         "Part of the drive's rated life that is used",
-        Some(Unit::Other("ratio".to_owned())),
-        of(&|health| health.used_percent.map(ratio)),
+        &|health| health.used_percent.map(ratio),
     );
-    table.add(
-        "larder_drive_spare",
+    of(
+        "larder_drive_spare_ratio{drive}",
         "Part of the drive's spare blocks that is left",
-        Some(Unit::Other("ratio".to_owned())),
-        of(&|health| health.spare_percent.map(|(left, _)| ratio(left))),
+        &|health| health.spare_percent.map(|(left, _)| ratio(left)),
     );
-    table.add(
-        "larder_drive_written",
+    of(
+        "larder_drive_written_bytes{drive}",
         "Bytes written to the drive in its life, by all programs",
-        Some(Unit::Bytes),
-        of(&|health| health.written_bytes.map(Value::Count)),
+        &|health| health.written_bytes.map(Value::Count),
     );
-    table.add(
-        "larder_drive_media_errors",
+    of(
+        "larder_drive_media_errors{drive}",
         "Errors of the drive's medium in its life",
-        None,
-        of(&|health| health.media_errors.map(Value::Count)),
+        &|health| health.media_errors.map(Value::Count),
     );
 }
 
 /// Counters of all processes, across owners.
 fn totals(table: &mut Table, totals: &Totals) {
-    let (counts, store) = (&totals.counts, &totals.store);
-    table.counter(
-        "larder_page_hits",
-        "Pages that gets returned, read and verified",
-        counts.hits,
-    );
-    let reasons = REASONS.map(|reason| (reason.label, reason.of(&counts.misses)));
-    table.add(
-        "larder_page_misses",
-        "Pages that gets did not return, by reason",
-        None,
-        by("reason", reasons, count),
-    );
-    table.bytes_counter(
-        "larder_read",
-        "Bytes of pages that gets requested from the device",
-        counts.bytes_read,
-    );
-    let unread = [("slow", counts.slow), ("unmeasured", counts.unmeasured)];
-    table.add(
-        "larder_unread_pages",
-        "Pages that a process found and computed instead of reading them, by reason",
-        None,
-        by("reason", unread, count),
-    );
-    table.counter(
-        "larder_put_pages",
-        "Pages that puts stored",
-        counts.pages_put,
-    );
-    table.bytes_counter("larder_put", "Bytes of those pages", counts.bytes_put);
-    table.counter(
-        "larder_duplicate_pages",
-        "Pages that puts found already stored",
-        counts.duplicates,
-    );
-    table.counter(
-        "larder_refused_pages",
-        "Pages that puts refused",
-        counts.refused,
-    );
-    table.counter(
-        "larder_failed_pages",
-        "Pages of puts whose write or sync failed",
-        counts.failed,
-    );
-    table.counter(
-        "larder_refused_read_only_puts",
-        "Puts refused because every volume was in read-only service",
-        store.refused_read_only_puts,
-    );
-    let removed = [
-        ("evicted", store.evicted_pages),
-        ("deleted", store.deleted_pages),
-        ("damaged", store.damaged_pages),
-        ("unfinished", store.unfinished_pages),
-    ];
-    table.add(
-        "larder_removed_pages",
-        "Pages that left the store, by reason",
-        None,
-        by("reason", removed, count),
-    );
-    table.counter(
-        "larder_moved_pages",
-        "Pages moved by reclaim",
-        store.pages_moved,
-    );
-    table.counter(
-        "larder_freed_segments",
-        "Segments reclaimed",
-        store.freed_segments,
-    );
-    table.add(
-        "larder_written",
-        "Bytes written to the volumes, by cause",
-        Some(Unit::Bytes),
-        by("cause", store.written.causes(), count),
-    );
-    let syncs = [("ok", store.syncs), ("failed", store.failed_syncs)];
-    table.add(
-        "larder_syncs",
-        "Syncs of volumes, by result",
-        None,
-        by("result", syncs, count),
-    );
-    let shared = [
-        ("filled", store.shared_pages_filled),
-        ("hit", store.shared_pages_hit),
-    ];
-    table.add(
-        "larder_shared_reads_pages",
-        "Pages read into the memory of shared reads, and found there",
-        None,
-        by("result", shared, count),
-    );
-    let times = &totals.latencies;
-    let help = "Time of calls of longest_prefix and contains, one in 64 measured";
-    table.times("larder_lookup", help, &times.lookup);
-    table.times("larder_get", "Time of calls of get", &times.get);
-    let help = "Time of calls of put, with waits for room";
-    table.times("larder_put", help, &times.put);
-    table.times("larder_flush", "Time of calls of flush", &times.flush);
-    let help = "Time of reads from the devices of the volumes";
-    table.times("larder_device_read", help, &times.device_read);
-    let help = "Time of writes to the devices of the volumes";
-    table.times("larder_device_write", help, &times.device_write);
-    let help = "Time of syncs of the devices of the volumes";
-    table.times("larder_device_sync", help, &times.device_sync);
+    let rows = totals.counts.rows().into_iter();
+    let rows = rows.chain(totals.store.rows());
+    for (counter, value) in rows.chain(totals.latencies.rows()) {
+        table.sample(counter.metric, counter.help, &[counter.value], value);
+    }
 }
 
 #[cfg(test)]

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use larder_engine::{Counts, Departed, Process, Report};
+use larder_core::counters::{Counted, Counter, Counts, Value};
+use larder_engine::{Departed, Process, Report};
 use serde::Serialize;
 
-use crate::misses::{REASONS, Reason};
 use crate::report::Lines;
 use crate::size::ByteSize;
 
@@ -121,7 +121,7 @@ impl Processes {
         let mut total = report.departed.counts;
         let rows = report.processes.iter().map(|process| {
             if let Some(counts) = process.counts {
-                total.add(counts);
+                total.add(&counts);
                 before.of.insert(process.client, counts);
             }
             let since = then.get(&process.client).copied();
@@ -152,17 +152,16 @@ impl Processes {
     /// The table for people. A reason of misses, or for which found pages are not read, has a
     /// column if there is such a page.
     pub(super) fn lines(&self, lines: &mut Lines) {
-        let total = self.total.counts.unwrap_or_default().misses;
-        let reasons: Vec<&Reason> = REASONS.iter().filter(|of| of.of(&total) > 0).collect();
-        let names: Vec<String> = reasons.iter().map(|reason| reason.name()).collect();
-        let mut headings = vec!["Process", "pid", "up", "hits", "misses"];
-        headings.extend(names.iter().map(String::as_str));
-        headings.extend(["hit rate", "hits/s", "read", "read/s", "put", "put/s"]);
         let total = self.total.counts.unwrap_or_default();
-        let unread: Vec<usize> = (0..UNREAD.len())
-            .filter(|&reason| UNREAD[reason].1(&total) > 0)
-            .collect();
-        headings.extend(unread.iter().map(|&reason| UNREAD[reason].0));
+        let reasons = nonzero(&total, "larder_page_misses{reason}");
+        let unread = nonzero(&total, "larder_unread_pages{reason}");
+        let named = |of: &Counter| of.value.replace('_', " ");
+        let names: Vec<String> = reasons.iter().chain(&unread).map(named).collect();
+        let (missed, found) = names.split_at(reasons.len());
+        let mut headings = vec!["Process", "pid", "up", "hits", "misses"];
+        headings.extend(missed.iter().map(String::as_str));
+        headings.extend(["hit rate", "hits/s", "read", "read/s", "put", "put/s"]);
+        headings.extend(found.iter().map(String::as_str));
         let mut rows: Vec<Vec<String>> = Vec::new();
         for row in &self.processes {
             rows.push(cells(row, "", &reasons, &unread));
@@ -177,14 +176,23 @@ impl Processes {
     }
 }
 
-/// Reads one counter of a process.
-type ProcessCounter = fn(&Counts) -> u64;
+/// The counters of a metric that are not 0.
+fn nonzero(total: &Counts, metric: &str) -> Vec<Counter> {
+    let rows = total.rows().into_iter();
+    rows.filter(|(row, value)| row.metric == metric && matches!(value, Value::Count(1..)))
+        .map(|(row, _)| row)
+        .collect()
+}
 
-/// The reasons for which found pages are not read, with their counters.
-const UNREAD: [(&str, ProcessCounter); 2] = [
-    ("slow", |counts| counts.slow),
-    ("unmeasured", |counts| counts.unmeasured),
-];
+/// The value of a counter.
+fn value_of(counts: &Counts, of: &Counter) -> u64 {
+    let rows = counts.rows().into_iter();
+    let values = rows.filter(|(row, _)| row.name == of.name);
+    values.fold(0, |sum, (_, value)| match value {
+        Value::Count(count) => sum + count,
+        Value::Times(_) => sum,
+    })
+}
 
 fn identity(process: &Process) -> Identity {
     Identity {
@@ -196,7 +204,7 @@ fn identity(process: &Process) -> Identity {
     }
 }
 
-fn cells(row: &Row, several: &str, reasons: &[&Reason], unread: &[usize]) -> Vec<String> {
+fn cells(row: &Row, several: &str, reasons: &[Counter], unread: &[Counter]) -> Vec<String> {
     let unknown = || "-".to_owned();
     let process = row.process.as_ref();
     let pid = process.and_then(|process| process.pid);
@@ -220,7 +228,7 @@ fn cells(row: &Row, several: &str, reasons: &[&Reason], unread: &[usize]) -> Vec
     cells.push(count(&|counts| counts.hits));
     cells.push(count(&|counts| counts.misses.total()));
     for reason in reasons {
-        cells.push(count(&|counts| reason.of(&counts.misses)));
+        cells.push(count(&|counts| value_of(counts, reason)));
     }
     let percent = row.hit_rate.map(|share| format!("{:.1} %", share * 100.0));
     cells.push(percent.unwrap_or_else(unknown));
@@ -230,8 +238,8 @@ fn cells(row: &Row, several: &str, reasons: &[&Reason], unread: &[usize]) -> Vec
     cells.push(size_rate(|rates| rates.read_bytes_per_second));
     cells.push(bytes(&|counts| counts.bytes_put));
     cells.push(size_rate(|rates| rates.put_bytes_per_second));
-    for &reason in unread {
-        cells.push(count(&UNREAD[reason].1));
+    for reason in unread {
+        cells.push(count(&|counts| value_of(counts, reason)));
     }
     cells
 }

@@ -332,7 +332,7 @@ fn the_log_has_the_form_and_the_levels_that_are_asked_for() {
         stderr(&output)
     };
     let json = ["--log-format", "json"];
-    let said = lines(&json, &[("LARDER_LOG", "larder_engine=debug")]);
+    let said = lines(&json, &[("LARDER_LOG", "larder_store=debug")]);
     let objects: Vec<Value> = said
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())

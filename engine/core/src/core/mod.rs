@@ -212,7 +212,7 @@ impl Core {
             Event::Synced(id, index, status) => puts.set_status(base, id, index, status),
             Event::Released(id) => {
                 segments.release(id);
-                base.counters.reclaimed += 1;
+                base.counters.store.reclaimed += 1;
                 base.has_room();
                 base.announce(Event::MoreRoom);
             }

@@ -9,6 +9,7 @@ use larder_format::{DescriptorBlock, Fingerprint, Namespace, PageRecord, Serial,
 
 use serde::{Deserialize, Serialize};
 
+use crate::counters::StoreCounts;
 use crate::grants::{Extent, Finding, ReservationId};
 use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::status::PutStatus;
@@ -270,59 +271,25 @@ pub struct Recovered {
 /// Counters since the store was opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
+    /// Those of the table.
+    pub store: StoreCounts,
     /// Pages stored by puts.
     pub pages_put: u64,
+    /// Their blocks.
+    pub blocks_put: u64,
     /// Pages already stored.
     pub duplicates: u64,
     /// Pages refused.
     pub refused: u64,
-    /// Puts refused because every volume was in read-only service.
-    pub puts_refused_read_only: u64,
     /// Pages whose write or sync failed.
     pub failed: u64,
-    /// Pages evicted.
-    pub evicted: u64,
-    /// Pages deleted, also pages that a deletion overtook while they were being written.
-    pub deleted: u64,
     /// Unproven pages that a put wrote again.
     pub replaced: u64,
-    /// Pages forgotten as damaged.
-    pub damaged: u64,
     /// Pages that were gone when the store was opened, though the clean close had counted them.
+    /// The damaged pages do not include them.
     pub lost: u64,
-    /// Pages forgotten as unfinished.
-    pub unfinished: u64,
-    /// Pages moved by reclaim.
-    pub moved: u64,
-    /// Of these, pages moved out of segments that a caller wanted emptied.
+    /// Pages moved out of segments that a caller wanted emptied.
     pub moved_as_wanted: u64,
-    /// Segments reclaimed.
-    pub reclaimed: u64,
-    /// Blocks of page data stored by puts.
-    pub blocks_put: u64,
-    /// Blocks of pages of puts written.
-    pub page_blocks_written: u64,
-    /// Blocks of copies of pages written.
-    pub copy_blocks_written: u64,
-    /// Descriptor blocks written.
-    pub descriptor_blocks_written: u64,
-    /// Header blocks written.
-    pub header_blocks_written: u64,
-    /// Syncs that succeeded.
-    pub syncs: u64,
-    /// Syncs that failed.
-    pub failed_syncs: u64,
-}
-
-impl Counters {
-    /// Blocks written in all.
-    #[must_use]
-    pub fn blocks_written(&self) -> u64 {
-        self.page_blocks_written
-            + self.copy_blocks_written
-            + self.descriptor_blocks_written
-            + self.header_blocks_written
-    }
 }
 
 /// Space as it is now, for statistics.

@@ -517,7 +517,7 @@ impl Store {
 
     /// Counts pages that this process found and decided not to read: because it computes them
     /// faster, and because it did not know the time of a read yet. See
-    /// [`Counts`](crate::counts::Counts).
+    /// [`Counts`](larder_core::counters::Counts).
     pub fn count_unread(&self, slow: u64, unmeasured: u64) {
         match self.inner.role().as_deref() {
             Some(Role::Owner(owner)) => owner.store.count_unread(slow, unmeasured),

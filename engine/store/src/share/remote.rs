@@ -30,6 +30,7 @@ use larder_base::fork::Private;
 use larder_base::ids::{ClientId, NamespaceId};
 use larder_base::runtime::{Condvar, Instant, Mutex, OnceLock};
 use larder_base::system::sockets::{self, UnixStream};
+use larder_core::counters::{Counted, Counts};
 use larder_core::grants::SegmentMap;
 use larder_core::hint::Hint;
 use larder_disk::Pacing;
@@ -41,7 +42,6 @@ use super::wire::{
     Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, parse, receive,
 };
 use crate::catalog::NamespaceShape;
-use crate::counts::Counts;
 use crate::error::StoreError;
 use crate::protocol::{
     Agreed, BENEATH, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name,

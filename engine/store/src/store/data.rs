@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::latency::{DeviceLatencies, Latency};
+use larder_core::counters::{Counted, Counts, Latencies, Tally};
 use larder_disk::{Disk, Pacing, Piece};
 use larder_format::PageKey;
 
@@ -14,10 +15,9 @@ use super::notices::Notices;
 use super::recheck::Recheck;
 use crate::api::Stats;
 use crate::catalog::Catalog;
-use crate::counts::Counts;
 use crate::error::StoreError;
 use crate::spaces::SpaceCounters;
-use crate::totals::{Latencies, Measures};
+use crate::totals::Measures;
 use crate::volume::Volumes;
 
 /// The data path: everything that a handle needs besides its catalog.
@@ -35,18 +35,13 @@ pub struct DataPath {
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) reads: SpaceCounters,
-    pub(super) pages_put: AtomicU64,
-    pub(super) bytes_put: AtomicU64,
-    pub(super) duplicates: AtomicU64,
-    pub(super) refused: AtomicU64,
-    pub(super) refused_read_only: AtomicU64,
-    pub(super) failed: AtomicU64,
     pub(super) bytes_read: AtomicU64,
+    /// All others of the table.
+    pub(super) calls: Tally,
+    pub(super) refused_read_only: AtomicU64,
     pub(super) direct_pages: AtomicU64,
     pub(super) bounced_pages: AtomicU64,
     pub(super) staged_pages: AtomicU64,
-    slow: AtomicU64,
-    unmeasured: AtomicU64,
     pub(super) puts: Latency,
     pub(super) gets: Latency,
     pub(super) lookups: Latency,
@@ -109,15 +104,14 @@ impl DataPath {
 
     /// The times of calls and device operations of this process, and its reads by namespace.
     pub(crate) fn measures(&self) -> Measures {
-        let latencies = Latencies {
-            lookup: self.counters.lookups.buckets(),
-            get: self.counters.gets.buckets(),
-            put: self.counters.puts.buckets(),
-            flush: self.counters.flushes.buckets(),
-            device_read: self.device.reads.buckets(),
-            device_write: self.device.writes.buckets(),
-            device_sync: self.device.syncs.buckets(),
-        };
+        let mut latencies = Latencies::default();
+        latencies.lookup = self.counters.lookups.buckets();
+        latencies.get = self.counters.gets.buckets();
+        latencies.put = self.counters.puts.buckets();
+        latencies.flush = self.counters.flushes.buckets();
+        latencies.device_read = self.device.reads.buckets();
+        latencies.device_write = self.device.writes.buckets();
+        latencies.device_sync = self.device.syncs.buckets();
         Measures {
             latencies,
             spaces: self.counters.reads.read(),
@@ -131,39 +125,29 @@ impl DataPath {
 
     /// Counters of the calls on this data path.
     pub(crate) fn counts(&self) -> Counts {
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let reads = self.counters.reads.total();
-        Counts {
-            hits: reads.hits,
-            misses: reads.misses,
-            bytes_read: count(&self.counters.bytes_read),
-            pages_put: count(&self.counters.pages_put),
-            bytes_put: count(&self.counters.bytes_put),
-            duplicates: count(&self.counters.duplicates),
-            refused: count(&self.counters.refused),
-            failed: count(&self.counters.failed),
-            slow: count(&self.counters.slow),
-            unmeasured: count(&self.counters.unmeasured),
-        }
+        let mut counts = self.counters.calls.read();
+        (counts.hits, counts.misses) = (reads.hits, reads.misses);
+        counts.bytes_read = self.counters.bytes_read.load(Ordering::Relaxed);
+        counts
     }
 
     /// See [`Store::count_unread`](crate::share::Store::count_unread).
     pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
-        self.counters.slow.fetch_add(slow, Ordering::Relaxed);
-        self.counters
-            .unmeasured
-            .fetch_add(unmeasured, Ordering::Relaxed);
+        let mut counts = Counts::default();
+        (counts.slow, counts.unmeasured) = (slow, unmeasured);
+        self.counters.calls.add(counts);
     }
 
     /// Adds this data path's counters.
     pub(crate) fn count_into(&self, stats: &mut Stats) {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let reads = self.counters.reads.total();
-        stats.hits = reads.hits;
-        stats.misses = reads.misses.total();
-        stats.refused = count(&self.counters.refused);
+        let counts = self.counts();
+        stats.hits = counts.hits;
+        stats.misses = counts.misses.total();
+        stats.refused = counts.refused;
+        stats.bytes_read = counts.bytes_read;
         stats.refused_read_only = count(&self.counters.refused_read_only);
-        stats.bytes_read = count(&self.counters.bytes_read);
         stats.direct_pages = count(&self.counters.direct_pages);
         stats.bounced_pages = count(&self.counters.bounced_pages);
         stats.staged_pages = count(&self.counters.staged_pages);

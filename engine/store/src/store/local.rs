@@ -17,11 +17,12 @@ use larder_base::planted;
 use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock, thread};
 use larder_base::system::processes;
 use larder_core::core::{Core, Effect, Fault, Io, IoId, RequestId, Victim};
+use larder_core::counters::StoreCounts;
 use larder_core::grants::{ReservationId, SegmentMap};
 use larder_core::index::{Adoption, Index, Lease};
 use larder_core::status::PutStatus;
 use larder_disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
-use larder_format::{BLOCK_BYTES, Fingerprint, PageKey, StoreId};
+use larder_format::{Fingerprint, PageKey, StoreId};
 
 use super::mover;
 use super::notices::Notices;
@@ -30,7 +31,6 @@ use crate::api::ReadOnlyVolume;
 use crate::beneath::{Beneath, BeneathReport};
 use crate::catalog::{Catalog, NamespaceShape};
 use crate::recovery::scan::{Spot, read_descriptors};
-use crate::totals::{StoreCounts, Written};
 
 /// How often a waiting request ticks the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -283,27 +283,10 @@ impl Local {
     /// Counters of the core and the prewriter.
     pub(super) fn store_counts(&self) -> StoreCounts {
         let counters = self.core_in_turn().counters();
-        let block = BLOCK_BYTES as u64;
-        let written = Written {
-            pages_bytes: counters.page_blocks_written * block,
-            copies_bytes: counters.copy_blocks_written * block,
-            descriptors_bytes: counters.descriptor_blocks_written * block,
-            headers_bytes: counters.header_blocks_written * block,
-            prewriting_bytes: self.prewritten.load(Ordering::Relaxed),
-        };
-        StoreCounts {
-            evicted_pages: counters.evicted,
-            deleted_pages: counters.deleted,
-            damaged_pages: counters.damaged + counters.lost,
-            unfinished_pages: counters.unfinished,
-            pages_moved: counters.moved,
-            freed_segments: counters.reclaimed,
-            refused_read_only_puts: counters.puts_refused_read_only,
-            syncs: counters.syncs,
-            failed_syncs: counters.failed_syncs,
-            written,
-            ..StoreCounts::default()
-        }
+        let mut counts = counters.store;
+        counts.damaged += counters.lost;
+        counts.written.prewriting_bytes = self.prewritten.load(Ordering::Relaxed);
+        counts
     }
 
     /// Logs the first refusal of a counted lease.

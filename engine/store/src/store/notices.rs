@@ -83,20 +83,20 @@ impl Notices {
             ),
             (
                 9,
-                counters.failed_syncs,
+                counters.store.failed_syncs,
                 "a sync failed: the pages that it covered are read back and written again \
                  (counted in failed_syncs; logged once)",
             ),
             (
                 10,
-                counters.damaged,
+                counters.store.damaged,
                 "a page does not read back as it was written, and is forgotten: look at the \
                  disk, and run `larder verify --deep` on the closed store (counted in \
                  damaged_pages; logged once)",
             ),
             (
                 11,
-                counters.unfinished,
+                counters.store.unfinished,
                 "a page whose write the last crash cut short is forgotten (counted in \
                  unfinished_pages; logged once)",
             ),

@@ -24,6 +24,7 @@ use larder_base::ids::NamespaceId;
 use larder_base::memory::AlignedBuf;
 use larder_base::planted;
 use larder_base::runtime::{Instant, after};
+use larder_core::counters::Counts;
 use larder_core::grants::{Ask, Extent, Grant, ReservationId};
 use larder_core::status::{PutFailure, PutStatus, Refusal};
 use larder_disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
@@ -94,31 +95,23 @@ pub(super) fn put<C: Catalog + ?Sized>(
 }
 
 fn count(data: &DataPath, shape: &NamespaceShape, statuses: &[PutStatus]) {
-    let (mut stored, mut duplicates, mut failed) = (0, 0, 0);
-    let (mut refused, mut read_only) = (0, 0);
+    let (mut counts, mut read_only) = (Counts::default(), 0);
     for status in statuses {
         match status {
-            PutStatus::Stored => stored += 1,
-            PutStatus::Duplicate => duplicates += 1,
-            PutStatus::Failed(_) => failed += 1,
+            PutStatus::Stored => counts.pages_put += 1,
+            PutStatus::Duplicate => counts.duplicates += 1,
+            PutStatus::Failed(_) => counts.failed += 1,
             PutStatus::Refused(why) => {
-                refused += 1;
+                counts.refused += 1;
                 read_only += u64::from(*why == Refusal::ReadOnlyService);
                 data.notices.refused(*why, shape.shape.page_bytes());
             }
         }
     }
     let bytes = u64::from(shape.shape.page_blocks()) * BLOCK_BYTES as u64;
-    for (counter, amount) in [
-        (&data.counters.pages_put, stored),
-        (&data.counters.bytes_put, stored * bytes),
-        (&data.counters.duplicates, duplicates),
-        (&data.counters.failed, failed),
-        (&data.counters.refused, refused),
-        (&data.counters.refused_read_only, read_only),
-    ] {
-        Counters::add(counter, amount);
-    }
+    counts.bytes_put = counts.pages_put * bytes;
+    data.counters.calls.add(counts);
+    Counters::add(&data.counters.refused_read_only, read_only);
 }
 
 fn fits(shape: &NamespaceShape, page: &PutPage<'_>) -> bool {

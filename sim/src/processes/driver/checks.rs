@@ -35,7 +35,7 @@ impl Driver {
         let owner = self.running.iter().find_map(|running| running.counters());
         let state = self.shared.borrow();
         if let (Some(former), Some(present)) = (state.evicted, owner) {
-            let (missing, evicted) = (state.promises.missing, former + present.evicted);
+            let (missing, evicted) = (state.promises.missing, former + present.store.evicted);
             assert!(
                 evicted == 0 || state.may_have_evicted(),
                 "{evicted} pages were evicted from a roomy store"
@@ -50,12 +50,12 @@ impl Driver {
     /// Adds the last counters of an owner. `None` if they are not known.
     pub(super) fn note_evictions(&self, counters: Option<Counters>) {
         let state = &mut *self.shared.borrow_mut();
-        let evicted = counters.map(|counters| counters.evicted);
+        let evicted = counters.map(|counters| counters.store.evicted);
         state.evicted = state.evicted.zip(evicted).map(|(a, b)| a + b);
         if let Some(counters) = counters {
-            state.totals.evicted += counters.evicted;
-            state.totals.moved += counters.moved;
-            state.totals.reclaimed += counters.reclaimed;
+            state.totals.evicted += counters.store.evicted;
+            state.totals.moved += counters.store.moved;
+            state.totals.reclaimed += counters.store.reclaimed;
         }
     }
 

@@ -10,6 +10,7 @@ use larder_core::capacity::{footprint, usable_blocks};
 use larder_core::core::{
     Config, Copied, Core, Descriptors, Effect, InitState, Io, Recovered, SegmentInit, Victim,
 };
+use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Grant, ReservationId};
 use larder_core::index::{Index, Lease, NamespaceSlot};
 use larder_core::policy::order::EvictionOrder;
@@ -346,13 +347,13 @@ impl Volume {
             return Err(Failure::usage(bench::reason(status)));
         }
         self.core.check_invariants().map_err(Failure::environment)?;
-        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
         played.put = counters.pages_put;
-        played.evicted = counters.evicted;
+        played.evicted = counters.store.evicted;
         played.refused = self.refused;
-        played.put_bytes = bytes(counters.page_blocks_written);
-        played.copied_bytes = bytes(counters.copy_blocks_written);
-        played.written_bytes = bytes(counters.blocks_written());
+        let written = &counters.store.written;
+        played.put_bytes = written.pages_bytes;
+        played.copied_bytes = written.copies_bytes;
+        played.written_bytes = written.total();
         played.policy_bytes = self.index.policy_ram_bytes() as u64;
         played.lessons = self.index.lessons();
         Ok(())

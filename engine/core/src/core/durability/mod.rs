@@ -401,9 +401,9 @@ impl Durability {
             return;
         }
         if good {
-            base.counters.syncs += 1;
+            base.counters.store.syncs += 1;
         } else {
-            base.counters.failed_syncs += 1;
+            base.counters.store.failed_syncs += 1;
             self.suspect_volume(base, segments, journal, volume);
         }
         let Some(round) = self.round.as_mut() else {

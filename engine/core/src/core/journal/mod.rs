@@ -298,7 +298,8 @@ impl Journal {
         let end = blocks.first + blocks.blocks;
         let place = u64::from(segments.segment_blocks() - end) * BLOCK_BYTES as u64;
         let (volume, offset) = (segments.volume_of(id), segments.offset_of(id) + place);
-        base.counters.descriptor_blocks_written += u64::from(blocks.blocks);
+        base.counters.store.written.descriptors_bytes +=
+            u64::from(blocks.blocks) * BLOCK_BYTES as u64;
         let io = base.write(volume, offset, bytes, IoContext::Blocks);
         self.flights.insert(io, flight);
     }

@@ -108,7 +108,7 @@ impl Puts {
     ) {
         let blocks = below.base.namespaces.page_blocks(namespace);
         below.segments.drop_live(place.segment, blocks);
-        below.base.counters.evicted += 1;
+        below.base.counters.store.evicted += 1;
         self.log_eviction(below, namespace, key, place.segment);
     }
 
@@ -200,9 +200,9 @@ impl Puts {
         below.segments.drop_live(place.segment, blocks);
         self.log_eviction(below, namespace, prefix, place.segment);
         if unproven {
-            below.base.counters.unfinished += 1;
+            below.base.counters.store.unfinished += 1;
         } else {
-            below.base.counters.damaged += 1;
+            below.base.counters.store.damaged += 1;
         }
     }
 
@@ -236,7 +236,7 @@ impl Puts {
                 let generation = segments.get(page.place.segment).generation();
                 log.left(slot, page.key, page.place, generation);
                 segments.drop_live(page.place.segment, claimed);
-                counters.damaged += 1;
+                counters.store.damaged += 1;
             });
         }
         if is_homeless && !below.base.config.read_only {
@@ -281,7 +281,7 @@ impl Puts {
                 found += 1;
             }
         }
-        below.base.counters.deleted += found;
+        below.base.counters.store.deleted += found;
         found
     }
 
@@ -303,7 +303,7 @@ impl Puts {
             segments.drop_live(page.place.segment, blocks);
             found += 1;
         });
-        below.base.counters.deleted += found;
+        below.base.counters.store.deleted += found;
         (found, next)
     }
 
@@ -340,7 +340,7 @@ impl Puts {
             segments.drop_live(page.place.segment, blocks);
             found += 1;
         });
-        below.base.counters.deleted += found;
+        below.base.counters.store.deleted += found;
         found
     }
 }

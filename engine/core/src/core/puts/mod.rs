@@ -13,7 +13,7 @@ mod reservations;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
-use larder_format::{KeyPrefix, PageKey, PageRecord, Serial};
+use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, PageRecord, Serial};
 use rapidhash::quality::RandomState;
 use slotmap::SlotMap;
 
@@ -208,12 +208,12 @@ impl Puts {
             };
             page.landed = Some(good);
             let segment = page.place.segment;
-            let counters = &mut below.base.counters;
-            let written = match page.origin {
-                Origin::Copy(_) => &mut counters.copy_blocks_written,
-                Origin::Put => &mut counters.page_blocks_written,
+            let written = &mut below.base.counters.store.written;
+            let bytes = match page.origin {
+                Origin::Copy(_) => &mut written.copies_bytes,
+                Origin::Put => &mut written.pages_bytes,
             };
-            *written += u64::from(page.blocks);
+            *bytes += u64::from(page.blocks) * BLOCK_BYTES as u64;
             below.segments.mark_dirty(segment, good);
             if !good {
                 below.segments.write_refused(below.base, segment, None);

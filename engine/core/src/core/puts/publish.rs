@@ -97,7 +97,7 @@ impl Puts {
         let segment = page.place.segment;
         match outcome {
             Some(_) => below.segments.add_live(segment, page.blocks),
-            None => counters.deleted += 1,
+            None => counters.store.deleted += 1,
         }
         if let Some(Published::Replaced(old)) = outcome {
             below.segments.drop_live(old.segment, page.blocks);
@@ -132,7 +132,7 @@ impl Puts {
             below.segments.add_live(to, page.blocks);
             let commit = page.commit.unwrap_or(Serial::ZERO);
             below.segments.forwarded(from.segment, to, commit);
-            below.base.counters.moved += 1;
+            below.base.counters.store.moved += 1;
         } else if index.locate(namespace, &page.page.key).is_none() {
             // The page left while it was being copied, and the copy must not come back either. A
             // newer put in its place is not killed: a crash may leave that put unfinished.

@@ -82,7 +82,7 @@ impl Puts {
             grants.push(grant);
         }
         if refused == Some(Refusal::ReadOnlyService) {
-            below.base.counters.puts_refused_read_only += 1;
+            below.base.counters.store.puts_refused_read_only += 1;
         }
         (id, grants)
     }

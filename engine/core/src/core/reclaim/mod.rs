@@ -389,6 +389,6 @@ fn drop_pages(below: &mut Below<'_>, id: SegmentId) {
         let blocks = namespaces.page_blocks(page.namespace);
         segments.drop_live(page.place.segment, blocks);
         log.left(page.namespace, page.key, page.place, generation);
-        counters.damaged += 1;
+        counters.store.damaged += 1;
     });
 }

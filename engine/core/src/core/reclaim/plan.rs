@@ -9,7 +9,9 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use larder_format::{Body, DescriptorBlock, Fingerprint, KeyPrefix, PageKey, Record, Serial};
+use larder_format::{
+    BLOCK_BYTES, Body, DescriptorBlock, Fingerprint, KeyPrefix, PageKey, Record, Serial,
+};
 
 use super::duplicates::Search;
 use crate::core::base::Base;
@@ -617,14 +619,15 @@ impl Dropping {
 /// The lines of the policy. Those of the default, whose worths are stamps: up to the first one a
 /// page is among the next to be evicted anyway (none before the store has filled).
 fn lines_of(puts: &Puts, base: &Base) -> (Option<Worth>, Worth) {
-    let counters = &base.counters;
+    let written = &base.counters.store.written;
+    let blocks = |bytes: u64| bytes / BLOCK_BYTES as u64;
     if let Some(ReclaimLines {
         drop_up_to,
         keep_from,
         ..
     }) = base
         .index
-        .lines(counters.page_blocks_written, counters.copy_blocks_written)
+        .lines(blocks(written.pages_bytes), blocks(written.copies_bytes))
     {
         return (drop_up_to, keep_from);
     }

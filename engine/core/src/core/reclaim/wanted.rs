@@ -104,7 +104,7 @@ impl Reclaim {
         match wanted.turn(below) {
             Turn::Now => {
                 wanted.stage = Stage::Begun;
-                wanted.moved = below.base.counters.moved;
+                wanted.moved = below.base.counters.store.moved;
                 Some(take_victim(below.segments, wanted.segment, None))
             }
             Turn::Later => None,
@@ -138,7 +138,7 @@ impl Reclaim {
     pub(super) fn emptied(&mut self, below: &mut Below<'_>, is_returning: bool) {
         if let Some(wanted) = self.wanted.as_ref().filter(|w| w.stage != Stage::Waits) {
             let counters = &mut below.base.counters;
-            counters.moved_as_wanted += counters.moved - wanted.moved;
+            counters.moved_as_wanted += counters.store.moved - wanted.moved;
             let is_emptied = is_returning || planted!(VainEmptying);
             self.end_wanted(below, is_emptied.then_some(()).ok_or(Fault::NoRoom));
         }

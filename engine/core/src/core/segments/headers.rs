@@ -33,7 +33,7 @@ impl Segments {
         let context = IoContext::Header(id, state);
         match encode(&header, copies) {
             Some(bytes) => {
-                base.counters.header_blocks_written += copies as u64;
+                base.counters.store.written.headers_bytes += (copies * BLOCK_BYTES) as u64;
                 base.write(volume, offset, bytes, context);
             }
             // Without memory for two blocks: a header is a hint, the descriptor blocks hold the

@@ -9,11 +9,11 @@ use larder_base::ids::ClientId;
 use larder_base::random::random_bytes;
 use larder_base::runtime::{Instant, Mutex};
 use larder_base::system::sockets::UnixStream;
+use larder_core::counters::Counts;
 
 use super::held::HeldReads;
 use super::ledger::Ledger;
 use super::told::Told;
-use crate::counts::Counts;
 use crate::protocol::Agreed;
 use crate::store::LeaseBook;
 use crate::totals::Measures;

@@ -10,10 +10,11 @@ use std::sync::Arc;
 use larder_base::ids::ClientId;
 use larder_base::system::processes;
 use larder_base::system::sockets::{self, UnixStream};
+use larder_core::counters::{Counted, Counts};
 
 use super::session::{Session, Tally};
 use super::shared::Shared;
-use crate::counts::{Counts, Process};
+use crate::counts::Process;
 use crate::share::wire::{Reply, Request};
 use crate::totals::Measures;
 
@@ -49,14 +50,14 @@ impl Shared {
         let mut tally = session.tally.lock();
         let before = tally.counts.unwrap_or_default();
         let mut highest = before;
-        highest.combine(Counts::from_list(&counts), u64::max);
+        highest.combine(&Counts::from_list(&counts), &mut u64::max);
         tally.counts = Some(highest);
         let shown = name.chars().filter(|c| !c.is_control()).take(NAME_MAX);
         tally.name = Some(shown.collect()).filter(|name: &String| !name.is_empty());
         if tally.is_folded {
             let mut new = highest;
-            new.combine(before, |now, before| now - before);
-            self.departed.lock().counts.add(new);
+            new.combine(&before, &mut |now, before| now - before);
+            self.departed.lock().counts.add(&new);
         }
         Ok(None)
     }
@@ -64,10 +65,10 @@ impl Shared {
     fn take_measures(&self, session: &Session, measures: &Measures) {
         let mut tally = session.tally.lock();
         let before = tally.measures.clone();
-        tally.measures.combine(measures, u64::max);
+        tally.measures.combine(measures, &mut u64::max);
         if tally.is_folded {
             let mut new = tally.measures.clone();
-            new.combine(&before, u64::saturating_sub);
+            new.combine(&before, &mut u64::saturating_sub);
             self.adding.gone.lock().add(&new);
         }
     }
@@ -81,7 +82,7 @@ impl Shared {
         tally.is_folded = true;
         let mut departed = self.departed.lock();
         departed.clients += 1;
-        departed.counts.add(tally.counts.unwrap_or_default());
+        departed.counts.add(&tally.counts.unwrap_or_default());
         self.adding.gone.lock().add(&tally.measures);
     }
 

@@ -11,12 +11,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use larder_base::ids::ClientId;
+use larder_core::counters::{Counted, StoreCounts};
 
 use super::session::Session;
 use super::shared::Shared;
 use crate::protocol::{HEIRS, TOTALS};
 use crate::share::wire::{Reply, send};
-use crate::totals::{StoreCounts, Totals};
+use crate::totals::Totals;
 
 /// Time between two looks for changes.
 const EVERY: Duration = Duration::from_secs(1);
@@ -25,14 +26,14 @@ impl Shared {
     /// The totals at this moment.
     pub(super) fn totals(&self, sessions: &BTreeMap<ClientId, Arc<Session>>) -> Totals {
         let mut totals = self.adding.former.clone();
-        totals.counts.add(self.store.counts());
-        totals.counts.add(self.departed.lock().counts);
+        totals.counts.add(&self.store.counts());
+        totals.counts.add(&self.departed.lock().counts);
         totals.measured(&self.store.measures());
         totals.measured(&self.adding.gone.lock());
-        totals.store.add(self.store_counts());
+        totals.store.add(&self.store_counts());
         for session in sessions.values() {
             let tally = session.tally.lock();
-            totals.counts.add(tally.counts.unwrap_or_default());
+            totals.counts.add(&tally.counts.unwrap_or_default());
             totals.measured(&tally.measures);
         }
         totals
@@ -40,11 +41,10 @@ impl Shared {
 
     fn store_counts(&self) -> StoreCounts {
         let shared = self.reads.report();
-        StoreCounts {
-            shared_pages_filled: shared.fills,
-            shared_pages_hit: shared.hits,
-            ..self.store.store_counts()
-        }
+        let mut counts = self.store.store_counts();
+        counts.shared_pages_filled = shared.fills;
+        counts.shared_pages_hit = shared.hits;
+        counts
     }
 
     /// Sends these totals to each client, if its copy is another one.

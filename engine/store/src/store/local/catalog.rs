@@ -7,6 +7,7 @@ use larder_base::ids::NamespaceId;
 use larder_base::planted;
 use larder_base::runtime::Instant;
 use larder_core::core::{Fault, NAMESPACES_MAX, RequestId};
+use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
 use larder_core::index::SegmentId;
@@ -235,21 +236,21 @@ impl Catalog for Local {
             pages_put: counters.pages_put,
             duplicates: counters.duplicates,
             failed: counters.failed,
-            puts_refused_read_only: counters.puts_refused_read_only,
+            puts_refused_read_only: counters.store.puts_refused_read_only,
             read_only_volumes: read_only
                 .into_iter()
                 .map(|found| self.named(found))
                 .collect(),
-            evicted: counters.evicted,
-            deleted: counters.deleted,
-            damaged: counters.damaged + counters.lost,
-            unfinished: counters.unfinished,
-            moved: counters.moved,
-            reclaimed: counters.reclaimed,
+            evicted: counters.store.evicted,
+            deleted: counters.store.deleted,
+            damaged: counters.store.damaged + counters.lost,
+            unfinished: counters.store.unfinished,
+            moved: counters.store.moved,
+            reclaimed: counters.store.reclaimed,
             bytes_put: counters.blocks_put * block,
-            bytes_written: counters.blocks_written() * block,
-            syncs: counters.syncs,
-            failed_syncs: counters.failed_syncs,
+            bytes_written: counters.store.written.total(),
+            syncs: counters.store.syncs,
+            failed_syncs: counters.store.failed_syncs,
             ..Stats::default()
         }
     }
