@@ -347,18 +347,18 @@ fn the_log_has_the_form_and_the_levels_that_are_asked_for() {
             object["target"]
                 .as_str()
                 .unwrap()
-                .starts_with("larder_engine"),
+                .starts_with("larder_store"),
             "{object}"
         );
     }
-    assert!(lines(&[], &[("RUST_LOG", "debug")]).contains("larder_engine"));
+    assert!(lines(&[], &[("RUST_LOG", "debug")]).contains("larder_store"));
     assert_eq!(
         lines(&[], &[("RUST_LOG", "debug"), ("LARDER_LOG", "error")]),
         ""
     );
     assert_eq!(lines(&[], &[]), "");
-    let said = lines(&[], &[("LARDER_LOG", "larder_engine=loud")]);
-    assert!(said.contains("LARDER_LOG=larder_engine=loud"), "{said}");
+    let said = lines(&[], &[("LARDER_LOG", "larder_store=loud")]);
+    assert!(said.contains("LARDER_LOG=larder_store=loud"), "{said}");
 }
 
 #[test]
