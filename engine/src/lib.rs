@@ -61,17 +61,16 @@
 //!
 //! # The code
 //!
-//! This crate is the face of several. From the top down:
+//! This crate is the face of those below it. From the top down:
 //!
 //! | crate | content |
 //! |---|---|
-//! | `larder-offline` | work on a store that is not in use: repair, compaction, surveys |
-//! | `larder-engine` | the public face |
 //! | `larder-store` | the store of one node: calls, threads, volumes, recovery, sharing |
 //! | `larder-learned` | the policy that learns which pages are used again |
 //! | `larder-core` | the deciding state machine, the index, the seams for policies |
 //! | `larder-disk` | io_uring and threads behind one trait |
 //! | `larder-base` | threads, time, files, memory |
+//! | `larder-format` | the bytes on disk, key chains, checksums |
 //!
 //! The modules here, from the top down:
 //!

@@ -397,7 +397,7 @@ fn the_owner_has_the_counters_of_each_process_and_of_those_that_have_gone() {
         let has = |hits, put| move |of: &Counts| of.hits == hits && of.duplicates == put;
         counts.iter().any(has(20, 0))
             && counts.iter().any(has(0, 20))
-            && counts.iter().map(|of| of.misses.total()).sum::<u64>() == 8
+            && counts.iter().map(|of| of.misses.total()).sum::<u64>() == 6
     };
     let told = clients_when(&owner, is_all);
     let of = |hits| {
@@ -408,7 +408,7 @@ fn the_owner_has_the_counters_of_each_process_and_of_those_that_have_gone() {
     let misses = read.misses;
     assert_eq!(
         (misses.absent, misses.wrong_shape, misses.total()),
-        (7, 1, 8)
+        (5, 1, 6)
     );
     assert_eq!(read.bytes_read, 20 * 65536);
     assert_eq!(

@@ -237,6 +237,19 @@ mod tests {
     }
 
     #[test]
+    fn a_latency_falls_into_the_bucket_whose_bound_it_does_not_exceed() {
+        let mut buckets = Buckets::default();
+        for (ns, operations) in [(0, 1), (1_000, 2), (1_001, 4), (u64::MAX, 8)] {
+            buckets.record(ns, operations);
+        }
+        assert_eq!(
+            (buckets.counts[0], buckets.counts[1], buckets.counts[22]),
+            (3, 4, 8)
+        );
+        assert_eq!((buckets.count(), buckets.sum_ns), (15, u64::MAX));
+    }
+
+    #[test]
     fn a_summary_covers_the_records_of_all_threads() {
         let latency = Latency::default();
         std::thread::scope(|scope| {

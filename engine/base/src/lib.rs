@@ -1,7 +1,7 @@
 //! The ground of the engine: threads, time, files, memory, and the numbers of an open store.
 //!
-//! Crates of this project alone use it: the engine and the crates below it, `larder-tiers` and
-//! `larder-remote`. It has no stable interface.
+//! Crates of this project alone use it: those of `engine/`, `larder-tiers`, `larder-remote`, the
+//! tools, Python bindings, fuzz targets and simulations. It has no stable interface.
 //!
 //! From the top down: a module imports only modules below its own row.
 //!

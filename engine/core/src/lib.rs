@@ -1,8 +1,8 @@
 //! The decisions of the engine: where pages go, which of them are found, kept and evicted. No I/O,
 //! and no clock.
 //!
-//! Crates of this project alone use it: the engine, `larder-learned` and `larder-offline`, and the
-//! tools, tests and simulations that look inside. It has no stable interface.
+//! Crates of this project alone use it: those of `engine/` above it, `larder-remote`, and the
+//! tools, Python bindings, tests and simulations that look inside. It has no stable interface.
 //!
 //! From the top down: a module imports only modules below its own row. The tables in the modules
 //! keep the same order, and `tests/floors` checks them.

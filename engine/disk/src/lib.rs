@@ -1,5 +1,8 @@
 //! The disk: moves bytes between memory and volumes, behind the [`Disk`] trait.
 //!
+//! Crates of this project alone use it: those of `engine/` above it, and the tools, bindings,
+//! tests and simulations. It has no stable interface.
+//!
 //! A disk takes batches of operations ([`Op`]) on the store's volumes. It answers each one exactly
 //! once, through the [`Sink`] that came with it. It decides nothing: the core decides which bytes
 //! go where, and the reader verifies them. It owns four things:
@@ -43,14 +46,14 @@
 //!
 //! A disk is the only way to the bytes of an open store: pages, descriptors, headers and
 //! superblocks, from the first read of recovery to the last write of a close. So a layer over it
-//! (`DiskWrapper` of the engine) sees them all. The exceptions:
+//! (`DiskWrapper` of `larder-store`) sees them all. The exceptions:
 //!
 //! | exception | where | bytes |
 //! |---|---|---|
 //! | creating and enlarging | `volume::create` | new structures (1) |
 //! | finding and locking volumes | `volume` | superblocks (2) |
 //! | choosing the disk | [`probe`] | one block of each volume, read with each candidate |
-//! | surveys of a store that is not open | `survey` | superblocks, read only |
+//! | surveys of a store that is not open | `larder-offline` | superblocks, read only |
 //!
 //! (1) First superblocks, and headers and blocks of new segments.
 //!

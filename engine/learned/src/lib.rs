@@ -2,6 +2,8 @@
 //! age. The rates are learned from the store's own traffic. The leaf goes first that promises the
 //! fewest uses for the time that it would be kept.
 //!
+//! Crates of this project alone use it: `larder-engine`, whose module `policy` shows it.
+//!
 //! ```text
 //!   a put or a read           every 30 s                     a page has to go
 //!  +----------------+      +-------------+      index     +----------------------+
@@ -9,6 +11,8 @@
 //!  | use at its age |      | class by age|  class, age    | each class, the least |
 //!  +----------------+      +-------------+                +----------------------+
 //! ```
+//!
+//! From the top down: a module imports only modules below its own row.
 //!
 //! | module | content |
 //! |---|---|
@@ -26,7 +30,7 @@
 //!
 //! *Hazard*: the uses a second of the pages of a class at one age.
 //!
-//! *Index* of a leaf (not the module `index`): the highest mean rate of uses that a page of its
+//! *Index* of a leaf (not the index of the store): the highest mean rate of uses that a page of its
 //! class and age reaches over any time ahead (the Gittins index). It is made to fall with age, so
 //! that the oldest leaf of a class is always the one of least index, and an eviction compares one
 //! leaf a class.

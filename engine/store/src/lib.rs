@@ -1,9 +1,9 @@
 //! The store of one node: its calls, its threads, its volumes, its recovery, and the processes that
 //! share it.
 //!
-//! Crates of this project alone use it: the engine, which is its public face, `larder-offline`,
-//! `larder-remote`, and the tools, Python bindings, tests and simulations that look inside. It has
-//! no stable interface.
+//! Crates of this project alone use it: `larder-engine`, which is its public face,
+//! `larder-offline`, `larder-remote`, `larder-tiers`, and the tools, Python bindings, tests and
+//! simulations that look inside. It has no stable interface.
 //!
 //! # The code
 //!
@@ -27,11 +27,15 @@
 //!  +-------+
 //! ```
 //!
-//! A put in the process that owns the store: [`share`] calls [`store`], which asks the core for
-//! extents through the [`catalog`], writes the bytes with the disk, and reports them written. The
-//! core then has the descriptors written. A put of a client is the same, but for the catalog: that
-//! of a client is a connection to the owner's process, whose server asks the core. The client
-//! writes the bytes to the volumes itself.
+//! A put in the process that owns the store: [`share`] calls [`store`], which speaks to the core
+//! through the [`catalog`]. It asks for extents, the places of the pages on the volumes
+//! (`reserve`), starts the writes of the bytes, gives the core their checksums (`commit`), and
+//! reports the end of the writes (`landed`). The core has the descriptors written meanwhile. A page
+//! is visible when its bytes and its descriptor are on the device.
+//!
+//! A put of a client is the same, but for the catalog: that of a client is a connection
+//! (`share::remote`) to the owner's process, whose server (`share::server`) asks the core. The
+//! client writes the bytes to the volumes itself.
 //!
 //! From the top down: a module imports only modules below its own row. The tables in the modules
 //! keep the same order, and `tests/floors` checks them.
