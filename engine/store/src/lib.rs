@@ -10,8 +10,8 @@
 //! Three layers, each with one job. The *handle* ([`Store`](share::Store)) runs on callers'
 //! threads. It looks pages up, moves their bytes between the device and the caller's memory, and
 //! verifies every byte it returns. The *core* decides to which segment a page goes, when a group of
-//! descriptors is written, and what is synced, evicted and reclaimed. It does no I/O and reads no
-//! clock. The *disk* moves bytes and decides nothing.
+//! descriptors is written, and which segments and pages are synced, evicted and reclaimed. It does
+//! no I/O and reads no clock. The *disk* moves bytes and decides nothing.
 //!
 //! ```text
 //!   callers' threads         one mutex                       threads of its own

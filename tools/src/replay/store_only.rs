@@ -63,8 +63,8 @@ pub struct StoreArgs {
     /// power loss
     #[arg(long, value_name = "REQUESTS", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) flush_every: Option<u64>,
-    /// First check the store against such a file, also one that --ack-log continues; it must have
-    /// all that was put into the store
+    /// First check the store against such a file, also if --ack-log continues it; the store must
+    /// have all that was put into it
     #[arg(long, value_name = "FILE")]
     pub(super) check_log: Option<PathBuf>,
     #[command(flatten)]

@@ -141,7 +141,7 @@ fn bench_loads_pages_tier_by_tier_and_compares_them_in_l1() {
             assert!(tier["bytes_per_second"].as_f64().unwrap() > 0.0);
         }
     }
-    // Longer chains, of which the store has the beginning, and larger pages, of which it has none.
+    // Longer chains, whose beginning is stored, and larger pages, none of which is stored.
     for (batch, page) in [("24", "128KiB"), ("50", "128KiB"), ("50", "256KiB")] {
         let load = ["bench", path, "--op", "load", "--page-bytes", page];
         let chains = ["--pages", "50", "--batch", batch];
