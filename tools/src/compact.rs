@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::failure::{Ending, Failure};
 use crate::findings::{Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines, Report, count};
+use crate::report::{self, Lines, Report, count, rows};
 use crate::size::ByteSize;
 use crate::usage;
 
@@ -175,15 +175,11 @@ impl InPlace {
             lines.row("Would do", planned);
             return;
         }
-        lines.row("Found", planned);
-        lines.row(
-            "Done",
-            format!(
-                "{} moved, {} given back",
-                count(self.pages_moved, "page"),
-                count(self.freed_segments, "segment")
-            ),
-        );
+        rows! { lines:
+            "Found" => "{}", planned;
+            "Done" => "{} moved, {} given back",
+                count(self.pages_moved, "page"), count(self.freed_segments, "segment");
+        }
         if self.left_pages > 0 {
             let left = count(self.left_pages, "page");
             let advice = match online {
@@ -198,14 +194,10 @@ impl InPlace {
             lines.row("Left", format!("{left}, not moved: {advice}"));
         }
         if self.damaged_pages + self.unfinished_pages > 0 {
-            lines.row(
-                "Dropped",
-                format!(
-                    "{}, {} half written at a crash",
-                    count(self.damaged_pages, "damaged page"),
-                    self.unfinished_pages
-                ),
-            );
+            rows! { lines:
+                "Dropped" => "{}, {} half written at a crash",
+                    count(self.damaged_pages, "damaged page"), self.unfinished_pages;
+            }
         }
     }
 }

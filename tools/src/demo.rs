@@ -30,7 +30,7 @@ use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::program::{Program, complain};
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, rows};
 use crate::session::{Checked, Counts, Session, Witness};
 use crate::size::ByteSize;
 use crate::usage;
@@ -149,16 +149,12 @@ impl Report for DemoReport {
                 self.filesystem
             ))
             .text("");
-        lines.row("Pages asked for", counts.pages_requested.to_string());
-        lines.row(
-            "  read, not computed",
-            format!("{} ({:.1} %)", counts.pages_hit, self.hit_rate * 100.0),
-        );
-        lines.row("  new, written", counts.pages_put.to_string());
-        lines.row(
-            "Reading",
-            beside(self.get_bytes_per_second, self.device_read_bytes_per_second),
-        );
+        rows! { lines:
+            "Pages asked for" => "{}", counts.pages_requested;
+            "  read, not computed" => "{} ({:.1} %)", counts.pages_hit, self.hit_rate * 100.0;
+            "  new, written" => "{}", counts.pages_put;
+            "Reading" => "{}", beside(self.get_bytes_per_second, self.device_read_bytes_per_second);
+        }
         lines.row(
             "Writing",
             beside(
@@ -166,33 +162,16 @@ impl Report for DemoReport {
                 self.device_write_bytes_per_second,
             ),
         );
-        lines.row(
-            "Killed (SIGKILL)",
-            format!(
-                "after turn {}, while serving the next",
-                self.killed_after_requests
-            ),
-        );
-        lines.row(
-            "  acknowledged before",
-            format!("{} pages", self.acknowledged_pages),
-        );
-        lines.row(
-            "  found after",
-            format!("{} pages, compared byte by byte", self.survived_pages),
-        );
-        lines.row(
-            "  reopened in",
-            format!("{:.0} ms", self.reopen_seconds * 1e3),
-        );
-        lines.row(
-            "A second process",
-            format!(
-                "attached beside this one, and read {} of {} pages",
-                self.second_process_pages_hit, self.second_process_pages_requested
-            ),
-        );
-        lines.row("Wrong pages", counts.wrong_pages.to_string());
+        rows! { lines:
+            "Killed (SIGKILL)" => "after turn {}, while serving the next",
+                self.killed_after_requests;
+            "  acknowledged before" => "{} pages", self.acknowledged_pages;
+            "  found after" => "{} pages, compared byte by byte", self.survived_pages;
+            "  reopened in" => "{:.0} ms", self.reopen_seconds * 1e3;
+            "A second process" => "attached beside this one, and read {} of {} pages",
+                self.second_process_pages_hit, self.second_process_pages_requested;
+            "Wrong pages" => "{}", counts.wrong_pages;
+        }
         lines.row("I/O", self.disk.to_string()).text("");
         if self.filesystem == "tmpfs" {
             lines.text(

@@ -26,7 +26,7 @@ use crate::archive::{self, ArchiveSink};
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines, Report, count};
+use crate::report::{self, Lines, Report, count, rows};
 use crate::selection::Selection;
 use crate::size::ByteSize;
 use crate::usage;
@@ -123,10 +123,9 @@ impl Report for ExportReport {
             lines.row("Exported to", format!("{}, {size}", file.display()));
             let rate = usage::rate(self.bytes_per_second);
             let bytes = ByteSize(self.payload_bytes);
-            lines.row(
-                "Pages",
-                format!("{}, {bytes} in {:.1} s, {rate}", self.pages, self.seconds),
-            );
+            rows! { lines:
+                "Pages" => "{}, {bytes} in {:.1} s, {rate}", self.pages, self.seconds;
+            }
             self.describe(&mut lines);
         }
         findings::list(&self.damage, &mut lines);
@@ -147,22 +146,17 @@ impl ExportReport {
                 "its record is lost: only a store that knows the namespace can take its pages",
             );
             let pages = count(namespace.pages, "page");
-            lines.row(
-                "Namespace",
-                format!("{}, {pages}: {name}", namespace.fingerprint),
-            );
+            rows! { lines:
+                "Namespace" => "{}, {pages}: {name}", namespace.fingerprint;
+            }
         }
         if self.damaged_pages + self.unfinished_pages + self.departed_pages > 0 {
-            lines.row(
-                "Left out",
-                format!(
+            rows! { lines:
+                "Left out" =>
                     "{} damaged, {} cut short by a crash, {} moved or dropped by the store's owner \
-                     meanwhile",
-                    count(self.damaged_pages, "page"),
-                    self.unfinished_pages,
-                    self.departed_pages
-                ),
-            );
+                    meanwhile",
+                    count(self.damaged_pages, "page"), self.unfinished_pages, self.departed_pages;
+            }
         }
         if self.chain_complete == Some(false) {
             lines.text("The chain is incomplete: pages are missing or left out.");

@@ -31,7 +31,7 @@ use crate::findings::{self, Finding};
 use crate::interrupt::{Input, Interrupt};
 use crate::open::{self, OpenArgs};
 use crate::place;
-use crate::report::{self, Lines, Report, count};
+use crate::report::{self, Lines, Report, count, rows};
 use crate::size::ByteSize;
 use crate::usage;
 use batches::Batches;
@@ -144,20 +144,18 @@ impl Report for ImportReport {
             0 => String::new(),
             pages => format!(", of which {pages} were left out by the export"),
         };
-        lines.row(
-            "Pages announced",
-            format!("{}{left_out}", self.announced_pages),
-        );
+        rows! { lines:
+            "Pages announced" => "{}{left_out}", self.announced_pages;
+        }
         let (stored, bytes) = (self.pages_put, ByteSize(self.bytes_put));
         if self.dry_run {
             lines.row("Would store", format!("{}, {bytes}", count(stored, "page")));
         } else {
             let rate = usage::rate(self.bytes_per_second);
             let pages = count(stored, "page");
-            lines.row(
-                "Stored",
-                format!("{pages}, {bytes} in {:.1} s, {rate}", self.seconds),
-            );
+            rows! { lines:
+                "Stored" => "{pages}, {bytes} in {:.1} s, {rate}", self.seconds;
+            }
         }
         lines.row("There already", count(self.duplicate_pages, "page"));
         if self.condition == Some(findings::NOT_CLOSED) {
@@ -176,13 +174,10 @@ impl Report for ImportReport {
         }
         if self.evicted_pages > 0 {
             let kept = count(self.store_pages, "page");
-            lines.row(
-                "Evicted for them",
-                format!(
-                    "{}; the store has {kept} now",
-                    count(self.evicted_pages, "page")
-                ),
-            );
+            rows! { lines:
+                "Evicted for them" => "{}; the store has {kept} now",
+                    count(self.evicted_pages, "page");
+            }
         }
         for damage in &self.damage {
             lines.text(damage.archive_line());

@@ -19,7 +19,7 @@ use serde::Serialize;
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::losses::LossReport;
-use crate::report::{self, Lines, Report, count};
+use crate::report::{self, Lines, Report, count, rows};
 use crate::size::ByteSize;
 use crate::usage;
 use rows::{ChainRow, KeyRow, NamespaceRow, RemovalRow, SegmentCounts, SegmentRow, VolumeRow};
@@ -272,16 +272,11 @@ impl Summary {
     }
 
     fn lines(&self, damage: &[Finding], lines: &mut Lines) {
-        lines.row(
-            "Store",
-            format!(
-                "{}, created {}",
-                self.store_id,
-                rows::date(self.created_unix_s)
-            ),
-        );
-        lines.row("Format", self.format.to_string());
-        lines.row("State", self.state());
+        rows! { lines:
+            "Store" => "{}, created {}", self.store_id, rows::date(self.created_unix_s);
+            "Format" => "{}", self.format;
+            "State" => "{}", self.state();
+        }
         let damaged = match damage.len() as u64 {
             0 => "none in the structures (verify --deep reads every page)".to_owned(),
             found => format!("DAMAGED: {}, listed below", count(found, "finding")),
@@ -291,22 +286,19 @@ impl Summary {
             lines.row(format!("Volume {index}"), volume.line());
         }
         let segments = self.segment_states.line(self.segments);
-        lines.row(
-            "Segments",
-            format!("{}, {segments}", ByteSize(self.segment_bytes)),
-        );
+        rows! { lines:
+            "Segments" => "{}, {segments}", ByteSize(self.segment_bytes);
+        }
         let share = usage::ratio(self.live_bytes, self.usable_bytes) * 100.0;
         let usable = ByteSize(self.usable_bytes);
         let live = ByteSize(self.live_bytes);
-        lines.row(
-            "Pages",
-            format!("{}, {live} of {usable} usable ({share:.0} %)", self.pages),
-        );
+        rows! { lines:
+            "Pages" => "{}, {live} of {usable} usable ({share:.0} %)", self.pages;
+        }
         let data = ByteSize(self.data_bytes);
-        lines.row(
-            "Page data",
-            format!("{data} in segments, {}", count(self.records, "record")),
-        );
+        rows! { lines:
+            "Page data" => "{data} in segments, {}", count(self.records, "record");
+        }
         if self.unproven_pages + self.unfinished_blocks > 0 {
             let blocks = count(self.unfinished_blocks, "unfinished block");
             let pages = count(self.unproven_pages, "page");

@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::failure::Failure;
 use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
-use crate::report::{self, Lines, count};
+use crate::report::{self, Lines, count, rows};
 
 /// The parameters of a repair.
 pub struct How<'a> {
@@ -151,16 +151,11 @@ impl RepairReport {
             count(self.pages_moved, "good page"),
             count(self.dropped_pages, "damaged page")
         );
-        lines.row(
-            label,
-            format!(
-                "{}, {}, {}, {}; {pages}",
-                copies(self.superblocks, "superblock"),
-                copies(self.headers, "header"),
-                count(self.statements, "closing statement"),
-                count(self.freed_segments, "segment"),
-            ),
-        );
+        rows! { lines:
+            label => "{}, {}, {}, {}; {pages}",
+                copies(self.superblocks, "superblock"), copies(self.headers, "header"),
+                count(self.statements, "closing statement"), count(self.freed_segments, "segment");
+        }
         if !self.given_up_volumes.is_empty() {
             let label = if self.dry_run {
                 "Would give up"

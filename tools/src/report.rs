@@ -39,6 +39,14 @@ pub trait Report: Serialize {
 #[derive(Default)]
 pub struct Lines(Vec<Line>);
 
+/// Adds values with their labels: `label => "format", arguments;`.
+macro_rules! rows {
+    ($lines:ident: $($label:expr => $format:literal $(, $value:expr)*;)*) => {
+        $($lines.row($label, format!($format $(, $value)*));)*
+    };
+}
+pub(crate) use rows;
+
 enum Line {
     Row(String, String),
     Text(String),

@@ -19,7 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::owner::{displaced_line, eviction_line, monthly, pacing_line, process};
 use crate::place;
-use crate::report::{self as output, Lines, Report};
+use crate::report::{self as output, Lines, Report, rows};
 use crate::size::ByteSize;
 use processes::{Before, Processes};
 
@@ -151,160 +151,93 @@ impl Report for StatReport {
         let stats = &self.stats;
         let size = |bytes| ByteSize(bytes).to_string();
         let mut lines = Lines::default();
-        lines.row(
-            "Owner",
-            format!(
-                "{}, {} of RAM, {}, format {}",
-                process(self.pid),
-                size(self.rss_bytes),
-                self.protocol,
-                self.format_version
-            ),
-        );
-        lines.row(
-            "Clients",
-            format!(
+        rows! { lines:
+            "Owner" => "{}, {} of RAM, {}, format {}",
+                process(self.pid), size(self.rss_bytes), self.protocol, self.format_version;
+            "Clients" =>
                 "{}; {} pages being read, {} puts in flight; disconnected with unfinished writes: \
-                 {}",
-                self.clients, self.reads_in_flight, self.puts_in_flight, self.lingering_clients
-            ),
-        );
+                {}",
+                self.clients, self.reads_in_flight, self.puts_in_flight, self.lingering_clients;
+        }
         // Of interest in the middle of an upgrade alone.
         for of in &self.releases {
             if of.release != self.protocol.release {
-                lines.row(
-                    "  of release",
-                    format!("{}: {}, protocol {}", of.release, of.clients, of.version),
-                );
+                rows! { lines:
+                    "  of release" => "{}: {}, protocol {}", of.release, of.clients, of.version;
+                }
             }
         }
         if self.adrift_pages > 0 {
-            lines.row(
-                "Aborted",
-                format!(
+            rows! { lines:
+                "Aborted" =>
                     "puts of {} pages by silent clients whose writes may be unfinished; is a \
-                     client stopped?",
-                    self.adrift_pages
-                ),
-            );
+                    client stopped?",
+                    self.adrift_pages;
+            }
         }
         if self.compactions > 0 {
             lines.row("Compaction", "under way: see the pages moved below");
         }
-        lines.row(
-            "Settings",
-            format!(
-                "sync {}, lease {} s, prewrite {}",
-                self.sync, self.lease_seconds, self.prewrite
-            ),
-        );
+        rows! { lines:
+            "Settings" => "sync {}, lease {} s, prewrite {}",
+                self.sync, self.lease_seconds, self.prewrite;
+        }
         if stats.prewritten_bytes > 0 {
             let written = size(stats.prewritten_bytes);
             lines.row("Prewritten", format!("{written} before their first use"));
         }
-        lines.row(
-            "Pages",
-            format!(
-                "{}, {}; {} of {} usable in use",
-                stats.pages,
-                size(stats.live_bytes),
-                size(stats.taken_bytes),
-                size(stats.usable_bytes)
-            ),
-        );
+        rows! { lines:
+            "Pages" => "{}, {}; {} of {} usable in use",
+                stats.pages, size(stats.live_bytes), size(stats.taken_bytes),
+                size(stats.usable_bytes);
+        }
         for volume in &self.displaced_volumes {
             lines.row("Displaced", displaced_line(volume));
         }
         for volume in &stats.read_only_volumes {
-            lines.row(
-                "Read-only",
-                format!(
-                    "{} refuses writes: {}; {} puts refused",
-                    volume.path.display(),
-                    volume.reason,
-                    stats.puts_refused_read_only
-                ),
-            );
+            rows! { lines:
+                "Read-only" => "{} refuses writes: {}; {} puts refused",
+                    volume.path.display(), volume.reason, stats.puts_refused_read_only;
+            }
         }
         let unreadable = match stats.unreadable_segments {
             0 => String::new(),
             some => format!(", {some} that cannot be read or written"),
         };
-        lines.row(
-            "Segments",
-            format!(
-                "{}, {} free, {} open, {} sealed, {} being emptied{unreadable}",
-                stats.segments,
-                stats.free_segments,
-                stats.open_segments,
-                stats.sealed_segments,
-                stats.reclaiming_segments
-            ),
-        );
-        lines.row(
-            "Put",
-            format!(
-                "{} pages, {}; {} duplicates, {} refused, {} failed",
-                stats.pages_put,
-                size(stats.bytes_put),
-                stats.duplicates,
-                stats.refused,
-                stats.failed
-            ),
-        );
+        rows! { lines:
+            "Segments" => "{}, {} free, {} open, {} sealed, {} being emptied{unreadable}",
+                stats.segments, stats.free_segments, stats.open_segments, stats.sealed_segments,
+                stats.reclaiming_segments;
+            "Put" => "{} pages, {}; {} duplicates, {} refused, {} failed",
+                stats.pages_put, size(stats.bytes_put), stats.duplicates, stats.refused,
+                stats.failed;
+        }
         if !self.processes.are_listed() {
-            lines.row(
-                "Reads of the owner process",
-                format!("{} hits, {} misses", stats.hits, stats.misses),
-            );
+            rows! { lines:
+                "Reads of the owner process" => "{} hits, {} misses", stats.hits, stats.misses;
+            }
         }
         let staging = &self.staging;
         if staging.area_bytes > 0 {
-            lines.row(
-                "Shared reads",
-                format!(
+            rows! { lines:
+                "Shared reads" =>
                     "{} loaded, {} hits, {} waits, {} timed out; {} wrong checksums, {} without \
-                     memory",
-                    staging.fills,
-                    staging.hits,
-                    staging.waits,
-                    staging.timeouts,
-                    staging.mismatches,
-                    staging.crowded
-                ),
-            );
-            lines.row(
-                "  through",
-                format!(
-                    "{} of memory, {} in use by {} pages",
-                    size(staging.area_bytes),
-                    size(staging.used_bytes),
-                    staging.pages
-                ),
-            );
+                    memory",
+                    staging.fills, staging.hits, staging.waits, staging.timeouts,
+                    staging.mismatches, staging.crowded;
+                "  through" => "{} of memory, {} in use by {} pages",
+                    size(staging.area_bytes), size(staging.used_bytes), staging.pages;
+            }
         }
-        lines.row(
-            "Removed",
-            format!(
-                "{} evicted, {} deleted, {} damaged, {} unfinished",
-                stats.evicted, stats.deleted, stats.damaged, stats.unfinished
-            ),
-        );
-        lines.row("Eviction", eviction_line(stats));
-        lines.row(
-            "Written",
-            format!(
-                "{}, {:.2} times the bytes of puts; {} pages moved, {} segments reclaimed",
-                size(stats.bytes_written),
-                stats.write_amplification(),
-                stats.moved,
-                stats.reclaimed
-            ),
-        );
-        lines.row(
-            "Syncs",
-            format!("{}, {} failed", stats.syncs, stats.failed_syncs),
-        );
+        rows! { lines:
+            "Removed" => "{} evicted, {} deleted, {} damaged, {} unfinished",
+                stats.evicted, stats.deleted, stats.damaged, stats.unfinished;
+            "Eviction" => "{}", eviction_line(stats);
+            "Written" => "{}, {:.2} times the bytes of puts; {} pages moved, {} segments reclaimed",
+                size(stats.bytes_written), stats.write_amplification(), stats.moved,
+                stats.reclaimed;
+            "Syncs" => "{}, {} failed", stats.syncs, stats.failed_syncs;
+        }
         for (operations, latency) in [
             ("Device reads", &stats.device_read_latency),
             ("Device writes", &stats.device_write_latency),
@@ -342,39 +275,20 @@ fn l4_lines(l4: &BeneathReport, lines: &mut Lines) {
     if let Some(cost) = monthly(l4) {
         lines.row("  cost", cost);
     }
-    lines.row(
-        "  published",
-        format!(
+    rows! { lines:
+        "  published" =>
             "{} runs, {}; {} there already, {} waiting; dropped: {} for the queue, {} for a \
-             budget, {} not stored any more, {} failed",
-            of("published_runs"),
-            size("published_bytes"),
-            of("present_runs"),
-            of("waiting_runs"),
-            of("dropped_queue_runs"),
-            of("dropped_budget_runs"),
-            of("dropped_absent_runs"),
-            of("dropped_failed_runs")
-        ),
-    );
-    lines.row(
-        "  fetched",
-        format!(
+            budget, {} not stored any more, {} failed",
+            of("published_runs"), size("published_bytes"), of("present_runs"), of("waiting_runs"),
+            of("dropped_queue_runs"), of("dropped_budget_runs"), of("dropped_absent_runs"),
+            of("dropped_failed_runs");
+        "  fetched" =>
             "{} runs, {}, at {} a second; {} pages stored, {} refused, {} faulty; {} faulty runs, \
-             {} gone, {} late, {} failed, {} too slow",
-            of("fetched_runs"),
-            size("fetched_bytes"),
-            size("speed_bytes_per_s"),
-            of("stored_pages"),
-            of("refused_pages"),
-            of("faulty_pages"),
-            of("faulty_runs"),
-            of("gone_runs"),
-            of("late_runs"),
-            of("failed_fetches"),
-            of("too_slow_runs")
-        ),
-    );
+            {} gone, {} late, {} failed, {} too slow",
+            of("fetched_runs"), size("fetched_bytes"), size("speed_bytes_per_s"),
+            of("stored_pages"), of("refused_pages"), of("faulty_pages"), of("faulty_runs"),
+            of("gone_runs"), of("late_runs"), of("failed_fetches"), of("too_slow_runs");
+    }
 }
 
 /// A latency, for people.

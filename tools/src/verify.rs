@@ -26,7 +26,7 @@ use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
 use crate::losses::LossReport;
 use crate::repair::{self, How, RepairReport};
-use crate::report::{self, Lines, Report, count};
+use crate::report::{self, Lines, Report, count, rows};
 use crate::size::{self, ByteSize};
 use crate::usage;
 
@@ -218,25 +218,19 @@ impl Checked {
                 self.segments - self.segments_read
             ));
         }
-        lines.row("Segments", segments);
-        lines.row(
-            "Descriptor blocks",
-            format!(
-                "{}, {}",
-                self.descriptor_blocks,
-                count(self.records, "record")
-            ),
-        );
+        rows! { lines:
+            "Segments" => "{}", segments;
+            "Descriptor blocks" => "{}, {}", self.descriptor_blocks, count(self.records, "record");
+        }
         let pages = format!("{}, {}", self.pages, ByteSize(self.live_bytes));
         lines.row("Live pages", pages);
         if self.unproven_pages + self.unfinished_blocks + self.unfinished_records > 0 {
             let pages = count(self.unproven_pages, "page");
             let records = count(self.unfinished_records, "unfinished record");
             let blocks = count(self.unfinished_blocks, "unfinished block");
-            lines.row(
-                "Left by a crash",
-                format!("{pages} unproven, {records}, {blocks}"),
-            );
+            rows! { lines:
+                "Left by a crash" => "{pages} unproven, {records}, {blocks}";
+            }
         }
         if let Some(deep) = &self.deep {
             deep.lines(lines);
@@ -249,31 +243,18 @@ impl Checked {
 
 impl Deep {
     fn lines(&self, lines: &mut Lines) {
-        lines.row(
-            "Bytes checked",
-            format!(
-                "{} of {} in {:.1} s, {}",
-                ByteSize(self.bytes_checked),
-                count(self.pages_checked, "page"),
-                self.seconds,
-                usage::rate(self.bytes_per_second)
-            ),
-        );
-        lines.row(
-            "Pages",
-            format!(
-                "{} good, {} damaged, {} unfinished",
-                self.good_pages, self.damaged_pages, self.unfinished_pages
-            ),
-        );
+        rows! { lines:
+            "Bytes checked" => "{} of {} in {:.1} s, {}",
+                ByteSize(self.bytes_checked), count(self.pages_checked, "page"), self.seconds,
+                usage::rate(self.bytes_per_second);
+            "Pages" => "{} good, {} damaged, {} unfinished",
+                self.good_pages, self.damaged_pages, self.unfinished_pages;
+        }
         if self.departed_pages + self.dropped_pages > 0 {
-            lines.row(
-                "By the owner",
-                format!(
-                    "{} moved or dropped meanwhile, {} damaged and dropped now",
-                    self.departed_pages, self.dropped_pages
-                ),
-            );
+            rows! { lines:
+                "By the owner" => "{} moved or dropped meanwhile, {} damaged and dropped now",
+                    self.departed_pages, self.dropped_pages;
+            }
         }
     }
 }

@@ -29,7 +29,7 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::l1;
 use crate::open::patient;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, rows};
 use crate::size::ByteSize;
 use crate::usage::{self, Meter};
 use crate::workload::{self, Words};
@@ -115,35 +115,25 @@ impl Report for LoadReport {
         let mut lines = Lines::default();
         lines.row("Operation", "load, chain by chain");
         let (size, parts, layers) = (ByteSize(self.page_bytes), self.parts, self.layers);
-        lines.row(
-            "Pages",
-            format!(
-                "{}; of {size} in {parts} parts of {layers} layers, chains of {}",
-                self.pages_loaded, self.batch
-            ),
-        );
-        lines.row("L1", &self.device);
+        rows! { lines:
+            "Pages" => "{}; of {size} in {parts} parts of {layers} layers, chains of {}",
+                self.pages_loaded, self.batch;
+            "L1" => "{}", &self.device;
+        }
         for tier in &self.tiers {
-            lines.row(
-                format!("{} to {}", tier.from, tier.to),
-                format!(
+            rows! { lines:
+                format!("{} to {}", tier.from, tier.to) =>
                     "{}; a chain p50 {:.0} us, p99 {:.0} us; CPU {:.3} s/GiB",
-                    usage::rate(tier.bytes_per_second),
-                    tier.p50_us,
-                    tier.p99_us,
-                    tier.cpu_seconds_per_gib
-                ),
-            );
+                    usage::rate(tier.bytes_per_second), tier.p50_us, tier.p99_us,
+                    tier.cpu_seconds_per_gib;
+            }
         }
         lines.row("Disk", self.disk.to_string());
         let counts = &self.counts;
-        lines.row(
-            "Verified",
-            format!(
-                "{} right, {} wrong, {} missed",
-                counts.verified_pages, counts.wrong_pages, counts.pages_missed
-            ),
-        );
+        rows! { lines:
+            "Verified" => "{} right, {} wrong, {} missed",
+                counts.verified_pages, counts.wrong_pages, counts.pages_missed;
+        }
         if self.interrupted {
             lines.text("Interrupted: these are the figures up to then.");
         }

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Op;
 use crate::disk::DiskFacts;
-use crate::report::{Lines, Report};
+use crate::report::{Lines, Report, rows};
 use crate::size::ByteSize;
 use crate::usage;
 
@@ -103,53 +103,28 @@ impl Report for BenchReport {
         };
         let (size, parts) = (ByteSize(self.page_bytes), self.parts);
         let (p50, p99) = (self.p50_us, self.p99_us);
-        lines.row(
-            unit,
-            format!("{}; pages of {size} in {parts} parts", self.pages_requested),
-        );
-        lines.row(
-            "Calls of",
-            format!("{}; p50 {p50:.0} us, p99 {p99:.0} us", self.batch),
-        );
-        lines.row(
-            "Speed",
-            format!(
-                "{speed}{:.0} {} a second",
-                self.pages_per_second,
-                unit.to_lowercase()
-            ),
-        );
-        lines.row("CPU", format!("{:.3} s{cpu}", self.cpu_seconds));
-        lines.row(
-            "Disk",
-            format!("{} at depth {}", self.disk.disk, self.depth),
-        );
-        lines.row(
-            "Buffers",
-            format!("in memory pages of {}", ByteSize(self.memory_page_bytes)),
-        );
+        rows! { lines:
+            unit => "{}; pages of {size} in {parts} parts", self.pages_requested;
+            "Calls of" => "{}; p50 {p50:.0} us, p99 {p99:.0} us", self.batch;
+            "Speed" => "{speed}{:.0} {} a second", self.pages_per_second, unit.to_lowercase();
+            "CPU" => "{:.3} s{cpu}", self.cpu_seconds;
+            "Disk" => "{} at depth {}", self.disk.disk, self.depth;
+            "Buffers" => "in memory pages of {}", ByteSize(self.memory_page_bytes);
+        }
         let counts = &self.counts;
-        lines.row(
-            "Verified",
-            format!(
-                "{} right, {} wrong",
-                counts.verified_pages, counts.wrong_pages
-            ),
-        );
+        rows! { lines:
+            "Verified" => "{} right, {} wrong", counts.verified_pages, counts.wrong_pages;
+        }
         if counts.pages_missed + counts.unstored_pages > 0 {
-            lines.row(
-                "Not there",
-                format!(
-                    "{} missed, {} not stored",
-                    counts.pages_missed, counts.unstored_pages
-                ),
-            );
+            rows! { lines:
+                "Not there" => "{} missed, {} not stored",
+                    counts.pages_missed, counts.unstored_pages;
+            }
         }
         if counts.evicted_pages > 0 {
-            lines.row(
-                "Dropped",
-                format!("{} pages, the coldest, to make room", counts.evicted_pages),
-            );
+            rows! { lines:
+                "Dropped" => "{} pages, the coldest, to make room", counts.evicted_pages;
+            }
         }
         if let Some(reason) = &self.unstored_reason {
             lines.row("Not stored", reason);

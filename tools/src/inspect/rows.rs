@@ -11,7 +11,7 @@ use larder_store::recovery::Fate;
 use larder_store::recovery::scan::Case;
 use serde::Serialize;
 
-use crate::report::{Lines, count};
+use crate::report::{Lines, count, rows};
 use crate::size::ByteSize;
 
 /// A volume.
@@ -382,21 +382,17 @@ impl KeyRow {
             Some(birth) => format!("{}, by the record of birth {birth}", self.fate),
             None => self.fate.to_owned(),
         };
-        lines.row("  state", fate);
-        lines.row(
-            "  place",
-            format!(
-                "volume {}, segment {}, offset {}, {} bytes",
-                self.volume, self.segment, self.offset, self.payload_bytes
-            ),
-        );
+        rows! { lines:
+            "  state" => "{}", fate;
+            "  place" => "volume {}, segment {}, offset {}, {} bytes",
+                self.volume, self.segment, self.offset, self.payload_bytes;
+        }
         let parent = self.parent.as_deref().unwrap_or("none known");
         lines.row("  chain", format!("depth {}, parent {parent}", self.depth));
         let proven = if self.proven { "proven" } else { "unproven" };
-        lines.row(
-            "  born",
-            format!("{}, in commit {}, {proven}", self.birth, self.commit),
-        );
+        rows! { lines:
+            "  born" => "{}, in commit {}, {proven}", self.birth, self.commit;
+        }
     }
 }
 

@@ -109,7 +109,7 @@ fn gauge(value: u64) -> Value {
 }
 
 /// Adds metrics without labels.
-macro_rules! rows {
+macro_rules! samples {
     ($table:ident: $($name:literal, $help:literal: $value:expr;)*) => {
         $($table.sample($name, $help, &[], $value);)*
     };
@@ -123,7 +123,7 @@ pub(super) fn metrics(view: Option<&View>, drives: &[(String, Health)]) -> Vec<M
         "Release of the exporter",
         [(env!("CARGO_PKG_VERSION"), gauge(1))],
     );
-    rows! { table:
+    samples! { table:
         "larder_up", "Whether an owner serves the store and answers":
             gauge(u64::from(view.is_some()));
     }
@@ -168,7 +168,7 @@ fn owner(table: &mut Table, view: &View) {
         &[&protocol.release, &protocol.newest.to_string(), &format],
         gauge(1),
     );
-    rows! { table:
+    samples! { table:
         "larder_owner_start_time_seconds",
         "When the owner opened the store, since 1970; a change is a takeover":
             Value::Gauge(report.started_unix_s);
@@ -199,7 +199,7 @@ fn using(view: &View) -> u64 {
 
 /// The content of the store, and its room.
 fn content(table: &mut Table, stats: &Stats) {
-    rows! { table:
+    samples! { table:
         "larder_pages", "Pages in the store": gauge(stats.pages);
         "larder_live_bytes", "Bytes of those pages": gauge(stats.live_bytes);
         "larder_taken_bytes", "Usable bytes that pages take": gauge(stats.taken_bytes);
@@ -219,7 +219,7 @@ fn content(table: &mut Table, stats: &Stats) {
     ];
     let segments = segments.map(|(state, segments)| (state, gauge(segments)));
     table.by("larder_segments{state}", "Segments by state", segments);
-    rows! { table:
+    samples! { table:
         "larder_read_only_volumes", "Volumes in read-only service":
             gauge(stats.read_only_volumes.len() as u64);
         "larder_index_bytes", "RAM of the index": gauge(stats.index_bytes);
@@ -239,7 +239,7 @@ fn namespaces(table: &mut Table, view: &View) {
         let bytes = further.iter().map(|space| space.usage.bytes).sum();
         rows.push(([OTHER.to_owned(), String::new()], pages, bytes));
     }
-    rows! { table:
+    samples! { table:
         "larder_namespaces", "Namespaces with pages": gauge(view.spaces.len() as u64);
     }
     for ([name, model], pages, _) in &rows {
@@ -309,7 +309,7 @@ const L4_PAGES: [(&str, &str); 3] = [
 fn remote(table: &mut Table, l4: &BeneathReport) {
     let of = |name: &str| l4.counts.get(name).copied().unwrap_or_default();
     let count = |name: &str| Value::Count(of(name));
-    rows! { table:
+    samples! { table:
         "larder_l4_up", "Whether requests are made to the remote": gauge(u64::from(l4.works));
         "larder_l4_known_runs", "Runs of the remote whose names are known":
             gauge(of("known_runs"));
@@ -329,7 +329,7 @@ fn remote(table: &mut Table, l4: &BeneathReport) {
         "Pages of fetched runs, by outcome",
         L4_PAGES.map(|(outcome, name)| (outcome, count(name))),
     );
-    rows! { table:
+    samples! { table:
         "larder_l4_unreadable_runs",
         "Looks at runs, and reads of them, that failed while the remote answered":
             count("unreadable_runs");

@@ -22,7 +22,7 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::open::{self, OpenArgs};
 use crate::place;
-use crate::report::{self, Lines, Report, count};
+use crate::report::{self, Lines, Report, count, rows};
 use crate::selection::Selection;
 
 /// Take runs of a remote into a store, also while servers use it
@@ -65,28 +65,21 @@ impl Report for PullReport {
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
-        lines.row("Pulled", size_of_runs(self.runs_pulled, self.bytes_pulled));
-        lines.row("Stored", count(self.pages_put, "page"));
-        lines.row(
-            "There already",
-            format!(
-                "{}, and {} of other runs",
-                count(self.between.present_runs, "run"),
-                count(self.duplicate_pages, "page")
-            ),
-        );
+        rows! { lines:
+            "Pulled" => "{}", size_of_runs(self.runs_pulled, self.bytes_pulled);
+            "Stored" => "{}", count(self.pages_put, "page");
+            "There already" => "{}, and {} of other runs",
+                count(self.between.present_runs, "run"), count(self.duplicate_pages, "page");
+        }
         if self.refused_pages > 0 {
             lines.row("Refused", count(self.refused_pages, "page"));
         }
         if self.faulty_runs + self.faulty_pages > 0 {
-            lines.row(
-                "Not taken",
-                format!(
+            rows! { lines:
+                "Not taken" =>
                     "{} and {} of others, damaged or forged; `larder remote verify` shows them",
-                    count(self.faulty_runs, "run"),
-                    count(self.faulty_pages, "page")
-                ),
-            );
+                    count(self.faulty_runs, "run"), count(self.faulty_pages, "page");
+            }
         }
         if self.full {
             lines.text("The store is full: the other runs were not fetched.");

@@ -16,7 +16,7 @@ use super::requests::{Request, Requests};
 use super::setup::Setup;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::report::{self as reports, Lines, Report};
+use crate::report::{self as reports, Lines, Report, rows};
 use crate::usage::ratio;
 
 /// Milliseconds between the use of a block and its publication.
@@ -131,28 +131,17 @@ impl Report for FleetReport {
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
-        lines.row(
-            "Nodes",
-            format!(
-                "{} of {} blocks, {:?}",
-                self.nodes, self.node_blocks, self.routing
-            ),
-        );
-        lines.row(
-            "L4",
-            format!("{:?}, {} blocks", self.admission, self.published_blocks),
-        );
+        rows! { lines:
+            "Nodes" => "{} of {} blocks, {:?}", self.nodes, self.node_blocks, self.routing;
+            "L4" => "{:?}, {} blocks", self.admission, self.published_blocks;
+        }
         for (label, window) in [("All disks lost", self.lost), ("None lost", self.kept)] {
-            lines.row(
-                label,
-                format!(
+            rows! { lines:
+                label =>
                     "{} requests from {}: {:.3} of the blocks found on the node, {:.3} more in L4",
-                    window.requests,
-                    self.restart_request,
-                    window.local_hit_rate,
-                    window.l4_hit_rate
-                ),
-            );
+                    window.requests, self.restart_request, window.local_hit_rate,
+                    window.l4_hit_rate;
+            }
         }
         if self.interrupted {
             lines.text("Interrupted: the figures are incomplete.");

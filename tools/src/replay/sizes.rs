@@ -14,7 +14,7 @@ use super::store_only::{self, ReplayReport, StoreArgs};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::place::directory_of;
-use crate::report::{self, Lines, Report};
+use crate::report::{self, Lines, Report, rows};
 use crate::size::ByteSize;
 use crate::usage;
 
@@ -94,21 +94,18 @@ impl Report for SizesReport {
         let mut lines = Lines::default();
         for row in &self.sizes {
             let (evicted, written) = (row.evicted_pages, ByteSize(row.bytes_written));
-            lines.row(
-                ByteSize(row.capacity_bytes).to_string(),
-                format!(
+            rows! { lines:
+                ByteSize(row.capacity_bytes).to_string() =>
                     "{:.2} % hit, {evicted} pages evicted, {written} written",
-                    row.hit_rate * 100.0
-                ),
-            );
+                    row.hit_rate * 100.0;
+            }
             if let Some(faults) = row.faults() {
                 lines.row("  faults", faults);
             }
         }
-        lines.row(
-            "no limit",
-            format!("{:.2} % hit", self.ceiling_hit_rate * 100.0),
-        );
+        rows! { lines:
+            "no limit" => "{:.2} % hit", self.ceiling_hit_rate * 100.0;
+        }
         if self.interrupted {
             lines.text("Interrupted: the last of these sizes is incomplete, others were not run.");
         } else {

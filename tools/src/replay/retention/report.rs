@@ -8,7 +8,7 @@ use super::RetentionArgs;
 use super::volume::{Geometry, Played};
 use crate::policy::Policy;
 use crate::replay::requests::Requests;
-use crate::report::{Lines, Report};
+use crate::report::{Lines, Report, rows};
 use crate::usage::ratio;
 
 #[derive(Serialize)]
@@ -124,30 +124,18 @@ impl Report for RetentionReport {
             self.requests, self.pages_requested, self.distinct_pages
         ));
         for row in &self.capacities {
-            lines.row(
-                format!("{} %", row.percent),
-                format!(
-                    "{:.2} {}, {:.2} LRU ({:+.2}), {:.2} optimum, gap closed {:.1} %; \
-                     {} pages in {} segments, write amplification {:.3} (LRU {:.3}), \
-                     {} GiB written (LRU {}), {} refused, policy {} KiB, {:.1} s (LRU {:.1} s)",
-                    rate(row.pages_hit),
-                    self.policy,
-                    rate(row.lru_pages_hit),
-                    rate(row.pages_hit) - rate(row.lru_pages_hit),
-                    rate(row.optimum_pages_hit),
-                    row.gap_closed * 100.0,
-                    row.pages,
-                    row.segments,
-                    row.write_amplification,
-                    row.lru_write_amplification,
-                    row.bytes_written >> 30,
-                    row.lru_bytes_written >> 30,
-                    row.refused_pages,
-                    row.policy_bytes >> 10,
-                    row.seconds,
-                    row.lru_seconds,
-                ),
-            );
+            rows! { lines:
+                format!("{} %", row.percent) =>
+                    "{:.2} {}, {:.2} LRU ({:+.2}), {:.2} optimum, gap closed {:.1} %; {} pages in \
+                    {} segments, write amplification {:.3} (LRU {:.3}), {} GiB written (LRU {}), \
+                    {} refused, policy {} KiB, {:.1} s (LRU {:.1} s)",
+                    rate(row.pages_hit), self.policy, rate(row.lru_pages_hit),
+                    rate(row.pages_hit) - rate(row.lru_pages_hit), rate(row.optimum_pages_hit),
+                    row.gap_closed * 100.0, row.pages, row.segments, row.write_amplification,
+                    row.lru_write_amplification, row.bytes_written >> 30,
+                    row.lru_bytes_written >> 30, row.refused_pages, row.policy_bytes >> 10,
+                    row.seconds, row.lru_seconds;
+            }
         }
         if self.interrupted {
             lines.text("Interrupted: the last capacity is incomplete.");

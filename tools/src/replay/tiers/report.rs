@@ -14,7 +14,7 @@ use super::plan::{Plan, Setting};
 use super::shared::Nanos;
 use crate::disk::DiskFacts;
 use crate::failure::Ending;
-use crate::report::{Lines, Report};
+use crate::report::{Lines, Report, rows};
 use crate::size::ByteSize;
 use crate::usage;
 
@@ -351,63 +351,34 @@ fn both(times: Option<&Quantiles>) -> String {
 impl TiersReport {
     fn setup(&self, lines: &mut Lines) {
         let speeds = &self.speeds;
-        lines.row(
-            "Pages",
-            format!(
-                "{}, {} tokens, {}; those moved here have {}",
-                self.model,
-                self.page_tokens,
-                size(self.page_bytes),
-                size(self.moved_page_bytes)
-            ),
-        );
-        lines.row(
-            "Servers",
-            format!(
-                "{}, each with {} of L1 and {} of L2; {}, {}",
-                self.instances,
-                size(self.l1_bytes),
-                size(self.l2_bytes),
-                name(&self.write_policy),
-                name(&self.prefetch_policy)
-            ),
-        );
-        lines.row(
-            "Disk, measured",
-            format!(
-                "reads {} and {:.0} us a call, writes {} and {:.0} us",
-                usage::rate(speeds.read_bytes_per_second),
-                speeds.read_latency_us,
-                usage::rate(speeds.write_bytes_per_second),
-                speeds.write_latency_us
-            ),
-        );
+        rows! { lines:
+            "Pages" => "{}, {} tokens, {}; those moved here have {}",
+                self.model, self.page_tokens, size(self.page_bytes), size(self.moved_page_bytes);
+            "Servers" => "{}, each with {} of L1 and {} of L2; {}, {}",
+                self.instances, size(self.l1_bytes), size(self.l2_bytes), name(&self.write_policy),
+                name(&self.prefetch_policy);
+            "Disk, measured" => "reads {} and {:.0} us a call, writes {} and {:.0} us",
+                usage::rate(speeds.read_bytes_per_second), speeds.read_latency_us,
+                usage::rate(speeds.write_bytes_per_second), speeds.write_latency_us;
+        }
         let link = usage::rate(speeds.link_bytes_per_second);
         let source = if speeds.link_is_measured {
             ", memcpy's"
         } else {
             ", as given"
         };
-        lines.row("Link L2 to L1", format!("{link}{source}"));
-        lines.row(
-            "Store",
-            format!(
-                "keeps {} pages, dropped {}; {}",
-                self.store.usable_pages, self.store.evicted_pages, self.store.disk
-            ),
-        );
+        rows! { lines:
+            "Link L2 to L1" => "{link}{source}";
+            "Store" => "keeps {} pages, dropped {}; {}",
+                self.store.usable_pages, self.store.evicted_pages, self.store.disk;
+        }
         if self.store.damaged_pages > 0 {
             lines.row("Damaged pages", self.store.damaged_pages.to_string());
         }
-        lines.row(
-            "This took",
-            format!(
-                "{:.1} s, {:.1} s of CPU, {} of memory",
-                self.cost.seconds,
-                self.cost.cpu_seconds,
-                size(self.cost.peak_rss_bytes)
-            ),
-        );
+        rows! { lines:
+            "This took" => "{:.1} s, {:.1} s of CPU, {} of memory",
+                self.cost.seconds, self.cost.cpu_seconds, size(self.cost.peak_rss_bytes);
+        }
     }
 
     /// A row for each figure, with a value for each setting.
