@@ -9,7 +9,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use larder_core::counters::Counted;
-use larder_disk::probe;
+use larder_disk::probe::{self, Fact, Level};
 use larder_engine::{Settings, Stats, StoreError, create};
 use larder_format::BLOCK_BYTES;
 use larder_store::fit::largest_page;
@@ -22,28 +22,6 @@ use rustix::fs::Access;
 use crate::config::{Config, ConfigError};
 use crate::place::{Misfit, misfit, open_options, options, unmounted, volume_of};
 
-/// The severity of a fact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Level {
-    /// No problem.
-    Ok,
-    /// It works, but not as well as possible.
-    Warn,
-    /// A server would not start, or would serve without a store.
-    Fail,
-}
-
-/// A finding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fact {
-    /// The severity.
-    pub level: Level,
-    /// The subject.
-    pub name: &'static str,
-    /// The finding and, if there is a problem, the remedy.
-    pub what: String,
-}
-
 /// The facts about a configuration, for a server with pages of `page_bytes`, and the path to check
 /// further. `engines` are the facts about the keys of the engine itself. `derives`: the engine's
 /// side derives a weights tag if none is set.
@@ -54,69 +32,53 @@ pub fn examine(
     page_bytes: Option<u64>,
     derives: bool,
 ) -> (Vec<Fact>, Option<PathBuf>) {
-    let mut facts = Vec::new();
-    let fact = |level, name, what: String| Fact { level, name, what };
     let mut config = match parsed {
         Ok(config) => config,
-        Err(error) => {
-            facts.push(fact(Level::Fail, "config", error.to_string()));
-            return (facts, None);
-        }
+        Err(error) => return (vec![Fact::fail("config", error.to_string())], None),
     };
-    facts.push(fact(Level::Ok, "config", "every key is known".to_owned()));
+    let mut facts = vec![Fact::ok("config", "every key is known")];
     facts.extend(engines);
-    let mut add = |level, name, what: String| facts.push(fact(level, name, what));
     match &config.weights_tag {
-        Some(tag) => add(
-            Level::Ok,
+        Some(tag) => facts.push(Fact::ok(
             "weights_tag",
             format!("`{tag}`: change it whenever the weights change"),
-        ),
-        None if derives => add(
-            Level::Ok,
+        )),
+        None if derives => facts.push(Fact::ok(
             "weights_tag",
-            "derived from the server's configuration and the weight files when it starts"
-                .to_owned(),
-        ),
+            "derived from the server's configuration and the weight files when it starts",
+        )),
         None => {}
     }
     if let Some(what) = config.resolve() {
-        add(Level::Warn, "path", what);
+        facts.push(Fact::warn("path", what));
     }
-    for (level, name, what) in place(&config, page_bytes) {
-        add(level, name, what);
-    }
+    facts.extend(place(&config, page_bytes));
     let volume = volume_of(&config.path);
-    add(
-        Level::Ok,
-        "path",
-        format!("the store is {}", volume.display()),
-    );
+    let what = format!("the store is {}", volume.display());
+    facts.push(Fact::ok("path", what));
     let look = config.path.exists() || config.path.parent().is_some_and(Path::exists);
     (facts, look.then_some(volume))
 }
 
-type Line = (Level, &'static str, String);
-
 /// Checks the configured path.
-fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
+fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Fact> {
     let path = &config.path;
-    let mut lines = Vec::new();
+    let mut facts = Vec::new();
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !path.starts_with("/dev") => {
             let what = format!("{} does not exist yet and would be created", path.display());
-            lines.push((Level::Ok, "path", what));
+            facts.push(Fact::ok("path", what));
             if let Some(above) = path.ancestors().find(|above| above.is_dir()) {
-                lines.push(writable(above));
-                lines.extend(no_disk(above));
-                lines.extend(room(config, above, page_bytes));
+                facts.push(writable(above));
+                facts.extend(no_disk(above));
+                facts.extend(room(config, above, page_bytes));
             }
-            return lines;
+            return facts;
         }
         Err(error) => {
             let what = format!("{}: {error}; check the path", path.display());
-            return vec![(Level::Fail, "path", what)];
+            return vec![Fact::fail("path", what)];
         }
     };
     let is_device = metadata.file_type().is_block_device();
@@ -125,15 +87,15 @@ fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
             "{} is neither a directory nor a block device",
             path.display()
         );
-        return vec![(Level::Fail, "path", what)];
+        return vec![Fact::fail("path", what)];
     }
-    lines.push(writable(path));
+    facts.push(writable(path));
     if !is_device {
-        lines.extend(container(path));
+        facts.extend(container(path));
     }
     let volume = volume_of(path);
     if !is_device && volume.exists() {
-        lines.extend(unwritable(&volume));
+        facts.extend(unwritable(&volume));
     }
     if let Ok(report) = share::report(&volume) {
         let what = format!(
@@ -142,33 +104,28 @@ fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Line> {
             report.stats.pages,
             ByteSize(report.stats.capacity_bytes)
         );
-        lines.push((Level::Ok, "store", what));
-        lines.extend(size(config, report.stats.capacity_bytes));
-        lines.push(settings(config, report.settings));
-        lines.extend(unread(&report));
-        lines.push(pages(&volume, &report.stats, page_bytes));
+        facts.push(Fact::ok("store", what));
+        facts.extend(size(config, report.stats.capacity_bytes));
+        facts.push(settings(config, report.settings));
+        facts.extend(unread(&report));
+        facts.push(pages(&volume, &report.stats, page_bytes));
     } else if !is_device && volume.exists() {
         let bytes = fs::metadata(&volume).map_or(0, |metadata| metadata.len());
         let what = format!("{} exists and is not in use", volume.display());
-        lines.push((Level::Ok, "store", what));
-        lines.extend(size(config, bytes));
-        lines.extend(closed_pages(&volume, bytes, page_bytes));
+        facts.push(Fact::ok("store", what));
+        facts.extend(size(config, bytes));
+        facts.extend(closed_pages(&volume, bytes, page_bytes));
     } else if !is_device {
-        lines.extend(no_disk(path));
-        lines.extend(room(config, path, page_bytes));
+        facts.extend(no_disk(path));
+        facts.extend(room(config, path, page_bytes));
     }
-    lines
+    facts
 }
 
-fn writable(path: &Path) -> Line {
+fn writable(path: &Path) -> Fact {
     match rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK) {
-        Ok(()) => (
-            Level::Ok,
-            "path",
-            format!("{} can be written", path.display()),
-        ),
-        Err(error) => (
-            Level::Fail,
+        Ok(()) => Fact::ok("path", format!("{} can be written", path.display())),
+        Err(error) => Fact::fail(
             "path",
             format!(
                 "{}: {error}; change its owner or permissions, or its mount",
@@ -180,7 +137,7 @@ fn writable(path: &Path) -> Line {
 
 /// The file of a store that is not writable, independent of the permissions of its directory.
 /// Servers and their clients must write to it.
-fn unwritable(volume: &Path) -> Option<Line> {
+fn unwritable(volume: &Path) -> Option<Fact> {
     let opened = fs::File::options().read(true).write(true).open(volume);
     opened.err().map(|error| {
         let what = format!(
@@ -188,12 +145,12 @@ fn unwritable(volume: &Path) -> Option<Line> {
              change its owner or permissions, or its mount",
             volume.display()
         );
-        (Level::Fail, "store", what)
+        Fact::fail("store", what)
     })
 }
 
 /// A path that is lost with its container, or is not on a disk.
-fn container(path: &Path) -> Option<Line> {
+fn container(path: &Path) -> Option<Fact> {
     let name = probe::filesystem(fs::File::open(path).ok()?);
     let what = match name.as_str() {
         "overlayfs" | "overlay" => {
@@ -208,25 +165,24 @@ fn container(path: &Path) -> Option<Line> {
         }
         _ => return None,
     };
-    Some((
-        Level::Warn,
+    Some(Fact::warn(
         "path",
         format!("{} ({name}): {what}", path.display()),
     ))
 }
 
 /// The directory of a store that does not exist yet, if no disk is mounted there.
-fn no_disk(directory: &Path) -> Option<Line> {
+fn no_disk(directory: &Path) -> Option<Fact> {
     let mount = unmounted(directory)?;
     let what = format!(
         "no disk is mounted at {}: it is on the file system of {mount}; if a disk should be there, \
          mount it first",
         directory.display()
     );
-    Some((Level::Warn, "path", what))
+    Some(Fact::warn("path", what))
 }
 
-fn size(config: &Config, found: u64) -> Option<Line> {
+fn size(config: &Config, found: u64) -> Option<Fact> {
     let wanted = config.size?;
     (found / 4096 != wanted / 4096).then(|| {
         let what = format!(
@@ -235,25 +191,25 @@ fn size(config: &Config, found: u64) -> Option<Line> {
             ByteSize(found),
             ByteSize(wanted)
         );
-        (Level::Warn, "size", what)
+        Fact::warn("size", what)
     })
 }
 
 /// The settings of a served store, which its owner determines.
-fn settings(config: &Config, owners: Settings) -> Line {
+fn settings(config: &Config, owners: Settings) -> Fact {
     let wanted = open_options(config).settings();
     if owners == wanted {
-        return (Level::Ok, "settings", owners.to_string());
+        return Fact::ok("settings", owners.to_string());
     }
     let what = format!(
         "those of the store's owner hold: {owners}; configured are: {wanted}. Give all servers \
          the same"
     );
-    (Level::Warn, "settings", what)
+    Fact::warn("settings", what)
 }
 
 /// The pages that servers found and did not read.
-fn unread(report: &share::Report) -> Option<Line> {
+fn unread(report: &share::Report) -> Option<Fact> {
     let mut counts = report.departed.counts;
     for process in &report.processes {
         counts.add(&process.counts.unwrap_or_default());
@@ -266,12 +222,12 @@ fn unread(report: &share::Report) -> Option<Line> {
              surprises, look at the disk: `larder stat` has its read latency",
             slow + unmeasured
         );
-        (Level::Warn, "reads", what)
+        Fact::warn("reads", what)
     })
 }
 
 /// Whether pages fit a store that is not in use.
-fn closed_pages(volume: &Path, bytes: u64, page_bytes: Option<u64>) -> Option<Line> {
+fn closed_pages(volume: &Path, bytes: u64, page_bytes: Option<u64>) -> Option<Fact> {
     let volumes = Volumes::open(volume, &[], larder_store::volume::Access::ReadOnly, false).ok()?;
     let segment_blocks = volumes.superblock().segment_blocks;
     let mut stats = Stats::default();
@@ -281,7 +237,7 @@ fn closed_pages(volume: &Path, bytes: u64, page_bytes: Option<u64>) -> Option<Li
 }
 
 /// Whether pages fit the segments of a store.
-fn pages(volume: &Path, stats: &Stats, page_bytes: Option<u64>) -> Line {
+fn pages(volume: &Path, stats: &Stats, page_bytes: Option<u64>) -> Fact {
     let segment = ByteSize(stats.segment_bytes);
     let Some(page_bytes) = page_bytes else {
         let what = format!(
@@ -289,28 +245,28 @@ fn pages(volume: &Path, stats: &Stats, page_bytes: Option<u64>) -> Line {
              of the server's pages with --page-bytes to have it checked",
             largest_page(stats.segment_bytes)
         );
-        return (Level::Ok, "pages", what);
+        return Fact::ok("pages", what);
     };
     match misfit(volume, stats, page_bytes) {
-        Some(misfit @ Misfit::Never { .. }) => (Level::Fail, "pages", misfit.to_string()),
-        Some(misfit @ Misfit::Wasteful { .. }) => (Level::Warn, "pages", misfit.to_string()),
+        Some(misfit @ Misfit::Never { .. }) => Fact::fail("pages", misfit.to_string()),
+        Some(misfit @ Misfit::Wasteful { .. }) => Fact::warn("pages", misfit.to_string()),
         None => {
             let page = ByteSize(page_bytes);
             let what = format!("pages of {page} fit the store's segments of {segment}");
-            (Level::Ok, "pages", what)
+            Fact::ok("pages", what)
         }
     }
 }
 
 /// Whether a store that does not exist yet can be created with its size.
-fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Line> {
+fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Fact> {
     let Some(size) = config.size.filter(|size| *size > 0) else {
         let what = "`size` is missing or 0, and there is no store yet: set its size";
-        return Some((Level::Fail, "size", what.to_owned()));
+        return Some(Fact::fail("size", what.to_owned()));
     };
     let options = match options(&volume_of(directory), config, page_bytes) {
         Ok(options) => options.with(|o| o.dry_run = true),
-        Err(error) => return Some((Level::Fail, "pages", error.to_string())),
+        Err(error) => return Some(Fact::fail("pages", error.to_string())),
     };
     match create(&volume_of(directory), &options) {
         Ok(made) => {
@@ -319,13 +275,13 @@ fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Li
                 Some(_) => format!("{size} fit; the store would have segments of {segment}"),
                 None => format!("{size} fit; the server chooses the segments by its pages"),
             };
-            Some((Level::Ok, "size", what))
+            Some(Fact::ok("size", what))
         }
         Err(
             error @ (StoreError::Usage(_)
             | StoreError::TooSmall { .. }
             | StoreError::NoSpace { .. }),
-        ) => Some((Level::Fail, "size", format!("`size`: {error}"))),
+        ) => Some(Fact::fail("size", format!("`size`: {error}"))),
         // Other problems have their own line.
         Err(_) => None,
     }
@@ -356,11 +312,6 @@ pub fn report(
 /// Prints facts, one per line. Returns whether any of them is a failure.
 fn print(facts: &[Fact]) -> bool {
     for Fact { level, name, what } in facts {
-        let level = match level {
-            Level::Ok => "ok",
-            Level::Warn => "warn",
-            Level::Fail => "fail",
-        };
         println!("{level:<4}  {name:<14}  {what}");
     }
     facts.iter().any(|fact| fact.level == Level::Fail)

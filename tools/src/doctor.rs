@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use larder_base::memory::backing_page_bytes;
-use larder_disk::probe::{self, Level};
+use larder_disk::probe::{self, Fact, Level};
 use larder_engine::{AlignedBuf, advice};
 use larder_format::BLOCK_BYTES;
 use rustix::fs::{AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, StatxFlags, ftruncate};
@@ -85,20 +85,10 @@ struct DoctorReport {
     #[serde(serialize_with = "crate::report::paths")]
     path: PathBuf,
     /// One line for each fact.
-    facts: Vec<FactLine>,
+    facts: Vec<Fact>,
     /// The archive that was written.
     #[serde(serialize_with = "crate::report::paths")]
     bundle: Option<PathBuf>,
-}
-
-#[derive(Serialize)]
-struct FactLine {
-    /// The subject.
-    name: String,
-    /// `ok`, `warn` or `fail`.
-    level: &'static str,
-    /// The finding and, unless it is good, the remedy.
-    what: String,
 }
 
 impl Report for DoctorReport {
@@ -128,37 +118,15 @@ impl Report for DoctorReport {
     }
 }
 
-/// The facts so far.
-#[derive(Default)]
-struct Facts(Vec<FactLine>);
-
-impl Facts {
-    fn add(&mut self, name: &str, level: Level, what: impl Into<String>) {
-        let level = match level {
-            Level::Ok => "ok",
-            Level::Warn => "warn",
-            Level::Fail => "fail",
-        };
-        self.0.push(FactLine {
-            name: name.to_owned(),
-            level,
-            what: what.into(),
-        });
-    }
-}
-
 /// Runs the command. The exit code is 1 if a line has the level `fail`.
 pub fn run(args: &DoctorArgs) -> Result<Ending, Failure> {
-    let mut facts = Facts::default();
-    for fact in probe::report() {
-        facts.add(fact.name, fact.level, fact.what);
-    }
+    let mut facts = probe::report();
     huge_pages(&mut facts);
     place(&args.path, &mut facts)?;
-    let failed = facts.0.iter().any(|fact| fact.level == "fail");
+    let failed = facts.iter().any(|fact| fact.level == Level::Fail);
     let mut document = DoctorReport {
         path: args.path.clone(),
-        facts: facts.0,
+        facts,
         bundle: None,
     };
     if let Some(archive) = &args.bundle {
@@ -174,7 +142,7 @@ pub fn run(args: &DoctorArgs) -> Result<Ending, Failure> {
 }
 
 /// Whether large buffers get huge pages: the largest single effect on speed.
-fn huge_pages(facts: &mut Facts) {
+fn huge_pages(facts: &mut Vec<Fact>) {
     let mode =
         std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     let mode = chosen(&mode).unwrap_or("unknown").to_owned();
@@ -191,17 +159,16 @@ fn huge_pages(facts: &mut Facts) {
                 {mode})",
                 ByteSize(bytes)
             );
-            facts.add("huge pages", Level::Ok, what);
+            facts.push(Fact::ok("huge pages", what));
         }
-        _ => facts.add(
+        _ => facts.push(Fact::warn(
             "huge pages",
-            Level::Warn,
             format!(
                 "buffers get small memory pages (transparent_hugepage: {mode}), which costs \
                  bandwidth and CPU time: \
                  echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"
             ),
-        ),
+        )),
     }
 }
 
@@ -211,7 +178,7 @@ fn chosen(choice: &str) -> Option<&str> {
 }
 
 /// Facts about the path itself.
-fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
+fn place(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
     let failure = |error: &std::io::Error| {
         Failure::environment(format!("{}: {error}; check the path", path.display()))
     };
@@ -219,11 +186,10 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             // A future store is judged by its directory.
             let parent = directory_of(path);
-            facts.add(
+            facts.push(Fact::ok(
                 "path",
-                Level::Ok,
                 format!("{} does not exist yet", path.display()),
-            );
+            ));
             store::absent(path, facts);
             return match std::fs::metadata(parent) {
                 Ok(metadata) if metadata.is_dir() => directory(parent, facts),
@@ -240,11 +206,10 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         directory(path, facts)?;
         let volume = volume_at(path.to_owned());
         if volume != path {
-            facts.add(
+            facts.push(Fact::ok(
                 "path",
-                Level::Ok,
                 format!("the store is {}", volume.display()),
-            );
+            ));
             store(&volume, facts);
         }
         return Ok(());
@@ -256,11 +221,10 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         Mode::empty(),
     ) {
         Ok(file) => direct_io(&file, facts),
-        Err(error) => facts.add(
+        Err(error) => facts.push(Fact::warn(
             "direct I/O",
-            Level::Warn,
             format!("cannot be opened with O_DIRECT: {error}"),
-        ),
+        )),
     }
     scheduler(
         if is_device {
@@ -281,7 +245,7 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     Ok(())
 }
 
-fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
+fn directory(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
     let failure = |error: std::io::Error| {
         Failure::environment(format!("{}: {error}; check the path", path.display()))
     };
@@ -299,7 +263,7 @@ fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
                 path.display(),
                 remedy(error)
             );
-            facts.add("writable", Level::Fail, what);
+            facts.push(Fact::fail("writable", what));
         }
     }
     let under = directory.metadata().map_err(failure)?.dev();
@@ -332,29 +296,29 @@ fn trial_file(directory: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// Tries the calls that `create` makes on a volume.
-fn as_create_does(file: &OwnedFd, prepared: Result<(), Errno>, facts: &mut Facts) {
+fn as_create_does(file: &OwnedFd, prepared: Result<(), Errno>, facts: &mut Vec<Fact>) {
     let allocated = prepared
         .and_then(|()| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, TRIAL_BYTES));
     match allocated {
-        Ok(()) => facts.add("preallocation", Level::Ok, "works"),
+        Ok(()) => facts.push(Fact::ok("preallocation", "works")),
         Err(error @ (Errno::NOSPC | Errno::DQUOT)) => {
             let what = format!("{error}: {}", remedy(error));
-            facts.add("preallocation", Level::Fail, what);
+            facts.push(Fact::fail("preallocation", what));
         }
         Err(error) => {
             let what = format!(
                 "not here ({error}): `larder create --prewrite` writes every block instead; ext4 \
                  and xfs can preallocate"
             );
-            facts.add("preallocation", Level::Warn, what);
+            facts.push(Fact::warn("preallocation", what));
         }
     }
     let locked = rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive);
     match locked {
-        Ok(()) => facts.add("locks", Level::Ok, "work"),
+        Ok(()) => facts.push(Fact::ok("locks", "work")),
         Err(error) => {
             let what = format!("a file cannot be locked here: {error}; {}", remedy(error));
-            facts.add("locks", Level::Fail, what);
+            facts.push(Fact::fail("locks", what));
         }
     }
     let written = AlignedBuf::zeroed(BLOCK_BYTES)
@@ -362,10 +326,10 @@ fn as_create_does(file: &OwnedFd, prepared: Result<(), Errno>, facts: &mut Facts
         .and_then(|block| rustix::io::pwrite(file, &block, 0))
         .and_then(|_| rustix::fs::fdatasync(file));
     match written {
-        Ok(()) => facts.add("writes and syncs", Level::Ok, "work"),
+        Ok(()) => facts.push(Fact::ok("writes and syncs", "work")),
         Err(error) => {
             let what = format!("a write or a sync fails here: {error}; {}", remedy(error));
-            facts.add("writes and syncs", Level::Fail, what);
+            facts.push(Fact::fail("writes and syncs", what));
         }
     }
 }
@@ -383,20 +347,20 @@ fn remedy(error: Errno) -> &'static str {
     }
 }
 
-fn direct_io(file: &OwnedFd, facts: &mut Facts) {
+fn direct_io(file: &OwnedFd, facts: &mut Vec<Fact>) {
     filesystem(file, facts);
     let direct = probe::direct_io(file.as_fd());
     let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
     if let (false, Err(error)) = (direct.dio, asked) {
         let what = format!("unknown: statx is refused ({error}); {}", remedy(error));
-        facts.add("direct I/O", Level::Warn, what);
+        facts.push(Fact::warn("direct I/O", what));
         return;
     }
     if !direct.dio {
         let what = "not honoured here: everything goes through the page cache, at many times the \
             CPU cost; use ext4, xfs or \
                     a block device";
-        facts.add("direct I/O", Level::Warn, what);
+        facts.push(Fact::warn("direct I/O", what));
         return;
     }
     let (memory, offset) = (direct.memory_align, direct.offset_align);
@@ -414,10 +378,10 @@ fn direct_io(file: &OwnedFd, facts: &mut Facts) {
     };
     let what =
         format!("honoured, memory aligned to {memory} and offsets to {offset} bytes{remedy}");
-    facts.add("direct I/O", level, what);
+    facts.push(Fact::new("direct I/O", level, what));
 }
 
-fn filesystem(file: impl AsFd, facts: &mut Facts) {
+fn filesystem(file: impl AsFd, facts: &mut Vec<Fact>) {
     let name = probe::filesystem(file);
     let (level, advice) = match name.as_str() {
         "ext4" | "xfs" | "block device" => (Level::Ok, ""),
@@ -439,11 +403,11 @@ fn filesystem(file: impl AsFd, facts: &mut Facts) {
             ": not tried with this one; ext4, xfs and block devices are",
         ),
     };
-    facts.add("file system", level, format!("{name}{advice}"));
+    facts.push(Fact::new("file system", level, format!("{name}{advice}")));
 }
 
 /// The I/O scheduler of the disk under a file system, or of a device.
-fn scheduler(device: u64, facts: &mut Facts) {
+fn scheduler(device: u64, facts: &mut Vec<Fact>) {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     // A partition has its queue in the disk above it.
@@ -452,16 +416,15 @@ fn scheduler(device: u64, facts: &mut Facts) {
         .iter()
         .find_map(|queue| std::fs::read_to_string(queue).ok())
     else {
-        facts.add(
+        facts.push(Fact::ok(
             "scheduler",
-            Level::Ok,
             format!("device {major}:{minor} has none of its own"),
-        );
+        ));
         return;
     };
     let name = chosen(&text).unwrap_or("none");
     if LIGHT_SCHEDULERS.contains(&name) {
-        facts.add("scheduler", Level::Ok, name);
+        facts.push(Fact::ok("scheduler", name));
     } else {
         let real = device.canonicalize().unwrap_or(device);
         let disk = real
@@ -472,11 +435,11 @@ fn scheduler(device: u64, facts: &mut Facts) {
             "{name} slows a fast disk down: echo none > /sys/block/{disk}/queue/scheduler (of the \
              whole disk)"
         );
-        facts.add("scheduler", Level::Warn, what);
+        facts.push(Fact::warn("scheduler", what));
     }
 }
 
-fn free_space(path: &Path, facts: &mut Facts) {
+fn free_space(path: &Path, facts: &mut Vec<Fact>) {
     match rustix::fs::statvfs(path) {
         Ok(space) => {
             let free = space.f_bavail.saturating_mul(space.f_frsize);
@@ -488,9 +451,13 @@ fn free_space(path: &Path, facts: &mut Facts) {
                     ": too little for any new store: free some space",
                 ),
             };
-            facts.add("free space", level, format!("{}{advice}", ByteSize(free)));
+            facts.push(Fact::new(
+                "free space",
+                level,
+                format!("{}{advice}", ByteSize(free)),
+            ));
         }
-        Err(error) => facts.add("free space", Level::Warn, format!("unknown: {error}")),
+        Err(error) => facts.push(Fact::warn("free space", format!("unknown: {error}"))),
     }
 }
 
@@ -511,7 +478,7 @@ mod tests {
     #[test]
     fn every_fact_of_a_directory_says_something() {
         let directory = tempfile::tempdir().unwrap();
-        let mut facts = Facts::default();
+        let mut facts = Vec::new();
         place(directory.path(), &mut facts).unwrap();
         place(&directory.path().join("store"), &mut facts).unwrap();
         for name in [
@@ -525,7 +492,6 @@ mod tests {
         ] {
             assert_eq!(
                 facts
-                    .0
                     .iter()
                     .filter(|fact| fact.name == name && !fact.what.is_empty())
                     .count(),
@@ -545,25 +511,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         std::fs::write(&path, b"").unwrap();
-        let mut facts = Facts::default();
+        let mut facts = Vec::new();
         writable(&path, &mut facts);
-        assert_eq!(facts.0.len(), 0);
+        assert_eq!(facts.len(), 0);
         // A directory cannot be written, not even by root.
         writable(directory.path(), &mut facts);
-        assert_eq!(
-            (facts.0[0].name.as_str(), facts.0[0].level),
-            ("writable", "fail")
-        );
+        assert_eq!((facts[0].name, facts[0].level), ("writable", Level::Fail));
     }
 
     #[test]
     fn a_path_into_nowhere_is_an_error() {
-        let error = place(
-            Path::new("/nonexistent/directory/store"),
-            &mut Facts::default(),
-        )
-        .err()
-        .unwrap();
+        let error = place(Path::new("/nonexistent/directory/store"), &mut Vec::new())
+            .err()
+            .unwrap();
         assert!(
             error
                 .to_string()

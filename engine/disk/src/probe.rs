@@ -25,6 +25,7 @@ use larder_base::system::files::{self, Handle};
 use rustix::fs::FileType;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
+use serde::Serialize;
 
 use super::mailbox::{ReadAt, read_all};
 use super::threads::Threads;
@@ -226,7 +227,8 @@ fn io_uring_disabled() -> Option<u32> {
 }
 
 /// The rating of a fact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Level {
     /// As it should be.
     Ok,
@@ -236,8 +238,18 @@ pub enum Level {
     Fail,
 }
 
-/// One fact about the system.
-#[derive(Clone, Debug)]
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Level::Ok => "ok",
+            Level::Warn => "warn",
+            Level::Fail => "fail",
+        })
+    }
+}
+
+/// One fact, for `doctor`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Fact {
     /// The subject, in a word or two.
     pub name: &'static str,
@@ -247,19 +259,33 @@ pub struct Fact {
     pub what: String,
 }
 
+impl Fact {
+    pub fn new(name: &'static str, level: Level, what: impl Into<String>) -> Fact {
+        let what = what.into();
+        Fact { name, level, what }
+    }
+
+    pub fn ok(name: &'static str, what: impl Into<String>) -> Fact {
+        Fact::new(name, Level::Ok, what)
+    }
+
+    pub fn warn(name: &'static str, what: impl Into<String>) -> Fact {
+        Fact::new(name, Level::Warn, what)
+    }
+
+    pub fn fail(name: &'static str, what: impl Into<String>) -> Fact {
+        Fact::new(name, Level::Fail, what)
+    }
+}
+
 /// The facts that the disks depend on, found by trying: for `doctor`.
 pub fn report() -> Vec<Fact> {
     let release = rustix::system::uname()
         .release()
         .to_string_lossy()
         .into_owned();
-    let kernel = Fact {
-        name: "kernel",
-        level: Level::Ok,
-        what: format!("Linux {release}"),
-    };
     vec![
-        kernel,
+        Fact::ok("kernel", format!("Linux {release}")),
         io_uring_fact(),
         sysctl_fact(io_uring_disabled()),
         memlock_fact(),
@@ -268,21 +294,13 @@ pub fn report() -> Vec<Fact> {
 
 fn io_uring_fact() -> Fact {
     match Features::probe() {
-        Ok(features) => Fact {
-            name: "io_uring",
-            level: Level::Ok,
-            what: features.to_string(),
-        },
+        Ok(features) => Fact::ok("io_uring", features.to_string()),
         Err(error) => {
             let what = format!(
                 "{}; threads are used instead",
                 Obstacle::behind(error, io_uring_disabled())
             );
-            Fact {
-                name: "io_uring",
-                level: Level::Warn,
-                what,
-            }
+            Fact::warn("io_uring", what)
         }
     }
 }
@@ -296,11 +314,7 @@ fn sysctl_fact(disabled: Option<u32>) -> Fact {
             format!("{value}: {}", Obstacle::SwitchedOff(value)),
         ),
     };
-    Fact {
-        name: "kernel.io_uring_disabled",
-        level,
-        what,
-    }
+    Fact::new("kernel.io_uring_disabled", level, what)
 }
 
 /// This process's limits on a resource.
@@ -328,13 +342,8 @@ fn memlock_fact() -> Fact {
     let limit_bytes = match limit(Resource::Memlock) {
         Ok(limit) => limit.current,
         Err(error) => {
-            return Fact {
-                name: "locked memory",
-                level: Level::Warn,
-                what: format!(
-                    "unknown: {error}; allow prlimit64 in the container's seccomp profile"
-                ),
-            };
+            let advice = "allow prlimit64 in the container's seccomp profile";
+            return Fact::warn("locked memory", format!("unknown: {error}; {advice}"));
         }
     };
     let exempt = rustix::thread::capabilities(None)
@@ -355,11 +364,7 @@ fn memlock_fact() -> Fact {
             (Level::Warn, format!("{} KiB: {advice}", bytes >> 10))
         }
     };
-    Fact {
-        name: "locked memory",
-        level,
-        what,
-    }
+    Fact::new("locked memory", level, what)
 }
 
 /// The name of the file system that holds a file, or `block device`.

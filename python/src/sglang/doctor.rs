@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
+use larder_disk::probe::{Fact, Level};
 use serde_json::{Map, Value};
 
 use super::config;
 use crate::config::PREFILL_RATE;
-use crate::doctor::{self, Fact, Level};
+use crate::doctor;
 
 /// The facts about a configuration that SGLang is given: see [`doctor::examine`].
 #[must_use]
@@ -19,8 +20,7 @@ pub fn examine(json: &str, page_bytes: Option<u64>) -> (Vec<Fact>, Option<PathBu
 fn keys(table: &Map<String, Value>) -> Vec<Fact> {
     let mut facts = Vec::new();
     let mut add = |level, what: String| {
-        let name = "SGLang";
-        facts.push(Fact { level, name, what });
+        facts.push(Fact::new("SGLang", level, what));
     };
     for (key, value) in [
         ("backend_name", None),
@@ -61,18 +61,10 @@ fn keys(table: &Map<String, Value>) -> Vec<Fact> {
             "stored pages are read only if that takes less time than computing {rate} tokens per \
              second"
         );
-        facts.push(Fact {
-            level: Level::Ok,
-            name: PREFILL_RATE,
-            what,
-        });
+        facts.push(Fact::ok(PREFILL_RATE, what));
     }
     if !has_fault {
-        facts.push(Fact {
-            level: Level::Ok,
-            name: "SGLang",
-            what: "its own keys are as they should be".to_owned(),
-        });
+        facts.push(Fact::ok("SGLang", "its own keys are as they should be"));
     }
     facts
 }

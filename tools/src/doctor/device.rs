@@ -5,9 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use larder_disk::health::Health;
-use larder_disk::probe::Level;
+use larder_disk::probe::{Fact, Level};
 
-use super::Facts;
 use crate::drives;
 use crate::size::ByteSize;
 
@@ -18,14 +17,13 @@ const BY_ID: &str = "/dev/disk/by-id";
 const USED_PERCENT_WARN: u8 = 80;
 
 /// A block device as a volume: its name, and that others take it for empty.
-pub(super) fn name(path: &Path, device: u64, facts: &mut Facts) {
+pub(super) fn name(path: &Path, device: u64, facts: &mut Vec<Fact>) {
     match stable_name(Path::new(BY_ID), device) {
         Some(name) if name == path => {
-            facts.add(
+            facts.push(Fact::ok(
                 "device",
-                Level::Ok,
                 format!("{} stays its name", name.display()),
-            );
+            ));
         }
         Some(name) => {
             let what = format!(
@@ -33,16 +31,16 @@ pub(super) fn name(path: &Path, device: u64, facts: &mut Facts) {
                 path.display(),
                 name.display()
             );
-            facts.add("device", Level::Warn, what);
+            facts.push(Fact::warn("device", what));
         }
         None => {
             let what = format!("{} has no name in {BY_ID}", path.display());
-            facts.add("device", Level::Ok, what);
+            facts.push(Fact::ok("device", what));
         }
     }
     let what = "blkid, lsblk, mkfs, pvcreate and installers see no data on a device with a store: \
         note in its label or inventory that it is in use";
-    facts.add("device contents", Level::Warn, what);
+    facts.push(Fact::warn("device contents", what));
 }
 
 /// The shortest link in a directory to a device.
@@ -54,7 +52,7 @@ fn stable_name(directory: &Path, device: u64) -> Option<PathBuf> {
 }
 
 /// The health of the drives under a file system or device, where this process may ask them.
-pub(super) fn health(device: u64, facts: &mut Facts) {
+pub(super) fn health(device: u64, facts: &mut Vec<Fact>) {
     for drive in drives::under(device) {
         let name = &drive.name;
         match drive.health {
@@ -64,13 +62,13 @@ pub(super) fn health(device: u64, facts: &mut Facts) {
                     "{name}: not known: {error}; root may ask it, and `smartctl -a /dev/{name}` \
                      too"
                 );
-                facts.add("drive health", Level::Ok, what);
+                facts.push(Fact::ok("drive health", what));
             }
         }
     }
 }
 
-fn judge(drive: &str, health: &Health, facts: &mut Facts) {
+fn judge(drive: &str, health: &Health, facts: &mut Vec<Fact>) {
     let mut parts = Vec::new();
     let is_worn = health
         .used_percent
@@ -103,7 +101,11 @@ fn judge(drive: &str, health: &Health, facts: &mut Facts) {
         (false, true) => (Level::Warn, "; plan its replacement (docs/runbook.md#wear)"),
         (false, false) => (Level::Ok, ""),
     };
-    facts.add("drive health", level, format!("{drive}: {told}{advice}"));
+    facts.push(Fact::new(
+        "drive health",
+        level,
+        format!("{drive}: {told}{advice}"),
+    ));
 }
 
 #[cfg(test)]
@@ -129,13 +131,13 @@ mod tests {
             is_critical: true,
             ..worn
         };
-        let mut facts = Facts::default();
+        let mut facts = Vec::new();
         for health in [good, worn, failing] {
             judge("nvme0n1", &health, &mut facts);
         }
-        let levels: Vec<&str> = facts.0.iter().map(|fact| fact.level).collect();
-        assert_eq!(levels, ["ok", "warn", "fail"]);
-        let told = &facts.0[0].what;
+        let levels: Vec<Level> = facts.iter().map(|fact| fact.level).collect();
+        assert_eq!(levels, [Level::Ok, Level::Warn, Level::Fail]);
+        let told = &facts[0].what;
         assert!(told.contains("12 % of its rated life used"), "{told}");
         assert!(told.contains("733 days left"), "{told}");
     }

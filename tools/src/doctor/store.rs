@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use larder_disk::probe::Level;
+use larder_disk::probe::{Fact, Level};
 use larder_engine::{HolderState, LockHolder, StoreError};
 use larder_format::{FORMAT_VERSION, OpenState, Superblock};
 use larder_store::share;
@@ -12,25 +12,24 @@ use larder_store::volume::{Access, Volume, Volumes};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Facts, RELEASE, remedy};
+use super::{RELEASE, remedy};
 use crate::owner::{displaced_line, eviction_line, monthly, pacing_line, process};
 use crate::size::ByteSize;
 
 /// The store at a path: whole, closed, in use?
-pub(super) fn store(path: &Path, facts: &mut Facts) {
+pub(super) fn store(path: &Path, facts: &mut Vec<Fact>) {
     let volumes = match Volumes::open(path, &[], Access::ReadOnly, false) {
         Ok(volumes) => volumes,
         Err(StoreError::NotAStore(_)) => {
-            facts.add(
+            facts.push(Fact::ok(
                 "store",
-                Level::Ok,
                 "none here; `larder create` makes one, over other data only with --force",
-            );
+            ));
             writable(path, facts);
             return;
         }
         Err(error) => {
-            facts.add("store", Level::Fail, error.to_string());
+            facts.push(Fact::fail("store", error.to_string()));
             return;
         }
     };
@@ -45,16 +44,15 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
         superblock.store,
         superblock.volumes.len()
     );
-    facts.add("store", Level::Ok, what);
+    facts.push(Fact::ok("store", what));
     let features = superblock.features;
     let what = format!("version {FORMAT_VERSION}, {features}; this is release {RELEASE}");
     match features.may_be_written() {
-        true => facts.add("format", Level::Ok, what),
-        false => facts.add(
+        true => facts.push(Fact::ok("format", what)),
+        false => facts.push(Fact::fail(
             "format",
-            Level::Fail,
             format!("{what}, which must not write to it: use a newer Larder"),
-        ),
+        )),
     }
     for (_, volume) in volumes.present() {
         writable(&volume.path, facts);
@@ -64,7 +62,7 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
         Ok(locked) => locked,
         Err(error) => {
             let what = format!("a volume cannot be locked: {error}; {}", remedy(error));
-            facts.add("store in use", Level::Fail, what);
+            facts.push(Fact::fail("store in use", what));
             return;
         }
     };
@@ -81,12 +79,12 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
         _ => in_use(superblock, locked),
     };
     let report = asked.and_then(Result::ok);
-    facts.add("store in use", level, what);
+    facts.push(Fact::new("store in use", level, what));
     if let Some(report) = report {
         let owner = process(report.pid);
         let what = format!("{owner} serves it with {}", report.settings);
-        facts.add("settings", Level::Ok, what);
-        facts.add("protocol", Level::Ok, protocol(&report));
+        facts.push(Fact::ok("settings", what));
+        facts.push(Fact::ok("protocol", protocol(&report)));
         pacing(&report, facts);
         eviction(&report, facts);
         remote(&report, facts);
@@ -96,35 +94,39 @@ pub(super) fn store(path: &Path, facts: &mut Facts) {
 }
 
 /// No file is at the path: does a process serve one that was there?
-pub(super) fn absent(path: &Path, facts: &mut Facts) {
+pub(super) fn absent(path: &Path, facts: &mut Vec<Fact>) {
     let Ok(report) = share::report(path) else {
         return;
     };
-    facts.add("store in use", Level::Ok, served_by(report.pid));
+    facts.push(Fact::ok("store in use", served_by(report.pid)));
     places(&report, facts);
 }
 
 /// The volumes whose files are not at their paths.
-fn places(report: &share::Report, facts: &mut Facts) {
+fn places(report: &share::Report, facts: &mut Vec<Fact>) {
     for volume in &report.displaced_volumes {
-        facts.add("place", Level::Fail, displaced_line(volume));
+        facts.push(Fact::fail("place", displaced_line(volume)));
     }
 }
 
 /// The remote beneath the store, and the cost of its budgets.
-fn remote(report: &share::Report, facts: &mut Facts) {
+fn remote(report: &share::Report, facts: &mut Vec<Fact>) {
     let Some(l4) = &report.beneath else {
         return;
     };
     let level = if l4.works { Level::Ok } else { Level::Warn };
-    facts.add("l4", level, format!("{}, {}", l4.place, l4.state));
+    facts.push(Fact::new(
+        "l4",
+        level,
+        format!("{}, {}", l4.place, l4.state),
+    ));
     if let Some(cost) = monthly(l4) {
-        facts.add("l4 cost", Level::Ok, cost);
+        facts.push(Fact::ok("l4 cost", cost));
     }
 }
 
 /// Whether writes of the owner give way to the reads of all processes.
-fn pacing(report: &share::Report, facts: &mut Facts) {
+fn pacing(report: &share::Report, facts: &mut Vec<Fact>) {
     let scope = report.stats.pacing.as_str();
     let level = match scope {
         // The owner's release has none.
@@ -132,14 +134,14 @@ fn pacing(report: &share::Report, facts: &mut Facts) {
         "shared" | "local" => Level::Ok,
         _ => Level::Warn,
     };
-    facts.add("pacing", level, pacing_line(&report.stats));
+    facts.push(Fact::new("pacing", level, pacing_line(&report.stats)));
 }
 
 /// The order in which the owner evicts pages.
-fn eviction(report: &share::Report, facts: &mut Facts) {
+fn eviction(report: &share::Report, facts: &mut Vec<Fact>) {
     // Empty: the owner's release does not say.
     if !report.stats.eviction.is_empty() {
-        facts.add("eviction", Level::Ok, eviction_line(&report.stats));
+        facts.push(Fact::ok("eviction", eviction_line(&report.stats)));
     }
 }
 
@@ -183,7 +185,7 @@ fn served_by(pid: Option<u32>) -> String {
 
 /// Whether every block of a volume's file is allocated to it alone: otherwise a write may find no
 /// space.
-fn blocks(volume: &Volume, facts: &mut Facts) {
+fn blocks(volume: &Volume, facts: &mut Vec<Fact>) {
     let Some(holes) = holes(&*volume.file) else {
         return;
     };
@@ -196,7 +198,7 @@ fn blocks(volume: &Volume, facts: &mut Facts) {
                 ByteSize(bytes)
             ),
         };
-        facts.add("blocks", Level::Ok, what);
+        facts.push(Fact::ok("blocks", what));
         return;
     }
     let path = volume.path.display();
@@ -210,11 +212,11 @@ fn blocks(volume: &Volume, facts: &mut Facts) {
         (Level::Warn, String::new())
     };
     let what = format!("{path}: {holes}: {}{advice}", holes.remedy(&volume.path));
-    facts.add("blocks", level, what);
+    facts.push(Fact::new("blocks", level, what));
 }
 
 /// The volumes that the owner of a shared store serves read-only.
-fn service(report: &share::Report, facts: &mut Facts) {
+fn service(report: &share::Report, facts: &mut Vec<Fact>) {
     for volume in &report.stats.read_only_volumes {
         let what = format!(
             "{}: in read-only service, {} puts were refused: the device refuses writes ({}). Make \
@@ -225,15 +227,15 @@ fn service(report: &share::Report, facts: &mut Facts) {
             report.stats.puts_refused_read_only,
             volume.reason
         );
-        facts.add("service", Level::Fail, what);
+        facts.push(Fact::fail("service", what));
     }
     if report.stats.read_only_volumes.is_empty() {
-        facts.add("service", Level::Ok, "every volume takes writes");
+        facts.push(Fact::ok("service", "every volume takes writes"));
     }
 }
 
 /// Whether a volume can be written: a read-only one passes all other checks.
-pub(super) fn writable(volume: &Path, facts: &mut Facts) {
+pub(super) fn writable(volume: &Path, facts: &mut Vec<Fact>) {
     let opened = rustix::fs::open(volume, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     if let Err(error) = opened {
         let what = format!(
@@ -241,7 +243,7 @@ pub(super) fn writable(volume: &Path, facts: &mut Facts) {
             volume.display(),
             remedy(error)
         );
-        facts.add("writable", Level::Fail, what);
+        facts.push(Fact::fail("writable", what));
     }
 }
 
