@@ -156,8 +156,7 @@ fn delete(
     }
     if report.namespaces.is_empty() && !report.interrupted {
         let records = spaces.iter().filter_map(|space| space.namespace.as_ref());
-        let models = records.map(|namespace| &*namespace.fields().model);
-        return Err(args.selection.unmatched(models));
+        return Err(args.selection.unmatched(records));
     }
     if !args.dry_run {
         store.flush()?;

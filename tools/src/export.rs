@@ -285,14 +285,10 @@ impl Choice {
                     .takes(&facts.fingerprint, facts.record.as_ref())
             })
             .collect();
-        let path = args.store.path.display();
         if chosen.is_empty() && !args.selection.is_open() {
-            let records = survey
-                .namespaces
-                .iter()
-                .filter_map(|facts| facts.record.as_ref());
-            let models = records.map(|record| &*record.fields().model);
-            return Err(args.selection.unmatched(models));
+            let facts = survey.namespaces.iter();
+            let records = facts.filter_map(|facts| facts.record.as_ref());
+            return Err(args.selection.unmatched(records));
         }
         let Some(key) = args.key else {
             let sections = chosen
@@ -312,6 +308,7 @@ impl Choice {
             }
         }
         if sections.is_empty() {
+            let path = args.store.path.display();
             return Err(Failure::usage(format!(
                 "{path}: page {key} is not in the store; `larder inspect --key` tells what became \
                  of it"

@@ -56,14 +56,14 @@ impl Selection {
         }
     }
 
-    /// The error if none of a store's namespaces is chosen. `models` are the models of the store.
-    pub fn unmatched<'a>(&self, models: impl Iterator<Item = &'a str>) -> Failure {
+    /// The error if none of a store's namespaces is chosen.
+    pub fn unmatched<'a>(&self, namespaces: impl Iterator<Item = &'a Namespace>) -> Failure {
         let wanted = match (&self.model, self.namespace) {
             (Some(model), _) => format!("of model {model:?}"),
             (None, Some(Wanted::One(fingerprint))) => fingerprint.to_string(),
             (None, _) => "with pages".to_owned(),
         };
-        let mut models: Vec<&str> = models.collect();
+        let mut models: Vec<&str> = namespaces.map(|of| &*of.fields().model).collect();
         models.sort_unstable();
         models.dedup();
         let known = match models.is_empty() {

@@ -98,11 +98,8 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     let trust = args.trust.load()?;
     let remote = args.place.open()?;
     let mut between = Between::new(&args.path, &args.place);
-    let listed = args
-        .place
-        .list(remote.as_ref(), &mut between.unreadable, || {
-            interrupt.is_raised()
-        })?;
+    let (place, left_out) = (&args.place, &mut between.unreadable);
+    let listed = place.list(remote.as_ref(), left_out, || interrupt.is_raised())?;
     let report = open::with_any(&args.path, args.open.options(), |store| {
         let mut pull = Pull {
             args,
@@ -129,8 +126,7 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
         store.flush()?;
         if !pull.report.between.interrupted {
             let left_out = &mut pull.report.between.unreadable;
-            args.place
-                .look_again(remote.as_ref(), &pull.gone, left_out)?;
+            place.look_again(remote.as_ref(), &pull.gone, left_out)?;
         }
         Ok(pull.report)
     })?;

@@ -119,12 +119,9 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
         push.runs(at, &interrupt, &mut report)?;
     }
     if !is_chosen && !args.selection.is_open() {
-        let records = survey
-            .namespaces
-            .iter()
-            .filter_map(|facts| facts.record.as_ref());
-        let models = records.map(|record| &*record.fields().model);
-        return Err(args.selection.unmatched(models));
+        let facts = survey.namespaces.iter();
+        let records = facts.filter_map(|facts| facts.record.as_ref());
+        return Err(args.selection.unmatched(records));
     }
     writes.end()?;
     report::print(&report, args.json)?;

@@ -185,11 +185,8 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
         remote: args.place.url.clone(),
         ..VerifyReport::default()
     };
-    let listed = args
-        .place
-        .list(remote.as_ref(), &mut report.unreadable, || {
-            interrupt.is_raised()
-        })?;
+    let (place, left_out) = (&args.place, &mut report.unreadable);
+    let listed = place.list(remote.as_ref(), left_out, || interrupt.is_raised())?;
     for object in listed {
         if interrupt.is_raised() {
             report.interrupted = true;
@@ -291,11 +288,8 @@ pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
         Some(_) => remote.now_unix_s(args.place.deadline())?,
         None => 0,
     };
-    let listed = args
-        .place
-        .list(remote.as_ref(), &mut report.unreadable, || {
-            interrupt.is_raised()
-        })?;
+    let (place, left_out) = (&args.place, &mut report.unreadable);
+    let listed = place.list(remote.as_ref(), left_out, || interrupt.is_raised())?;
     for object in listed {
         if interrupt.is_raised() {
             report.interrupted = true;

@@ -15,10 +15,8 @@ use larder_core::grants::{Ask, Grant, ReservationId};
 use larder_core::index::{Index, Lease, NamespaceSlot};
 use larder_core::policy::order::EvictionOrder;
 use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
-use larder_format::{
-    BLOCK_BYTES, BlockAddress, DescriptorBlock, PageKey, Run, SEGMENTS_OFFSET, SegmentNo, Serial,
-    StoreId,
-};
+use larder_format::{BLOCK_BYTES, PageKey, Run, Serial, StoreId};
+use larder_store::recovery::scan::Spot;
 
 use crate::bench;
 use crate::failure::Failure;
@@ -316,21 +314,15 @@ impl Volume {
     }
 
     fn descriptors(&self, victim: &Victim) -> Descriptors {
-        let end = u64::from(victim.number + 1) * u64::from(SEGMENT_BLOCKS);
-        let offset = |index: u32| {
-            let block = end - 1 - u64::from(index);
-            SEGMENTS_OFFSET + block * BLOCK_BYTES as u64
+        let spot = Spot {
+            store: STORE,
+            volume: 0,
+            number: victim.number,
+            segment_blocks: SEGMENT_BLOCKS,
         };
         let blocks = (0..victim.blocks).filter_map(|index| {
-            let block = self.blocks.get(&offset(index))?;
-            let address = BlockAddress {
-                store: STORE,
-                volume: 0,
-                segment: SegmentNo(victim.number),
-                segment_blocks: SEGMENT_BLOCKS,
-                index,
-            };
-            DescriptorBlock::check(&**block).ok()?.at(&address).ok()
+            let block = self.blocks.get(&spot.block_offset(index))?;
+            spot.parse_block(index, &**block).ok()
         });
         Descriptors {
             blocks: blocks
