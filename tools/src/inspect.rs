@@ -286,18 +286,13 @@ impl Summary {
             lines.row(format!("Volume {index}"), volume.line());
         }
         let segments = self.segment_states.line(self.segments);
+        let share = usage::ratio(self.live_bytes, self.usable_bytes) * 100.0;
         rows! { lines:
             "Segments" => "{}, {segments}", ByteSize(self.segment_bytes);
-        }
-        let share = usage::ratio(self.live_bytes, self.usable_bytes) * 100.0;
-        let usable = ByteSize(self.usable_bytes);
-        let live = ByteSize(self.live_bytes);
-        rows! { lines:
-            "Pages" => "{}, {live} of {usable} usable ({share:.0} %)", self.pages;
-        }
-        let data = ByteSize(self.data_bytes);
-        rows! { lines:
-            "Page data" => "{data} in segments, {}", count(self.records, "record");
+            "Pages" => "{}, {} of {} usable ({share:.0} %)",
+                self.pages, ByteSize(self.live_bytes), ByteSize(self.usable_bytes);
+            "Page data" => "{} in segments, {}",
+                ByteSize(self.data_bytes), count(self.records, "record");
         }
         if self.unproven_pages + self.unfinished_blocks > 0 {
             let blocks = count(self.unfinished_blocks, "unfinished block");

@@ -382,15 +382,13 @@ impl KeyRow {
             Some(birth) => format!("{}, by the record of birth {birth}", self.fate),
             None => self.fate.to_owned(),
         };
+        let parent = self.parent.as_deref().unwrap_or("none known");
+        let proven = if self.proven { "proven" } else { "unproven" };
         rows! { lines:
             "  state" => "{}", fate;
             "  place" => "volume {}, segment {}, offset {}, {} bytes",
                 self.volume, self.segment, self.offset, self.payload_bytes;
-        }
-        let parent = self.parent.as_deref().unwrap_or("none known");
-        lines.row("  chain", format!("depth {}, parent {parent}", self.depth));
-        let proven = if self.proven { "proven" } else { "unproven" };
-        rows! { lines:
+            "  chain" => "depth {}, parent {parent}", self.depth;
             "  born" => "{}, in commit {}, {proven}", self.birth, self.commit;
         }
     }
