@@ -32,6 +32,7 @@
 //! | [`region`] | memory whose pages are named by row |
 //! | [`chain`] | where pages stand in their chain |
 //! | [`status`] | the codes of the answers |
+//! | `named` | enums whose values have names in Python |
 
 pub mod chain;
 pub mod config;
@@ -41,6 +42,7 @@ pub mod doctor;
 #[cfg(feature = "module")]
 mod module;
 pub mod mount;
+mod named;
 pub mod place;
 pub mod region;
 pub mod sglang;

@@ -4,84 +4,59 @@
 
 use larder_engine::{GetStatus, MissReason, PutFailure, PutStatus, Refusal};
 
-/// The status of a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Status {
-    /// Read and verified, stored, found or leased.
-    Ok = 0,
-    /// Put: stored before.
-    Duplicate = 1,
-    /// Not in the store.
-    Absent = 2,
-    /// Its bytes failed their checksum.
-    Damaged = 3,
-    /// The last crash cut its write short.
-    Unfinished = 4,
-    /// The device failed the read.
-    ReadError = 5,
-    /// The deadline passed first.
-    Deadline = 6,
-    /// The volume has not answered for longer than the hang limit.
-    Hung = 7,
-    /// A read-only handle read it while its segment was reused.
-    Stale = 8,
-    /// Its memory does not have the namespace's shape.
-    WrongShape = 9,
-    /// The store is closed, or has no owner now.
-    Closed = 10,
-    /// Put: no room now.
-    NoSpace = 11,
-    /// Put: too many bytes of writes are in flight.
-    Busy = 12,
-    /// Put: it fits no segment.
-    TooLarge = 13,
-    /// Put: its chain is longer than all that the store keeps.
-    Unreachable = 14,
-    /// Put: the store was opened read-only.
-    ReadOnly = 15,
-    /// Put: the serial numbers of this run are used up.
-    Exhausted = 16,
-    /// Put: every volume is in read-only service.
-    ReadOnlyService = 17,
-    /// Put: the device refused the write.
-    WriteFailed = 18,
-    /// Put: the device refused the sync.
-    SyncFailed = 19,
-    /// Lease: the share of the store that may be leased is used up.
-    Refused = 20,
-    /// Another reason, which this release does not name.
-    Other = 21,
-    /// Put: the store's policy of admission does not take it.
-    NotAdmitted = 22,
-}
+use crate::named::named;
 
-/// Every status with its name in Python, in the order of the codes.
-pub const NAMES: [(&str, Status); 23] = [
-    ("OK", Status::Ok),
-    ("DUPLICATE", Status::Duplicate),
-    ("ABSENT", Status::Absent),
-    ("DAMAGED", Status::Damaged),
-    ("UNFINISHED", Status::Unfinished),
-    ("READ_ERROR", Status::ReadError),
-    ("DEADLINE", Status::Deadline),
-    ("HUNG", Status::Hung),
-    ("STALE", Status::Stale),
-    ("WRONG_SHAPE", Status::WrongShape),
-    ("CLOSED", Status::Closed),
-    ("NO_SPACE", Status::NoSpace),
-    ("BUSY", Status::Busy),
-    ("TOO_LARGE", Status::TooLarge),
-    ("UNREACHABLE", Status::Unreachable),
-    ("READ_ONLY", Status::ReadOnly),
-    ("EXHAUSTED", Status::Exhausted),
-    ("READ_ONLY_SERVICE", Status::ReadOnlyService),
-    ("WRITE_FAILED", Status::WriteFailed),
-    ("SYNC_FAILED", Status::SyncFailed),
-    ("REFUSED", Status::Refused),
-    ("OTHER", Status::Other),
-    ("NOT_ADMITTED", Status::NotAdmitted),
-];
+named! {
+    /// The status of a page.
+    Status {
+        /// Read and verified, stored, found or leased.
+        Ok = 0 => "OK",
+        /// Put: stored before.
+        Duplicate = 1 => "DUPLICATE",
+        /// Not in the store.
+        Absent = 2 => "ABSENT",
+        /// Its bytes failed their checksum.
+        Damaged = 3 => "DAMAGED",
+        /// The last crash cut its write short.
+        Unfinished = 4 => "UNFINISHED",
+        /// The device failed the read.
+        ReadError = 5 => "READ_ERROR",
+        /// The deadline passed first.
+        Deadline = 6 => "DEADLINE",
+        /// The volume has not answered for longer than the hang limit.
+        Hung = 7 => "HUNG",
+        /// A read-only handle read it while its segment was reused.
+        Stale = 8 => "STALE",
+        /// Its memory does not have the namespace's shape.
+        WrongShape = 9 => "WRONG_SHAPE",
+        /// The store is closed, or has no owner now.
+        Closed = 10 => "CLOSED",
+        /// Put: no room now.
+        NoSpace = 11 => "NO_SPACE",
+        /// Put: too many bytes of writes are in flight.
+        Busy = 12 => "BUSY",
+        /// Put: it fits no segment.
+        TooLarge = 13 => "TOO_LARGE",
+        /// Put: its chain is longer than all that the store keeps.
+        Unreachable = 14 => "UNREACHABLE",
+        /// Put: the store was opened read-only.
+        ReadOnly = 15 => "READ_ONLY",
+        /// Put: the serial numbers of this run are used up.
+        Exhausted = 16 => "EXHAUSTED",
+        /// Put: every volume is in read-only service.
+        ReadOnlyService = 17 => "READ_ONLY_SERVICE",
+        /// Put: the device refused the write.
+        WriteFailed = 18 => "WRITE_FAILED",
+        /// Put: the device refused the sync.
+        SyncFailed = 19 => "SYNC_FAILED",
+        /// Lease: the share of the store that may be leased is used up.
+        Refused = 20 => "REFUSED",
+        /// Another reason, which this release does not name.
+        Other = 21 => "OTHER",
+        /// Put: the store's policy of admission does not take it.
+        NotAdmitted = 22 => "NOT_ADMITTED",
+    }
+}
 
 impl Status {
     /// Whether the page is there.
@@ -151,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_codes_are_those_of_the_interface() {
-        for ((_, status), code) in NAMES.into_iter().zip(0..) {
+        for ((_, status), code) in Status::NAMES.into_iter().zip(0..) {
             assert_eq!(status as u8, code);
         }
         assert!(Status::from(PutStatus::Duplicate).is_success());

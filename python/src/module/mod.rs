@@ -27,7 +27,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::config::{Config, OnError, l4};
-use crate::status::NAMES;
+use crate::status::Status;
 use crate::{device, doctor, sglang, weights};
 
 /// The tag of a description: fields and their values.
@@ -117,7 +117,7 @@ fn _larder(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "QueueFull",
         module.py().get_type::<store::queue::QueueFull>(),
     )?;
-    module.add("STATUSES", NAMES.map(|(name, _)| name).to_vec())?;
+    module.add("STATUSES", Status::NAMES.map(|(name, _)| name).to_vec())?;
     device::add_to(module)?;
     sglang::class::add_to(module)?;
     module.add_function(wrap_pyfunction!(weights_tag, module)?)?;

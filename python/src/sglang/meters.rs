@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use larder_sync::Mutex;
 
+use crate::named::named;
+
 /// Maximum number of listed batches between polls. Further batches are counted but not listed.
 const LISTED_MAX: usize = 4096;
 
@@ -22,57 +24,38 @@ pub struct Meters {
     sets: Mutex<Vec<Batch>>,
 }
 
-/// The counters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Count {
-    /// Keys looked up.
-    LookedUp,
-    /// Keys found by lookups.
-    Found,
-    /// Pages read into the host pool.
-    Read,
-    /// Pages requested but not read.
-    Missed,
-    /// Missed pages that were damaged and have been dropped.
-    Damaged,
-    /// Missed pages that exceeded the time limit.
-    Late,
-    /// Pages stored.
-    Stored,
-    /// Pages that were already stored.
-    Duplicate,
-    /// Pages deliberately not stored, because there was no room: the tail of a chain.
-    Dropped,
-    /// Pages that could not be stored.
-    Failed,
-    /// Pages transferred directly between pool and device, or through the engine's own copy.
-    Direct,
-    /// Pages transferred through the buffer on huge pages.
-    Bounced,
-    /// Found pages that lookups did not report, because computing them is faster than reading.
-    Slow,
-    /// Found pages that lookups did not report, because the time of a read was not known yet.
-    Unmeasured,
-}
-
-impl Count {
-    /// Names, by discriminant. Counters that the store also has, over all ranks, contain `rank`.
-    pub const NAMES: [&'static str; 14] = [
-        "looked_up",
-        "found",
-        "read",
-        "missed",
-        "rank_damaged_pages",
-        "late",
-        "stored",
-        "duplicate",
-        "dropped",
-        "failed",
-        "rank_direct_pages",
-        "rank_bounced_pages",
-        "rank_slow_pages",
-        "rank_unmeasured_pages",
-    ];
+named! {
+    /// The counters. If the store has one too, over all ranks, the name contains `rank`.
+    Count {
+        /// Keys looked up.
+        LookedUp => "looked_up",
+        /// Keys found by lookups.
+        Found => "found",
+        /// Pages read into the host pool.
+        Read => "read",
+        /// Pages requested but not read.
+        Missed => "missed",
+        /// Missed pages that were damaged and have been dropped.
+        Damaged => "rank_damaged_pages",
+        /// Missed pages that exceeded the time limit.
+        Late => "late",
+        /// Pages stored.
+        Stored => "stored",
+        /// Pages that were already stored.
+        Duplicate => "duplicate",
+        /// Pages deliberately not stored, because there was no room: the tail of a chain.
+        Dropped => "dropped",
+        /// Pages that could not be stored.
+        Failed => "failed",
+        /// Pages transferred directly between pool and device, or through the engine's own copy.
+        Direct => "rank_direct_pages",
+        /// Pages transferred through the buffer on huge pages.
+        Bounced => "rank_bounced_pages",
+        /// Found pages that lookups did not report, because computing them is faster than reading.
+        Slow => "rank_slow_pages",
+        /// Found pages that lookups did not report, because the time of a read was not known yet.
+        Unmeasured => "rank_unmeasured_pages",
+    }
 }
 
 impl Meters {
@@ -83,11 +66,10 @@ impl Meters {
 
     /// Every counter, by name.
     pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
-        let values = self
-            .counts
-            .iter()
-            .map(|count| count.load(Ordering::Relaxed));
-        Count::NAMES.into_iter().zip(values)
+        let value = |count| self.counts[count as usize].load(Ordering::Relaxed);
+        Count::NAMES
+            .map(|(name, count)| (name, value(count)))
+            .into_iter()
     }
 
     /// Lists a batch of read pages.
@@ -110,7 +92,6 @@ impl Meters {
 }
 
 fn list(batches: &Mutex<Vec<Batch>>, pages: usize, bytes: u64, took: Duration) {
-    #[expect(clippy::cast_precision_loss, reason = "a rate")]
     let rate = bytes as f64 / 1e9 / took.as_secs_f64().max(1e-9);
     let mut batches = batches.lock();
     if batches.len() < LISTED_MAX {
