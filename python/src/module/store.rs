@@ -110,91 +110,71 @@ fn read_l4(keys: &Bound<'_, PyAny>) -> PyResult<L4Config> {
     read.map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// The arguments of an open that become a configuration.
-struct Opening {
-    config: Config,
-    page_bytes: Option<u64>,
-    /// Whether a store that keeps no page of `page_bytes` is refused.
-    must_fit: bool,
-    creates: bool,
+/// The configuration of an open.
+#[expect(clippy::too_many_arguments, reason = "a call of Python's")]
+fn configured(
+    path: PathBuf,
+    size: Option<&Bound<'_, PyAny>>,
+    sync: &str,
+    lease: f64,
+    hang_limit: f64,
+    prewrite: bool,
+    disk: &str,
+    policy: &str,
+    l4: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Config> {
+    let wrong = |why: String| PyValueError::new_err(why);
+    let sync = match sync {
+        "interval" => SyncPolicy::default(),
+        "relaxed" => SyncPolicy::Relaxed,
+        "always" => SyncPolicy::Always,
+        _ => {
+            let why = format!("`sync`: `{sync}` is not one of interval, relaxed, always");
+            return Err(wrong(why));
+        }
+    };
+    let disk: Want = disk.parse().map_err(|e| wrong(format!("`disk`: {e}")))?;
+    let policy: Policy = policy
+        .parse()
+        .map_err(|e| wrong(format!("`policy`: {e}")))?;
+    let seconds = |seconds| buffers::seconds(Some(seconds)).map(Option::unwrap_or_default);
+    if path.as_os_str().is_empty() {
+        return Err(wrong("`path` is empty".to_owned()));
+    }
+    let mut config = Config {
+        path,
+        size: size.map(buffers::size).transpose()?,
+        weights_tag: None,
+        on_error: OnError::Fail,
+        retry: Duration::from_secs(30),
+        prewrite,
+        disk,
+        sync,
+        lease: seconds(lease)?,
+        policy,
+        timeout: seconds(hang_limit)?,
+        transfer: Transfer::Auto,
+        prefill_rate: None,
+        l4: l4.map_or_else(|| Ok(L4Config::default()), read_l4)?,
+    };
+    // Relative to the working directory of now.
+    let _ = config.resolve();
+    Ok(config)
 }
 
-impl Opening {
-    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
-    fn new(
-        path: PathBuf,
-        size: Option<&Bound<'_, PyAny>>,
-        page_bytes: Option<u64>,
-        must_fit: bool,
-        create: bool,
-        sync: &str,
-        lease: f64,
-        hang_limit: f64,
-        prewrite: bool,
-        disk: &str,
-        policy: &str,
-        l4: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Opening> {
-        let wrong = |why: String| PyValueError::new_err(why);
-        let sync = match sync {
-            "interval" => SyncPolicy::default(),
-            "relaxed" => SyncPolicy::Relaxed,
-            "always" => SyncPolicy::Always,
-            _ => {
-                let why = format!("`sync`: `{sync}` is not one of interval, relaxed, always");
-                return Err(wrong(why));
-            }
-        };
-        let disk: Want = disk.parse().map_err(|e| wrong(format!("`disk`: {e}")))?;
-        let policy: Policy = policy
-            .parse()
-            .map_err(|e| wrong(format!("`policy`: {e}")))?;
-        let seconds = |seconds| buffers::seconds(Some(seconds)).map(Option::unwrap_or_default);
-        if path.as_os_str().is_empty() {
-            return Err(wrong("`path` is empty".to_owned()));
-        }
-        let mut config = Config {
-            path,
-            size: size.map(buffers::size).transpose()?,
-            weights_tag: None,
-            on_error: OnError::Fail,
-            retry: Duration::from_secs(30),
-            prewrite,
-            disk,
-            sync,
-            lease: seconds(lease)?,
-            policy,
-            timeout: seconds(hang_limit)?,
-            transfer: Transfer::Auto,
-            prefill_rate: None,
-            l4: l4.map_or_else(|| Ok(L4Config::default()), read_l4)?,
-        };
-        // Relative to the working directory of now.
-        let _ = config.resolve();
-        Ok(Opening {
-            config,
-            page_bytes,
-            must_fit,
-            creates: create,
-        })
-    }
-
-    fn opened(
-        self,
-        py: Python<'_>,
-        open: impl FnOnce(&Config, Option<u64>, bool) -> Result<Handle, PlaceError> + Send,
-    ) -> PyResult<Store> {
-        larder_tools::log::to_stderr();
-        let opened = py.detach(|| {
-            let handle = open(&self.config, self.page_bytes, self.creates)?;
-            match self.page_bytes.filter(|_| self.must_fit) {
-                Some(page_bytes) => handle.suiting(page_bytes),
-                None => Ok(handle),
-            }
-        });
-        let handle = Arc::new(opened.map_err(raised)?);
-        Ok(Store { handle })
-    }
+/// Opens a store. Refuses one that keeps no page of `fitting` bytes.
+fn opened(
+    py: Python<'_>,
+    fitting: Option<u64>,
+    open: impl FnOnce() -> Result<Handle, PlaceError> + Send,
+) -> PyResult<Store> {
+    larder_tools::log::to_stderr();
+    let opened = py.detach(|| match (open()?, fitting) {
+        (handle, Some(page_bytes)) => handle.suiting(page_bytes),
+        (handle, None) => Ok(handle),
+    });
+    let handle = Arc::new(opened.map_err(raised)?);
+    Ok(Store { handle })
 }
 
 #[pymethods]
@@ -219,11 +199,11 @@ impl Store {
         policy: &str,
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
-        let opening = Opening::new(
-            path, size, page_bytes, must_fit, create, sync, lease, hang_limit, prewrite, disk,
-            policy, l4,
+        let config = configured(
+            path, size, sync, lease, hang_limit, prewrite, disk, policy, l4,
         )?;
-        opening.opened(py, Handle::attach)
+        let fitting = page_bytes.filter(|_| must_fit);
+        opened(py, fitting, || Handle::attach(&config, page_bytes, create))
     }
 
     #[staticmethod]
@@ -247,12 +227,12 @@ impl Store {
         policy: &str,
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
-        let opening = Opening::new(
-            path, size, page_bytes, must_fit, create, sync, lease, hang_limit, prewrite, disk,
-            policy, l4,
+        let config = configured(
+            path, size, sync, lease, hang_limit, prewrite, disk, policy, l4,
         )?;
-        opening.opened(py, |config, page_bytes, creates| {
-            Handle::open(config, page_bytes, creates, read_only)
+        let fitting = page_bytes.filter(|_| must_fit);
+        opened(py, fitting, || {
+            Handle::open(&config, page_bytes, create, read_only)
         })
     }
 
