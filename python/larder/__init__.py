@@ -12,38 +12,10 @@ from importlib import metadata as _metadata
 import warnings as _warnings
 
 from larder._larder import __version__
-from larder.store import (
-    Done,
-    Evictions,
-    Hint,
-    Listing,
-    Namespace,
-    PageClass,
-    Queue,
-    QueueFull,
-    Region,
-    Status,
-    Store,
-    StoreError,
-    Usage,
-)
+from larder import store as _store
+from larder.store import *
 
-__all__ = [
-    "Done",
-    "Evictions",
-    "Hint",
-    "Listing",
-    "Namespace",
-    "PageClass",
-    "Queue",
-    "QueueFull",
-    "Region",
-    "Status",
-    "Store",
-    "StoreError",
-    "Usage",
-    "__version__",
-]
+__all__ = ["__version__", *_store.__all__]
 
 
 def _warn_of_clash() -> None:

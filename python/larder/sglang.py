@@ -130,6 +130,15 @@ def _all_false(keys: Sequence[str], *_: Any, **__: Any) -> list[bool]:
     return [False] * len(keys)
 
 
+def _by_pool(transfers: Sequence[PoolTransfer], move: Callable[..., list[bool]]) -> dict:
+    """The answers of a call for each transfer, by pool."""
+    answers: dict = {}
+    for transfer in transfers:
+        answer = move(transfer, str(transfer.name), transfer.keys or [], transfer.host_indices)
+        answers.setdefault(transfer.name, []).extend(answer)
+    return answers
+
+
 def _chain(extra_info: Optional[HiCacheStorageExtraInfo]) -> tuple[Optional[str], int]:
     """The key before a batch, and how many there are."""
     before = extra_info.prefix_keys if extra_info is not None else None
@@ -410,12 +419,7 @@ class LarderHiCache(HiCacheStorage):
         transfers: list[PoolTransfer],
         extra_info: Optional[HiCacheStorageExtraInfo] = None,
     ) -> dict[str, list[bool]]:
-        results: dict = {}
-        for transfer in transfers:
-            results.setdefault(transfer.name, []).extend(
-                self._read(str(transfer.name), transfer.keys or [], transfer.host_indices)
-            )
-        return results
+        return _by_pool(transfers, lambda _, *pages: self._read(*pages))
 
     def _read(self, name: str, keys: list[str], host_indices: Optional[torch.Tensor]) -> list[bool]:
         if not keys or host_indices is None:
@@ -449,17 +453,10 @@ class LarderHiCache(HiCacheStorage):
         transfers: list[PoolTransfer],
         extra_info: Optional[HiCacheStorageExtraInfo] = None,
     ) -> dict[str, list[bool]]:
-        results: dict = {}
-        for transfer in transfers:
-            results.setdefault(transfer.name, []).extend(
-                self._write(
-                    str(transfer.name),
-                    transfer.keys or [],
-                    transfer.host_indices,
-                    *_place(transfer, extra_info),
-                )
-            )
-        return results
+        def write(transfer: PoolTransfer, *pages: Any) -> list[bool]:
+            return self._write(*pages, *_place(transfer, extra_info))
+
+        return _by_pool(transfers, write)
 
     def _write(
         self,
