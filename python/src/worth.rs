@@ -74,7 +74,6 @@ impl Worth {
     }
 
     /// Records the time of a read of so many bytes.
-    #[expect(clippy::cast_precision_loss, reason = "a rate")]
     pub fn read(&self, bytes: u64, took: Duration) {
         if bytes < BYTES_MIN {
             return;
@@ -90,14 +89,12 @@ impl Worth {
 
     /// Seconds that a read of so many bytes takes, if known.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn seconds(&self, bytes: usize) -> Option<f64> {
         Some(self.state.lock().seconds_per_byte? * bytes as f64)
     }
 
     /// How many of the found pages to read, and why the others are left.
     #[must_use]
-    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     pub fn worthwhile(&self, found: Found) -> (usize, Option<Why>) {
         if found.pages == 0 {
             return (0, None);

@@ -64,7 +64,6 @@ pub fn pacing_line(stats: &Stats) -> String {
 
 /// The most that the budgets of an L4 cost in a month, all its levels together; `None` without a
 /// bucket.
-#[expect(clippy::cast_precision_loss, reason = "an estimate for people")]
 pub fn monthly(l4: &BeneathReport) -> Option<String> {
     if !l4.place.contains("s3://") {
         return None;

@@ -104,7 +104,6 @@ impl fmt::Display for ByteSize {
         if self.0.is_multiple_of(unit) {
             return write!(f, "{} {name}", self.0 / unit);
         }
-        #[expect(clippy::cast_precision_loss, reason = "one decimal for people")]
         let number = self.0 as f64 / unit as f64;
         write!(f, "{number:.1} {name}")
     }

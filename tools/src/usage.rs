@@ -96,10 +96,6 @@ pub fn nearest_rank<T: Copy>(sorted: &[T], percent: usize) -> Option<T> {
 }
 
 /// `count` a second; 0 when no time has passed.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a rate for people and comparisons"
-)]
 pub fn per_second(count: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
         count as f64 / seconds
@@ -109,10 +105,6 @@ pub fn per_second(count: u64, seconds: f64) -> f64 {
 }
 
 /// `part / whole`; 0 when there is no whole.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a ratio for people and comparisons"
-)]
 pub fn ratio(part: u64, whole: u64) -> f64 {
     if whole > 0 {
         part as f64 / whole as f64
@@ -122,10 +114,6 @@ pub fn ratio(part: u64, whole: u64) -> f64 {
 }
 
 /// CPU seconds for each GiB moved; 0 when nothing was.
-#[expect(
-    clippy::cast_precision_loss,
-    reason = "a rate for people and comparisons"
-)]
 pub fn per_gib(cpu_seconds: f64, bytes: u64) -> f64 {
     if bytes > 0 {
         cpu_seconds * (1_u64 << 30) as f64 / bytes as f64
@@ -136,11 +124,6 @@ pub fn per_gib(cpu_seconds: f64, bytes: u64) -> f64 {
 
 /// Bytes a second as people read them: `3.4 GiB/s`.
 pub fn rate(bytes_per_second: f64) -> String {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "rates are small and not negative"
-    )]
     let whole = bytes_per_second as u64;
     format!("{}/s", ByteSize(whole))
 }

@@ -100,7 +100,6 @@ impl Trial {
             Way::Direct => &mut *direct,
             Way::Bounce => &mut *bounce,
         };
-        #[expect(clippy::cast_precision_loss, reason = "a rate")]
         let rate = bytes as f64 / took.as_secs_f64();
         *run = (run.0 + 1, run.1.max(rate));
         if direct.0 < RUNS || bounce.0 < RUNS {

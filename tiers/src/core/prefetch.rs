@@ -144,7 +144,6 @@ impl Core {
 
     /// Records the duration of a read from L3, for the break-even decision.
     pub fn observe_read(&mut self, bytes: u64, micros: u64) {
-        #[expect(clippy::cast_precision_loss, reason = "an estimate")]
         let now = bytes as f64 * 1e6 / micros.max(1) as f64;
         let mean = self.read_speed.map_or(now, |mean| mean * 0.8 + now * 0.2);
         self.read_speed = Some(mean);
@@ -152,7 +151,6 @@ impl Core {
 
     /// Whether reading this many pages is expected to take no longer than computing them. Also true
     /// if either speed is unknown.
-    #[expect(clippy::cast_precision_loss, reason = "an estimate")]
     fn is_worth_reading(&self, pages: usize) -> bool {
         let rate = self.config.prefetch.break_even_tokens_per_second;
         let (Some(rate), Some(bytes_per_second)) = (rate, self.read_speed) else {

@@ -51,17 +51,11 @@ impl Speeds {
 }
 
 /// A time in seconds, as virtual nanoseconds.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "what is longer than centuries ends with them"
-)]
 pub fn nanos(seconds: f64) -> Nanos {
     (seconds * SECOND).ceil() as Nanos
 }
 
 /// How long it takes to move so many bytes.
-#[expect(clippy::cast_precision_loss, reason = "an estimate")]
 pub fn bytes_nanos(bytes: u64, bytes_per_second: f64) -> Nanos {
     nanos(bytes as f64 / bytes_per_second)
 }

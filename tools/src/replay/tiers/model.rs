@@ -234,7 +234,6 @@ impl Model {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "tokens of a request are few")]
 fn float(tokens: u64) -> f64 {
     tokens as f64
 }

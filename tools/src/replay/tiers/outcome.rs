@@ -129,7 +129,6 @@ impl Quantiles {
 }
 
 /// Virtual nanoseconds as seconds.
-#[expect(clippy::cast_precision_loss, reason = "for people and ratios")]
 pub fn seconds(time: Nanos) -> f64 {
     time as f64 / SECOND
 }

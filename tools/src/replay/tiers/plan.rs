@@ -224,11 +224,6 @@ impl Plan<'_> {
     }
 
     /// Tokens of a prompt of usual length that a server computes per second.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a rate within 32 bits, or cut off there"
-    )]
     fn tokens_per_second(&self) -> Option<NonZeroU32> {
         let model = &self.args.model;
         let layer = model.layer_seconds(&self.args.compute(), USUAL_TOKENS.into(), 0);
