@@ -79,44 +79,12 @@ struct CompactReport {
     after: Option<Layout>,
     /// The result in place, or the plan for it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    in_place: Option<InPlace>,
+    in_place: Option<Compacted>,
     /// The result in the new store.
     #[serde(skip_serializing_if = "Option::is_none")]
-    copied: Option<Copy>,
+    copied: Option<Copied>,
     /// Whether the operator ended it early.
     interrupted: bool,
-}
-
-#[derive(Serialize)]
-struct InPlace {
-    /// Chains in several short pieces.
-    scattered_chains: u64,
-    /// Pages to move, and their bytes.
-    planned_pages: u64,
-    planned_bytes: u64,
-    /// Pages copied, some of them perhaps twice, and segments released.
-    pages_moved: u64,
-    freed_segments: u64,
-    /// Pages for which there was no room to move.
-    left_pages: u64,
-    /// Pages dropped because their bytes were damaged, and because a crash had cut them short.
-    damaged_pages: u64,
-    unfinished_pages: u64,
-}
-
-#[derive(Serialize)]
-struct Copy {
-    /// Pages put, and their bytes.
-    pages_put: u64,
-    bytes_put: u64,
-    /// Pages left out: of namespaces whose records are lost, damaged, cut short by a crash,
-    /// refused.
-    nameless_pages: u64,
-    damaged_pages: u64,
-    unfinished_pages: u64,
-    refused_pages: u64,
-    /// Pages that the new store evicted again to make room for others.
-    evicted_pages: u64,
 }
 
 impl Layout {
@@ -150,87 +118,61 @@ impl Layout {
     }
 }
 
-impl InPlace {
-    fn new(done: &Compacted) -> InPlace {
-        InPlace {
-            scattered_chains: done.scattered,
-            planned_pages: done.planned_pages,
-            planned_bytes: done.planned_bytes,
-            pages_moved: done.moved_pages,
-            freed_segments: done.freed_segments,
-            left_pages: done.left_pages,
-            damaged_pages: done.damaged_pages,
-            unfinished_pages: done.unfinished_pages,
-        }
+/// The result in place, or the plan for it.
+fn moved_lines(done: &Compacted, dry_run: bool, online: bool, lines: &mut Lines) {
+    let planned = format!(
+        "{} scattered, {} to move, {}",
+        count(done.scattered, "chain"),
+        count(done.planned_pages, "page"),
+        ByteSize(done.planned_bytes)
+    );
+    if dry_run {
+        lines.row("Would do", planned);
+        return;
     }
-
-    fn lines(&self, dry_run: bool, online: bool, lines: &mut Lines) {
-        let planned = format!(
-            "{} scattered, {} to move, {}",
-            count(self.scattered_chains, "chain"),
-            count(self.planned_pages, "page"),
-            ByteSize(self.planned_bytes)
-        );
-        if dry_run {
-            lines.row("Would do", planned);
-            return;
-        }
-        rows! { lines:
-            "Found" => "{}", planned;
-            "Done" => "{} moved, {} given back",
-                count(self.pages_moved, "page"), count(self.freed_segments, "segment");
-        }
-        if self.left_pages > 0 {
-            let left = count(self.left_pages, "page");
-            let advice = match online {
-                true => {
-                    "no free segment could be spared, or a volume refuses writes. Run it again \
-                     when servers put less"
-                }
-                false => {
-                    "no free segment. Let the store run until pages are evicted, or use --into"
-                }
-            };
-            lines.row("Left", format!("{left}, not moved: {advice}"));
-        }
-        if self.damaged_pages + self.unfinished_pages > 0 {
-            rows! { lines:
-                "Dropped" => "{}, {} half written at a crash",
-                    count(self.damaged_pages, "damaged page"), self.unfinished_pages;
+    rows! { lines:
+        "Found" => "{}", planned;
+        "Done" => "{} moved, {} given back",
+            count(done.moved_pages, "page"), count(done.freed_segments, "segment");
+    }
+    if done.left_pages > 0 {
+        let left = count(done.left_pages, "page");
+        let advice = match online {
+            true => {
+                "no free segment could be spared, or a volume refuses writes. Run it again \
+                 when servers put less"
             }
+            false => "no free segment. Let the store run until pages are evicted, or use --into",
+        };
+        lines.row("Left", format!("{left}, not moved: {advice}"));
+    }
+    if done.damaged_pages + done.unfinished_pages > 0 {
+        rows! { lines:
+            "Dropped" => "{}, {} half written at a crash",
+                count(done.damaged_pages, "damaged page"), done.unfinished_pages;
         }
     }
 }
 
-impl Copy {
-    fn new(copied: &Copied) -> Copy {
-        Copy {
-            pages_put: copied.pages,
-            bytes_put: copied.bytes,
-            nameless_pages: copied.nameless_pages,
-            damaged_pages: copied.damaged_pages,
-            unfinished_pages: copied.unfinished_pages,
-            refused_pages: copied.refused_pages,
-            evicted_pages: copied.evicted_pages,
-        }
-    }
-
-    fn lines(&self, lines: &mut Lines) {
-        let pages = count(self.pages_put, "page");
-        lines.row("Copied", format!("{pages}, {}", ByteSize(self.bytes_put)));
-        let reasons = [
-            (self.nameless_pages, "of namespaces whose records are lost"),
-            (self.damaged_pages, "damaged"),
-            (self.unfinished_pages, "half written at a crash"),
-            (self.refused_pages, "refused by the new store"),
-            (
-                self.evicted_pages,
-                "that the new store evicted for lack of room: choose a larger --size",
-            ),
-        ];
-        for (number, why) in reasons.into_iter().filter(|(number, _)| *number > 0) {
-            lines.row("Left out", format!("{} {why}", count(number, "page")));
-        }
+/// The result in the new store.
+fn copied_lines(copied: &Copied, lines: &mut Lines) {
+    let pages = count(copied.pages, "page");
+    lines.row("Copied", format!("{pages}, {}", ByteSize(copied.bytes)));
+    let reasons = [
+        (
+            copied.nameless_pages,
+            "of namespaces whose records are lost",
+        ),
+        (copied.damaged_pages, "damaged"),
+        (copied.unfinished_pages, "half written at a crash"),
+        (copied.refused_pages, "refused by the new store"),
+        (
+            copied.evicted_pages,
+            "that the new store evicted for lack of room: choose a larger --size",
+        ),
+    ];
+    for (number, why) in reasons.into_iter().filter(|(number, _)| *number > 0) {
+        lines.row("Left out", format!("{} {why}", count(number, "page")));
     }
 }
 
@@ -241,10 +183,10 @@ impl Report for CompactReport {
         let mut lines = Lines::default();
         lines.row("Before", self.before.line());
         if let Some(in_place) = &self.in_place {
-            in_place.lines(self.dry_run, self.online, &mut lines);
+            moved_lines(in_place, self.dry_run, self.online, &mut lines);
         }
         if let Some(copied) = &self.copied {
-            copied.lines(&mut lines);
+            copied_lines(copied, &mut lines);
         }
         if let Some(after) = &self.after {
             lines.row("After", after.line());
@@ -364,7 +306,7 @@ fn beside(args: &CompactArgs, interrupt: &Interrupt) -> Result<CompactReport, Fa
         online: true,
         before: Layout::of(&survey),
         after: after.map(|survey| Layout::of(&survey)),
-        in_place: Some(InPlace::new(&done)),
+        in_place: Some(done),
         copied: None,
         interrupted: done.interrupted,
     })
@@ -396,7 +338,7 @@ fn in_place(
         online: false,
         before,
         after,
-        in_place: Some(InPlace::new(&done)),
+        in_place: Some(done),
         copied: None,
         interrupted: done.interrupted,
     })
@@ -466,7 +408,7 @@ fn into(
         report.after = Some(Layout::of(&survey));
     }
     report.interrupted = copied.interrupted;
-    report.copied = Some(Copy::new(&copied));
+    report.copied = Some(copied);
     Ok(report)
 }
 

@@ -28,25 +28,14 @@ pub struct How<'a> {
 pub struct RepairReport {
     /// Whether nothing was changed, because only the plan was requested.
     dry_run: bool,
-    /// Copies of superblocks and of headers that were rewritten.
-    superblocks: u64,
-    headers: u64,
-    /// Closing statements that were written anew.
-    statements: u64,
-    /// Segments emptied and released, and pages copied out of them.
-    freed_segments: u64,
-    pages_moved: u64,
-    /// Pages dropped because they were damaged, and because a crash had cut them short.
-    dropped_pages: u64,
-    unfinished_pages: u64,
+    #[serde(flatten)]
+    pub done: Repaired,
     /// Volumes that the store is opened without from now on.
     given_up_volumes: Vec<usize>,
     /// The remaining damage.
     remaining_damage: Vec<Finding>,
     /// The reasons for the remaining damage.
     reasons: Vec<String>,
-    /// Whether the operator ended it early.
-    pub interrupted: bool,
 }
 
 impl RepairReport {
@@ -71,26 +60,29 @@ impl RepairReport {
 
     /// Whether something would have been done.
     fn has_plans(&self) -> bool {
-        let structures = self.superblocks + self.headers + self.statements;
-        let things = structures + self.freed_segments + self.dropped_pages;
+        let structures = self.done.superblocks + self.done.headers + self.done.statements;
+        let things = structures + self.done.emptied_segments + self.done.dropped_pages;
         self.dry_run && (things > 0 || !self.given_up_volumes.is_empty())
     }
 
     fn planned(plan: &Repair) -> RepairReport {
         RepairReport {
             dry_run: true,
-            superblocks: plan.superblocks.len() as u64,
-            headers: plan.headers.len() as u64,
-            statements: plan.statements.len() as u64,
-            freed_segments: plan.segments.len() as u64,
-            pages_moved: plan.pages_to_move,
-            dropped_pages: plan.pages.len() as u64,
+            done: Repaired {
+                superblocks: plan.superblocks.len() as u64,
+                headers: plan.headers.len() as u64,
+                statements: plan.statements.len() as u64,
+                emptied_segments: plan.segments.len() as u64,
+                moved_pages: plan.pages_to_move,
+                dropped_pages: plan.pages.len() as u64,
+                ..Repaired::default()
+            },
             given_up_volumes: volumes_of(&plan.beyond),
             ..RepairReport::default()
         }
     }
 
-    fn done(repaired: &Repaired) -> RepairReport {
+    fn done(repaired: Repaired) -> RepairReport {
         let mut reasons = Vec::new();
         if !repaired.stuck.is_empty() {
             reasons.push(format!(
@@ -107,15 +99,8 @@ impl RepairReport {
             ));
         }
         RepairReport {
-            superblocks: repaired.superblocks,
-            headers: repaired.headers,
-            statements: repaired.statements,
-            freed_segments: repaired.emptied_segments,
-            pages_moved: repaired.moved_pages,
-            dropped_pages: repaired.dropped_pages,
-            unfinished_pages: repaired.unfinished_pages,
+            done: repaired,
             reasons,
-            interrupted: repaired.interrupted,
             ..RepairReport::default()
         }
     }
@@ -134,9 +119,9 @@ impl RepairReport {
 
     /// Whether every planned step was refused for a reason.
     fn is_refused(&self) -> bool {
-        let pages = self.pages_moved + self.dropped_pages + self.unfinished_pages;
-        let structures = self.superblocks + self.headers + self.statements;
-        let things = structures + self.freed_segments + pages;
+        let pages = self.done.moved_pages + self.done.dropped_pages + self.done.unfinished_pages;
+        let structures = self.done.superblocks + self.done.headers + self.done.statements;
+        let things = structures + self.done.emptied_segments + pages;
         !self.reasons.is_empty() && things == 0 && self.given_up_volumes.is_empty()
     }
 
@@ -146,15 +131,17 @@ impl RepairReport {
         } else {
             "Repaired"
         };
+        let done = &self.done;
         let pages = format!(
             "{} moved, {} dropped",
-            count(self.pages_moved, "good page"),
-            count(self.dropped_pages, "damaged page")
+            count(done.moved_pages, "good page"),
+            count(done.dropped_pages, "damaged page")
         );
         rows! { lines:
             label => "{}, {}, {}, {}; {pages}",
-                copies(self.superblocks, "superblock"), copies(self.headers, "header"),
-                count(self.statements, "closing statement"), count(self.freed_segments, "segment");
+                copies(done.superblocks, "superblock"), copies(done.headers, "header"),
+                count(done.statements, "closing statement"),
+                count(done.emptied_segments, "segment");
         }
         if !self.given_up_volumes.is_empty() {
             let label = if self.dry_run {
@@ -164,7 +151,7 @@ impl RepairReport {
             };
             lines.row(label, names_of(&self.given_up_volumes));
         }
-        if !self.dry_run && !self.interrupted {
+        if !self.dry_run && !self.done.interrupted {
             let left = match self.remaining_damage.len() as u64 {
                 0 if self.reasons.is_empty() => "sound".to_owned(),
                 0 => "not all was repaired".to_owned(),
@@ -216,7 +203,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     let repaired = larder_offline::repair(&how.store.path, &options, plan, &mut progress);
     bar.finish_and_clear();
     let repaired = repaired?;
-    let mut report = RepairReport::done(&repaired);
+    let mut report = RepairReport::done(repaired);
     report.given_up_volumes = volumes_of(&plan.beyond);
     match remaining(how.store) {
         Ok(damage) => report.remaining_damage = damage,

@@ -189,7 +189,8 @@ impl VerifyReport {
             .as_ref()
             .and_then(|checked| checked.deep.as_ref());
         let repair = self.repair.as_ref();
-        deep.is_some_and(|deep| deep.interrupted) || repair.is_some_and(|repair| repair.interrupted)
+        deep.is_some_and(|deep| deep.interrupted)
+            || repair.is_some_and(|repair| repair.done.interrupted)
     }
 
     fn ending(&self) -> Ending {

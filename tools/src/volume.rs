@@ -117,23 +117,8 @@ struct RetireReport {
     dry_run: bool,
     /// Whether the store goes on without the volume.
     retired: bool,
-    /// Whether it did so before.
-    #[serde(skip)]
-    was_retired: bool,
-    /// Pages that were on the volume, and their bytes.
-    pages: u64,
-    live_bytes: u64,
-    /// Bytes of pages that the other volumes have no room for; in a dry run.
-    excess_bytes: u64,
-    /// Pages copied, some of them perhaps twice.
-    pages_moved: u64,
-    /// Pages dropped: for want of room, because their bytes were damaged, and because a crash had
-    /// cut them short.
-    evicted_pages: u64,
-    damaged_pages: u64,
-    unfinished_pages: u64,
-    /// Whether the operator ended it early: the store keeps the volume.
-    interrupted: bool,
+    #[serde(flatten)]
+    done: Retired,
 }
 
 impl Report for AddReport {
@@ -165,26 +150,26 @@ impl Report for RetireReport {
 
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
-        if self.was_retired {
+        if self.done.was_retired {
             lines.row("Was retired already", self.volume.display().to_string());
             return lines;
         }
-        let pages = count(self.pages, "page");
-        lines.row("On it", format!("{pages}, {}", ByteSize(self.live_bytes)));
+        let pages = count(self.done.pages, "page");
+        lines.row("On it", format!("{pages}, {}", ByteSize(self.done.bytes)));
         if self.dry_run {
             let volume = self.volume.display();
             lines.row("Would retire", volume.to_string());
-            lines.row("Would drop", ByteSize(self.excess_bytes).to_string());
+            lines.row("Would drop", ByteSize(self.done.excess_bytes).to_string());
             return lines;
         }
-        lines.row("Moved", count(self.pages_moved, "page"));
+        lines.row("Moved", count(self.done.moved_pages, "page"));
         let dropped = [
             (
-                self.evicted_pages,
+                self.done.evicted_pages,
                 "the coldest of the store, for want of room",
             ),
-            (self.damaged_pages, "damaged"),
-            (self.unfinished_pages, "half written at a crash"),
+            (self.done.damaged_pages, "damaged"),
+            (self.done.unfinished_pages, "half written at a crash"),
         ];
         for (number, why) in dropped.into_iter().filter(|(number, _)| *number > 0) {
             lines.row("Dropped", format!("{}, {why}", count(number, "page")));
@@ -253,34 +238,16 @@ fn retire(args: &RetireArgs, interrupt: &Interrupt) -> Result<bool, Failure> {
     let (path, volume) = (&args.store.path, &args.retired);
     let done = larder_offline::retire(path, volume, &options, args.dry_run, &mut progress);
     bar.finish_and_clear();
-    let Retired {
-        pages,
-        bytes,
-        excess_bytes,
-        moved_pages,
-        evicted_pages,
-        damaged_pages,
-        unfinished_pages,
-        was_retired,
-        interrupted,
-    } = done?;
+    let done = done?;
     let report = RetireReport {
         path: path.clone(),
         volume: volume.clone(),
         dry_run: args.dry_run,
-        retired: was_retired || !args.dry_run && !interrupted,
-        was_retired,
-        pages,
-        live_bytes: bytes,
-        excess_bytes,
-        pages_moved: moved_pages,
-        evicted_pages,
-        damaged_pages,
-        unfinished_pages,
-        interrupted,
+        retired: done.was_retired || !args.dry_run && !done.interrupted,
+        done,
     };
     report::print(&report, args.json)?;
-    Ok(interrupted)
+    Ok(done.interrupted)
 }
 
 fn bar(doing: &'static str) -> indicatif::ProgressBar {

@@ -24,6 +24,7 @@ use larder_store::recovery::{Found, Whole, spots_of};
 use larder_store::store::mover::move_pages;
 use larder_store::store::opening::{Opening, open_volumes};
 use larder_store::volume::Access;
+use serde::Serialize;
 
 use super::order::{self, Plan, Site};
 use super::owner::{MOVE_BYTES, Owner, Progress, sizes};
@@ -32,15 +33,17 @@ use super::owner::{MOVE_BYTES, Owner, Progress, sizes};
 const KEPT_FREE: u64 = 1;
 
 /// The result of a compaction, or of a dry run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Compacted {
     /// Strands of chains that lie in several short pieces.
+    #[serde(rename = "scattered_chains")]
     pub scattered: u64,
     /// Pages to be moved.
     pub planned_pages: u64,
     /// Bytes of those pages.
     pub planned_bytes: u64,
     /// Pages copied; some may count twice.
+    #[serde(rename = "pages_moved")]
     pub moved_pages: u64,
     /// Segments released.
     pub freed_segments: u64,
@@ -51,6 +54,7 @@ pub struct Compacted {
     /// Pages whose writes the last crash had interrupted: dropped.
     pub unfinished_pages: u64,
     /// Whether `progress` ended it early.
+    #[serde(skip)]
     pub interrupted: bool,
 }
 

@@ -15,6 +15,7 @@ use larder_format::{BLOCK_BYTES, Namespace, PageChecksum, PageKey, PageShape};
 use larder_store::api::{PageStore, PutOptions, PutPage};
 use larder_store::error::StoreError;
 use larder_store::recovery::{Found, Whole};
+use serde::Serialize;
 
 use super::order::{Step, order};
 use super::owner::{MOVE_BYTES, Progress};
@@ -24,11 +25,13 @@ use crate::survey::Survey;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The result of the copy.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Copied {
     /// Pages written.
+    #[serde(rename = "pages_put")]
     pub pages: u64,
     /// Their bytes.
+    #[serde(rename = "bytes_put")]
     pub bytes: u64,
     /// Pages of namespaces whose full records are lost: their content is unknown.
     pub nameless_pages: u64,
@@ -41,6 +44,7 @@ pub struct Copied {
     /// Pages that the other store evicted to make room for more.
     pub evicted_pages: u64,
     /// Whether `progress` ended it early.
+    #[serde(skip)]
     pub interrupted: bool,
 }
 

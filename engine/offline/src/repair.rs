@@ -30,6 +30,7 @@ use larder_store::recovery::scan::Case;
 use larder_store::recovery::{Whole, spots_of};
 use larder_store::store::opening::{Opening, open_volumes, settle};
 use larder_store::volume::Access;
+use serde::Serialize;
 
 use super::headers;
 use super::owner::{Emptied, Owner, Progress, SegmentName};
@@ -73,7 +74,7 @@ pub struct Repair {
 }
 
 /// The result of a repair.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Repaired {
     /// Superblock copies written again.
     pub superblocks: u64,
@@ -82,16 +83,20 @@ pub struct Repaired {
     /// Closing statements written anew, because the volumes held something else.
     pub statements: u64,
     /// Segments emptied and released.
+    #[serde(rename = "freed_segments")]
     pub emptied_segments: u64,
     /// Pages copied out of them.
+    #[serde(rename = "pages_moved")]
     pub moved_pages: u64,
     /// Damaged pages dropped.
     pub dropped_pages: u64,
     /// Pages whose writes a crash had interrupted, dropped during the repair.
     pub unfinished_pages: u64,
     /// Segments that could not be emptied for want of room, or because the device refused.
+    #[serde(skip)]
     pub stuck: Vec<SegmentName>,
     /// Dropped pages for whose record there was no room: they will be found damaged again.
+    #[serde(skip)]
     pub unrecorded_pages: u64,
     /// Whether `progress` ended it early.
     pub interrupted: bool,

@@ -20,6 +20,7 @@ use larder_store::error::{StoreError, io_error};
 use larder_store::recovery::{Whole, spots_of};
 use larder_store::store::opening::{Opening, open_volumes, settle};
 use larder_store::volume::{Access, Volumes};
+use serde::Serialize;
 
 use super::owner::{Emptied, Owner, Progress};
 
@@ -28,15 +29,17 @@ use super::owner::{Emptied, Owner, Progress};
 const FAILURES_MAX: u32 = 3;
 
 /// The result of a retirement, or of a dry run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Retired {
     /// Pages on the volume, and their bytes.
     pub pages: u64,
     /// Their bytes.
+    #[serde(rename = "live_bytes")]
     pub bytes: u64,
     /// Bytes of pages beyond the room of the other volumes; in a dry run alone.
     pub excess_bytes: u64,
     /// Pages copied; some may count twice.
+    #[serde(rename = "pages_moved")]
     pub moved_pages: u64,
     /// Pages evicted, for want of room.
     pub evicted_pages: u64,
@@ -45,6 +48,7 @@ pub struct Retired {
     /// Pages whose writes the last crash had interrupted: dropped.
     pub unfinished_pages: u64,
     /// The store has given the volume up before: nothing was done.
+    #[serde(skip)]
     pub was_retired: bool,
     /// Whether `progress` ended it early: the store keeps the volume.
     pub interrupted: bool,
