@@ -80,7 +80,7 @@ fn assert_all_there(home: &Home, chains: &[Vec<PageKey>]) {
         assert_eq!(store.longest_prefix(pool.id, keys), keys.len());
         assert_eq!(pool.hits(keys), keys.len());
     }
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
 }
 

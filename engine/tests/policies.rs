@@ -420,7 +420,7 @@ fn overfill(options: &OpenOptions) -> Home {
         }
         let stats = store.stats();
         assert!(stats.evicted > 0 && stats.reclaimed > 0, "{stats:?}");
-        store.check_invariants().unwrap();
+        store.local().unwrap().check_invariants().unwrap();
         // Every page that is found is whole, and its ancestors are there.
         let before = store.stats().pages;
         let mut found = 0;

@@ -50,7 +50,7 @@ fn an_unused_store_is_written_but_for_the_last_free_segments() {
     let pool = Pool::new(&store, "m", &PARTS);
     assert_eq!(pool.put(&keys), vec![PutStatus::Stored; keys.len()]);
     assert_eq!(pool.get(&keys), vec![GetStatus::Hit; keys.len()]);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
 }
 
@@ -67,7 +67,7 @@ fn pages_that_come_meanwhile_keep_their_bytes() {
     for keys in &chains {
         assert_eq!(pool.get(keys), vec![GetStatus::Hit; keys.len()]);
     }
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
     let store = home.open();
     let pool = Pool::new(&store, "m", &PARTS);
@@ -85,7 +85,7 @@ fn a_store_is_closed_and_opened_again_while_its_blocks_are_written() {
         let keys = chain(seed, 8);
         assert_eq!(pool.put(&keys), vec![PutStatus::Stored; keys.len()]);
         assert_eq!(pool.get(&chain(0, 8)), vec![GetStatus::Hit; 8]);
-        store.check_invariants().unwrap();
+        store.local().unwrap().check_invariants().unwrap();
         store.close().unwrap();
     }
     // A store that is dropped releases its files all the same.

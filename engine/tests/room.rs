@@ -39,7 +39,7 @@ fn kept_of(home: &Home, page_bytes: u64, pages: usize) -> usize {
         };
         assert_eq!(statuses, [expected], "{count} of {fitting}");
     }
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     // A page that is being moved takes room twice. Reclaim ends with the store, and a read-only
     // handle starts none.
     store.close().unwrap();
@@ -223,7 +223,7 @@ fn a_chain_without_enough_room_is_stored_from_its_head() {
     assert!(there > 0, "{statuses:?}");
     assert_eq!(statuses[there..], vec![no_room; room - there]);
     assert_eq!(store.longest_prefix(pool.id, &keys), there);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 /// Pages of one chain land in any order: a child may be there before its parent.
@@ -249,7 +249,7 @@ fn a_page_whose_write_ends_after_its_recall_is_not_stored() {
     }];
     let recall = Recall::default();
     std::thread::scope(|scope| {
-        let put = scope.spawn(|| store.put_until_recalled(pool.id, &page, waiting(), &recall));
+        let put = scope.spawn(|| store.put_recallable(pool.id, &page, waiting(), Some(&recall)));
         disk.wait_until_held();
         // Refused while the put reads the memory: until it waits for the device.
         while !recall.recall() {
@@ -261,7 +261,7 @@ fn a_page_whose_write_ends_after_its_recall_is_not_stored() {
     });
     assert_eq!(store.contains(pool.id, &keys), [false]);
     assert_eq!(pool.put(&keys), [PutStatus::Stored]);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 #[test]
@@ -322,7 +322,7 @@ fn are_both_kept(more: u64) -> Vec<bool> {
         assert_eq!(child.join().unwrap(), [PutStatus::Stored]);
     });
     assert_eq!(store.stats().evicted, 1 + more);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.contains(pool.id, &keys)
 }
 
@@ -378,7 +378,7 @@ fn a_put_that_finds_no_room_is_refused_at_once_and_from_the_tail() {
             .all(|status| *status == PutStatus::Stored)
     );
     assert!(pool.hits(&keys[139..]) == 1);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 #[test]
@@ -395,7 +395,7 @@ fn pages_as_large_as_a_segment_make_room_for_newer_ones() {
     assert_eq!(pool.hits(&chain(9, 4)), 4);
     assert_eq!(pool.hits(&chain(0, 4)), 0);
     assert!(store.stats().evicted > 0);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 #[test]
@@ -411,7 +411,7 @@ fn an_overfilled_store_keeps_the_newest_pages_and_no_child_without_its_parent() 
         let keys = chain(seed, 32);
         assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 32], "round {seed}");
         if seed % 16 == 0 {
-            store.check_invariants().unwrap();
+            store.local().unwrap().check_invariants().unwrap();
         }
     }
     for seed in 1..400 {
@@ -437,5 +437,5 @@ fn an_overfilled_store_keeps_the_newest_pages_and_no_child_without_its_parent() 
     assert_eq!(store.stats().pages, stats.pages);
     assert_eq!(pool.hits(&shared), 8);
     assert!(store.stats().live_bytes <= store.stats().usable_bytes);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }

@@ -471,7 +471,7 @@ impl Fleet {
             assert_eq!(hits, *pages, "chain {seed} lost acknowledged pages");
             self.looked_for += pages;
         }
-        store.check_invariants().unwrap();
+        store.local().unwrap().check_invariants().unwrap();
         store.close().unwrap();
     }
 }

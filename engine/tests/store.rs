@@ -35,7 +35,7 @@ fn pages_come_back_bit_exact_before_and_after_a_reopen() {
             assert_eq!(pool.put(&keys), vec![PutStatus::Duplicate; 9]);
             assert_eq!(store.longest_prefix(pool.id, &keys), 9);
             assert_eq!(pool.get(&keys), vec![GetStatus::Hit; 9]);
-            store.check_invariants().unwrap();
+            store.local().unwrap().check_invariants().unwrap();
             store.close().unwrap();
         }
         let store = home.open();
@@ -112,7 +112,7 @@ fn puts_and_deletions_survive_sigkill() {
     assert_eq!(store.longest_prefix(pool.id, &deleted), 21);
     assert_eq!(other.hits(&cleared), 0);
     assert_eq!(store.stats().wrong_or_lost(), 0);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     drop(store);
     std::fs::remove_file(&path).unwrap();
 }
@@ -331,7 +331,7 @@ fn a_flipped_byte_is_a_miss_once_and_the_next_put_repairs_it() {
     );
     assert_eq!(store.longest_prefix(pool.id, &keys), 4);
     assert_eq!(pool.hits(&keys), 4);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
             );
         }
         assert_eq!(pool.hits(&chain(29, 32)), 32);
-        store.check_invariants().unwrap();
+        store.local().unwrap().check_invariants().unwrap();
         store.close().unwrap();
     }
     let store = home.open();
@@ -408,7 +408,7 @@ fn several_volumes_share_the_pages_and_come_back_together() {
             .all(|status| status.is_present())
     );
     assert_eq!(pool.hits(&chain(29, 32)), 32);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
     let named = OpenOptions::default().with(|o| o.volumes = vec![moved]);
     let refused = Store::open(&home.path, named).err().unwrap();
@@ -540,7 +540,7 @@ fn many_threads_may_use_one_store() {
     let stats = store.stats();
     assert_eq!(stats.wrong_or_lost(), 0);
     assert_eq!(stats.pages, stats.pages_put - stats.evicted - stats.deleted);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
 }
 

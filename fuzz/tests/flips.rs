@@ -271,7 +271,7 @@ fn a_store_of_flipped_bits_opens_through_the_whole_engine_as_long_as_one_superbl
                 hits + 45 * (round % 5) >= PAGES,
                 "{hits} of {PAGES} pages are left"
             );
-            store.check_invariants().unwrap();
+            store.local().unwrap().check_invariants().unwrap();
             store.close().unwrap();
             // An opening for writing has repaired the broken copy.
             let block = file.read(broken * BLOCK_BYTES as u64, BLOCK_BYTES);

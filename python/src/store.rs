@@ -487,24 +487,17 @@ impl Space {
         self.parts.iter().sum()
     }
 
-    fn store(&self) -> &Store {
-        &self.handle.store
-    }
-
     /// Stores pages; one status a page.
     pub fn put_pages(
         &self,
         pages: &[PutPage<'_>],
         options: PutOptions,
-        patience: Option<Patience>,
+        patience: Patience,
     ) -> Vec<PutStatus> {
-        let put = || self.store().put(self.id, pages, options);
+        let put = || self.handle.store.put(self.id, pages, options);
         // Pages stored before the owner ended are duplicates in the second attempt.
         let is_short = |statuses: &Vec<PutStatus>| statuses.contains(&LEFT_UNDONE);
-        match patience {
-            Some(patience) => self.handle.steadily(patience, is_short, put),
-            None => put(),
-        }
+        self.handle.steadily(patience, is_short, put)
     }
 
     /// Reads pages; one status a page.
@@ -515,7 +508,7 @@ impl Space {
         patience: Patience,
     ) -> Vec<GetStatus> {
         let is_short = |statuses: &Vec<GetStatus>| statuses.iter().any(|page| !page.is_hit());
-        let get = || self.store().get(self.id, pages, deadline);
+        let get = || self.handle.store.get(self.id, pages, deadline);
         self.handle.steadily(patience, is_short, get)
     }
 
@@ -531,13 +524,11 @@ impl Space {
     ) -> Vec<u8> {
         let parts = memory.chunks_exact(self.parts.len());
         let pages = chain::pages(keys, chain, parts);
-        let statuses = match recall {
-            Some(recall) => self
-                .store()
-                .put_until_recalled(self.id, &pages, options, recall),
-            None => self.put_pages(&pages, options, None),
-        };
-        codes(statuses)
+        codes(
+            self.handle
+                .store
+                .put_recallable(self.id, &pages, options, recall),
+        )
     }
 
     /// Reads pages into memory whose parts are given page after page.
@@ -556,21 +547,21 @@ impl Space {
     /// See [`PageStore::longest_prefix`].
     pub fn longest_prefix(&self, keys: &[PageKey]) -> usize {
         let is_short = |found: &usize| *found < keys.len();
-        let look = || self.store().longest_prefix(self.id, keys);
+        let look = || self.handle.store.longest_prefix(self.id, keys);
         self.handle.steadily(Patience::Read(None), is_short, look)
     }
 
     /// Whether each of these pages is stored.
     pub fn held(&self, keys: &[PageKey], deadline: Option<Instant>) -> Vec<bool> {
         let is_short = |found: &Vec<bool>| found.contains(&false);
-        let look = || self.store().contains(self.id, keys);
+        let look = || self.handle.store.contains(self.id, keys);
         self.handle
             .steadily(Patience::Read(deadline), is_short, look)
     }
 
     /// The same once, without a wait for an owner.
     pub fn held_now(&self, keys: &[PageKey]) -> Vec<bool> {
-        self.store().contains(self.id, keys)
+        self.handle.store.contains(self.id, keys)
     }
 
     /// Which of these pages are stored; one status a page.
@@ -588,12 +579,12 @@ impl Space {
             return None;
         }
         let keys = std::slice::from_ref(key);
-        self.store().contains(self.id, keys).first().copied()
+        self.handle.store.contains(self.id, keys).first().copied()
     }
 
     /// See [`PageStore::touch`].
     pub fn touch(&self, keys: &[PageKey], hint: Hint) {
-        self.store().touch(self.id, keys, hint);
+        self.handle.store.touch(self.id, keys, hint);
     }
 
     /// Takes counted leases: see [`Inventory::lease`].
@@ -604,7 +595,7 @@ impl Space {
             Leased::Absent => absent as u8,
             Leased::Refused => Status::Refused as u8,
         };
-        let leased = self.store().lease(self.id, keys);
+        let leased = self.handle.store.lease(self.id, keys);
         let refused = leased
             .iter()
             .filter(|leased| **leased == Leased::Refused)
@@ -616,7 +607,7 @@ impl Space {
 
     /// Returns counted leases.
     pub fn unlease(&self, keys: &[PageKey]) {
-        self.store().unlease(self.id, keys);
+        self.handle.store.unlease(self.id, keys);
     }
 
     /// See [`Inventory::list`].
@@ -624,7 +615,7 @@ impl Space {
     /// # Errors
     /// The store is closed or has no owner, or its device fails.
     pub fn list(&self, cursor: Cursor) -> Result<Listing, StoreError> {
-        self.store().list(self.id, cursor)
+        self.handle.store.list(self.id, cursor)
     }
 
     /// The status of a page that is not found.
@@ -640,7 +631,7 @@ impl Space {
     /// # Errors
     /// The deletion could not be recorded.
     pub fn delete(&self, keys: &[PageKey]) -> Result<u64, StoreError> {
-        self.store().delete(self.id, keys)
+        self.handle.store.delete(self.id, keys)
     }
 
     /// See [`PageStore::clear_namespace`].
@@ -648,7 +639,7 @@ impl Space {
     /// # Errors
     /// The deletion could not be recorded.
     pub fn clear(&self) -> Result<u64, StoreError> {
-        self.store().clear_namespace(self.id)
+        self.handle.store.clear_namespace(self.id)
     }
 }
 

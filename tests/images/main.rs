@@ -358,7 +358,7 @@ fn every_sample_is_opened_for_writing_keeps_its_pages_and_takes_more() {
         let id = store.namespace(&namespace("even")).unwrap();
         assert!(more.iter().all(|key| has(&store, id, "even", key)));
         assert_eq!(store.stats().pages, (whole.count() + more.len()) as u64);
-        store.check_invariants().unwrap();
+        store.local().unwrap().check_invariants().unwrap();
         store.close().unwrap();
     }
 }

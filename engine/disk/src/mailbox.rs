@@ -119,31 +119,29 @@ pub struct WriteAt {
 /// Carries out all writes of records, as many at once as the disk allows; one result each, in
 /// order.
 pub fn write_all(disk: &dyn Disk, writes: Vec<WriteAt>) -> Vec<Result<(), DiskError>> {
-    let mut results = vec![Err(DiskError::Shutdown); writes.len()];
-    let actions = writes.into_iter().zip(0..).map(|(write, at)| {
+    let action = |write: WriteAt| {
         let action = Action::Write {
             offset: write.offset,
             buffer: Buffer::Owned(write.memory),
         };
-        (at, write.volume, action)
-    });
-    carry_out_all(
-        disk,
-        actions.collect(),
-        Purpose::Record,
-        None,
-        |at, done| {
-            results[at] = done.result;
-        },
-    );
-    results
+        (write.volume, action)
+    };
+    change_all(disk, writes.into_iter().map(action))
 }
 
 /// Syncs volumes, all at once; one result each, in order.
 pub fn sync_all(disk: &dyn Disk, volumes: &[usize]) -> Vec<Result<(), DiskError>> {
-    let mut results = vec![Err(DiskError::Shutdown); volumes.len()];
-    let actions = volumes.iter().zip(0..);
-    let actions = actions.map(|(volume, at)| (at, *volume, Action::Sync));
+    change_all(disk, volumes.iter().map(|volume| (*volume, Action::Sync)))
+}
+
+/// Carries out writes or syncs of records; one result each, in order.
+fn change_all(
+    disk: &dyn Disk,
+    actions: impl ExactSizeIterator<Item = (usize, Action)>,
+) -> Vec<Result<(), DiskError>> {
+    let mut results = vec![Err(DiskError::Shutdown); actions.len()];
+    let actions = (0..).zip(actions);
+    let actions = actions.map(|(at, (volume, action))| (at, volume, action));
     carry_out_all(
         disk,
         actions.collect(),

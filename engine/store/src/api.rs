@@ -9,7 +9,7 @@ mod stats;
 
 use larder_base::planted;
 use larder_core::hint::{Class, Hint};
-use larder_core::status::{GetStatus, PutFailure, PutStatus};
+use larder_core::status::{GetStatus, PutStatus};
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -39,23 +39,18 @@ pub trait PageStore: Send + Sync {
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
         options: PutOptions,
-    ) -> Vec<PutStatus>;
+    ) -> Vec<PutStatus> {
+        self.put_recallable(namespace, pages, options, None)
+    }
 
     /// As [`put`](Self::put), but another thread may give it up while it waits: see [`Recall`].
-    ///
-    /// By default it is given up only before it begins.
-    fn put_until_recalled(
+    fn put_recallable(
         &self,
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
         options: PutOptions,
-        recall: &Recall,
-    ) -> Vec<PutStatus> {
-        let Some(_reading) = recall.read() else {
-            return vec![PutStatus::Failed(PutFailure::Write); pages.len()];
-        };
-        self.put(namespace, pages, options)
-    }
+        recall: Option<&Recall>,
+    ) -> Vec<PutStatus>;
 
     /// Reads pages into the caller's memory; one status a page, in order. The contents of the parts
     /// of a page that is not a [`GetStatus::Hit`] are unspecified. After `deadline` no further read
@@ -172,7 +167,7 @@ pub struct Recall(AtomicU8);
 /// A put that reads its caller's memory.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Reading<'a>(&'a Recall);
+pub struct Reading<'a>(&'a Recall);
 
 impl Recall {
     const WAITS: u8 = 0;
@@ -195,7 +190,8 @@ impl Recall {
     }
 
     /// Prevents a recall for as long as the result lives; `None` after one.
-    pub(crate) fn read(&self) -> Option<Reading<'_>> {
+    #[must_use]
+    pub fn read(&self) -> Option<Reading<'_>> {
         self.0
             .compare_exchange(Self::WAITS, Self::READS, AcqRel, Acquire)
             .ok()

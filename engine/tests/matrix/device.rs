@@ -173,7 +173,7 @@ fn row_04_a_read_of_descriptors_that_goes_astray_costs_no_page() {
     store.flush().unwrap();
     assert!(keys.iter().all(|key| pool.hits(key) == 1));
     assert_eq!(store.stats().damaged, 0);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn row_06_unreadable_blocks_are_never_taken_for_empty_ones() {
     let pool = Pool::new(&store, "m", &[65536]);
     assert_eq!(store.stats().unreadable_segments, 0);
     assert_eq!(pool.hits(&keys), 8);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn row_07_after_a_failed_write_pages_go_elsewhere_and_acknowledged_pages_stay() 
     let store = home.open();
     let pool = Pool::new(&store, "m", &[65536]);
     assert_eq!(pool.hits(&keys), 24);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn row_07_a_header_that_cannot_be_written_at_the_open_costs_its_segment_and_not_
         assert_eq!(pool.hits(&there), 8);
         assert!(pool.put(&new).iter().all(|status| status.is_present()));
         assert_eq!((pool.hits(&there), pool.hits(&new)), (8, 24));
-        store.check_invariants().unwrap();
+        store.local().unwrap().check_invariants().unwrap();
         store.close().unwrap();
     }
     let store = home.open();
@@ -480,7 +480,7 @@ fn row_13_reclaim_that_finds_the_device_full_loses_nothing() {
         statuses.iter().all(|status| status.is_present())
     });
     assert_eq!(pool.hits(&new), 12);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
     let stats = store.stats();
     assert_eq!(stats.damaged, 0);
@@ -536,5 +536,5 @@ fn row_22_a_segment_under_a_read_in_flight_is_not_written_again() {
     fill("m", &keys[0], 0, &mut page);
     assert_ne!(first, page);
     assert!(at < SEGMENTS_OFFSET + SEGMENT);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }

@@ -38,7 +38,7 @@ fn hits(home: &Home) -> [usize; 3] {
     let store = home.open();
     let pool = Pool::new(&store, "m", &[65536]);
     let hits = [1, 2, 3].map(|seed| pool.hits(&chain(seed, 4)));
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     hits
 }
 
@@ -310,7 +310,7 @@ fn row_18_records_that_lie_under_right_checksums_cost_misses_and_never_wrong_byt
     let liars = pool.hits(&chain(1, 4));
     assert!(liars <= 4);
     assert_eq!([2, 3].map(|seed| pool.hits(&chain(seed, 4))), [4, 4]);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     // And the store goes on: it takes the pages again, and fills and empties every segment.
     assert!(
         pool.put(&chain(1, 4))
@@ -326,7 +326,7 @@ fn row_18_records_that_lie_under_right_checksums_cost_misses_and_never_wrong_byt
         );
     }
     assert_eq!(pool.hits(&chain(21, 150)), 150);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
     assert_eq!(home.open().stats().damaged, 0);
 }

@@ -138,14 +138,14 @@ fn refuse_under_load(errno: i32, refuses: fn(Seen) -> bool) {
         store.put_is_duplicate(&pool, &there[..1]),
         PutStatus::Duplicate
     );
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     disk.clear_rules();
     put_until_stored(&pool, 1000);
     let stats = store.stats();
     assert!(stats.read_only_volumes.is_empty());
     assert_eq!(stats.usable_bytes, before.usable_bytes);
     eventually("a flush is good", || store.flush().is_ok());
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
     assert_eq!(store.stats().damaged, 0);
     drop(store);
@@ -202,7 +202,7 @@ fn row_09_holes_that_cannot_be_filled_cost_no_page_and_no_capacity() {
     disk.clear_rules();
     put_until_stored(&pool, 1000);
     assert_eq!(pool.hits(&there), there.len());
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
     drop(store);
     let survey = Survey::new(&home.path, &SurveyOptions::default()).unwrap();
@@ -294,7 +294,7 @@ fn row_07_a_compaction_beside_an_owner_that_cannot_write_ends_and_costs_no_page(
         assert!(done.left_pages > 0, "{done:?}");
     }
     assert_eq!(pool.hits(&chains.concat()), 480);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     disk.clear_rules();
     put_until_stored(&pool, 1000);
     eventually("the store is compacted", || {
@@ -302,6 +302,6 @@ fn row_07_a_compaction_beside_an_owner_that_cannot_write_ends_and_costs_no_page(
     });
     assert_eq!(pool.hits(&chains.concat()), 480);
     assert!(store.stats().moved > 0);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
 }

@@ -71,7 +71,7 @@ fn row_07_a_deletion_that_the_device_refuses_fails_and_costs_few_segments() {
                 .delete(pool.id, &keys[6..7])
                 .is_ok_and(|count| count == 1)
         });
-        store.check_invariants().unwrap();
+        store.local().unwrap().check_invariants().unwrap();
     }
     let store = home.open();
     let pool = Pool::new(&store, "m", &[65536]);
@@ -95,7 +95,7 @@ fn row_07_a_deletion_is_written_on_the_one_volume_that_takes_it() {
                 let deleted = store.delete(pool.id, &keys[last..=last]);
                 assert_eq!(deleted.unwrap(), 1, "volume {sound}, page {last}");
             }
-            store.check_invariants().unwrap();
+            store.local().unwrap().check_invariants().unwrap();
         }
         let store = home.open();
         let pool = Pool::new(&store, "m", &[65536]);

@@ -44,7 +44,7 @@ fn row_07_a_store_goes_on_without_segments_whose_header_the_device_refuses() {
         }
         assert!(disk.hits() > 0);
         assert_eq!(pool.hits(&chain(49, 12)), 12);
-        store.check_invariants().unwrap();
+        store.local().unwrap().check_invariants().unwrap();
         let kept = store.stats().usable_bytes;
         disk.clear_rules();
         for seed in 50..60 {
@@ -134,7 +134,7 @@ fn row_07_a_store_goes_on_without_a_volume_that_takes_no_writes_even_if_it_never
             for seed in end - 50..end {
                 assert_eq!(pool.hits(&chain(seed, 8)), 8, "{case}, call {seed}");
             }
-            store.check_invariants().unwrap();
+            store.local().unwrap().check_invariants().unwrap();
             flush_at_last(&store, &case);
             disk.clear_rules();
             for seed in end..end + 300 {
@@ -185,5 +185,5 @@ fn row_06_segments_whose_descriptors_cannot_be_read_do_not_keep_others_from_bein
     }
     assert!(disk.hits() > 0);
     assert_eq!(pool.hits(&chain(69, 12)), 12);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }

@@ -45,7 +45,7 @@ fn row_20_a_read_into_memory_of_the_caller_waits_for_a_silent_device() {
         assert_eq!(reader.join().unwrap(), [GetStatus::Hit]);
     });
     assert_eq!(pool.hits(&keys), 3);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
     store.close().unwrap();
 }
 

@@ -349,7 +349,7 @@ fn many_threads_of_many_clients_put_and_get_in_a_store_that_evicts() {
     owner.close().unwrap();
     let store = home.open();
     assert_eq!(store.stats().pages, stats.pages);
-    store.check_invariants().unwrap();
+    store.local().unwrap().check_invariants().unwrap();
 }
 
 #[test]

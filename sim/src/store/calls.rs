@@ -201,7 +201,7 @@ impl Caller<'_> {
                     .spawn(move || recaller.recall(after))
                     .expect("a thread");
                 self.store
-                    .put_until_recalled(self.id(&pages), &asked, options, &recall)
+                    .put_recallable(self.id(&pages), &asked, options, Some(&recall))
             }
         };
         drop(asked);

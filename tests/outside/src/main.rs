@@ -87,7 +87,7 @@ fn serve(store: &dyn PageStore) -> Outcome {
     let wait = PutOptions::waiting(Duration::from_secs(1));
     let recall = Recall::default();
     assert!(recall.recall());
-    let given_up = store.put_until_recalled(id, &head, wait, &recall);
+    let given_up = store.put_recallable(id, &head, wait, Some(&recall));
     assert_eq!(given_up, [PutStatus::Failed(PutFailure::Write); 3]);
     assert_eq!(store.longest_prefix(id, &keys), 0);
     assert_eq!(store.put(id, &head, wait), [PutStatus::Stored; 3]);

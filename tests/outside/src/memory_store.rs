@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use larder_engine::format::{Namespace, PageKey, PageShape};
 use larder_engine::{
-    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
-    Refusal, Stats, StoreError,
+    GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutFailure, PutOptions, PutPage,
+    PutStatus, Recall, Refusal, Stats, StoreError,
 };
 
 pub struct MemoryStore {
@@ -67,7 +67,18 @@ impl PageStore for MemoryStore {
         })
     }
 
-    fn put(&self, id: NamespaceId, pages: &[PutPage<'_>], _: PutOptions) -> Vec<PutStatus> {
+    /// A recall comes too late: no put waits.
+    fn put_recallable(
+        &self,
+        id: NamespaceId,
+        pages: &[PutPage<'_>],
+        _: PutOptions,
+        recall: Option<&Recall>,
+    ) -> Vec<PutStatus> {
+        let reading = recall.map(Recall::read);
+        if matches!(reading, Some(None)) {
+            return vec![PutStatus::Failed(PutFailure::Write); pages.len()];
+        }
         let put = |inner: &mut Inner, page: &PutPage<'_>| {
             let lengths: Vec<usize> = page.parts.iter().map(|part| part.len()).collect();
             let fits = inner

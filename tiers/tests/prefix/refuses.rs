@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use larder_engine::{
     GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
-    Refusal, Stats, StoreError,
+    Recall, Refusal, Stats, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use larder_tiers::core::Core;
@@ -116,7 +116,13 @@ impl PageStore for Refusing {
         Ok(NamespaceId(0))
     }
 
-    fn put(&self, _: NamespaceId, pages: &[PutPage<'_>], _: PutOptions) -> Vec<PutStatus> {
+    fn put_recallable(
+        &self,
+        _: NamespaceId,
+        pages: &[PutPage<'_>],
+        _: PutOptions,
+        _: Option<&Recall>,
+    ) -> Vec<PutStatus> {
         self.asked.fetch_add(pages.len(), Ordering::Relaxed);
         vec![PutStatus::Refused(self.why); pages.len()]
     }

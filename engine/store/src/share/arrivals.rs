@@ -78,7 +78,7 @@ impl Store {
         });
         let until = deadline.unwrap_or_else(|| Instant::now() + PATIENCE);
         match waiter.flatten() {
-            Some(Waiter::This(store, id)) => store.arrive(id, keys, until) == Some(true),
+            Some(Waiter::This(store, id)) => store.local.arrive(id, keys, until) == Some(true),
             Some(Waiter::Owner(remote, id)) => remote.arrive(id, keys, until),
             None => false,
         }

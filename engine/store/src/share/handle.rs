@@ -13,10 +13,26 @@ use crate::api::{GetPage, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 
-impl Store {
+impl PageStore for Store {
+    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        if self.inner.origin.is_inherited() {
+            return Err(StoreError::Forked);
+        }
+        let id = self.inner.spaces.lock().id(namespace)?;
+        let role = self.inner.role();
+        let decider = role.as_deref().and_then(Role::decider);
+        let is_alone = decider.is_some_and(Decider::is_alone);
+        match decider.map(|decider| self.inner.resolve(decider, id)) {
+            Some(Err(error)) if is_alone => Err(error),
+            Some(Err(error @ StoreError::TooManyNamespaces(_))) => Err(error),
+            // Without an owner, the namespace is registered as soon as there is one.
+            _ => Ok(id),
+        }
+    }
+
     /// Pages that an owner left undone when it went are put once more with the next owner, if there
     /// is one within `options.wait`.
-    fn put_or_not(
+    fn put_recallable(
         &self,
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
@@ -42,43 +58,6 @@ impl Store {
                 statuses
             },
         )
-    }
-}
-
-impl PageStore for Store {
-    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
-        if self.inner.origin.is_inherited() {
-            return Err(StoreError::Forked);
-        }
-        let id = self.inner.spaces.lock().id(namespace)?;
-        let role = self.inner.role();
-        let decider = role.as_deref().and_then(Role::decider);
-        let is_alone = decider.is_some_and(Decider::is_alone);
-        match decider.map(|decider| self.inner.resolve(decider, id)) {
-            Some(Err(error)) if is_alone => Err(error),
-            Some(Err(error @ StoreError::TooManyNamespaces(_))) => Err(error),
-            // Without an owner, the namespace is registered as soon as there is one.
-            _ => Ok(id),
-        }
-    }
-
-    fn put(
-        &self,
-        namespace: NamespaceId,
-        pages: &[PutPage<'_>],
-        options: PutOptions,
-    ) -> Vec<PutStatus> {
-        self.put_or_not(namespace, pages, options, None)
-    }
-
-    fn put_until_recalled(
-        &self,
-        namespace: NamespaceId,
-        pages: &[PutPage<'_>],
-        options: PutOptions,
-        recall: &Recall,
-    ) -> Vec<PutStatus> {
-        self.put_or_not(namespace, pages, options, Some(recall))
     }
 
     fn get(

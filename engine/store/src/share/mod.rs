@@ -89,7 +89,7 @@ use larder_base::system::holder::HolderState;
 use larder_core::status::{PutStatus, Refusal};
 use larder_format::{Namespace, Rank};
 
-use crate::api::{OpenOptions, PutOptions, PutPage, Recall, Settings, SharedReads};
+use crate::api::{OpenOptions, PageStore, PutOptions, PutPage, Recall, Settings, SharedReads};
 use crate::error::{StoreError, io_error};
 use crate::inventory::{self, Space};
 use crate::protocol::Protocol;
@@ -138,7 +138,6 @@ pub enum Part {
 /// ([`Store::attach`]). Dropping it without [`PageStore::close`] is safe: for the store it is as if
 /// the process had been killed.
 ///
-/// [`PageStore::close`]: crate::api::PageStore::close
 pub struct Store {
     inner: Arc<Inner>,
     monitor: Mutex<Option<JoinHandle<()>>>,
@@ -413,7 +412,7 @@ impl Inner {
         recall: Option<&Recall>,
     ) -> Vec<PutStatus> {
         self.with(namespace, |decider, space| match decider {
-            Decider::Owner(own) => own.store.put_or_not(space.id, pages, options, recall),
+            Decider::Owner(own) => own.store.put_recallable(space.id, pages, options, recall),
             Decider::Client(client) => {
                 client.counted(|remote, data| data.put(&**remote, space.id, pages, options, recall))
             }
@@ -502,10 +501,8 @@ impl Store {
     /// The namespaces with full records in the store; none in a client.
     #[must_use]
     pub fn namespaces(&self) -> Vec<Namespace> {
-        match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => owner.store.namespaces(),
-            _ => Vec::new(),
-        }
+        let owned = self.local();
+        owned.map_or_else(Vec::new, |store| store.namespaces())
     }
 
     /// Number of role changes. If this number, or [`part`](Self::part), changed during a call that
@@ -520,7 +517,7 @@ impl Store {
     /// [`Counts`](larder_core::counters::Counts).
     pub fn count_unread(&self, slow: u64, unmeasured: u64) {
         match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => owner.store.count_unread(slow, unmeasured),
+            Some(Role::Owner(owner)) => owner.store.data.count_unread(slow, unmeasured),
             Some(Role::Client(client)) => {
                 client.counted(|_, data| data.count_unread(slow, unmeasured));
             }
@@ -554,12 +551,6 @@ pub trait Inside {
 
     /// The disk of this process; `None` while the store has no owner.
     fn disk(&self) -> Option<Arc<dyn larder_disk::Disk>>;
-
-    /// Checks the invariants between index and space, in an owner.
-    ///
-    /// # Errors
-    /// The first broken invariant.
-    fn check_invariants(&self) -> Result<(), String>;
 }
 
 impl Inside for Store {
@@ -572,16 +563,9 @@ impl Inside for Store {
 
     fn disk(&self) -> Option<Arc<dyn larder_disk::Disk>> {
         match self.inner.role().as_deref()? {
-            Role::Owner(owner) => Some(owner.store.disk().clone()),
-            Role::Client(client) => Some(client.data.disk().clone()),
+            Role::Owner(owner) => Some(owner.store.data.disk.clone()),
+            Role::Client(client) => Some(client.data.disk.clone()),
             Role::Nobody | Role::Closed => None,
-        }
-    }
-
-    fn check_invariants(&self) -> Result<(), String> {
-        match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => owner.store.check_invariants(),
-            _ => Ok(()),
         }
     }
 }

@@ -129,7 +129,7 @@ impl Server {
         let bound = socket::listen(&socket, admission.store_user(), group)
             .map_err(failed("serving the catalog"))?;
         let (template, probes) = facts(&store, &options.protocol, group);
-        let places = Places::of(&store.volumes());
+        let places = Places::of(&store.volumes.lock());
         let shared = Arc::new(Shared {
             map: template.map(),
             store,
@@ -268,7 +268,7 @@ impl Drop for Server {
 
 /// The user that the store belongs to: the owner of its first volume, which is locked.
 fn user_of(store: &LocalStore) -> io::Result<u32> {
-    let volumes = store.volumes();
+    let volumes = store.volumes.lock();
     let first = volumes.present().next();
     let (_, volume) = first.ok_or(io::ErrorKind::NotFound)?;
     files::identify(&volume.file).map(|(_, user)| user)
@@ -280,7 +280,7 @@ fn facts(
     protocol: &Protocol,
     group: Option<u32>,
 ) -> (Template, Vec<Arc<Handle>>) {
-    let volumes = store.volumes();
+    let volumes = store.volumes.lock();
     let superblock = volumes.superblock();
     let template = Template {
         protocol: protocol.clone(),
@@ -396,7 +396,7 @@ impl Shared {
     /// Bytes of puts in flight that one client may have: the same for every client and the owner.
     fn share_bytes(&self) -> u64 {
         let clients = self.sessions.lock().len() as u64;
-        self.store.write_bytes_max() / (clients + 1)
+        self.store.write_bytes_max / (clients + 1)
     }
 
     fn report(&self) -> Report {
@@ -433,7 +433,7 @@ impl Shared {
             started_unix_s: self.started_unix_s,
             format_version: larder_format::FORMAT_VERSION,
             compactions,
-            beneath: self.store.beneath_report(),
+            beneath: self.store.local.beneath_report(),
             displaced_volumes: self.places.displaced(),
         }
     }

@@ -22,9 +22,9 @@ use crate::volume::Volumes;
 
 /// The data path: everything that a handle needs besides its catalog.
 pub struct DataPath {
-    pub(super) disk: Arc<dyn Disk>,
+    pub(crate) disk: Arc<dyn Disk>,
     device: Arc<DeviceLatencies>,
-    pub(super) pacing: Arc<Pacing>,
+    pub(crate) pacing: Arc<Pacing>,
     pub(super) hangs: Arc<Hangs>,
     /// Reads segment headers again after each read: for handles that hold no lock.
     pub(super) recheck: Option<Recheck>,
@@ -116,11 +116,6 @@ impl DataPath {
             latencies,
             spaces: self.counters.reads.read(),
         }
-    }
-
-    /// The disk of this process.
-    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
-        &self.disk
     }
 
     /// Counters of the calls on this data path.

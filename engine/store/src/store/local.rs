@@ -170,7 +170,7 @@ impl Local {
     }
 
     /// See [`LocalStore::arrive`](super::LocalStore::arrive).
-    pub(super) fn arrive(
+    pub(crate) fn arrive(
         &self,
         namespace: NamespaceId,
         keys: &[PageKey],
@@ -187,12 +187,12 @@ impl Local {
         Some(found.contains(&true))
     }
 
-    pub(super) fn use_beneath(&self, is_used: bool) -> bool {
+    pub(crate) fn use_beneath(&self, is_used: bool) -> bool {
         let beneath = self.beneath.get();
         beneath.inspect(|beneath| beneath.use_it(is_used)).is_some()
     }
 
-    pub(super) fn beneath_report(&self) -> Option<BeneathReport> {
+    pub(crate) fn beneath_report(&self) -> Option<BeneathReport> {
         self.beneath.get().map(|beneath| beneath.report())
     }
 
@@ -281,7 +281,7 @@ impl Local {
     }
 
     /// Counters of the core and the prewriter.
-    pub(super) fn store_counts(&self) -> StoreCounts {
+    pub(crate) fn store_counts(&self) -> StoreCounts {
         let counters = self.core_in_turn().counters();
         let mut counts = counters.store;
         counts.damaged += counters.lost;

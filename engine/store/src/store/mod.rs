@@ -52,19 +52,15 @@ use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use larder_base::system::files;
 use larder_core::core::Emptying;
-use larder_core::counters::{Counts, StoreCounts};
 use larder_core::hint::Hint;
 use larder_core::policy::make;
 use larder_core::status::{GetStatus, MissReason, PutStatus, Refusal};
-use larder_disk::{Disk, Pacing};
 use larder_format::{Namespace, PageKey};
 
 use crate::api::{GetPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
-use crate::beneath::BeneathReport;
 use crate::catalog::{Allocator, Catalog};
 use crate::error::StoreError;
 use crate::inventory::Inventory;
-use crate::totals::Measures;
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes, length};
 use data::Counters;
@@ -85,9 +81,9 @@ const DAMAGE_LOGGED_MAX: usize = 10;
 ///
 /// Dropping it without [`PageStore::close`] is safe: the next open recovers as after a crash.
 pub struct LocalStore {
-    local: Arc<Local>,
-    data: DataPath,
-    volumes: Mutex<Volumes>,
+    pub(crate) local: Arc<Local>,
+    pub(crate) data: DataPath,
+    pub(crate) volumes: Mutex<Volumes>,
     keeper: Mutex<Option<Housekeeper>>,
     prewriter: Mutex<Option<Prewriter>>,
     /// The counted leases of this handle.
@@ -97,7 +93,8 @@ pub struct LocalStore {
     /// wait with it.
     gate: RwLock<bool>,
     read_only: bool,
-    write_bytes_max: u64,
+    /// Most bytes of puts in flight.
+    pub(crate) write_bytes_max: u64,
     capacity_bytes: u64,
     unproven: u64,
     origin: Origin,
@@ -268,36 +265,6 @@ impl LocalStore {
         &*self.local
     }
 
-    pub(crate) fn volumes(&self) -> larder_base::runtime::MutexGuard<'_, Volumes> {
-        self.volumes.lock()
-    }
-
-    /// Waits until none of these pages is on its way from beneath the store any more, at most until
-    /// `until`. Returns whether one of them is stored then; `None` if nothing lies beneath.
-    pub fn arrive(&self, namespace: NamespaceId, keys: &[PageKey], until: Instant) -> Option<bool> {
-        self.local.arrive(namespace, keys, until)
-    }
-
-    /// Ends or resumes the work of the place beneath the store. False if there is none.
-    pub(crate) fn use_beneath(&self, is_used: bool) -> bool {
-        self.local.use_beneath(is_used)
-    }
-
-    /// The report of the place beneath the store.
-    pub(crate) fn beneath_report(&self) -> Option<BeneathReport> {
-        self.local.beneath_report()
-    }
-
-    /// The pacing of its disk.
-    pub(crate) fn pacing(&self) -> &Pacing {
-        &self.data.pacing
-    }
-
-    /// Most bytes of puts in flight.
-    pub(crate) fn write_bytes_max(&self) -> u64 {
-        self.write_bytes_max
-    }
-
     /// The namespaces with full records in the store.
     #[must_use]
     pub fn namespaces(&self) -> Vec<Namespace> {
@@ -306,12 +273,6 @@ impl LocalStore {
         }
         self.local
             .with_core(|core| core.namespaces().cloned().collect())
-    }
-
-    /// The disk under the store: for registering memory, or for measurements.
-    #[must_use]
-    pub fn disk(&self) -> &Arc<dyn Disk> {
-        &self.data.disk
     }
 
     /// Checks the invariants between index and space; for tests.
@@ -378,16 +339,20 @@ fn warn_of_holes(volumes: &Volumes) {
 }
 
 fn capacity(volumes: &Volumes) -> Result<u64, StoreError> {
-    let mut bytes = 0;
-    for (_, volume) in volumes.present() {
-        bytes += length(&volume.file, &volume.path)?;
-    }
-    Ok(bytes)
+    let lengths = volumes.present();
+    let lengths = lengths.map(|(_, volume)| length(&volume.file, &volume.path));
+    lengths.sum()
 }
 
-impl LocalStore {
-    /// A put that may have a recall.
-    pub(crate) fn put_or_not(
+impl PageStore for LocalStore {
+    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        let Some(_gate) = self.enter() else {
+            return Err(self.refusal());
+        };
+        self.local.namespace(namespace)
+    }
+
+    fn put_recallable(
         &self,
         namespace: NamespaceId,
         pages: &[PutPage<'_>],
@@ -405,34 +370,6 @@ impl LocalStore {
             }
         };
         vec![PutStatus::Refused(why); pages.len()]
-    }
-}
-
-impl PageStore for LocalStore {
-    fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
-        let Some(_gate) = self.enter() else {
-            return Err(self.refusal());
-        };
-        self.local.namespace(namespace)
-    }
-
-    fn put(
-        &self,
-        namespace: NamespaceId,
-        pages: &[PutPage<'_>],
-        options: PutOptions,
-    ) -> Vec<PutStatus> {
-        self.put_or_not(namespace, pages, options, None)
-    }
-
-    fn put_until_recalled(
-        &self,
-        namespace: NamespaceId,
-        pages: &[PutPage<'_>],
-        options: PutOptions,
-        recall: &Recall,
-    ) -> Vec<PutStatus> {
-        self.put_or_not(namespace, pages, options, Some(recall))
     }
 
     fn get(
@@ -519,25 +456,6 @@ impl LocalStore {
             return None;
         }
         self.gate.try_read().filter(|is_closed| !**is_closed)
-    }
-
-    /// Counters of the calls on this handle.
-    pub(crate) fn counts(&self) -> Counts {
-        self.data.counts()
-    }
-
-    pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
-        self.data.count_unread(slow, unmeasured);
-    }
-
-    /// See [`DataPath::measures`].
-    pub(crate) fn measures(&self) -> Measures {
-        self.data.measures()
-    }
-
-    /// Counters of the core and of housekeeping.
-    pub(crate) fn store_counts(&self) -> StoreCounts {
-        self.local.store_counts()
     }
 
     /// Empties a segment, with all its pages kept: see [`Local::empty`].

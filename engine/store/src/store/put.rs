@@ -610,10 +610,10 @@ mod tests {
         drop(reading);
         assert!(recall.recall() && recall.recall() && recall.read().is_none());
         let options = PutOptions::waiting(Duration::from_secs(60));
-        let statuses = store.put_until_recalled(id, &pages, options, &recall);
+        let statuses = store.put_recallable(id, &pages, options, Some(&recall));
         assert_eq!(statuses, [PutStatus::Failed(PutFailure::Write); 2]);
         assert_eq!(store.contains(id, &keys), [false; 2]);
-        let statuses = store.put_until_recalled(id, &pages, options, &Recall::default());
+        let statuses = store.put_recallable(id, &pages, options, Some(&Recall::default()));
         assert_eq!(statuses, [PutStatus::Stored; 2]);
         store.close().unwrap();
     }

@@ -151,7 +151,7 @@ impl Backend {
             let memory = memory.iter().map(Vec::as_slice);
             let pages = chain::pages(keys, chain, memory);
             let options = PutOptions::waiting(ROOM_PATIENCE);
-            space.put_pages(&pages, options, Some(Patience::Put(deadline)))
+            space.put_pages(&pages, options, Patience::Put(deadline))
         };
         match way {
             Way::Direct => write(keys, memory, chain),

@@ -185,7 +185,7 @@ impl Shared {
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
             let file = match reply {
                 Reply::Area => self.reads.staging().map(|staging| staging.area.file()),
-                Reply::Pacing => self.store.pacing().share(),
+                Reply::Pacing => self.store.data.pacing.share(),
                 _ => None,
             };
             let mut along = Giving { stream, file };
@@ -223,7 +223,7 @@ impl Shared {
             return None;
         }
         if matches!(request, Request::Pacing) {
-            return Some(match self.store.pacing().share() {
+            return Some(match self.store.data.pacing.share() {
                 Some(_) => Reply::Pacing,
                 None => Reply::Done,
             });
@@ -237,7 +237,7 @@ impl Shared {
             return Some(self.arrive(NamespaceId(namespace), keys, patience_ms));
         }
         if let Request::UseBeneath { is_used } = request {
-            return Some(Reply::Count(self.store.use_beneath(is_used).into()));
+            return Some(Reply::Count(self.store.local.use_beneath(is_used).into()));
         }
         self.answer_reads(session, request)
             .or_else(|request| self.answer_books(session, request))
@@ -254,6 +254,7 @@ impl Shared {
         let patience = Duration::from_millis(patience_ms.into()).min(ARRIVE_PATIENCE_MAX);
         match self
             .store
+            .local
             .arrive(namespace, keys, Instant::now() + patience)
         {
             Some(some_stored) => Reply::Count(u64::from(some_stored)),

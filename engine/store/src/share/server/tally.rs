@@ -95,7 +95,7 @@ impl Shared {
             name: own_name(),
             release: self.welcome.protocol.release.clone(),
             uptime_seconds: self.begun.elapsed().as_secs_f64(),
-            counts: Some(self.store.counts()),
+            counts: Some(self.store.data.counts()),
         };
         let using = sessions
             .values()

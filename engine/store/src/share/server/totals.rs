@@ -26,9 +26,9 @@ impl Shared {
     /// The totals at this moment.
     pub(super) fn totals(&self, sessions: &BTreeMap<ClientId, Arc<Session>>) -> Totals {
         let mut totals = self.adding.former.clone();
-        totals.counts.add(&self.store.counts());
+        totals.counts.add(&self.store.data.counts());
         totals.counts.add(&self.departed.lock().counts);
-        totals.measured(&self.store.measures());
+        totals.measured(&self.store.data.measures());
         totals.measured(&self.adding.gone.lock());
         totals.store.add(&self.store_counts());
         for session in sessions.values() {
@@ -41,7 +41,7 @@ impl Shared {
 
     fn store_counts(&self) -> StoreCounts {
         let shared = self.reads.report();
-        let mut counts = self.store.store_counts();
+        let mut counts = self.store.local.store_counts();
         counts.shared_pages_filled = shared.fills;
         counts.shared_pages_hit = shared.hits;
         counts
