@@ -4,6 +4,7 @@
 
 pub mod home;
 pub mod honest;
+pub mod observe;
 pub mod sparse;
 pub mod stage;
 

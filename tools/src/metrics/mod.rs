@@ -66,7 +66,7 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fm
         Value::Gauge(value) => encoder.encode_gauge(value),
         Value::Times(buckets) => {
             let bounds = larder_base::latency::BOUNDS_NS.into_iter();
-            let seconds = bounds.map(|ns| ns as f64 / 1e9).chain([f64::MAX]);
+            let seconds = bounds.map(|ns| ns as f64 / 1e9).chain([f64::INFINITY]);
             let counts = buckets.counts.iter().copied().chain(std::iter::repeat(0));
             let counts: Vec<(f64, u64)> = seconds.zip(counts).collect();
             let sum = buckets.sum_ns as f64 / 1e9;

@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use fuser::{BackgroundSession, Config, Errno, Filesystem, INodeNo, ReplyEntry, Request};
 
-use super::metrics::{Exporter, serve};
+use super::metrics::serve;
+use super::support::observe::Exporter;
 use super::*;
 
 /// The lookups without an answer; `None` when it hangs no more.

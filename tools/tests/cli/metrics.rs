@@ -11,69 +11,10 @@ use rustix::net::{AddressFamily, SocketType, connect, socket, sockopt};
 
 use super::prometheus::put;
 use super::served::{absent_keys, namespace, read};
+use super::support::observe::{Exporter, Samples, samples};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Values by name, labels included.
-type Samples = BTreeMap<String, f64>;
-
-/// A running exporter.
-pub struct Exporter {
-    _process: Process,
-    address: String,
-}
-
-impl Exporter {
-    pub fn of(store: &str) -> Exporter {
-        let mut child = larder(&["exporter", store, "--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let process = Process(child);
-        let url = lines
-            .find_map(|line| Some(line.unwrap().split_once("http://")?.1.to_owned()))
-            .unwrap();
-        Exporter {
-            _process: process,
-            address: url.trim_end_matches("/metrics").to_owned(),
-        }
-    }
-
-    pub fn address(&self) -> &str {
-        &self.address
-    }
-
-    /// Status line and body of a request.
-    pub fn ask(&self, method: &str, target: &str) -> (String, String) {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let request = format!("{method} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).unwrap();
-        let (head, body) = reply.split_once("\r\n\r\n").unwrap();
-        (head.lines().next().unwrap().to_owned(), body.to_owned())
-    }
-
-    pub fn scrape(&self) -> Samples {
-        let (status, body) = self.ask("GET", "/metrics");
-        assert_eq!(status, "HTTP/1.1 200 OK", "{body}");
-        samples(&body)
-    }
-}
-
-fn samples(text: &str) -> Samples {
-    assert!(text.ends_with("# EOF\n"), "{text}");
-    let lines = text.lines().filter(|line| !line.starts_with('#'));
-    lines
-        .map(|line| {
-            let (name, value) = line.rsplit_once(' ').unwrap();
-            (name.to_owned(), value.parse().unwrap())
-        })
-        .collect()
-}
 
 /// The sum of a metric over its labels.
 fn sum(of: &Samples, name: &str) -> f64 {

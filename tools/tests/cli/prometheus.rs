@@ -2,8 +2,6 @@
 //! every query of the dashboard, and fires each rule for its fault and for no other.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
-use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,37 +11,16 @@ use larder_engine::format::SEGMENTS_OFFSET;
 use larder_engine::{NamespaceId, Part, PutOptions, PutPage, PutStatus};
 use larder_store::api::DiskWrapper;
 
-use super::metrics::{Exporter, serve};
+use super::metrics::serve;
 use super::served::{absent_keys, namespace, read};
 use super::support::honest::{eventually, found};
+use super::support::observe::{Exporter, Prometheus, RULES, deployed, is_there};
 use super::support::{chain, flip};
 use super::*;
 
-const RULES: &str = "deploy/prometheus/larder.rules.yml";
 const DASHBOARD: &str = include_str!("../../../deploy/grafana/larder.json");
 const RUNBOOK: &str = include_str!("../../../docs/runbook.md");
 const PAGE_BYTES: usize = 64 << 10;
-
-fn deployed(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
-}
-
-/// Whether a program of Debian's package is on this machine; says so if it is not.
-fn is_there(program: &str) -> bool {
-    let there = Command::new(program)
-        .arg("--version")
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
-    if !there.is_ok_and(|status| status.success()) {
-        skipped(
-            "metrics, rules and the dashboard with Prometheus",
-            format!("there is no {program}: install Debian's package `prometheus`"),
-        );
-        return false;
-    }
-    true
-}
 
 /// A disk that refuses writes on request.
 struct Refusing {
@@ -90,113 +67,6 @@ impl Disk for Refusing {
 
     fn shutdown(&self) {
         self.inner.shutdown();
-    }
-}
-
-/// A running Prometheus that scrapes an exporter every second.
-struct Prometheus {
-    _process: Process,
-    address: String,
-}
-
-impl Prometheus {
-    /// The rules fire at once, without their `for`.
-    fn of(exporter: &Exporter, directory: &Path) -> Prometheus {
-        let rules = std::fs::read_to_string(deployed(RULES)).unwrap();
-        let at_once = rules
-            .lines()
-            .filter(|line| !line.trim().starts_with("for: "));
-        let at_once: Vec<&str> = at_once.collect();
-        std::fs::write(directory.join("rules.yml"), at_once.join("\n")).unwrap();
-        let targets = format!("static_configs: [{{targets: ['{}']}}]", exporter.address());
-        // An owner that is stopped makes the exporter answer late: only the slow job waits for it.
-        let config = format!(
-            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
-             rule_files: [rules.yml]\n\
-             scrape_configs:\n\
-             - {{job_name: larder, {targets}}}\n\
-             - {{job_name: slow, scrape_interval: 5s, scrape_timeout: 5s, {targets}}}\n"
-        );
-        std::fs::write(directory.join("prometheus.yml"), config).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
-        let mut command = Command::new("prometheus");
-        command
-            .arg(format!(
-                "--config.file={}",
-                text(&directory.join("prometheus.yml"))
-            ))
-            .arg(format!(
-                "--storage.tsdb.path={}",
-                text(&directory.join("tsdb"))
-            ))
-            .arg(format!("--web.listen-address={port}"))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let prometheus = Prometheus {
-            _process: Process(command.spawn().unwrap()),
-            address: port.to_string(),
-        };
-        eventually("Prometheus answers", || {
-            TcpStream::connect(&prometheus.address).is_ok()
-        });
-        prometheus
-    }
-
-    fn get(&self, target: &str) -> Option<Value> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
-        let request = format!("GET {target} HTTP/1.0\r\nHost: x\r\n\r\n");
-        stream.write_all(request.as_bytes()).ok()?;
-        let mut reply = String::new();
-        stream.read_to_string(&mut reply).ok()?;
-        serde_json::from_str(reply.split_once("\r\n\r\n")?.1).ok()
-    }
-
-    /// The samples of a query: labels and value.
-    #[track_caller]
-    fn query(&self, query: &str) -> Vec<(Value, f64)> {
-        let mut encoded = String::new();
-        for byte in query.bytes() {
-            write!(encoded, "%{byte:02X}").unwrap();
-        }
-        let reply = self.get(&format!("/api/v1/query?query={encoded}"));
-        let Some(reply) = reply.filter(|reply| reply["status"] != "unavailable") else {
-            return Vec::new();
-        };
-        assert_eq!(reply["status"], "success", "{query}: {reply}");
-        let samples = reply["data"]["result"].as_array().unwrap().iter();
-        samples
-            .map(|sample| {
-                let value = sample["value"][1].as_str().unwrap().parse().unwrap();
-                (sample["metric"].clone(), value)
-            })
-            .collect()
-    }
-
-    /// The sum of a query's samples; 0 without any.
-    #[track_caller]
-    fn sum(&self, query: &str) -> f64 {
-        self.query(query).iter().map(|(_, value)| value).sum()
-    }
-
-    /// Rules that fire.
-    fn firing(&self) -> BTreeSet<String> {
-        let alerts = self.query("ALERTS{alertstate=\"firing\"}");
-        let names = alerts
-            .iter()
-            .filter_map(|(labels, _)| labels["alertname"].as_str());
-        names.map(str::to_owned).collect()
-    }
-
-    /// Waits until a rule fires. No unexpected rule may fire.
-    #[track_caller]
-    fn fires(&self, rule: &str, expected: &[&str]) {
-        eventually(rule, || self.firing().contains(rule));
-        for firing in self.firing() {
-            assert!(expected.contains(&&*firing), "{firing} fires with {rule}");
-        }
     }
 }
 
@@ -333,7 +203,7 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
             (is_empty || !samples.is_empty()).then_some(samples)
         });
         assert!(
-            samples.iter().all(|(_, value)| !value.is_infinite()),
+            samples.iter().all(|(_, value)| value.is_finite()),
             "{query}: {samples:?}"
         );
     }
