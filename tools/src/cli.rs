@@ -8,6 +8,7 @@ use std::ffi::OsString;
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::signal::{SigSet, Signal};
 
+use crate::program::complain_in_json;
 pub use crate::program::{Program, complain};
 
 use crate::log::LogFormat;
@@ -64,12 +65,18 @@ enum Command {
 /// Runs a command line (without the program's name). Returns the exit code. Errors go to stderr.
 pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let named = std::iter::once(OsString::from("larder")).chain(arguments);
-    let cli = match Cli::try_parse_from(named) {
+    let named: Vec<OsString> = named.collect();
+    let cli = match Cli::try_parse_from(&named) {
         Ok(cli) => cli,
         Err(mut error) => {
             gone::explain(&mut error);
-            // If this cannot be printed, no other message can.
-            let _ = error.print();
+            if error.use_stderr() && asks_for_json(&named) {
+                complain_in_json();
+                complain(&error.render());
+            } else {
+                // If this cannot be printed, no other message can.
+                let _ = error.print();
+            }
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
@@ -105,6 +112,15 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
             failure.exit_code()
         }
     }
+}
+
+/// Whether a command line that cannot be parsed asks for a log in JSON.
+fn asks_for_json(arguments: &[OsString]) -> bool {
+    let follows = |pair: &[OsString]| pair[0] == "--log-format" && pair[1] == "json";
+    arguments
+        .iter()
+        .any(|argument| argument == "--log-format=json")
+        || arguments.windows(2).any(follows)
 }
 
 #[cfg(test)]

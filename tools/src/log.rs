@@ -7,7 +7,7 @@
 //! `warn`.
 
 use std::env;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
@@ -15,7 +15,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::program::complain;
+use crate::program::{complain, complain_in_json};
 
 /// Stderr without the lock of the standard library, which another thread may hold at the moment of
 /// a fork: then a child could never log. A line is one write.
@@ -49,6 +49,9 @@ pub fn to_stderr() {
 
 /// The same for the command.
 pub(crate) fn of_command(format: LogFormat) {
+    if format == LogFormat::Json {
+        complain_in_json();
+    }
     start(format, &["LARDER_LOG", "RUST_LOG"]);
 }
 
@@ -68,7 +71,7 @@ fn start(format: LogFormat, variables: &[&str]) {
     // Otherwise a line that cannot be written would panic in the thread that logs it.
     let lines = tracing_subscriber::fmt::layer()
         .log_internal_errors(false)
-        .with_ansi(format == LogFormat::Text && io::stderr().is_terminal())
+        .with_ansi(false)
         .with_writer(|| Unlocked);
     let lines = match format {
         LogFormat::Text => lines.boxed(),

@@ -16,6 +16,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::{Serialize, Serializer};
 
 use crate::failure::Failure;
+use crate::program::is_for_people;
 
 /// Version of the JSON documents.
 pub const SCHEMA: u32 = 1;
@@ -230,12 +231,14 @@ pub fn count(number: u64, thing: &str) -> String {
     format!("{number} {thing}{plural}")
 }
 
-/// A progress bar on stderr, drawn only on a terminal. Without a known `total` it counts.
+/// A progress bar on stderr, drawn only on a terminal and for people. Without a known `total` it
+/// counts.
 pub fn progress(total: Option<u64>, template: &str) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(
-        total,
-        ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND_MAX),
-    );
+    let target = match is_for_people() {
+        true => ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND_MAX),
+        false => ProgressDrawTarget::hidden(),
+    };
+    let bar = ProgressBar::with_draw_target(total, target);
     bar.set_style(
         ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
     );

@@ -16,6 +16,7 @@ mod prometheus;
 mod served;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+mod terminal;
 mod trouble;
 
 use std::fmt::Write as _;
