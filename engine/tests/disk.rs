@@ -44,6 +44,7 @@ fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn
                     depth,
                     latencies: Arc::default(),
                     pacing: Arc::new(Pacing::create()),
+                    board: Arc::default(),
                 },
                 "tested".to_owned(),
             )
@@ -59,6 +60,7 @@ fn on_each_disk(test: impl Fn(&dyn Fn(Vec<Option<Arc<OwnedFd>>>, u32) -> Arc<dyn
                         depth,
                         latencies: Arc::default(),
                         pacing: Arc::new(Pacing::create()),
+                        board: Arc::default(),
                     },
                     features,
                 )
@@ -248,6 +250,7 @@ fn reads_beside_a_registration(features: Features) -> (Duration, Duration) {
         depth: 4,
         latencies: Arc::default(),
         pacing: Arc::default(),
+        board: Arc::default(),
     };
     let disk = Uring::open(options, features).unwrap();
     let mut arena = AlignedBuf::zeroed(512 << 20).unwrap();
@@ -297,6 +300,7 @@ fn memory_that_cannot_be_registered_is_named_and_still_used() {
             depth: 4,
             latencies: Arc::default(),
             pacing: Arc::default(),
+            board: Arc::default(),
         },
         features,
     )
@@ -662,6 +666,7 @@ fn the_opened_disk_reports_its_kind() {
         depth: 4,
         latencies: Arc::default(),
         pacing: Arc::default(),
+        board: Arc::default(),
     };
     let threads = open_disk(options(), Want::Threads).unwrap();
     assert_eq!(threads.choice().kind, Kind::Threads);

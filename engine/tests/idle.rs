@@ -34,9 +34,12 @@ impl Sink for Mailbox {
     }
 }
 
-/// Times a second that an owner with clients looks whether their copies of the totals are current:
-/// one, and room for a preemption.
-const LOOKS_PER_SECOND: u64 = 2;
+/// Times a second that threads of an owner with clients wake up: one looks whether the copies of
+/// the totals are current, and the disk's reads a block of the volume; and room for preemptions.
+const LOOKS_PER_SECOND: u64 = 5;
+
+/// The same for each client, which shows that it is alive.
+const BEATS_PER_SECOND: u64 = 1;
 
 /// Context switches, of both kinds, of all threads of this process that belong to the engine.
 fn switches_of_engine_threads() -> u64 {
@@ -125,7 +128,8 @@ fn an_idle_owner_and_its_clients() {
         owner.report().unwrap().totals.latencies.get.count() == 9
     });
     let settling = SETTLING + 8 * SETTLING_OF_A_CLIENT;
-    sleeps("an owner with eight clients", settling, LOOKS_PER_SECOND);
+    let per_second = LOOKS_PER_SECOND + 8 * BEATS_PER_SECOND;
+    sleeps("an owner with eight clients", settling, per_second);
 }
 
 fn an_idle_store() {
@@ -153,6 +157,7 @@ fn an_idle_disk() {
                 depth: 2,
                 latencies: Arc::default(),
                 pacing: Arc::default(),
+                board: Arc::default(),
             },
             want,
         )

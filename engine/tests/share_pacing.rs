@@ -122,7 +122,7 @@ fn a_client_gives_way_to_its_owner_if_both_share_the_page() {
 
 #[test]
 fn without_pacing_nothing_gives_way() {
-    for (owner_paces, client_paces, pacing) in [(false, true, "local: "), (true, false, "off")] {
+    for (owner_paces, client_paces, pacing) in [(false, true, "shared"), (true, false, "off")] {
         let with = |paces| options().with(|o| o.pacing = paces);
         let (home, owner) = owned(with(owner_paces));
         let client = Store::attach(&home.path, with(client_paces)).unwrap();

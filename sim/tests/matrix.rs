@@ -165,7 +165,7 @@ fn every_planted_bug_and_every_counter_that_the_matrix_names_exists() {
     let planted = read("engine/core/src/planted.rs");
     let counters = [
         read("engine/store/src/api/stats.rs"),
-        read("engine/store/src/share/wire.rs"),
+        read("engine/store/src/share/wire/report.rs"),
     ]
     .concat();
     let has = |text: &str, wanted: &str| text.lines().any(|line| line.trim().starts_with(wanted));

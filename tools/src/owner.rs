@@ -3,6 +3,7 @@
 use larder_engine::Stats;
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
+use larder_store::share::VolumeState;
 
 use crate::report::count;
 use crate::size::ByteSize;
@@ -31,6 +32,23 @@ pub fn displaced_line(volume: &share::DisplacedVolume) -> String {
         volume.path.display(),
         volume.reason
     )
+}
+
+/// How a volume answers, for people.
+pub fn answering_line(volume: &share::AnsweringVolume) -> String {
+    let path = volume.path.display();
+    let (state, oldest) = (volume.state.as_str(), volume.oldest_seconds);
+    let times = match volume.p99_seconds {
+        0.0 => "no read or write ended in the last 10 s".to_owned(),
+        p99 => format!("99 % of the reads and writes of the last 10 s took less than {p99} s"),
+    };
+    let advice = match volume.state {
+        VolumeState::Answering => "",
+        VolumeState::Slow | VolumeState::Hung => {
+            "; look for errors of the device in the kernel's log (dmesg), and for limits on its I/O"
+        }
+    };
+    format!("{path}: {state}; oldest operation {oldest:.1} s, {times}{advice}")
 }
 
 /// The order in which pages are evicted, for people.

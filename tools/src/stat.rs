@@ -11,13 +11,14 @@ use larder_core::counters::{Counted, Counts, StoreCounts};
 use larder_engine::{LatencySummary, Stats};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
+use larder_store::share::VolumeState;
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::metrics;
-use crate::owner::{displaced_line, eviction_line, monthly, pacing_line, process};
+use crate::owner::{answering_line, displaced_line, eviction_line, monthly, pacing_line, process};
 use crate::place;
 use crate::report::{self as output, Lines, Report, rows};
 use crate::size::ByteSize;
@@ -87,6 +88,8 @@ struct StatReport {
     processes: Processes,
     /// Volumes whose paths no longer lead to the files that the owner serves.
     displaced_volumes: Vec<share::DisplacedVolume>,
+    /// How each volume answers, over all processes. Empty if that is not measured.
+    answering_volumes: Vec<share::AnsweringVolume>,
     totals: TotalCounts,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]
@@ -120,6 +123,7 @@ impl StatReport {
                 store: told.totals.store,
             },
             displaced_volumes: told.displaced_volumes,
+            answering_volumes: told.answering_volumes,
             path: path.to_owned(),
             pid: told.pid,
             rss_bytes: told.rss_bytes,
@@ -190,6 +194,9 @@ impl Report for StatReport {
             "Pages" => "{}, {}; {} of {} usable in use",
                 stats.pages, size(stats.live_bytes), size(stats.taken_bytes),
                 size(stats.usable_bytes);
+        }
+        for volume in &self.answering_volumes {
+            lines.row("Volume", answering_line(volume));
         }
         for volume in &self.displaced_volumes {
             lines.row("Displaced", displaced_line(volume));
@@ -354,7 +361,10 @@ fn troubles(told: &share::Report) -> Vec<String> {
         )
     });
     let displaced = told.displaced_volumes.iter().map(displaced_line);
-    disk.into_iter().chain(read_only).chain(displaced).collect()
+    let late = told.answering_volumes.iter();
+    let late = late.filter(|volume| volume.state != VolumeState::Answering);
+    let of_the_disk = disk.into_iter().chain(late.map(answering_line));
+    of_the_disk.chain(read_only).chain(displaced).collect()
 }
 
 fn check(path: &Path, json: bool) -> Result<Ending, Failure> {

@@ -23,8 +23,10 @@ use larder_base::memory::AlignedBuf;
 use larder_base::runtime::{Instant, Mutex, thread};
 use larder_base::system::processes;
 
-use super::pace::Traffic;
-use super::{Action, Buffer, Done, Op, PIECES_MAX, Piece, Sink};
+use super::board::Board;
+use super::common::now;
+use super::pace::{Nanos, Traffic};
+use super::{Action, Buffer, DiskOptions, Done, Op, PIECES_MAX, Piece, Sink};
 
 /// Transfers are resumed at multiples of this, in bytes.
 const BLOCK_BYTES: u64 = 4096;
@@ -73,6 +75,23 @@ pub enum Step<'a> {
     Sync,
 }
 
+/// Receives the times of the operations of one volume.
+pub(super) struct Times {
+    pub(super) volume: usize,
+    pub(super) latencies: Arc<DeviceLatencies>,
+    pub(super) board: Arc<Board>,
+}
+
+impl Times {
+    pub(super) fn of(volume: usize, options: &DiskOptions) -> Times {
+        Times {
+            volume,
+            latencies: options.latencies.clone(),
+            board: options.board.clone(),
+        }
+    }
+}
+
 /// An operation that has been admitted and not yet answered.
 pub(super) struct Job {
     tag: u64,
@@ -80,7 +99,7 @@ pub(super) struct Job {
     work: Work,
     kind: Kind,
     traffic: Traffic,
-    begun: Instant,
+    begun: Nanos,
     owned: Option<AlignedBuf>,
     transient_retries: u32,
     failed_reads: u32,
@@ -111,8 +130,7 @@ struct Transfer {
 impl Job {
     /// Admits an operation that is about to be handed to the kernel, or answers it at once.
     pub(super) fn admit(op: Op, answers: &mut Answers) -> Option<Self> {
-        let begun = Instant::now();
-        if is_late(&op, begun) {
+        if is_late(&op, Instant::now()) {
             refuse(op, DiskError::Deadline, answers);
             return None;
         }
@@ -134,7 +152,7 @@ impl Job {
             work,
             kind,
             traffic,
-            begun,
+            begun: 0,
             owned,
             transient_retries: 0,
             failed_reads: 0,
@@ -231,14 +249,22 @@ impl Job {
         self.traffic
     }
 
-    /// Records its latency, once it is over.
-    pub(super) fn record(&self, latencies: &DeviceLatencies) {
+    /// Its time begins: it goes to the kernel.
+    pub(super) fn begin(&mut self, times: &Times) {
+        self.begun = times.board.begin(times.volume);
+    }
+
+    /// Records its time, once it is over.
+    pub(super) fn record(&self, times: &Times) {
         let latency = match self.kind {
-            Kind::Read => &latencies.reads,
-            Kind::Write => &latencies.writes,
-            Kind::Sync => &latencies.syncs,
+            Kind::Read => &times.latencies.reads,
+            Kind::Write => &times.latencies.writes,
+            Kind::Sync => &times.latencies.syncs,
         };
-        latency.record(self.begun.elapsed());
+        let took = now().saturating_sub(self.begun);
+        latency.record(Duration::from_nanos(took));
+        let took = (self.kind != Kind::Sync).then_some(took);
+        times.board.end(times.volume, self.begun, took);
     }
 
     /// Ends the job.

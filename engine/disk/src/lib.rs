@@ -30,10 +30,12 @@
 //! | [`probe`] | chooses between the disks by trying, with a reason in plain text |
 //! | [`uring`] | moves bytes with one io_uring and one thread a volume |
 //! | [`threads`] | moves bytes with `pread`/`pwrite`, where io_uring is forbidden |
-//! | `options` | the options of a disk |
 //! | `queue` | the order of the operations of a volume that wait for the device |
 //! | `job` | the progress of one operation, common to both: resume, retry, give up |
+//! | `options` | the options of a disk |
 //! | `pacing` | the pace of a whole store, and its counters |
+//! | `board` | how the volumes answer, over all processes |
+//! | `common` | the memory that the processes of a store share |
 //! | `pace` | the rate of writes while reads are in progress |
 //! | [`mailbox`] | waits for answers |
 //! | `operations` | the trait, its operations and their errors |
@@ -67,6 +69,8 @@
 #![cfg(not(all(test, feature = "simulated")))]
 #![allow(missing_docs, reason = "no crate outside of this project uses it")]
 
+mod board;
+mod common;
 pub mod health;
 #[cfg(test)]
 #[path = "../../../tests/support/honest.rs"]
@@ -86,6 +90,8 @@ mod witness;
 
 pub use larder_base::failure::{DiskError, is_of_the_medium};
 
+pub use board::{Answers as VolumeAnswers, BEAT, Board};
+pub use common::{BOUNDS_MS, Classes, Common};
 pub use job::MEDIUM_READS_MAX;
 pub use job::{Step, carry_out};
 pub use operations::{

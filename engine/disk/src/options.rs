@@ -5,6 +5,7 @@ use std::sync::Arc;
 use larder_base::latency::DeviceLatencies;
 use larder_base::system::files::Handle;
 
+use super::board::Board;
 use super::pacing::Pacing;
 
 /// The options of a disk.
@@ -19,4 +20,6 @@ pub struct DiskOptions {
     pub latencies: Arc<DeviceLatencies>,
     /// Paces writes beside reads. By default nothing is paced.
     pub pacing: Arc<Pacing>,
+    /// Shows how the volumes answer. By default nothing is shown.
+    pub board: Arc<Board>,
 }

@@ -1,21 +1,17 @@
 //! Pacing as a store uses it: the words of its volumes, and the counters.
 //!
-//! Owns: the words of all volumes, and the counters of this process. [`pace`](super::pace) decides.
-//!
-//! The words are in a page of memory that the owner of a store makes and its clients map, since
-//! each process does its own I/O. A process without the page paces its own operations alone.
+//! Owns: the counters of this process. [`pace`](super::pace) decides. The words are in the memory
+//! that the processes of a store share ([`Common`]). A process without it paces its own operations
+//! alone.
 
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use larder_base::latency::{Latency, LatencySummary};
-use larder_base::sealed::Sealed;
 use larder_format::VOLUMES_MAX;
-use rustix::fs::MemfdFlags;
-use rustix::time::{ClockId, clock_gettime};
 
+use super::common::{Common, now};
 #[cfg(test)]
 use super::pace::{CLAIM, MS};
 use super::pace::{Nanos, Pace, Traffic, Words};
@@ -23,41 +19,13 @@ use super::{Op, Purpose};
 #[cfg(test)]
 use larder_base::runtime::thread;
 
-/// Bytes of the page with the words.
-const PAGE_BYTES: usize = 4096;
-
-type AllWords = [Words; VOLUMES_MAX];
-
-const _: () = assert!(size_of::<AllWords>() <= PAGE_BYTES && align_of::<AllWords>() <= PAGE_BYTES);
-
-/// The present moment, on the clock that all processes of a machine share.
-pub(super) fn now() -> Nanos {
-    let now = clock_gettime(ClockId::Monotonic);
-    let part = |part: i64| u64::try_from(part).unwrap_or(0);
-    part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
-}
-
 /// See the module. By default nothing is paced.
 #[derive(Debug, Default)]
 pub struct Pacing {
-    memory: Memory,
-    /// Another process has the page.
-    is_shared: AtomicBool,
+    common: Option<Arc<Common>>,
     volumes: [Volume; VOLUMES_MAX],
     /// How long writes of puts waited for their turn.
     waits: Latency,
-}
-
-/// Where the words are.
-#[derive(Debug, Default)]
-enum Memory {
-    /// Nowhere: nothing is paced.
-    #[default]
-    Nothing,
-    /// In this process alone, and why.
-    Own(Box<AllWords>, String),
-    /// In a page for other processes.
-    Page(Sealed),
 }
 
 /// The counters of one volume.
@@ -80,61 +48,24 @@ pub struct Paced {
 }
 
 impl Pacing {
-    /// Pacing among the operations of this process, with a page for others if there is memory.
+    /// Pacing with memory of its own.
     #[must_use]
     pub fn create() -> Pacing {
-        match Sealed::create("larder-pacing", PAGE_BYTES, MemfdFlags::empty()) {
-            Ok(page) => Pacing::with(Memory::Page(page)),
-            Err(error) => Pacing::local(format!("no memory to share: {error}")),
-        }
+        Pacing::among(Arc::new(Common::create()))
     }
 
-    /// Pacing among the operations of this process alone.
-    pub fn local(why: String) -> Pacing {
-        Pacing::with(Memory::Own(Box::default(), why))
-    }
-
-    /// Pacing among all processes that have this page.
-    ///
-    /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if it is no such page; the kernel's.
-    pub fn adopt(page: OwnedFd) -> io::Result<Pacing> {
-        let page = Sealed::adopt(page, |bytes| bytes == PAGE_BYTES as u64)?;
-        Ok(Pacing {
-            is_shared: AtomicBool::new(true),
-            ..Pacing::with(Memory::Page(page))
-        })
-    }
-
-    fn with(memory: Memory) -> Pacing {
+    /// Pacing among all processes that have this memory.
+    #[must_use]
+    pub fn among(common: Arc<Common>) -> Pacing {
         Pacing {
-            memory,
+            common: Some(common),
             ..Pacing::default()
         }
     }
 
-    /// The page, to be passed to another process; `None` if there is none.
-    pub fn share(&self) -> Option<BorrowedFd<'_>> {
-        let Memory::Page(page) = &self.memory else {
-            return None;
-        };
-        self.is_shared.store(true, Relaxed);
-        Some(page.file())
-    }
-
     /// The words of a volume; `None` if nothing is paced.
     pub(super) fn words(&self, volume: usize) -> Option<&Words> {
-        let all = match &self.memory {
-            Memory::Nothing => return None,
-            Memory::Own(words, _) => &**words,
-            Memory::Page(page) => {
-                let words = page.start()?.cast::<AllWords>();
-                // SAFETY: the mapping has the size and the alignment (asserted above), holds only
-                // atomics, which are valid with any content, and lives as long as `self`.
-                unsafe { &*words }
-            }
-        };
-        all.get(volume)
+        self.common.as_ref()?.content()?.pace.get(volume)
     }
 
     /// A write of a put, or an operation in the background, gets its turn after a wait.
@@ -154,19 +85,17 @@ impl Pacing {
     /// The figures of this process.
     pub fn paced(&self) -> Paced {
         let mut paced = Paced {
-            state: match &self.memory {
-                Memory::Nothing => "off".to_owned(),
-                Memory::Own(_, why) => format!("local: {why}"),
-                Memory::Page(_) if self.is_shared.load(Relaxed) => "shared".to_owned(),
-                Memory::Page(_) => "local".to_owned(),
-            },
+            state: self
+                .common
+                .as_ref()
+                .map_or_else(|| "off".to_owned(), |common| common.state()),
             writes: 0,
             bytes: 0,
             rate: 0,
             read_slowdown: 0.0,
             waits: self.waits.summary(),
         };
-        let is_off = matches!(self.memory, Memory::Nothing);
+        let is_off = self.common.is_none();
         let now = if is_off { 0 } else { now() };
         for (volume, counters) in self.volumes.iter().enumerate() {
             paced.writes += counters.paced_writes.load(Relaxed);

@@ -170,6 +170,7 @@ fn choose(
                 depth: options.depth,
                 latencies: options.latencies.clone(),
                 pacing: options.pacing.clone(),
+                board: options.board.clone(),
             };
             open_uring(same).or_else(|obstacle| {
                 tracing::warn!(%obstacle, "reading and writing with threads instead of io_uring");
@@ -415,6 +416,7 @@ mod tests {
             depth: 1,
             latencies: Arc::default(),
             pacing: Arc::default(),
+            board: Arc::default(),
         }
     }
 

@@ -16,17 +16,16 @@ use std::time::Duration;
 
 use larder_base::failure::DiskError;
 use larder_base::fork::Origin;
-use larder_base::latency::DeviceLatencies;
 use larder_base::runtime::thread::{self, JoinHandle};
 use larder_base::runtime::{Condvar, Mutex};
 use larder_base::system::files::{self, Handle};
 
+use super::common::now;
 use super::job::{
-    AbortOnPanic, Answers, Job, Refusals, Step, forget_others, give_up, iovecs, join_others,
+    AbortOnPanic, Answers, Job, Refusals, Step, Times, forget_others, give_up, iovecs, join_others,
     refuse, submit_by_volume,
 };
 use super::pace::{Ended, Nanos, Traffic};
-use super::pacing::now;
 use super::queue::{Next, Queue};
 use super::{Choice, Disk, DiskOptions, Kind, Op, Piece};
 
@@ -43,9 +42,8 @@ pub struct Threads {
 
 /// The state shared by the threads of one volume.
 struct Lane {
-    volume: usize,
     refusals: Refusals,
-    latencies: Arc<DeviceLatencies>,
+    times: Times,
     file: Arc<Handle>,
     inbox: Mutex<Inbox>,
     filled: Condvar,
@@ -64,7 +62,7 @@ impl Threads {
     ///
     /// # Errors
     /// The system's, if it cannot start a thread.
-    pub fn open(options: DiskOptions, reason: String) -> Result<Self, io::Error> {
+    pub fn open(mut options: DiskOptions, reason: String) -> Result<Self, io::Error> {
         let mut disk = Self {
             lanes: Vec::with_capacity(options.files.len()),
             workers: Mutex::new(Vec::new()),
@@ -74,10 +72,10 @@ impl Threads {
             },
             origin: Origin::here(),
         };
-        for (volume, file) in options.files.into_iter().enumerate() {
+        for (volume, file) in std::mem::take(&mut options.files).into_iter().enumerate() {
             let queue = Queue::new(volume, options.pacing.clone());
-            let latencies = options.latencies.clone();
-            let lane = file.map(|file| Arc::new(Lane::new(volume, file, queue, latencies)));
+            let times = Times::of(volume, &options);
+            let lane = file.map(|file| Arc::new(Lane::new(file, queue, times)));
             disk.lanes.push(lane.clone());
             for worker in 0..options.depth.clamp(1, THREADS_MAX) {
                 let Some(lane) = lane.clone() else { break };
@@ -150,21 +148,15 @@ impl Drop for Threads {
 }
 
 impl Lane {
-    fn new(
-        volume: usize,
-        file: Arc<Handle>,
-        queue: Queue,
-        latencies: Arc<DeviceLatencies>,
-    ) -> Self {
+    fn new(file: Arc<Handle>, queue: Queue, times: Times) -> Self {
         let inbox = Inbox {
             queue,
             open: true,
             timed_until: None,
         };
         Self {
-            volume,
             refusals: Refusals::default(),
-            latencies,
+            times,
             file,
             inbox: Mutex::new(inbox),
             filled: Condvar::new(),
@@ -218,9 +210,10 @@ fn serve(lane: &Lane) {
             Ok(op) => {
                 ended.add(Traffic::of(&op));
                 if let Some(mut job) = Job::admit(op, &mut answers) {
+                    job.begin(&lane.times);
                     let result = job.run(|step| call(&lane.file, step));
-                    lane.refusals.record(lane.volume, &job, result);
-                    job.record(&lane.latencies);
+                    lane.refusals.record(lane.times.volume, &job, result);
+                    job.record(&lane.times);
                     job.answer(result, &mut answers);
                 }
             }
@@ -258,7 +251,12 @@ mod tests {
         let pacing = Arc::new(Pacing::create());
         let queue = Queue::new(0, pacing.clone());
         let file = Arc::new(Handle::from(tempfile::tempfile().unwrap()));
-        let lane = Lane::new(0, file, queue, Arc::default());
+        let times = Times {
+            volume: 0,
+            latencies: Arc::default(),
+            board: Arc::default(),
+        };
+        let lane = Lane::new(file, queue, times);
         let read = Op {
             volume: 0,
             action: Action::Read {

@@ -28,16 +28,15 @@ use std::sync::{Arc, mpsc};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use larder_base::failure::DiskError;
 use larder_base::fork::Origin;
-use larder_base::latency::DeviceLatencies;
 use larder_base::memory::move_to_huge_pages;
 use larder_base::runtime::thread::{self, JoinHandle};
 use larder_base::runtime::{Mutex, descriptors};
 use rustix::event::EventfdFlags;
 
+use super::common::now;
 use super::job::{
-    Answers, Refusals, forget_others, give_up, join_others, refuse, submit_by_volume,
+    Answers, Refusals, Times, forget_others, give_up, join_others, refuse, submit_by_volume,
 };
-use super::pacing::now;
 use super::queue::Queue;
 use super::{Choice, Disk, DiskOptions, Kind, Op, Piece};
 
@@ -257,9 +256,8 @@ pub struct Uring {
 
 /// The state shared by submitters and the thread of one volume's ring.
 struct Lane {
-    volume: usize,
     refusals: Refusals,
-    latencies: Arc<DeviceLatencies>,
+    times: Times,
     inbox: Mutex<Inbox>,
     /// An eventfd that the ring reads from whenever its thread may sleep.
     bell: OwnedFd,
@@ -285,7 +283,7 @@ impl Uring {
     /// # Errors
     /// The kernel's, if a ring cannot be set up or a thread cannot be started. Every thread already
     /// started is stopped then.
-    pub fn open(options: DiskOptions, features: Features) -> Result<Self, io::Error> {
+    pub fn open(mut options: DiskOptions, features: Features) -> Result<Self, io::Error> {
         let depth = options.depth.clamp(1, DEPTH_MAX);
         let mut disk = Self {
             lanes: Vec::with_capacity(options.files.len()),
@@ -297,7 +295,7 @@ impl Uring {
             },
             origin: Origin::here(),
         };
-        for (volume, file) in options.files.into_iter().enumerate() {
+        for (volume, file) in std::mem::take(&mut options.files).into_iter().enumerate() {
             let Some(file) = file else {
                 disk.lanes.push(None);
                 continue;
@@ -307,7 +305,7 @@ impl Uring {
                 false => Arc::default(),
             };
             let queue = Queue::new(volume, pacing);
-            let lane = Arc::new(Lane::new(volume, queue, options.latencies.clone())?);
+            let lane = Arc::new(Lane::new(queue, Times::of(volume, &options))?);
             let (started, outcome) = mpsc::channel();
             let thread = thread::Builder::new()
                 .name(format!("larder-ring-{volume}"))
@@ -429,11 +427,7 @@ impl Drop for Uring {
 }
 
 impl Lane {
-    fn new(
-        volume: usize,
-        queue: Queue,
-        latencies: Arc<DeviceLatencies>,
-    ) -> Result<Self, io::Error> {
+    fn new(queue: Queue, times: Times) -> Result<Self, io::Error> {
         // Blocking, so that the ring's read waits for the bell instead of failing.
         descriptors::cover()?;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
@@ -444,9 +438,8 @@ impl Lane {
             asleep: false,
         };
         Ok(Self {
-            volume,
             refusals: Refusals::default(),
-            latencies,
+            times,
             inbox: Mutex::new(inbox),
             bell,
         })

@@ -160,6 +160,7 @@ impl Survey {
                 depth: options.depth.max(1),
                 latencies: Arc::default(),
                 pacing: Arc::default(),
+                board: Arc::default(),
             },
             options.disk,
         )

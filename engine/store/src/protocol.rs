@@ -49,9 +49,9 @@ pub const COUNTS: u64 = 1 << 0;
 /// again.
 pub const POLICIES: u64 = 1 << 1;
 
-/// Feature: the owner hands out the page through which processes pace their writes
-/// (`Request::Pacing`). Without it each process paces its own.
-pub const PACING: u64 = 1 << 2;
+/// Feature: the owner hands out the memory through which processes pace their writes and show how
+/// the volumes answer them (`Request::Common`). Without it each process paces its own.
+pub const COMMON: u64 = 1 << 2;
 
 /// Feature: the owner sends totals (`Reply::Totals`) on the first
 /// connection of its clients, and takes their latencies
@@ -67,7 +67,7 @@ pub const HEIRS: u64 = 1 << 4;
 pub const BENEATH: u64 = 1 << 5;
 
 /// The features of this release: messages and variants that a release before it does not have.
-const FEATURES: u64 = COUNTS | POLICIES | PACING | TOTALS | HEIRS | BENEATH;
+const FEATURES: u64 = COUNTS | POLICIES | COMMON | TOTALS | HEIRS | BENEATH;
 
 /// Longest name of a release, in bytes.
 const RELEASE_BYTES_MAX: usize = 32;

@@ -5,7 +5,7 @@ use larder_core::counters::{self, Counted};
 use larder_disk::health::Health;
 use larder_engine::Stats;
 use larder_store::beneath::BeneathReport;
-use larder_store::share::View;
+use larder_store::share::{Report, View, VolumeState};
 use larder_store::spaces::Spaces;
 use larder_store::totals::Totals;
 use prometheus_client::registry::Unit;
@@ -135,6 +135,7 @@ pub(super) fn metrics(view: Option<&View>, drives: &[(String, Health)]) -> Vec<M
     );
     if let Some(view) = view {
         owner(&mut table, view);
+        answers(&mut table, &view.report);
         content(&mut table, &view.report.stats);
         namespaces(&mut table, view);
         reads(&mut table, &view.report.totals.spaces);
@@ -151,10 +152,52 @@ fn state(view: &View) -> &'static str {
     let stats = &view.report.stats;
     if !stats.read_only_volumes.is_empty() {
         "read_only"
-    } else if stats.unreadable_segments > 0 || !view.report.displaced_volumes.is_empty() {
+    } else if stats.unreadable_segments > 0
+        || !view.report.displaced_volumes.is_empty()
+        || is_late(&view.report)
+    {
         "degraded"
     } else {
         "serving"
+    }
+}
+
+/// Whether a volume is slow or hung.
+fn is_late(report: &Report) -> bool {
+    let mut volumes = report.answering_volumes.iter();
+    volumes.any(|volume| volume.state != VolumeState::Answering)
+}
+
+/// How each volume answers.
+fn answers(table: &mut Table, report: &Report) {
+    let volumes = &report.answering_volumes;
+    let paths = volumes.iter().map(|volume| volume.path.to_string_lossy());
+    let paths: Vec<_> = paths.collect();
+    for (volume, path) in volumes.iter().zip(&paths) {
+        for state in VolumeState::ALL {
+            table.sample(
+                "larder_volume_state{volume,state}",
+                "How a volume answers, 1 for the present state",
+                &[path, state.as_str()],
+                gauge(u64::from(state == volume.state)),
+            );
+        }
+    }
+    for (volume, path) in volumes.iter().zip(&paths) {
+        table.sample(
+            "larder_volume_oldest_operation_seconds{volume}",
+            "Age of the oldest operation of a volume that has not ended, over all processes",
+            &[path],
+            Value::Gauge(volume.oldest_seconds),
+        );
+    }
+    for (volume, path) in volumes.iter().zip(&paths) {
+        table.sample(
+            "larder_volume_p99_seconds{volume}",
+            "Bound of 99 % of a volume's reads and writes of the last 10 s, over all processes",
+            &[path],
+            Value::Gauge(volume.p99_seconds),
+        );
     }
 }
 
@@ -389,7 +432,6 @@ fn totals(table: &mut Table, totals: &Totals) {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use larder_engine::Report;
     use larder_engine::format::Fingerprint;
     use larder_store::inventory::{Space, Usage};
 
@@ -415,6 +457,9 @@ pub(super) mod tests {
             ..Report::default()
         };
         let reads = r#"{"other": {"pages_hit": 1}}"#;
+        let volume =
+            r#"{"path": "/v", "state": "slow", "oldest_seconds": 0.0, "p99_seconds": 1.0}"#;
+        report.answering_volumes = vec![serde_json::from_str(volume).expect("it is JSON")];
         report.totals.spaces = serde_json::from_str(reads).expect("it is JSON");
         View {
             report,

@@ -24,6 +24,7 @@ fn the_thread_of_a_ring_renews_the_claim_of_a_slow_read() {
         depth: 1,
         latencies: Arc::default(),
         pacing: pacing.clone(),
+        board: Arc::default(),
     };
     let disk = Uring::open(options, features).unwrap();
     let answers = Arc::new(Mailbox::default());

@@ -32,9 +32,9 @@ use larder_base::runtime::thread;
 use larder_base::system::files::{self, Handle};
 
 use super::{FIXED_BUFFERS_MAX, Features, Lane};
+use crate::common::now;
 use crate::job::{AbortOnPanic, Answers, Job, Step, refuse};
 use crate::pace::{Ended, Nanos, Traffic};
-use crate::pacing::now;
 use crate::queue::Next;
 use crate::{Op, Piece};
 
@@ -243,11 +243,12 @@ impl<'r> Worker<'r> {
             return refuse(op, DiskError::Shutdown, &mut self.answers);
         }
         let traffic = Traffic::of(&op);
-        let Some(job) = Job::admit(op, &mut self.answers) else {
+        let Some(mut job) = Job::admit(op, &mut self.answers) else {
             self.ended.add(traffic);
             return;
         };
         if let Some(place) = self.free.pop() {
+            job.begin(&self.lane.times);
             self.jobs[place] = Some(job);
             self.issue(place);
         }
@@ -408,8 +409,10 @@ impl<'r> Worker<'r> {
         if let Some(job) = self.jobs[place].take() {
             self.free.push(place);
             self.ended.add(job.traffic());
-            self.lane.refusals.record(self.lane.volume, &job, result);
-            job.record(&self.lane.latencies);
+            self.lane
+                .refusals
+                .record(self.lane.times.volume, &job, result);
+            job.record(&self.lane.times);
             job.answer(result, &mut self.answers);
         }
     }

@@ -143,7 +143,7 @@ impl Inner {
             past.asks = self.ask_for_ownership(&client);
         }
         past.owner = client.remote.owner_pid();
-        let end = client.remote.wait_for_owner_end(|| client.send_measures());
+        let end = client.wait_for_owner_end();
         if let Some(last) = end.totals {
             past.totals = last;
         }

@@ -33,18 +33,19 @@ use larder_base::system::sockets::{self, UnixStream};
 use larder_core::counters::{Counted, Counts};
 use larder_core::grants::SegmentMap;
 use larder_core::hint::Hint;
-use larder_disk::Pacing;
+use larder_disk::{BEAT, Board, Common};
 use larder_format::PageKey;
 use line::{ANSWER_PATIENCE, Line};
 
 use super::keys::blob;
 use super::wire::{
-    Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, parse, receive,
+    Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, arrives, parse,
+    receive,
 };
 use crate::catalog::NamespaceShape;
 use crate::error::StoreError;
 use crate::protocol::{
-    Agreed, BENEATH, COUNTS, HEIRS, PACING, POLICIES, Protocol, TOTALS, is_name,
+    Agreed, BENEATH, COMMON, COUNTS, HEIRS, POLICIES, Protocol, TOTALS, is_name,
 };
 use crate::staging::Area;
 use crate::totals::{Measures, Totals};
@@ -273,12 +274,21 @@ impl Remote {
     }
 
     /// Waits until the owner has gone, or this client is being closed. Calls `told` after each
-    /// message of the owner.
-    pub(super) fn wait_for_owner_end(&self, told: impl Fn()) -> OwnerEnd {
+    /// message of the owner, and `board` shows that this process is alive.
+    pub(super) fn wait_for_owner_end(&self, board: &Board, told: impl Fn()) -> OwnerEnd {
         let mut reader = BufReader::new(&*self.first);
         let mut buffer = Vec::new();
         let mut end = OwnerEnd::default();
-        while let Ok(true) = receive(&mut reader, &mut buffer) {
+        let pause = board.is_measured().then_some(BEAT);
+        loop {
+            board.beat();
+            match reader.buffer().is_empty() {
+                true if matches!(arrives(&*self.first, pause), Ok(false)) => continue,
+                _ => {}
+            }
+            if !matches!(receive(&mut reader, &mut buffer), Ok(true)) {
+                break;
+            }
             match parse(&buffer) {
                 Ok(Reply::Totals(totals)) => end.totals = Some(*totals),
                 Ok(Reply::Heir(heir)) => end.heir = Some(heir),
@@ -448,25 +458,25 @@ impl Remote {
         }
     }
 
-    /// The pacing that this process has in common with its owner, or its own.
-    pub(super) fn pacing(&self) -> Result<Pacing, Gone> {
-        if !self.agreed.has(PACING) {
-            let release = &self.agreed.release;
-            return Ok(Pacing::local(format!("the owner is of release {release}")));
+    /// The memory that this process has in common with its owner, or its own.
+    pub(super) fn common(&self) -> Result<Arc<Common>, Gone> {
+        if !self.agreed.has(COMMON) {
+            let why = format!("the owner is of release {}", self.agreed.release);
+            return Ok(Arc::new(Common::local(why)));
         }
-        let asked = self.exchange(|line| line.ask_for_file(&Request::Pacing))?;
-        let page = match asked {
-            (Reply::Pacing, page) => page.ok_or_else(file_lost).and_then(Pacing::adopt),
-            _ => return Ok(Pacing::local("the owner paces nothing".to_owned())),
+        let asked = self.exchange(|line| line.ask_for_file(&Request::Common))?;
+        let common = match asked {
+            (Reply::Common, file) => file.ok_or_else(file_lost).and_then(Common::adopt),
+            _ => Ok(Common::local("the owner has no memory to share".to_owned())),
         };
-        Ok(page.unwrap_or_else(|error| {
+        Ok(Arc::new(common.unwrap_or_else(|error| {
             tracing::warn!(
                 %error,
-                "the owner's page for pacing cannot be used; writes give way to the reads of this \
-                 process alone"
+                "the owner's shared memory cannot be used; writes give way to the reads of this \
+                 process alone, and the owner does not see how the volumes answer it"
             );
-            Pacing::local(error.to_string())
-        }))
+            Common::local(error.to_string())
+        })))
     }
 
     /// Whether a place beneath the owner's store may have pages.
@@ -653,7 +663,7 @@ mod tests {
         let (remote, _) = Remote::reach(&home.path, &Protocol::default()).unwrap();
         assert_eq!(remote.first.read_timeout().unwrap(), None);
         std::thread::scope(|scope| {
-            scope.spawn(|| remote.wait_for_owner_end(|| ()));
+            scope.spawn(|| remote.wait_for_owner_end(&Board::default(), || ()));
             home.owner.close().unwrap();
         });
         assert!(remote.is_lost());

@@ -9,19 +9,18 @@ use larder_base::ids::{ClientId, NamespaceId};
 use larder_base::planted;
 use larder_base::runtime::{Instant, Mutex};
 use larder_core::status::GetStatus;
-use larder_disk::Pacing;
 use larder_format::Namespace;
 
 use super::bell::Wish;
 use super::reach::{is_free, not_served};
-use super::remote::{self, ReachError, Remote};
+use super::remote::{self, OwnerEnd, ReachError, Remote};
 use super::server::{OwnReads, Server, hides_own_user, may_listen, own_name};
 use crate::api::{GetPage, OpenOptions, PageStore};
 use crate::catalog::Catalog;
 use crate::error::{StoreError, io_error};
 use crate::store::{DataPath, LocalStore};
 use crate::volume::socket::socket_path;
-use crate::volume::{Access, Volumes, guard};
+use crate::volume::{Access, Volumes, guard, row_of};
 
 pub(super) enum Role {
     Owner(Box<Owner>),
@@ -286,11 +285,12 @@ impl Client {
         if planted!(DroppedMarks) {
             marks = guard::Marked::by(remote.client().0);
         }
-        let pacing = match options.pacing {
-            true => remote.pacing().map_err(gone)?,
-            false => Pacing::default(),
+        let common = match cfg!(feature = "simulated") {
+            true => None,
+            false => Some(remote.common().map_err(gone)?),
         };
-        let disk = volumes.open_disk(options, pacing).map_err(never)?;
+        let row = row_of(remote.client());
+        let disk = volumes.open_disk(options, common, row).map_err(never)?;
         let data = DataPath::new(disk, &volumes, options.hang_limit);
         let volumes = volumes.list.into_iter().flatten();
         let client = Client {
@@ -316,6 +316,13 @@ impl Client {
     /// Sends the owner the measures of this process, if they have changed.
     pub(super) fn send_measures(&self) {
         self.remote.send_measures(|| self.data.measures());
+    }
+
+    /// Waits until the owner has gone, or this client is being closed.
+    pub(super) fn wait_for_owner_end(&self) -> OwnerEnd {
+        let board = &self.data.board;
+        self.remote
+            .wait_for_owner_end(board, || self.send_measures())
     }
 
     fn send_counts(&self) {

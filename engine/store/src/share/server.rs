@@ -14,6 +14,7 @@
 //! | `reads` | the owner's part in shared reads |
 //! | `watch` | the watchdog for clients that fall silent |
 //! | `shared` | the state that the threads of a server share |
+//! | `answering` | how the volumes answer |
 //! | `places` | whether the volumes' paths still lead to their files |
 //! | `peer` | whether the process behind a connection may be a client |
 //! | `session` | a client: its connections and its ledger |
@@ -49,6 +50,7 @@
 
 mod accept;
 pub mod answer;
+mod answering;
 mod books;
 mod emptying;
 mod held;
@@ -86,8 +88,10 @@ use crate::error::{StoreError, io_error};
 use crate::protocol::{Agreed, Protocol};
 use crate::store::LocalStore;
 use crate::totals::Totals;
+use crate::volume::row_of;
 use crate::volume::socket::socket_path;
 use accept::LINGER_LOOK;
+use answering::Answering;
 use peer::Admission;
 pub(super) use peer::hides_own_user;
 use places::Places;
@@ -130,10 +134,12 @@ impl Server {
             .map_err(failed("serving the catalog"))?;
         let (template, probes) = facts(&store, &options.protocol, group);
         let places = Places::of(&store.volumes.lock());
+        let answering = Answering::of(&store.volumes.lock());
         let shared = Arc::new(Shared {
             map: template.map(),
             store,
             places,
+            answering,
             welcome: template,
             probes,
             socket: socket.clone(),
@@ -353,6 +359,7 @@ impl Shared {
             self.fold(session);
         }
         session.hang_up();
+        self.store.data.board.leave(row_of(session.id));
         session.leases.end(self.store.books());
         let left = session.ledger.leave(self.store.catalog(), &self.map);
         let has_fills = self.leave_slots(session);
@@ -435,6 +442,7 @@ impl Shared {
             compactions,
             beneath: self.store.local.beneath_report(),
             displaced_volumes: self.places.displaced(),
+            answering_volumes: self.answering.report(&self.store.data.board),
         }
     }
 }

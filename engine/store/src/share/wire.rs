@@ -12,11 +12,10 @@
 //! connection; no unchecked number determines an allocation.
 
 mod frames;
+mod report;
 
-use crate::staging::{Slot, SlotEnd, StagingReport};
 use std::fmt;
 use std::marker::PhantomData;
-use std::path::PathBuf;
 
 use larder_base::ids::ClientId;
 use larder_core::grants::{Finding, SegmentMap};
@@ -26,14 +25,13 @@ use larder_core::status::{PutStatus, Refusal};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::api::{Settings, Stats};
-use crate::beneath::BeneathReport;
 use crate::catalog::Pinned;
-use crate::counts::{Departed, Process};
-use crate::protocol::{Agreed, Protocol};
+use crate::protocol::Protocol;
+use crate::staging::{Slot, SlotEnd};
 use crate::totals::{Measures, Totals};
 pub(super) use frames::arrives;
 pub use frames::{WireError, parse, parse_greeting, receive, send};
+pub use report::{AnsweringVolume, DisplacedVolume, ReleaseCount, Report, VolumeState};
 
 /// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
@@ -203,10 +201,10 @@ pub enum Request<'a> {
         links: Vec<(Option<PageKeyBytes>, u32)>,
         hint: Hint,
     },
-    /// The page with the words of pacing. Answered with [`Reply::Pacing`] and the page's file
-    /// attached, or with [`Reply::Done`] when there is none. For an owner with the feature
-    /// [`PACING`](crate::protocol::PACING).
-    Pacing,
+    /// The memory that the processes of the store share: pacing, and how the volumes answer.
+    /// Answered with [`Reply::Common`] and its file attached, or with [`Reply::Done`] when there is
+    /// none. For an owner with the feature [`COMMON`](crate::protocol::COMMON).
+    Common,
     /// The namespaces whose records are known.
     Records,
     /// No reply. The latencies of the client since it attached, and its reads by namespace, as
@@ -291,7 +289,7 @@ pub enum Reply {
     /// Namespace, pages, bytes on the device.
     Usage(#[serde(deserialize_with = "few")] Vec<(DigestBytes, u64, u64)>),
     /// Comes with a file descriptor.
-    Pacing,
+    Common,
     /// As JSON. The owner sends it on its own, on the first connection of a client with the feature
     /// [`TOTALS`](crate::protocol::TOTALS).
     Totals(#[serde(with = "by_name")] Box<Totals>),
@@ -438,84 +436,6 @@ pub enum Denial {
     },
 }
 
-/// A volume whose path no longer leads to the file that its owner serves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct DisplacedVolume {
-    /// Its path.
-    pub path: PathBuf,
-    /// The fault.
-    pub reason: String,
-}
-
-/// An owner's report.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Report {
-    /// The owner's release and protocol.
-    pub protocol: Protocol,
-    /// The clients by release.
-    pub releases: Vec<ReleaseCount>,
-    /// Counters of its store.
-    pub stats: Stats,
-    /// The settings that apply to all processes of the store.
-    pub settings: Settings,
-    /// Its process id in the reader's pid namespace. `None` if it is not visible there.
-    pub pid: Option<u32>,
-    /// Clients connected.
-    pub clients: u32,
-    /// Pages that clients are reading.
-    pub reads_in_flight: u64,
-    /// Puts of clients in progress.
-    pub puts_in_flight: u64,
-    /// Pages of puts that were aborted because their client was silent, with writes that may not be
-    /// over.
-    pub pages_adrift: u64,
-    /// Clients that have gone and may still have writes in flight.
-    pub lingering: u32,
-    /// Resident memory of the process in bytes.
-    pub rss_bytes: u64,
-    /// The staging area, through which clients share reads.
-    pub staging: StagingReport,
-    /// The processes that use the store: the owner, then its clients in the order of their pids.
-    pub processes: Vec<Process>,
-    /// The clients that have gone since the owner opened the store.
-    pub departed: Departed,
-    /// Counters of all processes, under this owner and the owners before it.
-    pub totals: Totals,
-    /// When the owner opened the store, in seconds since 1970. 0 if its release does not tell.
-    pub started_unix_s: f64,
-    /// Version of the on-disk format. 0 if its release does not tell.
-    pub format_version: u32,
-    /// Processes that compact the store.
-    pub compactions: u32,
-    /// The place beneath the store, if there is one.
-    pub beneath: Option<BeneathReport>,
-    /// The volumes whose paths no longer lead to the files that the owner serves.
-    pub displaced_volumes: Vec<DisplacedVolume>,
-}
-
-/// The clients of one release.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ReleaseCount {
-    /// The name of the release.
-    pub release: String,
-    /// The version of the messages that they and the owner use.
-    pub version: u32,
-    /// How many there are.
-    pub clients: u32,
-}
-
-impl ReleaseCount {
-    pub(super) fn of((agreed, clients): (&Agreed, u32)) -> ReleaseCount {
-        ReleaseCount {
-            release: agreed.release.clone(),
-            version: agreed.version,
-            clients,
-        }
-    }
-}
-
 /// A struct: its fields by name, in JSON.
 mod by_name {
     use serde::de::{DeserializeOwned, Error as _};
@@ -570,6 +490,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::api::Settings;
     use crate::protocol::variants;
     use crate::share::keys::keys_of;
 

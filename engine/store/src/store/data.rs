@@ -7,7 +7,7 @@ use std::time::Duration;
 use larder_base::ids::NamespaceId;
 use larder_base::latency::{DeviceLatencies, Latency};
 use larder_core::counters::{Counted, Counts, Latencies, Tally};
-use larder_disk::{Disk, Pacing, Piece};
+use larder_disk::{Board, Disk, Pacing, Piece};
 use larder_format::PageKey;
 
 use super::hang::Hangs;
@@ -24,7 +24,9 @@ use crate::volume::Volumes;
 pub struct DataPath {
     pub(crate) disk: Arc<dyn Disk>,
     device: Arc<DeviceLatencies>,
-    pub(crate) pacing: Arc<Pacing>,
+    pub(super) pacing: Arc<Pacing>,
+    /// How the volumes answer.
+    pub(crate) board: Arc<Board>,
     pub(super) hangs: Arc<Hangs>,
     /// Reads segment headers again after each read: for handles that hold no lock.
     pub(super) recheck: Option<Recheck>,
@@ -54,6 +56,7 @@ impl DataPath {
             disk,
             device: volumes.latencies.clone(),
             pacing: volumes.pacing.clone(),
+            board: volumes.board.clone(),
             hangs: Arc::new(Hangs::new(volumes.list.len(), hang_limit)),
             recheck: None,
             counters: Counters::default(),

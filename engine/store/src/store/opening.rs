@@ -18,7 +18,7 @@ use larder_core::grants::SegmentMap;
 use larder_core::index::Index;
 use larder_core::policy::make;
 use larder_disk::mailbox::{WriteAt, write_all};
-use larder_disk::{Disk, Pacing, Witness};
+use larder_disk::{Common, Disk, Witness};
 use larder_format::{
     BLOCK_BYTES, CLOSING_OFFSET, ClosingStatement, Holdings, OpenState, SEGMENTS_OFFSET,
     SegmentState,
@@ -31,7 +31,7 @@ use crate::api::OpenOptions;
 use crate::catalog::Catalog;
 use crate::error::{StoreError, io_error};
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
-use crate::volume::{Access, Volume, Volumes};
+use crate::volume::{Access, OWNER, Volume, Volumes};
 
 /// How long a close waits for operations in flight. It takes longer only if the device hangs; then
 /// the store is left as after a crash.
@@ -57,11 +57,9 @@ pub fn open_volumes(
     access: Access,
 ) -> Result<(Volumes, Arc<dyn Disk>), StoreError> {
     let mut volumes = Volumes::open(path, &options.volumes, access, options.degraded)?;
-    let pacing = match options.pacing {
-        true => Pacing::create(),
-        false => Pacing::default(),
-    };
-    let disk = volumes.open_disk(options, pacing)?;
+    // The clock of the board is that of the machine, which a simulation has not.
+    let common = (!cfg!(feature = "simulated")).then(|| Arc::new(Common::create()));
+    let disk = volumes.open_disk(options, common, OWNER)?;
     Ok((volumes, disk))
 }
 

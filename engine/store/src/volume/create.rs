@@ -16,7 +16,6 @@ use larder_base::memory::AlignedBuf;
 use larder_base::runtime::descriptors;
 use larder_base::system::holder::this_holder;
 use larder_core::capacity::{segments_min, usable_blocks};
-use larder_disk::Pacing;
 use larder_disk::probe::{Want, filesystem};
 use larder_format::{
     BLOCK_BYTES, CLOSING_OFFSET, Features, Geometry, HEADER_BLOCKS, OpenState, Run,
@@ -26,7 +25,7 @@ use larder_format::{
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::{Access, File};
+use super::{Access, File, OWNER};
 use crate::api::OpenOptions;
 use crate::error::{StoreError, count, io_error};
 use crate::fit::default_segment_bytes;
@@ -573,7 +572,7 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
         depth: 1,
         ..OpenOptions::default()
     };
-    let disk = volumes.open_disk(&by_threads, Pacing::default())?;
+    let disk = volumes.open_disk(&by_threads, None, OWNER)?;
     let superblock = volumes.superblock().clone();
     let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
     if options

@@ -46,6 +46,7 @@ use file::LOCK_PATIENCE;
 pub use file::{File, length};
 pub use larder_base::system::holder::this_holder;
 pub use set::Volumes;
+pub(crate) use set::{OWNER, row_of};
 pub use set::{check_used, not_to_be_recorded, places_of, suits};
 
 /// Why a file in a volume's place is not that volume.

@@ -3,18 +3,27 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use larder_base::ids::ClientId;
 use larder_base::latency::DeviceLatencies;
 use larder_base::memory::AlignedBuf;
 use larder_base::system::files;
 use larder_disk::mailbox::{WriteAt, sync_all, write_all};
 use larder_disk::probe::open_disk;
-use larder_disk::{Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
+use larder_disk::{Board, Common, Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
 use larder_format::{BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, VolumeEntry};
 
 use super::file::Access;
 use super::{Found, OF_ANOTHER, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
 use crate::error::{StoreError, io_error, leaves_the_volume_unknown};
+
+/// The number of the owner's row on the board.
+pub(crate) const OWNER: u64 = 1;
+
+/// The number of a client's row.
+pub(crate) fn row_of(client: ClientId) -> u64 {
+    u64::from(client.0) + 1 + OWNER
+}
 
 /// The volumes of one store, in its order; `None` for a lost volume.
 #[derive(Debug)]
@@ -23,8 +32,9 @@ pub struct Volumes {
     pub list: Vec<Option<Volume>>,
     /// The latencies of their devices.
     pub(crate) latencies: Arc<DeviceLatencies>,
-    /// The pacing of their disk.
+    /// The pacing of their disk, and the times of its answers.
     pub(crate) pacing: Arc<Pacing>,
+    pub(crate) board: Arc<Board>,
     /// The time that their open has left for reads that fail.
     pub patience: Arc<Patience>,
 }
@@ -178,6 +188,7 @@ impl Volumes {
             list,
             latencies: Arc::default(),
             pacing: Arc::default(),
+            board: Arc::default(),
             patience,
         };
         // The owner sends its client the paths of all volumes, under any name. If a volume is
@@ -192,23 +203,29 @@ impl Volumes {
         Ok(volumes)
     }
 
-    /// Opens the disk for these volumes, with this pacing, under the layer in the options. From
-    /// here on all bytes go through it. Reads the superblocks that count through it.
+    /// Opens the disk for these volumes, under the layer in the options. From here on all bytes go
+    /// through it. Reads the superblocks that count through it. `common` is the memory that the
+    /// processes of the store share, `row` the number of this one.
     ///
     /// # Errors
     /// When there is no such disk, or a superblock cannot be used any more.
     pub(crate) fn open_disk(
         &mut self,
         options: &OpenOptions,
-        pacing: Pacing,
+        common: Option<Arc<Common>>,
+        row: u64,
     ) -> Result<Arc<dyn Disk>, StoreError> {
-        self.pacing = Arc::new(pacing);
+        let paced = common.clone().filter(|_| options.pacing);
+        self.pacing = Arc::new(paced.map_or_else(Pacing::default, Pacing::among));
+        let board = common.map_or_else(Board::default, |common| Board::new(common, row));
+        self.board = Arc::new(board);
         let file = |volume: &Option<Volume>| volume.as_ref().map(|volume| volume.file.clone());
         let disk_options = DiskOptions {
             files: self.list.iter().map(file).collect(),
             depth: options.depth.max(1),
             latencies: self.latencies.clone(),
             pacing: self.pacing.clone(),
+            board: self.board.clone(),
         };
         let mut disk = open_disk(disk_options, options.disk)?;
         if let Some(wrapper) = &options.disk_wrapper {

@@ -71,6 +71,7 @@ pub fn volumes(superblocks: Vec<Option<(Superblock, usize)>>) -> Result<Volumes,
             .collect::<Result<_, StoreError>>()?,
         latencies: Arc::new(DeviceLatencies::default()),
         pacing: Arc::default(),
+        board: Arc::default(),
         patience: Arc::default(),
     })
 }

@@ -232,7 +232,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Counted { .. } | Request::Measured(_) => {
                 return nonsense("no counters are kept here");
             }
-            Request::Pacing => return nonsense("nothing is paced here"),
+            Request::Common => return nonsense("there is no memory to share here"),
             Request::Own => return nonsense("no ownership is given away here"),
             Request::Empty { .. } => return nonsense("no segments are emptied here"),
             Request::UseBeneath { .. } => return nonsense("nothing lies beneath here"),

@@ -185,7 +185,7 @@ impl Shared {
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
             let file = match reply {
                 Reply::Area => self.reads.staging().map(|staging| staging.area.file()),
-                Reply::Pacing => self.store.data.pacing.share(),
+                Reply::Common => self.store.data.board.share(),
                 _ => None,
             };
             let mut along = Giving { stream, file };
@@ -222,9 +222,9 @@ impl Shared {
             }
             return None;
         }
-        if matches!(request, Request::Pacing) {
-            return Some(match self.store.data.pacing.share() {
-                Some(_) => Reply::Pacing,
+        if matches!(request, Request::Common) {
+            return Some(match self.store.data.board.share() {
+                Some(_) => Reply::Common,
                 None => Reply::Done,
             });
         }

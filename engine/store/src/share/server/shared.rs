@@ -14,6 +14,7 @@ use larder_base::system::files::{FileId, Handle};
 use larder_base::system::sockets::UnixListener;
 use larder_core::grants::SegmentMap;
 
+use super::answering::Answering;
 use super::peer::Admission;
 use super::places::Places;
 use super::reads::Reads;
@@ -30,6 +31,7 @@ use crate::totals::{Measures, Totals};
 pub(super) struct Shared {
     pub(super) store: Arc<LocalStore>,
     pub(super) places: Places,
+    pub(super) answering: Answering,
     pub(super) socket: PathBuf,
     pub(super) welcome: Template,
     pub(super) map: SegmentMap,

@@ -68,9 +68,10 @@ impl Shared {
         }
     }
 
-    /// Does so once a second until the server is stopped.
+    /// Does so once a second until the server is stopped, and looks how the volumes answer.
     pub(super) fn tell_regularly(&self) {
         while !self.stop.load(Ordering::SeqCst) {
+            self.answering.look(&self.store);
             self.tell_all();
             self.pause(EVERY);
         }

@@ -20,6 +20,7 @@ use larder_base::seldom::Seldom;
 
 use super::ledger::LOOKS;
 use super::shared::Shared;
+use crate::volume::row_of;
 
 /// How long a put may be silent: several times as long as a client that is merely slow.
 const SILENCE: Duration = Duration::from_secs(4);
@@ -103,13 +104,26 @@ impl Shared {
             if look.pins_taken_back > 0
                 && let Some(more) = self.watch.pins.is_due()
             {
-                tracing::warn!(
-                    client = session.id.0,
-                    pages = look.pins_taken_back,
-                    more,
-                    "a client has stopped in the middle of reads: the pages are no longer kept for \
-                     it (logged once a minute)"
-                );
+                let (client, pages) = (session.id.0, look.pins_taken_back);
+                let waits = self.store.data.board.oldest_of(row_of(session.id));
+                if let Some(age) = waits {
+                    tracing::warn!(
+                        client,
+                        pages,
+                        oldest_operation_s = age.as_secs(),
+                        more,
+                        "a client waits for a slow volume in the middle of reads: the pages are no \
+                         longer kept for it (logged once a minute)"
+                    );
+                } else {
+                    tracing::warn!(
+                        client,
+                        pages,
+                        more,
+                        "a client has stopped in the middle of reads: the pages are no longer kept \
+                         for it (logged once a minute)"
+                    );
+                }
             }
         }
         is_due

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use larder_base::system::holder::this_holder;
 use larder_core::capacity::usable_blocks;
+use larder_disk::Patience;
 use larder_disk::probe::Want;
-use larder_disk::{Pacing, Patience};
 use larder_format::{
     BLOCK_BYTES, Geometry, SEGMENTS_OFFSET, Superblock, VOLUMES_MAX, VolumeEntry, VolumeId,
     segments_that_fit,
@@ -20,7 +20,7 @@ use super::options::{CreateOptions, Created};
 use super::{Plan, Target, prewrite};
 use crate::api::OpenOptions;
 use crate::error::StoreError;
-use crate::volume::{Access, Found, Volumes};
+use crate::volume::{Access, Found, OWNER, Volumes};
 
 /// Adds a volume at `new` to the store whose first volume is at `path`. Of the options, `size` is
 /// the size of the new volume: by default that of the largest other one, or the whole device;
@@ -37,7 +37,7 @@ pub fn add(path: &Path, new: &Path, options: &CreateOptions<'_>) -> Result<Creat
         depth: 1,
         ..OpenOptions::default()
     };
-    let disk = volumes.open_disk(&by_threads, Pacing::default())?;
+    let disk = volumes.open_disk(&by_threads, None, OWNER)?;
     let superblock = volumes.superblock().clone();
     let paths = volumes.present().map(|(_, volume)| volume.path.clone());
     let mut paths: Vec<PathBuf> = paths.collect();

@@ -1,0 +1,136 @@
+//! An owner's report: its counters, the processes that use the store, the state of its volumes.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::api::{Settings, Stats};
+use crate::beneath::BeneathReport;
+use crate::counts::{Departed, Process};
+use crate::protocol::{Agreed, Protocol};
+use crate::staging::StagingReport;
+use crate::totals::Totals;
+
+/// A volume whose path no longer leads to the file that its owner serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DisplacedVolume {
+    /// Its path.
+    pub path: PathBuf,
+    /// The fault.
+    pub reason: String,
+}
+
+/// How a volume answers, over all processes that use the store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AnsweringVolume {
+    /// Its path.
+    pub path: PathBuf,
+    /// The state of the last second.
+    pub state: VolumeState,
+    /// The age of the oldest operation in the kernel; 0 without one.
+    pub oldest_seconds: f64,
+    /// A bound below which 99 % of the reads and writes of the last ten seconds took, at most 20;
+    /// 0 without any.
+    pub p99_seconds: f64,
+}
+
+/// See [`AnsweringVolume`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VolumeState {
+    /// It answers in time.
+    #[default]
+    Answering,
+    /// More than 1 % of its reads and writes take longer than half a second.
+    Slow,
+    /// An operation has not ended for five seconds.
+    Hung,
+}
+
+impl VolumeState {
+    /// All states.
+    pub const ALL: [VolumeState; 3] =
+        [VolumeState::Answering, VolumeState::Slow, VolumeState::Hung];
+
+    /// Its name in documents and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            VolumeState::Answering => "answering",
+            VolumeState::Slow => "slow",
+            VolumeState::Hung => "hung",
+        }
+    }
+}
+
+/// An owner's report.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Report {
+    /// The owner's release and protocol.
+    pub protocol: Protocol,
+    /// The clients by release.
+    pub releases: Vec<ReleaseCount>,
+    /// Counters of its store.
+    pub stats: Stats,
+    /// The settings that apply to all processes of the store.
+    pub settings: Settings,
+    /// Its process id in the reader's pid namespace. `None` if it is not visible there.
+    pub pid: Option<u32>,
+    /// Clients connected.
+    pub clients: u32,
+    /// Pages that clients are reading.
+    pub reads_in_flight: u64,
+    /// Puts of clients in progress.
+    pub puts_in_flight: u64,
+    /// Pages of puts that were aborted because their client was silent, with writes that may not be
+    /// over.
+    pub pages_adrift: u64,
+    /// Clients that have gone and may still have writes in flight.
+    pub lingering: u32,
+    /// Resident memory of the process in bytes.
+    pub rss_bytes: u64,
+    /// The staging area, through which clients share reads.
+    pub staging: StagingReport,
+    /// The processes that use the store: the owner, then its clients in the order of their pids.
+    pub processes: Vec<Process>,
+    /// The clients that have gone since the owner opened the store.
+    pub departed: Departed,
+    /// Counters of all processes, under this owner and the owners before it.
+    pub totals: Totals,
+    /// When the owner opened the store, in seconds since 1970. 0 if its release does not tell.
+    pub started_unix_s: f64,
+    /// Version of the on-disk format. 0 if its release does not tell.
+    pub format_version: u32,
+    /// Processes that compact the store.
+    pub compactions: u32,
+    /// The place beneath the store, if there is one.
+    pub beneath: Option<BeneathReport>,
+    /// The volumes whose paths no longer lead to the files that the owner serves.
+    pub displaced_volumes: Vec<DisplacedVolume>,
+    /// How each volume answers. Empty if that is not measured.
+    pub answering_volumes: Vec<AnsweringVolume>,
+}
+
+/// The clients of one release.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseCount {
+    /// The name of the release.
+    pub release: String,
+    /// The version of the messages that they and the owner use.
+    pub version: u32,
+    /// How many there are.
+    pub clients: u32,
+}
+
+impl ReleaseCount {
+    pub(in crate::share) fn of((agreed, clients): (&Agreed, u32)) -> ReleaseCount {
+        ReleaseCount {
+            release: agreed.release.clone(),
+            version: agreed.version,
+            clients,
+        }
+    }
+}
