@@ -23,6 +23,9 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::Duration;
 
 use clap::Args;
 use larder_base::memory::backing_page_bytes;
@@ -56,6 +59,9 @@ const HUGE_TRIAL_BYTES: usize = 4 << 20;
 
 /// Strictest alignment that the format provides for, in bytes.
 const ALIGN_BYTES_MAX: u32 = 4096;
+
+/// Longest time between two facts about a path.
+const CHECK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Schedulers that add little to a fast disk.
 const LIGHT_SCHEDULERS: [&str; 3] = ["none", "mq-deadline", "kyber"];
@@ -118,11 +124,28 @@ impl Report for DoctorReport {
     }
 }
 
+/// The facts so far, or the way to the thread that collects them.
+#[derive(Default)]
+struct Facts {
+    list: Vec<Fact>,
+    collector: Option<Sender<Fact>>,
+}
+
+impl Facts {
+    fn push(&mut self, fact: Fact) {
+        match &self.collector {
+            // The collector may have given up.
+            Some(collector) => drop(collector.send(fact)),
+            None => self.list.push(fact),
+        }
+    }
+}
+
 /// Runs the command. The exit code is 1 if a line has the level `fail`.
 pub fn run(args: &DoctorArgs) -> Result<Ending, Failure> {
     let mut facts = probe::report();
     huge_pages(&mut facts);
-    place(&args.path, &mut facts)?;
+    place_in_time(&args.path, &mut facts)?;
     let failed = facts.iter().any(|fact| fact.level == Level::Fail);
     let mut document = DoctorReport {
         path: args.path.clone(),
@@ -177,11 +200,47 @@ fn chosen(choice: &str) -> Option<&str> {
     Some(choice.split_once('[')?.1.split_once(']')?.0)
 }
 
+/// Facts about the path itself. Its checks are made on a thread of their own: a volume or a file
+/// system that hangs may keep that thread for ever.
+fn place_in_time(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
+    let (collector, found) = mpsc::channel();
+    let checked = path.to_owned();
+    let thread = thread::Builder::new().spawn(move || {
+        let mut facts = Facts {
+            collector: Some(collector),
+            ..Facts::default()
+        };
+        place(&checked, &mut facts)
+    });
+    let thread = thread.map_err(|error| Failure::thread(&error))?;
+    loop {
+        match found.recv_timeout(CHECK_PATIENCE) {
+            Ok(fact) => facts.push(fact),
+            Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {
+                let what = format!(
+                    "{}: a check has not ended within {} s: the volume or its file system hangs \
+                     (`dmesg` names the device)",
+                    path.display(),
+                    CHECK_PATIENCE.as_secs()
+                );
+                facts.push(Fact::fail("answers", what));
+                return Ok(());
+            }
+        }
+    }
+    let hung = || Failure::environment("the checks of the path ended in a panic");
+    thread.join().map_err(|_| hung())?
+}
+
 /// Facts about the path itself.
-fn place(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
+fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     let failure = |error: &std::io::Error| {
         Failure::environment(format!("{}: {error}; check the path", path.display()))
     };
+    if store::is_hung(path, facts) {
+        return Ok(());
+    }
     let metadata = match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             // A future store is judged by its directory.
@@ -210,7 +269,7 @@ fn place(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
                 "path",
                 format!("the store is {}", volume.display()),
             ));
-            store(&volume, facts);
+            store(&volume, true, facts);
         }
         return Ok(());
     }
@@ -241,11 +300,11 @@ fn place(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
         free_space(path, facts);
         device::health(metadata.dev(), facts);
     }
-    store(path, facts);
+    store(path, !is_device, facts);
     Ok(())
 }
 
-fn directory(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
+fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     let failure = |error: std::io::Error| {
         Failure::environment(format!("{}: {error}; check the path", path.display()))
     };
@@ -296,7 +355,7 @@ fn trial_file(directory: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// Tries the calls that `create` makes on a volume.
-fn as_create_does(file: &OwnedFd, prepared: Result<(), Errno>, facts: &mut Vec<Fact>) {
+fn as_create_does(file: &OwnedFd, prepared: Result<(), Errno>, facts: &mut Facts) {
     let allocated = prepared
         .and_then(|()| rustix::fs::fallocate(file, FallocateFlags::empty(), 0, TRIAL_BYTES));
     match allocated {
@@ -347,7 +406,7 @@ fn remedy(error: Errno) -> &'static str {
     }
 }
 
-fn direct_io(file: &OwnedFd, facts: &mut Vec<Fact>) {
+fn direct_io(file: &OwnedFd, facts: &mut Facts) {
     filesystem(file, facts);
     let direct = probe::direct_io(file.as_fd());
     let asked = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS);
@@ -381,7 +440,7 @@ fn direct_io(file: &OwnedFd, facts: &mut Vec<Fact>) {
     facts.push(Fact::new("direct I/O", level, what));
 }
 
-fn filesystem(file: impl AsFd, facts: &mut Vec<Fact>) {
+fn filesystem(file: impl AsFd, facts: &mut Facts) {
     let name = probe::filesystem(file);
     let (level, advice) = match name.as_str() {
         "ext4" | "xfs" | "block device" => (Level::Ok, ""),
@@ -407,7 +466,7 @@ fn filesystem(file: impl AsFd, facts: &mut Vec<Fact>) {
 }
 
 /// The I/O scheduler of the disk under a file system, or of a device.
-fn scheduler(device: u64, facts: &mut Vec<Fact>) {
+fn scheduler(device: u64, facts: &mut Facts) {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
     let device = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     // A partition has its queue in the disk above it.
@@ -439,7 +498,7 @@ fn scheduler(device: u64, facts: &mut Vec<Fact>) {
     }
 }
 
-fn free_space(path: &Path, facts: &mut Vec<Fact>) {
+fn free_space(path: &Path, facts: &mut Facts) {
     match rustix::fs::statvfs(path) {
         Ok(space) => {
             let free = space.f_bavail.saturating_mul(space.f_frsize);
@@ -478,7 +537,7 @@ mod tests {
     #[test]
     fn every_fact_of_a_directory_says_something() {
         let directory = tempfile::tempdir().unwrap();
-        let mut facts = Vec::new();
+        let mut facts = Facts::default();
         place(directory.path(), &mut facts).unwrap();
         place(&directory.path().join("store"), &mut facts).unwrap();
         for name in [
@@ -492,6 +551,7 @@ mod tests {
         ] {
             assert_eq!(
                 facts
+                    .list
                     .iter()
                     .filter(|fact| fact.name == name && !fact.what.is_empty())
                     .count(),
@@ -511,19 +571,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         std::fs::write(&path, b"").unwrap();
-        let mut facts = Vec::new();
+        let mut facts = Facts::default();
         writable(&path, &mut facts);
-        assert_eq!(facts.len(), 0);
+        assert_eq!(facts.list.len(), 0);
         // A directory cannot be written, not even by root.
         writable(directory.path(), &mut facts);
-        assert_eq!((facts[0].name, facts[0].level), ("writable", Level::Fail));
+        let (name, level) = (facts.list[0].name, facts.list[0].level);
+        assert_eq!((name, level), ("writable", Level::Fail));
     }
 
     #[test]
     fn a_path_into_nowhere_is_an_error() {
-        let error = place(Path::new("/nonexistent/directory/store"), &mut Vec::new())
-            .err()
-            .unwrap();
+        let error = place(
+            Path::new("/nonexistent/directory/store"),
+            &mut Facts::default(),
+        )
+        .err()
+        .unwrap();
         assert!(
             error
                 .to_string()

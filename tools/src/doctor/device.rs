@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use larder_disk::health::Health;
 use larder_disk::probe::{Fact, Level};
 
+use super::Facts;
 use crate::drives;
 use crate::size::ByteSize;
 
@@ -17,7 +18,7 @@ const BY_ID: &str = "/dev/disk/by-id";
 const USED_PERCENT_WARN: u8 = 80;
 
 /// A block device as a volume: its name, and that others take it for empty.
-pub(super) fn name(path: &Path, device: u64, facts: &mut Vec<Fact>) {
+pub(super) fn name(path: &Path, device: u64, facts: &mut Facts) {
     match stable_name(Path::new(BY_ID), device) {
         Some(name) if name == path => {
             facts.push(Fact::ok(
@@ -52,7 +53,7 @@ fn stable_name(directory: &Path, device: u64) -> Option<PathBuf> {
 }
 
 /// The health of the drives under a file system or device, where this process may ask them.
-pub(super) fn health(device: u64, facts: &mut Vec<Fact>) {
+pub(super) fn health(device: u64, facts: &mut Facts) {
     for drive in drives::under(device) {
         let name = &drive.name;
         match drive.health {
@@ -68,7 +69,7 @@ pub(super) fn health(device: u64, facts: &mut Vec<Fact>) {
     }
 }
 
-fn judge(drive: &str, health: &Health, facts: &mut Vec<Fact>) {
+fn judge(drive: &str, health: &Health, facts: &mut Facts) {
     let mut parts = Vec::new();
     let is_worn = health
         .used_percent
@@ -131,13 +132,13 @@ mod tests {
             is_critical: true,
             ..worn
         };
-        let mut facts = Vec::new();
+        let mut facts = Facts::default();
         for health in [good, worn, failing] {
             judge("nvme0n1", &health, &mut facts);
         }
-        let levels: Vec<Level> = facts.iter().map(|fact| fact.level).collect();
+        let levels: Vec<Level> = facts.list.iter().map(|fact| fact.level).collect();
         assert_eq!(levels, [Level::Ok, Level::Warn, Level::Fail]);
-        let told = &facts[0].what;
+        let told = &facts.list[0].what;
         assert!(told.contains("12 % of its rated life used"), "{told}");
         assert!(told.contains("733 days left"), "{told}");
     }

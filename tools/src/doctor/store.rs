@@ -7,19 +7,55 @@ use larder_disk::probe::{Fact, Level};
 use larder_engine::{HolderState, LockHolder, StoreError};
 use larder_format::{FORMAT_VERSION, OpenState, Superblock};
 use larder_store::share;
+use larder_store::share::VolumeState;
 use larder_store::volume::holes::holes;
+use larder_store::volume::socket::socket_path;
 use larder_store::volume::{Access, Volume, Volumes};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{RELEASE, remedy};
-use crate::owner::{displaced_line, eviction_line, monthly, pacing_line, process};
+use super::{Facts, RELEASE, remedy};
+use crate::owner::{answering_line, displaced_line, eviction_line, monthly, pacing_line, process};
+use crate::place::volume_at;
+use crate::report::count;
 use crate::size::ByteSize;
 
-/// The store at a path: whole, closed, in use?
-pub(super) fn store(path: &Path, facts: &mut Vec<Fact>) {
+/// Whether the owner of the store reports a volume that hangs. Then the facts are those of its
+/// report: a check that touched the volume would hang, too.
+pub(super) fn is_hung(path: &Path, facts: &mut Facts) -> bool {
+    let path = volume_at(path.to_owned());
+    let report = match socket_path(&path).exists() {
+        true => share::report(&path).ok(),
+        false => None,
+    };
+    let is_hung = |volume: &share::AnsweringVolume| volume.state == VolumeState::Hung;
+    match report.filter(|report| report.answering_volumes.iter().any(is_hung)) {
+        Some(report) => served(&report, facts),
+        None => return false,
+    }
+    true
+}
+
+/// The facts of an owner's report.
+fn served(report: &share::Report, facts: &mut Facts) {
+    facts.push(Fact::ok("store in use", served_by(report.pid)));
+    about(report, facts);
+}
+
+/// The store at a path: whole, closed, in use? `is_file`: a regular file is there.
+pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
     let volumes = match Volumes::open(path, &[], Access::ReadOnly, false) {
         Ok(volumes) => volumes,
+        Err(StoreError::NotAStore(_)) if is_file => {
+            let what = format!(
+                "{}: a file, but no store: both superblocks, in the first 128 KiB, are overwritten \
+                 or were never there. If it was a store, its content is lost without a copy of \
+                 them; else choose another path",
+                path.display()
+            );
+            facts.push(Fact::fail("store", what));
+            return;
+        }
         Err(StoreError::NotAStore(_)) => {
             facts.push(Fact::ok(
                 "store",
@@ -67,7 +103,7 @@ pub(super) fn store(path: &Path, facts: &mut Vec<Fact>) {
         }
     };
     // A process on the socket of a store that is not locked serves another one.
-    let is_asked = locked || larder_store::volume::socket::socket_path(path).exists();
+    let is_asked = locked || socket_path(path).exists();
     let asked = is_asked.then(|| share::report(path));
     let (level, what) = match &asked {
         Some(Err(StoreError::ServesAnother { reason, .. })) => (Level::Fail, reason.clone()),
@@ -81,20 +117,46 @@ pub(super) fn store(path: &Path, facts: &mut Vec<Fact>) {
     let report = asked.and_then(Result::ok);
     facts.push(Fact::new("store in use", level, what));
     if let Some(report) = report {
-        let owner = process(report.pid);
-        let what = format!("{owner} serves it with {}", report.settings);
-        facts.push(Fact::ok("settings", what));
-        facts.push(Fact::ok("protocol", protocol(&report)));
-        pacing(&report, facts);
-        eviction(&report, facts);
-        remote(&report, facts);
-        service(&report, facts);
-        places(&report, facts);
+        about(&report, facts);
     }
 }
 
+/// The facts of an owner's report, without its process.
+fn about(report: &share::Report, facts: &mut Facts) {
+    let owner = process(report.pid);
+    let what = format!("{owner} serves it with {}", report.settings);
+    facts.push(Fact::ok("settings", what));
+    facts.push(Fact::ok("protocol", protocol(report)));
+    pacing(report, facts);
+    eviction(report, facts);
+    remote(report, facts);
+    service(report, facts);
+    places(report, facts);
+    answers(report, facts);
+    damage(report, facts);
+}
+
+/// The damage that the owner has found.
+fn damage(report: &share::Report, facts: &mut Facts) {
+    let (level, what) = match report.stats.damaged {
+        0 => (
+            Level::Ok,
+            "none found since the owner opened the store".to_owned(),
+        ),
+        some => {
+            let found = count(some, "damaged page");
+            let what = format!(
+                "{found} dropped since the owner opened the store: check the disk, and `larder \
+                 verify --online`"
+            );
+            (Level::Fail, what)
+        }
+    };
+    facts.push(Fact::new("damage", level, what));
+}
+
 /// No file is at the path: does a process serve one that was there?
-pub(super) fn absent(path: &Path, facts: &mut Vec<Fact>) {
+pub(super) fn absent(path: &Path, facts: &mut Facts) {
     let Ok(report) = share::report(path) else {
         return;
     };
@@ -103,14 +165,26 @@ pub(super) fn absent(path: &Path, facts: &mut Vec<Fact>) {
 }
 
 /// The volumes whose files are not at their paths.
-fn places(report: &share::Report, facts: &mut Vec<Fact>) {
+fn places(report: &share::Report, facts: &mut Facts) {
     for volume in &report.displaced_volumes {
         facts.push(Fact::fail("place", displaced_line(volume)));
     }
 }
 
+/// How the volumes answer the processes that use the store.
+fn answers(report: &share::Report, facts: &mut Facts) {
+    for volume in &report.answering_volumes {
+        let level = match volume.state {
+            VolumeState::Answering => Level::Ok,
+            VolumeState::Slow => Level::Warn,
+            VolumeState::Hung => Level::Fail,
+        };
+        facts.push(Fact::new("answers", level, answering_line(volume)));
+    }
+}
+
 /// The remote beneath the store, and the cost of its budgets.
-fn remote(report: &share::Report, facts: &mut Vec<Fact>) {
+fn remote(report: &share::Report, facts: &mut Facts) {
     let Some(l4) = &report.beneath else {
         return;
     };
@@ -126,7 +200,7 @@ fn remote(report: &share::Report, facts: &mut Vec<Fact>) {
 }
 
 /// Whether writes of the owner give way to the reads of all processes.
-fn pacing(report: &share::Report, facts: &mut Vec<Fact>) {
+fn pacing(report: &share::Report, facts: &mut Facts) {
     let scope = report.stats.pacing.as_str();
     let level = match scope {
         // The owner's release has none.
@@ -138,7 +212,7 @@ fn pacing(report: &share::Report, facts: &mut Vec<Fact>) {
 }
 
 /// The order in which the owner evicts pages.
-fn eviction(report: &share::Report, facts: &mut Vec<Fact>) {
+fn eviction(report: &share::Report, facts: &mut Facts) {
     // Empty: the owner's release does not say.
     if !report.stats.eviction.is_empty() {
         facts.push(Fact::ok("eviction", eviction_line(&report.stats)));
@@ -185,7 +259,7 @@ fn served_by(pid: Option<u32>) -> String {
 
 /// Whether every block of a volume's file is allocated to it alone: otherwise a write may find no
 /// space.
-fn blocks(volume: &Volume, facts: &mut Vec<Fact>) {
+fn blocks(volume: &Volume, facts: &mut Facts) {
     let Some(holes) = holes(&*volume.file) else {
         return;
     };
@@ -216,7 +290,7 @@ fn blocks(volume: &Volume, facts: &mut Vec<Fact>) {
 }
 
 /// The volumes that the owner of a shared store serves read-only.
-fn service(report: &share::Report, facts: &mut Vec<Fact>) {
+fn service(report: &share::Report, facts: &mut Facts) {
     for volume in &report.stats.read_only_volumes {
         let what = format!(
             "{}: in read-only service, {} puts were refused: the device refuses writes ({}). Make \
@@ -235,7 +309,7 @@ fn service(report: &share::Report, facts: &mut Vec<Fact>) {
 }
 
 /// Whether a volume can be written: a read-only one passes all other checks.
-pub(super) fn writable(volume: &Path, facts: &mut Vec<Fact>) {
+pub(super) fn writable(volume: &Path, facts: &mut Facts) {
     let opened = rustix::fs::open(volume, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     if let Err(error) = opened {
         let what = format!(
