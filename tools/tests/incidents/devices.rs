@@ -1,0 +1,84 @@
+//! Incidents of devices. Clients are processes of their own: this one serves the volume.
+
+use crate::ill::{Ill, Pace};
+use crate::scene::{Scene, Signs};
+
+const HUNG: Signs<'_> = Signs {
+    metric: ("larder_volume_state{state=\"hung\"}", 1.0),
+    stat: ": hung; oldest operation",
+    check: (1, ": hung; oldest operation"),
+    doctor: ("fail  answers", ": hung; oldest operation"),
+    log: "a volume answers late, or not at all",
+    alert: "LarderHungDevice",
+};
+
+const SLOW: Signs<'_> = Signs {
+    metric: ("larder_volume_state{state=\"slow\"}", 1.0),
+    stat: ": slow; oldest operation",
+    check: (1, ": slow; oldest operation"),
+    doctor: ("warn  answers", ": slow; oldest operation"),
+    log: "a volume answers late, or not at all",
+    alert: "LarderSlowDevice",
+};
+
+const PUT: [&str; 6] = ["--op", "put", "--page-bytes", "64KiB", "--pages", "256"];
+const GET: [&str; 6] = ["--op", "get", "--page-bytes", "64KiB", "--pages", "256"];
+
+#[test]
+#[ignore = "needs FUSE"]
+fn a_volume_hangs_without_a_call() {
+    let Some((scene, volume)) = Scene::of(Ill::mount) else {
+        return;
+    };
+    let illness = volume.falls(Pace::Hung);
+    scene.shows(&HUNG);
+    drop(illness);
+    scene.recovers(&HUNG);
+    assert!(scene.log().contains("answers in time again"));
+}
+
+#[test]
+#[ignore = "needs FUSE"]
+fn a_volume_hangs_under_the_calls_of_clients() {
+    let Some((scene, volume)) = Scene::of(Ill::mount) else {
+        return;
+    };
+    assert!(scene.client(&PUT).ends_well());
+    let illness = volume.falls(Pace::Hung);
+    let clients = [&GET, &PUT].map(|calls| scene.client(calls));
+    scene.shows(&HUNG);
+    assert!(
+        !scene.log().contains("a client has stopped"),
+        "{}",
+        scene.log()
+    );
+    drop(illness);
+    scene.recovers(&HUNG);
+    // Puts that found no room in time, and reads after the hang limit, are reported, not failed.
+    clients
+        .into_iter()
+        .for_each(|client| _ = client.ends_well());
+    assert!(scene.client(&PUT).ends_well());
+    assert!(scene.client(&GET).ends_well());
+}
+
+#[test]
+#[ignore = "needs FUSE"]
+fn a_volume_is_slow_under_the_reads_of_a_client() {
+    let Some((scene, volume)) = Scene::of(Ill::mount) else {
+        return;
+    };
+    assert!(scene.client(&PUT).ends_well());
+    let illness = volume.falls(Pace::Slow(2 << 20));
+    let client = scene.client(&GET);
+    scene.shows(&SLOW);
+    assert!(
+        !scene.log().contains("a client has stopped"),
+        "{}",
+        scene.log()
+    );
+    drop(illness);
+    assert!(client.ends_well());
+    scene.recovers(&SLOW);
+    assert!(scene.client(&GET).ends_well());
+}

@@ -1,0 +1,14 @@
+//! Incidents of a served store: within seconds every instrument names the cause, and then the
+//! recovery. The instruments are the metrics, `stat`, `stat --check`, `doctor`, the owner's log,
+//! and the alerts of a real Prometheus, without their `for`.
+//!
+//! Incidents that need FUSE or root are ignored by default; `tests/run --incidents` runs all.
+
+#![allow(clippy::unwrap_used, missing_docs)]
+
+mod devices;
+mod ill;
+mod processes;
+mod scene;
+#[path = "../../../tests/support/mod.rs"]
+mod support;
