@@ -32,6 +32,22 @@ pub const DURATION_MAX: Duration = Duration::from_secs(36_500 * 24 * 60 * 60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);
 
+/// A time as people read it: `200 µs`, `1.5 ms`, `23 s`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Time(pub Duration);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, unit) = match self.0.as_secs_f64() {
+            seconds if seconds >= 1.0 => (seconds, "s"),
+            seconds if seconds >= 1e-3 => (seconds * 1e3, "ms"),
+            seconds => (seconds * 1e6, "µs"),
+        };
+        let shown = format!("{value:.1}");
+        write!(f, "{} {unit}", shown.trim_end_matches(".0"))
+    }
+}
+
 /// Text that is not a size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
@@ -161,6 +177,24 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn times_have_the_unit_that_people_read() {
+        let times = [
+            0,
+            860,
+            200_000,
+            1_500_000,
+            999_900_000,
+            4_043_309_100,
+            23_000_000_000,
+        ];
+        let shown = times.map(|ns| Time(Duration::from_nanos(ns)).to_string());
+        let read = [
+            "0 µs", "0.9 µs", "200 µs", "1.5 ms", "999.9 ms", "4 s", "23 s",
+        ];
+        assert_eq!(shown, read);
+    }
 
     #[test]
     fn sizes_are_read_with_and_without_units() {

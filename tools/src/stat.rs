@@ -2,12 +2,15 @@
 
 mod processes;
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use larder_core::counters::{Counted, Counts, StoreCounts};
+use larder_base::latency::Buckets;
+use larder_core::counters::{Counted, Counts, Latencies, StoreCounts, Value};
 use larder_engine::{LatencySummary, Stats};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
@@ -20,8 +23,9 @@ use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::owner::{answering_line, displaced_line, eviction_line, monthly, pacing_line, process};
 use crate::place;
+use crate::program::complain;
 use crate::report::{self as output, Lines, Report, rows};
-use crate::size::ByteSize;
+use crate::size::{ByteSize, Time};
 use processes::{Before, Processes};
 
 /// Shortest pause between two reports, to keep the load on the owner low.
@@ -33,7 +37,7 @@ pub struct StatArgs {
     /// The store: its first volume, or a backend's directory
     #[arg(value_parser = place::parser())]
     path: PathBuf,
-    /// Repeat the report, every so many seconds, until stopped
+    /// Repeat the report, every so many seconds, until stopped, also under the next owner
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1")]
     watch: Option<f64>,
     /// Check the service, for probes: exit code 0 if the store is served, 1 if the service is
@@ -105,8 +109,65 @@ struct StatReport {
 struct TotalCounts {
     counts: Counts,
     pages_missed: u64,
+    /// The times of calls and of device operations, by their name.
+    latencies: BTreeMap<&'static str, CallTimes>,
     #[serde(flatten)]
     store: StoreCounts,
+}
+
+/// The times of one kind of call or operation, from a histogram: each but the mean is a bound.
+#[derive(Serialize)]
+struct CallTimes {
+    count: u64,
+    mean_seconds: f64,
+    p50_seconds: Option<f64>,
+    p99_seconds: Option<f64>,
+    max_seconds: Option<f64>,
+}
+
+impl CallTimes {
+    fn of(times: &Buckets) -> CallTimes {
+        let bound = |part| times.bound(part).map(|bound| bound.as_secs_f64());
+        CallTimes {
+            count: times.count(),
+            mean_seconds: times.mean().as_secs_f64(),
+            p50_seconds: bound(0.5),
+            p99_seconds: bound(0.99),
+            max_seconds: bound(1.0),
+        }
+    }
+}
+
+impl fmt::Display for CallTimes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.count == 0 {
+            return f.write_str("none measured");
+        }
+        let time = |seconds| Time(Duration::from_secs_f64(seconds)).to_string();
+        let bound = |seconds: Option<f64>| match seconds {
+            Some(seconds) => format!("up to {}", time(seconds)),
+            None => "over 10 s".to_owned(),
+        };
+        write!(
+            f,
+            "{} measured: mean {}, half of them {}, 99 % {}, the longest {}",
+            self.count,
+            time(self.mean_seconds),
+            bound(self.p50_seconds),
+            bound(self.p99_seconds),
+            bound(self.max_seconds)
+        )
+    }
+}
+
+/// The times of all kinds.
+fn call_times(latencies: &Latencies) -> BTreeMap<&'static str, CallTimes> {
+    let rows = latencies.rows().into_iter();
+    let times = rows.filter_map(|(row, value)| match value {
+        Value::Times(times) => Some((row.name, CallTimes::of(times))),
+        Value::Count(_) => None,
+    });
+    times.collect()
 }
 
 impl StatReport {
@@ -120,6 +181,7 @@ impl StatReport {
             totals: TotalCounts {
                 counts: told.totals.counts,
                 pages_missed: told.totals.counts.misses.total(),
+                latencies: call_times(&told.totals.latencies),
                 store: told.totals.store,
             },
             displaced_volumes: told.displaced_volumes,
@@ -245,17 +307,21 @@ impl Report for StatReport {
                 stats.reclaimed;
             "Syncs" => "{}, {} failed", stats.syncs, stats.failed_syncs;
         }
-        for (operations, latency) in [
-            ("Device reads", &stats.device_read_latency),
-            ("Device writes", &stats.device_write_latency),
-            ("Device syncs", &stats.device_sync_latency),
-            ("Waits of puts' writes", &stats.put_wait_latency),
-            ("Puts", &stats.put_latency),
-            ("Gets", &stats.get_latency),
-            ("Lookups", &stats.lookup_latency),
+        for (operations, name) in [
+            ("Device reads", "device_read"),
+            ("Device writes", "device_write"),
+            ("Device syncs", "device_sync"),
+            ("Puts", "put"),
+            ("Gets", "get"),
+            ("Lookups", "lookup"),
         ] {
-            lines.row(operations, latency_line(latency));
+            let times = &self.totals.latencies[name];
+            lines.row(operations, times.to_string());
         }
+        lines.row(
+            "Queue of the owner's writes",
+            latency_line(&stats.put_wait_latency),
+        );
         lines.row("Pacing", pacing_line(stats));
         if let Some(l4) = &self.l4 {
             l4_lines(l4, &mut lines);
@@ -311,9 +377,14 @@ fn latency_line(latency: &LatencySummary) -> String {
     if *count == 0 {
         return "none measured".to_owned();
     }
+    let time = |us: &f64| Time(Duration::from_secs_f64(us / 1e6));
     format!(
-        "{count} measured: p50 {p50_us:.1} µs, p90 {p90_us:.1} µs, p99 {p99_us:.1} µs, p99.9 \
-         {p999_us:.1} µs, max {max_us:.1} µs"
+        "{count} measured: p50 {}, p90 {}, p99 {}, p99.9 {}, max {}",
+        time(p50_us),
+        time(p90_us),
+        time(p99_us),
+        time(p999_us),
+        time(max_us)
     )
 }
 
@@ -393,12 +464,29 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     let pause = args.watch.map(pause).transpose()?;
     let interrupt = Interrupt::watch();
     let mut before = Before::default();
+    let mut report = StatReport::of(&args.path, &mut before)?;
     loop {
-        let report = StatReport::of(&args.path, &mut before)?;
         output::print(&report, args.json)?;
-        match pause {
-            Some(pause) if !interrupt.wait(pause) && end_report()? => {}
-            _ => return Ok(Ending::Done),
+        let mut last_failure = String::new();
+        report = loop {
+            match pause {
+                Some(pause) if !interrupt.wait(pause) => {}
+                _ => return Ok(Ending::Done),
+            }
+            match StatReport::of(&args.path, &mut before) {
+                Ok(report) => break report,
+                // A watch goes on: another process may be taking the store over.
+                Err(failure) => {
+                    let why = failure.to_string();
+                    if why != last_failure {
+                        complain(&why);
+                        last_failure = why;
+                    }
+                }
+            }
+        };
+        if !end_report()? {
+            return Ok(Ending::Done);
         }
     }
 }

@@ -193,6 +193,28 @@ impl Buckets {
         counts.fold(0, |sum, count| sum.saturating_add(*count))
     }
 
+    /// The lowest bound of [`BOUNDS_NS`] that this part of the operations does not exceed; `None`
+    /// if they exceed all. Zero without operations.
+    #[must_use]
+    pub fn bound(&self, part: f64) -> Option<Duration> {
+        let all = self.count();
+        let (mut below, needed) = (0, all as f64 * part);
+        let bound = self.counts.iter().zip(BOUNDS_NS).find(|(count, _)| {
+            below += *count;
+            below as f64 >= needed
+        });
+        match all {
+            0 => Some(Duration::ZERO),
+            _ => bound.map(|(_, bound)| Duration::from_nanos(bound)),
+        }
+    }
+
+    /// The mean time; zero without operations.
+    #[must_use]
+    pub fn mean(&self) -> Duration {
+        Duration::from_nanos(self.sum_ns.checked_div(self.count()).unwrap_or(0))
+    }
+
     pub fn combine(&mut self, other: &Buckets, with: &mut impl FnMut(u64, u64) -> u64) {
         if !other.counts.is_empty() {
             self.counts.resize(BOUNDS_NS.len() + 1, 0);
@@ -247,6 +269,25 @@ mod tests {
             (3, 4, 8)
         );
         assert_eq!((buckets.count(), buckets.sum_ns), (15, u64::MAX));
+    }
+
+    #[test]
+    fn a_part_of_the_operations_has_the_bound_of_its_slowest_one() {
+        let mut buckets = Buckets::default();
+        assert_eq!(buckets.bound(0.5), Some(buckets.mean()));
+        buckets.record(900, 50);
+        buckets.record(4_000, 49);
+        let us = |us| Some(Duration::from_micros(us));
+        assert_eq!(
+            [0.5, 0.51, 1.0].map(|part| buckets.bound(part)),
+            [us(1), us(5), us(5)]
+        );
+        assert_eq!(
+            buckets.mean(),
+            Duration::from_nanos((900 * 50 + 4_000 * 49) / 99)
+        );
+        buckets.record(u64::MAX, 1);
+        assert_eq!([0.99, 1.0].map(|part| buckets.bound(part)), [us(5), None]);
     }
 
     #[test]

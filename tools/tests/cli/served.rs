@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use larder_engine::{GetPage, GetStatus, NamespaceId};
 use larder_format::{Namespace, NamespaceFields, PageKey, PageShape, Rank};
 
+use super::metrics::serve;
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -206,4 +207,31 @@ fn the_table_of_processes_has_clients_at_work_and_those_that_have_ended() {
         0.0
     );
     store.close().unwrap();
+}
+
+#[test]
+fn a_watch_goes_on_under_the_next_owner() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let owner = serve(at);
+    let mut watch = larder(&["stat", at, "--watch", "0.02", "--json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let mut lines = lines.map(Result::unwrap);
+    let complaints = BufReader::new(watch.stderr.take().unwrap()).lines();
+    let mut complaints = complaints.map(Result::unwrap);
+    let _watch = Process(watch);
+    let mut shows = |owner: &Process| {
+        let pid = format!("  \"pid\": {},", owner.0.id());
+        assert!(lines.any(|line| line == pid), "{pid}");
+    };
+    shows(&owner);
+    drop(owner);
+    let complaint = complaints.next().unwrap();
+    assert!(complaint.contains("larder: "), "{complaint}");
+    shows(&serve(at));
 }
