@@ -296,6 +296,12 @@ fn the_units_for_systemd_are_sound() {
         let unit = unit.replace("/usr/local/bin/larder", env!("CARGO_BIN_EXE_larder"));
         let path = directory.path().join(format!("{name}@main.service"));
         std::fs::write(&path, unit).unwrap();
+        let drop_in = format!("{name}@.service.d/drive-health.conf");
+        if let Ok(text) = std::fs::read(units.join(drop_in)) {
+            let beside = path.with_extension("service.d");
+            std::fs::create_dir(&beside).unwrap();
+            std::fs::write(beside.join("drive-health.conf"), text).unwrap();
+        }
         match verify(&path) {
             Ok(output) => {
                 let said = stderr(&output);
