@@ -297,7 +297,9 @@ impl Summary {
         if self.unproven_pages + self.unfinished_blocks > 0 {
             let blocks = count(self.unfinished_blocks, "unfinished block");
             let pages = count(self.unproven_pages, "page");
-            lines.row("Not yet synced", format!("{pages} unproven, {blocks}"));
+            rows! { lines:
+                "Not confirmed as written" => "{pages} (checked when read), {blocks}";
+            }
         }
         if let Some(losses) = &self.losses {
             losses.lines(lines);

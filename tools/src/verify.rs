@@ -230,7 +230,7 @@ impl Checked {
             let records = count(self.unfinished_records, "unfinished record");
             let blocks = count(self.unfinished_blocks, "unfinished block");
             rows! { lines:
-                "Left by a crash" => "{pages} unproven, {records}, {blocks}";
+                "Not confirmed as written" => "{pages} (checked when read), {records}, {blocks}";
             }
         }
         if let Some(deep) = &self.deep {

@@ -59,10 +59,12 @@ pub(super) fn health(device: u64, facts: &mut Facts) {
         match drive.health {
             Ok(health) => judge(name, &health, facts),
             Err(error) => {
-                let what = format!(
-                    "{name}: not known: {error}; root may ask it, and `smartctl -a /dev/{name}` \
-                     too"
-                );
+                let advice = match rustix::process::geteuid().is_root() {
+                    true => "the device, or its container, does not tell programs",
+                    false => "root may ask it",
+                };
+                let what =
+                    format!("{name}: not readable: {error}; {advice} (`smartctl -a /dev/{name}`)");
                 facts.push(Fact::ok("drive health", what));
             }
         }

@@ -285,7 +285,10 @@ fn blocks(volume: &Volume, facts: &mut Facts) {
     } else {
         (Level::Warn, String::new())
     };
-    let what = format!("{path}: {holes}: {}{advice}", holes.remedy(&volume.path));
+    let what = format!(
+        "{path}: {holes}; a write there needs free space: {}{advice}",
+        holes.remedy(&volume.path)
+    );
     facts.push(Fact::new("blocks", level, what));
 }
 

@@ -40,7 +40,7 @@ fn after_a_crash_a_page_whose_bytes_never_landed_is_unfinished_and_not_damage() 
         0,
         &[
             "NOT CLOSED",
-            "20 pages unproven",
+            "20 pages (checked when read)",
             "the next open recovers it",
         ],
     );

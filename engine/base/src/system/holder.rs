@@ -64,8 +64,8 @@ impl fmt::Display for LockHolder {
             HolderState::Running => write!(f, "process {pid}"),
             HolderState::Exited => write!(
                 f,
-                "process {pid}, which has exited and whose last writes are still in flight, or by \
-                 a child of it, or by a process that is just opening it"
+                "process {pid}, which has exited: its last writes are still in flight, or another \
+                 process is taking the store over, or a child of it holds the lock"
             ),
             HolderState::OutOfSight => f.write_str(
                 "a process that is not visible here (in another container or pid namespace, or \

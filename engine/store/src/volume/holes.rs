@@ -47,12 +47,12 @@ impl Holes {
         let path = path.display();
         if self.shared_bytes > 0 {
             return format!(
-                "a write there needs free space: close the store, then copy the file with \
+                "close the store, then copy the file with \
                  `cp --reflink=never --sparse=never {path} COPY` and use the copy"
             );
         }
         format!(
-            "a write there needs free space: fill them with \
+            "fill them with \
              `fallocate --offset 0 --length $(stat -c %s {path}) {path}`"
         )
     }

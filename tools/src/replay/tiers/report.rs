@@ -408,12 +408,13 @@ impl TiersReport {
             return;
         };
         lines.text(format!(
-            "Telling L3 what is hot above: {:.2} % of the tokens found, {:.2} % without; {} tokens \
-             from L3, {} without.",
+            "Hit rate with / without hints about L1 and L2: {:.2} % / {:.2} % of the tokens",
             100.0 * told.hit_rate,
-            100.0 * untold.hit_rate,
-            told.l3_tokens,
-            untold.l3_tokens
+            100.0 * untold.hit_rate
+        ));
+        lines.text(format!(
+            "Tokens from L3 with / without them: {} / {}",
+            told.l3_tokens, untold.l3_tokens
         ));
     }
 }
