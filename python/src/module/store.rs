@@ -162,7 +162,7 @@ fn configured(
     Ok(config)
 }
 
-/// Opens a store. Refuses one that keeps no page of `fitting` bytes.
+/// Opens a store. A store without room for a page of `fitting` bytes is refused.
 fn opened(
     py: Python<'_>,
     fitting: Option<u64>,
