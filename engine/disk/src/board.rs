@@ -194,7 +194,8 @@ mod tests {
         assert_eq!(owner.look(0), Some(Answers::default()));
         let first = client.begin(0);
         let second = owner.begin(0);
-        assert!(owner.look(0).unwrap().oldest.unwrap() >= owner.oldest_of(1).unwrap());
+        let of_second = owner.oldest_of(1).unwrap();
+        assert!(owner.look(0).unwrap().oldest.unwrap() >= of_second);
         assert_eq!(owner.look(1), Some(Answers::default()));
         client.end(0, first, Some(MS));
         assert_eq!(owner.oldest_of(2), None);
