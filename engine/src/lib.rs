@@ -102,7 +102,7 @@ pub use larder_disk::probe::Want as DiskKind;
 pub use larder_format as format;
 #[doc(inline)]
 pub use larder_store::api::{
-    GetPage, OpenOptions, PageStore, PutOptions, PutPage, ReadOnlyVolume, Recall, Settings,
+    Count, GetPage, OpenOptions, PageStore, PutOptions, PutPage, ReadOnlyVolume, Recall, Settings,
     SharedReads, Stats,
 };
 #[doc(inline)]

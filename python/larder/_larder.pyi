@@ -229,6 +229,19 @@ class Namespace:
         The pages found are leased for the store's ``lease`` seconds. These leases cover at most a
         quarter of the store's segments; beyond that the oldest end early."""
 
+    def count_tokens(
+        self,
+        *,
+        asked: int | None = None,
+        found: int = 0,
+        served: int = 0,
+        prefill_rate: float | None = None,
+    ) -> None:
+        """Counts tokens of a request for the metrics, which the store cannot do: it does not know
+        requests. Once a request: the tokens that it ``asked`` for, and of these the first ``found``,
+        which the store had. After its reads: the tokens that were ``served`` from the store, and the
+        engine's ``prefill_rate`` in tokens a second if it is known."""
+
     def contains(self, keys: Keys) -> bytes:
         """OK for each page that is stored, which is leased for the store's ``lease`` seconds; else
         ABSENT, or CLOSED without an owner. These leases cover at most a quarter of the store's
@@ -400,7 +413,12 @@ class Backend:
     ) -> str: ...
     def register_flat(self, facts: str, page_bytes: int) -> str: ...
     def exists(
-        self, pool: str, keys: Sequence[str], before: str | None = None, depth: int = 0
+        self,
+        pool: str,
+        keys: Sequence[str],
+        before: str | None = None,
+        depth: int = 0,
+        request: tuple[bool, int] | None = None,
     ) -> int: ...
     def exists_in(
         self,
@@ -409,6 +427,7 @@ class Backend:
         pools: Sequence[tuple[str, str, int, int]],
         before: str | None = None,
         depth: int = 0,
+        request: tuple[bool, int] | None = None,
     ) -> tuple[int, int, list[int], list[int]]: ...
     def get(self, pool: str, keys: Sequence[str], address: int, count: int) -> list[bool]: ...
     def set(

@@ -32,6 +32,8 @@ class Config(NamedTuple):
     policy: str
     #: When a read or write must have started.
     timeout: float
+    #: Tokens that the engine computes in a second.
+    prefill_rate: Optional[int]
     #: The keys of the remotes beneath the store, as they were given (docs/remote.md).
     l4: dict[str, Any]
 

@@ -11,6 +11,9 @@ import functools
 import json
 import logging
 import os
+import sys
+from collections import OrderedDict
+from types import FrameType
 from typing import Any, Callable, Optional, Sequence
 
 import torch
@@ -145,6 +148,49 @@ def _chain(extra_info: Optional[HiCacheStorageExtraInfo]) -> tuple[Optional[str]
     return (before[-1], len(before)) if before else (None, 0)
 
 
+class _Requests:
+    """The requests behind lookups, for the counters of tokens.
+
+    SGLang asks in batches and stops at the first missing page, and does not say how long the request
+    is. The query that asks knows it: it is read from its frame. Where SGLang has no such query, a
+    batch counts as a request.
+    """
+
+    _QUERY = "_storage_hit_query"
+    #: Frames between a lookup and the query.
+    _DEPTH = 6
+    #: Requests that are remembered: a request may be asked for again after it was put back.
+    _KEPT = 4096
+
+    def __init__(self) -> None:
+        self._counted: OrderedDict[str, None] = OrderedDict()
+        #: The request of the last lookup, if it was counted before.
+        self._repeated: Optional[str] = None
+
+    def of(self, keys: Sequence[str]) -> Optional[tuple[bool, int]]:
+        """Whether a lookup is the first one of its request, and the request's pages from the first
+        key on. None for a request that was counted before.
+        """
+        frame: Optional[FrameType] = sys._getframe(1)
+        for _ in range(self._DEPTH):
+            if frame is None or frame.f_code.co_name == self._QUERY:
+                break
+            frame = frame.f_back
+        else:
+            frame = None
+        operation = frame.f_locals.get("operation") if frame is not None else None
+        request, pages = getattr(operation, "request_id", None), getattr(operation, "all_hash_values", None)
+        if not keys or request is None or not pages or keys[0] not in pages:
+            return True, len(keys)
+        first = pages.index(keys[0])
+        if first == 0:
+            self._repeated = request if request in self._counted else None
+            self._counted[request] = None
+            if len(self._counted) > self._KEPT:
+                self._counted.popitem(last=False)
+        return None if request == self._repeated else (first == 0, len(pages) - first)
+
+
 def _place(
     transfer: PoolTransfer, extra_info: Optional[HiCacheStorageExtraInfo]
 ) -> tuple[Optional[str], int, bool]:
@@ -251,6 +297,7 @@ class LarderHiCache(HiCacheStorage):
         self._backend = _larder.Backend(config, json.dumps(server))
         #: By name: pools, kept so that their memory outlives the addresses.
         self._pools: dict[str, Any] = {}
+        self._requests = _Requests()
         #: Names of pools with pages that are handed over one by one.
         self._flat: set[str] = set()
         for remark in self._backend.remarks:
@@ -381,7 +428,7 @@ class LarderHiCache(HiCacheStorage):
 
     @_answers(lambda *_, **__: 0)
     def batch_exists(self, keys: list[str], extra_info: Optional[HiCacheStorageExtraInfo] = None) -> int:
-        return self._backend.exists("kv", keys, *_chain(extra_info))
+        return self._backend.exists("kv", keys, *_chain(extra_info), self._requests.of(keys))
 
     @_answers(lambda *_, **__: False)
     def exists(self, key: str) -> bool:
@@ -397,7 +444,8 @@ class LarderHiCache(HiCacheStorage):
         transfers = pool_transfers or []
         before, depth = _chain(extra_info)
         asked = [_policy(transfer) for transfer in transfers]
-        pages, anchor, reaches, restorable = self._backend.exists_in("kv", keys, asked, before, depth)
+        request = self._requests.of(keys)
+        pages, anchor, reaches, restorable = self._backend.exists_in("kv", keys, asked, before, depth, request)
         hits: dict = {PoolName.KV: anchor}
         hits.update({transfer.name: reach for transfer, reach in zip(transfers, reaches)})
         return PoolTransferResult(pages, {name: reach for name, reach in hits.items() if reach}, restorable)

@@ -19,7 +19,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Larder's keys, without those of the remotes.
-const KEYS: [&str; 12] = [
+const KEYS: [&str; 13] = [
     "path",
     "size",
     "weights_tag",
@@ -32,10 +32,8 @@ const KEYS: [&str; 12] = [
     "policy",
     "timeout",
     "transfer",
+    "prefill_rate",
 ];
-
-/// See [`Config::prefill_rate`].
-pub const PREFILL_RATE: &str = "prefill_rate";
 
 /// Maximum `timeout`: an engine gives its storage threads about 10 s to stop.
 const TIMEOUT_MAX: Duration = Duration::from_secs(8);
@@ -88,8 +86,8 @@ pub struct Config {
     pub timeout: Duration,
     /// How page data is transferred.
     pub transfer: Transfer,
-    /// Tokens per second that the engine computes, if pages that take longer to read are left
-    /// unread. Only engines that ask before each read have this key.
+    /// Tokens per second that the engine computes, for the counter of saved time. An engine that
+    /// asks before each read leaves pages unread that take longer to read.
     pub prefill_rate: Option<NonZeroU32>,
     /// The remotes beneath the store.
     pub l4: L4Config,
@@ -255,10 +253,6 @@ impl Config {
         let table: Map<String, Value> = serde_json::from_str(json)
             .map_err(|error| ConfigError::NotATable(error.to_string()))?;
         let mut keys = Keys(table);
-        let prefill_rate = match engines_keys.contains(&PREFILL_RATE) {
-            true => keys.take(PREFILL_RATE)?,
-            false => None,
-        };
         for key in engines_keys {
             keys.0.remove(*key);
         }
@@ -279,6 +273,7 @@ impl Config {
             let why = format!("`{path}` begins with `~`: give an absolute path");
             return Err(ConfigError::Value { key: "path", why });
         }
+        let prefill_rate: Option<NonZeroU32> = keys.take("prefill_rate")?;
         let weights_tag: Option<String> = keys.take("weights_tag")?;
         if weights_tag.as_deref() == Some("") {
             let why = "is empty: leave it out to have it derived".to_owned();
@@ -357,7 +352,7 @@ mod tests {
         let (_, rows) = text.split_once("\n## Keys\n").unwrap();
         let keys = rows.lines().filter_map(|row| row.strip_prefix("| `"));
         let mut listed: Vec<_> = keys.map(|row| row.split_once('`').unwrap().0).collect();
-        let mut known = [&KEYS[..], &l4::KEYS, &[PREFILL_RATE]].concat();
+        let mut known = [&KEYS[..], &l4::KEYS].concat();
         listed.sort_unstable();
         known.sort_unstable();
         assert_eq!(listed, known);

@@ -17,8 +17,8 @@ use larder_base::fork::Origin;
 use larder_base::runtime::after;
 use larder_core::core::Evictions;
 use larder_engine::{
-    GetPage, GetStatus, Hint, NamespaceId, PageStore, Part, PutOptions, PutPage, PutStatus, Recall,
-    Refusal, Settings, Stats, Store, StoreError,
+    Count, GetPage, GetStatus, Hint, NamespaceId, PageStore, Part, PutOptions, PutPage, PutStatus,
+    Recall, Refusal, Settings, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use larder_store::inventory::{Cursor, Inventory, Leased, Listing, Usage};
@@ -256,11 +256,6 @@ impl Handle {
     /// Counted leases that were refused to this handle so far.
     pub fn refused_leases(&self) -> u64 {
         self.refused_leases.load(Ordering::Relaxed)
-    }
-
-    /// See [`Store::count_unread`].
-    pub fn count_unread(&self, slow: usize, unmeasured: usize) {
-        self.store.count_unread(slow as u64, unmeasured as u64);
     }
 
     /// See [`PageStore::flush`].
@@ -549,6 +544,11 @@ impl Space {
         let is_short = |found: &usize| *found < keys.len();
         let look = || self.handle.store.longest_prefix(self.id, keys);
         self.handle.steadily(Patience::Read(None), is_short, look)
+    }
+
+    /// See [`PageStore::count`].
+    pub fn count(&self, count: Count) {
+        self.handle.store.count(self.id, count);
     }
 
     /// Whether each of these pages is stored.

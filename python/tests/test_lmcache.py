@@ -39,6 +39,7 @@ from support.lmcache import (
     store,
     until,
 )
+from support.tokens import tokens
 
 
 @pytest.fixture
@@ -67,6 +68,16 @@ def test_chunks_come_back_as_they_were_stored(adapter, arena):
     assert adapter.report_status()["locked_key_count"] == 0
     again = store(adapter, some, arena.objects(8, fill="a"))
     assert again.is_successful() and again.bytes_transferred() == 0
+
+
+def test_tokens_are_counted_once_a_request(tmp_path, arena):
+    with opened(tmp_path, arena, prefill_rate=1000) as adapter:
+        some, chunk = keys(8), LAYOUT.shapes[0][2]
+        store(adapter, some[:5], arena.objects(5, fill="a"))
+        # Both ranks of a prompt are one request.
+        lookup(adapter, some + keys(8, kv_rank=0x01000101))
+        assert load(adapter, some[:5], arena.objects(5)) == [True] * 5
+        assert tokens(tmp_path) == (1, 5 * chunk, 3 * chunk, 5 * chunk, 5 * chunk)
 
 
 def test_the_store_reads_and_writes_the_arena_without_a_copy(adapter, arena):
@@ -429,7 +440,7 @@ def test_one_flipped_bit_in_every_chunk_leaves_no_hit(tmp_path, arena):
         ({"retry": "30s"}, "retry"),
         ({"transfer": "direct"}, "transfer"),
         ({"lease": "999ms"}, "lease"),
-        ({"prefill_rate": 1000}, "prefill_rate"),
+        ({"prefill_rate": 0}, "prefill_rate"),
     ],
     ids=str,
 )

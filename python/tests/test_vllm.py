@@ -11,6 +11,7 @@ import time
 
 import pytest
 from support.child import Child
+from support.tokens import tokens
 from support.vllm import BLOCK, ROW, Steps, content, hashed, keys, steps, tier, volume
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 
@@ -36,6 +37,29 @@ def test_an_owner_answers_in_the_step_that_asks(tmp_path):
         engine.store(CHAIN[:1])
         assert engine.tier.lookup(CHAIN[0], request) is LookupResult.HIT
         assert engine.tier.lookup(CHAIN[1], request) is LookupResult.MISS
+
+
+def test_tokens_are_counted_once_a_request(tmp_path):
+    with steps(tier(tmp_path, prefill_rate=1000)) as engine:
+        engine.store(CHAIN[:16])
+        engine.forget()
+        request = engine.request(CHAIN)
+        assert engine.find(CHAIN, request)[0] == 16
+        # vLLM schedules it.
+        engine.manager.on_schedule_end(ScheduleEndContext((request.req_id,), ()))
+        counted = (1, 16 * BLOCK, 8 * BLOCK, 16 * BLOCK, 16 * BLOCK)
+        assert tokens(tmp_path) == counted
+        # It was preempted: its chunks are looked up again.
+        engine.forget()
+        engine.find(CHAIN, request)
+        engine.manager.on_schedule_end(ScheduleEndContext((request.req_id,), ()))
+        engine.finish(request)
+        assert tokens(tmp_path)[:3] == counted[:3]
+        # A request that ends before it is scheduled.
+        gone = engine.request(CHAIN[20:])
+        engine.find(CHAIN[20:], gone)
+        engine.finish(gone)
+        assert tokens(tmp_path)[:3] == (2, 16 * BLOCK, 12 * BLOCK)
 
 
 def test_what_is_stored_twice_is_written_once(tmp_path):

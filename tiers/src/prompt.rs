@@ -107,6 +107,8 @@ pub struct Prompt {
     keys: Vec<PageKey>,
     page_tokens: NonZeroUsize,
     is_cut: bool,
+    /// A lookup in L3 has been counted for it.
+    is_counted: bool,
 }
 
 impl Prompt {
@@ -128,7 +130,13 @@ impl Prompt {
             keys: Vec::new(),
             page_tokens,
             is_cut: false,
+            is_counted: false,
         }
+    }
+
+    /// Whether a lookup in L3 is the first one for this prompt, which counts.
+    pub(crate) fn is_first_lookup(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_counted, true)
     }
 
     /// Appends tokens.

@@ -1,6 +1,7 @@
 //! `larder stat`: asks the owner of a store for its state.
 
 mod processes;
+mod spaces;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,6 +16,7 @@ use larder_engine::{LatencySummary, Stats};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
 use larder_store::share::VolumeState;
+use larder_store::spaces::Tokens;
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -95,6 +97,8 @@ struct StatReport {
     /// How each volume answers, over all processes. Empty if that is not measured.
     answering_volumes: Vec<share::AnsweringVolume>,
     totals: TotalCounts,
+    /// Its namespaces, those with the most bytes first.
+    namespaces: Vec<spaces::Space>,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]
     stats: Stats,
@@ -109,6 +113,8 @@ struct StatReport {
 struct TotalCounts {
     counts: Counts,
     pages_missed: u64,
+    /// Tokens of requests.
+    tokens: Tokens,
     /// The times of calls and of device operations, by their name.
     latencies: BTreeMap<&'static str, CallTimes>,
     #[serde(flatten)]
@@ -173,7 +179,9 @@ fn call_times(latencies: &Latencies) -> BTreeMap<&'static str, CallTimes> {
 impl StatReport {
     /// Asks the owner.
     fn of(path: &Path, before: &mut Before) -> Result<StatReport, Failure> {
-        let mut told = share::report(path)?;
+        let view = share::view(path)?;
+        let namespaces = spaces::spaces(&view);
+        let mut told = view.report;
         let DiskFacts { disk, disk_reason } = DiskFacts::of(&told.stats.disk);
         told.stats.disk = disk;
         Ok(StatReport {
@@ -181,9 +189,11 @@ impl StatReport {
             totals: TotalCounts {
                 counts: told.totals.counts,
                 pages_missed: told.totals.counts.misses.total(),
+                tokens: told.totals.spaces.tokens(),
                 latencies: call_times(&told.totals.latencies),
                 store: told.totals.store,
             },
+            namespaces,
             displaced_volumes: told.displaced_volumes,
             answering_volumes: told.answering_volumes,
             path: path.to_owned(),
@@ -286,6 +296,7 @@ impl Report for StatReport {
                 "Reads of the owner process" => "{} hits, {} misses", stats.hits, stats.misses;
             }
         }
+        lines.row("Tokens", spaces::tokens_line(&self.totals.tokens));
         let staging = &self.staging;
         if staging.area_bytes > 0 {
             rows! { lines:
@@ -332,6 +343,10 @@ impl Report for StatReport {
             disk_reason: self.disk_reason.clone(),
         };
         lines.row("Disk", disk.to_string());
+        if !self.namespaces.is_empty() {
+            lines.text("");
+            spaces::lines(&self.namespaces, &mut lines);
+        }
         if self.processes.are_listed() {
             lines.text("");
             self.processes.lines(&mut lines);

@@ -4,6 +4,7 @@
 //! device works for it. Lookups never touch the device. Each page of a batch gets a status of its
 //! own: one bad page does not affect the others.
 
+mod count;
 mod options;
 mod stats;
 
@@ -20,6 +21,7 @@ use larder_base::runtime::Instant;
 use larder_format::{Namespace, PageKey};
 
 use crate::error::StoreError;
+pub use count::Count;
 pub use options::{DiskWrapper, OpenOptions, Settings, SharedReads, speaking};
 pub use stats::{ReadOnlyVolume, Stats};
 
@@ -61,6 +63,20 @@ pub trait PageStore: Send + Sync {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus>;
+
+    /// As [`get`](Self::get), for a copy or a check instead of a request: the pages count neither
+    /// as hits nor as misses.
+    fn get_uncounted(
+        &self,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
+        self.get(namespace, pages, deadline)
+    }
+
+    /// Counts for the metrics. A store without counters ignores it.
+    fn count(&self, _namespace: NamespaceId, _count: Count) {}
 
     /// The number of `keys`, a chain from its head, that are stored without a gap from the first.
     /// Answered from RAM. Confirmed pages are leased: they stay for a short time, for the `get`

@@ -1,4 +1,4 @@
-//! Reads by namespace.
+//! Reads, and tokens of requests, by namespace.
 //!
 //! At most [`SPACES_MAX`] namespaces have an entry of their own, in the order in which they were
 //! read first. All others share one. A namespace keeps its entry, so no counter goes down.
@@ -11,6 +11,8 @@ use larder_core::status::GetStatus;
 use larder_format::Fingerprint;
 use serde::{Deserialize, Serialize};
 
+use crate::api::Count;
+
 /// Most namespaces with an entry of their own.
 pub const SPACES_MAX: usize = 64;
 
@@ -20,7 +22,7 @@ pub const OTHER: &str = "other";
 /// Hexadecimal digits of a fingerprint.
 const DIGITS: usize = 32;
 
-/// Pages that gets returned, and pages that they did not.
+/// Pages that gets returned, pages that they did not, and the tokens of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -30,12 +32,73 @@ pub struct Reads {
     pub hits: u64,
     /// Pages requested and not returned.
     pub misses: Misses,
+    /// Tokens of requests.
+    pub tokens: Tokens,
+}
+
+/// Tokens of requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct Tokens {
+    /// Requests that asked for tokens.
+    pub requests: u64,
+    /// Tokens that they asked for and that the store had.
+    #[serde(rename = "found_tokens")]
+    pub found: u64,
+    /// Tokens that they asked for and that the store did not have. A page that is missing counts
+    /// with all pages behind it.
+    #[serde(rename = "not_found_tokens")]
+    pub not_found: u64,
+    /// Tokens whose pages were read from the store, instead of computed.
+    #[serde(rename = "served_tokens")]
+    pub served: u64,
+    /// Milliseconds that their computation would have taken; 0 while the rate is not known.
+    #[serde(rename = "saved_prefill_ms")]
+    pub saved_ms: u64,
+}
+
+impl Tokens {
+    /// Adds a caller's count.
+    fn count(&mut self, count: Count) {
+        let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
+        match count {
+            Count::Asked {
+                tokens,
+                found,
+                is_first,
+            } => {
+                add(&mut self.requests, is_first.into());
+                add(&mut self.found, found);
+                add(&mut self.not_found, tokens.saturating_sub(found));
+            }
+            Count::Served {
+                tokens,
+                prefill_rate,
+            } => {
+                let rate = prefill_rate.filter(|rate| *rate > 0.0);
+                let saved = rate.map_or(0, |rate| (tokens as f64 * 1000.0 / rate) as u64);
+                add(&mut self.served, tokens);
+                add(&mut self.saved_ms, saved);
+            }
+            Count::Unread { .. } => {}
+        }
+    }
+
+    fn combine(&mut self, other: &Tokens, with: &mut impl FnMut(u64, u64) -> u64) {
+        self.requests.combine(&other.requests, with);
+        self.found.combine(&other.found, with);
+        self.not_found.combine(&other.not_found, with);
+        self.served.combine(&other.served, with);
+        self.saved_ms.combine(&other.saved_ms, with);
+    }
 }
 
 impl Reads {
     fn combine(&mut self, other: &Reads, with: &mut impl FnMut(u64, u64) -> u64) {
         self.hits.combine(&other.hits, with);
         self.misses.combine(&other.misses, with);
+        self.tokens.combine(&other.tokens, with);
     }
 }
 
@@ -68,13 +131,23 @@ impl Spaces {
         }
     }
 
+    /// The tokens of all namespaces together.
+    #[must_use]
+    pub fn tokens(&self) -> Tokens {
+        let mut all = Tokens::default();
+        for (_, reads) in self.iter() {
+            all.combine(&reads.tokens, &mut u64::saturating_add);
+        }
+        all
+    }
+
     /// Adds the reads of another process.
     pub(crate) fn add(&mut self, other: &Spaces) {
         self.combine(other, &mut u64::saturating_add);
     }
 }
 
-/// The reads of a handle, while it counts.
+/// The reads of a handle and its tokens, while it counts.
 #[derive(Default)]
 pub(crate) struct SpaceCounters(Mutex<Named>);
 
@@ -86,19 +159,29 @@ struct Named {
 
 impl SpaceCounters {
     /// Counts the pages of one call.
-    pub(crate) fn count(&self, space: Fingerprint, statuses: impl Iterator<Item = GetStatus>) {
+    pub(crate) fn count(&self, space: Fingerprint, statuses: &[GetStatus]) {
+        self.change(space, |reads| {
+            for status in statuses {
+                match status {
+                    GetStatus::Hit => reads.hits += 1,
+                    GetStatus::Miss(reason) => reads.misses.count(*reason),
+                }
+            }
+        });
+    }
+
+    /// Counts tokens of a request.
+    pub(crate) fn count_tokens(&self, space: Fingerprint, count: Count) {
+        self.change(space, |reads| reads.tokens.count(count));
+    }
+
+    fn change(&self, space: Fingerprint, change: impl FnOnce(&mut Reads)) {
         let mut counted = self.0.lock();
         let is_full = counted.own.len() >= SPACES_MAX && !counted.own.contains_key(&space);
-        let reads = match is_full {
+        change(match is_full {
             true => &mut counted.other,
             false => counted.own.entry(space).or_default(),
-        };
-        for status in statuses {
-            match status {
-                GetStatus::Hit => reads.hits += 1,
-                GetStatus::Miss(reason) => reads.misses.count(reason),
-            }
-        }
+        });
     }
 
     /// All namespaces together.
@@ -136,11 +219,10 @@ mod tests {
     #[test]
     fn each_page_is_counted_under_its_namespace_and_its_reason() {
         let counters = SpaceCounters::default();
-        let hits = std::iter::repeat_n(GetStatus::Hit, 3);
-        let misses = [GetStatus::Miss(MissReason::Absent); 2];
-        counters.count(space(1), hits.chain(misses));
-        let damaged = [GetStatus::Miss(MissReason::Damaged)];
-        counters.count(space(2), damaged.into_iter());
+        let absent = GetStatus::Miss(MissReason::Absent);
+        counters.count(space(1), &[GetStatus::Hit, GetStatus::Hit, absent]);
+        counters.count(space(1), &[GetStatus::Hit, absent]);
+        counters.count(space(2), &[GetStatus::Miss(MissReason::Damaged)]);
         let spaces = counters.read();
         let read: Vec<(u64, u64, u64)> = spaces
             .iter()
@@ -150,11 +232,46 @@ mod tests {
     }
 
     #[test]
+    fn tokens_are_sums_of_their_requests_in_each_process_and_over_all() {
+        let count = |space_of: u8| {
+            let counters = SpaceCounters::default();
+            for (tokens, found) in [(100, 64), (32, 0)] {
+                let asked = Count::Asked {
+                    tokens,
+                    found,
+                    is_first: true,
+                };
+                counters.count_tokens(space(space_of), asked);
+            }
+            for (tokens, prefill_rate) in [(64, Some(6_400.0)), (1, None)] {
+                let served = Count::Served {
+                    tokens,
+                    prefill_rate,
+                };
+                counters.count_tokens(space(space_of), served);
+            }
+            counters.read()
+        };
+        let one = Tokens {
+            requests: 2,
+            found: 64,
+            not_found: 68,
+            served: 65,
+            saved_ms: 10,
+        };
+        let mut sum = count(1);
+        assert_eq!(sum.tokens(), one);
+        sum.add(&count(2));
+        assert_eq!((sum.tokens().requests, sum.tokens().saved_ms), (4, 20));
+        assert!(sum.iter().all(|(_, reads)| reads.tokens == one));
+    }
+
+    #[test]
     fn namespaces_beyond_the_limit_share_an_entry_here_and_in_a_sum() {
         let count = |numbers: std::ops::Range<u8>| {
             let counters = SpaceCounters::default();
             for number in numbers {
-                counters.count(space(number), std::iter::once(GetStatus::Hit));
+                counters.count(space(number), &[GetStatus::Hit]);
             }
             counters.read()
         };

@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch  # noqa: F401  LMCache's native module needs its libraries.
 from larder import weights
+from larder.lmcache import tokens
 from larder.lmcache.lanes import LEFT_OUT, Lane, LoadTask, Part, Task
 from larder.lmcache.ledger import Entry, Ledger, Page
 from larder.lmcache.locks import Locks
@@ -288,6 +289,7 @@ class LarderL2Adapter(L2AdapterInterface):
                         "(counted in `locks_refused`)",
                     )
         self._count("lookup", Counter(task.statuses))
+        tokens.count_asked(task)
         self._notify_stored(self._ledger.add(found))
         self._notify_gone(self._ledger.remove(absent, before=task.mark))
         return bitmap
@@ -320,6 +322,7 @@ class LarderL2Adapter(L2AdapterInterface):
             elif status in _GONE:
                 gone.append(key)
         self._count("load", Counter(task.statuses))
+        tokens.count_served(task, self._config.store.prefill_rate)
         self._notify_stored(self._ledger.add(loaded))
         self._notify_gone(self._ledger.remove(gone, before=task.mark))
         if loaded:

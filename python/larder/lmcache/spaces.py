@@ -79,6 +79,12 @@ class Space(NamedTuple):
         """Of a chunk."""
         return self.layout.bytes
 
+    @property
+    def chunk_tokens(self) -> int:
+        """0 if it is not known. LMCache's chunks of KV are (1 or 2, layers, tokens, width)."""
+        shape = self.layout.shapes[0]
+        return shape[2] if len(shape) == 4 else 0
+
 
 class Spaces:
     """The namespaces of an adapter, made when they are needed. A model without a weights tag has

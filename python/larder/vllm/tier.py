@@ -46,6 +46,7 @@ from larder.vllm.lookups import Lookups
 from larder.vllm.packing import UNTOLD, Packing
 from larder.vllm.settings import Settings
 from larder.vllm.spaces import GROUP_BYTES, KEY_BYTES, Marks, Space
+from larder.vllm.tokens import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -124,6 +125,7 @@ class LarderTier(SecondaryTierManager):
         self._meters = metrics.Meters(tier_type)
         self._jobs = Jobs()
         self._lookups = Lookups()
+        self._tokens = Tokens(parsed.prefill_rate)
         #: By request: keys of failed loads.
         self._failed: dict[str, set[bytes]] = {}
         #: By request that has not ended: its chunks' places.
@@ -214,6 +216,8 @@ class LarderTier(SecondaryTierManager):
                 found = self._lookups.answer(key, req_context.req_id)
                 if found is None:
                     return _RETRY
+            if self._tokens.counts(link.spaces, key[-GROUP_BYTES:]):
+                self._tokens.answered(key, found, req_context)
             return _HIT if found else _MISS
         except Exception:
             self._caught("lookup")
@@ -225,6 +229,8 @@ class LarderTier(SecondaryTierManager):
             link = self._keeper.link
             if link is not None:
                 self._lookups.send(link.queue, link.spaces)
+                for request in context.new_req_ids:
+                    self._tokens.scheduled(request, link.spaces)
             if self._lookups.late:
                 self._meters.add("late_lookups", self._lookups.late)
                 self._lookups.late = 0
@@ -368,6 +374,8 @@ class LarderTier(SecondaryTierManager):
 
     def _sort(self, job: Job, keys: list[bytes], statuses: bytes) -> None:
         names = _LOADS if job.is_load else _STORES
+        if job.is_load:
+            self._count_served(keys, statuses)
         bad: Counter[int] = Counter()
         for status, count in Counter(statuses).items():
             self._meters.add(names.get(Status(status), "failed_chunks"), count)
@@ -390,6 +398,11 @@ class LarderTier(SecondaryTierManager):
         if self._stored is not None and not job.is_load:
             self._hash_bytes = len(keys[0]) - GROUP_BYTES
             job.stored += [key for key, status in zip(keys, statuses) if status == Status.OK]
+
+    def _count_served(self, keys: list[bytes], statuses: bytes) -> None:
+        link, group = self._keeper.link, keys[0][-GROUP_BYTES:]
+        if link is not None and self._tokens.counts(link.spaces, group):
+            self._tokens.served(statuses.count(Status.OK), link.spaces[group])
 
     def _report(self, job: Job) -> JobResult:
         try:
@@ -424,6 +437,8 @@ class LarderTier(SecondaryTierManager):
             self._chains.pop(req_context.req_id, None)
             self._failed.pop(req_context.req_id, None)
             self._lookups.forget(req_context.req_id)
+            link = self._keeper.link
+            self._tokens.ended(req_context.req_id, {} if link is None else link.spaces)
         except Exception:
             self._caught("on_request_finished")
 

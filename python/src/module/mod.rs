@@ -85,6 +85,7 @@ fn parse_config(config: &str) -> PyResult<String> {
         "lease": config.lease.as_secs_f64(),
         "policy": config.policy.word(),
         "timeout": config.timeout.as_secs_f64(),
+        "prefill_rate": config.prefill_rate,
         "l4": l4,
     });
     Ok(json.to_string())

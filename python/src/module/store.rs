@@ -12,7 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_disk::probe::Want;
-use larder_engine::{Class, Hint, Part, PutOptions, StoreError as EngineError, SyncPolicy};
+use larder_engine::{
+    Class, Count, Hint, Part, PutOptions, StoreError as EngineError, SyncPolicy, Tokens,
+};
 use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
 use larder_store::inventory::Cursor;
 use larder_tools::l4::L4Config;
@@ -506,6 +508,23 @@ impl Namespace {
     fn longest_prefix(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<usize> {
         let keys = buffers::keys(keys)?;
         Ok(py.detach(|| self.space.longest_prefix(&keys)))
+    }
+
+    #[pyo3(signature = (*, asked=None, found=0, served=0, prefill_rate=None))]
+    fn count_tokens(&self, asked: Option<u64>, found: u64, served: u64, prefill_rate: Option<f64>) {
+        if let Some(tokens) = asked {
+            self.space.count(Count::Asked {
+                tokens,
+                found,
+                is_first: true,
+            });
+        }
+        if served > 0 {
+            self.space.count(Count::Served {
+                tokens: served,
+                prefill_rate,
+            });
+        }
     }
 
     fn contains<'py>(

@@ -61,6 +61,7 @@ use crate::sglang::trial::Way;
 use crate::store::{Handle, Patience, Space};
 use crate::worth::Worth;
 
+pub use lookup::Request;
 pub use pools::RegisterError;
 pub use registered::Memory;
 use registered::Registered;
@@ -267,7 +268,7 @@ impl Backend {
 
     fn new(place: Place, server: Server, config: &Config) -> Backend {
         // SGLang takes the smallest answer of all ranks, and their clocks differ.
-        let decides = [server.tp, server.pp, server.cp].map(|(rank, _)| rank) == [0; 3];
+        let decides = server.is_first_rank();
         Backend {
             place: RwLock::new(place),
             closing: AtomicBool::new(false),

@@ -18,7 +18,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::backend::{Backend as Inner, Memory};
+use super::backend::{Backend as Inner, Memory, Request};
 use super::hits::Policy;
 use super::pool::{Buffer, Pool};
 use super::space::{PoolFacts, Server};
@@ -66,6 +66,10 @@ fn chain(before: Option<&str>, depth: u32) -> Chain {
         before: before.and_then(|key| key.parse().ok()),
         depth,
     }
+}
+
+fn as_request((is_first, pages): (bool, usize)) -> Request {
+    Request { is_first, pages }
 }
 
 /// Runs work without the interpreter lock. A panic in it is logged and counts as a miss.
@@ -168,7 +172,9 @@ impl Backend {
         self.register_memory(py, &facts, memory)
     }
 
-    #[pyo3(signature = (pool, keys, before=None, depth=0))]
+    /// `request` is (whether this is its first lookup, its pages from the first key on), for the
+    /// counters of tokens.
+    #[pyo3(signature = (pool, keys, before=None, depth=0, request=None))]
     fn exists(
         &self,
         py: Python<'_>,
@@ -176,15 +182,18 @@ impl Backend {
         keys: &Bound<'_, PyAny>,
         before: Option<&str>,
         depth: u32,
+        request: Option<(bool, usize)>,
     ) -> PyResult<usize> {
         let (keys, chain) = (parse_keys(keys)?, chain(before, depth));
-        Ok(self.call(py, || self.inner.exists(pool, &keys, chain)))
+        let request = request.map(as_request);
+        Ok(self.call(py, || self.inner.exists(pool, &keys, chain, request)))
     }
 
     /// Returns (pages, pages of the anchor, reach of each pool, restorable lengths). A pool is
     /// (name, policy, a, b). Policies: `all`; `trailing`, a window of a pages; `groups`, b keys for
     /// each a pages.
-    #[pyo3(signature = (anchor, keys, pools, before=None, depth=0))]
+    #[pyo3(signature = (anchor, keys, pools, before=None, depth=0, request=None))]
+    #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn exists_in(
         &self,
         py: Python<'_>,
@@ -193,6 +202,7 @@ impl Backend {
         pools: Vec<(String, String, usize, usize)>,
         before: Option<&str>,
         depth: u32,
+        request: Option<(bool, usize)>,
     ) -> PyResult<(usize, usize, Vec<usize>, Vec<usize>)> {
         let (keys, chain) = (parse_keys(keys)?, chain(before, depth));
         let pools = pools
@@ -206,7 +216,10 @@ impl Backend {
                 (name, policy)
             })
             .collect::<Vec<_>>();
-        let hits = self.call(py, || self.inner.exists_in(anchor, &keys, chain, &pools));
+        let request = request.map(as_request);
+        let hits = self.call(py, || {
+            self.inner.exists_in(anchor, &keys, chain, &pools, request)
+        });
         Ok((hits.pages, hits.anchor, hits.reaches, hits.restorable))
     }
 

@@ -3,12 +3,10 @@
 //! SGLang removes some of its own keys before a backend sees them and leaves others; both kinds
 //! are accepted beside Larder's.
 
-use crate::config::{Config, ConfigError, PREFILL_RATE};
+use crate::config::{Config, ConfigError};
 
-/// Keys of SGLang: it reads them itself, or they select this backend. And the key that only this
-/// backend heeds.
-const KEYS: [&str; 12] = [
-    PREFILL_RATE,
+/// Keys of SGLang: it reads them itself, or they select this backend.
+const KEYS: [&str; 11] = [
     "backend_name",
     "module_path",
     "class_name",
@@ -67,7 +65,5 @@ mod tests {
             let error = rate(wrong).unwrap_err().to_string();
             assert!(error.contains("`prefill_rate`"), "{error}");
         }
-        // Other engines do not heed it.
-        assert!(Config::parse(r#"{"path":"p","prefill_rate":9000}"#).is_err());
     }
 }

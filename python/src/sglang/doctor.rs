@@ -6,7 +6,6 @@ use larder_disk::probe::{Fact, Level};
 use serde_json::{Map, Value};
 
 use super::config;
-use crate::config::PREFILL_RATE;
 use crate::doctor;
 
 /// The facts about a configuration that SGLang is given: see [`doctor::examine`].
@@ -54,14 +53,14 @@ fn keys(table: &Map<String, Value>) -> Vec<Fact> {
         ),
     }
     // A wrong value is named with the rest of the configuration.
-    let rate = table.get(PREFILL_RATE).and_then(Value::as_u64);
+    let rate = table.get("prefill_rate").and_then(Value::as_u64);
     let has_fault = !facts.is_empty();
     if let Some(rate) = rate {
         let what = format!(
             "stored pages are read only if that takes less time than computing {rate} tokens per \
              second"
         );
-        facts.push(Fact::ok(PREFILL_RATE, what));
+        facts.push(Fact::ok("prefill_rate", what));
     }
     if !has_fault {
         facts.push(Fact::ok("SGLang", "its own keys are as they should be"));

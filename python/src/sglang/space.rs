@@ -36,6 +36,14 @@ pub struct Server {
     pub prefetch_limit: Option<(f64, f64)>,
 }
 
+impl Server {
+    /// Whether this is the first rank, which decides and counts for all of them.
+    #[must_use]
+    pub fn is_first_rank(&self) -> bool {
+        [self.tp, self.pp, self.cp].map(|(rank, _)| rank) == [0; 3]
+    }
+}
+
 /// The description of a host pool.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PoolFacts {

@@ -197,7 +197,7 @@ fn read(store: &dyn PageStore, namespace: &Namespace, keys: &[PageKey], draft: &
     let mut pages: Vec<GetPage<'_, '_>> = pages
         .map(|(key, parts)| GetPage { key: *key, parts })
         .collect();
-    let statuses = store.get(id, &mut pages, None);
+    let statuses = store.get_uncounted(id, &mut pages, None);
     statuses.iter().all(|status| status.is_hit())
 }
 

@@ -122,7 +122,7 @@ use error::{check_l3, check_pool};
 use failures::Failures;
 use forwards::Forwards;
 use time::RealTime;
-use workers::Workers;
+use workers::{Terms, Workers};
 
 /// The components of a cache. Page 0 of each pool is padding: no request gets it, and its bytes are
 /// never copied.
@@ -196,7 +196,8 @@ impl Cache {
         if let Some(l3) = &l3 {
             check_l3(&config, &l2, &**l3)?;
         }
-        let workers = l3.map(|l3| Workers::start(&l3)).transpose()?;
+        let terms = Terms::of(&config);
+        let workers = l3.map(|l3| Workers::start(&l3, terms)).transpose()?;
         Ok(Cache {
             core: Core::new(config)?,
             device,

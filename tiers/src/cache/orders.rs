@@ -102,7 +102,18 @@ impl Cache {
                 }
                 return;
             }
-            Order::Exists { id, keys } => (Line::Prefetch, id, Ok(Work::Exists { id, keys })),
+            Order::Exists {
+                id,
+                keys,
+                is_counted,
+            } => {
+                let work = Work::Exists {
+                    id,
+                    keys,
+                    is_counted,
+                };
+                (Line::Prefetch, id, Ok(work))
+            }
             Order::Get { id, keys, l2 } => {
                 self.reads.insert(id, keys.len());
                 (

@@ -12,9 +12,11 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 
 use larder_base::fork::Origin;
+use larder_engine::Count;
 use larder_format::PageKey;
 
 use super::lent::LentPages;
+use crate::config::Config;
 use crate::core::{Done, OpId, Outcome};
 use crate::l3::L3;
 
@@ -23,6 +25,7 @@ pub(super) enum Work {
     Exists {
         id: OpId,
         keys: Vec<PageKey>,
+        is_counted: bool,
     },
     Get {
         id: OpId,
@@ -50,6 +53,28 @@ struct Ends {
     writing: Sender<Work>,
 }
 
+/// The facts by which tokens are counted.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    page_tokens: u64,
+    /// Tokens that the engine computes in a second, if known.
+    prefill_rate: Option<f64>,
+}
+
+impl Terms {
+    pub(super) fn of(config: &Config) -> Terms {
+        let rate = config.prefetch.break_even_tokens_per_second;
+        Terms {
+            page_tokens: config.page_tokens.into(),
+            prefill_rate: rate.map(|rate| f64::from(rate.get())),
+        }
+    }
+
+    fn tokens(&self, pages: usize) -> u64 {
+        pages as u64 * self.page_tokens
+    }
+}
+
 /// A completion, with the duration of a read in microseconds.
 pub(super) struct Answer {
     pub(super) done: Done,
@@ -69,7 +94,7 @@ pub(super) struct Workers {
 
 impl Workers {
     /// Starts the threads.
-    pub(super) fn start(l3: &Arc<dyn L3>) -> std::io::Result<Workers> {
+    pub(super) fn start(l3: &Arc<dyn L3>, terms: Terms) -> std::io::Result<Workers> {
         let (answer, answers) = channel();
         let (asking, to_ask) = channel();
         let (reading, to_read) = channel();
@@ -89,7 +114,7 @@ impl Workers {
             let (l3, queue, answer) = (l3.clone(), queue.clone(), answer.clone());
             let woken = workers.woken.clone();
             let thread = std::thread::Builder::new().name(format!("larder-l3-{name}"));
-            let thread = thread.spawn(move || serve(&*l3, &queue, &answer, &woken))?;
+            let thread = thread.spawn(move || serve(&*l3, terms, &queue, &answer, &woken))?;
             workers.threads.push(thread);
             Ok::<(), std::io::Error>(())
         };
@@ -147,6 +172,7 @@ impl Drop for Workers {
 
 fn serve(
     l3: &dyn L3,
+    terms: Terms,
     queue: &Mutex<Receiver<Work>>,
     answers: &Sender<Answer>,
     woken: &OnceLock<Waker>,
@@ -157,10 +183,28 @@ fn serve(
         let started = Instant::now();
         let mut read_micros = None;
         let (id, pages) = match work {
-            Work::Exists { id, keys } => (id, l3.longest_prefix(&keys)),
+            Work::Exists {
+                id,
+                keys,
+                is_counted,
+            } => {
+                let found = l3.longest_prefix(&keys);
+                if is_counted {
+                    l3.count(Count::Asked {
+                        tokens: terms.tokens(keys.len()),
+                        found: terms.tokens(found),
+                        is_first: true,
+                    });
+                }
+                (id, found)
+            }
             Work::Get { id, keys, mut into } => {
                 let pages = into.get(l3, &keys);
                 read_micros = u64::try_from(started.elapsed().as_micros()).ok();
+                l3.count(Count::Served {
+                    tokens: terms.tokens(pages),
+                    prefill_rate: terms.prefill_rate,
+                });
                 (id, pages)
             }
             Work::Put {

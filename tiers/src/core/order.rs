@@ -51,6 +51,8 @@ pub enum Order {
         id: OpId,
         /// The keys, consecutive in their chain.
         keys: Vec<PageKey>,
+        /// Whether it counts as a request: it is the first one for its prompt.
+        is_counted: bool,
     },
     /// Read pages of L3 into L2.
     Get {

@@ -86,6 +86,7 @@ impl Core {
         self.orders.push_back(Order::Exists {
             id: OpId(number),
             keys: keys[from..].to_vec(),
+            is_counted: prompt.is_first_lookup(),
         });
         let words = prompt.words()[..pages * self.page_tokens.get() as usize].to_vec();
         let prefetch = Prefetch {

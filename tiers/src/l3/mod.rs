@@ -14,7 +14,7 @@
 mod files;
 mod store;
 
-use larder_engine::{GetPage, PutPage};
+use larder_engine::{Count, GetPage, PutPage};
 use larder_format::{Namespace, PageKey};
 
 pub use files::{FilesError, FilesL3};
@@ -42,4 +42,7 @@ pub trait L3: Send + Sync {
 
     /// Reports that these pages were used in an upper tier.
     fn touch(&self, keys: &[PageKey]);
+
+    /// Counts for a request. An L3 without counters ignores it.
+    fn count(&self, _count: Count) {}
 }

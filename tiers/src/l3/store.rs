@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder_engine::{
-    GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus, Refusal,
-    StoreError,
+    Count, GetPage, GetStatus, Hint, NamespaceId, PageStore, PutOptions, PutPage, PutStatus,
+    Refusal, StoreError,
 };
 use larder_format::{Namespace, PageKey};
 use larder_store::fit::check_page;
@@ -97,5 +97,9 @@ impl L3 for StoreL3 {
 
     fn touch(&self, keys: &[PageKey]) {
         self.store.touch(self.id, keys, Hint::default());
+    }
+
+    fn count(&self, count: Count) {
+        self.store.count(self.id, count);
     }
 }

@@ -1,9 +1,11 @@
 //! The pages of an engine after a restart, and after an exit without `close`.
 
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use larder_engine::report;
 use larder_tiers::config::WritePolicy;
 use larder_tiers::{PrefixCache, PrefixOptions};
 use nix::sys::signal::{Signal, raise};
@@ -91,6 +93,33 @@ fn close_keeps_the_pages_of_the_last_moment() {
     cache.close().unwrap();
     let cache = open(&path);
     assert_eq!(serve(&cache, &toy(), &prompt(20, 0)).l3, 20 * PAGE);
+    cache.close().unwrap();
+}
+
+#[test]
+fn tokens_are_counted_once_a_request() {
+    let (_directory, path) = store();
+    let cache = open(&path);
+    serve(&cache, &toy(), &prompt(10, 0));
+    cache.close().unwrap();
+    let mut options = PrefixOptions::new(&toy().model(), 60, 60);
+    options.config.prefetch.break_even_tokens_per_second = NonZeroU32::new(1000);
+    let cache = options.open(&path, 128 << 20).unwrap();
+    let tokens = || report(&path).unwrap().totals.spaces.tokens();
+    // The first half is in L3, the whole prompt in L1 from then on.
+    let longer: Vec<u64> = prompt(10, 0)[..5 * PAGE]
+        .iter()
+        .copied()
+        .chain(prompt(5, 3))
+        .collect();
+    serve(&cache, &toy(), &longer);
+    let page = PAGE as u64;
+    let counted = tokens();
+    assert_eq!((counted.requests, counted.served), (1, 5 * page));
+    assert_eq!(counted.saved_ms, 5 * page);
+    assert_eq!((counted.found, counted.not_found), (5 * page, 5 * page));
+    serve(&cache, &toy(), &longer);
+    assert_eq!(tokens(), counted);
     cache.close().unwrap();
 }
 

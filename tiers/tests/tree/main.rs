@@ -53,7 +53,7 @@ fn settle(core: &mut Core) -> Vec<Order> {
         let end = match &order {
             Order::BackUp { id, .. } | Order::Load { id, .. } => Some((*id, Outcome::Copied(true))),
             Order::Put { id, keys, .. }
-            | Order::Exists { id, keys }
+            | Order::Exists { id, keys, .. }
             | Order::Get { id, keys, .. } => Some((*id, Outcome::Pages(keys.len()))),
             Order::Touch { .. } => None,
         };

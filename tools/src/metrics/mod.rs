@@ -63,6 +63,7 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fm
     type None = Option<&'static Exemplar<[(&'static str, &'static str); 0], f64>>;
     match value {
         Value::Count(count) => encoder.encode_counter(count, None::None),
+        Value::Seconds(seconds) => encoder.encode_counter(seconds, None::None),
         Value::Gauge(value) => encoder.encode_gauge(value),
         Value::Times(buckets) => {
             let bounds = larder_base::latency::BOUNDS_NS.into_iter();
@@ -107,7 +108,7 @@ fn text_of(view: Option<&View>, drives: &[(String, Health)]) -> String {
 impl Metric {
     fn kind(&self) -> MetricType {
         match self.samples.first().map(|sample| &sample.value) {
-            Some(Value::Count(_)) => MetricType::Counter,
+            Some(Value::Count(_) | Value::Seconds(_)) => MetricType::Counter,
             Some(Value::Times(_)) => MetricType::Histogram,
             Some(Value::Gauge(_)) | None => MetricType::Gauge,
         }

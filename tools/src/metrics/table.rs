@@ -36,6 +36,8 @@ pub(super) struct Sample {
 pub(super) enum Value {
     /// Of a counter.
     Count(u64),
+    /// Of a counter of seconds.
+    Seconds(f64),
     Gauge(f64),
     /// Of a histogram, in seconds.
     Times(Buckets),
@@ -303,7 +305,7 @@ fn namespaces(table: &mut Table, view: &View) {
     }
 }
 
-/// Hits and misses by namespace.
+/// Hits, misses and tokens by namespace.
 fn reads(table: &mut Table, spaces: &Spaces) {
     for (name, reads) in spaces.iter() {
         table.sample(
@@ -322,6 +324,44 @@ fn reads(table: &mut Table, spaces: &Spaces) {
                 value,
             );
         }
+    }
+    for (name, reads) in spaces.iter() {
+        table.sample(
+            "larder_requests{kv_namespace}",
+            "Requests that asked for tokens",
+            &[name],
+            Value::Count(reads.tokens.requests),
+        );
+    }
+    for (name, reads) in spaces.iter() {
+        let results = [
+            ("found", reads.tokens.found),
+            ("not_found", reads.tokens.not_found),
+        ];
+        for (result, tokens) in results {
+            table.sample(
+                "larder_lookup_tokens{kv_namespace,result}",
+                "Tokens that requests asked for, by result",
+                &[name, result],
+                Value::Count(tokens),
+            );
+        }
+    }
+    for (name, reads) in spaces.iter() {
+        table.sample(
+            "larder_served_tokens{kv_namespace}",
+            "Tokens whose pages requests read from the store",
+            &[name],
+            Value::Count(reads.tokens.served),
+        );
+    }
+    for (name, reads) in spaces.iter() {
+        table.sample(
+            "larder_saved_prefill_seconds{kv_namespace}",
+            "Time that computing these tokens would have taken, where the rate is known",
+            &[name],
+            Value::Seconds(reads.tokens.saved_ms as f64 / 1e3),
+        );
     }
 }
 

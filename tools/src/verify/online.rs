@@ -115,5 +115,5 @@ fn read(store: &dyn PageStore, id: NamespaceId, shape: &PageShape, key: PageKey)
         .map(|part| IoSliceMut::new(part))
         .collect();
     let parts = &mut parts[..];
-    store.get(id, &mut [GetPage { key, parts }], None)[0]
+    store.get_uncounted(id, &mut [GetPage { key, parts }], None)[0]
 }

@@ -9,7 +9,7 @@ use larder_format::{Namespace, PageKey};
 
 use super::role::{Client, Decider, Role};
 use super::{LEFT_UNDONE, Store};
-use crate::api::{GetPage, PageStore, PutOptions, PutPage, Recall, Stats};
+use crate::api::{Count, GetPage, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 
@@ -66,6 +66,22 @@ impl PageStore for Store {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
+        let statuses = self.get_uncounted(namespace, pages, deadline);
+        self.inner.with(namespace, |decider, space| match decider {
+            Decider::Owner(own) => own.store.count_read(space.id, &statuses),
+            Decider::Client(client) => client.counted(|remote, data| {
+                data.count_read(&**remote, space.id, &statuses);
+            }),
+        });
+        statuses
+    }
+
+    fn get_uncounted(
+        &self,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
         let count = pages.len();
         let mut statuses = self
             .inner
@@ -75,6 +91,14 @@ impl PageStore for Store {
             .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count]);
         self.get_arrived(namespace, pages, &mut statuses, deadline);
         statuses
+    }
+
+    /// A client sends the owner its counts with those of its next get or put, and once a second.
+    fn count(&self, namespace: NamespaceId, count: Count) {
+        self.inner.with(namespace, |decider, space| match decider {
+            Decider::Owner(own) => own.store.count(space.id, count),
+            Decider::Client(Client { remote, data, .. }) => data.count(&**remote, space.id, count),
+        });
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {

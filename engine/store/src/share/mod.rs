@@ -512,19 +512,6 @@ impl Store {
         self.inner.turns.load(Ordering::Acquire)
     }
 
-    /// Counts pages that this process found and decided not to read: because it computes them
-    /// faster, and because it did not know the time of a read yet. See
-    /// [`Counts`](larder_core::counters::Counts).
-    pub fn count_unread(&self, slow: u64, unmeasured: u64) {
-        match self.inner.role().as_deref() {
-            Some(Role::Owner(owner)) => owner.store.data.count_unread(slow, unmeasured),
-            Some(Role::Client(client)) => {
-                client.counted(|_, data| data.count_unread(slow, unmeasured));
-            }
-            Some(Role::Nobody | Role::Closed) | None => {}
-        }
-    }
-
     /// The owner's report.
     ///
     /// # Errors

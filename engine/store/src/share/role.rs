@@ -214,6 +214,7 @@ impl<'a> Decider<'a> {
         }
     }
 
+    /// See `PageStore::get_uncounted`.
     pub(super) fn get(
         self,
         space: Known,
@@ -226,12 +227,12 @@ impl<'a> Decider<'a> {
                     let store = &owner.store;
                     store.get_staged(&service.reads, space.id, pages, deadline)
                 }
-                _ => owner.store.get(space.id, pages, deadline),
+                _ => owner.store.get_uncounted(space.id, pages, deadline),
             },
-            Decider::Client(client) => client.counted(|remote, data| match space.is_shared {
+            Decider::Client(Client { remote, data, .. }) => match space.is_shared {
                 true => data.get_staged(&**remote, &**remote, space.id, pages, deadline),
                 false => data.get(&**remote, space.id, pages, deadline),
-            }),
+            },
         }
     }
 }

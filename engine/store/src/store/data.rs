@@ -7,13 +7,14 @@ use std::time::Duration;
 use larder_base::ids::NamespaceId;
 use larder_base::latency::{DeviceLatencies, Latency};
 use larder_core::counters::{Counted, Counts, Latencies, Tally};
+use larder_core::status::GetStatus;
 use larder_disk::{Board, Disk, Pacing, Piece};
 use larder_format::PageKey;
 
 use super::hang::Hangs;
 use super::notices::Notices;
 use super::recheck::Recheck;
-use crate::api::Stats;
+use crate::api::{Count, Stats};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::spaces::SpaceCounters;
@@ -130,11 +131,32 @@ impl DataPath {
         counts
     }
 
-    /// See [`Store::count_unread`](crate::share::Store::count_unread).
-    pub(crate) fn count_unread(&self, slow: u64, unmeasured: u64) {
-        let mut counts = Counts::default();
-        (counts.slow, counts.unmeasured) = (slow, unmeasured);
-        self.counters.calls.add(counts);
+    /// Counts the pages of a get of a request.
+    pub(crate) fn count_read<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        statuses: &[GetStatus],
+    ) {
+        if let Some(shape) = catalog.shape(namespace) {
+            self.counters.reads.count(shape.fingerprint, statuses);
+        }
+    }
+
+    /// See [`PageStore::count`](crate::api::PageStore::count).
+    pub(crate) fn count<C: Catalog + ?Sized>(
+        &self,
+        catalog: &C,
+        namespace: NamespaceId,
+        count: Count,
+    ) {
+        if let Count::Unread { slow, unmeasured } = count {
+            let mut counts = Counts::default();
+            (counts.slow, counts.unmeasured) = (slow, unmeasured);
+            self.counters.calls.add(counts);
+        } else if let Some(shape) = catalog.shape(namespace) {
+            self.counters.reads.count_tokens(shape.fingerprint, count);
+        }
     }
 
     /// Adds this data path's counters.

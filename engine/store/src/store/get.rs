@@ -78,8 +78,6 @@ pub(super) fn get<C: Catalog + ?Sized>(
     for pages in pages.chunks_mut(slice.max(1)) {
         statuses.extend(get.slice(pages));
     }
-    let reads = &data.counters.reads;
-    reads.count(shape.fingerprint, statuses.iter().copied());
     statuses
 }
 

@@ -57,7 +57,7 @@ use larder_core::policy::make;
 use larder_core::status::{GetStatus, MissReason, PutStatus, Refusal};
 use larder_format::{Namespace, PageKey};
 
-use crate::api::{GetPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
+use crate::api::{Count, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::{Allocator, Catalog};
 use crate::error::StoreError;
 use crate::inventory::Inventory;
@@ -241,7 +241,7 @@ impl LocalStore {
         LocalStore::open_with(path, options, Access::AtOnce, may_open)
     }
 
-    /// Like [`PageStore::get`], shared with clients.
+    /// Like [`PageStore::get_uncounted`], shared with clients.
     pub(crate) fn get_staged(
         &self,
         stage: &dyn Stage,
@@ -254,6 +254,11 @@ impl LocalStore {
         };
         self.data
             .get_staged(&*self.local, stage, namespace, pages, deadline)
+    }
+
+    /// Counts the pages of a get of a request.
+    pub(crate) fn count_read(&self, namespace: NamespaceId, statuses: &[GetStatus]) {
+        self.data.count_read(&*self.local, namespace, statuses);
     }
 
     pub(crate) fn catalog(&self) -> &dyn Allocator {
@@ -378,10 +383,25 @@ impl PageStore for LocalStore {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
+        let statuses = self.get_uncounted(namespace, pages, deadline);
+        self.count_read(namespace, &statuses);
+        statuses
+    }
+
+    fn get_uncounted(
+        &self,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+    ) -> Vec<GetStatus> {
         let Some(_gate) = self.enter() else {
             return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
         };
         self.data.get(&*self.local, namespace, pages, deadline)
+    }
+
+    fn count(&self, namespace: NamespaceId, count: Count) {
+        self.data.count(&*self.local, namespace, count);
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {

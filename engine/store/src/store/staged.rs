@@ -130,8 +130,6 @@ pub(crate) fn get(
     if let Some(window) = under_way {
         window.finish(&mut patience, &mut statuses);
     }
-    let read = statuses.iter().copied();
-    data.counters.reads.count(shape.fingerprint, read);
     statuses.extend(alone);
     Some(statuses)
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use larder_engine::Count as Counted;
 use larder_format::PageKey;
 
 use super::{Backend, Memory, Registered};
@@ -9,11 +10,49 @@ use crate::chain::Chain;
 use crate::sglang::hits::{self, Hits, Policy};
 use crate::sglang::meters::Count;
 
+/// The request of a lookup, for the counters of tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Whether it is the request's first lookup.
+    pub is_first: bool,
+    /// Pages of the request from the first of the lookup on. SGLang asks for no page behind a
+    /// missing one.
+    pub pages: usize,
+}
+
 impl Backend {
-    /// Number of leading `keys` that are stored in `pool` and worth a read.
-    pub fn exists(self: &Arc<Self>, pool: &str, keys: &[PageKey], chain: Chain) -> usize {
+    /// Number of leading `keys` that are stored in `pool` and worth a read. Counts the tokens of
+    /// the request, if there is one.
+    pub fn exists(
+        self: &Arc<Self>,
+        pool: &str,
+        keys: &[PageKey],
+        chain: Chain,
+        request: Option<Request>,
+    ) -> usize {
         let found = self.found(pool, keys, chain);
+        self.count_tokens(pool, keys.len(), found, request);
         self.worthwhile(keys, found, &[(pool, Policy::All)])
+    }
+
+    fn count_tokens(&self, pool: &str, asked: usize, found: usize, request: Option<Request>) {
+        let request = request.filter(|_| self.server.is_first_rank());
+        let (Some(request), Some(pool)) = (request, self.pool(pool)) else {
+            return;
+        };
+        // The rest of a request behind its first missing page.
+        let asked = match found < asked {
+            true => request.pages.max(asked),
+            false => found,
+        };
+        let tokens = |pages: usize| (pages * pool.page_tokens) as u64;
+        if let Some((_store, space)) = self.space_of(&pool) {
+            space.count(Counted::Asked {
+                tokens: tokens(asked),
+                found: tokens(found),
+                is_first: request.is_first,
+            });
+        }
     }
 
     fn found(&self, pool: &str, keys: &[PageKey], chain: Chain) -> usize {
@@ -55,6 +94,7 @@ impl Backend {
         keys: &[PageKey],
         chain: Chain,
         pools: &[(String, Policy)],
+        request: Option<Request>,
     ) -> Hits {
         let pages = self.found(anchor, keys, chain);
         let held = pools
@@ -62,6 +102,7 @@ impl Backend {
             .map(|(name, policy)| (*policy, self.held(name, &keys[..pages])))
             .collect::<Vec<_>>();
         let mut hits = hits::restorable(pages, &held);
+        self.count_tokens(anchor, keys.len(), hits.pages, request);
         let read: Vec<(&str, Policy)> = std::iter::once((anchor, Policy::All))
             .chain(pools.iter().map(|(name, policy)| (name.as_str(), *policy)))
             .collect();

@@ -15,6 +15,9 @@ use crate::sglang::pool::Pool;
 use crate::sglang::space::{PoolFacts, SpaceError, namespace};
 use crate::sglang::trial::Trial;
 
+/// SGLang's name of the pool with the model's KV.
+const ANCHOR: &str = "kv";
+
 /// Why a pool cannot be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
@@ -74,6 +77,7 @@ impl Backend {
         };
         let registered = Registered {
             parts,
+            is_anchor: facts.name == ANCHOR,
             page_tokens: facts.page_tokens as usize,
             namespace: space,
             space: OnceLock::new(),

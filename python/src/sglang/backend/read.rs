@@ -3,7 +3,7 @@
 use std::io::IoSliceMut;
 use std::time::Instant;
 
-use larder_engine::{GetPage, GetStatus, MissReason};
+use larder_engine::{Count as Counted, GetPage, GetStatus, MissReason};
 use larder_format::PageKey;
 
 use super::{Backend, Registered};
@@ -66,6 +66,7 @@ impl Backend {
             statuses.extend(some);
         }
         let read = self.count_gets(&statuses);
+        self.count_served(pool, read);
         let (bytes, took) = (pool.bytes_of(read), started.elapsed());
         self.meters.got(keys.len(), bytes, took);
         if let Some(worth) = &self.worth {
@@ -99,6 +100,20 @@ impl Backend {
                 let shape = Shape::new(&pool.parts);
                 self.arenas[0].read(&shape, keys, memory, read)
             }
+        }
+    }
+
+    /// Counts the tokens of pages that were read, on the rank and for the pool that count requests.
+    fn count_served(&self, pool: &Registered, pages: usize) {
+        if !self.server.is_first_rank() || !pool.is_anchor || pages == 0 {
+            return;
+        }
+        let rate = self.config.prefill_rate.map(|rate| rate.get().into());
+        if let Some((_store, space)) = self.space_of(pool) {
+            space.count(Counted::Served {
+                tokens: (pages * pool.page_tokens) as u64,
+                prefill_rate: rate,
+            });
         }
     }
 

@@ -30,6 +30,8 @@ pub(super) struct Registered {
     pub(super) memory: Memory,
     /// Bytes per part.
     pub(super) parts: Vec<usize>,
+    /// Whether lookups begin with it: the pool of the model's KV.
+    pub(super) is_anchor: bool,
     pub(super) page_tokens: usize,
     /// The namespace of its pages; `None` if it holds no bytes.
     pub(super) namespace: Option<Namespace>,

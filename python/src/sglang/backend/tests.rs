@@ -133,7 +133,7 @@ fn a_store_is_created_for_the_largest_page_once_the_pools_are_known() {
         backend.set_flat("mamba", &chain, &[&page], Some(Chain::default())),
         [true]
     );
-    assert_eq!(backend.exists("mamba", &chain, Chain::default()), 1);
+    assert_eq!(backend.exists("mamba", &chain, Chain::default(), None), 1);
     assert_eq!(count(&backend, "stored"), 1);
     assert!(backend.close());
 }
@@ -242,7 +242,7 @@ fn pages_after_a_tail_that_was_left_out_are_left_out_too() {
         );
     }
     assert_eq!(count(&backend, "dropped"), 4);
-    assert_eq!(backend.exists("kv", &chain[4..], Chain::default()), 0);
+    assert_eq!(backend.exists("kv", &chain[4..], Chain::default(), None), 0);
     // A different chain is not affected, and resets the state.
     assert_eq!(
         backend.set("kv", &chain[2..4], &[2, 3], after(1)),
@@ -252,7 +252,7 @@ fn pages_after_a_tail_that_was_left_out_are_left_out_too() {
         backend.set("kv", &chain[4..6], &[2, 3], after(3)),
         [true; 2]
     );
-    assert_eq!(backend.exists("kv", &chain, Chain::default()), 6);
+    assert_eq!(backend.exists("kv", &chain, Chain::default(), None), 6);
     assert_eq!(count(&backend, "dropped"), 4);
     assert!(backend.close());
 }
@@ -274,7 +274,7 @@ fn running_calls_continue_with_the_next_owner() {
         let calls = scope.spawn(|| {
             for round in 2..40 {
                 let other = keys(8, round);
-                assert_eq!(client.exists("kv", &chain, Chain::default()), 8);
+                assert_eq!(client.exists("kv", &chain, Chain::default(), None), 8);
                 assert_eq!(
                     client.set("kv", &other, &indices, Some(Chain::default())),
                     [true; 8]
@@ -319,7 +319,7 @@ fn without_a_next_owner_calls_miss_at_once_and_a_clear_waits() {
     let client = backend(directory.path(), &mut second);
     let chain = keys(2, 1);
     let set = || client.set("kv", &chain, &[0, 1], Some(Chain::default()));
-    let exists = || client.exists("kv", &chain, Chain::default());
+    let exists = || client.exists("kv", &chain, Chain::default(), None);
     assert_eq!(set(), [true; 2]);
     let away = Away::take(directory.path());
     assert!(owner.close());
@@ -363,13 +363,13 @@ fn pages_cleared_before_the_store_was_attached_are_not_served() {
     std::fs::remove_file(&path).unwrap();
     std::fs::rename(&aside, &path).unwrap();
     assert!(backend.try_again());
-    assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
+    assert_eq!(backend.exists("kv", &chain, Chain::default(), None), 0);
     assert_eq!(backend.get("kv", &chain, &[0, 1]), [false; 2]);
     assert_eq!(
         backend.set("kv", &chain, &[0, 1], Some(Chain::default())),
         [true; 2]
     );
-    assert_eq!(backend.exists("kv", &chain, Chain::default()), 2);
+    assert_eq!(backend.exists("kv", &chain, Chain::default(), None), 2);
     assert!(backend.close());
 }
 
@@ -389,7 +389,7 @@ fn a_closed_backend_touches_nothing_and_stays_closed() {
         backend.set("kv", &chain, &[0, 1], Some(Chain::default())),
         [false; 2]
     );
-    assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
+    assert_eq!(backend.exists("kv", &chain, Chain::default(), None), 0);
     let cleared = backend.clear();
     assert!(matches!(
         cleared,
@@ -434,13 +434,13 @@ fn a_store_that_becomes_available_late_is_used_from_then_on() {
     let store = |pool| backend.set(pool, &chain, &[0, 1], Some(Chain::default()));
     assert_eq!(store("kv"), [false; 2]);
     assert!(!backend.try_again());
-    assert_eq!(backend.exists("kv", &chain, Chain::default()), 0);
+    assert_eq!(backend.exists("kv", &chain, Chain::default(), None), 0);
     std::fs::remove_file(&path).unwrap();
     assert!(backend.try_again());
     register(&backend, "draft", &mut after);
     for pool in ["kv", "draft"] {
         assert_eq!(store(pool), [true; 2]);
-        assert_eq!(backend.exists(pool, &chain, Chain::default()), 2);
+        assert_eq!(backend.exists(pool, &chain, Chain::default(), None), 2);
         assert_eq!(backend.get(pool, &chain, &[0, 1]), [true; 2]);
     }
     assert!(backend.try_again());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_engine::{AlignedBuf, GetPage, GetStatus, MissReason};
+use larder_engine::{AlignedBuf, Count as Counted, GetPage, GetStatus, MissReason};
 use larder_format::PageKey;
 
 use super::{Backend, Registered};
@@ -72,11 +72,14 @@ impl Backend {
         };
         self.meters.add(count, left);
         self.explained.explain(cause);
-        if let Some(store) = self.attached() {
-            match count {
-                Count::Slow => store.count_unread(left, 0),
-                _ => store.count_unread(0, left),
-            }
+        if let Some(pool) = &measured
+            && let Some((_store, space)) = self.space_of(pool)
+        {
+            let (slow, unmeasured) = match count {
+                Count::Slow => (left as u64, 0),
+                _ => (0, left as u64),
+            };
+            space.count(Counted::Unread { slow, unmeasured });
         }
         if let Some(pool) = measured
             && worth.should_measure()

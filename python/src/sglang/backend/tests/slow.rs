@@ -94,14 +94,14 @@ fn slow_backend(path: &Path, server: Server, memory: &mut Memories) -> (Arc<Back
 
 /// Looks up until a measurement has ended, which the first lookup starts.
 fn exists_when_measured(backend: &Arc<Backend>, chain: &[PageKey]) -> usize {
-    assert_eq!(backend.exists("kv", chain, Chain::default()), 0);
+    assert_eq!(backend.exists("kv", chain, Chain::default(), None), 0);
     let worth = backend.worth.as_ref().unwrap();
     let patience = Instant::now() + Duration::from_secs(120);
     while worth.seconds(1).is_none() {
         assert!(Instant::now() < patience, "no measurement");
         std::thread::yield_now();
     }
-    backend.exists("kv", chain, Chain::default())
+    backend.exists("kv", chain, Chain::default(), None)
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn pages_on_a_slow_disk_are_left_and_counted() {
 fn exists_or_none(backend: &Arc<Backend>, chain: &[PageKey]) -> usize {
     match backend.worth.as_ref().unwrap().seconds(1) {
         None => exists_when_measured(backend, chain),
-        Some(_) => backend.exists("kv", chain, Chain::default()),
+        Some(_) => backend.exists("kv", chain, Chain::default(), None),
     }
 }
 
@@ -151,7 +151,7 @@ fn what_is_read_faster_than_computed_is_found_and_learnt_from() {
     // As fast as memory, on any disk.
     let worth = backend.worth.as_ref().unwrap();
     worth.read(1 << 30, Duration::from_millis(1));
-    assert_eq!(backend.exists("kv", &chain, Chain::default()), 16);
+    assert_eq!(backend.exists("kv", &chain, Chain::default(), None), 16);
     let before = worth.seconds(1).unwrap();
     assert_eq!(backend.get("kv", &chain, &indices), [true; 16]);
     assert!(
@@ -175,6 +175,6 @@ fn the_first_rank_decides_for_all() {
         [true; 4]
     );
     assert!(backend.worth.is_none());
-    assert_eq!(backend.exists("kv", &chain, Chain::default()), 4);
+    assert_eq!(backend.exists("kv", &chain, Chain::default(), None), 4);
     assert!(backend.close());
 }

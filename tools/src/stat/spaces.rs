@@ -1,0 +1,134 @@
+//! The namespaces of a store: their pages, reads and tokens.
+
+use larder_core::counters::Counted;
+use larder_store::share::View;
+use larder_store::spaces::{Reads, Tokens};
+use serde::Serialize;
+
+use crate::metrics::{NAMESPACES_MAX, OTHER};
+use crate::report::Lines;
+use crate::size::ByteSize;
+
+/// Most namespaces with a line for people.
+const LINES_MAX: usize = 16;
+
+/// A namespace, or all further ones together.
+#[derive(Serialize)]
+pub(super) struct Space {
+    /// Its fingerprint, or `other`.
+    fingerprint: String,
+    /// `None` if its record is lost, and for several together.
+    model: Option<String>,
+    /// Its pages in the store, and their bytes.
+    pages: u64,
+    bytes: u64,
+    /// Its reads and tokens, by all processes.
+    #[serde(flatten)]
+    reads: Reads,
+    pages_missed: u64,
+}
+
+/// The namespaces with pages, those with the most bytes first; then those that had some.
+pub(super) fn spaces(view: &View) -> Vec<Space> {
+    let mut spaces: Vec<Space> = Vec::new();
+    for of in &view.spaces {
+        let is_listed = spaces.len() < NAMESPACES_MAX;
+        let (pages, bytes) = (of.usage.pages, of.usage.bytes);
+        if !is_listed && let Some(other) = spaces.iter_mut().find(|space| space.is_other()) {
+            other.pages += pages;
+            other.bytes += bytes;
+            continue;
+        }
+        let named = of.namespace.as_ref().filter(|_| is_listed);
+        spaces.push(Space {
+            model: named.map(|named| named.fields().model.clone()),
+            pages,
+            bytes,
+            ..Space::empty(match is_listed {
+                true => of.usage.namespace.to_string(),
+                false => OTHER.to_owned(),
+            })
+        });
+    }
+    for (name, reads) in view.report.totals.spaces.iter() {
+        let at = spaces.iter().position(|space| space.fingerprint == name);
+        let at = at.unwrap_or_else(|| {
+            spaces.push(Space::empty(name.to_owned()));
+            spaces.len() - 1
+        });
+        spaces[at].pages_missed = reads.misses.total();
+        spaces[at].reads = reads;
+    }
+    spaces
+}
+
+impl Space {
+    fn empty(fingerprint: String) -> Space {
+        Space {
+            fingerprint,
+            model: None,
+            pages: 0,
+            bytes: 0,
+            reads: Reads::default(),
+            pages_missed: 0,
+        }
+    }
+
+    fn is_other(&self) -> bool {
+        self.fingerprint == OTHER
+    }
+}
+
+/// A line for each of the first namespaces.
+pub(super) fn lines(spaces: &[Space], lines: &mut Lines) {
+    if spaces.is_empty() {
+        return;
+    }
+    let headings = [
+        "Namespace",
+        "model",
+        "pages",
+        "size",
+        "hits",
+        "misses",
+        "asked",
+        "found",
+        "read",
+    ];
+    let row = |space: &Space| {
+        let tokens = space.reads.tokens;
+        vec![
+            space.fingerprint.clone(),
+            space.model.clone().unwrap_or_else(|| "?".to_owned()),
+            space.pages.to_string(),
+            ByteSize(space.bytes).to_string(),
+            space.reads.hits.to_string(),
+            space.pages_missed.to_string(),
+            (tokens.found + tokens.not_found).to_string(),
+            tokens.found.to_string(),
+            tokens.served.to_string(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = spaces.iter().take(LINES_MAX).map(row).collect();
+    lines.table(&headings, &rows);
+    if spaces.len() > LINES_MAX {
+        lines.text("More namespaces: --json lists all of them.");
+    }
+}
+
+/// The tokens of all requests in a sentence.
+pub(super) fn tokens_line(tokens: &Tokens) -> String {
+    let asked = tokens.found + tokens.not_found;
+    if asked == 0 {
+        return "no request counted".to_owned();
+    }
+    let share = 100.0 * tokens.found as f64 / asked as f64;
+    let saved = match tokens.saved_ms {
+        0 => String::new(),
+        saved => format!("; {:.1} s of prefill saved", saved as f64 / 1e3),
+    };
+    format!(
+        "{asked} asked for by {} requests, {} found ({share:.1} %), {} read{saved}",
+        tokens.requests, tokens.found, tokens.served
+    )
+}
