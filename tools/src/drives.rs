@@ -16,6 +16,22 @@ pub struct Drive {
     pub health: io::Result<Health>,
 }
 
+/// The remedy for a drive whose report cannot be read.
+pub fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => {
+            "run as root to read it"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "the report takes the capability CAP_SYS_ADMIN, in a container too"
+        }
+        io::ErrorKind::NotFound => {
+            "its device node is not here: a container, or PrivateDevices= of a unit, hides it"
+        }
+        _ => "a virtual drive, and some controllers, have no such report",
+    }
+}
+
 /// The drives under a block device, or under the device of a file system.
 pub fn under(device: u64) -> Vec<Drive> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));

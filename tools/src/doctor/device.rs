@@ -54,17 +54,19 @@ fn stable_name(directory: &Path, device: u64) -> Option<PathBuf> {
 
 /// The health of the drives under a file system or device, where this process may ask them.
 pub(super) fn health(device: u64, facts: &mut Facts) {
-    for drive in drives::under(device) {
+    let drives = drives::under(device);
+    if drives.is_empty() {
+        let what = "none: the volume is on no drive of this machine, but in memory, in the layer \
+            of a container, or in the network";
+        facts.push(Fact::ok("drive health", what));
+    }
+    for drive in drives {
         let name = &drive.name;
         match drive.health {
             Ok(health) => judge(name, &health, facts),
             Err(error) => {
-                let advice = match rustix::process::geteuid().is_root() {
-                    true => "the device, or its container, does not tell programs",
-                    false => "root may ask it",
-                };
-                let what =
-                    format!("{name}: not readable: {error}; {advice} (`smartctl -a /dev/{name}`)");
+                let advice = drives::advice(&error);
+                let what = format!("{name}: not readable: {error}; {advice}");
                 facts.push(Fact::ok("drive health", what));
             }
         }

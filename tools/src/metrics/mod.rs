@@ -14,7 +14,6 @@ mod wear;
 use std::fmt;
 use std::path::Path;
 
-use larder_disk::health::Health;
 use larder_engine::StoreError;
 use larder_store::share::{View, view};
 use prometheus_client::collector::Collector;
@@ -24,7 +23,7 @@ use prometheus_client::metrics::exemplar::Exemplar;
 use prometheus_client::registry::Registry;
 
 use table::{Metric, Sample, Value};
-use wear::wear;
+use wear::{Drive, wear};
 
 /// The content type of the text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -96,7 +95,7 @@ pub fn text(path: &Path) -> Result<String, StoreError> {
 }
 
 /// The metrics of an owner's answer; `None` if there is none.
-fn text_of(view: Option<&View>, drives: &[(String, Health)]) -> String {
+fn text_of(view: Option<&View>, drives: &[Drive]) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Collected(table::metrics(view, drives))));
     let mut text = String::new();
@@ -129,6 +128,7 @@ pub(crate) fn begun_small(text: &str) -> String {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use larder_disk::health::Health;
     use prometheus_client::registry::Unit;
 
     use super::*;
@@ -165,7 +165,8 @@ mod tests {
             media_errors: Some(0),
             ..Health::default()
         };
-        let metrics = table::metrics(Some(&view), &[("nvme0n1".to_owned(), drive)]);
+        let drives = vec![("nvme0n1".to_owned(), Some(drive))];
+        let metrics = table::metrics(Some(&view), &drives);
         let exported: Vec<String> = metrics.iter().map(row).collect();
         let documented = || PAGE.lines().filter(|line| line.starts_with("| `larder_"));
         for row in &exported {
@@ -194,7 +195,13 @@ mod tests {
 
     #[test]
     fn without_an_owner_only_the_state_is_exported() {
-        let text = text_of(None, &[]);
+        let unreadable = vec![("vda".to_owned(), None)];
+        let text = text_of(None, &unreadable);
+        let drive = "larder_drive_readable{drive=\"vda\"} 0.0\n";
+        assert!(
+            text.contains(drive) && !text.contains("larder_drive_critical{"),
+            "{text}"
+        );
         assert!(text.contains("larder_up 0.0\n"), "{text}");
         assert!(
             text.contains("larder_store_state{state=\"unserved\"} 1.0\n"),

@@ -10,6 +10,7 @@ use larder_store::spaces::Spaces;
 use larder_store::totals::Totals;
 use prometheus_client::registry::Unit;
 
+use super::wear::Drive;
 use super::{NAMESPACES_MAX, OTHER};
 
 /// Labels with their values.
@@ -118,7 +119,7 @@ macro_rules! samples {
 }
 
 /// All metrics of an owner's answer. Without an answer: the metrics of a store without an owner.
-pub(super) fn metrics(view: Option<&View>, drives: &[(String, Health)]) -> Vec<Metric> {
+pub(super) fn metrics(view: Option<&View>, drives: &[Drive]) -> Vec<Metric> {
     let mut table = Table(Vec::new());
     table.by(
         "larder_build_info{version}",
@@ -425,11 +426,20 @@ fn remote(table: &mut Table, l4: &BeneathReport) {
 }
 
 /// The reports of the drives.
-fn wear(table: &mut Table, drives: &[(String, Health)]) {
+fn wear(table: &mut Table, drives: &[Drive]) {
+    for (name, health) in drives {
+        let is_readable = gauge(u64::from(health.is_some()));
+        table.sample(
+            "larder_drive_readable{drive}",
+            "Whether the drive's report can be read",
+            &[name],
+            is_readable,
+        );
+    }
     let ratio = |percent: u8| Value::Gauge(f64::from(percent) / 100.0);
     let mut of = |metric, help, value: &dyn Fn(&Health) -> Option<Value>| {
         for (name, health) in drives {
-            if let Some(value) = value(health) {
+            if let Some(value) = health.as_ref().and_then(value) {
                 table.sample(metric, help, &[name], value);
             }
         }

@@ -18,12 +18,12 @@ const DRIVES_EVERY: Duration = Duration::from_secs(60);
 /// Longest wait for a reading, from its begin.
 const DRIVES_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Drives by name, with their health.
-type Drives = Vec<(String, Health)>;
+/// The name of a drive, and its health; `None` if it cannot be read.
+pub(super) type Drive = (String, Option<Health>);
 
 /// The state of the readings of this process.
 struct Readings {
-    last: Drives,
+    last: Vec<Drive>,
     /// The end of the last one.
     ended: Option<Instant>,
     /// The begin of the one in progress.
@@ -45,7 +45,7 @@ fn readings() -> MutexGuard<'static, Readings> {
 
 /// The drives under a store, and their health, as they were within the last minute. If the drives
 /// do not answer soon, the last known health; none before the first answer.
-pub fn wear(path: &Path) -> Drives {
+pub fn wear(path: &Path) -> Vec<Drive> {
     let mut readings = readings();
     let is_new = |ended: Instant| ended.elapsed() < DRIVES_EVERY;
     if readings.ended.is_some_and(is_new) {
@@ -73,10 +73,10 @@ pub fn wear(path: &Path) -> Drives {
 
 fn read(path: &Path) {
     let drives = drives::of_store(path).into_iter();
-    let known = drives.filter_map(|drive| Some((drive.name, drive.health.ok()?)));
-    let known = known.collect();
+    let health = drives.map(|drive| (drive.name, drive.health.ok()));
+    let last = health.collect();
     *readings() = Readings {
-        last: known,
+        last,
         ended: Some(Instant::now()),
         begun: None,
     };
