@@ -58,6 +58,9 @@ const PIECE: usize = 1 << 20;
 const OF_OWNER: u32 = 0o600;
 const TO_READ: u32 = 0o444;
 
+/// The operation that reads the attributes of a file.
+const LOOKING: &str = "looking at it";
+
 /// Objects in a directory.
 pub struct Dir {
     root: PathBuf,
@@ -125,13 +128,16 @@ fn answer<T>(answer: Result<Result<T, RemoteError>, RecvTimeoutError>) -> Result
     }
 }
 
-/// The failure of a call for this path.
-fn failed(path: &Path, error: &io::Error) -> RemoteError {
-    let reason = format!("{}: {error}", path.display());
+/// The failure of an operation on this path.
+fn failed(doing: &str, path: &Path, error: &io::Error) -> RemoteError {
+    let reason = format!("{}: {doing}: {error}", path.display());
     match error.kind() {
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            RemoteError::Denied(reason)
-        }
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => RemoteError::Denied(
+            format!("{reason}; check the permissions of the directory, and how it is mounted"),
+        ),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => RemoteError::Failed(format!(
+            "{reason}; free some space, or remove old objects with `larder remote prune`"
+        )),
         io::ErrorKind::TimedOut => RemoteError::Deadline,
         _ => RemoteError::Failed(reason),
     }
@@ -144,14 +150,14 @@ fn look_at_root(root: &Path) -> Result<(), RemoteError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(RemoteError::Missing(format!("{}: {error}", root.display())))
         }
-        Err(error) => Err(failed(root, &error)),
+        Err(error) => Err(failed(LOOKING, root, &error)),
     }
 }
 
 fn look_at_mark(root: &Path) -> Result<(), RemoteError> {
     look_at_root(root)?;
     let mark = root.join(VERSION);
-    let found = absent(mark.metadata()).map_err(|error| failed(&mark, &error))?;
+    let found = absent(mark.metadata()).map_err(|error| failed(LOOKING, &mark, &error))?;
     match found.is_some_and(|found| found.is_dir()) {
         true => Ok(()),
         false => Err(RemoteError::Unmarked(root.display().to_string())),
@@ -159,11 +165,16 @@ fn look_at_mark(root: &Path) -> Result<(), RemoteError> {
 }
 
 /// The outcome of a call for an object; `None` if there is no such file in the root.
-fn found<T>(root: &Path, path: &Path, outcome: io::Result<T>) -> Result<Option<T>, RemoteError> {
+fn found<T>(
+    root: &Path,
+    doing: &str,
+    path: &Path,
+    outcome: io::Result<T>,
+) -> Result<Option<T>, RemoteError> {
     match absent(outcome) {
         Ok(None) => look_at_root(root).map(|()| None),
         Ok(found) => Ok(found),
-        Err(error) => Err(failed(path, &error)),
+        Err(error) => Err(failed(doing, path, &error)),
     }
 }
 
@@ -179,14 +190,15 @@ impl Remote for Dir {
             let made = root
                 .metadata()
                 .and_then(|root| make(&mark, root.permissions()));
-            made.map_err(|error| failed(&mark, &error))
+            made.map_err(|error| failed("making the directory", &mark, &error))
         })
     }
 
     fn now_unix_s(&self, deadline: Instant) -> Result<u64, RemoteError> {
         self.call(deadline, |root| {
             let directory = root.join(VERSION);
-            let now = now(&directory).map_err(|error| failed(&directory, &error))?;
+            let now = now(&directory)
+                .map_err(|error| failed("making a file in it", &directory, &error))?;
             Ok(unix_s(now))
         })
     }
@@ -195,7 +207,7 @@ impl Remote for Dir {
         let name = run.to_string();
         self.call(deadline, move |root| {
             let path = root.join(name);
-            let found = found(root, &path, path.symlink_metadata())?;
+            let found = found(root, LOOKING, &path, path.symlink_metadata())?;
             Ok(found.is_some_and(|found| found.is_file()))
         })
     }
@@ -209,10 +221,12 @@ impl Remote for Dir {
         let name = run.to_string();
         self.call(deadline, move |root| {
             let path = root.join(name);
-            let Some(file) = found(root, &path, open(&path))? else {
+            let Some(file) = found(root, "opening", &path, open(&path))? else {
                 return Ok(None);
             };
-            let found = file.metadata().map_err(|error| failed(&path, &error))?;
+            let found = file
+                .metadata()
+                .map_err(|error| failed(LOOKING, &path, &error))?;
             if !found.is_file() {
                 return Ok(None);
             }
@@ -242,7 +256,7 @@ impl Remote for Dir {
                 }
                 created => created,
             };
-            created.map_err(|error| failed(&root.join(&name), &error))
+            created.map_err(|error| failed("publishing", &root.join(&name), &error))
         })
     }
 
@@ -250,7 +264,7 @@ impl Remote for Dir {
         let name = run.to_string();
         self.call(deadline, move |root| {
             let path = root.join(name);
-            found(root, &path, fs::remove_file(&path)).map(|_| ())
+            found(root, "removing", &path, fs::remove_file(&path)).map(|_| ())
         })
     }
 
@@ -315,10 +329,22 @@ fn create(root: &Path, name: &str, object: &[u8]) -> io::Result<Published> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             return Ok(Published::Present);
         }
-        Err(error) => return Err(error),
+        Err(error) => return Err(unlinked(error)),
     }
     File::open(directory)?.sync_all()?;
     Ok(Published::Created)
+}
+
+/// The error of a hard link. A file system without hard links refuses them as if a permission were
+/// missing, though the file is this process's own.
+fn unlinked(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => io::Error::new(
+            io::ErrorKind::Unsupported,
+            format!("the file system makes no hard link ({error}); use one that has hard links"),
+        ),
+        _ => error,
+    }
 }
 
 /// Opens a file. Another writer of the remote may have put a pipe or a link in its place: a pipe
@@ -357,7 +383,7 @@ fn read(
             Ok(0) => break,
             Ok(read) => filled += read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failed(path, &error)),
+            Err(error) => return Err(failed("reading", path, &error)),
         }
     }
     object.truncate(filled);
@@ -424,7 +450,7 @@ impl Walk<'_> {
         match fs::read_dir(&directory) {
             Ok(entries) => self.entries(&directory, entries, prefix.split('/').count()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ControlFlow::Continue(())),
-            Err(error) => Err(failed(&directory, &error)),
+            Err(error) => Err(failed("listing", &directory, &error)),
         }
     }
 
@@ -485,7 +511,7 @@ impl Walk<'_> {
         let name = path.strip_prefix(self.root).ok().and_then(Path::to_str);
         Ok(self.send(Step::Object(Err(Unreadable {
             run: name.and_then(|name| name.parse().ok()),
-            reason: failed(path, error).to_string(),
+            reason: failed(LOOKING, path, error).to_string(),
         }))))
     }
 
@@ -513,5 +539,30 @@ impl Walk<'_> {
         }
         let name = path.strip_prefix(self.root).ok()?.to_str()?;
         Listed::of(name, found.len(), unix_s(modified))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_without_hard_links_is_no_matter_of_permissions() {
+        let path = Path::new("/mnt/remote/v1/run");
+        for errno in [libc::EPERM, libc::EOPNOTSUPP, libc::ENOSYS] {
+            let error = unlinked(io::Error::from_raw_os_error(errno));
+            let said = failed("publishing", path, &error).to_string();
+            let begin = "/mnt/remote/v1/run: publishing: the file system makes no hard link";
+            assert!(said.starts_with(begin), "{said}");
+        }
+        let full = io::Error::from_raw_os_error(libc::ENOSPC);
+        let said = failed("publishing", path, &full).to_string();
+        assert!(said.contains("larder remote prune"), "{said}");
+        let denied = io::Error::from_raw_os_error(libc::EACCES);
+        let said = failed("publishing", path, &denied).to_string();
+        assert!(
+            said.contains("check the permissions of the directory"),
+            "{said}"
+        );
     }
 }

@@ -6,8 +6,8 @@ pub enum RemoteError {
     /// It did not answer in time.
     #[error("no answer by the deadline; check the network, or raise the timeout")]
     Deadline,
-    /// It refuses this node.
-    #[error("access is denied: {0}; check the credentials, and the rights of this user")]
+    /// It refuses this node. With the remedy.
+    #[error("access is denied: {0}")]
     Denied(String),
     /// The bucket or directory does not exist.
     #[error("the place does not exist: {0}; create it, or check its name")]
@@ -38,8 +38,8 @@ pub enum RemoteError {
     /// Another writer has made a name that ends each listing. The remote answers all the same.
     #[error("{0}; no node makes such a name: remove the object, or use another prefix")]
     Foreign(String),
-    /// It cannot be reached, or failed.
-    #[error("{0}; check the endpoint and the network")]
+    /// It cannot be reached, or failed. With the remedy.
+    #[error("{0}")]
     Failed(String),
 }
 

@@ -58,7 +58,7 @@ pub enum Trust {
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// It cannot be read.
-    #[error("{path}: {error}; check the path of the key file")]
+    #[error("{path}: reading the key file: {error}; check its path and permissions")]
     Unreadable {
         /// The key file.
         path: PathBuf,

@@ -108,7 +108,7 @@ impl Layout {
 
     fn line(&self) -> String {
         format!(
-            "{}, {} in {}, {} dead, {:.1} pages a contiguous piece",
+            "{}, {} in {}, {} dead, average contiguous piece {:.1} pages",
             count(self.pages, "page"),
             ByteSize(self.live_bytes),
             count(self.used_segments, "segment"),
@@ -121,7 +121,7 @@ impl Layout {
 /// The result in place, or the plan for it.
 fn moved_lines(done: &Compacted, dry_run: bool, online: bool, lines: &mut Lines) {
     let planned = format!(
-        "{} scattered, {} to move, {}",
+        "{} in several pieces; {} to move, those of half-empty segments included, {}",
         count(done.scattered, "chain"),
         count(done.planned_pages, "page"),
         ByteSize(done.planned_bytes)
@@ -138,6 +138,7 @@ fn moved_lines(done: &Compacted, dry_run: bool, online: bool, lines: &mut Lines)
     if done.left_pages > 0 {
         let left = count(done.left_pages, "page");
         let advice = match online {
+            _ if done.interrupted => "interrupted",
             true => {
                 "no free segment could be spared, or a volume refuses writes. Run it again \
                  when servers put less"

@@ -4,7 +4,7 @@
 //! of a `--prewrite`. If the operator ends it, no store is created.
 
 use std::io::ErrorKind;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use larder_engine::{CreateOptions, Created, StoreError};
@@ -73,6 +73,9 @@ struct CreateReport {
     grown: bool,
     #[serde(skip)]
     grow: bool,
+    /// The process that serves another store on the socket of this path.
+    #[serde(skip)]
+    in_the_way: Option<String>,
     /// Whether nothing was written.
     dry_run: bool,
     /// Whether the operator ended it early: nothing was made.
@@ -115,6 +118,9 @@ impl Report for CreateReport {
         );
         lines.row("Capacity", ByteSize(self.capacity_bytes).to_string());
         lines.row("Usable for pages", ByteSize(self.usable_bytes).to_string());
+        if let Some(process) = &self.in_the_way {
+            lines.text(process.as_str());
+        }
         lines
     }
 }
@@ -131,6 +137,10 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
         segment_bytes: created.segment_bytes,
         capacity_bytes: created.capacity_bytes,
         usable_bytes: created.usable_bytes,
+        in_the_way: match args.dry_run || args.grow || interrupted {
+            true => None,
+            false => in_the_way(&args.path),
+        },
         prewritten: args.prewrite && !args.dry_run && !interrupted,
         grown: created.is_grown,
         grow: args.grow,
@@ -140,6 +150,28 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
     };
     report::print(&report, args.json)?;
     Ok(Ending::Done.or_interrupted(interrupted))
+}
+
+/// The process that answers on the socket of a store that was just made. It cannot own that store:
+/// it serves one that was at the path before.
+fn in_the_way(path: &Path) -> Option<String> {
+    let what = match larder_engine::report(path) {
+        Ok(report) => {
+            let process = match report.pid {
+                Some(pid) => format!("Process {pid}"),
+                None => "A process of another pid namespace".to_owned(),
+            };
+            format!("{process} serves another store, whose file was deleted or replaced. Stop it")
+        }
+        Err(StoreError::ServesAnother { reason, .. }) => reason,
+        Err(StoreError::Unanswered { .. }) => {
+            "A process that does not answer has the socket of this path. Stop it".to_owned()
+        }
+        Err(_) => return None,
+    };
+    Some(format!(
+        "{what}, or start `larder serve`, which takes its place at the socket."
+    ))
 }
 
 /// `None` when the operator ended it.

@@ -215,28 +215,26 @@ impl Place {
     fn make(args: &DemoArgs) -> Result<Self, Failure> {
         let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
         let directory = parent.join(format!("larder-demo-{}", std::process::id()));
-        let failure = |error: &dyn std::fmt::Display| {
+        let failure = |doing: &str, error: &dyn std::fmt::Display| {
             Failure::environment(format!(
-                "{}: {error}; choose another directory with --dir",
+                "{}: {doing}: {error}; choose another directory with --dir",
                 directory.display()
             ))
         };
-        std::fs::create_dir(&directory).map_err(|error| failure(&error))?;
+        std::fs::create_dir(&directory).map_err(|error| failure("making the directory", &error))?;
         let place = Place {
             directory: directory.clone(),
             keep: args.keep,
         };
-        let space = rustix::fs::statvfs(&directory).map_err(|error| failure(&error))?;
+        let space = rustix::fs::statvfs(&directory)
+            .map_err(|error| failure("asking for its free space", &error))?;
         let (free, needed) = (
             space.f_bavail.saturating_mul(space.f_frsize),
             STORE_BYTES + SPARE_BYTES,
         );
         if free < needed {
-            return Err(failure(&format!(
-                "no space: {} needed, {} free",
-                ByteSize(needed),
-                ByteSize(free)
-            )));
+            let short = format!("{} needed, {} free", ByteSize(needed), ByteSize(free));
+            return Err(failure("no space", &short));
         }
         Ok(place)
     }
@@ -260,7 +258,7 @@ impl Drop for Place {
         }
         if let Err(error) = std::fs::remove_dir_all(&self.directory) {
             complain(&format_args!(
-                "{}: {error}; remove it by hand",
+                "{}: removing the directory: {error}; remove it by hand",
                 self.directory.display()
             ));
         }

@@ -236,7 +236,10 @@ fn place_in_time(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
 /// Facts about the path itself.
 fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     let failure = |error: &std::io::Error| {
-        Failure::environment(format!("{}: {error}; check the path", path.display()))
+        Failure::environment(format!(
+            "{}: looking at the file: {error}; check the path",
+            path.display()
+        ))
     };
     if store::is_hung(path, facts) {
         return Ok(());
@@ -297,7 +300,6 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         device::name(path, metadata.rdev(), facts);
         device::health(metadata.rdev(), facts);
     } else {
-        free_space(path, facts);
         device::health(metadata.dev(), facts);
     }
     store(path, !is_device, facts);
@@ -306,7 +308,10 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
 
 fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     let failure = |error: std::io::Error| {
-        Failure::environment(format!("{}: {error}; check the path", path.display()))
+        Failure::environment(format!(
+            "{}: looking at the file: {error}; check the path",
+            path.display()
+        ))
     };
     let directory = File::open(path).map_err(failure)?;
     match trial_file(path) {
@@ -328,7 +333,10 @@ fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     let under = directory.metadata().map_err(failure)?.dev();
     scheduler(under, facts);
     device::health(under, facts);
-    free_space(path, facts);
+    // The blocks of a store that is there are judged with the store.
+    if !volume_at(path.to_owned()).is_file() {
+        free_space(path, facts);
+    }
     Ok(())
 }
 
@@ -498,6 +506,7 @@ fn scheduler(device: u64, facts: &mut Facts) {
     }
 }
 
+/// The room for a new store.
 fn free_space(path: &Path, facts: &mut Facts) {
     match rustix::fs::statvfs(path) {
         Ok(space) => {

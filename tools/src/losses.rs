@@ -3,7 +3,7 @@
 use larder_offline::survey::{BadPage, NamespaceLosses, Survey};
 use serde::Serialize;
 
-use crate::report::{Lines, count};
+use crate::report::{Lines, count, rows};
 use crate::size::ByteSize;
 
 /// The cost of damage.
@@ -61,10 +61,11 @@ impl LossReport {
     pub fn lines(&self, lines: &mut Lines) {
         let segments = count(self.lost_segments, "segment");
         let bytes = ByteSize(self.lost_bytes_max);
-        lines.row(
-            "Lost",
-            format!("{segments}, at most {bytes} of pages without a record"),
-        );
+        if self.lost_bytes_max > 0 {
+            rows! { lines:
+                "Lost" => "{segments}: an unknown number of pages, at most {bytes}";
+            }
+        }
         for row in &self.namespaces {
             lines.text(row.line());
         }
@@ -85,14 +86,18 @@ impl LossRow {
     }
 
     fn line(&self) -> String {
-        let mut parts = vec![format!("at least {} lost", count(self.lost_pages, "page"))];
+        let mut parts = Vec::new();
+        if self.lost_pages > 0 {
+            parts.push(format!("at least {} lost", count(self.lost_pages, "page")));
+        }
         if self.damaged_pages > 0 {
             parts.push(format!("{} damaged", count(self.damaged_pages, "page")));
         }
         if self.doubtful_pages > 0 {
             parts.push(format!(
-                "lost records may have removed up to {} of the remaining {}",
-                self.doubtful_pages, self.pages
+                "up to {} of the remaining {} may have been deleted earlier",
+                self.doubtful_pages,
+                count(self.pages, "page")
             ));
         }
         let name = self.name.as_deref().unwrap_or("name not known");

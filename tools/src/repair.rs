@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use larder_engine::OpenOptions;
-use larder_offline::survey::{Flaw, SurveyOptions};
+use larder_offline::survey::{Flaw, Page, Survey, SurveyOptions};
 use larder_offline::{Repair, Repaired};
 use serde::Serialize;
 
@@ -21,6 +21,29 @@ pub struct How<'a> {
     pub store: &'a StoreArgs,
     pub dry_run: bool,
     pub degraded: bool,
+    pub given_up: GivenUp,
+}
+
+/// The pages of the volumes that are given up.
+#[derive(Clone, Copy, Default, Serialize)]
+pub struct GivenUp {
+    /// Live pages that the survey found on them.
+    #[serde(rename = "given_up_pages")]
+    pages: u64,
+    /// Segments whose pages it could not find.
+    #[serde(rename = "given_up_segments")]
+    segments: u64,
+}
+
+impl GivenUp {
+    pub fn of(survey: &Survey, plan: &Repair) -> GivenUp {
+        let volumes = volumes_of(&plan.beyond);
+        let is_on_them = |page: &Page| volumes.contains(&survey.segments[page.segment].volume);
+        GivenUp {
+            pages: survey.live().filter(is_on_them).count() as u64,
+            segments: survey.unreachable,
+        }
+    }
 }
 
 /// The result of a repair, or its plan.
@@ -32,6 +55,8 @@ pub struct RepairReport {
     pub done: Repaired,
     /// Volumes that the store is opened without from now on.
     given_up_volumes: Vec<usize>,
+    #[serde(flatten)]
+    given_up: GivenUp,
     /// The remaining damage.
     remaining_damage: Vec<Finding>,
     /// The reasons for the remaining damage.
@@ -149,7 +174,18 @@ impl RepairReport {
             } else {
                 "Given up"
             };
-            lines.row(label, names_of(&self.given_up_volumes));
+            let volumes = names_of(&self.given_up_volumes);
+            let pages = count(self.given_up.pages, "page");
+            let unlisted = match self.given_up.segments {
+                0 => String::new(),
+                some => format!(
+                    ", and the pages of {} that cannot be reached",
+                    count(some, "segment")
+                ),
+            };
+            rows! { lines:
+                label => "{volumes}: {pages}{unlisted}";
+            }
         }
         if !self.dry_run && !self.done.interrupted {
             let left = match self.remaining_damage.len() as u64 {
@@ -185,6 +221,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     if how.dry_run || plan.is_empty() {
         return Ok(RepairReport {
             dry_run: how.dry_run,
+            given_up: how.given_up,
             ..RepairReport::planned(plan)
         });
     }
@@ -205,6 +242,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
     let repaired = repaired?;
     let mut report = RepairReport::done(repaired);
     report.given_up_volumes = volumes_of(&plan.beyond);
+    report.given_up = how.given_up;
     match remaining(how.store) {
         Ok(damage) => report.remaining_damage = damage,
         Err(failure) => {

@@ -25,7 +25,7 @@ use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
 use crate::losses::LossReport;
-use crate::repair::{self, How, RepairReport};
+use crate::repair::{self, GivenUp, How, RepairReport};
 use crate::report::{self, Lines, Report, count, rows};
 use crate::size::{self, ByteSize};
 use crate::usage;
@@ -47,8 +47,8 @@ pub struct VerifyArgs {
     /// damaged descriptors. Nothing good is lost
     #[arg(long)]
     repair: bool,
-    /// Check as with --deep while servers use the store: without its lock, at --rate. The owner is
-    /// told of damaged pages, and drops them
+    /// Check as with --deep while servers use the store: without its lock, at --rate. The owner
+    /// drops the damaged pages
     #[arg(long, conflicts_with = "repair")]
     online: bool,
     /// Most bytes a second that --online reads
@@ -345,13 +345,14 @@ fn check(
     report.not_repaired = args.repair && report.is_interrupted();
     if args.repair && !report.is_interrupted() {
         let plan = Repair::plan(&survey, &bad);
-        // The store is opened for writing, which the survey's lock forbids.
-        drop(survey);
         let how = How {
             store: &args.store,
             dry_run: args.dry_run,
             degraded: args.degraded,
+            given_up: GivenUp::of(&survey, &plan),
         };
+        // The store is opened for writing, which the survey's lock forbids.
+        drop(survey);
         let repair = repair::run(&how, &plan, interrupt)?;
         report.damaged = !repair.is_whole();
         report.repair = Some(repair);

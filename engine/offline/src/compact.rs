@@ -47,7 +47,8 @@ pub struct Compacted {
     pub moved_pages: u64,
     /// Segments released.
     pub freed_segments: u64,
-    /// Pages for which there was no room to be moved in order; they stay where they were.
+    /// Pages that stay where they were: there was no room to move them in order, or it was
+    /// interrupted.
     pub left_pages: u64,
     /// Pages whose bytes did not match their checksum: dropped, as a get would drop them.
     pub damaged_pages: u64,

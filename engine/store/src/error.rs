@@ -56,11 +56,11 @@ pub enum StoreError {
     )]
     ClientsWriting(PathBuf),
     /// No process serves the store's catalog.
-    #[error("{path}: {reason}; start `larder serve`, or check the path")]
+    #[error("{path}: {reason}")]
     NotServed {
         /// The store.
         path: PathBuf,
-        /// The result of the attempt.
+        /// The reason, and the remedy.
         reason: String,
     },
     /// The process on the store's socket serves another store, and no process serves this one.
@@ -405,14 +405,12 @@ pub fn advice(error: &io::Error) -> &'static str {
 fn unlock(is_unserved: bool, holder: HolderState) -> &'static str {
     match (is_unserved, holder) {
         (_, HolderState::Exited) => {
-            "the lock goes when the device has answered: try again, and stop the child if there \
-             is one"
+            "another process takes the store over, or its last writes are in flight: try again in \
+             a few seconds. If it lasts, a child of it holds the lock: stop that"
         }
         (true, _) => {
-            "it serves no socket beside the store: it works on the store alone, or its socket was \
-             deleted (an owner binds it again within seconds), or only the store's file is mounted \
-             here; wait for it, stop it, or mount the store's directory; `larder inspect` needs \
-             no lock"
+            "it serves no socket beside the store: wait for it, or stop it. In a container, mount \
+             the store's directory, and not its file alone. `larder inspect` needs no lock"
         }
         (false, _) => "stop it first; `larder inspect` and `larder verify --online` need no lock",
     }

@@ -47,6 +47,9 @@ const RETRIES_MAX: usize = 1;
 pub const MARK: &str = "v1/mark";
 const MARK_CONTENT: &str = "A remote of Larder.\n";
 
+/// The address of a machine's own metadata: the last place where the client looks for credentials.
+const METADATA_ADDRESS: &str = "169.254.169.254";
+
 /// Objects whose names have arrived and are not taken yet.
 const LISTED_AHEAD: usize = 1000;
 
@@ -408,6 +411,12 @@ fn is_no_listing(error: &Error) -> bool {
     false
 }
 
+fn denied(reason: &str) -> RemoteError {
+    RemoteError::Denied(format!(
+        "{reason}; check the credentials, and the rights of this user"
+    ))
+}
+
 fn explain(error: &Error, bucket: &str) -> RemoteError {
     let reason = format!("bucket {bucket}: {}", said(error));
     if is_no_listing(error) {
@@ -417,15 +426,67 @@ fn explain(error: &Error, bucket: &str) -> RemoteError {
     match error {
         // A page of a listing is taken as a whole.
         Error::InvalidPath { .. } => RemoteError::Foreign(reason),
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
-            RemoteError::Denied(reason)
-        }
+        _ if says(&["RequestTimeTooSkewed"]) => RemoteError::Denied(format!(
+            "{reason}; the clock of this node differs from that of the server: set it"
+        )),
+        _ if says(&["ExpiredToken", "TokenRefreshRequired"]) => RemoteError::Denied(format!(
+            "{reason}; the token has expired: renew it, and start this process again"
+        )),
+        _ if says(&[METADATA_ADDRESS]) => RemoteError::Denied(format!(
+            "{reason}; there are no credentials in the environment, and this machine gives none: \
+             set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (~/.aws/credentials is not read)"
+        )),
+        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => denied(&reason),
         Error::NotFound { .. } => RemoteError::Missing(reason),
         _ if says(&["NoSuchBucket"]) => RemoteError::Missing(reason),
         _ if says(&["SlowDown", "503 Service Unavailable", "429 Too Many"]) => {
             RemoteError::Overloaded(reason)
         }
-        _ if says(&["403 Forbidden", "AccessDenied"]) => RemoteError::Denied(reason),
-        _ => RemoteError::Failed(reason),
+        _ if says(&["403 Forbidden", "AccessDenied"]) => denied(&reason),
+        _ => RemoteError::Failed(format!("{reason}; check the endpoint and the network")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_its_own_remedy() {
+        let said = |answer: &str| {
+            let error = Error::Generic {
+                store: "S3",
+                source: answer.into(),
+            };
+            explain(&error, "kvpages").to_string()
+        };
+        let cases = [
+            (
+                "403 Forbidden: <Code>RequestTimeTooSkewed</Code>",
+                "the clock of this node differs",
+            ),
+            (
+                "400 Bad Request: <Code>ExpiredToken</Code>",
+                "the token has expired",
+            ),
+            (
+                "PUT http://169.254.169.254/latest/api/token: 403 Forbidden",
+                "~/.aws/credentials is not read",
+            ),
+            (
+                "403 Forbidden: <Code>SignatureDoesNotMatch</Code>",
+                "check the credentials",
+            ),
+        ];
+        for (answer, remedy) in cases {
+            let said = said(answer);
+            assert!(said.contains("access is denied"), "{said}");
+            assert!(said.contains(remedy), "{said}");
+        }
+        let said = said("error sending request: connection refused");
+        assert!(
+            said.ends_with("check the endpoint and the network"),
+            "{said}"
+        );
     }
 }

@@ -17,7 +17,7 @@ struct Counter {
 const COUNTERS: [Counter; 10] = [
     Counter {
         of: |stats| stats.backup_no_room,
-        line: "pages were not copied to L2, because it has no room: raise l2_pages",
+        line: "pages were not copied to L2, because it has no room: enlarge L2",
     },
     Counter {
         of: |stats| stats.backup_failed,
@@ -33,13 +33,13 @@ const COUNTERS: [Counter; 10] = [
     },
     Counter {
         of: |stats| stats.subtree_dropped,
-        line: "pages were dropped with a page before them that could not be copied to L2: raise \
-               l2_pages",
+        line: "pages were dropped with a page before them that could not be copied to L2: \
+               enlarge L2",
     },
     Counter {
         of: |stats| stats.put_refused,
         line: "pages left L2 without a write to L3: they come faster than L3 writes, or L3 did not \
-               store them; see l3_queue_bytes_max",
+               store them. A longer queue of writes takes longer bursts",
     },
     Counter {
         of: |stats| stats.put_failed,
@@ -51,12 +51,12 @@ const COUNTERS: [Counter; 10] = [
     },
     Counter {
         of: |stats| stats.prefetch_no_room,
-        line: "pages of L3 were not read, because L2 has no room: raise l2_pages",
+        line: "pages of L3 were not read, because L2 has no room: enlarge L2",
     },
     Counter {
         of: |stats| stats.prefetch_orphans,
-        line: "pages read from L3 were discarded, because the page before them had left L2: raise \
-               l2_pages",
+        line: "pages read from L3 were discarded, because the page before them had left L2: \
+               enlarge L2",
     },
 ];
 

@@ -87,8 +87,12 @@ pub(super) fn write(
         entries.push((name, format!("{:#}\n", redactor.document(document))));
     }
     if let Some(log) = log {
-        let failed =
-            |error| Failure::environment(format!("{}: {error}; check --log", log.display()));
+        let failed = |error| {
+            Failure::environment(format!(
+                "{}: reading the log: {error}; check --log",
+                log.display()
+            ))
+        };
         entries.push(("log.txt", redactor.text(&tail(log).map_err(failed)?)));
     }
     pack(archive, &entries).map_err(|error| {
@@ -96,7 +100,10 @@ pub(super) fn write(
             io::ErrorKind::AlreadyExists => "choose another name, or remove the file",
             _ => "check the directory of --bundle, its permissions and its free space",
         };
-        Failure::environment(format!("{}: {error}; {advice}", archive.display()))
+        Failure::environment(format!(
+            "{}: writing the bundle: {error}; {advice}",
+            archive.display()
+        ))
     })
 }
 

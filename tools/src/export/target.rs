@@ -61,7 +61,7 @@ impl Target {
                  name"
             ))),
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(Failure::environment(
-                format!("{shown}: {error}; check the path"),
+                format!("{shown}: looking at the file: {error}; check the path"),
             )),
             Ok(_) | Err(_) if !directory_of(path).is_dir() => Err(Failure::environment(format!(
                 "{shown}: there is no directory for it; make it first, or check the path"

@@ -53,7 +53,9 @@ impl Report for KeyReport {
 pub fn run(args: &KeyArgs) -> Result<Ending, Failure> {
     let failed = |error: std::io::Error| {
         let file = args.file.display();
-        Failure::environment(format!("{file}: {error}; choose another name or place"))
+        Failure::environment(format!(
+            "{file}: making the key file: {error}; choose another name or place"
+        ))
     };
     let secret: [u8; 32] = random_bytes().map_err(failed)?;
     // Only its user may read it.

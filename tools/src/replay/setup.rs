@@ -48,7 +48,10 @@ pub fn create_missing(
     shape: &PageShape,
 ) -> Result<bool, Failure> {
     let there = path.try_exists().map_err(|error| {
-        Failure::environment(format!("{}: {error}; check the path", path.display()))
+        Failure::environment(format!(
+            "{}: looking at the file: {error}; check the path",
+            path.display()
+        ))
     });
     if there? {
         return Ok(false);

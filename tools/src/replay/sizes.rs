@@ -5,7 +5,7 @@
 //! ceiling is that of a store without a limit, which keeps every page: it is counted, not run.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
@@ -155,7 +155,7 @@ pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     capacities.sort_unstable_by_key(|size| size.0);
     capacities.dedup_by_key(|size| size.0);
     let beside = tempfile::tempdir_in(directory_of(&args.store))
-        .map_err(|error| Failure::environment(format!("{}: {error}", args.store.display())))?;
+        .map_err(|error| failed("making a directory beside it", &args.store, &error))?;
     let mut sizes = Vec::new();
     let mut has_findings = false;
     for (number, capacity) in capacities.into_iter().enumerate() {
@@ -181,9 +181,8 @@ pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
         has_findings |= report.ending() == Ending::Findings;
         sizes.push(SizeRow::of(&report));
         // The next size needs the room.
-        std::fs::remove_file(&of_one.store).map_err(|error| {
-            Failure::environment(format!("{}: {error}", of_one.store.display()))
-        })?;
+        std::fs::remove_file(&of_one.store)
+            .map_err(|error| failed("removing the store", &of_one.store, &error))?;
     }
     let interrupted = interrupt.is_raised();
     let ending = Ending::Done
@@ -202,6 +201,10 @@ pub fn run(args: &StoreArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     };
     report::print(&report, args.setup.json)?;
     Ok(ending)
+}
+
+fn failed(doing: &str, path: &Path, error: &std::io::Error) -> Failure {
+    Failure::environment(format!("{}: {doing}: {error}", path.display()))
 }
 
 /// The hit rate of a store that keeps every page, and the pages that the trace requests.

@@ -256,7 +256,7 @@ fn a_lock_that_outlives_its_process_is_named_so() {
     found("the owner's lock is gone", || file.try_lock().ok());
     let words = [
         &format!("process {pid}, which has exited"),
-        "last writes are still in flight",
+        "its last writes are in flight",
     ];
     fails(&["verify", text(&path)], 3, &words);
     fails(&["stat", text(&path)], 3, &words);

@@ -102,9 +102,10 @@ fn the_store_that_replaces_a_served_one_is_named_apart_from_it_and_works_at_once
     ]);
     assert!(json(&["stat", at])["pages"].as_u64() >= Some(8));
     std::fs::remove_file(&path).unwrap();
-    json(&["create", at, "--size", "128MiB"]);
-
     let process = format!("Process {}", former.pid());
+    let in_the_way = [&process[..], "serves another store"];
+    says(&["create", at, "--size", "128MiB"], 0, &in_the_way);
+
     let another = [&process[..], "serves another store", "Stop that process"];
     fails(&["stat", at], 3, &another);
     fails(&["stat", at, "--check"], 3, &another);
@@ -139,7 +140,8 @@ fn commands_beside_a_stopped_owner_say_that_it_does_not_answer() {
     kill(pid, Signal::SIGSTOP).unwrap();
     let stopped = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
     assert_eq!(stopped, WaitStatus::Stopped(pid, Signal::SIGSTOP));
-    let silent = ["has not answered for 2 s", "stopped"];
+    let named = format!("process {pid}, has not answered for 2 s");
+    let silent = [&named[..], "stopped", "kill -CONT"];
     fails(&["delete", at, "--model", "bench", "--dry-run"], 3, &silent);
     fails(&["delete", at, "--model", "bench"], 3, &silent);
     fails(&["compact", at], 3, &silent);

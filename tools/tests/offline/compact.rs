@@ -43,7 +43,7 @@ fn before_and_after_are_told_and_every_page_is_there() {
         "compact",
         &[],
         0,
-        &["540 pages", "0 pages to move", "a contiguous piece"],
+        &["540 pages", "0 pages to move", "average contiguous piece"],
     );
 }
 

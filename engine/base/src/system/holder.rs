@@ -62,11 +62,7 @@ impl fmt::Display for LockHolder {
         let pid = self.pid;
         match self.state {
             HolderState::Running => write!(f, "process {pid}"),
-            HolderState::Exited => write!(
-                f,
-                "process {pid}, which has exited: its last writes are still in flight, or another \
-                 process is taking the store over, or a child of it holds the lock"
-            ),
+            HolderState::Exited => write!(f, "process {pid}, which has exited"),
             HolderState::OutOfSight => f.write_str(
                 "a process that is not visible here (in another container or pid namespace, or \
                  just opening it)",

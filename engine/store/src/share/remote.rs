@@ -29,13 +29,13 @@ use std::time::Duration;
 use larder_base::fork::Private;
 use larder_base::ids::{ClientId, NamespaceId};
 use larder_base::runtime::{Condvar, Instant, Mutex, OnceLock};
-use larder_base::system::sockets::{self, UnixStream};
+use larder_base::system::sockets::UnixStream;
 use larder_core::counters::{Counted, Counts};
 use larder_core::grants::SegmentMap;
 use larder_core::hint::Hint;
 use larder_disk::{BEAT, Board, Common};
 use larder_format::PageKey;
-use line::{ANSWER_PATIENCE, Line};
+use line::{ANSWER_PATIENCE, Line, pid_of};
 
 use super::keys::blob;
 use super::wire::{
@@ -85,8 +85,8 @@ struct Lines {
 /// Why no owner was reached.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReachError {
-    #[error("no process serves the store: {0}")]
-    Nobody(io::Error),
+    #[error("no process serves the store; start `larder serve`")]
+    Nobody,
     /// The socket's permissions exclude this process.
     #[error(
         "this process may not connect to its owner's socket: {0}; run it as the user that the \
@@ -97,11 +97,15 @@ pub(super) enum ReachError {
     #[error(transparent)]
     Denied(Denial),
     #[error(
-        "its owner has not answered for {} s: it is stopped, or its machine is overloaded; let it \
-         go on, or try again",
+        "its owner{} has not answered for {} s: it is stopped, or its machine is overloaded; let \
+         it go on (`kill -CONT`), or try again",
+        .pid.map_or_else(String::new, |pid| format!(", process {pid},")),
         ANSWER_PATIENCE.as_secs()
     )]
-    Silent,
+    Silent {
+        /// Its pid, if it is of this pid namespace and could be connected to.
+        pid: Option<u32>,
+    },
     /// The owner hung up, or cannot be connected to.
     #[error("its owner cannot be reached: {0}; try again")]
     Unreachable(io::Error),
@@ -136,9 +140,9 @@ pub(super) enum ReachError {
 impl From<io::Error> for ReachError {
     fn from(error: io::Error) -> ReachError {
         match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ReachError::Nobody(error),
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ReachError::Nobody,
             io::ErrorKind::PermissionDenied => ReachError::Forbidden(error),
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ReachError::Silent,
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ReachError::Silent { pid: None },
             _ => ReachError::Unreachable(error),
         }
     }
@@ -195,7 +199,15 @@ impl Remote {
             }
             Ok(Reply::Failed(Failure::Denied(denial))) => return Err(ReachError::Denied(denial)),
             Ok(_) => return Err(ReachError::Nonsense),
-            Err(WireError::Io(error)) => return Err(error.into()),
+            Err(WireError::Io(error)) => {
+                return Err(match ReachError::from(error) {
+                    ReachError::Silent { .. } => {
+                        let pid = pid_of(first.stream());
+                        ReachError::Silent { pid }
+                    }
+                    error => error,
+                });
+            }
             Err(_) => return Err(ReachError::Nonsense),
         };
         let Some(agreed) = protocol.agree(&welcome.protocol) else {
@@ -323,8 +335,7 @@ impl Remote {
 
     /// The owner's pid, if this process's pid namespace shows it.
     pub(super) fn owner_pid(&self) -> Option<u32> {
-        let peer = sockets::peer(&self.first).ok()?;
-        Some(peer.pid).filter(|pid| *pid != 0)
+        pid_of(&self.first)
     }
 
     fn lose(&self) -> Gone {
@@ -673,7 +684,7 @@ mod tests {
     fn an_owner_that_hangs_up_is_distinguished_from_no_owner() {
         let (_directory, path) = crate::share::tests::created();
         let reached = Remote::reach(&path, &Protocol::default()).err().unwrap();
-        assert!(matches!(reached, ReachError::Nobody(_)), "{reached}");
+        assert!(matches!(reached, ReachError::Nobody), "{reached}");
         let listener = UnixListener::bind(socket_path(&path)).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| drop(listener.accept()));

@@ -155,7 +155,7 @@ impl Role {
         let may_serve = || may_serve(path);
         let store =
             LocalStore::open_at_once(path, options, may_serve).map_err(|error| match error {
-                StoreError::Locked { .. } if !matches!(unreached, ReachError::Nobody(_)) => {
+                StoreError::Locked { .. } if !matches!(unreached, ReachError::Nobody) => {
                     NotYet::TryAgain(not_served(path, &unreached))
                 }
                 StoreError::Locked { .. } | StoreError::ClientsWriting(_) => {

@@ -452,8 +452,11 @@ fn an_owner_of_another_release_causes_an_error_about_the_release_alone() {
         ours: Protocol::default(),
     });
     assert!(other.contains("release 0.0.1") && !other.contains("larder serve"));
-    let nobody = said(ReachError::Nobody(std::io::ErrorKind::NotFound.into()));
-    assert!(nobody.contains("larder serve"));
+    let absent = said(ReachError::Nobody);
+    assert!(absent.contains("no such file"), "{absent}");
+    let (_directory, path) = created();
+    let nobody = super::not_served(&path, &ReachError::Nobody).to_string();
+    assert!(nobody.contains("start `larder serve`"), "{nobody}");
 }
 
 #[test]

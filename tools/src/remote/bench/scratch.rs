@@ -87,7 +87,9 @@ impl Scratch {
         let namespace = workload::namespace("remote-bench", PAGE_TOKENS, shape)?;
         let directory = tempfile::tempdir_in(&args.directory).map_err(|error| {
             let directory = args.directory.display();
-            Failure::environment(format!("{directory}: {error}; choose another directory"))
+            Failure::environment(format!(
+                "{directory}: making a directory in it: {error}; choose another directory"
+            ))
         })?;
         let seed: [u8; 8] = random_bytes()
             .map_err(|error| Failure::environment(format!("random bytes: {error}")))?;
@@ -321,7 +323,9 @@ impl Scratch {
     pub fn close(self) -> Result<(), Failure> {
         self.publisher.close();
         self.source.close()?;
-        let failed = |error: std::io::Error| Failure::environment(format!("scratch: {error}"));
+        let failed = |error: std::io::Error| {
+            Failure::environment(format!("removing the directory of the bench: {error}"))
+        };
         self.directory.close().map_err(failed)
     }
 }
@@ -432,7 +436,12 @@ fn pages_of(links: &[Link]) -> Vec<RunPage> {
 /// Waits until the file system of a directory has written all that it holds in memory.
 pub fn settle(directory: &Path) -> Result<(), Failure> {
     let file = File::open(directory).and_then(|file| Ok(rustix::fs::syncfs(&file)?));
-    file.map_err(|error| Failure::environment(format!("{}: {error}", directory.display())))
+    file.map_err(|error| {
+        Failure::environment(format!(
+            "{}: syncing the file system: {error}",
+            directory.display()
+        ))
+    })
 }
 
 fn start(agent: &Arc<Agent>, store: &Arc<Store>) -> Result<(), Failure> {

@@ -138,7 +138,11 @@ impl Untold {
     fn new(store: &Path, options: &CreateOptions<'_>) -> Result<Untold, Failure> {
         let hint = "for a run to compare with; --only does without";
         let directory = tempfile::tempdir_in(directory_of(store)).map_err(|error| {
-            Failure::environment(format!("{}: {error}", store.display())).with_hint(hint)
+            Failure::environment(format!(
+                "{}: making a directory beside it: {error}",
+                store.display()
+            ))
+            .with_hint(hint)
         })?;
         let path = directory.path().join("store");
         create(&path, options).map_err(|failure| failure.with_hint(hint))?;

@@ -127,3 +127,9 @@ impl Line {
         Ok((reply, self.reader.get_mut().file.take()))
     }
 }
+
+/// The pid of the process at the other end; `None` in another pid namespace.
+pub(super) fn pid_of(stream: &UnixStream) -> Option<u32> {
+    let peer = sockets::peer(stream).ok()?;
+    Some(peer.pid).filter(|pid| *pid != 0)
+}

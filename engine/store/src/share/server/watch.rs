@@ -95,6 +95,7 @@ impl Shared {
             {
                 tracing::warn!(
                     client = session.id.0,
+                    pid = session.pid,
                     puts = look.given_up.len(),
                     more,
                     "a client has stopped in the middle of puts: they are aborted (logged once \
@@ -109,6 +110,7 @@ impl Shared {
                 if let Some(age) = waits {
                     tracing::warn!(
                         client,
+                        pid = session.pid,
                         pages,
                         oldest_operation_s = age.as_secs(),
                         more,
@@ -118,6 +120,7 @@ impl Shared {
                 } else {
                     tracing::warn!(
                         client,
+                        pid = session.pid,
                         pages,
                         more,
                         "a client has stopped in the middle of reads: the pages are no longer kept \
