@@ -536,6 +536,10 @@ class Copying:
 
 def weights_tag(fields: Mapping[str, str]) -> str: ...
 def weights_files(places: Sequence[str]) -> str: ...
+def log_lines() -> int | None:
+    """Begins the log, and returns the socket that receives its lines; ``larder.logs`` is its face.
+    """
+
 def main(program: str, leading: Sequence[str], arguments: Sequence[str]) -> int: ...
 def parse_config(config: str) -> str:
     """Reads a configuration of Larder's keys, JSON, and returns it with every key;

@@ -33,12 +33,15 @@
 //! | [`chain`] | where pages stand in their chain |
 //! | [`status`] | the codes of the answers |
 //! | `named` | enums whose values have names in Python |
+//! | `log` | the log, whose lines go to Python |
 
 pub mod chain;
 pub mod config;
 #[cfg(feature = "module")]
 mod device;
 pub mod doctor;
+#[cfg(feature = "module")]
+mod log;
 #[cfg(feature = "module")]
 mod module;
 pub mod mount;

@@ -46,6 +46,12 @@ def opened(tmp_path):
 
 
 @pytest.fixture(autouse=True)
+def log_as_it_is(monkeypatch):
+    """pytest takes a line at each logger that does not propagate: it would have our lines twice."""
+    monkeypatch.setattr("larder.logs.follow", lambda engine: None)
+
+
+@pytest.fixture(autouse=True)
 def no_stores_left(tmp_path):
     """A store takes its size on disk: none outlives its test, also after a failure."""
     yield

@@ -1,21 +1,28 @@
-//! The log on stderr: its levels, and its form.
+//! The log: its place, its levels, and its form.
 //!
-//! `LARDER_LOG` sets the levels of the library's lines wherever the library logs to stderr: in the
-//! command, and in a Python process without a logger for it. `RUST_LOG` counts in the command
-//! alone, and only if `LARDER_LOG` is not set: other Rust libraries of a Python process may read
-//! it. Both are lists of levels by module (`larder_store=debug,warn`). Without them the level is
-//! `warn`.
+//! The command logs to stderr. `LARDER_LOG` sets the levels there, else `RUST_LOG`. Both are lists
+//! of levels by module (`larder_store=debug,warn`). Without them the level is `warn`.
+//!
+//! A program that embeds the library gets the lines from `info` on as datagrams, for its own log.
+//! With `LARDER_LOG` it logs to stderr as the command does. `RUST_LOG` does not count there: other
+//! Rust libraries of the program may read it.
 
 use std::env;
 use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::ValueEnum;
+use tracing::{Level, Metadata};
 use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::program::{complain, complain_in_json};
+
+/// A second attempt would take a lock of the whole process, which a fork may copy.
+static IS_STARTED: AtomicBool = AtomicBool::new(false);
 
 /// Stderr without the lock of the standard library, which another thread may hold at the moment of
 /// a fork: then a child could never log. A line is one write.
@@ -41,10 +48,75 @@ pub enum LogFormat {
     Json,
 }
 
-/// Sends the log to stderr, for a process that embeds the library. A process with a logger keeps
-/// it.
-pub fn to_stderr() {
-    start(LogFormat::Text, &["LARDER_LOG"]);
+/// A socket that takes the lines of a program around the library, a datagram each. A send waits for
+/// nothing and takes no lock, so that the child of a fork can log, too.
+struct Datagrams(UnixDatagram);
+
+/// The writer of one line. Where the other end is closed or lags behind, stderr takes warnings and
+/// errors.
+struct Datagram<'a> {
+    socket: &'a UnixDatagram,
+    level: Level,
+}
+
+impl Write for Datagram<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.socket.send(bytes) {
+            Err(_) if self.level <= Level::WARN => Unlocked.write(bytes),
+            _ => Ok(bytes.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Datagrams {
+    type Writer = Datagram<'a>;
+
+    fn make_writer(&'a self) -> Datagram<'a> {
+        Datagram {
+            socket: &self.0,
+            level: Level::ERROR,
+        }
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Datagram<'a> {
+        Datagram {
+            socket: &self.0,
+            level: *meta.level(),
+        }
+    }
+}
+
+/// Begins the log of a program that embeds the library. The datagrams have the form ` INFO target:
+/// text`. Returns the socket that receives them; `None` if the log goes to stderr, or has begun. A
+/// program with a logger keeps it.
+///
+/// # Errors
+/// There is no socket. A later call tries again.
+pub fn of_program() -> io::Result<Option<UnixDatagram>> {
+    if IS_STARTED.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
+    if env::var_os("LARDER_LOG").is_some_and(|asked| !asked.is_empty()) {
+        start(LogFormat::Text, &["LARDER_LOG"]);
+        return Ok(None);
+    }
+    let (sender, receiver) = UnixDatagram::pair()?;
+    sender.set_nonblocking(true)?;
+    if IS_STARTED.swap(true, Ordering::Relaxed) {
+        return Ok(None);
+    }
+    let lines = tracing_subscriber::fmt::layer()
+        .log_internal_errors(false)
+        .with_ansi(false)
+        .without_time()
+        .with_writer(Datagrams(sender))
+        .with_filter(LevelFilter::INFO);
+    let started = tracing_subscriber::registry().with(lines).try_init();
+    Ok(started.is_ok().then_some(receiver))
 }
 
 /// The same for the command.
@@ -57,8 +129,6 @@ pub(crate) fn of_command(format: LogFormat) {
 
 /// The first of these variables that is set counts.
 fn start(format: LogFormat, variables: &[&str]) {
-    // A second attempt would take a lock of the whole process, which a fork may copy.
-    static IS_STARTED: AtomicBool = AtomicBool::new(false);
     if IS_STARTED.swap(true, Ordering::Relaxed) {
         return;
     }
@@ -99,6 +169,23 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_datagram_that_nobody_takes_is_no_failure() {
+        let (socket, receiver) = UnixDatagram::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let line = |level| Datagram {
+            socket: &socket,
+            level,
+        };
+        assert_eq!(line(Level::INFO).write(b" INFO a line\n").unwrap(), 13);
+        let mut taken = [0; 64];
+        assert_eq!(receiver.recv(&mut taken).unwrap(), 13);
+        drop(receiver);
+        assert_eq!(line(Level::INFO).write(b" INFO lost\n").unwrap(), 11);
+        let warning = b" WARN a line of a test\n";
+        assert_eq!(line(Level::WARN).write(warning).unwrap(), warning.len());
+    }
 
     #[test]
     fn a_line_waits_for_no_lock() {

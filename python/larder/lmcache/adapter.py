@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import torch  # noqa: F401  LMCache's native module needs its libraries.
-from larder import weights
+from larder import logs, weights
 from larder.lmcache import tokens
 from larder.lmcache.lanes import LEFT_OUT, Lane, LoadTask, Part, Task
 from larder.lmcache.ledger import Entry, Ledger, Page
@@ -84,15 +84,6 @@ def _locked_out(fallback: Any) -> Callable[[Callable], Callable]:
     return decorate
 
 
-def _log_where_lmcache_does() -> None:
-    """LMCache gives each of its loggers a handler, and the root none: ours would be silent."""
-    ours = logging.getLogger("larder")
-    if not ours.handlers and not logging.getLogger().handlers:
-        ours.setLevel(lmcaches_logger.level)
-        for handler in lmcaches_logger.handlers:
-            ours.addHandler(handler)
-
-
 class LarderL2Adapter(L2AdapterInterface):
     """Keeps LMCache's chunks in a Larder store, which evicts by itself.
 
@@ -107,7 +98,8 @@ class LarderL2Adapter(L2AdapterInterface):
         """Attaches to the store; creates it if there is none. Raises ``larder.StoreError``,
         ValueError.
         """
-        _log_where_lmcache_does()
+        # LMCache gives each of its loggers a handler, and the root none: ours would be silent.
+        logs.follow(lmcaches_logger)
         is_named = config.chunk_bytes is not None
         self._store = config.store.attach(config.chunk_bytes or _CHUNK_BYTES, must_fit=is_named)
         self._stats = self._store.stats()

@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 
+from larder import logs
 from larder.vllm import packing, weights
 from larder.vllm.doctor import is_larder
 from larder.vllm.settings import SERVER_KEY, Server
@@ -70,6 +71,8 @@ class LarderOffloadingConnector(OffloadingConnector):
         """Raises ValueError if the weights cannot be distinguished from others and ``weights_tag``
         is not set.
         """
+        # vLLM sets up its own logger alone: without this, our lines below a warning are lost.
+        logs.follow(logging.getLogger("vllm"))
         if role == KVConnectorRole.SCHEDULER:
             _inform(vllm_config, kv_cache_config)
         super().__init__(vllm_config, role, kv_cache_config)

@@ -35,6 +35,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
+from larder import logs
 from larder.store import Status
 from larder.config import Config
 from larder.vllm import metrics
@@ -116,7 +117,8 @@ class LarderTier(SecondaryTierManager):
         ``larder.StoreError`` for a store that cannot be attached.
         """
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        _log_as_vllm_does()
+        # vLLM sets up its own logger alone: without this, our lines below a warning are lost.
+        logs.follow(logging.getLogger("vllm"))
         settings = Settings.parse(config)
         self.locality = Locality(settings.locality) if settings.locality is not None else None
         parsed = Config.parse(settings.store)
@@ -545,15 +547,6 @@ class LarderTier(SecondaryTierManager):
                 group, space = known
                 keys.append(space.masked(key)[: self._hash_bytes] + group)
         return keys
-
-
-def _log_as_vllm_does() -> None:
-    """vLLM sets up its own loggers alone: without this, our lines below a warning are lost."""
-    ours, theirs = logging.getLogger("larder"), logging.getLogger("vllm")
-    if not ours.hasHandlers():
-        for handler in theirs.handlers:
-            ours.addHandler(handler)
-        ours.setLevel(theirs.level)
 
 
 def _verb(is_load: bool) -> str:

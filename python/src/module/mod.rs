@@ -28,7 +28,7 @@ use pyo3::prelude::*;
 
 use crate::config::{Config, OnError, l4};
 use crate::status::Status;
-use crate::{device, doctor, sglang, weights};
+use crate::{device, doctor, log, sglang, weights};
 
 /// The tag of a description: fields and their values.
 #[pyfunction]
@@ -124,6 +124,7 @@ fn _larder(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(weights_tag, module)?)?;
     module.add_function(wrap_pyfunction!(weights_files, module)?)?;
     module.add_function(wrap_pyfunction!(main, module)?)?;
+    module.add_function(wrap_pyfunction!(log::log_lines, module)?)?;
     module.add_function(wrap_pyfunction!(parse_config, module)?)?;
     module.add_function(wrap_pyfunction!(check_config, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))

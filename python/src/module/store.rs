@@ -170,7 +170,7 @@ fn opened(
     fitting: Option<u64>,
     open: impl FnOnce() -> Result<Handle, PlaceError> + Send,
 ) -> PyResult<Store> {
-    larder_tools::log::to_stderr();
+    crate::log::begin(py)?;
     let opened = py.detach(|| match (open()?, fitting) {
         (handle, Some(page_bytes)) => handle.suiting(page_bytes),
         (handle, None) => Ok(handle),

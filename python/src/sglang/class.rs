@@ -24,7 +24,7 @@ use super::pool::{Buffer, Pool};
 use super::space::{PoolFacts, Server};
 use super::{config, doctor};
 use crate::chain::Chain;
-use crate::place;
+use crate::{log, place};
 
 /// A storage backend: see `larder.sglang`.
 #[pyclass(frozen, module = "larder._larder")]
@@ -108,7 +108,7 @@ impl Backend {
     /// Attaches to the store in `config`, for the server described by `server`. Both are JSON.
     #[new]
     fn new(py: Python<'_>, config: &str, server: &str) -> PyResult<Backend> {
-        larder_tools::log::to_stderr();
+        log::begin(py)?;
         let mut config =
             config::parse(config).map_err(|error| PyValueError::new_err(error.to_string()))?;
         let relative = config.resolve();
