@@ -30,7 +30,7 @@ class Config(NamedTuple):
     lease: float
     #: `learned` or `lru`.
     policy: str
-    #: When a read or write must have started.
+    #: Longest wait until a read or write has started.
     timeout: float
     #: Tokens that the engine computes in a second.
     prefill_rate: Optional[int]

@@ -29,7 +29,7 @@ _OF_LIBRARY = (
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{4,}")
 
 
-#: The begin of the text of a value that cannot be described.
+#: The beginning of the text of a value that cannot be described.
 UNTOLD = "of this start alone: "
 
 

@@ -59,7 +59,7 @@ class Device:
 
     @property
     def why_host(self) -> str | None:
-        """Why ``auto`` came to be the host."""
+        """The reason why ``auto`` is the host."""
         return self._inner.why_host
 
     def pool(
@@ -286,7 +286,7 @@ def _first(shape: Sequence[int]) -> int | None:
 
 
 def _slots(memory: list[_Memory], slots: int | None) -> int:
-    """How many slots all of them have."""
+    """The number of slots, which is the same in all of them."""
     for one in memory:
         if slots is None:
             slots = one.slots

@@ -112,8 +112,8 @@ def _closes_if_it_fails(call: Callable) -> Callable:
 
 
 def _prefetch_limit() -> Optional[tuple[float, float]]:
-    """How long this server waits for a read, if not until its end: seconds, and seconds a token
-    requested.
+    """The longest wait of this server for a read: seconds, and seconds for each requested token.
+    None if it waits for its end.
 
     From the server's arguments: it does not pass these keys on. A backend that is attached later
     may have others.
@@ -143,7 +143,7 @@ def _by_pool(transfers: Sequence[PoolTransfer], move: Callable[..., list[bool]])
 
 
 def _chain(extra_info: Optional[HiCacheStorageExtraInfo]) -> tuple[Optional[str], int]:
-    """The key before a batch, and how many there are."""
+    """The key before a batch, and the number of keys before it."""
     before = extra_info.prefix_keys if extra_info is not None else None
     return (before[-1], len(before)) if before else (None, 0)
 
@@ -249,7 +249,7 @@ def _buffers(pool: Any, pages: int) -> list[tuple[int, int, int]]:
 
 
 def _parts(pool: Any, buffers: int) -> tuple[list[list[int]], str]:
-    """The buffers of each part of a page, and the order of the bytes that come of it."""
+    """The buffers of each part of a page, and the resulting order of its bytes."""
     layers = getattr(pool, "layer_num", 0)
     if pool.layout == "layer_first":
         # Layer by layer in the pool, but one piece a part in the store: the order of
@@ -578,7 +578,7 @@ class LarderHiCache(HiCacheStorage):
 
     @_answers(lambda *_, **__: False)
     def clear(self) -> bool:
-        """Deletes the pages of this server's pools; pages of other models stay. Nothing is served
+        """Deletes the pages of this server's pools; pages of other models stay. No page is served
         before the deletion is done.
 
         False while it is not done: this process alone tries it again. False also with a remote,

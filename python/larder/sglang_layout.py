@@ -1,7 +1,7 @@
 """How the device arranges the elements of a page.
 
 A host pool copies a device's pages byte for byte, and does not show their arrangement. Pages of
-equal length may be arranged in several ways. A page that is read in another one is wrong KV, so the
+equal length may be arranged in several ways. A page that is read in another arrangement is wrong KV, so the
 arrangement is part of the namespace. The usual one adds nothing to it.
 """
 
@@ -63,7 +63,7 @@ def _arrangements(pool: Any) -> Optional[list[str]]:
         return [str(info.buffers.layout.value) for info in infos]
     if isinstance(pool, MHATokenToKVPoolHost):
         raise RuntimeError(
-            f"larder: SGLang's pool {type(pool).__name__} does not tell how its pages are arranged: "
+            f"larder: SGLang's pool {type(pool).__name__} does not show how its pages are arranged: "
             "this release of SGLang is not supported"
         )
     return None

@@ -23,7 +23,7 @@ from larder import _larder, described
 logger = logging.getLogger(__name__)
 
 #: The end of an error about weights without a tag.
-HELP = "so that nothing tells these weights from others: set `weights_tag` in the extra config"
+HELP = "so that these weights cannot be distinguished from others: set `weights_tag` in the extra config"
 
 #: The file of the last descriptions, beside the file of the store.
 NOTES = "larder.weights"
@@ -73,8 +73,8 @@ def warn_of_untold(fields: Mapping[str, str]) -> None:
     """Logs the fields that make this server share with no other start."""
     if found := [name for name, text in fields.items() if described.is_untold(text)]:
         logger.warning(
-            "larder: nothing tells the value of %s from others: what this server stores is found "
-            "by itself alone, until it ends",
+            "larder: the value of %s cannot be distinguished from others: pages of this server are "
+            "found by itself alone, until it ends",
             ", ".join(found),
         )
 

@@ -57,7 +57,7 @@ def test_a_value_that_only_its_address_tells_has_another_text_at_each_start(capl
         assert first != second and described.is_untold(first["it"])
         caplog.clear()
         weights.warn_of_untold(first)
-        assert "the value of it from others" in caplog.text
+        assert "the value of it cannot be distinguished" in caplog.text
     caplog.clear()
     weights.warn_of_untold(fields(Outer()))
     assert caplog.text == ""

@@ -365,8 +365,8 @@ class LarderL2Adapter(L2AdapterInterface):
         return row if is_inside else None
 
     def _enclose(self, part: _Buffers, objects: list[MemoryObj]) -> None:
-        """Gives buffers outside of the arena a region, from the first to the last: nothing between
-        them is touched.
+        """Gives buffers outside of the arena a region, from the first to the last. Bytes between
+        them are not touched.
         """
         first = min(part.rows)
         part.region = self._store.register(
@@ -502,8 +502,8 @@ class LarderL2Adapter(L2AdapterInterface):
                 self._stop.wait(period)
 
     def _watch(self) -> None:
-        """Looks for models with changed files. Their file system may hang: in a thread of its own,
-        for which nothing waits.
+        """Looks for models with changed files, in a thread of its own: their file system may hang,
+        and no other thread waits for it.
         """
         while not self._stop.wait(_WATCH_PERIOD):
             for model in self._config.find_changed():

@@ -54,7 +54,7 @@ class Ledger:
     """Entries by key."""
 
     def __init__(self, path: Optional[str]) -> None:
-        """Opens the file; a file that is none is set aside. Without ``path``, or a file, entries
+        """Opens the file. A file that is no ledger is set aside. Without ``path``, or a file, entries
         live in memory alone.
         """
         self._guard = threading.Lock()

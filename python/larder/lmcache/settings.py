@@ -65,7 +65,7 @@ class LarderL2AdapterConfig(L2AdapterConfigBase):
                 f"larder: `lease`: LMCache's locks are leases that are renewed: "
                 f"it must be at least {LEASE_MIN:.0f} s"
             )
-        #: None if the operator has not named it.
+        #: None if it is not configured.
         self.chunk_bytes: Optional[int] = own["chunk_bytes"]
         self.weights_tags = _texts("weights_tags", own["weights_tags"])
         #: By model with a derived tag: the directory.

@@ -105,7 +105,7 @@ class Spaces:
         return self._of_place.get(place, [])
 
     def find(self, place: Place, layout: Layout) -> Optional[Space]:
-        """The space of a place and layout; None, and a line in the log, where nothing can be
+        """The space of a place and layout; None, and a line in the log, if no chunk of it can be
         kept.
         """
         found = self._spaces.get((place, layout))
@@ -115,7 +115,7 @@ class Spaces:
             return self._make(place, layout)
 
     def drop(self, model: str) -> None:
-        """Keeps nothing more of a model without a tag."""
+        """Keeps no further chunks of a model without a tag."""
         with self._lock:
             for place, layout in [key for key in self._spaces if key[0].model == model]:
                 del self._spaces[place, layout]
@@ -129,9 +129,8 @@ class Spaces:
         if tag is None:
             self._say(
                 f"model {place.model}",
-                f"nothing tells the weights of model {place.model} from others of this name: "
-                "its chunks are not kept. "
-                "Set `weights_tags`, `model_dirs` or `weights_tag`",
+                f"the weights of model {place.model} cannot be distinguished from others of this name: "
+                "its chunks are not kept. Set `weights_tags`, `model_dirs` or `weights_tag`",
             )
             return None
         if place.salt not in self._salts and len(self._salts) >= SALTS_MAX:

@@ -67,7 +67,7 @@ class Keeper:
         self._thread.start()
 
     def reset(self) -> None:
-        """Nothing stored so far is found any more."""
+        """Earlier chunks are no longer found."""
         self._mark(self.marks.after_reset())
 
     def tell_packing(self, packing: Packing) -> None:
@@ -101,7 +101,7 @@ class Keeper:
                 link.spaces, link.marks = spaces, marks
 
     def stop(self) -> Optional[Link]:
-        """Ends the thread; a link that it still makes is closed. Returns the link there is."""
+        """Ends the thread. Returns its link. A link that the thread makes later is closed."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)

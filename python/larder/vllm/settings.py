@@ -27,7 +27,7 @@ class Server:
     prefix_hash: str = ""
     #: Ids of the cache groups with layers that look back to the first token; None if unknown.
     full_groups: Optional[tuple[int, ...]] = None
-    #: Whether the connector reports the packing of pages later: until then nothing is found.
+    #: Whether the connector reports the packing of pages later: no chunk is found before.
     tells_packing: bool = False
 
     def as_config(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Marks(NamedTuple):
     mask: bytes = b""
 
     def after_reset(self) -> Marks:
-        """With these marks nothing is found that was stored before."""
+        """New marks, with which no earlier chunk is found."""
         return self._replace(anew=self.anew or new_name(), mask=secrets.token_bytes(KEY_BYTES))
 
 

@@ -73,7 +73,7 @@ _STORES = {
     Status.NOT_ADMITTED: "refused_chunks",
 }
 
-#: Deliberately not stored: nothing that slower stores would mend.
+#: Not stored on purpose: fewer stores would not help.
 _LEFT_OUT = (Status.UNREACHABLE, Status.NOT_ADMITTED)
 
 #: Longest wait of a store for room, in seconds.
@@ -447,12 +447,12 @@ class LarderTier(SecondaryTierManager):
     # --- resets and the end
 
     def drain_jobs(self) -> None:
-        """Waits until no job touches vLLM's CPU tier. Called for each reset of vLLM's caches, and
-        for nothing else.
+        """Waits until no job touches vLLM's CPU tier. vLLM calls it for each reset of its caches
+        alone.
 
-        A reset may mean that the weights have changed: with ``on_reset`` ``"fresh"`` nothing that
-        was stored so far is found any more by this server. Nothing is deleted: other servers may
-        still have the old weights.
+        A reset may mean that the weights have changed: with ``on_reset`` ``"fresh"`` this server
+        no longer finds its earlier chunks. They are not deleted: other servers may still have the
+        old weights.
         """
         try:
             self._meters.add("resets")

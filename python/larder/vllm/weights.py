@@ -20,8 +20,8 @@ from larder.weights import Description, Named
 #: Endings of the files that make a model's configuration.
 _CONFIGURATION = (".json", ".py")
 
-#: Ways to load weights from files at the model's path. By others they come from elsewhere: a
-#: server, a bucket, nowhere.
+#: Ways to load weights from files at the model's path. Other ways have another source: a server, a
+#: bucket, or none.
 _FROM_FILES = (
     "auto",
     "hf",
@@ -64,7 +64,7 @@ def tag(config: Any, own: Optional[str]) -> str:
 
 
 def may_change(config: Any) -> Optional[str]:
-    """Why the weights may change while the server with this ``VllmConfig`` runs. vLLM reports no
+    """The reason why the weights may change while the server with this ``VllmConfig`` runs. vLLM reports no
     change to a connector, so that the tag would name weights that are gone.
     """
     if getattr(config, "weight_transfer_config", None) is not None:
@@ -129,8 +129,8 @@ def _configuration(option: str, path: str, revision: Optional[str]) -> list[str]
     ] + [place for place in places if os.path.isfile(place)]
     if not files:
         raise ValueError(
-            f"larder: the files of {option} {path} are not on this machine, so that nothing tells "
-            "their changes: give it a local directory"
+            f"larder: the files of {option} {path} are not on this machine, so that their "
+            "changes are not seen: give it a local directory"
         )
     return files
 
