@@ -208,8 +208,8 @@ impl Checked {
         lines.row("Store", self.store_id.as_str());
         let state = match self.condition {
             findings::CLEAN => "closed cleanly",
-            findings::IN_USE => "in use",
-            _ => "not closed: the next open recovers it",
+            findings::IN_USE => "IN USE",
+            _ => "NOT CLOSED: the next open recovers it",
         };
         lines.row("State", state);
         let mut segments = self.segments.to_string();
@@ -224,7 +224,7 @@ impl Checked {
             "Descriptor blocks" => "{}, {}", self.descriptor_blocks, count(self.records, "record");
         }
         let pages = format!("{}, {}", self.pages, ByteSize(self.live_bytes));
-        lines.row("Live pages", pages);
+        lines.row("Pages", pages);
         if self.unproven_pages + self.unfinished_blocks + self.unfinished_records > 0 {
             let pages = count(self.unproven_pages, "page");
             let records = count(self.unfinished_records, "unfinished record");
@@ -248,7 +248,7 @@ impl Deep {
             "Bytes checked" => "{} of {} in {:.1} s, {}",
                 ByteSize(self.bytes_checked), count(self.pages_checked, "page"), self.seconds,
                 usage::rate(self.bytes_per_second);
-            "Pages" => "{} good, {} damaged, {} unfinished",
+            "Pages checked" => "{} good, {} damaged, {} unfinished",
                 self.good_pages, self.damaged_pages, self.unfinished_pages;
         }
         if self.departed_pages + self.dropped_pages > 0 {

@@ -102,14 +102,17 @@ impl Health {
 /// # Errors
 /// It may not be asked, or has no such report.
 pub fn of_device(device: &Path) -> io::Result<Health> {
-    let file = File::open(device)?;
+    let during = |doing: &'static str| {
+        move |error: io::Error| io::Error::new(error.kind(), format!("{doing}: {error}"))
+    };
+    let file = File::open(device).map_err(during("opening the drive"))?;
     let mut page = [0; PAGE_BYTES];
     let name = device.file_name().unwrap_or_default().to_string_lossy();
     if name.starts_with("nvme") {
-        nvme_log_page(&file, &mut page)?;
+        nvme_log_page(&file, &mut page).map_err(during("reading its SMART log"))?;
         return Ok(Health::of_nvme(&page));
     }
-    ata_smart_data(&file, &mut page)?;
+    ata_smart_data(&file, &mut page).map_err(during("reading its SMART data"))?;
     Health::of_ata(&page).ok_or_else(|| io::Error::other("the drive's report has a wrong checksum"))
 }
 

@@ -32,7 +32,12 @@ fn after_a_crash_a_page_whose_bytes_never_landed_is_unfinished_and_not_damage() 
         "verify",
         &["--deep"],
         0,
-        &["not closed", "1 unfinished", "sound"],
+        &[
+            "NOT CLOSED: the next open recovers it",
+            "20 pages (checked when read)",
+            "1 unfinished",
+            "sound",
+        ],
     );
     home.says(
         "inspect",
