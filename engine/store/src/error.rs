@@ -71,6 +71,18 @@ pub enum StoreError {
         /// The process, and the remedy.
         reason: String,
     },
+    /// No file is at the path, and the process on its socket serves the file that was there.
+    #[error(
+        "{path}: no file is at this path. {} serves the file that was here, which was deleted or \
+         moved. Move it back; or stop that process, and create a store",
+        served_by(*.owner)
+    )]
+    Removed {
+        /// The store.
+        path: PathBuf,
+        /// The process, if it is visible here.
+        owner: Option<u32>,
+    },
     /// The process on the store's socket speaks another version of the protocol, or no such
     /// protocol.
     #[error("{path}: {reason}")]
@@ -468,6 +480,14 @@ pub fn leaves_the_volume_unknown(error: &StoreError) -> bool {
                 | libc::EHOSTUNREACH
         ) || DiskError::Os(errno).is_of_this_process()
     })
+}
+
+/// The process on a socket, at the beginning of a sentence.
+pub(crate) fn served_by(pid: Option<u32>) -> String {
+    match pid {
+        Some(pid) => format!("Process {pid}"),
+        None => "A process of another pid namespace".to_owned(),
+    }
 }
 
 /// The error of the system that ended work on a file of the store.

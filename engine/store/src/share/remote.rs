@@ -43,7 +43,7 @@ use super::wire::{
     receive,
 };
 use crate::catalog::NamespaceShape;
-use crate::error::StoreError;
+use crate::error::{StoreError, served_by};
 use crate::protocol::{
     Agreed, BENEATH, COMMON, COUNTS, HEIRS, POLICIES, Protocol, TOTALS, is_name,
 };
@@ -125,10 +125,7 @@ pub(super) enum ReachError {
     #[error(
         "no process serves this store. {} listens at {} and serves another store, whose file was \
          deleted or replaced. Stop that process",
-        pid.map_or_else(
-            || "A process of another pid namespace".to_owned(),
-            |pid| format!("Process {pid}")
-        ),
+        served_by(*.pid),
         socket.display()
     )]
     OfAnother {

@@ -1,6 +1,7 @@
 //! The role of a process in a store that several processes use: owner, client of the owner, or
 //! neither.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -268,7 +269,16 @@ impl Client {
         let owners = owners.filter_map(|(path, _)| path.as_ref().map(PathBuf::from));
         let places: Vec<PathBuf> = own.chain(owners).collect();
         let some_lost = welcome.volumes.iter().any(|(path, _)| path.is_none());
-        let mut volumes = Volumes::open(path, &places, Access::Client, some_lost).map_err(never)?;
+        let volumes = Volumes::open(path, &places, Access::Client, some_lost);
+        let mut volumes = volumes.map_err(|error| match error {
+            StoreError::Io {
+                source, path: of, ..
+            } if source.kind() == ErrorKind::NotFound && of == path => {
+                let owner = remote.owner_pid();
+                never(StoreError::Removed { path: of, owner })
+            }
+            error => never(error),
+        })?;
         if *volumes.superblock().store.as_bytes() != welcome.store {
             return Err(Unreached::Nobody(remote.of_another()));
         }
