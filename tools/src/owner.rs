@@ -51,6 +51,26 @@ pub fn answering_line(volume: &share::AnsweringVolume) -> String {
     format!("{path}: {state}; oldest operation {oldest:.1} s, {times}{advice}")
 }
 
+/// A client that is stopped, for people.
+pub fn stopped_line(client: &share::StoppedClient) -> String {
+    let share::StoppedClient {
+        pid,
+        name,
+        stopped_seconds,
+        reads_in_flight,
+        puts_in_flight,
+        ..
+    } = client;
+    let name = name.as_deref().unwrap_or("of unknown name");
+    format!(
+        "{} ({name}) has not run for {stopped_seconds:.0} s, in the middle of {} and {}; let it go \
+         on (kill -CONT), or end it",
+        process(*pid),
+        count(*reads_in_flight, "page read"),
+        count(*puts_in_flight, "put"),
+    )
+}
+
 /// The order in which pages are evicted, for people.
 pub fn eviction_line(stats: &Stats) -> String {
     let changes = count(stats.eviction_switches, "change");

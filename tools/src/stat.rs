@@ -23,7 +23,9 @@ use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::metrics;
-use crate::owner::{answering_line, displaced_line, eviction_line, monthly, pacing_line, process};
+use crate::owner::{
+    answering_line, displaced_line, eviction_line, monthly, pacing_line, process, stopped_line,
+};
 use crate::place;
 use crate::program::complain;
 use crate::report::{self as output, Lines, Report, rows};
@@ -96,6 +98,8 @@ struct StatReport {
     displaced_volumes: Vec<share::DisplacedVolume>,
     /// How each volume answers, over all processes. Empty if that is not measured.
     answering_volumes: Vec<share::AnsweringVolume>,
+    /// Clients that are stopped in the middle of reads or puts.
+    stopped_clients: Vec<share::StoppedClient>,
     totals: TotalCounts,
     /// Its namespaces, those with the most bytes first.
     namespaces: Vec<spaces::Space>,
@@ -196,6 +200,7 @@ impl StatReport {
             namespaces,
             displaced_volumes: told.displaced_volumes,
             answering_volumes: told.answering_volumes,
+            stopped_clients: told.stopped_clients,
             path: path.to_owned(),
             pid: told.pid,
             rss_bytes: told.rss_bytes,
@@ -251,6 +256,9 @@ impl Report for StatReport {
                     self.adrift_pages;
             }
         }
+        for client in &self.stopped_clients {
+            lines.row("Stopped", stopped_line(client));
+        }
         if self.compactions > 0 {
             lines.row("Compaction", "under way: see the pages moved below");
         }
@@ -279,6 +287,7 @@ impl Report for StatReport {
                     volume.path.display(), volume.reason, stats.puts_refused_read_only;
             }
         }
+        let puts = &self.totals.counts;
         let unreadable = match stats.unreadable_segments {
             0 => String::new(),
             some => format!(", {some} that cannot be read or written"),
@@ -287,9 +296,11 @@ impl Report for StatReport {
             "Segments" => "{}, {} free, {} open, {} sealed, {} being emptied{unreadable}",
                 stats.segments, stats.free_segments, stats.open_segments, stats.sealed_segments,
                 stats.reclaiming_segments;
-            "Put" => "{} pages, {}; {} duplicates, {} refused, {} failed",
-                stats.pages_put, size(stats.bytes_put), stats.duplicates, stats.refused,
-                stats.failed;
+            "Put" =>
+                "{} pages, {}; {} duplicates, {} refused, {} failed, {} given up by clients that \
+                ended or were stopped",
+                puts.pages_put, size(puts.bytes_put), puts.duplicates, puts.refused, puts.failed,
+                self.totals.store.aborted;
         }
         if !self.processes.are_listed() {
             rows! { lines:
@@ -450,7 +461,9 @@ fn troubles(told: &share::Report) -> Vec<String> {
     let late = told.answering_volumes.iter();
     let late = late.filter(|volume| volume.state != VolumeState::Answering);
     let of_the_disk = disk.into_iter().chain(late.map(answering_line));
-    of_the_disk.chain(read_only).chain(displaced).collect()
+    let stopped = told.stopped_clients.iter().map(stopped_line);
+    let of_the_files = read_only.chain(displaced);
+    of_the_disk.chain(of_the_files).chain(stopped).collect()
 }
 
 fn check(path: &Path, json: bool) -> Result<Ending, Failure> {

@@ -206,6 +206,10 @@ counters! {
         "Puts refused because every volume was in read-only service" {
             puts_refused_read_only: u64 as "refused_read_only_puts";
         }
+        "larder_aborted_pages",
+        "Pages of puts that were given up because their client ended or was stopped" {
+            aborted: u64 as "aborted_pages";
+        }
         "larder_removed_pages{reason}", "Pages that left the store, by reason" {
             evicted: u64 as "evicted_pages" = "evicted", "evicted pages";
             deleted: u64 as "deleted_pages" = "deleted",

@@ -149,6 +149,14 @@ impl Board {
             .max()
     }
 
+    /// Time since the process with this number was last alive.
+    #[must_use]
+    pub fn silence_of(&self, process: u64) -> Option<Duration> {
+        let mut rows = self.words()?.rows.iter();
+        let row = rows.find(|row| row.process.load(Relaxed) == process)?;
+        Some(row.silence(now()))
+    }
+
     fn publish(&self, volume: usize, starts: &[Nanos]) {
         if let Some(row) = self.row() {
             let oldest = starts.first().copied().unwrap_or(0);
@@ -166,10 +174,13 @@ impl Board {
 }
 
 impl Row {
+    fn silence(&self, now: Nanos) -> Duration {
+        Duration::from_nanos(now.saturating_sub(self.beat_at.load(Relaxed)))
+    }
+
     /// The age of the oldest operation of a process that is alive.
     fn oldest(&self, volume: usize, now: Nanos) -> Option<Duration> {
-        let is_alive = self.process.load(Relaxed) != 0
-            && Duration::from_nanos(now.saturating_sub(self.beat_at.load(Relaxed))) < ALIVE;
+        let is_alive = self.process.load(Relaxed) != 0 && self.silence(now) < ALIVE;
         let start = self.oldest[volume].load(Relaxed);
         (is_alive && start != 0).then(|| Duration::from_nanos(now.saturating_sub(start)))
     }

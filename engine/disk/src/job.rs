@@ -105,7 +105,7 @@ pub(super) struct Job {
     failed_reads: u32,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Read,
     Write,
@@ -363,8 +363,7 @@ pub fn carry_out(op: Op, kernel: impl FnMut(Step<'_>) -> Result<usize, i32>) {
     answers.deliver();
 }
 
-/// Logs that a volume refuses writes or syncs. The failed operations are answered, but their
-/// answers do not name the reason.
+/// Logs that a volume refuses writes or syncs: the answers do not name the reason.
 #[derive(Default)]
 pub(super) struct Refusals {
     /// The time of the last log line.
@@ -385,6 +384,7 @@ impl Refusals {
             *logged_at = Some(Instant::now());
             tracing::warn!(
                 volume,
+                call = ?job.kind,
                 %error,
                 "the volume refuses a write or a sync (logged at most once a minute)"
             );

@@ -15,7 +15,9 @@ use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::{Facts, RELEASE, remedy};
-use crate::owner::{answering_line, displaced_line, eviction_line, monthly, pacing_line, process};
+use crate::owner::{
+    answering_line, displaced_line, eviction_line, monthly, pacing_line, process, stopped_line,
+};
 use crate::place::volume_at;
 use crate::report::count;
 use crate::size::ByteSize;
@@ -133,6 +135,7 @@ fn about(report: &share::Report, facts: &mut Facts) {
     service(report, facts);
     places(report, facts);
     answers(report, facts);
+    clients(report, facts);
     damage(report, facts);
 }
 
@@ -168,6 +171,13 @@ pub(super) fn absent(path: &Path, facts: &mut Facts) {
 fn places(report: &share::Report, facts: &mut Facts) {
     for volume in &report.displaced_volumes {
         facts.push(Fact::fail("place", displaced_line(volume)));
+    }
+}
+
+/// The clients that are stopped.
+fn clients(report: &share::Report, facts: &mut Facts) {
+    for client in &report.stopped_clients {
+        facts.push(Fact::warn("clients", stopped_line(client)));
     }
 }
 

@@ -228,6 +228,9 @@ fn owner(table: &mut Table, view: &View) {
         "larder_puts_in_flight", "Puts of clients in progress": gauge(report.puts_in_flight);
         "larder_adrift_pages", "Pages of puts that were aborted because their client was silent":
             gauge(report.pages_adrift);
+        "larder_stopped_clients",
+        "Clients that have not run for 5 s, in the middle of reads or puts":
+            gauge(report.stopped_clients.len() as u64);
         "larder_displaced_volumes",
         "Volumes whose paths no longer lead to the files that the owner serves":
             gauge(report.displaced_volumes.len() as u64);

@@ -281,8 +281,6 @@ pub struct Counters {
     pub duplicates: u64,
     /// Pages refused.
     pub refused: u64,
-    /// Pages whose write or sync failed.
-    pub failed: u64,
     /// Unproven pages that a put wrote again.
     pub replaced: u64,
     /// Pages that were gone when the store was opened, though the clean close had counted them.

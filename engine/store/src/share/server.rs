@@ -362,6 +362,7 @@ impl Shared {
         self.store.data.board.leave(row_of(session.id));
         session.leases.end(self.store.books());
         let left = session.ledger.leave(self.store.catalog(), &self.map);
+        self.watch.left(session, &left);
         let has_fills = self.leave_slots(session);
         if left.is_due || has_fills {
             self.lingering.fetch_add(1, Ordering::Relaxed);
@@ -443,6 +444,10 @@ impl Shared {
             beneath: self.store.local.beneath_report(),
             displaced_volumes: self.places.displaced(),
             answering_volumes: self.answering.report(&self.store.data.board),
+            stopped_clients: sessions
+                .values()
+                .filter_map(|of| self.stopped(of))
+                .collect(),
         }
     }
 }

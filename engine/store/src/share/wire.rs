@@ -31,7 +31,9 @@ use crate::staging::{Slot, SlotEnd};
 use crate::totals::{Measures, Totals};
 pub(super) use frames::arrives;
 pub use frames::{WireError, parse, parse_greeting, receive, send};
-pub use report::{AnsweringVolume, DisplacedVolume, ReleaseCount, Report, VolumeState};
+pub use report::{
+    AnsweringVolume, DisplacedVolume, ReleaseCount, Report, StoppedClient, VolumeState,
+};
 
 /// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";

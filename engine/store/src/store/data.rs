@@ -166,6 +166,7 @@ impl DataPath {
         stats.hits = counts.hits;
         stats.misses = counts.misses.total();
         stats.refused = counts.refused;
+        stats.failed = counts.failed;
         stats.bytes_read = counts.bytes_read;
         stats.refused_read_only = count(&self.counters.refused_read_only);
         stats.direct_pages = count(&self.counters.direct_pages);

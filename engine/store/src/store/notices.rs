@@ -64,7 +64,7 @@ impl Notices {
 
     /// A counted lease was refused.
     pub(crate) fn refused_lease(&self) {
-        if self.is_first(12) {
+        if self.is_first(8) {
             tracing::warn!(
                 "leases are refused: the pages under leases that callers have not returned take a \
                  quarter of the store (logged once)"
@@ -75,12 +75,6 @@ impl Notices {
     /// Logs the kinds of failure that the core has counted.
     pub(crate) fn counted(&self, counters: &Counters) {
         let kinds = [
-            (
-                8,
-                counters.failed,
-                "pages were not stored: the device refused their write or sync (counted in \
-                 failed_pages; logged once)",
-            ),
             (
                 9,
                 counters.store.failed_syncs,
@@ -103,7 +97,6 @@ impl Notices {
         ];
         for (kind, count, what) in kinds {
             if count > 0 && self.is_first(kind) {
-                // runbook: pages were not stored: the device refused their write or sync
                 // runbook: a sync failed: the pages that it covered are read back and written again
                 // runbook: a page does not read back as it was written, and is forgotten
                 // runbook: a page whose write the last crash cut short is forgotten

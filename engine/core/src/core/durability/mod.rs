@@ -488,7 +488,6 @@ impl Durability {
     ) {
         match *waiter {
             Waiter::Page(id, index, _) => {
-                base.counters.failed += 1;
                 let status = PutStatus::Failed(PutFailure::Sync);
                 base.announce(Event::Synced(id, index, status));
             }

@@ -321,7 +321,6 @@ impl Puts {
             Origin::Copy(from) if !is_live(below.base, &from) => PutStatus::Duplicate,
             Origin::Copy(_) => PutStatus::Failed(PutFailure::Write),
             Origin::Put => {
-                below.base.counters.failed += 1;
                 if page.commit.is_some() {
                     let (namespace, key) = page.page.name();
                     self.write_void(below, namespace, key, page.place.segment, page.version);

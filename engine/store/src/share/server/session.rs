@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use larder_base::ids::ClientId;
 use larder_base::random::random_bytes;
 use larder_base::runtime::{Instant, Mutex};
+use larder_base::system::processes;
 use larder_base::system::sockets::UnixStream;
 use larder_core::counters::Counts;
 
@@ -68,6 +69,12 @@ pub(super) fn fresh_secret() -> u64 {
 }
 
 impl Session {
+    /// The name of the client's program.
+    pub(super) fn name(&self) -> Option<String> {
+        let name = self.tally.lock().name.clone();
+        name.or_else(|| self.pid.and_then(processes::command))
+    }
+
     pub(super) fn new(id: ClientId, run: u32, agreed: Agreed, pid: Option<u32>) -> Session {
         Session {
             id,

@@ -12,7 +12,7 @@ use larder_base::system::processes;
 use larder_base::system::sockets::{self, UnixStream};
 use larder_core::counters::{Counted, Counts};
 
-use super::session::{Session, Tally};
+use super::session::Session;
 use super::shared::Shared;
 use crate::counts::Process;
 use crate::share::wire::{Reply, Request};
@@ -107,15 +107,13 @@ impl Shared {
 }
 
 fn client(session: &Session) -> Process {
-    let Tally { name, counts, .. } = &*session.tally.lock();
+    let counts = session.tally.lock().counts;
     Process {
         client: Some(session.id.0),
         pid: session.pid,
-        name: name
-            .clone()
-            .or_else(|| session.pid.and_then(processes::command)),
+        name: session.name(),
         release: session.agreed.release.clone(),
         uptime_seconds: session.begun.elapsed().as_secs_f64(),
-        counts: *counts,
+        counts,
     }
 }

@@ -44,6 +44,7 @@ impl Shared {
         let mut counts = self.store.local.store_counts();
         counts.shared_pages_filled = shared.fills;
         counts.shared_pages_hit = shared.hits;
+        counts.aborted = self.watch.aborted_pages();
         counts
     }
 

@@ -7,23 +7,31 @@
 //! least [`SILENCE`] ([`Ledger::look`](super::ledger::Ledger::look)). A client that waits for a
 //! slow device sends heartbeats ([`Putting::stay`](crate::catalog::Putting::stay)).
 //!
+//! A client that has not run for [`STOPPED`], by the board, in the middle of a read or a put is
+//! reported as stopped. A client that waits for a slow device runs.
+//!
 //! A read keeps its segments from being written again, in the end all segments of the store. So a
 //! client's pins are revoked after half a minute in which none of its reads begins or ends. A
 //! longer read that then finds other bytes asks once more.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use larder_base::planted;
 use larder_base::runtime::{Condvar, Mutex};
 use larder_base::seldom::Seldom;
 
-use super::ledger::LOOKS;
+use super::ledger::{LOOKS, Look};
+use super::session::Session;
 use super::shared::Shared;
+use crate::share::wire::StoppedClient;
 use crate::volume::row_of;
 
 /// How long a put may be silent: several times as long as a client that is merely slow.
 const SILENCE: Duration = Duration::from_secs(4);
+
+/// How long a client that is stopped has not run. A client on a busy machine runs more often.
+const STOPPED: Duration = Duration::from_secs(5);
 
 /// Interval between two checks. The first check may come right after a put began.
 const EVERY: Duration = Duration::from_millis(SILENCE.as_millis() as u64 / (LOOKS - 1) as u64);
@@ -38,6 +46,11 @@ pub(super) struct Watch {
     /// Limit the warnings about aborted puts, and about revoked pins.
     puts: Seldom,
     pins: Seldom,
+    /// Limits the warnings about clients that are stopped, and that ended.
+    stops: Seldom,
+    ends: Seldom,
+    /// Pages of aborted puts.
+    aborted_pages: AtomicU64,
 }
 
 impl Watch {
@@ -53,6 +66,33 @@ impl Watch {
     pub(super) fn wake(&self) {
         let _guard = self.calling.lock();
         self.called.notify_one();
+    }
+
+    /// Pages of puts that were given up.
+    pub(super) fn aborted_pages(&self) -> u64 {
+        self.aborted_pages.load(Ordering::Relaxed)
+    }
+
+    fn count(&self, look: &Look) {
+        self.aborted_pages
+            .fetch_add(look.pages_given_up, Ordering::Relaxed);
+    }
+
+    /// A client has gone, and these of its puts were given up.
+    pub(super) fn left(&self, session: &Session, look: &Look) {
+        self.count(look);
+        if look.pages_given_up > 0
+            && let Some(more) = self.ends.is_due()
+        {
+            tracing::warn!(
+                client = session.id.0,
+                pid = session.pid,
+                pages = look.pages_given_up,
+                more,
+                "a client has ended in the middle of puts: these pages are not stored (logged \
+                 once a minute)"
+            );
+        }
     }
 
     fn wait_for_call(&self, stop: &AtomicBool) {
@@ -80,6 +120,22 @@ impl Shared {
         }
     }
 
+    /// This client, if it is stopped in the middle of reads or puts.
+    pub(super) fn stopped(&self, session: &Session) -> Option<StoppedClient> {
+        let (reads_in_flight, puts_in_flight) = session.ledger.counts();
+        let silence = self.store.data.board.silence_of(row_of(session.id))?;
+        if silence < STOPPED || reads_in_flight + puts_in_flight == 0 {
+            return None;
+        }
+        Some(StoppedClient {
+            pid: session.pid,
+            name: session.name(),
+            stopped_seconds: silence.as_secs_f64(),
+            reads_in_flight,
+            puts_in_flight,
+        })
+    }
+
     /// Checks all clients once. Returns whether another check is due.
     fn look(&self) -> bool {
         let sessions: Vec<_> = self.sessions.lock().values().cloned().collect();
@@ -90,6 +146,7 @@ impl Shared {
         for session in sessions {
             let look = session.ledger.look(self.store.catalog(), &self.map);
             is_due |= look.is_due;
+            self.watch.count(&look);
             if !look.given_up.is_empty()
                 && let Some(more) = self.watch.puts.is_due()
             {
@@ -102,15 +159,30 @@ impl Shared {
                      a minute)"
                 );
             }
+            if let Some(stopped) = self.stopped(&session)
+                && let Some(more) = self.watch.stops.is_due()
+            {
+                tracing::warn!(
+                    client = session.id.0,
+                    pid = session.pid,
+                    pages = stopped.reads_in_flight,
+                    puts = stopped.puts_in_flight,
+                    stopped_s = stopped.stopped_seconds,
+                    more,
+                    "a client is stopped, in the middle of reads or puts: let it go on, or end it \
+                     (logged once a minute)"
+                );
+            }
             if look.pins_taken_back > 0
                 && let Some(more) = self.watch.pins.is_due()
             {
-                let (client, pages) = (session.id.0, look.pins_taken_back);
+                let (client, pid) = (session.id.0, session.pid);
+                let pages = look.pins_taken_back;
                 let waits = self.store.data.board.oldest_of(row_of(session.id));
                 if let Some(age) = waits {
                     tracing::warn!(
                         client,
-                        pid = session.pid,
+                        pid,
                         pages,
                         oldest_operation_s = age.as_secs(),
                         more,
@@ -120,7 +192,7 @@ impl Shared {
                 } else {
                     tracing::warn!(
                         client,
-                        pid = session.pid,
+                        pid,
                         pages,
                         more,
                         "a client has stopped in the middle of reads: the pages are no longer kept \

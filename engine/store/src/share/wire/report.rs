@@ -36,6 +36,22 @@ pub struct AnsweringVolume {
     pub p99_seconds: f64,
 }
 
+/// A client that has not run for some seconds, in the middle of reads or puts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StoppedClient {
+    /// Its pid in the owner's pid namespace. `None` if it is not visible there.
+    pub pid: Option<u32>,
+    /// The name of its program; `None` if it is not known.
+    pub name: Option<String>,
+    /// For how long it has not run.
+    pub stopped_seconds: f64,
+    /// Pages that it was reading.
+    pub reads_in_flight: u64,
+    /// Its puts in progress.
+    pub puts_in_flight: u64,
+}
+
 /// See [`AnsweringVolume`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -112,6 +128,8 @@ pub struct Report {
     pub displaced_volumes: Vec<DisplacedVolume>,
     /// How each volume answers. Empty if that is not measured.
     pub answering_volumes: Vec<AnsweringVolume>,
+    /// The clients that are stopped. Empty if that is not measured.
+    pub stopped_clients: Vec<StoppedClient>,
 }
 
 /// The clients of one release.

@@ -235,7 +235,6 @@ impl Catalog for Local {
             index_bytes: self.index.ram_bytes() as u64,
             pages_put: counters.pages_put,
             duplicates: counters.duplicates,
-            failed: counters.failed,
             puts_refused_read_only: counters.store.puts_refused_read_only,
             read_only_volumes: read_only
                 .into_iter()

@@ -87,6 +87,8 @@ pub(super) struct AbortedPut {
 pub struct Look {
     /// Puts aborted by this check.
     pub given_up: Vec<ReservationId>,
+    /// Their pages that will not be stored.
+    pub pages_given_up: u64,
     /// Pins revoked from a connected client.
     pub pins_taken_back: u64,
     /// Another check is needed.
@@ -144,9 +146,12 @@ impl Look {
         is_due: bool,
     ) -> Look {
         let reservations = aborted.iter().map(|put| put.reservation).collect();
+        let pages = aborted.iter().map(AbortedPut::pages);
+        let pages_given_up = pages.sum::<usize>() as u64;
         aborted.into_iter().for_each(|put| put.report(catalog));
         Look {
             given_up: reservations,
+            pages_given_up,
             pins_taken_back: 0,
             is_due,
         }
@@ -154,6 +159,14 @@ impl Look {
 }
 
 impl AbortedPut {
+    /// Pages that will not be stored.
+    fn pages(&self) -> usize {
+        match self.committed {
+            true => self.unlanded.len(),
+            false => self.asks,
+        }
+    }
+
     /// Reports the put's pages to the core as failed.
     fn report<C: Allocator + ?Sized>(self, catalog: &C) {
         if !self.committed {
