@@ -5,6 +5,7 @@
 pub mod home;
 pub mod honest;
 pub mod observe;
+pub mod served;
 pub mod sparse;
 pub mod stage;
 
@@ -13,6 +14,7 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -31,6 +33,15 @@ pub fn larder(arguments: &[&str]) -> Command {
         .args(arguments)
         .env_remove("LARDER_LOG")
         .stdin(Stdio::null());
+    command
+}
+
+/// The same as another user and its group, or as this one.
+pub fn as_user(arguments: &[&str], user: Option<u32>) -> Command {
+    let mut command = larder(arguments);
+    if let Some(user) = user {
+        command.uid(user).gid(user);
+    }
     command
 }
 

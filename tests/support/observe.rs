@@ -11,7 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::honest::{Process, eventually, skipped};
-use super::{larder, text};
+use super::{as_user, text};
 
 /// The alert rules.
 pub const RULES: &str = "deploy/prometheus/larder.rules.yml";
@@ -51,7 +51,12 @@ pub struct Exporter {
 
 impl Exporter {
     pub fn of(store: &str) -> Exporter {
-        let mut child = larder(&["exporter", store, "--listen", "127.0.0.1:0"])
+        Exporter::as_user(store, None)
+    }
+
+    /// As another user and its group, or as this one.
+    pub fn as_user(store: &str, user: Option<u32>) -> Exporter {
+        let mut child = as_user(&["exporter", store, "--listen", "127.0.0.1:0"], user)
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();

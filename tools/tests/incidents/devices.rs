@@ -1,24 +1,25 @@
 //! Incidents of devices. Clients are processes of their own: this one serves the volume.
 
 use crate::ill::{Ill, Pace};
+use crate::room::Room;
 use crate::scene::{Scene, Signs};
 
 const HUNG: Signs<'_> = Signs {
     metric: ("larder_volume_state{state=\"hung\"}", 1.0),
     stat: ": hung; oldest operation",
     check: (1, ": hung; oldest operation"),
-    doctor: ("fail  answers", ": hung; oldest operation"),
-    log: "a volume answers late, or not at all",
-    alert: "LarderHungDevice",
+    doctor: Some(("fail  answers", ": hung; oldest operation")),
+    log: Some("a volume answers late, or not at all"),
+    alert: Some("LarderHungDevice"),
 };
 
 const SLOW: Signs<'_> = Signs {
     metric: ("larder_volume_state{state=\"slow\"}", 1.0),
     stat: ": slow; oldest operation",
     check: (1, ": slow; oldest operation"),
-    doctor: ("warn  answers", ": slow; oldest operation"),
-    log: "a volume answers late, or not at all",
-    alert: "LarderSlowDevice",
+    doctor: Some(("warn  answers", ": slow; oldest operation")),
+    log: Some("a volume answers late, or not at all"),
+    alert: Some("LarderSlowDevice"),
 };
 
 const PUT: [&str; 6] = ["--op", "put", "--page-bytes", "64KiB", "--pages", "256"];
@@ -81,4 +82,29 @@ fn a_volume_is_slow_under_the_reads_of_a_client() {
     assert!(client.ends_well());
     scene.recovers(&SLOW);
     assert!(scene.client(&GET).ends_well());
+}
+
+#[test]
+#[ignore = "needs root"]
+fn the_file_system_is_full_below_a_sparse_volume() {
+    let Some((scene, room)) = Scene::of(Room::mount) else {
+        return;
+    };
+    let full = "No space left on device (os error 28)";
+    let signs = Signs {
+        metric: ("larder_read_only_volumes", 1.0),
+        stat: full,
+        check: (1, full),
+        doctor: Some(("fail  service", full)),
+        log: Some("in read-only service: the volume refuses writes"),
+        alert: Some("LarderReadOnly"),
+    };
+    let filled = room.fill();
+    let client = scene.client(&PUT);
+    scene.shows(&signs);
+    assert!(scene.log().contains("free space"), "{}", scene.log());
+    drop(filled);
+    _ = client.ends_well();
+    scene.recovers(&signs);
+    assert!(scene.client(&PUT).ends_well());
 }

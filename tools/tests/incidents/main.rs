@@ -8,7 +8,9 @@
 
 mod devices;
 mod ill;
+mod places;
 mod processes;
+mod room;
 mod scene;
 #[path = "../../../tests/support/mod.rs"]
 mod support;

@@ -3,7 +3,18 @@
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::scene::{Scene, Signs};
+use crate::scene::{Client, Scene, Signs};
+use crate::support::honest::eventually;
+
+const PUT: [&str; 6] = [
+    "--op",
+    "put",
+    "--force",
+    "--page-bytes=512KiB",
+    "--pages",
+    "8000",
+];
+const GET: [&str; 5] = ["--op", "get", "--page-bytes=64KiB", "--pages", "2000"];
 
 #[test]
 fn the_owner_is_stopped() {
@@ -17,12 +28,11 @@ fn the_owner_is_stopped() {
             3,
             "has not answered for 2 s: it is stopped, or its machine is overloaded",
         ),
-        doctor: ("fail  store in use", "has not answered for 2 s"),
-        log: "",
-        alert: "LarderUnserved",
+        doctor: Some(("fail  store in use", "has not answered for 2 s")),
+        log: None,
+        alert: Some("LarderUnserved"),
     };
-    let owner = scene.owner.as_ref().unwrap().0.id();
-    let owner = Pid::from_raw(i32::try_from(owner).unwrap());
+    let owner = Pid::from_raw(i32::try_from(scene.pid()).unwrap());
     kill(owner, Signal::SIGSTOP).unwrap();
     scene.shows(&signs);
     kill(owner, Signal::SIGCONT).unwrap();
@@ -38,12 +48,93 @@ fn the_owner_is_killed() {
         metric: ("larder_up", 0.0),
         stat: "no process serves the store",
         check: (3, "no process serves the store"),
-        doctor: ("ok    store in use", "did not close it"),
-        log: "",
-        alert: "LarderUnserved",
+        doctor: Some(("ok    store in use", "did not close it")),
+        log: None,
+        alert: Some("LarderUnserved"),
     };
     scene.owner = None;
     scene.shows(&signs);
     scene.serve();
+    scene.recovers(&signs);
+}
+
+/// A client that makes these calls, stopped in the middle of some, as this metric shows.
+fn stopped(scene: &Scene, calls: &[&str], metric: &str) -> Client {
+    let mut client = scene.client(calls);
+    let is_calling = || scene.metric(metric).iter().any(|count| *count > 0.0);
+    eventually(&format!("stopped, with {metric}"), || {
+        if client.has_ended() {
+            client = scene.client(calls);
+        }
+        let mut is_stopped = is_calling();
+        if is_stopped {
+            client.signal(Signal::SIGSTOP);
+            // A call may have ended in between.
+            is_stopped = is_calling();
+            if !is_stopped {
+                client.signal(Signal::SIGCONT);
+            }
+        }
+        is_stopped
+    });
+    client
+}
+
+#[test]
+fn a_client_is_killed_in_a_put() {
+    let Some((scene, ())) = Scene::of(|_| Some(())) else {
+        return;
+    };
+    let client = stopped(&scene, &PUT, "larder_puts_in_flight");
+    let pid = client.pid();
+    drop(client);
+    let aborted = || scene.metric("larder_aborted_pages_total")[0];
+    eventually("pages are given up", || aborted() > 0.0);
+    let (given_up, logged) = (
+        format!("0 failed, {} given up by clients", aborted()),
+        format!("pid={pid} pages={} more=0", aborted()),
+    );
+    let signs = Signs {
+        metric: ("larder_aborted_pages_total", aborted()),
+        stat: &given_up,
+        check: (0, "serving"),
+        doctor: None,
+        log: Some(&logged),
+        alert: None,
+    };
+    scene.shows(&signs);
+    assert_eq!(scene.metric("larder_failed_pages_total"), [0.0]);
+    let log = scene.log();
+    assert!(
+        log.contains("a client has ended in the middle of puts"),
+        "{log}"
+    );
+    assert!(!log.contains("refuse"), "{log}");
+    scene.recovers(&signs);
+}
+
+#[test]
+fn a_client_is_stopped_in_a_read() {
+    let Some((scene, ())) = Scene::of(|_| Some(())) else {
+        return;
+    };
+    let client = stopped(&scene, &GET, "larder_reads_in_flight");
+    let of = format!("process {} (larder) has not run for", client.pid());
+    let logged = format!("pid={}", client.pid());
+    let signs = Signs {
+        metric: ("larder_stopped_clients", 1.0),
+        stat: &of,
+        check: (1, &of),
+        doctor: Some(("warn  clients", &of)),
+        log: Some(&logged),
+        alert: Some("LarderStuckClients"),
+    };
+    scene.shows(&signs);
+    let log = scene.log();
+    assert!(
+        log.contains("a client is stopped, in the middle of reads or puts"),
+        "{log}"
+    );
+    client.signal(Signal::SIGCONT);
     scene.recovers(&signs);
 }

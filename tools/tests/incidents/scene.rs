@@ -1,29 +1,39 @@
 //! A store with its owner, its clients, and the instruments.
 
+use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Instant;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use crate::support::honest::{PATIENCE, Process, eventually};
 use crate::support::observe::{Exporter, Prometheus, is_there};
-use crate::support::{directory, json, larder, text};
+use crate::support::served::{Phases, Served};
+use crate::support::{as_user, directory, json, larder, text};
 
 const STORE_SIZE: &str = "256MiB";
 
 /// See the module.
 pub struct Scene {
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
     pub path: PathBuf,
     log: PathBuf,
     pub owner: Option<Process>,
     exporter: Exporter,
     /// `None` where there is no Prometheus.
     prometheus: Option<Prometheus>,
+    /// The user of the instruments, if it is not that of the test.
+    user: Option<u32>,
+    /// Served before the incident, and in it.
+    before: Served,
+    within: RefCell<Served>,
 }
 
-/// The traces of a fault in the instruments.
+/// The traces of a fault in the instruments. `None`: it leaves none there.
 pub struct Signs<'a> {
     /// A metric with its labels, without the label of the volume, and its value.
     pub metric: (&'a str, f64),
@@ -32,23 +42,31 @@ pub struct Signs<'a> {
     /// The exit code of `stat --check`, and its words.
     pub check: (i32, &'a str),
     /// Words of a line of `doctor`, which begins with its level.
-    pub doctor: (&'a str, &'a str),
+    pub doctor: Option<(&'a str, &'a str)>,
     /// Words of the owner's log.
-    pub log: &'a str,
-    pub alert: &'a str,
+    pub log: Option<&'a str>,
+    pub alert: Option<&'a str>,
 }
 
 impl Scene {
     /// A served store of two volumes. `prepare` is called on the path of the second one before the
     /// owner opens them.
     pub fn of<T>(prepare: impl FnOnce(&Path) -> Option<T>) -> Option<(Scene, T)> {
+        Scene::with(None, prepare)
+    }
+
+    /// The same with instruments that run as another user. The owner serves its group.
+    pub fn with<T>(
+        user: Option<u32>,
+        prepare: impl FnOnce(&Path) -> Option<T>,
+    ) -> Option<(Scene, T)> {
         let directory = directory();
         let path = directory.path().join("store");
         let second = directory.path().join("second");
         let create = ["create", text(&path), "--size", STORE_SIZE, "--volume"];
         json(&[&create[..], &[text(&second)]].concat());
         let prepared = prepare(&second)?;
-        let exporter = Exporter::of(text(&path));
+        let exporter = Exporter::as_user(text(&path), user);
         let prometheus =
             is_there("prometheus").then(|| Prometheus::of(&exporter, directory.path()));
         let mut scene = Scene {
@@ -56,10 +74,14 @@ impl Scene {
             owner: None,
             exporter,
             prometheus,
-            _directory: directory,
+            directory,
             path,
+            user,
+            before: Served::default(),
+            within: RefCell::default(),
         };
         scene.serve();
+        scene.before = scene.served();
         Some((scene, prepared))
     }
 
@@ -69,7 +91,10 @@ impl Scene {
             .create(true)
             .append(true)
             .open(&self.log);
-        let mut owner = larder(&["serve", self.at()])
+        let group = self.user.map(|group| group.to_string());
+        let group = group.iter().flat_map(|group| ["--group", group]);
+        let arguments = ["serve", self.at()].into_iter().chain(group);
+        let mut owner = larder(&arguments.collect::<Vec<_>>())
             .env("LARDER_LOG", "info")
             .stdout(Stdio::piped())
             .stderr(log.unwrap())
@@ -80,6 +105,11 @@ impl Scene {
         BufReader::new(told).read_line(&mut first).unwrap();
         assert!(first.contains("Serving"), "{first}{}", self.log());
         self.owner = Some(Process(owner));
+    }
+
+    /// The owner's process.
+    pub fn pid(&self) -> u32 {
+        self.owner.as_ref().unwrap().0.id()
     }
 
     pub fn at(&self) -> &str {
@@ -96,7 +126,7 @@ impl Scene {
     /// The output of a command, and its exit code. It ends in time, whatever hangs.
     pub fn run(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let begun = Instant::now();
-        let output = larder(arguments).output().unwrap();
+        let output = as_user(arguments, self.user).output().unwrap();
         let took = begun.elapsed();
         assert!(took < PATIENCE, "{arguments:?} took {took:?}");
         let said = [&output.stdout[..], &output.stderr].concat();
@@ -114,7 +144,8 @@ impl Scene {
         let begun = Instant::now();
         let mut times = String::new();
         let mut seen = |instrument: &str, is_seen: &mut dyn FnMut() -> bool| {
-            eventually(&format!("{instrument}, {}", signs.log), is_seen);
+            let (metric, _) = signs.metric;
+            eventually(&format!("{instrument}, of {metric}"), is_seen);
             let took = begun.elapsed().as_secs_f64();
             write!(times, " {instrument} {took:.1} s,").unwrap();
         };
@@ -128,47 +159,52 @@ impl Scene {
         seen("stat", &mut || {
             self.run(&["stat", self.at()]).1.contains(signs.stat)
         });
-        let (level, words) = signs.doctor;
-        seen("doctor", &mut || {
-            let said = self.run(&["doctor", self.at()]).1;
-            let mut lines = said.lines();
-            lines.any(|line| line.starts_with(level) && line.contains(words))
-        });
-        seen("log", &mut || self.log().contains(signs.log));
-        if let Some(prometheus) = &self.prometheus {
-            seen("alert", &mut || prometheus.firing().contains(signs.alert));
+        if let Some((level, words)) = signs.doctor {
+            seen("doctor", &mut || {
+                let said = self.run(&["doctor", self.at()]).1;
+                let mut lines = said.lines();
+                lines.any(|line| line.starts_with(level) && line.contains(words))
+            });
         }
-        println!("signs of {}:{times} in all", signs.alert);
+        if let Some(words) = signs.log {
+            seen("log", &mut || self.log().contains(words));
+        }
+        if let (Some(prometheus), Some(alert)) = (&self.prometheus, signs.alert) {
+            seen("alert", &mut || prometheus.firing().contains(alert));
+        }
+        self.within.replace(self.served());
+        println!("signs of {metric}:{times} in all");
     }
 
-    /// Waits until the store is well again: by the check, and without the alert.
+    /// Waits until the store is well again: by the check, and without the alert. Tests the texts
+    /// that the exporter served.
     #[track_caller]
     pub fn recovers(&self, signs: &Signs<'_>) {
         eventually("the check is good again", || {
             self.run(&["stat", self.at(), "--check"]).0 == Some(0)
         });
-        if let Some(prometheus) = &self.prometheus {
+        let phases = Phases {
+            before: self.before.clone(),
+            within: self.within.take(),
+            after: self.served(),
+        };
+        phases.are_taken_by_python();
+        if let (Some(prometheus), Some(alert)) = (&self.prometheus, signs.alert) {
             eventually("the alert has ended", || {
-                !prometheus.firing().contains(signs.alert)
+                !prometheus.firing().contains(alert)
             });
+            phases.fire_in_time(alert, self.directory.path());
         }
+    }
+
+    /// What the exporter serves.
+    fn served(&self) -> Served {
+        Served::of(self.exporter.ask("GET", "/metrics"))
     }
 
     /// The values of a metric with these labels, whatever its other labels are.
     pub fn metric(&self, metric: &str) -> Vec<f64> {
-        let (name, labels) = metric.split_once('{').unwrap_or((metric, ""));
-        let labels: Vec<&str> = labels.trim_end_matches('}').split(',').collect();
-        let has = |series: &str| {
-            let (of, all) = series.split_once('{').unwrap_or((series, ""));
-            of == name && labels.iter().all(|label| all.contains(label))
-        };
-        let (status, body) = self.exporter.ask("GET", "/metrics");
-        if !status.contains("200") {
-            return Vec::new();
-        }
-        let lines = body.lines().filter_map(|line| line.rsplit_once(' '));
-        let of = lines.filter(|(series, _)| has(series));
-        of.map(|(_, value)| value.parse().unwrap()).collect()
+        self.served().values(metric)
     }
 }
 
@@ -176,6 +212,19 @@ impl Scene {
 pub struct Client(Process);
 
 impl Client {
+    pub fn pid(&self) -> u32 {
+        self.0.0.id()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.pid()).unwrap());
+        kill(pid, signal).unwrap();
+    }
+
+    pub fn has_ended(&mut self) -> bool {
+        self.0.0.try_wait().unwrap().is_some()
+    }
+
     /// Waits for its end. Whether all its pages were stored, or read.
     pub fn ends_well(mut self) -> bool {
         let child = &mut self.0.0;
