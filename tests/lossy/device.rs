@@ -1,4 +1,4 @@
-//! A file with a volatile cache in front of it: a small FUSE file system that serves one file.
+//! A file with a volatile cache in front of it.
 //!
 //! Writes go to memory; a sync makes all of them durable. When the power is cut
 //! ([`Device::cut_power`]) every request fails from that instant on, so that nothing that was under
@@ -6,11 +6,8 @@
 //! since the last sync holds one of its versions, chosen by dice: the durable version, or a written
 //! one. Some blocks are torn between sectors: the beginning of the newest version, and the rest of
 //! another.
-//!
-//! The kernel caches nothing of the file (direct I/O), and locks on it are its own affair.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,30 +15,20 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
-};
+use fuser::{BackgroundSession, Errno};
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::fuse::{self, OneFile};
+
 const BLOCK_BYTES: usize = 4096;
 
 /// The unit that a device writes whole or not at all.
 const SECTOR_BYTES: usize = 512;
-
-/// The file's name in the mounted directory.
-const NAME: &str = "store";
-
-const FILE: INodeNo = INodeNo(2);
-
-/// How long the kernel may cache the attributes of the file.
-const BELIEF: Duration = Duration::from_secs(60);
 
 /// How long a killed process may take to let go of the file.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -108,9 +95,7 @@ impl Device {
             closed: Condvar::new(),
             gone: eventfd(0, EventfdFlags::CLOEXEC)?,
         });
-        let mut config = Config::default();
-        config.mount_options = vec![MountOption::FSName("lossy".to_owned())];
-        let session = fuser::spawn_mount(Served(Arc::clone(&shared)), mountpoint, &config)?;
+        let session = fuse::mount(Arc::clone(&shared), mountpoint)?;
         Ok(Device {
             shared,
             mountpoint: mountpoint.to_owned(),
@@ -120,7 +105,7 @@ impl Device {
 
     /// Where the file is.
     pub fn path(&self) -> PathBuf {
-        self.mountpoint.join(NAME)
+        self.mountpoint.join(fuse::NAME)
     }
 
     pub fn counts(&self) -> Counts {
@@ -230,6 +215,21 @@ impl Shared {
             .read_exact_at(&mut bytes, block * BLOCK_BYTES as u64)?;
         Ok(bytes)
     }
+}
+
+impl OneFile for Shared {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn opened(&self) {
+        self.lock().open += 1;
+    }
+
+    fn closed(&self) {
+        self.lock().open -= 1;
+        self.closed.notify_all();
+    }
 
     fn read(&self, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
         let state = self.powered()?;
@@ -303,120 +303,5 @@ impl Shared {
             }
         }
         Ok(())
-    }
-}
-
-/// The file system: a directory with the one file in it.
-struct Served(Arc<Shared>);
-
-impl Served {
-    fn attributes(&self, inode: INodeNo) -> Result<FileAttr, Errno> {
-        let (kind, size, links) = match inode {
-            INodeNo::ROOT => (FileType::Directory, 0, 2),
-            FILE => (FileType::RegularFile, self.0.bytes, 1),
-            _ => return Err(Errno::ENOENT),
-        };
-        Ok(FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm: 0o700,
-            nlink: links,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: BLOCK_BYTES as u32,
-            flags: 0,
-        })
-    }
-}
-
-impl Filesystem for Served {
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.attributes(FILE) {
-            Ok(found) if parent == INodeNo::ROOT && name == NAME => {
-                reply.entry(&BELIEF, &found, Generation(0));
-            }
-            Ok(_) => reply.error(Errno::ENOENT),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attributes(inode) {
-            Ok(found) => reply.attr(&BELIEF, &found),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        self.0.lock().open += 1;
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
-    }
-
-    fn release(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        _: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.0.lock().open -= 1;
-        self.0.closed.notify_all();
-        reply.ok();
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        match self.0.read(offset, size) {
-            Ok(bytes) => reply.data(&bytes),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        match self.0.write(offset, data) {
-            Ok(written) => reply.written(written),
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        match self.0.sync() {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(error),
-        }
     }
 }

@@ -6,6 +6,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod device;
+#[path = "../support/fuse.rs"]
+mod fuse;
 mod offline;
 #[path = "../support/mod.rs"]
 mod support;

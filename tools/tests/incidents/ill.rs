@@ -1,27 +1,15 @@
-//! A volume that is slow or hangs: a FUSE file system that serves one file of another one.
+//! A volume that is slow or hangs, over a file of another file system.
 
-use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use fuser::{
-    BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags,
-    Generation, INodeNo, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry,
-    ReplyOpen, ReplyWrite, Request, WriteFlags,
-};
+use fuser::{BackgroundSession, Errno};
 
+use crate::fuse::{self, OneFile};
 use crate::support::honest::skipped;
-
-const FILE: INodeNo = INodeNo(2);
-
-/// The file's name in the mounted directory.
-const NAME: &str = "volume";
-
-/// How long the kernel may cache the attributes of the file.
-const BELIEF: Duration = Duration::from_secs(600);
 
 /// How the volume answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,9 +50,9 @@ impl Ill {
             pace: Mutex::new(Pace::Full),
             changed: Condvar::new(),
         });
-        match fuser::spawn_mount(Mounted(served.clone()), &mounted, &Config::default()) {
+        match fuse::mount(served.clone(), &mounted) {
             Ok(session) => {
-                symlink(mounted.join(NAME), path).unwrap();
+                symlink(mounted.join(fuse::NAME), path).unwrap();
                 Some(Ill {
                     served,
                     _session: session,
@@ -120,101 +108,27 @@ impl Served {
     }
 }
 
-struct Mounted(Arc<Served>);
-
-impl Mounted {
-    fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
-        let (kind, size, links) = match inode {
-            INodeNo::ROOT => (FileType::Directory, 0, 2),
-            FILE => (FileType::RegularFile, self.0.bytes, 1),
-            _ => return None,
-        };
-        Some(FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm: 0o700,
-            nlink: links,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        })
-    }
-}
-
-impl Filesystem for Mounted {
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.attributes(FILE) {
-            Some(found) if parent == INodeNo::ROOT && name == NAME => {
-                reply.entry(&BELIEF, &found, Generation(0));
-            }
-            _ => reply.error(Errno::ENOENT),
-        }
+impl OneFile for Served {
+    fn bytes(&self) -> u64 {
+        self.bytes
     }
 
-    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attributes(inode) {
-            Some(found) => reply.attr(&BELIEF, &found),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
-    }
-
-    fn flush(&self, _: &Request, _: INodeNo, _: FileHandle, _: LockOwner, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let end = self.0.bytes.min(offset + u64::from(size));
+    fn read(&self, offset: u64, size: u32) -> Result<Vec<u8>, Errno> {
+        let end = self.bytes.min(offset + u64::from(size));
         let mut bytes = vec![0; usize::try_from(end.saturating_sub(offset)).unwrap()];
-        self.0.wait(bytes.len());
-        match self.0.file.read_exact_at(&mut bytes, offset) {
-            Ok(()) => reply.data(&bytes),
-            Err(error) => reply.error(error.into()),
-        }
+        self.wait(bytes.len());
+        self.file.read_exact_at(&mut bytes, offset)?;
+        Ok(bytes)
     }
 
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        self.0.wait(data.len());
-        match self.0.file.write_all_at(data, offset) {
-            Ok(()) => reply.written(u32::try_from(data.len()).unwrap()),
-            Err(error) => reply.error(error.into()),
-        }
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<u32, Errno> {
+        self.wait(bytes.len());
+        self.file.write_all_at(bytes, offset)?;
+        Ok(u32::try_from(bytes.len()).unwrap())
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.0.wait(0);
-        reply.ok();
+    fn sync(&self) -> Result<(), Errno> {
+        self.wait(0);
+        Ok(())
     }
 }

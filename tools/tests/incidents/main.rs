@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod devices;
+#[path = "../../../tests/support/fuse.rs"]
+mod fuse;
 mod ill;
 mod places;
 mod processes;
