@@ -195,7 +195,12 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
         );
     }
     // Metrics that need a fault, a drive with a health report, or a change have no samples.
-    let empty = ["larder_lingering_clients", "larder_drive_", "[1m]) > 0"];
+    let empty = [
+        "larder_lingering_clients",
+        "larder_stopped_clients",
+        "larder_drive_",
+        "[1m]) > 0",
+    ];
     for query in queries() {
         let is_empty = empty.iter().any(|part| query.contains(part));
         let samples = found(&query, || {
