@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 
 use crate::scene::{Scene, Signs};
 use crate::support::honest::skipped;
-use crate::support::{as_user, fails, json};
+use crate::support::{as_user, fails, json, text};
 
 /// The user `nobody`.
 const USER: u32 = 65_534;
@@ -58,8 +58,9 @@ fn another_store_is_at_the_path_of_a_served_one() {
         log: Some("a volume is displaced: another file is at its path"),
         alert: Some("LarderUnserved"),
     };
-    std::fs::remove_file(&scene.path).unwrap();
-    json(&["create", scene.at(), "--size", STORE_SIZE]);
+    let other = scene.path.with_extension("other");
+    json(&["create", text(&other), "--size", STORE_SIZE]);
+    std::fs::rename(&other, &scene.path).unwrap();
     scene.shows(&signs);
     // The store at the path is another one, which works at once.
     let former = scene.owner.take();
