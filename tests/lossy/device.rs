@@ -17,13 +17,13 @@ use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use fuser::{BackgroundSession, Errno};
+use fuser::Errno;
 use rand::RngExt;
 use rand_pcg::Pcg64Mcg;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::fuse::{self, OneFile};
+use crate::fuse::{self, Mount, OneFile};
 
 const BLOCK_BYTES: usize = 4096;
 
@@ -39,8 +39,7 @@ type Block = [u8; BLOCK_BYTES];
 pub struct Device {
     shared: Arc<Shared>,
     mountpoint: PathBuf,
-    /// Unmounts when it is dropped.
-    _session: BackgroundSession,
+    _mount: Mount,
 }
 
 struct Shared {
@@ -95,11 +94,11 @@ impl Device {
             closed: Condvar::new(),
             gone: eventfd(0, EventfdFlags::CLOEXEC)?,
         });
-        let session = fuse::mount(Arc::clone(&shared), mountpoint)?;
+        let mount = fuse::mount(Arc::clone(&shared), mountpoint)?;
         Ok(Device {
             shared,
             mountpoint: mountpoint.to_owned(),
-            _session: session,
+            _mount: mount,
         })
     }
 

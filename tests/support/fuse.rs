@@ -4,7 +4,7 @@
 
 use std::ffi::OsStr;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -13,6 +13,7 @@ use fuser::{
     Generation, INodeNo, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
+use nix::mount::{MntFlags, umount2};
 
 /// The file's name in the mounted directory.
 pub const NAME: &str = "volume";
@@ -38,14 +39,29 @@ pub trait OneFile: Send + Sync + 'static {
     fn sync(&self) -> Result<(), Errno>;
 }
 
-/// Mounts a file at a directory, until the session is dropped.
+/// A mounted file. Unmounts when it is dropped, also while a process has the file open.
+pub struct Mount {
+    directory: PathBuf,
+    _session: BackgroundSession,
+}
+
+/// Mounts a file at a directory.
 ///
 /// # Errors
 /// Where the system offers no FUSE, or not to this user.
-pub fn mount(file: Arc<impl OneFile>, directory: &Path) -> io::Result<BackgroundSession> {
+pub fn mount(file: Arc<impl OneFile>, directory: &Path) -> io::Result<Mount> {
     let mut config = Config::default();
     config.mount_options = vec![MountOption::FSName("larder-test".to_owned())];
-    fuser::spawn_mount(Mounted(file), directory, &config)
+    Ok(Mount {
+        _session: fuser::spawn_mount(Mounted(file), directory, &config)?,
+        directory: directory.to_owned(),
+    })
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = umount2(&self.directory, MntFlags::MNT_DETACH);
+    }
 }
 
 struct Mounted<F>(Arc<F>);

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use fuser::{BackgroundSession, Errno};
+use fuser::Errno;
 
-use crate::fuse::{self, OneFile};
+use crate::fuse::{self, Mount, OneFile};
 use crate::support::honest::skipped;
 
 /// How the volume answers.
@@ -24,7 +24,7 @@ pub enum Pace {
 /// A mounted volume.
 pub struct Ill {
     served: Arc<Served>,
-    _session: BackgroundSession,
+    _mount: Mount,
 }
 
 pub struct Served {
@@ -51,11 +51,11 @@ impl Ill {
             changed: Condvar::new(),
         });
         match fuse::mount(served.clone(), &mounted) {
-            Ok(session) => {
+            Ok(mount) => {
                 symlink(mounted.join(fuse::NAME), path).unwrap();
                 Some(Ill {
                     served,
-                    _session: session,
+                    _mount: mount,
                 })
             }
             Err(error) => {
