@@ -13,6 +13,8 @@ use crate::namespace::NamespaceError;
 pub enum Structure {
     /// A copy of a volume's superblock.
     Superblock,
+    /// A superblock in a file that an operator saved.
+    SavedSuperblock,
     /// A copy of a segment's header.
     SegmentHeader,
     /// A descriptor block.
@@ -29,6 +31,7 @@ impl Structure {
     pub const fn magic(self) -> [u8; 8] {
         match self {
             Structure::Superblock => *b"LARDERSB",
+            Structure::SavedSuperblock => *b"LARDERSS",
             Structure::SegmentHeader => *b"LARDERSH",
             Structure::DescriptorBlock => *b"LARDERDB",
             Structure::ClosingStatement => *b"LARDERCL",
@@ -39,6 +42,7 @@ impl Structure {
     const fn name(self) -> &'static str {
         match self {
             Structure::Superblock => "superblock",
+            Structure::SavedSuperblock => "saved superblock",
             Structure::SegmentHeader => "segment header",
             Structure::DescriptorBlock => "descriptor block",
             Structure::ClosingStatement => "closing statement",

@@ -32,6 +32,9 @@
 //!            200    path           UTF-8, then zeros
 //! ```
 //!
+//! A file that an operator saved holds the superblock of the first volume, which stands for those
+//! of all volumes, in the same layout with a magic of its own. So no tool takes it for a volume.
+//!
 //! Faults covered: torn and stale copies, foreign files, and stores of a newer version. The
 //! superblock does not prove that its paths still lead to the volumes.
 
@@ -181,11 +184,23 @@ impl Superblock {
     /// # Errors
     /// [`SuperblockError::Invalid`]: a field that [`Superblock::decode`] would refuse, for example
     /// a path that is too long.
+    pub fn encode(&self) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockError> {
+        self.encode_as(Structure::Superblock)
+    }
+
+    /// Encodes the block of a saved file.
+    ///
+    /// # Errors
+    /// As for [`Superblock::encode`].
+    pub fn encode_saved(&self) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockError> {
+        self.encode_as(Structure::SavedSuperblock)
+    }
+
     #[expect(
         clippy::cast_possible_truncation,
         reason = "validated: at most 16 volumes, paths of at most 200 bytes"
     )]
-    pub fn encode(&self) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockError> {
+    fn encode_as(&self, structure: Structure) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockError> {
         self.validate()?;
         let mut block = Box::new([0; BLOCK_BYTES]);
         let mut writer = frame::begin(&mut block);
@@ -208,11 +223,7 @@ impl Superblock {
         self.volumes
             .iter()
             .for_each(|volume| write_volume(&mut writer, volume));
-        frame::seal(
-            &mut block,
-            Structure::Superblock,
-            length_of(self.volumes.len()),
-        );
+        frame::seal(&mut block, structure, length_of(self.volumes.len()));
         Ok(block)
     }
 
@@ -222,8 +233,19 @@ impl Superblock {
     /// See [`SuperblockError`]. A block of a newer version is reported as newer if its CRC is
     /// right, and as damaged otherwise.
     pub fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
-        let mut reader =
-            frame::open(block, Structure::Superblock).map_err(|damage| refused(block, damage))?;
+        Superblock::decode_as(Structure::Superblock, block)
+    }
+
+    /// Decodes the block of a saved file.
+    ///
+    /// # Errors
+    /// As for [`Superblock::decode`].
+    pub fn decode_saved(block: &[u8]) -> Result<Superblock, SuperblockError> {
+        Superblock::decode_as(Structure::SavedSuperblock, block)
+    }
+
+    fn decode_as(structure: Structure, block: &[u8]) -> Result<Superblock, SuperblockError> {
+        let mut reader = frame::open(block, structure).map_err(|damage| refused(block, damage))?;
         let store = StoreId::from_bytes(reader.array()?);
         let pid_scope = reader.array()?;
         let generation = reader.u64()?;

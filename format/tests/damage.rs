@@ -15,7 +15,7 @@ struct Sample {
     again: fn(&[u8]) -> Option<Block>,
 }
 
-fn samples() -> [Sample; 6] {
+fn samples() -> [Sample; 7] {
     let superblock = |block: &[u8]| {
         Superblock::decode(block)
             .ok()
@@ -28,6 +28,14 @@ fn samples() -> [Sample; 6] {
             name: "superblock",
             block: *common::superblock().encode().unwrap(),
             again: superblock,
+        },
+        Sample {
+            name: "saved superblock",
+            block: *common::superblock().encode_saved().unwrap(),
+            again: |block| {
+                let saved = Superblock::decode_saved(block).ok();
+                saved.map(|it| *it.encode_saved().unwrap())
+            },
         },
         Sample {
             name: "segment header",

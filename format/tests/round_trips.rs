@@ -11,7 +11,10 @@ proptest! {
     #[test]
     fn a_superblock_survives_the_disk(superblock in any_superblock()) {
         let block = superblock.encode().unwrap();
-        prop_assert_eq!(Superblock::decode(block.as_slice()), Ok(superblock));
+        prop_assert_eq!(Superblock::decode(block.as_slice()), Ok(superblock.clone()));
+        let saved = superblock.encode_saved().unwrap();
+        prop_assert_eq!(Superblock::decode(saved.as_slice()), Err(SuperblockError::NotLarder));
+        prop_assert_eq!(Superblock::decode_saved(saved.as_slice()), Ok(superblock));
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn padded(data: &[u8]) -> Block {
 /// If the parser accepts bytes that the encoder does not write: here, and in the functions below.
 pub fn superblock(data: &[u8]) {
     let _ = Superblock::decode(data);
+    let _ = Superblock::decode_saved(data);
     let mut repaired = padded(data);
     fix_checksum(&mut repaired);
     let blocks = [padded(data), repaired, framed(Structure::Superblock, data)];
@@ -48,6 +49,8 @@ pub fn superblock(data: &[u8]) {
         if let Ok(superblock) = Superblock::decode(block) {
             let again = superblock.encode().expect("a decoded superblock is valid");
             assert!(*again == *block, "a superblock has two encodings");
+            let saved = superblock.encode_saved().expect("it is valid");
+            assert_eq!(Superblock::decode_saved(&saved[..]), Ok(superblock.clone()));
             for volume in 0..=u16::try_from(superblock.volumes.len()).unwrap_or(u16::MAX) {
                 let _ = superblock.geometry(volume);
             }

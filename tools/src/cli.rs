@@ -14,7 +14,7 @@ pub use crate::program::{Program, complain};
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
-    manuals, remote, replay, serve, stat, verify, volume,
+    manuals, remote, replay, serve, stat, superblock, verify, volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -41,6 +41,7 @@ struct Cli {
 enum Command {
     Create(create::CreateArgs),
     Volume(volume::VolumeArgs),
+    Superblock(superblock::SuperblockArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
     Compact(compact::CompactArgs),
@@ -87,6 +88,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
     let ended = match &cli.command {
         Command::Create(args) => create::run(args),
         Command::Volume(args) => volume::run(args),
+        Command::Superblock(args) => superblock::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Compact(args) => compact::run(args),

@@ -10,6 +10,7 @@
 //! | [`cli`] | the command line |
 //! | `create` | creates a store, or enlarges one |
 //! | `volume` | adds a volume to a store, or retires one |
+//! | `superblock` | saves the superblock of a store, and restores it |
 //! | `inspect`, `verify` | examine a store without opening it: its content, its integrity |
 //! | `repair` | the repair of the damage that `verify` finds |
 //! | `compact` | orders the pages of a store |
@@ -95,6 +96,7 @@ mod serve;
 mod session;
 pub mod size;
 mod stat;
+mod superblock;
 pub mod trace;
 mod turns;
 mod usage;

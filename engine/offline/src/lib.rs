@@ -24,6 +24,7 @@
 //! | `headers` | restores the copies of segment headers |
 //! | `retire` | moves the pages of a volume to the others, and gives it up |
 //! | `into` | copies the pages of one store into another, in order |
+//! | `superblocks` | copies the superblock of a store, and writes it back |
 //! | `order` | decides in which order pages should lie, and which are worth moving |
 //! | `owner` | the store, open for this work |
 //! | [`survey`] | reads a store without opening it |
@@ -40,6 +41,8 @@ mod order;
 mod owner;
 mod repair;
 mod retire;
+#[cfg(not(feature = "simulated"))]
+mod superblocks;
 pub mod survey;
 
 pub use beside::compact_beside;
@@ -48,6 +51,8 @@ pub use into::{Copied, copy_into};
 pub use owner::{Progress, SegmentName};
 pub use repair::{DamagedPage, Repair, Repaired, repair};
 pub use retire::{Retired, retire};
+#[cfg(not(feature = "simulated"))]
+pub use superblocks::{RestoreError, Restored, restore, superblock_to_save};
 
 #[cfg(test)]
 mod tests;

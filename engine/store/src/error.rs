@@ -25,6 +25,13 @@ pub enum StoreError {
     /// There is no store at this path.
     #[error("{0}: not a Larder store; create one with `larder create`, or check the path")]
     NotAStore(PathBuf),
+    /// Segments of a store are there, and neither copy of its superblock.
+    #[error(
+        "{0}: its superblocks, in the first 128 KiB, are destroyed, and segments of a store \
+         follow: write them back with `larder superblock restore`, from the file of a `larder \
+         superblock save`; without such a file the content is lost"
+    )]
+    NoSuperblock(PathBuf),
     /// The file or device holds other data than Larder's.
     #[error(
         "{0}: holds data that is not a Larder store; use --force to overwrite it, or choose \

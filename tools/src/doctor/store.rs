@@ -51,8 +51,9 @@ pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
         Err(StoreError::NotAStore(_)) if is_file => {
             let what = format!(
                 "{}: a file, but no store: both superblocks, in the first 128 KiB, are overwritten \
-                 or were never there. If it was a store, its content is lost without a copy of \
-                 them; else choose another path",
+                 or were never there. If it was a store, write them back with `larder superblock \
+                 restore`, from the file of a `larder superblock save`; without such a file the \
+                 content is lost. Else choose another path",
                 path.display()
             );
             facts.push(Fact::fail("store", what));

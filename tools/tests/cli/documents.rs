@@ -156,6 +156,9 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let second = &at("second");
     printed.run(&["volume", "add", large, second], 0);
     printed.run(&["volume", "retire", large, second], 0);
+    let saved = &at("saved");
+    printed.run(&["superblock", "save", large, saved], 0);
+    printed.run(&["superblock", "restore", large, saved], 0);
     let refused = printed.run(&["import", empty, archive], 1);
     assert_eq!(refused["refusals"][0]["kind"], "too_large");
 

@@ -72,11 +72,13 @@ impl Terminal {
 
 /// Command lines of all commands, in an order that they can follow, with the exit codes. STORE, and
 /// names that begin with it, are files in the directory of the test.
-const LINES: [(&str, &[i32]); 37] = [
+const LINES: [(&str, &[i32]); 39] = [
     ("create STORE --size 256MiB --dry-run", &[0]),
     ("create STORE --size 256MiB --prewrite --force", &[0]),
     ("volume add STORE STORE.2 --size 128MiB", &[0]),
     ("bench STORE --op put --pages 64 --page-bytes 64KiB", &[0]),
+    ("superblock save STORE STORE.saved", &[0]),
+    ("superblock restore STORE STORE.saved", &[0]),
     ("inspect STORE --chains", &[0]),
     ("verify STORE --deep", &[0]),
     ("compact STORE", &[0]),

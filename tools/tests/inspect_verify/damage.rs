@@ -177,7 +177,10 @@ fn without_a_usable_superblock_both_copies_are_named_and_nothing_is_guessed() {
                 command,
                 &[],
                 1,
-                &["neither copy of the superblock can be used", "backup"],
+                &[
+                    "neither copy of the superblock can be used",
+                    "superblock restore",
+                ],
             );
         }
     }

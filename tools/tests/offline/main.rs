@@ -1,5 +1,5 @@
-//! `larder verify --repair`, `larder compact` and `larder volume` on real stores: damaged in every
-//! structure, scattered, in use, killed half-way.
+//! `larder verify --repair`, `larder compact`, `larder volume` and `larder superblock` on real
+//! stores: damaged in every structure, scattered, in use, killed half-way.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,6 +10,7 @@ mod copies;
 mod home;
 mod kills;
 mod repair;
+mod superblocks;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 mod volumes;

@@ -45,8 +45,9 @@ pub enum SurveyError {
     Store(#[from] StoreError),
     /// No superblock is left that identifies the store.
     #[error(
-        "{path}: neither copy of the superblock can be used; name another volume of the store \
-         with --volume, restore the volume's first 128 KiB from a backup, or create the store anew"
+        "{path}: neither copy of the superblock can be used; write them back with `larder \
+         superblock restore`, from the file of a `larder superblock save`, or name another volume \
+         of the store with --volume; without a saved file create the store anew"
     )]
     NoSuperblock {
         /// The first volume.
@@ -215,8 +216,9 @@ impl FlawReason {
                  verify --repair`, writes both anew"
             }
             FlawReason::Superblock { .. } => {
-                "the volume cannot be opened: restore its first 128 KiB from a backup; `larder \
-                 verify --repair --degraded` gives up its pages, for any volume but the first"
+                "the volume cannot be opened: write its superblocks back with `larder superblock \
+                 restore`, from the file of a `larder superblock save`; `larder verify --repair \
+                 --degraded` gives up its pages, for any volume but the first"
             }
             FlawReason::Header {
                 other_is_good: true,

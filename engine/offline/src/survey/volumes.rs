@@ -10,8 +10,8 @@ use std::sync::Arc;
 use larder_base::system::holder::{self, HolderState, LockHolder};
 use larder_disk::{DiskError, Patience};
 use larder_format::{
-    BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
-    SegmentHeader, Structure, Superblock, SuperblockError, newest,
+    BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, SUPERBLOCK_OFFSETS, Structure,
+    Superblock, SuperblockError, newest,
 };
 use larder_store::error::{StoreError, leaves_the_volume_unknown};
 use larder_store::recovery::scan::Spot;
@@ -170,7 +170,7 @@ fn choose(
             path: path.to_owned(),
             source,
         }),
-        (Err(SuperblockError::NotLarder), _) if has_segments(file) => Ok(None),
+        (Err(SuperblockError::NotLarder), _) if file.has_segments() => Ok(None),
         (Err(SuperblockError::NotLarder), _) => Err(StoreError::NotAStore(path.to_owned())),
         (Err(SuperblockError::Damaged(_) | SuperblockError::Invalid { .. }), _) => Ok(None),
         (Err(source), _) => Err(StoreError::Superblock {
@@ -178,12 +178,6 @@ fn choose(
             source,
         }),
     }
-}
-
-/// Whether a segment begins at the place of the first one.
-fn has_segments(file: &File) -> bool {
-    file.read(SEGMENTS_OFFSET, BLOCK_BYTES)
-        .is_ok_and(|bytes| SegmentHeader::check(&bytes).is_ok())
 }
 
 impl Opening {

@@ -12,7 +12,10 @@ use larder_base::runtime::{Instant, thread};
 use larder_base::system::files::{self, Handle, How, Kind, Lock};
 use larder_base::system::holder::{HolderState, LockHolder};
 use larder_disk::{MEDIUM_READS_MAX, Patience, is_of_the_medium};
-use larder_format::{BLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest};
+use larder_format::{
+    BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, SegmentHeader, Superblock,
+    SuperblockError, newest,
+};
 
 use crate::error::{StoreError, io_error};
 use crate::volume::guard;
@@ -123,7 +126,7 @@ impl File {
     }
 
     /// Locks it against every other opener. Waits a moment for a process that is exiting.
-    pub(crate) fn lock(&self, path: &Path) -> Result<(), StoreError> {
+    pub fn lock(&self, path: &Path) -> Result<(), StoreError> {
         self.lock_within(path, LOCK_PATIENCE)
     }
 
@@ -194,7 +197,7 @@ impl File {
     }
 
     /// The newer valid superblock.
-    pub(crate) fn superblock(&self) -> Result<Superblock, SuperblockError> {
+    pub fn superblock(&self) -> Result<Superblock, SuperblockError> {
         self.superblock_within(&Patience::none())
     }
 
@@ -220,6 +223,13 @@ impl File {
         copies
     }
 
+    /// Whether a segment begins at the place of the first one.
+    pub fn has_segments(&self) -> bool {
+        let headers = self.read(SEGMENTS_OFFSET, HEADER_BLOCKS as usize * BLOCK_BYTES);
+        let is_header = |block: &[u8]| SegmentHeader::check(block).is_ok();
+        headers.is_ok_and(|bytes| bytes.chunks(BLOCK_BYTES).any(is_header))
+    }
+
     /// Reads bytes; fewer than requested if the volume ends.
     pub fn read(&self, offset: u64, bytes: usize) -> Result<Vec<u8>, io::Error> {
         let mut buffer = AlignedBuf::zeroed(bytes)?;
@@ -243,7 +253,7 @@ impl File {
         Ok(buffer[..done].to_vec())
     }
 
-    pub(crate) fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), io::Error> {
+    pub fn write(&self, offset: u64, bytes: &AlignedBuf) -> Result<(), io::Error> {
         let mut done = 0;
         while done < bytes.len() {
             match files::write_at(&self.file, &bytes[done..], offset + done as u64) {

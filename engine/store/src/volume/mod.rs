@@ -96,6 +96,9 @@ impl Found {
 fn superblock_of(file: &File, path: &Path, patience: &Patience) -> Result<Superblock, StoreError> {
     file.superblock_within(patience)
         .map_err(|source| match source {
+            SuperblockError::NotLarder if file.has_segments() => {
+                StoreError::NoSuperblock(path.to_owned())
+            }
             SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
             source => StoreError::Superblock {
                 path: path.to_owned(),

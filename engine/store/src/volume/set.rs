@@ -141,7 +141,9 @@ impl Volumes {
                     Err(error) if leaves_the_volume_unknown(&error) => unseen = Some(error),
                     // A volume in the expected place that has no usable superblock. Another copy is
                     // not looked for: it would belong to another store.
-                    Err(error @ StoreError::Superblock { .. }) if !is_named => {
+                    Err(error @ (StoreError::Superblock { .. } | StoreError::NoSuperblock(_)))
+                        if !is_named =>
+                    {
                         reason = error.to_string();
                         break;
                     }

@@ -32,6 +32,9 @@ pub(super) fn may_overwrite(file: &File, path: &Path, force: bool) -> Result<(),
         return Ok(());
     }
     match file.superblock() {
+        Err(SuperblockError::NotLarder) if file.has_segments() => {
+            return Err(StoreError::NoSuperblock(path.to_owned()));
+        }
         Err(SuperblockError::NotLarder) => {}
         _ => return Err(StoreError::Exists(path.to_owned())),
     }
