@@ -424,6 +424,8 @@ struct CheckReport {
     pid: Option<u32>,
     /// The problems. Empty if there are none.
     troubles: Vec<String>,
+    /// Faults beside which the store is served in full.
+    warnings: Vec<String>,
 }
 
 impl Report for CheckReport {
@@ -437,6 +439,9 @@ impl Report for CheckReport {
         }
         for trouble in &self.troubles {
             lines.text(format!("degraded: {owner}: {trouble}"));
+        }
+        for warning in &self.warnings {
+            lines.text(format!("warning: {warning}"));
         }
         lines
     }
@@ -466,12 +471,21 @@ fn troubles(told: &share::Report) -> Vec<String> {
     of_the_disk.chain(of_the_files).chain(stopped).collect()
 }
 
+/// Faults beside which the store is served in full.
+fn warnings(told: &share::Report) -> Vec<String> {
+    let remote = told.beneath.iter().filter(|l4| !l4.works);
+    remote
+        .map(|l4| format!("the remote {}: {}", l4.place, l4.state))
+        .collect()
+}
+
 fn check(path: &Path, json: bool) -> Result<Ending, Failure> {
     let told = share::report(path)?;
     let report = CheckReport {
         path: path.to_owned(),
         pid: told.pid,
         troubles: troubles(&told),
+        warnings: warnings(&told),
     };
     output::print(&report, json)?;
     Ok(match report.troubles.is_empty() {

@@ -12,6 +12,7 @@ mod fuse;
 mod ill;
 mod places;
 mod processes;
+mod remote;
 mod room;
 mod scene;
 #[path = "../../../tests/support/mod.rs"]

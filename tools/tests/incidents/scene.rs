@@ -87,6 +87,11 @@ impl Scene {
 
     /// Starts an owner, and waits until it serves.
     pub fn serve(&mut self) {
+        self.serve_with(&[]);
+    }
+
+    /// The same, with these options.
+    pub fn serve_with(&mut self, options: &[&str]) {
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -94,6 +99,7 @@ impl Scene {
         let group = self.user.map(|group| group.to_string());
         let group = group.iter().flat_map(|group| ["--group", group]);
         let arguments = ["serve", self.at()].into_iter().chain(group);
+        let arguments = arguments.chain(options.iter().copied());
         let mut owner = larder(&arguments.collect::<Vec<_>>())
             .env("LARDER_LOG", "info")
             .stdout(Stdio::piped())
