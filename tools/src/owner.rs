@@ -1,10 +1,17 @@
 //! Parts of an owner's answer, for people.
 
-use larder_engine::Stats;
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use larder_engine::{Stats, StoreError};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
 use larder_store::share::VolumeState;
+use larder_store::volume::{Access, Volumes};
 
+use crate::failure::Failure;
 use crate::report::count;
 use crate::size::ByteSize;
 
@@ -24,6 +31,35 @@ pub fn process(pid: Option<u32>) -> String {
     }
 }
 
+/// Longest time for a look at the volumes of a store that no process serves: they may hang.
+const LOOK_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The failure to reach the owner of a store. If no process could own the store, for a volume that
+/// is missing, cut or destroyed, that is the cause.
+pub fn unserved(path: &Path, error: StoreError) -> Failure {
+    let StoreError::NotServed { .. } = &error else {
+        return error.into();
+    };
+    let (teller, told) = mpsc::channel();
+    let of = path.to_owned();
+    let look = move || {
+        let opened = Volumes::open(&of, &[], Access::ReadOnly, false);
+        // The asker may have given up.
+        drop(teller.send(opened.err()));
+    };
+    let began = thread::Builder::new().spawn(look);
+    let why = began
+        .ok()
+        .and_then(|_| told.recv_timeout(LOOK_PATIENCE).ok());
+    match why.flatten() {
+        Some(why) => Failure::environment(format!(
+            "{}: no process serves the store, and none can open it: {why}",
+            path.display()
+        )),
+        None => error.into(),
+    }
+}
+
 /// A displaced volume, for people.
 pub fn displaced_line(volume: &share::DisplacedVolume) -> String {
     format!(
@@ -32,6 +68,26 @@ pub fn displaced_line(volume: &share::DisplacedVolume) -> String {
         volume.path.display(),
         volume.reason
     )
+}
+
+/// A damaged volume, for people.
+pub fn damaged_line(volume: &share::DamagedVolume) -> String {
+    let (path, what) = (volume.path.display(), volume.damage.what());
+    match volume.places {
+        0 => format!("{path}: {what}"),
+        places => format!("{path}: {}: {what}", count(places, "place")),
+    }
+}
+
+/// The pages that the owner has dropped because of their bytes, for people; `None` without any.
+pub fn damaged_pages_line(stats: &Stats) -> Option<String> {
+    (stats.damaged > 0).then(|| {
+        format!(
+            "{} dropped since the owner opened the store: check the disk, and run `larder verify \
+             --online`",
+            count(stats.damaged, "damaged page")
+        )
+    })
 }
 
 /// How a volume answers, for people.

@@ -15,7 +15,7 @@ use larder_core::counters::{Counted, Counts, Latencies, StoreCounts, Value};
 use larder_engine::{LatencySummary, Stats};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
-use larder_store::share::VolumeState;
+use larder_store::share::{VolumeDamage, VolumeState};
 use larder_store::spaces::Tokens;
 use serde::Serialize;
 
@@ -24,7 +24,8 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::owner::{
-    answering_line, displaced_line, eviction_line, monthly, pacing_line, process, stopped_line,
+    answering_line, damaged_line, damaged_pages_line, displaced_line, eviction_line, monthly,
+    pacing_line, process, stopped_line, unserved,
 };
 use crate::place;
 use crate::program::complain;
@@ -96,6 +97,8 @@ struct StatReport {
     processes: Processes,
     /// Volumes whose paths no longer lead to the files that the owner serves.
     displaced_volumes: Vec<share::DisplacedVolume>,
+    /// The volumes that do not hold what the store wrote.
+    damaged_volumes: Vec<share::DamagedVolume>,
     /// How each volume answers, over all processes. Empty if that is not measured.
     answering_volumes: Vec<share::AnsweringVolume>,
     /// Clients that are stopped in the middle of reads or puts.
@@ -183,7 +186,7 @@ fn call_times(latencies: &Latencies) -> BTreeMap<&'static str, CallTimes> {
 impl StatReport {
     /// Asks the owner.
     fn of(path: &Path, before: &mut Before) -> Result<StatReport, Failure> {
-        let view = share::view(path)?;
+        let view = share::view(path).map_err(|error| unserved(path, error))?;
         let namespaces = spaces::spaces(&view);
         let mut told = view.report;
         let DiskFacts { disk, disk_reason } = DiskFacts::of(&told.stats.disk);
@@ -199,6 +202,7 @@ impl StatReport {
             },
             namespaces,
             displaced_volumes: told.displaced_volumes,
+            damaged_volumes: told.damaged_volumes,
             answering_volumes: told.answering_volumes,
             stopped_clients: told.stopped_clients,
             path: path.to_owned(),
@@ -280,6 +284,12 @@ impl Report for StatReport {
         }
         for volume in &self.displaced_volumes {
             lines.row("Displaced", displaced_line(volume));
+        }
+        for volume in &self.damaged_volumes {
+            lines.row("Damaged", damaged_line(volume));
+        }
+        if let Some(pages) = damaged_pages_line(stats) {
+            lines.row("Damaged", pages);
         }
         for volume in &stats.read_only_volumes {
             rows! { lines:
@@ -463,24 +473,32 @@ fn troubles(told: &share::Report) -> Vec<String> {
         )
     });
     let displaced = told.displaced_volumes.iter().map(displaced_line);
+    let damaged = told.damaged_volumes.iter();
+    let damaged = damaged.filter(|volume| volume.damage != VolumeDamage::AtOpen);
     let late = told.answering_volumes.iter();
     let late = late.filter(|volume| volume.state != VolumeState::Answering);
     let of_the_disk = disk.into_iter().chain(late.map(answering_line));
     let stopped = told.stopped_clients.iter().map(stopped_line);
-    let of_the_files = read_only.chain(displaced);
-    of_the_disk.chain(of_the_files).chain(stopped).collect()
+    let of_files = read_only.chain(displaced).chain(damaged.map(damaged_line));
+    of_the_disk.chain(of_files).chain(stopped).collect()
 }
 
 /// Faults beside which the store is served in full.
 fn warnings(told: &share::Report) -> Vec<String> {
+    let damaged = told.damaged_volumes.iter();
+    let at_open = damaged.filter(|volume| volume.damage == VolumeDamage::AtOpen);
     let remote = told.beneath.iter().filter(|l4| !l4.works);
-    remote
-        .map(|l4| format!("the remote {}: {}", l4.place, l4.state))
+    let remote = remote.map(|l4| format!("the remote {}: {}", l4.place, l4.state));
+    let of_pages = damaged_pages_line(&told.stats).into_iter();
+    at_open
+        .map(damaged_line)
+        .chain(of_pages)
+        .chain(remote)
         .collect()
 }
 
 fn check(path: &Path, json: bool) -> Result<Ending, Failure> {
-    let told = share::report(path)?;
+    let told = share::report(path).map_err(|error| unserved(path, error))?;
     let report = CheckReport {
         path: path.to_owned(),
         pid: told.pid,

@@ -137,6 +137,14 @@ pub fn look_in_cache(path: &Path) -> io::Result<FileId> {
     look(path).map(|found| found.id)
 }
 
+/// The length of an open file.
+///
+/// # Errors
+/// Those of [`length`].
+pub fn length_in_cache(file: &Handle) -> io::Result<Option<u64>> {
+    length(file).map(Some)
+}
+
 /// The name of an open file.
 ///
 /// # Errors

@@ -16,10 +16,10 @@ use rustix::io::Errno;
 
 use super::{Facts, RELEASE, remedy};
 use crate::owner::{
-    answering_line, displaced_line, eviction_line, monthly, pacing_line, process, stopped_line,
+    answering_line, damaged_line, damaged_pages_line, displaced_line, eviction_line, monthly,
+    pacing_line, process, stopped_line,
 };
 use crate::place::volume_at;
-use crate::report::count;
 use crate::size::ByteSize;
 
 /// Whether the owner of the store reports a volume that hangs. Then the facts are those of its
@@ -68,7 +68,17 @@ pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
             return;
         }
         Err(error) => {
-            facts.push(Fact::fail("store", error.to_string()));
+            // The owner of a store that was damaged meanwhile knows more.
+            let report = share::report(path).ok();
+            if report
+                .as_ref()
+                .is_none_or(|of| of.damaged_volumes.is_empty())
+            {
+                facts.push(Fact::fail("store", error.to_string()));
+            }
+            if let Some(report) = report {
+                served(&report, facts);
+            }
             return;
         }
     };
@@ -142,21 +152,16 @@ fn about(report: &share::Report, facts: &mut Facts) {
 
 /// The damage that the owner has found.
 fn damage(report: &share::Report, facts: &mut Facts) {
-    let (level, what) = match report.stats.damaged {
-        0 => (
-            Level::Ok,
-            "none found since the owner opened the store".to_owned(),
-        ),
-        some => {
-            let found = count(some, "damaged page");
-            let what = format!(
-                "{found} dropped since the owner opened the store: check the disk, and `larder \
-                 verify --online`"
-            );
-            (Level::Fail, what)
-        }
-    };
-    facts.push(Fact::new("damage", level, what));
+    let pages = damaged_pages_line(&report.stats);
+    let volumes = report.damaged_volumes.iter().map(damaged_line);
+    let found: Vec<String> = volumes.chain(pages).collect();
+    if found.is_empty() {
+        let what = "none found since the owner opened the store";
+        facts.push(Fact::ok("damage", what));
+    }
+    for what in found {
+        facts.push(Fact::fail("damage", what));
+    }
 }
 
 /// No file is at the path: does a process serve one that was there?

@@ -5,7 +5,7 @@ use larder_core::counters::{self, Counted};
 use larder_disk::health::Health;
 use larder_engine::Stats;
 use larder_store::beneath::BeneathReport;
-use larder_store::share::{Report, View, VolumeState};
+use larder_store::share::{Report, View, VolumeDamage, VolumeState};
 use larder_store::spaces::Spaces;
 use larder_store::totals::Totals;
 use prometheus_client::registry::Unit;
@@ -158,6 +158,8 @@ fn state(view: &View) -> &'static str {
     } else if stats.unreadable_segments > 0
         || !view.report.displaced_volumes.is_empty()
         || is_late(&view.report)
+        || { view.report.damaged_volumes.iter() }
+            .any(|volume| volume.damage != VolumeDamage::AtOpen)
     {
         "degraded"
     } else {
@@ -234,6 +236,18 @@ fn owner(table: &mut Table, view: &View) {
         "larder_displaced_volumes",
         "Volumes whose paths no longer lead to the files that the owner serves":
             gauge(report.displaced_volumes.len() as u64);
+    }
+    for damage in VolumeDamage::ALL {
+        let volumes = report.damaged_volumes.iter();
+        let volumes = volumes.filter(|volume| volume.damage == damage).count();
+        table.sample(
+            "larder_damaged_volumes{cause}",
+            "Volumes that do not hold what the store wrote, by cause",
+            &[damage.as_str()],
+            gauge(volumes as u64),
+        );
+    }
+    samples! { table:
         "larder_compactions", "Processes that compact the store":
             gauge(u64::from(report.compactions));
         "larder_shared_reads_used_bytes", "Memory in use through which processes share reads":

@@ -10,9 +10,11 @@ use super::support::{flip, overwrite};
 use super::*;
 
 /// Keys that nothing here brings about.
-const ABSENT: [(&str, &str); 11] = [
+const ABSENT: [(&str, &str); 13] = [
     ("replay tiers", "ttft_refused"),
     ("stat", "reason"),
+    ("stat", "damage"),
+    ("stat", "places"),
     // Of a client that is stopped in a call, see `tests/incidents`.
     ("stat", "stopped_seconds"),
     // Of objects that were left out, which `tests/remote` and `tests/s3` compare.

@@ -6,9 +6,12 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod contents;
 mod devices;
 #[path = "../../../tests/support/fuse.rs"]
 mod fuse;
+#[path = "../inspect_verify/home.rs"]
+mod home;
 mod ill;
 mod places;
 mod processes;

@@ -25,7 +25,7 @@ pub struct Scene {
     pub owner: Option<Process>,
     exporter: Exporter,
     /// `None` where there is no Prometheus.
-    prometheus: Option<Prometheus>,
+    pub prometheus: Option<Prometheus>,
     /// The user of the instruments, if it is not that of the test.
     user: Option<u32>,
     /// Served before the incident, and in it.

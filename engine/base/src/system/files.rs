@@ -124,6 +124,15 @@ pub fn look_in_cache(path: &Path) -> io::Result<FileId> {
     })
 }
 
+/// The length of an open file, as the kernel knows it without asking a file system; `None` for a
+/// device.
+pub fn length_in_cache(file: &Handle) -> io::Result<Option<u64>> {
+    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let found = rustix::fs::statx(file, "", how, StatxFlags::BASIC_STATS)?;
+    let is_file = FileType::from_raw_mode(found.stx_mode.into()) == FileType::RegularFile;
+    Ok(is_file.then_some(found.stx_size))
+}
+
 /// The name of an open file, as the kernel knows it now. It changes when the file or a directory
 /// above is renamed, and when the file is deleted or replaced.
 pub fn name_now(file: &Handle) -> io::Result<PathBuf> {

@@ -104,7 +104,10 @@ use role::{Decider, Known, NotYet, Owner, Role};
 pub use server::answer;
 pub use server::ledger;
 use spaces::Spaces;
-pub use wire::{AnsweringVolume, DisplacedVolume, Report, StoppedClient, VolumeState};
+pub use wire::{
+    AnsweringVolume, DamagedVolume, DisplacedVolume, Report, StoppedClient, VolumeDamage,
+    VolumeState,
+};
 use wire::{Reply, Request};
 
 /// How long an attaching process tries to find or become the owner. While another process is

@@ -15,6 +15,7 @@
 //! | `watch` | the watchdog for clients that fall silent |
 //! | `shared` | the state that the threads of a server share |
 //! | `answering` | how the volumes answer |
+//! | `soundness` | whether the volumes hold what this process wrote |
 //! | `places` | whether the volumes' paths still lead to their files |
 //! | `peer` | whether the process behind a connection may be a client |
 //! | `session` | a client: its connections and its ledger |
@@ -62,6 +63,7 @@ mod serve;
 mod session;
 mod shared;
 mod socket;
+mod soundness;
 mod tally;
 mod told;
 mod totals;
@@ -100,6 +102,7 @@ use reads::Reads;
 use session::{Session, fresh_secret};
 use shared::{Adding, Listening, Shared, Template};
 pub(super) use socket::{may_give_to, may_listen};
+use soundness::Soundness;
 pub(super) use tally::own_name;
 use watch::Watch;
 
@@ -135,11 +138,13 @@ impl Server {
         let (template, probes) = facts(&store, &options.protocol, group);
         let places = Places::of(&store.volumes.lock());
         let answering = Answering::of(&store.volumes.lock());
+        let soundness = Soundness::of(&store.volumes.lock(), &store.damaged_places);
         let shared = Arc::new(Shared {
             map: template.map(),
             store,
             places,
             answering,
+            soundness,
             welcome: template,
             probes,
             socket: socket.clone(),
@@ -443,6 +448,7 @@ impl Shared {
             compactions,
             beneath: self.store.local.beneath_report(),
             displaced_volumes: self.places.displaced(),
+            damaged_volumes: self.soundness.report(),
             answering_volumes: self.answering.report(&self.store.data.board),
             stopped_clients: sessions
                 .values()

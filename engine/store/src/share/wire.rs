@@ -32,7 +32,8 @@ use crate::totals::{Measures, Totals};
 pub(super) use frames::arrives;
 pub use frames::{WireError, parse, parse_greeting, receive, send};
 pub use report::{
-    AnsweringVolume, DisplacedVolume, ReleaseCount, Report, StoppedClient, VolumeState,
+    AnsweringVolume, DamagedVolume, DisplacedVolume, ReleaseCount, Report, StoppedClient,
+    VolumeDamage, VolumeState,
 };
 
 /// First bytes of a greeting.

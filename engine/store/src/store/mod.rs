@@ -97,6 +97,8 @@ pub struct LocalStore {
     pub(crate) write_bytes_max: u64,
     capacity_bytes: u64,
     unproven: u64,
+    /// Damaged places that the open found, by volume.
+    pub(crate) damaged_places: Vec<u64>,
     origin: Origin,
 }
 
@@ -176,6 +178,10 @@ impl LocalStore {
             warn_of_holes(&volumes);
         }
         let unproven = recovery.unproven;
+        let mut damaged_places = vec![0; volumes.list.len()];
+        for damage in &recovery.damage {
+            damaged_places[damage.volume] += 1;
+        }
         let config = config(&volumes, options);
         let services = services(&volumes);
         let local = catalog(
@@ -227,6 +233,7 @@ impl LocalStore {
             write_bytes_max: options.write_bytes_max,
             capacity_bytes,
             unproven,
+            damaged_places,
             origin: Origin::here(),
         })
     }

@@ -85,8 +85,7 @@ impl Notices {
                 10,
                 counters.store.damaged,
                 "a page does not read back as it was written, and is forgotten: look at the \
-                 disk, and run `larder verify --deep` on the closed store (counted in \
-                 damaged_pages; logged once)",
+                 disk, and run `larder verify --online` (counted in damaged_pages; logged once)",
             ),
             (
                 11,

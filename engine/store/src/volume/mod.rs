@@ -252,9 +252,11 @@ fn encode(superblock: &Superblock) -> Result<Box<[u8; BLOCK_BYTES]>, SuperblockE
 }
 
 #[cfg(not(feature = "simulated"))]
-fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
+pub(crate) fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
     Superblock::decode(block)
 }
 
 #[cfg(feature = "simulated")]
-use simulated::{decode, encode};
+pub(crate) use simulated::decode;
+#[cfg(feature = "simulated")]
+use simulated::encode;

@@ -5,23 +5,16 @@
 //!   them, took longer than [`SLOW`];
 //! - *answering*: neither.
 //!
-//! Where no operation ended within a second, the owner reads a block of the volume, so that a
-//! volume without use has a state too. Nothing waits for that read, and no other look touches a
-//! volume.
+//! The owner reads a block of each volume once a second (`soundness`), so that a volume without use
+//! has a state too. No look here touches a volume.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use larder_base::memory::AlignedBuf;
 use larder_base::runtime::Mutex;
 use larder_base::seldom::Seldom;
-use larder_disk::{
-    Action, BOUNDS_MS, Board, Buffer, Classes, Disk, Done, Op, Purpose, Sink, VolumeAnswers,
-};
-use larder_format::BLOCK_BYTES;
+use larder_disk::{BOUNDS_MS, Board, Classes, VolumeAnswers};
 
 use crate::share::wire::{AnsweringVolume, VolumeState};
 use crate::store::LocalStore;
@@ -48,23 +41,10 @@ struct Volume {
     /// In the store's list.
     index: usize,
     path: PathBuf,
-    read: Arc<Read>,
     /// The operations that had ended at each look, the oldest first.
     ended: VecDeque<Classes>,
     state: VolumeState,
     oldest: Option<Duration>,
-}
-
-/// The owner's read of a block.
-#[derive(Default)]
-struct Read {
-    is_out: AtomicBool,
-}
-
-impl Sink for Read {
-    fn done(&self, _: Vec<Done>) {
-        self.is_out.store(false, Ordering::Release);
-    }
 }
 
 impl Answering {
@@ -72,7 +52,6 @@ impl Answering {
         let volume = |(index, volume): (usize, &crate::volume::Volume)| Volume {
             index,
             path: volume.path.clone(),
-            read: Arc::default(),
             ended: VecDeque::new(),
             state: VolumeState::default(),
             oldest: None,
@@ -95,9 +74,6 @@ impl Answering {
             volume.take(&answers);
             if volume.state != was {
                 self.log(volume);
-            }
-            if volume.is_idle() {
-                volume.read.ask(volume.index, &*store.data.disk);
             }
         }
     }
@@ -147,12 +123,6 @@ impl Volume {
         };
     }
 
-    /// Whether no operation ended since the look before the last, and none is in the kernel.
-    fn is_idle(&self) -> bool {
-        let mut last = self.ended.iter().rev();
-        self.oldest.is_none() && last.next() == last.next()
-    }
-
     /// The operations within the last looks, by class.
     fn recent(&self) -> [u64; BOUNDS_MS.len() + 1] {
         let ends = self.ended.front().zip(self.ended.back());
@@ -200,31 +170,6 @@ impl Volume {
     }
 }
 
-impl Read {
-    /// Reads the first block of a volume, unless such a read is on its way.
-    fn ask(self: &Arc<Read>, volume: usize, disk: &dyn Disk) {
-        let Ok(memory) = AlignedBuf::zeroed(BLOCK_BYTES) else {
-            return;
-        };
-        if self.is_out.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let op = Op {
-            volume,
-            action: Action::Read {
-                offset: 0,
-                buffer: Buffer::Owned(memory),
-            },
-            purpose: Purpose::Record,
-            deadline: None,
-            tag: 0,
-            sink: self.clone(),
-        };
-        // SAFETY: the memory travels with the operation.
-        unsafe { disk.submit(vec![op]) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -235,7 +180,6 @@ mod tests {
         Volume {
             index: 0,
             path: PathBuf::new(),
-            read: Arc::default(),
             ended: VecDeque::new(),
             state: VolumeState::default(),
             oldest: None,
@@ -284,7 +228,6 @@ mod tests {
         }
         volume.take(&answers(ended, 0));
         assert_eq!(volume.state, VolumeState::Answering);
-        assert!(volume.is_idle());
     }
 
     #[test]
@@ -293,7 +236,7 @@ mod tests {
         volume.take(&answers(Classes::default(), 5));
         assert_eq!(volume.state, VolumeState::Answering);
         volume.take(&answers(Classes::default(), 6));
-        assert_eq!((volume.state, volume.is_idle()), (VolumeState::Hung, false));
+        assert_eq!(volume.state, VolumeState::Hung);
         volume.take(&answers(Classes::default(), 0));
         assert_eq!(volume.state, VolumeState::Answering);
     }

@@ -19,6 +19,7 @@ use super::peer::Admission;
 use super::places::Places;
 use super::reads::Reads;
 use super::session::Session;
+use super::soundness::Soundness;
 use super::watch::Watch;
 use crate::api::Settings;
 use crate::counts::Departed;
@@ -32,6 +33,7 @@ pub(super) struct Shared {
     pub(super) store: Arc<LocalStore>,
     pub(super) places: Places,
     pub(super) answering: Answering,
+    pub(super) soundness: Soundness,
     pub(super) socket: PathBuf,
     pub(super) welcome: Template,
     pub(super) map: SegmentMap,

@@ -69,10 +69,11 @@ impl Shared {
         }
     }
 
-    /// Does so once a second until the server is stopped, and looks how the volumes answer.
+    /// Does so once a second until the server is stopped, and looks at the volumes.
     pub(super) fn tell_regularly(&self) {
         while !self.stop.load(Ordering::SeqCst) {
             self.answering.look(&self.store);
+            self.soundness.look(&self.store);
             self.tell_all();
             self.pause(EVERY);
         }

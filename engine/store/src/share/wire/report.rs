@@ -21,6 +21,71 @@ pub struct DisplacedVolume {
     pub reason: String,
 }
 
+/// A volume that does not hold what the store wrote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DamagedVolume {
+    /// Its path.
+    pub path: PathBuf,
+    /// What happened to it.
+    pub damage: VolumeDamage,
+    /// Damaged places that the open found; 0 for other damage.
+    pub places: u64,
+}
+
+/// See [`DamagedVolume`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VolumeDamage {
+    /// Another program wrote over a superblock while the store is served.
+    Overwritten,
+    /// The file was cut while the store is served.
+    Truncated,
+    /// The open found damaged structures.
+    AtOpen,
+}
+
+impl VolumeDamage {
+    /// All kinds.
+    pub const ALL: [VolumeDamage; 3] = [
+        VolumeDamage::Overwritten,
+        VolumeDamage::Truncated,
+        VolumeDamage::AtOpen,
+    ];
+
+    /// Its name in documents and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            VolumeDamage::Overwritten => "overwritten",
+            VolumeDamage::Truncated => "truncated",
+            VolumeDamage::AtOpen => "at_open",
+        }
+    }
+
+    /// The fault and its remedy, for people.
+    #[must_use]
+    pub fn what(self) -> &'static str {
+        match self {
+            VolumeDamage::Overwritten => {
+                "its superblocks, in the first 128 KiB, are overwritten by another program. Find \
+                 and end that program, then stop the owner in order: its close writes the \
+                 superblocks again. If the owner is killed before, write them back with `larder \
+                 superblock restore`"
+            }
+            VolumeDamage::Truncated => {
+                "its file was truncated while the store is served, and the pages behind its end \
+                 are lost. Save the others with `larder export`, stop the owner, and make a new \
+                 store"
+            }
+            VolumeDamage::AtOpen => {
+                "damaged when the owner opened the store. Check the disk; `larder verify` lists \
+                 the places, and `larder verify --repair` mends a store that no process uses"
+            }
+        }
+    }
+}
+
 /// How a volume answers, over all processes that use the store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -126,6 +191,8 @@ pub struct Report {
     pub beneath: Option<BeneathReport>,
     /// The volumes whose paths no longer lead to the files that the owner serves.
     pub displaced_volumes: Vec<DisplacedVolume>,
+    /// The volumes that do not hold what the store wrote.
+    pub damaged_volumes: Vec<DamagedVolume>,
     /// How each volume answers. Empty if that is not measured.
     pub answering_volumes: Vec<AnsweringVolume>,
     /// The clients that are stopped. Empty if that is not measured.
