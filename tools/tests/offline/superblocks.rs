@@ -3,9 +3,11 @@
 use larder_engine::PageStore;
 use larder_format::{PageKey, SEGMENTS_OFFSET};
 
-use crate::kills::started;
+use nix::sys::signal::Signal;
+
+use crate::kills::{Watch, started, stop};
 use crate::support::home::Home;
-use crate::support::honest::eventually;
+use crate::support::honest::{Process, eventually};
 use crate::support::{chain, ends, fails, flip, json, larder, overwrite, report, says, text};
 
 /// The loss that all tests are about: everything before the first segment.
@@ -146,6 +148,30 @@ fn each_volume_of_a_store_is_restored() {
         assert_eq!(restore(&home, &file), lost.len() as u64);
         is_whole(&home, &keys);
     }
+}
+
+#[test]
+fn a_restore_killed_at_any_moment_is_run_again_and_ends_the_same() {
+    let keys = chain(1, 200);
+    let run = |writes: usize| {
+        let home = Home::with_volumes(&["second"]);
+        home.with(|pool| pool.put(&keys));
+        let file = save(&home);
+        destroy(&home, "store");
+        destroy(&home, "second");
+        let watch = Watch::on(&home);
+        let Process(child) = &mut started(&home, &["superblock restore", &file]);
+        let seen = watch.await_writes(child, writes);
+        stop(child, Signal::SIGKILL);
+        let code = child.wait().unwrap().code();
+        restore(&home, &file);
+        is_whole(&home, &keys);
+        (seen, code)
+    };
+    let (writes, code) = run(usize::MAX);
+    assert_eq!(code, Some(0));
+    assert!(writes > 1);
+    (0..writes).for_each(|writes| _ = run(writes));
 }
 
 #[test]
