@@ -104,7 +104,7 @@ struct StatReport {
     /// Clients that are stopped in the middle of reads or puts.
     stopped_clients: Vec<share::StoppedClient>,
     totals: TotalCounts,
-    /// Its namespaces, those with the most bytes first.
+    /// Its namespaces, the largest ones first.
     namespaces: Vec<spaces::Space>,
     /// Its `disk` is the disk alone.
     #[serde(flatten)]

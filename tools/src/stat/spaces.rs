@@ -28,7 +28,7 @@ pub(super) struct Space {
     pages_missed: u64,
 }
 
-/// The namespaces with pages, those with the most bytes first; then those that had some.
+/// The namespaces with pages, the largest ones first, then the others that were read.
 pub(super) fn spaces(view: &View) -> Vec<Space> {
     let mut spaces: Vec<Space> = Vec::new();
     for of in &view.spaces {

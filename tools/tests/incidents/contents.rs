@@ -83,9 +83,9 @@ fn closed<'a>(words: &'a str) -> Signs<'a> {
         metric: ("larder_up", 0.0),
         stat: words,
         check: (3, words),
-        doctor: ("fail  store", words),
-        log: "",
-        alert: "LarderUnserved",
+        doctor: Some(("fail  store", words)),
+        log: None,
+        alert: Some("LarderUnserved"),
     }
 }
 
@@ -107,9 +107,9 @@ fn the_first_mebibyte_is_overwritten_while_the_store_is_served() {
         metric: ("larder_damaged_volumes{cause=\"overwritten\"}", 1.0),
         stat: words,
         check: (1, words),
-        doctor: ("fail  damage", words),
-        log: "a volume does not hold what this process wrote",
-        alert: "LarderDamagedVolume",
+        doctor: Some(("fail  damage", words)),
+        log: Some("a volume does not hold what this process wrote"),
+        alert: Some("LarderDamagedVolume"),
     };
     overwrite(&scene.path, 0, &garbage(SEGMENTS_OFFSET));
     scene.shows(&signs);
@@ -149,9 +149,9 @@ fn bytes_of_a_page_are_flipped_while_the_store_is_served() {
         metric: ("larder_removed_pages_total{reason=\"damaged\"}", 1.0),
         stat: words,
         check: (0, words),
-        doctor: ("fail  damage", words),
-        log: "a page does not read back as it was written",
-        alert: "LarderDamagedPages",
+        doctor: Some(("fail  damage", words)),
+        log: Some("a page does not read back as it was written"),
+        alert: Some("LarderDamagedPages"),
     };
     let page = SEGMENTS_OFFSET + 2 * 4096;
     flip(&scene.path, page + 99);
@@ -188,9 +188,9 @@ fn two_regions_are_overwritten_in_a_closed_store() {
         metric: ("larder_damaged_volumes{cause=\"at_open\"}", 2.0),
         stat: words,
         check: (0, words),
-        doctor: ("fail  damage", words),
-        log: "damage found at the open",
-        alert: "LarderDamagedPages",
+        doctor: Some(("fail  damage", words)),
+        log: Some("damage found at the open"),
+        alert: Some("LarderDamagedPages"),
     };
     scene.shows(&signs);
     stop(&mut scene);
@@ -219,9 +219,9 @@ fn a_volume_is_cut_while_the_store_is_served() {
         metric: ("larder_damaged_volumes{cause=\"truncated\"}", 1.0),
         stat: words,
         check: (1, words),
-        doctor: ("fail  damage", words),
-        log: "a volume does not hold what this process wrote",
-        alert: "LarderDamagedVolume",
+        doctor: Some(("fail  damage", words)),
+        log: Some("a volume does not hold what this process wrote"),
+        alert: Some("LarderDamagedVolume"),
     };
     let volume = File::options().write(true).open(second(&scene)).unwrap();
     volume.set_len(30 << 20).unwrap();
@@ -296,9 +296,9 @@ fn a_volume_is_moved_while_the_store_is_served() {
         metric: ("larder_displaced_volumes", 1.0),
         stat: words,
         check: (1, words),
-        doctor: ("fail  place", words),
-        log: "a volume is displaced",
-        alert: "LarderDisplaced",
+        doctor: Some(("fail  place", words)),
+        log: Some("a volume is displaced"),
+        alert: Some("LarderDisplaced"),
     };
     let (second, moved) = (second(&scene), scene.path.with_file_name("moved"));
     fs::rename(&second, &moved).unwrap();

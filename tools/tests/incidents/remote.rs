@@ -16,9 +16,9 @@ fn the_remote_is_unreachable() {
         stat: "does not exist",
         // The store is served in full: no probe restarts it for its remote.
         check: (0, "does not exist"),
-        doctor: ("warn  l4", "does not exist"),
-        log: " for some time: ",
-        alert: "LarderRemoteDown",
+        doctor: Some(("warn  l4", "does not exist")),
+        log: Some(" for some time: "),
+        alert: Some("LarderRemoteDown"),
     };
     let place = scene.path.with_file_name("remote");
     fs::create_dir_all(place.join("v1")).unwrap();
