@@ -120,8 +120,8 @@ impl Phases {
         }
     }
 
-    /// Promtool evaluates the rules over these texts in stretched time. The alert begins after its
-    /// `for` and not before, and ends; beside it no alert fires before and after.
+    /// Promtool evaluates the rules over these texts in stretched time. Before the fault no alert
+    /// fires. The alert of the fault begins after its `for` and not before, and ends.
     #[track_caller]
     pub fn fire_in_time(&self, alert: &str, directory: &Path) {
         let wait = wait_of(alert);
@@ -172,7 +172,7 @@ impl Phases {
             check(&of_alert, begin + wait - 1, false);
         }
         check(&of_alert, begin + wait + 1, true);
-        check("", begin + within + WELL - 1, false);
+        check(&of_alert, begin + within + WELL - 1, false);
         let tests = format!(
             "rule_files: ['{}']\nevaluation_interval: 1m\ntests:\n- interval: 1m\n  \
              input_series:\n{input}  promql_expr_test:\n{checks}",

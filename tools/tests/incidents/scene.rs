@@ -182,12 +182,17 @@ impl Scene {
         println!("signs of {metric}:{times} in all");
     }
 
-    /// Waits until the store is well again: by the check, and without the alert. Tests the texts
-    /// that the exporter served.
+    /// Waits until the store is well again: by the check, by the metric, and without the alert.
+    /// Tests the texts that the exporter served.
     #[track_caller]
     pub fn recovers(&self, signs: &Signs<'_>) {
         eventually("the check is good again", || {
             self.run(&["stat", self.at(), "--check"]).0 == Some(0)
+        });
+        let (metric, value) = signs.metric;
+        let is_counter = metric.contains("_total");
+        eventually("the metric is another one", || {
+            is_counter || !self.metric(metric).contains(&value)
         });
         let phases = Phases {
             before: self.before.clone(),
