@@ -12,9 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_disk::probe::Want;
-use larder_engine::{
-    Class, Count, Hint, Part, PutOptions, StoreError as EngineError, SyncPolicy, Tokens,
-};
+use larder_engine::{Class, Count, Hint, Part, PutOptions, StoreError as EngineError, SyncPolicy};
 use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
 use larder_store::inventory::Cursor;
 use larder_tools::l4::L4Config;
