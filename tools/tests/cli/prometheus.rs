@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder_disk::{Action, Buffer, Choice, Disk, DiskError, Done, Op, Piece};
 use larder_engine::format::SEGMENTS_OFFSET;
-use larder_engine::{NamespaceId, Part, PutOptions, PutPage, PutStatus};
+use larder_engine::{Count, NamespaceId, Part, PutOptions, PutPage, PutStatus};
 use larder_store::api::DiskWrapper;
 
 use super::metrics::serve;
@@ -169,6 +169,23 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
         );
         read(&next, id, &absent_keys(2), None);
         next.contains(id, &chain(seed, 8));
+        // As an adapter counts for its engine.
+        let (tokens, prefill_rate) = (8 * 64, Some(1e4));
+        next.count(
+            id,
+            Count::Asked {
+                tokens: tokens + 2 * 64,
+                found: tokens,
+                is_first: true,
+            },
+        );
+        next.count(
+            id,
+            Count::Served {
+                tokens,
+                prefill_rate,
+            },
+        );
         next.flush().unwrap();
     };
     work(1);
@@ -182,6 +199,10 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
     (2..6).for_each(work);
     eventually("it has scraped the next owner", || {
         prometheus.sum("larder_page_hits_total{job='larder'}") == 40.0
+    });
+    // The tokens of the last second before a takeover may be missing.
+    eventually("tokens are counted", || {
+        prometheus.sum("larder_served_tokens_total{job='larder'}") >= 4.0 * 8.0 * 64.0
     });
     assert!(prometheus.sum("changes(larder_owner_start_time_seconds[10m])") >= 1.0);
     let counters = prometheus.query("count by (__name__) ({__name__=~\"larder_.*_total\"})");
