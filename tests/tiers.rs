@@ -276,6 +276,13 @@ fn what_makes_no_sense_is_refused_before_anything_is_made() {
     fails(&least, 2, &["--l1", "--l2"]);
     let tiny = [&least[..], &["--l1", "1MiB", "--l2", "1GiB"]].concat();
     fails(&tiny, 2, &["--l1 1 MiB", "0 pages of 8 MiB"]);
+    let narrow = [&least[..], &["--l1", "1GiB", "--l2", "80MiB"]].concat();
+    let said = [
+        "pages in --l2 = 10",
+        "raise it to --l1 or more",
+        "--write-policy write_back",
+    ];
+    fails(&narrow, 2, &said);
     let nowhere = directory.path().join("nowhere.jsonl");
     let missing = arguments(&nowhere, &store, &[]);
     fails(&missing, 3, &["nowhere.jsonl", "check the path"]);

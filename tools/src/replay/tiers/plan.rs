@@ -219,7 +219,7 @@ impl Plan<'_> {
             true => config.check_with_l3(),
             false => Ok(()),
         });
-        checked.map_err(|error| Failure::usage(error.to_string()))?;
+        checked.map_err(|error| Failure::usage(in_options(&error.to_string())))?;
         Ok(config)
     }
 
@@ -238,6 +238,27 @@ impl Plan<'_> {
             / u128::from(page_bytes_on_disk(&page));
         Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
+}
+
+/// An error about the cache's settings, in the options of a replay.
+fn in_options(error: &str) -> String {
+    let options = [
+        ("page_tokens", "--page-size"),
+        ("l1_pages", "--l1"),
+        ("l2_pages = ", "pages in --l2 = "),
+        ("l2_pages", "--l2"),
+        ("write_policy = ", "--write-policy "),
+        (
+            "prefetch.threshold_tokens = ",
+            "least tokens of a prefetch = ",
+        ),
+        (" or prefetch.l2_percent_max", ""),
+    ];
+    options
+        .into_iter()
+        .fold(error.to_owned(), |text, (field, option)| {
+            text.replace(field, option)
+        })
 }
 
 /// A page as the store keeps it.
