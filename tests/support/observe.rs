@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::honest::{Process, eventually, skipped};
+use super::honest::{Process, eventually, found, skipped};
 use super::{as_user, text};
 
 /// The alert rules.
@@ -131,10 +131,7 @@ impl Prometheus {
              - {{job_name: slow, scrape_interval: 5s, scrape_timeout: 5s, {targets}}}\n"
         );
         std::fs::write(directory.join("prometheus.yml"), config).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap();
+        let log = directory.join("prometheus.log");
         let mut command = Command::new("prometheus");
         command
             .arg(format!(
@@ -145,17 +142,20 @@ impl Prometheus {
                 "--storage.tsdb.path={}",
                 text(&directory.join("tsdb"))
             ))
-            .arg(format!("--web.listen-address={port}"))
+            .arg("--web.listen-address=127.0.0.1:0")
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let prometheus = Prometheus {
-            _process: Process(command.spawn().unwrap()),
-            address: port.to_string(),
-        };
-        eventually("Prometheus answers", || {
-            TcpStream::connect(&prometheus.address).is_ok()
+            .stderr(std::fs::File::create(&log).unwrap());
+        let process = Process(command.spawn().unwrap());
+        // It chooses a port that no other process has.
+        let address = found("Prometheus listens", || {
+            let lines = std::fs::read_to_string(&log).unwrap();
+            let (_, line) = lines.split_once("\"Listening on\" address=")?;
+            Some(line.split_once('\n')?.0.to_owned())
         });
-        prometheus
+        Prometheus {
+            _process: process,
+            address,
+        }
     }
 
     fn get(&self, target: &str) -> Option<Value> {
