@@ -186,6 +186,7 @@ impl Caller<'_> {
             .collect();
         let options = PutOptions::waiting(wait);
         let recall = Arc::new(Recall::default());
+        let mut recalling = None;
         let statuses = match recall_after {
             None => self.store.put(self.id(&pages), &asked, options),
             Some(after) => {
@@ -197,9 +198,8 @@ impl Caller<'_> {
                 };
                 self.shared.lock().under_recall.extend(&versions);
                 let thread = thread::Builder::new().name(format!("recaller {}", self.own));
-                thread
-                    .spawn(move || recaller.recall(after))
-                    .expect("a thread");
+                let spawned = thread.spawn(move || recaller.recall(after));
+                recalling = Some(spawned.expect("a thread"));
                 self.store
                     .put_recallable(self.id(&pages), &asked, options, Some(&recall))
             }
@@ -215,6 +215,11 @@ impl Caller<'_> {
         }
         state.use_pages(names, false);
         state.check_put(&pages, &versions, &statuses);
+        drop(state);
+        // No task outlives the close.
+        if let Some(recaller) = recalling {
+            recaller.join().expect("the recaller ends");
+        }
         statuses
     }
 

@@ -14,6 +14,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use larder_base::memory::AlignedBuf;
 use larder_base::system::files::{self, Handle};
@@ -26,6 +27,9 @@ use crate::volume::{Volumes, decode, is_volume_of};
 
 /// Wrong reads of a copy in a row from which its superblock is overwritten.
 const WRONG: u32 = 2;
+
+/// Age of an operation from which its volume is not read.
+const LATE: Duration = Duration::from_millis(500);
 
 /// See the module.
 pub(super) struct Soundness(Vec<Volume>);
@@ -99,11 +103,12 @@ impl Soundness {
 
     /// Looks at each volume. To be called once a second.
     pub(super) fn look(&self, store: &LocalStore) {
-        // A simulation has no such looks.
-        if store.data.board.is_measured() {
-            self.0
-                .iter()
-                .for_each(|volume| volume.look(&*store.data.disk));
+        let board = &store.data.board;
+        for volume in &self.0 {
+            // A simulation has no such looks.
+            if let Some(answers) = board.look(volume.index) {
+                volume.look(&*store.data.disk, answers.oldest);
+            }
         }
     }
 
@@ -115,7 +120,7 @@ impl Soundness {
 }
 
 impl Volume {
-    fn look(&self, disk: &dyn Disk) {
+    fn look(&self, disk: &dyn Disk, oldest: Option<Duration>) {
         let wrong = self.read.wrong.iter();
         let is_overwritten = wrong
             .map(|wrong| wrong.load(Ordering::Relaxed))
@@ -132,7 +137,11 @@ impl Volume {
         if is_cut && !self.is_cut.swap(true, Ordering::Relaxed) {
             self.log(VolumeDamage::Truncated);
         }
-        self.read.ask(self.index, disk);
+        // A volume that does not answer has a state without a read, which would take a thread of
+        // its disk from the calls.
+        if oldest.is_none_or(|age| age < LATE) {
+            self.read.ask(self.index, disk);
+        }
     }
 
     fn log(&self, damage: VolumeDamage) {
