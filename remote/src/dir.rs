@@ -341,7 +341,9 @@ fn unlinked(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL) => io::Error::new(
             io::ErrorKind::Unsupported,
-            format!("the file system makes no hard link ({error}); use one that has hard links"),
+            format!(
+                "the file system makes no hard link ({error}); use a file system with hard links"
+            ),
         ),
         _ => error,
     }

@@ -153,7 +153,7 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
 }
 
 /// The process that answers on the socket of a store that was just made. It cannot own that store:
-/// it serves one that was at the path before.
+/// it serves the former store at the path.
 fn in_the_way(path: &Path) -> Option<String> {
     let what = match larder_engine::report(path) {
         Ok(report) => {
