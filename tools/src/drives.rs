@@ -6,7 +6,6 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use larder_disk::health::{Health, of_device};
-use larder_store::volume::{Access, Volumes};
 
 /// A drive.
 pub struct Drive {
@@ -43,13 +42,9 @@ pub fn under(device: u64) -> Vec<Drive> {
     names(&node).into_iter().map(drive).collect()
 }
 
-/// The drives under all volumes of a store, as far as this process may open them.
-pub fn of_store(path: &Path) -> Vec<Drive> {
-    let mut paths = vec![path.to_owned()];
-    if let Ok(volumes) = Volumes::open(path, &[], Access::ReadOnly, true) {
-        paths.extend(volumes.present().map(|(_, volume)| volume.path.clone()));
-    }
-    let found = paths.iter().filter_map(|path| fs::metadata(path).ok());
+/// The drives under some volumes. Reads no volume: a volume that hangs would keep this process.
+pub fn under_all(volumes: &[PathBuf]) -> Vec<Drive> {
+    let found = volumes.iter().filter_map(|path| fs::metadata(path).ok());
     let mut devices: Vec<u64> = found
         .map(|found| match found.file_type().is_block_device() {
             true => found.rdev(),

@@ -22,17 +22,26 @@ use crate::owner::{
 use crate::place::volume_at;
 use crate::size::ByteSize;
 
-/// Whether the owner of the store reports a volume that hangs. Then the facts are those of its
-/// report: a check that touched the volume would hang, too.
+/// Age of an operation from which no check touches its volume: the owner calls it hung later.
+const LATE_SECONDS: f64 = 1.0;
+
+/// Whether the owner of the store waits for a volume. Then the facts are those of its report: a
+/// check that touched the volume would hang, too.
 pub(super) fn is_hung(path: &Path, facts: &mut Facts) -> bool {
     let path = volume_at(path.to_owned());
     let report = match socket_path(&path).exists() {
         true => share::report(&path).ok(),
         false => None,
     };
-    let is_hung = |volume: &share::AnsweringVolume| volume.state == VolumeState::Hung;
+    let is_hung = |volume: &share::AnsweringVolume| volume.oldest_seconds >= LATE_SECONDS;
     match report.filter(|report| report.answering_volumes.iter().any(is_hung)) {
-        Some(report) => served(&report, facts),
+        Some(report) => {
+            facts.push(Fact::warn(
+                "checks",
+                "those of the volumes are left out: the owner waits for a volume",
+            ));
+            served(&report, facts);
+        }
         None => return false,
     }
     true

@@ -82,14 +82,14 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fm
 /// When the owner does not serve this process, or cannot be understood.
 pub fn text(path: &Path) -> Result<String, StoreError> {
     match view(path) {
-        Ok(view) => Ok(text_of(Some(&view), &wear(path))),
+        Ok(view) => Ok(text_of(Some(&view), &wear(Some(&view.report)))),
         Err(
             StoreError::NotServed { .. }
             | StoreError::ServesAnother { .. }
             | StoreError::Unanswered { .. }
             | StoreError::OwnerGone
             | StoreError::Locked { .. },
-        ) => Ok(text_of(None, &wear(path))),
+        ) => Ok(text_of(None, &wear(None))),
         Err(error) => Err(error),
     }
 }

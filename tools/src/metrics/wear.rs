@@ -1,19 +1,24 @@
 //! The reports of the drives under a store, for its metrics.
 //!
-//! Reading them opens volumes and drives, and any of these may hang: then the metrics are needed
-//! most. So a thread of its own reads them, one at a time, and its callers wait for a short time.
-//! Until it has ended they get the reports of the reading before.
+//! A drive may hang: then the metrics are needed most. So a thread of its own asks them, one at a
+//! time, and its callers wait for a short time. Until it has ended they get the reports of the
+//! reading before. A process with a thread that hangs in the kernel cannot end. So no reading
+//! begins while the owner waits for a volume.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use larder_disk::health::Health;
+use larder_store::share::Report;
 
 use crate::drives;
 
 /// How often drives are asked: they change slowly.
 const DRIVES_EVERY: Duration = Duration::from_secs(60);
+
+/// Age of an operation of a volume from which no reading begins.
+const LATE_SECONDS: f64 = 1.0;
 
 /// Longest wait for a reading, from its begin.
 const DRIVES_PATIENCE: Duration = Duration::from_secs(1);
@@ -43,21 +48,24 @@ fn readings() -> MutexGuard<'static, Readings> {
     READINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The drives under a store, and their health, as they were within the last minute. If the drives
-/// do not answer soon, the last known health; none before the first answer.
-pub fn wear(path: &Path) -> Vec<Drive> {
+/// The drives under the volumes of an owner's report, and their health, as they were within the
+/// last minute. If the drives do not answer soon, the last known health; none before the first
+/// answer, and none without an owner.
+pub fn wear(report: Option<&Report>) -> Vec<Drive> {
+    let volumes = report.map_or(&[][..], |report| &report.answering_volumes);
+    let is_late = volumes.iter().any(|of| of.oldest_seconds >= LATE_SECONDS);
     let mut readings = readings();
     let is_new = |ended: Instant| ended.elapsed() < DRIVES_EVERY;
-    if readings.ended.is_some_and(is_new) {
+    if readings.ended.is_some_and(is_new) || is_late || volumes.is_empty() {
         return readings.last.clone();
     }
     let begun = match readings.begun {
         Some(begun) => begun,
         None => {
-            let path = path.to_owned();
+            let paths: Vec<PathBuf> = volumes.iter().map(|of| of.path.clone()).collect();
             let reading = std::thread::Builder::new()
                 .name("drives".to_owned())
-                .spawn(move || read(&path));
+                .spawn(move || read(&paths));
             if let Err(error) = reading {
                 tracing::debug!(%error, "no thread to read the reports of the drives");
                 return readings.last.clone();
@@ -71,8 +79,8 @@ pub fn wear(path: &Path) -> Vec<Drive> {
     readings.last.clone()
 }
 
-fn read(path: &Path) {
-    let drives = drives::of_store(path).into_iter();
+fn read(volumes: &[PathBuf]) {
+    let drives = drives::under_all(volumes).into_iter();
     let health = drives.map(|drive| (drive.name, drive.health.ok()));
     let last = health.collect();
     *readings() = Readings {

@@ -33,6 +33,9 @@ fn a_volume_hangs_without_a_call() {
     };
     let illness = volume.falls(Pace::Hung);
     scene.shows(&HUNG);
+    // No thread of it hangs in the kernel, which would keep the process.
+    let (code, said) = scene.run(&["stat", scene.at(), "--openmetrics"]);
+    assert_eq!(code, Some(0), "{said}");
     drop(illness);
     scene.recovers(&HUNG);
     assert!(scene.log().contains("answers in time again"));
