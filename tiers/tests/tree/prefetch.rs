@@ -21,6 +21,22 @@ fn a_prefetch_is_cut_to_the_share_of_prefetches_in_l2() {
 }
 
 #[test]
+fn the_first_lookup_of_a_prompt_counts_and_a_later_try_does_not() {
+    let mut core = core(|_| ());
+    let mut prompt = prompt(&mut core, &Scope::default(), 0..16);
+    for is_first in [true, false] {
+        core.prefetch(&mut prompt).unwrap();
+        let Some(Order::Exists { id, is_counted, .. }) = core.next_order() else {
+            panic!("no lookup");
+        };
+        assert_eq!(is_counted, is_first);
+        // L3 has none of the pages.
+        let outcome = Outcome::Pages(0);
+        core.complete(Done { id, outcome }).unwrap();
+    }
+}
+
+#[test]
 fn a_prefetch_is_declined_unless_its_parent_is_in_l2() {
     let mut core = core(|config| config.write_policy = WritePolicy::WriteThroughSelective);
     let scope = Scope::default();
