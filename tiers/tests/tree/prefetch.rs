@@ -25,7 +25,7 @@ fn the_first_lookup_of_a_prompt_counts_and_a_later_try_does_not() {
     let mut core = core(|_| ());
     let mut prompt = prompt(&mut core, &Scope::default(), 0..16);
     for is_first in [true, false] {
-        core.prefetch(&mut prompt).unwrap();
+        let _ = core.prefetch(&mut prompt).unwrap();
         let Some(Order::Exists { id, is_counted, .. }) = core.next_order() else {
             panic!("no lookup");
         };
