@@ -7,7 +7,8 @@
 use std::time::{Duration, Instant};
 
 use larder_core::index::{
-    Heat, Index, Lease, NamespaceSlot, Parent, Place, Publish, SEGMENT_BLOCKS_MAX, SegmentId,
+    Heat, Index, Lease, NamespaceSlot, Parent, Place, Publish, ReadAs, SEGMENT_BLOCKS_MAX,
+    SegmentId,
 };
 use larder_format::{KeyPrefix, PageKey};
 
@@ -96,7 +97,11 @@ fn look_up(index: &Index, chains: u64) {
         drop(index.peek(NamespaceSlot(8), keys));
     });
     measure("pin and unpin, 2,048 keys", 1000, &mut |keys| {
-        for found in index.pin(NAMESPACE, keys).into_iter().flatten() {
+        for found in index
+            .pin(NAMESPACE, keys, ReadAs::Use)
+            .into_iter()
+            .flatten()
+        {
             index.unpin(found.place.segment);
         }
     });

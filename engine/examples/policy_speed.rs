@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use larder_core::index::{
-    Index, Lease, NamespaceSlot, Parent, Place, Publish, SEGMENT_BLOCKS_MAX, SegmentId,
+    Index, Lease, NamespaceSlot, Parent, Place, Publish, ReadAs, SEGMENT_BLOCKS_MAX, SegmentId,
 };
 use larder_core::policy::make;
 use larder_engine::policy;
@@ -86,7 +86,12 @@ impl Side {
         });
         let get = timed(|| {
             for keys in old {
-                for found in self.index.pin(NAMESPACE, keys).into_iter().flatten() {
+                for found in self
+                    .index
+                    .pin(NAMESPACE, keys, ReadAs::Use)
+                    .into_iter()
+                    .flatten()
+                {
                     self.index.unpin(found.place.segment);
                 }
             }

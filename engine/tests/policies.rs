@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{Home, MIB, Pool, chain};
 use larder_core::index::{
-    Adoption, Index, Lease, NamespaceSlot, Parent, Place, Publish, SegmentId,
+    Adoption, Index, Lease, NamespaceSlot, Parent, Place, Publish, ReadAs, SegmentId,
 };
 use larder_core::policy::order::EvictionOrder;
 use larder_engine::format::PageKey;
@@ -163,7 +163,7 @@ fn a_policy_sees_depth_hits_ages_hint_and_bytes() {
     index.longest_prefix(NS, &keys, now(10_000), &mut Vec::new());
     index.touch(NS, &keys);
     for _ in 0..2 {
-        index.pin(NS, &keys[2..]);
+        index.pin(NS, &keys[2..], ReadAs::Use);
         index.unpin(SegmentId(0));
     }
     let tool = Hint::new(Class::TOOL).priority(3);

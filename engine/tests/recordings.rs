@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use common::release::change_superblocks;
 use common::{Home, MIB, Pool, chain, namespace};
+use larder_core::index::ReadAs;
 use larder_engine::format::PageKey;
 use larder_engine::{
     Class, Hint, OpenOptions, PageStore, Part, PutOptions, PutStatus, Refusal, Store,
@@ -192,11 +193,13 @@ fn frame(request: &Request<'_>) -> Vec<u8> {
     frame.split_off(4)
 }
 
-/// A reply without the path of the store's volume in it.
-fn without_path(reply: Vec<u8>) -> Vec<u8> {
+/// A reply without the path of the store's volume in it, of an owner without features: it answers
+/// the recorded messages alone.
+fn plain(reply: Vec<u8>) -> Vec<u8> {
     let Ok(Reply::Welcome(mut welcome)) = parse_greeting(&reply) else {
         return reply;
     };
+    welcome.protocol.features = 0;
     for (path, _) in &mut welcome.volumes {
         *path = Some("/store".to_owned());
     }
@@ -212,14 +215,18 @@ fn record(home: &Home) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     let mut say = |request: &Request<'_>, is_answered| {
         let request = frame(request);
         let reply = client.exchange(&request, is_answered);
-        let reply = reply.map(without_path);
+        let reply = reply.map(plain);
         exchanges.push((request, reply.clone()));
         reply.unwrap_or_default()
     };
     say(
         &Request::Hello {
             magic: MAGIC,
-            protocol: Protocol::default(),
+            // Messages of a feature may come at any time.
+            protocol: Protocol {
+                features: 0,
+                ..Protocol::default()
+            },
         },
         true,
     );
@@ -232,7 +239,12 @@ fn record(home: &Home) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     say(&Request::LongestPrefix { namespace, keys }, true);
     say(&Request::Contains { namespace, keys }, true);
     say(&Request::Touch { namespace, keys }, false);
-    let pinned = say(&Request::Pin { namespace, keys }, true);
+    let pin = Request::Pin {
+        namespace,
+        keys,
+        read_as: ReadAs::Use,
+    };
+    let pinned = say(&pin, true);
     let Reply::Pinned(pinned) = parse(&pinned).unwrap() else {
         panic!("not pinned");
     };

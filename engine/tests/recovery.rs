@@ -37,6 +37,7 @@ fn header(segment: u32, sequence: Serial, state: SegmentState, mark: Serial) -> 
         data_end: HEADER_BLOCKS + u32::from(state == SegmentState::Sealed),
         proven: mark,
         synced: mark,
+        born_ms: 0,
     }
     .encode(&mut bytes);
     bytes
@@ -285,6 +286,7 @@ fn reclaim_reads_no_block_that_recovery_does_not_take_in() {
         data_end: HEADER_BLOCKS + 3,
         proven: Serial::ZERO,
         synced: Serial::ZERO,
+        born_ms: 0,
     }
     .encode(&mut sealed);
     let block = |index: u32, commit| {

@@ -3,10 +3,12 @@
 
 mod common;
 
+use std::io::IoSliceMut;
+
 use common::honest::{eventually, found};
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_core::counters::Counted;
-use larder_engine::{OpenOptions, PageStore, Part, Report, Store, report};
+use larder_engine::{GetPage, GetStatus, OpenOptions, PageStore, Part, Report, Store, report};
 use larder_store::api::speaking;
 use larder_store::inventory::{Inventory, spaces};
 use larder_store::protocol::{COUNTS, POLICIES, Protocol};
@@ -69,6 +71,22 @@ fn hits_and_misses_of_each_namespace_sum_to_those_of_the_store() {
     let totals = totals(&home);
     let (hits, misses) = (totals.counts.hits, totals.counts.misses.total());
     assert_eq!((hits, misses), (13, 7));
+    let used = |totals: &Totals| totals.ages.total().used;
+    // Only pages that were there have an age.
+    assert_eq!((used(&totals).pages(), used(&totals).counts[0]), (13, 13));
+    // A check is no use.
+    let mut memory = vec![0_u8; 4 * 65536];
+    let mut parts: Vec<_> = memory.chunks_mut(65536).map(IoSliceMut::new).collect();
+    let keys = chain(3, 4);
+    let pages = keys.iter().zip(parts.chunks_mut(1));
+    let mut pages: Vec<_> = pages
+        .map(|(key, parts)| GetPage { key: *key, parts })
+        .collect();
+    let statuses = owner.get_uncounted(other.id, &mut pages, None);
+    assert_eq!(statuses, [GetStatus::Hit; 4]);
+    let after = reported(&home).totals;
+    assert_eq!(after.ages, totals.ages);
+    assert_eq!(after.counts.hits, totals.counts.hits);
 }
 
 #[test]
@@ -88,6 +106,7 @@ fn totals_go_on_when_a_client_takes_over_and_when_it_leaves() {
     let after = reported(&home);
     assert_eq!(after.totals.counts, before.totals.counts);
     assert_eq!(after.totals.spaces, before.totals.spaces);
+    assert_eq!(after.totals.ages, before.totals.ages);
     assert_eq!(after.totals.latencies.get, before.totals.latencies.get);
     assert!(after.totals.store.syncs >= before.totals.store.syncs);
     assert!(after.totals.store.written.pages_bytes >= 9 * 65536);

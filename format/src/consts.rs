@@ -30,7 +30,7 @@ pub const PARTS_MAX: usize = 8;
 pub const VOLUMES_MAX: usize = 16;
 
 /// The version that this crate writes. It reads no other version.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Smallest segment, in blocks.
 #[expect(clippy::cast_possible_truncation, reason = "4096 blocks")]

@@ -17,7 +17,8 @@
 //!      72      4  data_end
 //!      76      2  volume
 //!      78      2  state        1 open, 2 sealed, 3 free
-//!      80      -  zero
+//!      80      8  born         ms since 1970; 0: unknown
+//!      88      -  zero
 //! ```
 //!
 //! Faults covered: torn copies (the other copy is valid), misdirected writes (the header contains
@@ -33,9 +34,9 @@ use crate::ids::{SegmentNo, StoreId};
 use crate::serial::Serial;
 
 /// Bytes of a header that are in use.
-const LENGTH: u32 = 80;
+const LENGTH: u32 = 88;
 
-const _: () = assert!(PROLOGUE_BYTES + 16 + 3 * 8 + 3 * 4 + 2 * 2 == LENGTH as usize);
+const _: () = assert!(PROLOGUE_BYTES + 16 + 3 * 8 + 3 * 4 + 2 * 2 + 8 == LENGTH as usize);
 
 /// The state of a segment within its generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,6 +75,9 @@ pub struct SegmentHeader {
     /// The durable watermark at the time of the write: the highest commit known to be synced on
     /// every volume.
     pub synced: Serial,
+    /// The mean time at which its pages were put first, in milliseconds since 1970. For statistics
+    /// alone. 0 if it is unknown.
+    pub born_ms: u64,
 }
 
 /// The location from which a segment was read.
@@ -121,6 +125,7 @@ impl SegmentHeader {
             SegmentState::Sealed => 2,
             SegmentState::Free => 3,
         });
+        writer.u64(self.born_ms);
         frame::seal(out, Structure::SegmentHeader, LENGTH);
     }
 
@@ -140,6 +145,7 @@ impl SegmentHeader {
             data_end: reader.u32()?,
             volume: reader.u16()?,
             state: read_state(&mut reader)?,
+            born_ms: reader.u64()?,
         };
         let surplus = reader.rest().len() as u64;
         if surplus != 0 {

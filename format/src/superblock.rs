@@ -139,6 +139,15 @@ pub enum SuperblockError {
         /// Its features.
         features: Box<Features>,
     },
+    /// Written by a former Larder.
+    #[error(
+        "format version {version} is older than version {FORMAT_VERSION}, which this build reads: \
+         use the release that wrote it, or create the store anew"
+    )]
+    Older {
+        /// The version of the superblock.
+        version: u32,
+    },
     /// A Larder superblock that is not whole.
     #[error("the superblock is damaged: {0}")]
     Damaged(Damage),
@@ -380,6 +389,7 @@ fn refused(block: &[u8], damage: Damage) -> SuperblockError {
             let features = Box::new(features);
             SuperblockError::Newer { version, features }
         }
+        _ if version < FORMAT_VERSION => SuperblockError::Older { version },
         _ => damage.into(),
     }
 }

@@ -169,7 +169,7 @@ fn hostile_structures_with_a_right_crc_are_refused() {
         let block = patched(&blocks[2], at, bytes);
         assert!(reader.clone().item(&block).is_err(), "{bytes:?} at {at}");
     };
-    refused(8, &2_u32.to_le_bytes());
+    refused(8, &3_u32.to_le_bytes());
     refused(12, &u32::MAX.to_le_bytes());
     refused(12, &80_u32.to_le_bytes());
     refused(48, &9_u16.to_le_bytes());
@@ -189,10 +189,10 @@ fn a_newer_version_is_named() {
     let block = patched(
         &encode_archive(ARCHIVE, &archive_items())[0],
         8,
-        &2_u32.to_le_bytes(),
+        &3_u32.to_le_bytes(),
     );
     let damage = ArchiveReader::new().item(&block).unwrap_err();
-    assert_eq!(damage, Damage::Version { found: 2 });
+    assert_eq!(damage, Damage::Version { found: 3 });
 }
 
 prop_compose! {

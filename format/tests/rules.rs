@@ -33,7 +33,7 @@ fn a_whole_superblock_of_a_newer_version_is_newer_and_a_torn_one_is_damaged() {
         "{reason}"
     );
     let zero = patched(&block, 8, &0_u32.to_le_bytes());
-    let older = SuperblockError::Damaged(Damage::Version { found: 0 });
+    let older = SuperblockError::Older { version: 0 };
     assert_eq!(refused(Superblock::decode(&zero)), older);
 }
 
@@ -438,7 +438,7 @@ fn error_messages_give_the_problem_the_place_and_the_remedy() {
     };
     assert_eq!(
         newer.to_string(),
-        "format version 3 is newer than version 1, which this build reads (features \"tree wide\", \
+        "format version 3 is newer than version 2, which this build reads (features \"tree wide\", \
          written by release 0.1.0): use a newer Larder"
     );
     let elsewhere = Damage::Elsewhere(Elsewhere::Segment {

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId, SegmentMap};
-use larder_core::index::{Lease, NamespaceSlot, SegmentId};
+use larder_core::index::{Lease, NamespaceSlot, ReadAs, SegmentId};
 use larder_engine::format::{Namespace, PageKey};
 use larder_engine::{Hint, NamespaceId, PutStatus, Stats, StoreError};
 use larder_store::catalog::{Allocator, Catalog, Direct, Landed, NamespaceShape, Pinned, Putting};
@@ -81,9 +81,14 @@ impl Catalog for CoreCatalog {
         self.inner().machine.index.touch(namespace.into(), keys);
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        read_as: ReadAs,
+    ) -> Vec<Option<Pinned>> {
         let inner = self.inner();
-        let found = inner.machine.index.pin(namespace.into(), keys);
+        let found = inner.machine.index.pin(namespace.into(), keys, read_as);
         let pinned = found.into_iter().map(|page| {
             page.map(|page| Pinned {
                 extent: inner.map.extent(page.place),

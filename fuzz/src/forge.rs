@@ -102,6 +102,7 @@ impl Forged {
             data_end: self.data_end.max(HEADER_BLOCKS),
             proven: self.proven,
             synced: Serial::ZERO,
+            born_ms: 0,
         }
     }
 

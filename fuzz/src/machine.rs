@@ -130,6 +130,7 @@ impl Machine {
             write_bytes_max: 1 << 30,
             copy_blocks_max: 64,
             read_only: false,
+            began_ms: 0,
         };
         let namespaces = &recovery.recovered.namespaces;
         let fingerprints = namespaces.iter().map(|init| init.fingerprint).collect();

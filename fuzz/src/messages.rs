@@ -12,7 +12,7 @@ use std::cell::RefCell;
 
 use larder_base::ids::ClientId;
 use larder_core::grants::{Finding, ReservationId, SegmentMap};
-use larder_core::index::{Place, SegmentId};
+use larder_core::index::{Place, ReadAs, SegmentId};
 use larder_engine::PutStatus;
 use larder_engine::format::PageKey;
 use larder_store::catalog::Catalog;
@@ -147,6 +147,7 @@ impl Owner {
         let pin = Request::Pin {
             namespace: 0,
             keys: &blob[..32],
+            read_as: ReadAs::Use,
         };
         owner.send_request(&mut bystander, &pin);
         let reserve = Request::Reserve {
@@ -468,7 +469,14 @@ fn request<'a>(
         1 => Request::LongestPrefix { namespace, keys },
         2 => Request::Contains { namespace, keys },
         3 => Request::Touch { namespace, keys },
-        4 | 5 => Request::Pin { namespace, keys },
+        4 | 5 => Request::Pin {
+            namespace,
+            keys,
+            read_as: match feed.below(2) {
+                0 => ReadAs::Use,
+                _ => ReadAs::Check,
+            },
+        },
         6 => Request::Unpin {
             segments: (0..feed.below(5)).map(|_| place(feed).segment).collect(),
         },
@@ -573,7 +581,11 @@ fn read_by_owner() -> Vec<u8> {
         Request::Wait {
             reservations: vec![u64::from(RUN) << 32],
         },
-        Request::Pin { namespace: 0, keys },
+        Request::Pin {
+            namespace: 0,
+            keys,
+            read_as: ReadAs::Use,
+        },
         Request::Verified {
             namespace: 0,
             keys: &keys[..32],

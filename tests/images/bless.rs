@@ -15,9 +15,9 @@ fn bless() {
             .collect();
         make(&volumes);
         let listing = match sample.name {
-            "v1-clean" => clean(&volumes),
-            "v1-unclean" => unclean(&volumes),
-            "v1-damaged" => damaged(&volumes),
+            "v2-clean" => clean(&volumes),
+            "v2-unclean" => unclean(&volumes),
+            "v2-damaged" => damaged(&volumes),
             _ => two(&volumes),
         };
         for (volume, path) in volumes.iter().enumerate() {

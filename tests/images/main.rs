@@ -40,28 +40,28 @@ use support::{chain, directory, larder, make_trace};
 
 const SEGMENT_BYTES: u64 = 16 << 20;
 
-/// The samples of version 1.
+/// The samples of version 2.
 const SAMPLES: [Sample; 4] = [
     Sample {
-        name: "v1-clean",
+        name: "v2-clean",
         volumes: 1,
     },
     Sample {
-        name: "v1-unclean",
+        name: "v2-unclean",
         volumes: 1,
     },
     Sample {
-        name: "v1-damaged",
+        name: "v2-damaged",
         volumes: 1,
     },
     Sample {
-        name: "v1-two",
+        name: "v2-two",
         volumes: 2,
     },
 ];
 
 /// An archive of the namespace `ragged` of the clean store.
-const ARCHIVE: &str = "v1-ragged.archive";
+const ARCHIVE: &str = "v2-ragged.archive";
 
 /// Pages of a kilobyte in two parts that end within a block; of two blocks; and large ones of
 /// zeros, which fill segments and take no room in an image.
@@ -364,7 +364,7 @@ fn every_sample_is_opened_for_writing_keeps_its_pages_and_takes_more() {
 }
 
 #[test]
-fn the_archive_of_version_1_is_taken_by_a_store_of_this_version() {
+fn the_archive_of_version_2_is_taken_by_a_store_of_this_version() {
     let directory = directory();
     let archive = directory.path().join("archive");
     unpack(&std::fs::read(image(ARCHIVE)).unwrap(), &archive);
@@ -444,7 +444,7 @@ fn a_store_of_a_newer_version_is_refused_by_every_command_and_left_alone() {
         let directory = directory();
         let volumes = SAMPLES[0].unpack(directory.path());
         for &offset in copies {
-            set_version(&volumes[0], offset, 2);
+            set_version(&volumes[0], offset, 3);
         }
         let directory = directory.path();
         unpack(
@@ -456,7 +456,7 @@ fn a_store_of_a_newer_version_is_refused_by_every_command_and_left_alone() {
         for command in COMMANDS {
             let (code, errors) = end_of(command, directory);
             assert_eq!(code, Some(3), "{command}: {errors}");
-            let words = ["version 2 is newer than version 1", "use a newer Larder"];
+            let words = ["version 3 is newer than version 2", "use a newer Larder"];
             assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
         }
         let after = (pack(&volumes[0]), files_in(directory));
@@ -470,10 +470,10 @@ fn an_archive_of_a_newer_version_is_refused() {
     let volumes = SAMPLES[0].unpack(directory.path());
     let archive = directory.path().join("archive");
     unpack(&std::fs::read(image(ARCHIVE)).unwrap(), &archive);
-    set_version(&archive, 0, 2);
+    set_version(&archive, 0, 3);
     let (code, _, errors) = run("import", &volumes, &[archive.to_str().unwrap()]);
     assert_eq!(code, Some(3));
-    assert!(errors.contains("format version 2"), "{errors}");
+    assert!(errors.contains("format version 3"), "{errors}");
 }
 
 /// A new store on these volumes.

@@ -16,7 +16,7 @@ use larder_engine::{LatencySummary, Stats};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
 use larder_store::share::{VolumeDamage, VolumeState};
-use larder_store::spaces::Tokens;
+use larder_store::spaces::{SpaceAges, Tokens};
 use serde::Serialize;
 
 use crate::disk::DiskFacts;
@@ -122,6 +122,8 @@ struct TotalCounts {
     pages_missed: u64,
     /// Tokens of requests.
     tokens: Tokens,
+    /// Ages of pages, in all namespaces.
+    ages: SpaceAges,
     /// The times of calls and of device operations, by their name.
     latencies: BTreeMap<&'static str, CallTimes>,
     #[serde(flatten)]
@@ -196,7 +198,8 @@ impl StatReport {
             totals: TotalCounts {
                 counts: told.totals.counts,
                 pages_missed: told.totals.counts.misses.total(),
-                tokens: told.totals.spaces.tokens(),
+                tokens: told.totals.spaces.total().tokens,
+                ages: told.totals.ages.total(),
                 latencies: call_times(&told.totals.latencies),
                 store: told.totals.store,
             },
@@ -318,6 +321,14 @@ impl Report for StatReport {
             }
         }
         lines.row("Tokens", spaces::tokens_line(&self.totals.tokens));
+        for (name, ages) in [
+            ("Age at a read", &self.totals.ages.used),
+            ("Age at eviction", &self.totals.ages.evicted),
+        ] {
+            if ages.pages() > 0 {
+                lines.row(name, spaces::ages_line(ages));
+            }
+        }
         let staging = &self.staging;
         if staging.area_bytes > 0 {
             rows! { lines:

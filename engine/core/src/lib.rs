@@ -11,6 +11,7 @@
 //! |---|---|
 //! | [`core`](mod@core) | the deciding state machine: segments, journal, syncs, puts, reclaim |
 //! | [`grants`] | the pages that a put asks to store, and the extents that it is granted |
+//! | [`ages`] | ages of pages at use and at eviction, in buckets, by namespace |
 //! | [`index`] | key to place, in RAM |
 //! | [`policy`] | which pages a store takes, keeps and copies: the seams for policies |
 //! | [`hint`] | callers' knowledge of pages, for policies |
@@ -29,6 +30,7 @@
     reason = "the engine has the face"
 )]
 
+pub mod ages;
 pub mod capacity;
 pub mod chunks;
 pub mod core;

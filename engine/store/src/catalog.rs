@@ -12,7 +12,7 @@ use larder_base::ids::NamespaceId;
 use larder_base::runtime::Instant;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
-use larder_core::index::SegmentId;
+use larder_core::index::{ReadAs, SegmentId};
 use larder_core::status::PutStatus;
 use larder_format::{Namespace, PageKey};
 
@@ -55,7 +55,8 @@ pub trait Catalog: Send + Sync {
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint);
 
     /// Locates pages to read, and pins their segments.
-    fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>>;
+    fn pin(&self, namespace: NamespaceId, keys: &[PageKey], read_as: ReadAs)
+    -> Vec<Option<Pinned>>;
 
     /// Returns one pin of each extent's segment.
     fn unpin(&self, extents: &[Extent]);

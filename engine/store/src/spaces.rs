@@ -1,11 +1,13 @@
-//! Reads, and tokens of requests, by namespace.
+//! Reads, tokens of requests, and ages of pages, by namespace.
 //!
-//! At most [`SPACES_MAX`] namespaces have an entry of their own, in the order in which they were
-//! read first. All others share one. A namespace keeps its entry, so no counter goes down.
+//! At most [`SPACES_MAX`] namespaces, or [`AGED_MAX`] for ages, have an entry of their own, in the
+//! order in which they were read first. All others share one. A namespace keeps its entry, so no
+//! counter goes down.
 
 use std::collections::{BTreeMap, HashMap};
 
 use larder_base::runtime::Mutex;
+use larder_core::ages::Ages;
 use larder_core::counters::{Counted, Misses};
 use larder_core::status::GetStatus;
 use larder_format::Fingerprint;
@@ -15,6 +17,9 @@ use crate::api::Count;
 
 /// Most namespaces with an entry of their own.
 pub const SPACES_MAX: usize = 64;
+
+/// Most namespaces with ages of their own.
+pub const AGED_MAX: usize = 16;
 
 /// The entry of all further namespaces.
 pub const OTHER: &str = "other";
@@ -94,7 +99,7 @@ impl Tokens {
     }
 }
 
-impl Reads {
+impl Sums for Reads {
     fn combine(&mut self, other: &Reads, with: &mut impl FnMut(u64, u64) -> u64) {
         self.hits.combine(&other.hits, with);
         self.misses.combine(&other.misses, with);
@@ -102,22 +107,62 @@ impl Reads {
     }
 }
 
+/// The ages of a namespace's pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct SpaceAges {
+    /// At each read for a use.
+    pub used: Ages,
+    /// At their eviction.
+    pub evicted: Ages,
+}
+
+impl Sums for SpaceAges {
+    fn combine(&mut self, other: &SpaceAges, with: &mut impl FnMut(u64, u64) -> u64) {
+        self.used.combine(&other.used, with);
+        self.evicted.combine(&other.evicted, with);
+    }
+}
+
+/// Counters of one namespace.
+pub trait Sums: Copy + Default {
+    /// Combines each counter with that of `other`.
+    fn combine(&mut self, other: &Self, with: &mut impl FnMut(u64, u64) -> u64);
+}
+
+/// Reads and tokens by namespace.
+pub type Spaces = BySpace<Reads, SPACES_MAX>;
+
+/// Ages of pages by namespace.
+pub type AgesOfSpaces = BySpace<SpaceAges, AGED_MAX>;
+
 /// See the module. By the fingerprint of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Spaces(BTreeMap<String, Reads>);
+pub struct BySpace<T, const OWN_MAX: usize>(BTreeMap<String, T>);
 
-impl Spaces {
+impl<T: Sums, const OWN_MAX: usize> BySpace<T, OWN_MAX> {
     /// Each entry, with the fingerprint of its namespace or [`OTHER`].
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Reads)> {
-        self.0.iter().map(|(name, reads)| (&**name, *reads))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, T)> {
+        self.0.iter().map(|(name, of)| (&**name, *of))
     }
 
-    fn entry(&mut self, name: &str) -> &mut Reads {
+    /// All namespaces together.
+    #[must_use]
+    pub fn total(&self) -> T {
+        let mut all = T::default();
+        for (_, of) in self.iter() {
+            all.combine(&of, &mut u64::saturating_add);
+        }
+        all
+    }
+
+    pub(crate) fn entry(&mut self, name: &str) -> &mut T {
         let own = self.0.len() - usize::from(self.0.contains_key(OTHER));
         let is_known = self.0.contains_key(name);
         let is_name = name.len() == DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
-        let name = match is_known || is_name && own < SPACES_MAX {
+        let name = match is_known || is_name && own < OWN_MAX {
             true => name,
             false => OTHER,
         };
@@ -125,24 +170,14 @@ impl Spaces {
     }
 
     /// Combines each counter with that of `other`.
-    pub(crate) fn combine(&mut self, other: &Spaces, with: &mut impl FnMut(u64, u64) -> u64) {
-        for (name, reads) in other.iter() {
-            self.entry(name).combine(&reads, with);
+    pub(crate) fn combine(&mut self, other: &Self, with: &mut impl FnMut(u64, u64) -> u64) {
+        for (name, of) in other.iter() {
+            self.entry(name).combine(&of, with);
         }
     }
 
-    /// The tokens of all namespaces together.
-    #[must_use]
-    pub fn tokens(&self) -> Tokens {
-        let mut all = Tokens::default();
-        for (_, reads) in self.iter() {
-            all.combine(&reads.tokens, &mut u64::saturating_add);
-        }
-        all
-    }
-
-    /// Adds the reads of another process.
-    pub(crate) fn add(&mut self, other: &Spaces) {
+    /// Adds the counters of another process.
+    pub(crate) fn add(&mut self, other: &Self) {
         self.combine(other, &mut u64::saturating_add);
     }
 }
@@ -203,7 +238,7 @@ impl SpaceCounters {
         if counted.other != Reads::default() {
             all.insert(OTHER.to_owned(), counted.other);
         }
-        Spaces(all)
+        BySpace(all)
     }
 }
 
@@ -260,9 +295,12 @@ mod tests {
             saved_ms: 10,
         };
         let mut sum = count(1);
-        assert_eq!(sum.tokens(), one);
+        assert_eq!(sum.total().tokens, one);
         sum.add(&count(2));
-        assert_eq!((sum.tokens().requests, sum.tokens().saved_ms), (4, 20));
+        assert_eq!(
+            (sum.total().tokens.requests, sum.total().tokens.saved_ms),
+            (4, 20)
+        );
         assert!(sum.iter().all(|(_, reads)| reads.tokens == one));
     }
 

@@ -10,7 +10,7 @@
 use larder_core::counters::{Counted, Counts, Latencies, StoreCounts};
 use serde::{Deserialize, Serialize};
 
-use crate::spaces::Spaces;
+use crate::spaces::{AgesOfSpaces, Spaces};
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -25,6 +25,8 @@ pub struct Totals {
     pub latencies: Latencies,
     /// Their reads by namespace.
     pub spaces: Spaces,
+    /// The ages of pages at their use and at their eviction, by namespace. The owners count them.
+    pub ages: AgesOfSpaces,
 }
 
 /// The measurements that a client sends beside its counters.

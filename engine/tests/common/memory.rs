@@ -93,6 +93,9 @@ impl Disk for Memory {
     fn shutdown(&self) {}
 }
 
+/// The time of day at which a core's clock begins.
+pub const BEGAN_MS: u64 = 1_800_000_000_000;
+
 pub fn config(segment_blocks: u32) -> Config {
     Config {
         store: STORE,
@@ -101,6 +104,7 @@ pub fn config(segment_blocks: u32) -> Config {
         write_bytes_max: 1 << 30,
         copy_blocks_max: 64,
         read_only: false,
+        began_ms: BEGAN_MS,
     }
 }
 

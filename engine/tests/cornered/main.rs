@@ -5,6 +5,7 @@
 //! which the process is killed.
 #![allow(clippy::unwrap_used)]
 
+mod ages;
 #[path = "../common/mod.rs"]
 mod common;
 mod process;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use common::chain;
 use common::memory::{Memory, STORE};
 use larder_core::core::RequestId;
-use larder_core::index::{Heat, SegmentId};
+use larder_core::index::{Heat, ReadAs, SegmentId};
 use larder_core::policy::order::EvictionOrder;
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, PageKey, Record, Run, SEGMENTS_OFFSET,
@@ -381,6 +382,7 @@ fn full_of_tombstones_born(
             data_end,
             proven: if proven { commit } else { Serial::ZERO },
             synced: Serial::ZERO,
+            born_ms: 0,
         };
         write_headers(&disk, &header);
     }
@@ -589,7 +591,12 @@ fn pages_used_while_a_plan_is_made_are_not_evicted_by_it() {
             return;
         }
         let used: Vec<PageKey> = left.into_iter().step_by(9).collect();
-        for page in process.index.pin(process.slot, &used).into_iter().flatten() {
+        for page in process
+            .index
+            .pin(process.slot, &used, ReadAs::Use)
+            .into_iter()
+            .flatten()
+        {
             process.index.unpin(page.place.segment);
         }
         process.used.extend(used);

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use larder_core::index::{
     Adoption, Heat, Index, Lease, LiveInfo, NamespaceSlot, Parent, Place, Publish, Published,
-    SegmentId,
+    ReadAs, SegmentId,
 };
 use larder_format::{KeyPrefix, PageKey};
 
@@ -144,7 +144,12 @@ fn a_hundred_thousand_keys_are_looked_up_in_one_call() {
         keys.len()
     );
     assert_eq!(orphans, []);
-    assert!(index.pin(NS, &keys).iter().all(Option::is_some));
+    assert!(
+        index
+            .pin(NS, &keys, ReadAs::Use)
+            .iter()
+            .all(Option::is_some)
+    );
     assert_eq!(index.pins(SegmentId(0)), 131_072);
     index.check_invariants().unwrap();
 }
@@ -188,7 +193,11 @@ fn pins_hold_a_segment_until_the_last_is_given_back() {
     let index = Index::new(2, AMPLE_BLOCKS);
     publish_chain(&index, 0, 0, 2);
     index.relocate(NS, key(0, 1).prefix(), place(0, 1), place(1, 0));
-    let found = index.pin(NS, &[key(0, 0), key(0, 1), key(0, 2), key(0, 0)]);
+    let found = index.pin(
+        NS,
+        &[key(0, 0), key(0, 1), key(0, 2), key(0, 0)],
+        ReadAs::Use,
+    );
     let places: Vec<_> = found
         .iter()
         .map(|found| found.map(|found| found.place))
@@ -484,7 +493,7 @@ fn a_lease_ends_with_the_read_it_was_for() {
         index.contains(NS, &chain(number, 1), lease(0, 1000), &mut Vec::new());
     }
     assert_eq!(index.evict_coldest(0, |_, _| false, |_| false), None);
-    index.pin(NS, &chain(1, 1));
+    index.pin(NS, &chain(1, 1), ReadAs::Use);
     assert_eq!(
         index
             .evict_coldest(0, |_, _| false, |_| false)
@@ -522,7 +531,7 @@ fn leases_cover_a_quarter_of_the_capacity_and_the_oldest_lapses_first() {
     // Looking at the same pages again takes no second share, and a read gives its share back.
     index.longest_prefix(NS, &chain(2, 10), terms, &mut Vec::new());
     assert_eq!([1, 2].map(is_leased), [true, true]);
-    index.pin(NS, &chain(1, 10));
+    index.pin(NS, &chain(1, 10), ReadAs::Use);
     index.longest_prefix(NS, &chain(3, 10), terms, &mut Vec::new());
     assert_eq!([1, 2, 3].map(is_leased), [false, true, true]);
     index.check_invariants().unwrap();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use larder_core::index::{
     Adoption, Departed, Heat, Index, NamespaceSlot, PageView, Parent, Place, Publish, Published,
-    SegmentId,
+    ReadAs, SegmentId,
 };
 use larder_engine::policy::Worth;
 use larder_format::{KeyPrefix, PageKey};
@@ -303,7 +303,12 @@ impl Pair {
             }
             Op::Pin(ns, chain, depth) => {
                 let (names, keys) = names_of(*ns, *chain, *depth);
-                for (found, name) in self.index.pin(NamespaceSlot(*ns), &keys).iter().zip(&names) {
+                for (found, name) in self
+                    .index
+                    .pin(NamespaceSlot(*ns), &keys, ReadAs::Use)
+                    .iter()
+                    .zip(&names)
+                {
                     let page = self.model.pages.get(name);
                     let expected = page.map(|page| (page.place, page.checksum));
                     assert_eq!(found.map(|found| (found.place, found.checksum)), expected);

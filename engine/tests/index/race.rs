@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-use larder_core::index::{Heat, Index, Parent, Place, Publish, SegmentId};
+use larder_core::index::{Heat, Index, Parent, Place, Publish, ReadAs, SegmentId};
 
 use super::honest::{PATIENCE, eventually};
 use super::model::name_of;
@@ -154,7 +154,7 @@ fn read_until(done: &AtomicBool, index: &Index, disk: &Disk, seed: u64, have_rea
         let number = dice.roll(RACE_CHAINS);
         let keys = chain(number, RACE_DEPTHS);
         index.longest_prefix(NS, &keys, lease(1, 1), &mut Vec::new());
-        let found = index.pin(NS, &keys);
+        let found = index.pin(NS, &keys, ReadAs::Use);
         for _ in 0..2 {
             for (depth, found) in (0..).zip(&found) {
                 if let Some(found) = found {

@@ -49,6 +49,7 @@ fn core_of(segments: u32) -> (Core, NamespaceSlot) {
         blocks: 0,
         last_commit: Serial::ZERO,
         proven: Serial::ZERO,
+        born_ms: 0,
     };
     let recovered = Recovered {
         volumes: vec![segments],
@@ -66,6 +67,7 @@ fn core_of(segments: u32) -> (Core, NamespaceSlot) {
         write_bytes_max: 1 << 30,
         copy_blocks_max: 64,
         read_only: false,
+        began_ms: 0,
     };
     let index = Index::new(segments as usize, u64::from(segments) * 4096);
     let mut core = Core::new(config, recovered, Arc::new(index));

@@ -118,6 +118,7 @@ pub fn segment_header() -> SegmentHeader {
         data_end: 65_000,
         proven: serial(9, 1900),
         synced: serial(9, 2000),
+        born_ms: 1_796_000_000_000,
     }
 }
 

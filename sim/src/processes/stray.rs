@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use larder_core::grants::Finding;
+use larder_core::index::ReadAs;
 use larder_sim_runtime::sockets::{UnixStream, connect, poll};
 use larder_sim_runtime::{note, thread};
 use larder_store::protocol::Protocol;
@@ -174,7 +175,12 @@ fn give_back_twice(
     namespace: u16,
     keys: &[u8],
 ) -> Result<(), WireError> {
-    let Reply::Pinned(pages) = line.ask(&Request::Pin { namespace, keys })? else {
+    let pin = Request::Pin {
+        namespace,
+        keys,
+        read_as: ReadAs::Use,
+    };
+    let Reply::Pinned(pages) = line.ask(&pin)? else {
         return Ok(());
     };
     let places: Vec<_> = pages.iter().flatten().map(|page| page.place).collect();

@@ -105,7 +105,7 @@ fn tokens_are_counted_once_a_request() {
     let mut options = PrefixOptions::new(&toy().model(), 60, 60);
     options.config.prefetch.break_even_tokens_per_second = NonZeroU32::new(1000);
     let cache = options.open(&path, 128 << 20).unwrap();
-    let tokens = || report(&path).unwrap().totals.spaces.tokens();
+    let tokens = || report(&path).unwrap().totals.spaces.total().tokens;
     // The first half is in L3, the whole prompt in L1 from then on.
     let longer: Vec<u64> = prompt(10, 0)[..5 * PAGE]
         .iter()

@@ -64,13 +64,9 @@ fn encode_value(encoder: &mut MetricEncoder<'_>, value: &Value) -> Result<(), fm
         Value::Count(count) => encoder.encode_counter(count, None::None),
         Value::Seconds(seconds) => encoder.encode_counter(seconds, None::None),
         Value::Gauge(value) => encoder.encode_gauge(value),
-        Value::Times(buckets) => {
-            let bounds = larder_base::latency::BOUNDS_NS.into_iter();
-            let seconds = bounds.map(|ns| ns as f64 / 1e9).chain([f64::INFINITY]);
-            let counts = buckets.counts.iter().copied().chain(std::iter::repeat(0));
-            let counts: Vec<(f64, u64)> = seconds.zip(counts).collect();
-            let sum = buckets.sum_ns as f64 / 1e9;
-            encoder.encode_histogram::<[(&str, &str); 0]>(sum, buckets.count(), &counts, None)
+        Value::Histogram { counts, sum } => {
+            let count = counts.iter().map(|(_, count)| count).sum();
+            encoder.encode_histogram::<[(&str, &str); 0]>(*sum, count, counts, None)
         }
     }
 }
@@ -108,7 +104,7 @@ impl Metric {
     fn kind(&self) -> MetricType {
         match self.samples.first().map(|sample| &sample.value) {
             Some(Value::Count(_) | Value::Seconds(_)) => MetricType::Counter,
-            Some(Value::Times(_)) => MetricType::Histogram,
+            Some(Value::Histogram { .. }) => MetricType::Histogram,
             Some(Value::Gauge(_)) | None => MetricType::Gauge,
         }
     }

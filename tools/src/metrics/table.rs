@@ -1,12 +1,13 @@
 //! Every metric: its name, unit and meaning, and its samples.
 
-use larder_base::latency::Buckets;
+use larder_base::latency::BOUNDS_NS;
+use larder_core::ages::{Ages, BOUNDS_S};
 use larder_core::counters::{self, Counted};
 use larder_disk::health::Health;
 use larder_engine::Stats;
 use larder_store::beneath::BeneathReport;
 use larder_store::share::{Report, View, VolumeDamage, VolumeState};
-use larder_store::spaces::Spaces;
+use larder_store::spaces::{AgesOfSpaces, Spaces};
 use larder_store::totals::Totals;
 use prometheus_client::registry::Unit;
 
@@ -40,8 +41,11 @@ pub(super) enum Value {
     /// Of a counter of seconds.
     Seconds(f64),
     Gauge(f64),
-    /// Of a histogram, in seconds.
-    Times(Buckets),
+    /// The observations in each bucket with its upper bound, the last one infinite, and their sum.
+    Histogram {
+        counts: Vec<(f64, u64)>,
+        sum: f64,
+    },
 }
 
 /// The states of a store. One of them is 1, the others are 0.
@@ -102,7 +106,28 @@ impl From<counters::Value<'_>> for Value {
     fn from(value: counters::Value<'_>) -> Value {
         match value {
             counters::Value::Count(count) => Value::Count(count),
-            counters::Value::Times(times) => Value::Times(times.clone()),
+            counters::Value::Times(times) => {
+                let bounds = BOUNDS_NS.map(|ns| ns as f64 / 1e9);
+                Value::histogram(&bounds, &times.counts, times.sum_ns as f64 / 1e9)
+            }
+        }
+    }
+}
+
+impl From<&Ages> for Value {
+    fn from(ages: &Ages) -> Value {
+        let bounds = BOUNDS_S.map(|bound| bound as f64);
+        Value::histogram(&bounds, &ages.counts, ages.sum_s as f64)
+    }
+}
+
+impl Value {
+    fn histogram(bounds: &[f64], counts: &[u64], sum: f64) -> Value {
+        let bounds = bounds.iter().copied().chain([f64::INFINITY]);
+        let counts = counts.iter().copied().chain(std::iter::repeat(0));
+        Value::Histogram {
+            counts: bounds.zip(counts).collect(),
+            sum,
         }
     }
 }
@@ -142,6 +167,7 @@ pub(super) fn metrics(view: Option<&View>, drives: &[Drive]) -> Vec<Metric> {
         content(&mut table, &view.report.stats);
         namespaces(&mut table, view);
         reads(&mut table, &view.report.totals.spaces);
+        ages(&mut table, &view.report.totals.ages);
         totals(&mut table, &view.report.totals);
         if let Some(l4) = &view.report.beneath {
             remote(&mut table, l4);
@@ -379,6 +405,26 @@ fn reads(table: &mut Table, spaces: &Spaces) {
             "Time that computing these tokens would have taken, where the rate is known",
             &[name],
             Value::Seconds(reads.tokens.saved_ms as f64 / 1e3),
+        );
+    }
+}
+
+/// Ages of pages by namespace.
+fn ages(table: &mut Table, spaces: &AgesOfSpaces) {
+    for (name, ages) in spaces.iter() {
+        table.sample(
+            "larder_use_age_seconds{kv_namespace}",
+            "Time from the put of a page to each read of it",
+            &[name],
+            &ages.used,
+        );
+    }
+    for (name, ages) in spaces.iter() {
+        table.sample(
+            "larder_eviction_age_seconds{kv_namespace}",
+            "Time from the put of a page to its eviction",
+            &[name],
+            &ages.evicted,
         );
     }
 }

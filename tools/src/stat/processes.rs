@@ -245,7 +245,7 @@ fn cells(row: &Row, several: &str, reasons: &[Counter], unread: &[Counter]) -> V
 }
 
 /// An uptime in its two largest units.
-fn duration(seconds: f64) -> String {
+pub(super) fn duration(seconds: f64) -> String {
     let seconds = seconds as u64;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

@@ -1,5 +1,6 @@
 //! The namespaces of a store: their pages, reads and tokens.
 
+use larder_core::ages::Ages;
 use larder_core::counters::Counted;
 use larder_store::share::View;
 use larder_store::spaces::{Reads, Tokens};
@@ -114,6 +115,20 @@ pub(super) fn lines(spaces: &[Space], lines: &mut Lines) {
     if spaces.len() > LINES_MAX {
         lines.text("More namespaces: --json lists all of them.");
     }
+}
+
+/// Ages in a sentence.
+pub(super) fn ages_line(ages: &Ages) -> String {
+    let within = |share| match ages.within_s(share) {
+        Some(seconds) => format!("at most {}", super::processes::duration(seconds as f64)),
+        None => "above 30 d".to_owned(),
+    };
+    format!(
+        "half of {} pages {}, nine in ten {}",
+        ages.pages(),
+        within(0.5),
+        within(0.9)
+    )
 }
 
 /// The tokens of all requests in a sentence.

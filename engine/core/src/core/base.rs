@@ -14,6 +14,7 @@ use slotmap::new_key_type;
 use super::evicted::Evicted;
 use super::namespaces::Namespaces;
 use super::types::{Config, Counters, Effect, Fault, Io, IoId, RequestId};
+use crate::ages::AgesBySlot;
 use crate::grants::ReservationId;
 use crate::index::{Index, NamespaceSlot, SegmentId};
 use crate::status::PutStatus;
@@ -87,6 +88,8 @@ pub(super) struct Base {
     pub counters: Counters,
     /// The pages that the store dropped by itself.
     pub evicted: Evicted,
+    /// The ages of pages at their eviction.
+    pub ages: AgesBySlot,
     pub now_ms: u64,
     /// When reclaim looks again at segments that it could not empty.
     pub retry_ms: Option<u64>,
@@ -120,6 +123,7 @@ impl Base {
             marks,
             counters: Counters::default(),
             evicted: Evicted::new(first.run()),
+            ages: AgesBySlot::default(),
             now_ms: 0,
             retry_ms: None,
             is_closed: false,
@@ -132,6 +136,11 @@ impl Base {
             effects: Vec::new(),
             events: VecDeque::new(),
         }
+    }
+
+    /// The time of day, in milliseconds since 1970.
+    pub(super) fn unix_ms(&self) -> u64 {
+        self.config.began_ms.saturating_add(self.now_ms)
     }
 
     /// Draws the next serial; `None` when this epoch has used all of its own.
@@ -244,13 +253,14 @@ impl Base {
             write_bytes_max: 1 << 30,
             copy_blocks_max: 64,
             read_only: false,
+            began_ms: 0,
         };
         let first = Serial::first_of(larder_format::Run::FIRST);
         let marks = Watermarks {
             synced: first,
             durable: first,
         };
-        let index = Arc::new(Index::new(1, 4096));
+        let index = Arc::new(Index::new(64, 4096));
         Base::new(config, index, Namespaces::default(), marks, first)
     }
 }

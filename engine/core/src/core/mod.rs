@@ -57,6 +57,7 @@ use larder_base::failure::DiskError;
 use larder_base::ids::NamespaceId;
 use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
 
+use crate::ages::AgesBySlot;
 use crate::capacity::footprint;
 use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::hint::Hint;
@@ -127,6 +128,9 @@ impl Core {
             synced: durable,
             durable,
         };
+        for (id, segment) in (0..).zip(&recovered.segments) {
+            index.bear(SegmentId(id), 0, 1, segment.born_ms);
+        }
         let namespaces = Namespaces::new(recovered.namespaces);
         index.each(|page| {
             let blocks = namespaces.page_blocks(page.namespace);
@@ -226,6 +230,18 @@ impl Core {
     }
 
     // ---- time and effects
+
+    /// The settings of this use of the store.
+    #[must_use]
+    pub fn config(&self) -> &Config {
+        &self.base.config
+    }
+
+    /// The ages of the pages that were evicted, at their eviction.
+    #[must_use]
+    pub fn evicted_ages(&self) -> AgesBySlot {
+        self.base.ages.clone()
+    }
 
     /// Called once after opening: starts reclaim where it is wanted. Pages beyond the limit stay:
     /// a crash brought them back, or the room of segments that could not be read is missing. They

@@ -200,6 +200,9 @@ pub struct Config {
     pub copy_blocks_max: u64,
     /// Nothing is written, not even the record of a new namespace.
     pub read_only: bool,
+    /// The time of day at the beginning of the clock of [`Core::tick`](super::Core::tick), in
+    /// milliseconds since 1970. For ages of pages alone.
+    pub began_ms: u64,
 }
 
 /// A segment as recovery found it.
@@ -217,6 +220,8 @@ pub struct SegmentInit {
     pub last_commit: Serial,
     /// Commits up to here are known to be whole on the device.
     pub proven: Serial,
+    /// The mean time at which its pages were put, in milliseconds since 1970; 0 if unknown.
+    pub born_ms: u64,
 }
 
 /// The state of a segment after recovery.

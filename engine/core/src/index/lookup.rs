@@ -14,7 +14,7 @@ use larder_format::PageKey;
 use super::slab::{LIVE, Mark, ORPHAN, PageId, UNPROVEN};
 use super::state::State;
 use super::table::Guess;
-use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, SegmentId, Used};
+use super::types::{Adoption, Heat, Lease, Located, NamespaceSlot, ReadAs, SegmentId, Used};
 use super::{Index, Stamp};
 use crate::hint::Hint;
 use crate::policy::Use;
@@ -80,18 +80,17 @@ impl Index {
         stored
     }
 
-    /// Locates pages for reading, heats them, ends their leases, and takes one pin of the segment
-    /// for each page found. Until [`Index::unpin`] returns the pin, the bytes at that place do not
-    /// change.
-    pub fn pin(&self, namespace: NamespaceSlot, keys: &[PageKey]) -> Vec<Option<Located>> {
+    /// Locates pages for reading, and takes one pin of the segment for each page found. Until
+    /// [`Index::unpin`] returns the pin, the bytes at that place do not change. A use also heats
+    /// the pages and ends their leases.
+    pub fn pin(
+        &self,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+        read_as: ReadAs,
+    ) -> Vec<Option<Located>> {
         let mut located = Vec::with_capacity(keys.len());
-        let used = Used {
-            by: Use::Read,
-            hint: None,
-            new_pages: None,
-            now_ms: None,
-        };
-        self.heat_all(namespace, keys, used, |state, ids| {
+        let mut pin_all = |state: &State, ids: &[PageId]| {
             // Neighbours in a chain are neighbours on disk: one addition pins the whole run.
             let mut run: Option<(SegmentId, u32)> = None;
             for id in ids {
@@ -109,7 +108,27 @@ impl Index {
                 };
             }
             self.add_pins(run);
-        });
+        };
+        match read_as {
+            ReadAs::Use => {
+                let used = Used {
+                    by: Use::Read,
+                    hint: None,
+                    new_pages: None,
+                    now_ms: None,
+                };
+                self.heat_all(namespace, keys, used, pin_all);
+            }
+            ReadAs::Check => {
+                let mut ids = [PageId::NONE; HOLD_KEYS];
+                for keys in keys.chunks(HOLD_KEYS) {
+                    let ids = &mut ids[..keys.len()];
+                    let state = self.state.read();
+                    find_all(&state, namespace, keys, ids);
+                    pin_all(&state, ids);
+                }
+            }
+        }
         located
     }
 

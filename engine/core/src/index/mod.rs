@@ -58,6 +58,7 @@
 //! | `climb` | a preview of the order of eviction |
 //! | `lease` | the pages that must not be evicted |
 //! | `lookup` | the calls of readers |
+//! | `births` | the mean time of the puts of a segment's pages |
 //! | `state` | the structures below, under one lock |
 //! | `table` | from a hash to slots |
 //! | `chosen` | the next page to evict, by a policy, and the facts that the policy sees |
@@ -67,6 +68,7 @@
 //! | `types` | the public types |
 //! | this module | the calls of the core |
 
+mod births;
 mod chosen;
 mod climb;
 mod coldness;
@@ -79,7 +81,7 @@ mod table;
 mod types;
 
 use std::ops::Range;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use larder_base::runtime::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use larder_format::{KeyPrefix, PageKey};
@@ -97,7 +99,7 @@ use slab::{LIVE, Spot};
 use state::State;
 pub use types::{
     Adoption, Departed, Heat, Lease, LiveInfo, Located, NamespaceSlot, PageView, Parent, Place,
-    Publish, Published, SEGMENT_BLOCKS_MAX, SEGMENTS_MAX, SegmentId, Told,
+    Publish, Published, ReadAs, SEGMENT_BLOCKS_MAX, SEGMENTS_MAX, SegmentId, Told,
 };
 
 /// Most changes made in one hold of the write lock: about 60 us.
@@ -122,6 +124,9 @@ pub struct Index {
     leases: Mutex<Leases>,
     /// By segment: pages of it that readers hold.
     pins: Box<[AtomicU32]>,
+    /// By segment: the mean time of the puts of its pages, in milliseconds since 1970; 0 if it is
+    /// unknown. The core alone changes it.
+    born: Box<[AtomicU64]>,
 }
 
 impl Index {
@@ -149,6 +154,7 @@ impl Index {
             state: RwLock::new(State::new(capacity_blocks, first)),
             leases: Mutex::new(Leases::new(capacity_blocks)),
             pins: (0..segments).map(|_| AtomicU32::new(0)).collect(),
+            born: (0..segments).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
@@ -519,7 +525,11 @@ impl Index {
     /// Bytes of RAM that the index has allocated, by its own count.
     pub fn ram_bytes(&self) -> usize {
         let leases = self.leases.lock().ram_bytes();
-        size_of::<Self>() + size_of_val(&*self.pins) + leases + self.state.read().ram_bytes()
+        size_of::<Self>()
+            + size_of_val(&*self.pins)
+            + size_of_val(&*self.born)
+            + leases
+            + self.state.read().ram_bytes()
     }
 
     /// What the chosen policy has learned.

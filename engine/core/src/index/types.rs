@@ -47,6 +47,15 @@ pub struct Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Heat(pub u32);
 
+/// The purpose of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReadAs {
+    /// A request needs the page: the read heats it and ends its lease, and its age counts.
+    Use,
+    /// A copy or a check of the page: a policy does not hear of it.
+    Check,
+}
+
 /// The terms of the leases that one lookup takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lease {

@@ -125,6 +125,11 @@ impl SegmentSummary {
         // served by.
         let uneven = self.uneven && self.case == Case::Listed && state == InitState::Sealed;
         let adopted = unlisted || uneven;
+        let own = self
+            .header
+            .as_ref()
+            .filter(|header| header.sequence == sequence);
+        let born_ms = own.map_or(0, |header| header.born_ms);
         if adopted && !self.unreadable {
             adoptions.push((
                 spot.volume,
@@ -138,6 +143,7 @@ impl SegmentSummary {
                     data_end: self.data_end,
                     proven: self.proven,
                     synced: Serial::ZERO,
+                    born_ms,
                 },
             ));
         }
@@ -148,6 +154,7 @@ impl SegmentSummary {
             blocks: self.block_count,
             last_commit: self.last_commit,
             proven: self.proven,
+            born_ms,
         }
     }
 }

@@ -231,6 +231,7 @@ pub(crate) fn recover_pages<E: Extra>(
                 blocks: 0,
                 last_commit: Serial::ZERO,
                 proven: Serial::ZERO,
+                born_ms: 0,
             },
             Some(summary) => summary.init(spot, first, &mut adoptions),
         })

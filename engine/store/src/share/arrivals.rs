@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::Instant;
+use larder_core::index::ReadAs;
 use larder_core::status::{GetStatus, MissReason};
 use larder_format::PageKey;
 
@@ -34,6 +35,7 @@ impl Store {
         pages: &mut [GetPage<'_, '_>],
         statuses: &mut [GetStatus],
         deadline: Option<Instant>,
+        read_as: ReadAs,
     ) {
         let is_absent = |status: &GetStatus| *status == GetStatus::Miss(MissReason::Absent);
         let absent = pages.iter().zip(&*statuses);
@@ -54,7 +56,7 @@ impl Store {
             }
         }
         let again = self.inner.with(namespace, |decider, space| {
-            decider.get(space, &mut left, deadline)
+            decider.get(space, &mut left, deadline, read_as)
         });
         for (status, again) in of_left.into_iter().zip(again.into_iter().flatten()) {
             *status = again;

@@ -4,6 +4,7 @@
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Instant, after};
 use larder_core::hint::Hint;
+use larder_core::index::ReadAs;
 use larder_core::status::{GetStatus, MissReason, PutStatus};
 use larder_format::{Namespace, PageKey};
 
@@ -12,6 +13,27 @@ use super::{LEFT_UNDONE, Store};
 use crate::api::{Count, GetPage, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
+
+impl Store {
+    /// The pages of a get, not counted yet.
+    fn read(
+        &self,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+        read_as: ReadAs,
+    ) -> Vec<GetStatus> {
+        let count = pages.len();
+        let mut statuses = self
+            .inner
+            .with(namespace, |decider, space| {
+                decider.get(space, pages, deadline, read_as)
+            })
+            .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count]);
+        self.get_arrived(namespace, pages, &mut statuses, deadline, read_as);
+        statuses
+    }
+}
 
 impl PageStore for Store {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
@@ -66,7 +88,7 @@ impl PageStore for Store {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
-        let statuses = self.get_uncounted(namespace, pages, deadline);
+        let statuses = self.read(namespace, pages, deadline, ReadAs::Use);
         self.inner.with(namespace, |decider, space| match decider {
             Decider::Owner(own) => own.store.count_read(space.id, &statuses),
             Decider::Client(client) => client.counted(|remote, data| {
@@ -82,15 +104,7 @@ impl PageStore for Store {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
-        let count = pages.len();
-        let mut statuses = self
-            .inner
-            .with(namespace, |decider, space| {
-                decider.get(space, pages, deadline)
-            })
-            .unwrap_or_else(|| vec![GetStatus::Miss(MissReason::Closed); count]);
-        self.get_arrived(namespace, pages, &mut statuses, deadline);
-        statuses
+        self.read(namespace, pages, deadline, ReadAs::Check)
     }
 
     /// A client sends the owner its counts with those of its next get or put, and once a second.

@@ -9,6 +9,7 @@ use larder_base::fork::Private;
 use larder_base::ids::{ClientId, NamespaceId};
 use larder_base::planted;
 use larder_base::runtime::{Instant, Mutex};
+use larder_core::index::ReadAs;
 use larder_core::status::GetStatus;
 use larder_format::Namespace;
 
@@ -215,24 +216,26 @@ impl<'a> Decider<'a> {
         }
     }
 
-    /// See `PageStore::get_uncounted`.
+    /// The pages of a get, not counted yet. Those of a check are read from the device.
     pub(super) fn get(
         self,
         space: Known,
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
+        read_as: ReadAs,
     ) -> Vec<GetStatus> {
+        let is_shared = space.is_shared && read_as == ReadAs::Use;
         match self {
             Decider::Owner(owner) => match &owner.service {
-                Some(service) if space.is_shared => {
+                Some(service) if is_shared => {
                     let store = &owner.store;
                     store.get_staged(&service.reads, space.id, pages, deadline)
                 }
-                _ => owner.store.get_uncounted(space.id, pages, deadline),
+                _ => owner.store.read(space.id, pages, deadline, read_as),
             },
-            Decider::Client(Client { remote, data, .. }) => match space.is_shared {
+            Decider::Client(Client { remote, data, .. }) => match is_shared {
                 true => data.get_staged(&**remote, &**remote, space.id, pages, deadline),
-                false => data.get(&**remote, space.id, pages, deadline),
+                false => data.get(&**remote, space.id, pages, deadline, read_as),
             },
         }
     }

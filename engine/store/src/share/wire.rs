@@ -20,7 +20,7 @@ use std::marker::PhantomData;
 use larder_base::ids::ClientId;
 use larder_core::grants::{Finding, SegmentMap};
 use larder_core::hint::Hint;
-use larder_core::index::{Leased, Place, SegmentId};
+use larder_core::index::{Leased, Place, ReadAs, SegmentId};
 use larder_core::status::{PutStatus, Refusal};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -90,6 +90,7 @@ pub enum Request<'a> {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
         keys: &'a [u8],
+        read_as: ReadAs,
     },
     /// No reply. The segments of pages that were pinned, one per page.
     Unpin {

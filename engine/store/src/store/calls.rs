@@ -2,6 +2,7 @@
 
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::Instant;
+use larder_core::index::ReadAs;
 use larder_core::status::{GetStatus, PutStatus};
 
 use super::data::DataPath;
@@ -24,16 +25,17 @@ impl DataPath {
         put::put(catalog, self, namespace, pages, options, recall)
     }
 
-    /// See `PageStore::get`.
+    /// See `PageStore::get`, and for a check `PageStore::get_uncounted`.
     pub(crate) fn get<C: Catalog + ?Sized>(
         &self,
         catalog: &C,
         namespace: NamespaceId,
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
+        read_as: ReadAs,
     ) -> Vec<GetStatus> {
         let _timed = self.counters.gets.timed();
-        get::get(catalog, self, namespace, pages, deadline)
+        get::get(catalog, self, namespace, pages, deadline, read_as)
     }
 
     /// See `PageStore::get`: shared with other processes.
@@ -47,6 +49,6 @@ impl DataPath {
     ) -> Vec<GetStatus> {
         let _timed = self.counters.gets.timed();
         staged::get(catalog, stage, self, namespace, pages, deadline)
-            .unwrap_or_else(|| get::get(catalog, self, namespace, pages, deadline))
+            .unwrap_or_else(|| get::get(catalog, self, namespace, pages, deadline, ReadAs::Use))
     }
 }

@@ -18,6 +18,7 @@ use larder_base::memory::AlignedBuf;
 use larder_base::planted;
 use larder_base::runtime::Instant;
 use larder_core::grants::{Extent, Finding};
+use larder_core::index::ReadAs;
 use larder_core::status::{GetStatus, MissReason};
 use larder_disk::mailbox::Mailbox;
 use larder_disk::{
@@ -56,6 +57,7 @@ pub(super) fn get<C: Catalog + ?Sized>(
     namespace: NamespaceId,
     pages: &mut [GetPage<'_, '_>],
     deadline: Option<Instant>,
+    read_as: ReadAs,
 ) -> Vec<GetStatus> {
     let Some(shape) = catalog.shape(namespace) else {
         return vec![GetStatus::Miss(MissReason::Absent); pages.len()];
@@ -73,6 +75,7 @@ pub(super) fn get<C: Catalog + ?Sized>(
         namespace,
         shape: &shape,
         deadline,
+        read_as,
     };
     let mut statuses = Vec::with_capacity(pages.len());
     for pages in pages.chunks_mut(slice.max(1)) {
@@ -92,6 +95,7 @@ pub(super) struct Get<'a, C: Catalog + ?Sized> {
     pub namespace: NamespaceId,
     pub shape: &'a NamespaceShape,
     pub deadline: Option<Instant>,
+    pub read_as: ReadAs,
 }
 
 impl<'a, C: Catalog + ?Sized> Get<'a, C> {
@@ -157,7 +161,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
     /// Pins the requested pages that are present.
     fn pin(&self, asked: &[usize], pages: &[GetPage<'_, '_>]) -> Vec<Job> {
         let key = |page: usize| pages[page].key;
-        pin(self.catalog, self.namespace, asked, key)
+        pin(self.catalog, self.namespace, asked, key, self.read_as)
     }
 
     fn pins(&self, jobs: &[Job]) -> Pins<'a, C> {
@@ -185,9 +189,10 @@ pub(super) fn pin<C: Catalog + ?Sized>(
     namespace: NamespaceId,
     asked: &[usize],
     key: impl Fn(usize) -> PageKey,
+    read_as: ReadAs,
 ) -> Vec<Job> {
     let keys: Vec<PageKey> = asked.iter().map(|&page| key(page)).collect();
-    let pinned = catalog.pin(namespace, &keys).into_iter();
+    let pinned = catalog.pin(namespace, &keys, read_as).into_iter();
     pinned
         .zip(asked)
         .filter_map(|(pinned, &page)| pinned.map(|pinned| Job { page, pinned }))

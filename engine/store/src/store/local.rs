@@ -16,10 +16,11 @@ use larder_base::ids::NamespaceId;
 use larder_base::planted;
 use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard, OnceLock, thread};
 use larder_base::system::processes;
+use larder_core::ages::{Ages, AgesBySlot};
 use larder_core::core::{Core, Effect, Fault, Io, IoId, RequestId, Victim};
 use larder_core::counters::StoreCounts;
 use larder_core::grants::{ReservationId, SegmentMap};
-use larder_core::index::{Adoption, Index, Lease};
+use larder_core::index::{Adoption, Index, Lease, Located};
 use larder_core::status::PutStatus;
 use larder_disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
 use larder_format::{Fingerprint, PageKey, StoreId};
@@ -31,6 +32,7 @@ use crate::api::ReadOnlyVolume;
 use crate::beneath::{Beneath, BeneathReport};
 use crate::catalog::{Catalog, NamespaceShape};
 use crate::recovery::scan::{Spot, read_descriptors};
+use crate::spaces::{AgesOfSpaces, OTHER, SpaceAges};
 
 /// How often a waiting request ticks the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -78,6 +80,10 @@ pub struct Local {
     /// Bytes of blocks that were written before their first use.
     pub(super) prewritten: AtomicU64,
     notices: Notices,
+    /// The time of day at `epoch`, in milliseconds since 1970.
+    began_ms: u64,
+    /// The ages of pages at their use.
+    used: Mutex<AgesBySlot>,
     beneath: OnceLock<Arc<dyn Beneath>>,
     /// The place beneath knows that this use of the store is over.
     has_parted: AtomicBool,
@@ -120,11 +126,11 @@ impl Local {
         core: Core,
         index: Arc<Index>,
         disk: Arc<dyn Disk>,
-        store: StoreId,
         map: SegmentMap,
         lease: Duration,
         services: Services,
     ) -> Arc<Local> {
+        let (store, began_ms) = (core.config().store, core.config().began_ms);
         Arc::new_cyclic(|this| Local {
             core: Mutex::new(core),
             core_turn: Mutex::default(),
@@ -143,6 +149,8 @@ impl Local {
             next_request: AtomicU64::new(0),
             prewritten: AtomicU64::new(0),
             notices: Notices::default(),
+            began_ms,
+            used: Mutex::default(),
             beneath: OnceLock::new(),
             has_parted: AtomicBool::new(false),
             this: this.clone(),
@@ -199,6 +207,42 @@ impl Local {
     /// Milliseconds since the store was opened, on the monotonic clock.
     pub(super) fn now_ms(&self) -> u64 {
         u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Counts the ages of pages at their use.
+    fn count_ages(&self, namespace: NamespaceId, found: &[Option<Located>]) {
+        let now_ms = self.began_ms.saturating_add(self.now_ms());
+        let segments = found.iter().flatten().map(|page| page.place.segment);
+        let mut ages = Ages::default();
+        for segment in segments {
+            ages.record(self.index.born_ms(segment), now_ms, 1);
+        }
+        if ages.pages() > 0 {
+            let mut used = self.used.lock();
+            let of = used.of(namespace.into());
+            of.combine(&ages, &mut u64::saturating_add);
+        }
+    }
+
+    /// The ages of pages at their use and at their eviction, by namespace.
+    pub(crate) fn ages(&self) -> AgesOfSpaces {
+        let evicted = self.with_core(|core| core.evicted_ages());
+        let used = self.used.lock().clone();
+        let mut all = AgesOfSpaces::default();
+        for (list, of) in [
+            (
+                &used,
+                (|ages| &mut ages.used) as fn(&mut SpaceAges) -> &mut Ages,
+            ),
+            (&evicted, |ages| &mut ages.evicted),
+        ] {
+            for (slot, ages) in list.iter() {
+                let name = slot.and_then(|slot| self.shape(NamespaceId(slot.0)));
+                let name = name.map_or(OTHER.to_owned(), |shape| shape.fingerprint.to_string());
+                of(all.entry(&name)).combine(ages, &mut u64::saturating_add);
+            }
+        }
+        all
     }
 
     /// Runs a command, then carries out its effects.
@@ -506,6 +550,7 @@ mod tests {
             blocks: 0,
             last_commit: Serial::ZERO,
             proven: Serial::ZERO,
+            born_ms: 0,
         };
         let recovered = Recovered {
             volumes: vec![SEGMENTS],
@@ -523,6 +568,7 @@ mod tests {
             write_bytes_max: 1 << 20,
             copy_blocks_max: 1,
             read_only: false,
+            began_ms: 0,
         };
         let blocks = u64::from(SEGMENTS * SEGMENT_BLOCKS);
         let index = Arc::new(Index::new(SEGMENTS as usize, blocks));
@@ -537,7 +583,6 @@ mod tests {
             Core::new(config, recovered, index.clone()),
             index,
             disk,
-            StoreId::from_bytes([7; 16]),
             SegmentMap::new(&[SEGMENTS], SEGMENT_BLOCKS),
             Duration::ZERO,
             Services::new(Vec::new()),

@@ -53,6 +53,7 @@ use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
 use larder_base::system::files;
 use larder_core::core::Emptying;
 use larder_core::hint::Hint;
+use larder_core::index::ReadAs;
 use larder_core::policy::make;
 use larder_core::status::{GetStatus, MissReason, PutStatus, Refusal};
 use larder_format::{Namespace, PageKey};
@@ -248,7 +249,22 @@ impl LocalStore {
         LocalStore::open_with(path, options, Access::AtOnce, may_open)
     }
 
-    /// Like [`PageStore::get_uncounted`], shared with clients.
+    /// The pages of a get, not counted yet.
+    pub(crate) fn read(
+        &self,
+        namespace: NamespaceId,
+        pages: &mut [GetPage<'_, '_>],
+        deadline: Option<Instant>,
+        read_as: ReadAs,
+    ) -> Vec<GetStatus> {
+        let Some(_gate) = self.enter() else {
+            return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
+        };
+        self.data
+            .get(&*self.local, namespace, pages, deadline, read_as)
+    }
+
+    /// Like [`LocalStore::read`] for a use, shared with clients.
     pub(crate) fn get_staged(
         &self,
         stage: &dyn Stage,
@@ -390,7 +406,7 @@ impl PageStore for LocalStore {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
-        let statuses = self.get_uncounted(namespace, pages, deadline);
+        let statuses = self.read(namespace, pages, deadline, ReadAs::Use);
         self.count_read(namespace, &statuses);
         statuses
     }
@@ -401,10 +417,7 @@ impl PageStore for LocalStore {
         pages: &mut [GetPage<'_, '_>],
         deadline: Option<Instant>,
     ) -> Vec<GetStatus> {
-        let Some(_gate) = self.enter() else {
-            return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
-        };
-        self.data.get(&*self.local, namespace, pages, deadline)
+        self.read(namespace, pages, deadline, ReadAs::Check)
     }
 
     fn count(&self, namespace: NamespaceId, count: Count) {

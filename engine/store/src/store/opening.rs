@@ -13,6 +13,7 @@ use larder_base::memory::AlignedBuf;
 use larder_base::runtime::Instant;
 use larder_base::seldom::Seldom;
 use larder_base::system::holder::this_holder;
+use larder_base::system::processes;
 use larder_core::core::{Config, Core};
 use larder_core::grants::SegmentMap;
 use larder_core::index::Index;
@@ -220,6 +221,7 @@ pub fn config(volumes: &Volumes, options: &OpenOptions) -> Config {
         write_bytes_max: options.write_bytes_max,
         copy_blocks_max: COPY_BYTES / BLOCK_BYTES as u64,
         read_only: options.read_only,
+        began_ms: (processes::unix_seconds() * 1e3) as u64,
     }
 }
 
@@ -233,9 +235,8 @@ pub fn catalog(
     services: Services,
 ) -> Arc<Local> {
     let map = SegmentMap::new(&recovery.recovered.volumes, config.segment_blocks);
-    let store = config.store;
     let core = Core::new(config, recovery.recovered, index.clone());
-    Local::new(core, index, disk, store, map, lease, services)
+    Local::new(core, index, disk, map, lease, services)
 }
 
 /// The log's view of these volumes' services.

@@ -26,6 +26,7 @@ use std::time::Duration;
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use larder_core::grants::{Extent, Finding};
+use larder_core::index::ReadAs;
 use larder_core::status::{GetStatus, MissReason};
 use larder_disk::{
     Action, Buffer, Disk, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose, Sink,
@@ -99,6 +100,7 @@ pub(crate) fn get(
             namespace,
             shape: &shape,
             deadline,
+            read_as: ReadAs::Use,
         },
         stage,
         area: &area,
@@ -125,7 +127,7 @@ pub(crate) fn get(
     let alone = if rest.is_empty() {
         Vec::new()
     } else {
-        super::get::get(catalog, data, namespace, rest, deadline)
+        super::get::get(catalog, data, namespace, rest, deadline, ReadAs::Use)
     };
     if let Some(window) = under_way {
         window.finish(&mut patience, &mut statuses);

@@ -12,7 +12,7 @@ use larder_core::core::{
 };
 use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Grant, ReservationId};
-use larder_core::index::{Index, Lease, NamespaceSlot};
+use larder_core::index::{Index, Lease, NamespaceSlot, ReadAs};
 use larder_core::policy::order::EvictionOrder;
 use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
 use larder_format::{BLOCK_BYTES, PageKey, Run, Serial, StoreId};
@@ -140,6 +140,7 @@ impl Volume {
             blocks: 0,
             last_commit: Serial::ZERO,
             proven: Serial::ZERO,
+            born_ms: 0,
         };
         let recovered = Recovered {
             volumes: vec![geometry.segments],
@@ -157,6 +158,7 @@ impl Volume {
             write_bytes_max: u64::MAX,
             copy_blocks_max: u64::MAX,
             read_only: false,
+            began_ms: 0,
         };
         let mut volume = Volume {
             core: Core::new(config, recovered, index.clone()),
@@ -215,7 +217,12 @@ impl Volume {
 
     /// Reads pages.
     pub(super) fn read(&mut self, keys: &[PageKey]) {
-        for located in self.index.pin(self.namespace, keys).into_iter().flatten() {
+        for located in self
+            .index
+            .pin(self.namespace, keys, ReadAs::Use)
+            .into_iter()
+            .flatten()
+        {
             let segment = located.place.segment;
             if self.index.unpin(segment) {
                 self.with_core(|core| core.unpinned(segment));

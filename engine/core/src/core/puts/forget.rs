@@ -109,6 +109,11 @@ impl Puts {
         let blocks = below.base.namespaces.page_blocks(namespace);
         below.segments.drop_live(place.segment, blocks);
         below.base.counters.store.evicted += 1;
+        let (born_ms, now_ms) = (
+            below.base.index.born_ms(place.segment),
+            below.base.unix_ms(),
+        );
+        below.base.ages.of(namespace).record(born_ms, now_ms, 1);
         self.log_eviction(below, namespace, key, place.segment);
     }
 

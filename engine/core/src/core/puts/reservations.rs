@@ -194,17 +194,21 @@ impl Puts {
         if below.segments.data_blocks() <= u64::from(blocks) {
             return Err(Refusal::TooLarge);
         }
-        let (stream, version, checksum) = match origin {
+        let (stream, version, checksum, born_ms) = match origin {
             Origin::Put => {
                 below.base.ask_for_room();
                 self.admit(below, &page, blocks)?;
                 let version = below.base.next_serial().ok_or(Refusal::Exhausted)?;
-                (Stream::Put, version, 0)
+                (Stream::Put, version, 0, below.base.unix_ms())
             }
-            Origin::Copy(page) => (Stream::Copy, page.record.birth, page.record.checksum),
+            Origin::Copy(page) => {
+                let born_ms = below.base.index.born_ms(page.from.segment);
+                let record = page.record;
+                (Stream::Copy, record.birth, record.checksum, born_ms)
+            }
         };
         let reservation = self.reservations.get_mut(&id).expect("it is being made");
-        let Some(place) = reservation.place_page(below, stream, blocks) else {
+        let Some(place) = reservation.place_page(below, stream, blocks, born_ms) else {
             below.base.call_reclaim();
             return Err(Refusal::NoSpace);
         };
@@ -306,7 +310,13 @@ impl Puts {
 }
 
 impl Reservation {
-    fn place_page(&mut self, below: &mut Below<'_>, stream: Stream, data: u32) -> Option<Place> {
+    fn place_page(
+        &mut self,
+        below: &mut Below<'_>,
+        stream: Stream,
+        data: u32,
+        born_ms: u64,
+    ) -> Option<Place> {
         let runs = &self.runs;
         let has_reserved = |segment| {
             let mut runs = runs.iter();
@@ -314,7 +324,7 @@ impl Reservation {
         };
         let placed = below
             .segments
-            .place_page(below.base, stream, data, has_reserved);
+            .place_page(below.base, stream, data, born_ms, has_reserved);
         let (place, is_reserved) = placed?;
         let blocks = u32::from(is_reserved);
         let mut runs = self.runs.iter_mut();

@@ -55,6 +55,7 @@ impl Segments {
             data_end: segment.data_end(),
             proven: segment.proven(),
             synced: base.marks.durable,
+            born_ms: base.index.born_ms(id),
         }
     }
 

@@ -93,7 +93,7 @@ mod tests {
 
     /// Opens one more segment, for a page that fills it.
     fn open(segments: &mut Segments, base: &mut Base) -> Option<SegmentId> {
-        let placed = segments.place_page(base, Stream::Copy, 4000, |_| false);
+        let placed = segments.place_page(base, Stream::Copy, 4000, 0, |_| false);
         placed.map(|(place, _)| place.segment)
     }
 

@@ -544,6 +544,7 @@ mod tests {
             state,
             sequence: serial(generation),
             data_end: HEADER_BLOCKS,
+            born_ms: 0,
             blocks: 0,
             last_commit: Serial::ZERO,
             proven: Serial::ZERO,

@@ -1,6 +1,6 @@
 //! Placement: the segment that takes a page, or descriptor blocks of records.
 
-use larder_format::{BLOCK_BYTES, SegmentState};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SegmentState};
 
 use super::segment::{Extension, Segment, Stream};
 use super::{Segments, Volume};
@@ -37,13 +37,15 @@ impl Volume {
 }
 
 impl Segments {
-    /// Finds room for a page of `data` blocks. `has_reserved` tells whether its descriptor fits a
-    /// descriptor block already reserved in a segment. Returns whether a block was reserved for it.
+    /// Finds room for a page of `data` blocks that was put at `born_ms`. `has_reserved` tells
+    /// whether its descriptor fits a descriptor block already reserved in a segment. Returns
+    /// whether a block was reserved for it.
     pub(in crate::core) fn place_page(
         &mut self,
         base: &mut Base,
         stream: Stream,
         data: u32,
+        born_ms: u64,
         has_reserved: impl Fn(SegmentId) -> bool,
     ) -> Option<(Place, bool)> {
         let bytes = u64::from(data) * BLOCK_BYTES as u64;
@@ -58,6 +60,8 @@ impl Segments {
                 continue;
             };
             let reserved = need(id);
+            let before = self.get(id).data_end() - HEADER_BLOCKS;
+            base.index.bear(id, before, data, born_ms);
             let place = Place {
                 segment: id,
                 start: self.get_mut(id).take_page(data, reserved),
@@ -167,6 +171,7 @@ impl Segments {
         let generation = base.next_serial()?;
         let id = self.volumes[volume].pop_free()?;
         self.get_mut(id).begin(generation, stream);
+        base.index.bear(id, 0, 1, base.unix_ms());
         self.volumes[volume].open[slot] = Some(id);
         self.end_quarantine();
         self.write_header(base, id, SegmentState::Open);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use larder_base::ids::NamespaceId;
 use larder_core::grants::{Extent, Finding};
 use larder_core::hint::Hint;
+use larder_core::index::ReadAs;
 use larder_format::{Namespace, PageKey};
 
 use super::put::RemotePut;
@@ -107,12 +108,18 @@ impl Catalog for Remote {
         }
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        read_as: ReadAs,
+    ) -> Vec<Option<Pinned>> {
         let mut pages = Vec::with_capacity(keys.len());
         for some in keys.chunks(KEYS_MAX) {
             let request = Request::Pin {
                 namespace: namespace.0,
                 keys: blob(some),
+                read_as,
             };
             match self.ask_fast(&request) {
                 Ok(Reply::Pinned(found)) if found.len() == some.len() => {

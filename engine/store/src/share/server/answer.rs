@@ -151,8 +151,10 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
                 catalog.touch(NamespaceId(namespace), keys, hint);
                 return Answer::Nothing;
             }
-            Request::Pin { namespace, .. } => {
-                let pages = ledger.pin(catalog, NamespaceId(namespace), keys);
+            Request::Pin {
+                namespace, read_as, ..
+            } => {
+                let pages = ledger.pin(catalog, NamespaceId(namespace), keys, read_as);
                 Reply::Pinned(pages.into_iter().map(|page| page.map(Into::into)).collect())
             }
             Request::Unpin { segments } => {

@@ -30,7 +30,7 @@ use larder_base::planted;
 use larder_base::runtime::Mutex;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId, SegmentMap};
 use larder_core::hint::Hint;
-use larder_core::index::{Place, SegmentId};
+use larder_core::index::{Place, ReadAs, SegmentId};
 use larder_core::status::Refusal;
 use larder_format::{BLOCK_BYTES, PageKey};
 
@@ -143,13 +143,14 @@ impl Ledger {
         catalog: &C,
         namespace: NamespaceId,
         keys: &[PageKey],
+        read_as: ReadAs,
     ) -> Vec<Option<Pinned>> {
         let mut held = self.held.lock();
         if held.gone || held.pinned + keys.len() as u64 > PINS_MAX {
             return vec![None; keys.len()];
         }
         held.looks = 0;
-        let pages = catalog.pin(namespace, keys);
+        let pages = catalog.pin(namespace, keys, read_as);
         for page in pages.iter().flatten() {
             *held.pins.entry(page.extent.place.segment).or_default() += 1;
             held.pinned += 1;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Mutex, OnceLock};
 use larder_core::grants::Extent;
-use larder_core::index::SegmentId;
+use larder_core::index::{ReadAs, SegmentId};
 use larder_format::{BLOCK_BYTES, PageKey};
 
 use super::session::Session;
@@ -130,7 +130,9 @@ impl Shared {
         namespace: NamespaceId,
         keys: &[PageKey],
     ) -> (bool, Vec<Option<StagedPage>>) {
-        let pages = session.ledger.pin(self.store.catalog(), namespace, keys);
+        let pages = session
+            .ledger
+            .pin(self.store.catalog(), namespace, keys, ReadAs::Use);
         self.watch.call();
         let staging = self.reads.shared(namespace);
         let shape = self.store.catalog().shape(namespace);

@@ -31,6 +31,7 @@ impl Shared {
         totals.measured(&self.store.data.measures());
         totals.measured(&self.adding.gone.lock());
         totals.store.add(&self.store_counts());
+        totals.ages.add(&self.store.local.ages());
         for session in sessions.values() {
             let tally = session.tally.lock();
             totals.counts.add(&tally.counts.unwrap_or_default());

@@ -10,7 +10,7 @@ use larder_core::core::{Fault, NAMESPACES_MAX, RequestId};
 use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
-use larder_core::index::SegmentId;
+use larder_core::index::{ReadAs, SegmentId};
 use larder_core::status::PutStatus;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
@@ -109,8 +109,17 @@ impl Catalog for Local {
         }
     }
 
-    fn pin(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Option<Pinned>> {
-        let found = self.index.pin(namespace.into(), keys).into_iter();
+    fn pin(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        read_as: ReadAs,
+    ) -> Vec<Option<Pinned>> {
+        let found = self.index.pin(namespace.into(), keys, read_as);
+        if read_as == ReadAs::Use {
+            self.count_ages(namespace, &found);
+        }
+        let found = found.into_iter();
         found
             .map(|page| {
                 page.map(|page| Pinned {

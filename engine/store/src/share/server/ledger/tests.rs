@@ -6,6 +6,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use larder_core::hint::Hint;
+use larder_core::index::ReadAs;
 use larder_core::status::{PutFailure, PutStatus};
 
 use super::*;
@@ -190,7 +191,7 @@ fn pins_of_a_silent_client_are_kept_for_a_while() {
     let catalog = home.store.catalog();
     let ledger = Ledger::new(ClientId(1), 2);
     let (keys, _) = put(&home, 1, PATIENCE);
-    let pinned = ledger.pin(catalog, home.namespace, &keys);
+    let pinned = ledger.pin(catalog, home.namespace, &keys, ReadAs::Use);
     let pinned: Vec<Extent> = pinned
         .into_iter()
         .flatten()
@@ -215,7 +216,7 @@ fn pins_of_a_silent_client_are_kept_for_a_while() {
 
     // The client goes on, with another page, in the place of those pages.
     let segments: Vec<SegmentId> = pinned.iter().map(|extent| extent.place.segment).collect();
-    let found = catalog.pin(home.namespace, &keys);
+    let found = catalog.pin(home.namespace, &keys, ReadAs::Use);
     let found: Vec<(usize, Extent)> = (0..)
         .zip(found)
         .filter_map(|(at, page)| Some((at, page?.extent)))
@@ -225,7 +226,7 @@ fn pins_of_a_silent_client_are_kept_for_a_while() {
     let there = |extent: &Extent| segments.contains(&extent.place.segment);
     let (at, again) = found.into_iter().find(|(_, extent)| there(extent)).unwrap();
     let page = &keys[at..=at];
-    assert!(ledger.pin(catalog, home.namespace, page)[0].is_some());
+    assert!(ledger.pin(catalog, home.namespace, page, ReadAs::Use)[0].is_some());
     let says = || {
         let finding = (page[0], again, Finding::Mismatch);
         ledger.verified(catalog, home.namespace, vec![finding]);
@@ -333,14 +334,14 @@ fn row_25_findings_count_while_their_page_is_pinned_and_messages_about_a_put_onc
         .put(home.namespace, &[page], PutOptions::default());
     assert!(stored[0].is_present());
     let ledger = Ledger::new(ClientId(1), 2);
-    let pinned = ledger.pin(catalog, home.namespace, &[key])[0].unwrap();
+    let pinned = ledger.pin(catalog, home.namespace, &[key], ReadAs::Use)[0].unwrap();
     let segment = pinned.extent.place.segment;
     let found = || vec![(key, pinned.extent, Finding::Mismatch)];
     ledger.unpin(catalog, &home.map, &[segment, segment]);
     assert_eq!(ledger.counts(), (0, 0));
     ledger.verified(catalog, home.namespace, found());
     assert_eq!(home.store.contains(home.namespace, &[key]), [true]);
-    ledger.pin(catalog, home.namespace, &[key]);
+    ledger.pin(catalog, home.namespace, &[key], ReadAs::Use);
     ledger.verified(catalog, home.namespace, found());
     assert_eq!(home.store.contains(home.namespace, &[key]), [false]);
 
