@@ -1,4 +1,4 @@
-//! The Rust side of `larder.device`: an engine's tensors as an L1 pool, an L2 pool, and copies
+//! The Rust side of `larder_kv.device`: an engine's tensors as an L1 pool, an L2 pool, and copies
 //! between them.
 //!
 //! `larder/device.py` reads tensors and has no state of its own. This module and `larder-kernels`
@@ -32,14 +32,19 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use rustix::mm::{MsyncFlags, msync};
 
-create_exception!(larder._larder, Failed, PyRuntimeError, "A device failed.");
 create_exception!(
-    larder._larder,
+    larder_kv._larder,
+    Failed,
+    PyRuntimeError,
+    "A device failed."
+);
+create_exception!(
+    larder_kv._larder,
     Unavailable,
     Failed,
     "There is no such device."
 );
-create_exception!(larder._larder, Busy, Failed, "Too much is in flight.");
+create_exception!(larder_kv._larder, Busy, Failed, "Too much is in flight.");
 
 fn raised(error: DeviceError) -> PyErr {
     let said = error.to_string();
@@ -90,7 +95,7 @@ impl<T: Send> Drop for Detached<T> {
 }
 
 /// A device that holds L1 and copies.
-#[pyclass(frozen, module = "larder._larder")]
+#[pyclass(frozen, module = "larder_kv._larder")]
 pub struct Device {
     inner: Detached<Arc<dyn Inner>>,
     is_host: bool,
@@ -98,7 +103,7 @@ pub struct Device {
 }
 
 /// An engine's tensors as an L1 pool.
-#[pyclass(frozen, module = "larder._larder")]
+#[pyclass(frozen, module = "larder_kv._larder")]
 pub struct DevicePool(Detached<OnDevice<L1Pool>>);
 
 /// A value of a device.
@@ -109,11 +114,11 @@ struct OnDevice<T> {
 }
 
 /// An L2 pool.
-#[pyclass(frozen, module = "larder._larder")]
+#[pyclass(frozen, module = "larder_kv._larder")]
 pub struct HostPool(Detached<L2Pool>);
 
 /// A copy, possibly in flight.
-#[pyclass(frozen, module = "larder._larder")]
+#[pyclass(frozen, module = "larder_kv._larder")]
 pub struct Copying {
     moving: Detached<OnDevice<Gated<Transfer>>>,
     layers: u32,
@@ -190,7 +195,7 @@ impl Device {
         let tensors = tensors
             .into_iter()
             .map(|(address, bytes)| Tensor { address, bytes });
-        // SAFETY: `larder.device` received them as tensors that live as long as their owner, and
+        // SAFETY: `larder_kv.device` received them as tensors that live as long as their owner, and
         // its interface requires that their pages are not touched while they are copied.
         let tensors = unsafe { Tensors::new(tensors.collect(), Box::new(owner)) };
         let pool = py.detach(|| self.inner.adopt_l1(tensors, &shape, pages));
@@ -288,8 +293,8 @@ impl DevicePool {
         mapped(address as u64, bytes as u64)?;
         let start = NonZeroUsize::new(address).map(NonNull::with_exposed_provenance);
         let start = start.ok_or_else(|| PyValueError::new_err("the buffer is not in memory"))?;
-        // SAFETY: `larder.device` received it as a buffer that lives as long as its owner, and its
-        // interface requires that its pages are not touched while they are copied.
+        // SAFETY: `larder_kv.device` received it as a buffer that lives as long as its owner, and
+        // its interface requires that its pages are not touched while they are copied.
         let memory = unsafe { HostMemory::new(start, bytes, Box::new(owner)) };
         Ok(if is_locked {
             memory.locked_by_its_owner()
@@ -311,7 +316,7 @@ impl DevicePool {
             (None, Some(copying)) => copying.ticket(None),
             (None, None) => Ticket::done(),
         };
-        // SAFETY: the interface of `larder.device` requires that the pages of a copy are not
+        // SAFETY: the interface of `larder_kv.device` requires that the pages of a copy are not
         // touched until its tickets have settled.
         let transfer = unsafe { Transfer::new(&self.0.value, &host.0, pairs) }?;
         let moving = match direction {
@@ -414,8 +419,8 @@ impl Copying {
 }
 
 fn foreign(stream: usize) -> ForeignStream {
-    // SAFETY: `larder.device` received it as a stream of the device's primary context, which exists
-    // until it is empty.
+    // SAFETY: `larder_kv.device` received it as a stream of the device's primary context, which
+    // exists until it is empty.
     unsafe { ForeignStream::new(stream) }
 }
 

@@ -5,7 +5,7 @@
 //! need Python; the workspace builds and tests it in this form.
 //!
 //! ```text
-//!   larder.sglang       any engine in Python       larder.device       python -m larder
+//!   larder_kv.sglang   any engine in Python       larder_kv.device   python -m larder_kv
 //!  +-----------------+ +------------------------+ +------------------+ +---------------+
 //!  | sglang: policy  | | module: classes        | | device           | | larder_tools  |
 //!  +-----------------+-+------------------------+ +------------------+ +---------------+

@@ -1,4 +1,4 @@
-//! The log of the extension: `larder.logs` receives its lines, and passes them to Python's
+//! The log of the extension: `larder_kv.logs` receives its lines, and passes them to Python's
 //! `logging`.
 
 use std::os::fd::{IntoRawFd, RawFd};
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 /// Begins the log, at the first call in a process.
 pub fn begin(py: Python<'_>) -> PyResult<()> {
-    py.import("larder.logs")?.call_method0("start")?;
+    py.import("larder_kv.logs")?.call_method0("start")?;
     Ok(())
 }
 

@@ -48,7 +48,7 @@ def opened(tmp_path):
 @pytest.fixture(autouse=True)
 def log_as_it_is(monkeypatch):
     """pytest takes a line at each logger that does not propagate: it would have our lines twice."""
-    monkeypatch.setattr("larder.logs.follow", lambda engine: None)
+    monkeypatch.setattr("larder_kv.logs.follow", lambda engine: None)
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -189,7 +187,7 @@ def test_a_draft_that_no_rank_but_the_first_will_ever_find_is_warned_of(opened, 
 
 
 def test_context_parallel_ranks_that_find_nothing_are_warned_of(tmp_path, caplog):
-    from larder.sglang import LarderHiCache
+    from larder_kv.sglang import LarderHiCache
 
     for is_mla, ranks, warns in ((True, 2, True), (True, 1, False), (False, 2, False)):
         caplog.clear()
@@ -621,7 +619,7 @@ def large_pages():
 
 
 def test_a_new_store_has_segments_for_the_pages_of_its_pools(opened, caplog):
-    caplog.set_level("INFO", logger="larder.sglang")
+    caplog.set_level("INFO", logger="larder_kv.sglang")
     pool = large_pages()
     pools.fill(pool)
     backend = opened(pool, size="300MiB")
@@ -639,7 +637,7 @@ def test_pages_that_do_not_fit_the_segments_are_refused_at_the_start_with_the_co
     with pytest.raises(RuntimeError, match=command):
         opened(large_pages())
     pool = large_pages()
-    caplog.set_level("INFO", logger="larder.sglang")
+    caplog.set_level("INFO", logger="larder_kv.sglang")
     backend = opened(pool, on_error="miss")
     assert "none can ever be stored" in caplog.text
     assert backend.batch_set_v1(keys(1), pools.indices(pool, [0])) == [False]
@@ -653,22 +651,6 @@ def test_a_relative_path_is_shown_absolute(opened, tmp_path, monkeypatch, caplog
 
 
 def test_the_settings_of_the_owner_are_logged(opened, caplog):
-    caplog.set_level("INFO", logger="larder.sglang")
+    caplog.set_level("INFO", logger="larder_kv.sglang")
     opened(pools.mha(), sync="always", lease="9s")
     assert "sync always, lease 9s, prewrite false" in caplog.text
-
-
-def import_larder(path):
-    command = [sys.executable, "-W", "always", "-c", "import larder"]
-    environment = os.environ | {"PYTHONPATH": str(path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return done.stderr
-
-
-def test_the_import_names_the_other_distribution_of_this_name(tmp_path):
-    assert import_larder(tmp_path) == ""
-    other = tmp_path / "larder-9.9.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: larder\nVersion: 9.9\n")
-    said = import_larder(tmp_path)
-    assert "`larder` 9.9" in said and "pip uninstall larder larder-kv" in said

@@ -40,14 +40,14 @@ def test_a_path_that_cannot_be_used_is_refused_by_its_name(tmp_path):
 def test_head_splitting_is_refused_by_its_key(tmp_path):
     wrong = config(tmp_path)
     wrong.should_split_heads = True
-    from larder.sglang import LarderHiCache
+    from larder_kv.sglang import LarderHiCache
 
     with pytest.raises(ValueError, match="`tp_lcm_size`"):
         LarderHiCache(wrong, {})
 
 
 def test_the_doctor_reads_the_config_as_sglang_does(tmp_path, capfd):
-    from larder.__main__ import main
+    from larder_kv.__main__ import main
 
     written = tmp_path / "config.json"
     written.write_text(json.dumps(extra(tmp_path / "store")))

@@ -16,7 +16,7 @@ from support.backend import keys
 @pytest.fixture
 def platform(monkeypatch):
     """Names the platform that SGLang has found."""
-    from larder import sglang_layout
+    from larder_kv import sglang_layout
 
     def name(platform):
         found = SimpleNamespace(device_name=platform)
@@ -144,7 +144,7 @@ def test_pages_of_stages_with_other_layers_are_missed(opened, monkeypatch):
 
 
 def test_usual_arrangements_add_nothing_to_a_namespace(platform, monkeypatch):
-    from larder.sglang_layout import facts_of
+    from larder_kv.sglang_layout import facts_of
 
     # As they are, in other words.
     monkeypatch.setenv("SGLANG_DSV4_KV_LAYOUT", "V4")
@@ -161,7 +161,7 @@ def test_usual_arrangements_add_nothing_to_a_namespace(platform, monkeypatch):
 def test_the_index_keys_of_deepseek_v4_are_arranged_as_the_kernels_of_aiter_allow(
     platform, monkeypatch, has_kernel
 ):
-    from larder.sglang_layout import facts_of
+    from larder_kv.sglang_layout import facts_of
 
     kernels = ModuleType("fp4_indexer_hip")
     kernels.aiter_has_fp4_rowgroup = lambda: has_kernel

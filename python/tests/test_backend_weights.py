@@ -12,9 +12,9 @@ from unittest import mock
 
 import msgspec
 import pytest
-from larder import sglang_left_out as left_out
-from larder import sglang_weights
-from larder.store import Store
+from larder_kv import sglang_left_out as left_out
+from larder_kv import sglang_weights
+from larder_kv.store import Store
 from sglang.srt.arg_groups import fields as groups
 from sglang.srt.server_args import ServerArgs
 from support.backend import extra, make
@@ -72,7 +72,7 @@ def started(tmp_path):
     def start(tag=None, attached="at the start", **more):
         args = ServerArgs(**({"model_path": str(weights)} | more))
         memory = {"hicache_storage_backend": "dynamic" if attached == "at the start" else None}
-        from larder import sglang
+        from larder_kv import sglang
 
         with (
             mock.patch("sglang.srt.runtime_context.get_server_args", return_value=args),

@@ -15,7 +15,7 @@ PATIENCE = 120
 CHILD = textwrap.dedent(
     """
     import hashlib, os, sys
-    from larder.store import Store
+    from larder_kv.store import Store
 
     path, disk = sys.argv[1:]
     facts = {"model": "m", "weights": "w", "dtype": "bf16", "layout": "any", "page_tokens": 64, "parts": [65536]}

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
-from larder.device import Device, DeviceError, Unavailable
-from larder.store import Status, Store
+from larder_kv.device import Device, DeviceError, Unavailable
+from larder_kv.store import Status, Store
 
 LAYOUTS = ("layer_first", "page_first", "page_first_direct")
 LAYERS, HEADS, DIM, PAGE_TOKENS, PAGES, HOST_PAGES = 3, 2, 8, 4, 6, 9
@@ -277,7 +277,7 @@ def test_devices_that_are_not_there():
 #: What an engine does on a GPU, with the driver called by hand: pages go down, others are loaded over them, and up again.
 ON_CUDA = """
 import ctypes, sys, threading
-from larder.device import Device, DeviceError
+from larder_kv.device import Device, DeviceError
 cuda = ctypes.CDLL("libcuda.so")
 def ask(name, *arguments):
     assert getattr(cuda, name)(*arguments) == 0, name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from larder import Status
+from larder_kv import Status
 
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs"
 

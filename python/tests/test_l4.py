@@ -7,8 +7,8 @@ import shutil
 import time
 
 import pytest
-from larder.config import Config
-from larder.store import Status, StoreError
+from larder_kv.config import Config
+from larder_kv.store import Status, StoreError
 from support import weed
 from test_store import OK, PAGE, SIZE, content, keys, make, name
 

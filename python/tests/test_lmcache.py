@@ -11,10 +11,10 @@ import traceback
 
 import pytest
 import torch
-from larder import Store, StoreError
-from larder.lmcache import LarderL2AdapterConfig, spaces
-from larder.lmcache import adapter as adapter_module
-from larder.lmcache.locks import Locks
+from larder_kv import Store, StoreError
+from larder_kv.lmcache import LarderL2AdapterConfig, spaces
+from larder_kv.lmcache import adapter as adapter_module
+from larder_kv.lmcache.locks import Locks
 from lmcache.v1.distributed.api import MemoryLayoutDesc
 from support.child import Child
 from support.lmcache import (
@@ -597,7 +597,7 @@ def test_adapters_come_and_go_under_load(tmp_path):
 
 
 def examined(path, adapter=(), **more):
-    from larder.lmcache import doctor
+    from larder_kv.lmcache import doctor
 
     given = doctor.NAMES | {"adapter_params": parameters(path, **more)} | dict(adapter)
     return [(level, name) for level, name, _ in doctor.examine(given) if level != "ok"]
@@ -622,8 +622,8 @@ def test_the_doctor_finds_what_is_wrong(tmp_path, adapter, more, facts):
 
 
 def test_the_doctor_is_part_of_the_command_line(tmp_path, capfd):
-    from larder.__main__ import main
-    from larder.lmcache.doctor import NAMES
+    from larder_kv.__main__ import main
+    from larder_kv.lmcache.doctor import NAMES
 
     config = json.dumps(NAMES | {"adapter_params": parameters(tmp_path / "store")})
     assert main(["doctor", "--lmcache", config, "--page-bytes", "256KiB"]) in (0, 1)

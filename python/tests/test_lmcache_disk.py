@@ -118,7 +118,7 @@ def test_each_task_ends_by_its_deadline_but_loads_that_the_disk_has_and_no_faile
 
 
 CLOSING = """
-from larder.lmcache import adapter as module
+from larder_kv.lmcache import adapter as module
 from support.lmcache import *
 arena, said = Arena(), {}
 module._CLOSE_PATIENCE = 2.0

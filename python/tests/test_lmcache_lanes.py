@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("lmcache", reason="LMCache is not in this environment")
 
-from larder.lmcache.lanes import Lane, Part, Task  # noqa: E402
-from larder.store import Status  # noqa: E402
+from larder_kv.lmcache.lanes import Lane, Part, Task  # noqa: E402
+from larder_kv.store import Status  # noqa: E402
 
 
 class Queue:

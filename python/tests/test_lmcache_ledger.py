@@ -8,9 +8,9 @@ import hashlib
 import shutil
 
 import pytest
-from larder.lmcache import spaces
-from larder.lmcache.spaces import Place, page_key
-from larder.store import Status, StoreError
+from larder_kv.lmcache import spaces
+from larder_kv.lmcache.spaces import Place, page_key
+from larder_kv.store import Status, StoreError
 from support.lmcache import (
     CHUNK,
     Arena,

@@ -45,8 +45,8 @@ def test_the_log_of_sglang_has_the_lines_of_information(opened, root, capfd):
 PROGRAM = """
 import logging, sys
 {setup}
-import larder
-larder.Store.attach(sys.argv[1], size=128 << 20).close()
+import larder_kv
+larder_kv.Store.attach(sys.argv[1], size=128 << 20).close()
 """
 
 
@@ -61,7 +61,7 @@ def said(tmp_path, setup, **environment):
 
 def test_a_program_gets_the_lines_at_its_own_level_and_the_last_ones_at_its_exit(tmp_path):
     form = 'logging.basicConfig(level="{}", format="%(levelname)s of %(name)s: %(message)s")'
-    line = "INFO of larder.learned: eviction follows the LRU order"
+    line = "INFO of larder_kv.learned: eviction follows the LRU order"
     assert line in said(tmp_path, form.format("INFO"))
     assert OF_EXTENSION not in said(tmp_path, form.format("WARNING"))
     assert OF_EXTENSION not in said(tmp_path, "")

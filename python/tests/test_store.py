@@ -1,4 +1,4 @@
-"""`larder.Store`: pages of any engine, by calls and by jobs."""
+"""`larder_kv.Store`: pages of any engine, by calls and by jobs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
-import larder
+import larder_kv
 import pytest
-from larder import _larder
-from larder.store import Done, Hint, PageClass, QueueFull, Status, Store, StoreError
+from larder_kv import _larder
+from larder_kv.store import Done, Hint, PageClass, QueueFull, Status, Store, StoreError
 from support import disk
 
 FORK = multiprocessing.get_context("fork")
@@ -529,8 +529,8 @@ def test_two_processes_share_pages_and_one_goes_on_when_the_owner_is_killed(tmp_
 
 
 def test_larder_exports_all_of_its_store():
-    assert set(larder.__all__) == {*larder.store.__all__, "__version__"}
-    assert all(getattr(larder, public) is getattr(larder.store, public) for public in larder.store.__all__)
+    assert set(larder_kv.__all__) == {*larder_kv.store.__all__, "__version__"}
+    assert all(getattr(larder_kv, public) is getattr(larder_kv.store, public) for public in larder_kv.store.__all__)
 
 
 def test_a_put_with_a_recall_ends_at_its_timeout_and_is_not_stored_later(tmp_path):

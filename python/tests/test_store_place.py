@@ -1,4 +1,4 @@
-"""Where a store is, and whether pages suit it: what `larder.Store` refuses, and what it says."""
+"""Where a store is, and whether pages suit it: what `larder_kv.Store` refuses, and what it says."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from larder.__main__ import main
-from larder.store import Status, Store, StoreError
+from larder_kv.__main__ import main
+from larder_kv.store import Status, Store, StoreError
 from support.waiting import eventually
 
 SIZE = 144 << 20
@@ -70,7 +70,7 @@ def test_a_new_store_on_the_file_system_of_the_root_is_a_warning(tmp_path, caplo
     import tempfile
 
     with tempfile.TemporaryDirectory(dir=on_the_root(tmp_path)) as place:
-        caplog.set_level("INFO", logger="larder")
+        caplog.set_level("INFO", logger="larder_kv")
         attach(place).close()
         eventually(lambda: "no disk is mounted where the store was created" in caplog.text)
         said = caplog.text

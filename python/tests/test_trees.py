@@ -180,7 +180,7 @@ def test_a_failed_attach_leaves_the_store_and_after_a_detach_another_one_works(t
     table = json.dumps(extra(tmp_path) | {"prefetch_threshold": 1})
     # SGLang registers the first pool itself, and cleans up after a failure only there.
     facts = mock.Mock(side_effect=[{}, RuntimeError("no arrangement")])
-    with mock.patch("larder.sglang_layout.facts_of", facts):
+    with mock.patch("larder_kv.sglang_layout.facts_of", facts):
         done, why = engine.cache.attach_storage_backend("dynamic", table)
     assert not done and "no arrangement" in why
     assert "part" not in test.backend(engine.cache).counters()

@@ -235,7 +235,7 @@ def test_a_small_store_takes_ten_times_its_size_and_keeps_heads(tmp_path):
 
 
 def test_parents_are_known_across_jobs_and_behind_the_gpus_own_hits(tmp_path):
-    from larder.vllm.chains import Chain
+    from larder_kv.vllm.chains import Chain
 
     chain = keys(6)
     request = ReqContext(req_id="r")
@@ -281,7 +281,7 @@ def test_a_reset_starts_new_namespaces_and_deletes_nothing(tmp_path):
 
 @pytest.mark.parametrize("hash_bytes", [32, 16])
 def test_all_resets_of_a_server_need_one_namespace(tmp_path, hash_bytes):
-    from larder import Store
+    from larder_kv import Store
 
     chain = keys(8, hash_bytes=hash_bytes)
     with steps(tier(tmp_path, enable_kv_events=True), events=True) as engine:
@@ -382,7 +382,7 @@ def test_without_a_store_a_server_starts_only_if_it_may(tmp_path):
 
 
 def test_metrics_have_vllms_form(tmp_path):
-    from larder.vllm.tier import LarderTier
+    from larder_kv.vllm.tier import LarderTier
 
     definitions = LarderTier.build_metric_definitions({})
     with steps(tier(tmp_path)) as engine:
@@ -505,15 +505,15 @@ def test_events_leave_a_chunk_that_was_evicted_and_stored_again(tmp_path, monkey
 
 def imports(said):
     """Imports what vLLM imports of Larder: the seconds of CPU that takes."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "larder"]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "larder_kv"]:
         del sys.modules[name]
     files, threads = set(os.listdir("/proc/self/fd")), threading.active_count()
     start = time.process_time()
-    import larder.vllm
+    import larder_kv.vllm
 
-    larder.vllm.register()
-    larder.vllm.register()
-    from larder.vllm import LarderTier
+    larder_kv.vllm.register()
+    larder_kv.vllm.register()
+    from larder_kv.vllm import LarderTier
 
     spent = time.process_time() - start
     # Files of tests before may have been closed by the garbage collection.

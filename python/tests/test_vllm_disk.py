@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from larder.vllm import lookups
+from larder_kv.vllm import lookups
 from support import disk
 from support.child import Child
 from support.vllm import Steps, keys, steps, tier

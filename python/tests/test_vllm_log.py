@@ -4,7 +4,7 @@ import io
 import logging
 
 import pytest
-from larder import logs
+from larder_kv import logs
 from support.vllm import keys, steps, tier
 from support.waiting import eventually
 
@@ -25,7 +25,7 @@ follow = logs.follow
 def ours(monkeypatch, log_as_it_is):
     """The logger of Larder as at the start of a process."""
     monkeypatch.setattr(logs, "follow", follow)
-    logger = logging.getLogger("larder")
+    logger = logging.getLogger("larder_kv")
     for name, value in {"handlers": [], "level": logging.NOTSET, "propagate": True}.items():
         monkeypatch.setattr(logger, name, value)
 
@@ -61,6 +61,6 @@ def test_a_later_configuration_of_the_engine_counts(tmp_path, vllms_log):
     logging.getLogger("vllm").setLevel(logging.WARNING)
     before = vllms_log.getvalue()
     with steps(tier(tmp_path / "two")):
-        logging.getLogger("larder").warning("a warning of a test")
+        logging.getLogger("larder_kv").warning("a warning of a test")
     said = vllms_log.getvalue().removeprefix(before)
     assert "a warning of a test" in said and OF_PYTHON not in said

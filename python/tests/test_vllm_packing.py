@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from larder.vllm import connector, packing
-from larder.vllm.packing import Packing
+from larder_kv.vllm import connector, packing
+from larder_kv.vllm.packing import Packing
 from support.vllm import keys, steps, tier
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata

@@ -6,8 +6,8 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from larder.vllm import connector, doctor
-from larder.vllm.settings import SERVER_KEY, Server
+from larder_kv.vllm import connector, doctor
+from larder_kv.vllm.settings import SERVER_KEY, Server
 from support.vllm_config import changed, configured, model
 
 
@@ -56,7 +56,7 @@ def transfer(path, **more):
     }
     return {
         "kv_connector": "LarderOffloadingConnector",
-        "kv_connector_module_path": "larder.vllm",
+        "kv_connector_module_path": "larder_kv.vllm",
         "kv_role": "kv_both",
         "kv_connector_extra_config": extra | more.pop("extra", {}),
     } | more
@@ -92,7 +92,7 @@ def test_the_doctor_finds_each_mistake(tmp_path, monkeypatch):
 
 
 def test_the_doctor_runs_from_the_command_line(tmp_path, capfd):
-    from larder.__main__ import main
+    from larder_kv.__main__ import main
 
     written = tmp_path / "transfer.json"
     written.write_text(json.dumps(transfer(tmp_path / "store")))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import vllm
 import vllm.config
-from larder.vllm import left_out, weights
+from larder_kv.vllm import left_out, weights
 from support.vllm_config import bare, changed, configured, model
 from vllm.config.diffusion import DiffusionConfig
 from vllm.config.engram import EngramConfig

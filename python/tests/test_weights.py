@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from larder import described, weights
+from larder_kv import described, weights
 
 
 class Kind(enum.Enum):
@@ -105,7 +105,7 @@ def volume(tmp_path):
 
 
 def test_the_line_names_what_changed_and_shows_no_secret(volume, caplog):
-    caplog.set_level("INFO", "larder")
+    caplog.set_level("INFO", "larder_kv")
     assert compared(volume, caplog, size=1, key={"token": "secret"}) == []
     assert compared(volume, caplog, size=1, key={"token": "secret"}) == []
     secrets = {"url": "https://me:secret@host", "more": '{"a": "secret"}'}
@@ -120,7 +120,7 @@ def test_the_line_names_what_changed_and_shows_no_secret(volume, caplog):
 
 
 def test_a_failed_comparison_costs_the_line_alone(volume, tmp_path, caplog):
-    caplog.set_level("INFO", "larder")
+    caplog.set_level("INFO", "larder_kv")
     notes = volume.parent / weights.NOTES
     notes.write_text("no JSON")
     assert compared(volume, caplog, size=1) == []

@@ -325,7 +325,7 @@ class Site:
 
     def stat(self):
         """The document of `larder stat`; `None` while nobody serves the store."""
-        command = [sys.executable, "-P", "-m", "larder", "stat", "--json", self.volume]
+        command = [sys.executable, "-P", "-m", "larder_kv", "stat", "--json", self.volume]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return json.loads(done.stdout) if done.returncode == 0 else None
 

@@ -41,7 +41,7 @@ def median_ttft(prompts, ask):
 
 def disk_rate(place, page_bytes, pages):
     """Bytes per second of `larder bench --op get`."""
-    command = [sys.executable, "-P", "-m", "larder"]
+    command = [sys.executable, "-P", "-m", "larder_kv"]
     store = place / "bench.store"
     made = [*command, "create", store, "--size", "512MiB", "--prewrite"]
     subprocess.run([str(word) for word in made], check=True, capture_output=True)

@@ -1,13 +1,14 @@
-//! The Python module `larder._larder`: only the Rust side of the calls.
+//! The Python module `larder_kv._larder`: only the Rust side of the calls.
 //!
 //! A module imports only those below it:
 //!
 //! | module | classes |
 //! |---|---|
-//! | [`store`] | those of `larder.store` |
+//! | [`store`] | those of `larder_kv.store` |
 //! | `buffers` | memory that Python passes in |
 //!
-//! The classes of `larder.device` are in [`device`], the one beneath `larder.sglang` in [`sglang`].
+//! The classes of `larder_kv.device` are in [`device`], the one beneath `larder_kv.sglang` in
+//! [`sglang`].
 
 #![expect(
     clippy::needless_pass_by_value,

@@ -1,4 +1,4 @@
-//! The classes of `larder.store`: [`Store`], [`Namespace`], [`Region`].
+//! The classes of `larder_kv.store`: [`Store`], [`Namespace`], [`Region`].
 //!
 //! Every call that can wait for the device or another process runs without the interpreter lock. A
 //! page call answers a status a page and never raises for faults of the store. Wrong arguments
@@ -33,13 +33,13 @@ use crate::store::{Handle, Space};
 use queue::Queue;
 
 create_exception!(
-    larder._larder,
+    larder_kv._larder,
     StoreError,
     PyRuntimeError,
     "The store cannot be opened or used. The message says what, where, and what to do."
 );
 
-/// The named tuples of `larder.store`.
+/// The named tuples of `larder_kv.store`.
 static EVICTIONS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static LISTING: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static USAGE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -70,7 +70,7 @@ pub(super) fn position(
     }
 }
 
-/// A `larder.store.Hint`: class, priority, session.
+/// A `larder_kv.store.Hint`: class, priority, session.
 type HintFields = (u8, u8, Option<Vec<u8>>);
 
 /// The hint of a call; the empty one without fields.
@@ -84,20 +84,20 @@ fn hinted(fields: Option<HintFields>) -> PyResult<Hint> {
 }
 
 /// Pages kept on NVMe.
-#[pyclass(frozen, module = "larder.store")]
+#[pyclass(frozen, module = "larder_kv.store")]
 pub struct Store {
     pub(super) handle: Arc<Handle>,
 }
 
 /// The pages of a model and layout.
-#[pyclass(frozen, module = "larder.store")]
+#[pyclass(frozen, module = "larder_kv.store")]
 pub struct Namespace {
     pub(super) space: Arc<Space>,
     store: Py<Store>,
 }
 
 /// Memory whose pages are named by row.
-#[pyclass(frozen, module = "larder.store")]
+#[pyclass(frozen, module = "larder_kv.store")]
 pub struct Region {
     pub(super) memory: Arc<Memory>,
     described: String,
@@ -343,13 +343,13 @@ impl Store {
             )
         };
         let pages: Vec<_> = found.pages.iter().map(page).collect();
-        let class = EVICTIONS.import(py, "larder.store", "Evictions")?;
+        let class = EVICTIONS.import(py, "larder_kv.store", "Evictions")?;
         class.call1((found.next, found.missed, pages))
     }
 
     fn usage<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let rows = py.detach(|| self.handle.usage()).map_err(raised)?;
-        let class = USAGE.import(py, "larder.store", "Usage")?;
+        let class = USAGE.import(py, "larder_kv.store", "Usage")?;
         rows.iter()
             .map(|row| {
                 let digest = PyBytes::new(py, row.namespace.as_bytes());
@@ -408,7 +408,7 @@ impl Store {
     }
 
     fn __repr__(&self) -> String {
-        format!("<larder.Store {} ({})>", self.path(), self.part())
+        format!("<larder_kv.Store {} ({})>", self.path(), self.part())
     }
 }
 
@@ -574,7 +574,7 @@ impl Namespace {
         let cursor = Cursor(cursor.unwrap_or_default());
         let found = py.detach(|| self.space.list(cursor)).map_err(raised)?;
         let keys: Vec<u8> = found.keys.iter().flat_map(|key| *key.as_bytes()).collect();
-        let class = LISTING.import(py, "larder.store", "Listing")?;
+        let class = LISTING.import(py, "larder_kv.store", "Listing")?;
         class.call1((PyBytes::new(py, &keys), found.next.map(|Cursor(next)| next)))
     }
 
@@ -588,7 +588,7 @@ impl Namespace {
     }
 
     fn __repr__(&self) -> String {
-        format!("<larder.Namespace {}>", self.space.namespace)
+        format!("<larder_kv.Namespace {}>", self.space.namespace)
     }
 }
 

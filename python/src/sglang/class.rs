@@ -1,4 +1,4 @@
-//! The class that `larder.sglang` calls.
+//! The class that `larder_kv.sglang` calls.
 //!
 //! Lookups, reads and writes run without the interpreter lock, and any failure in them is a miss:
 //! SGLang's threads never get an exception from here, not even for a bug.
@@ -26,8 +26,8 @@ use super::{config, doctor};
 use crate::chain::Chain;
 use crate::{log, place};
 
-/// A storage backend: see `larder.sglang`.
-#[pyclass(frozen, module = "larder._larder")]
+/// A storage backend: see `larder_kv.sglang`.
+#[pyclass(frozen, module = "larder_kv._larder")]
 pub struct Backend {
     inner: Arc<Inner>,
     volume: PathBuf,
@@ -233,7 +233,7 @@ impl Backend {
         count: usize,
     ) -> PyResult<Vec<bool>> {
         let (asked, keys) = (keys.len()?, parse_keys(keys)?);
-        // SAFETY: `larder.sglang` holds the tensor during the call.
+        // SAFETY: `larder_kv.sglang` holds the tensor during the call.
         let mut indices = unsafe { indices(address, count) };
         trim(&mut indices, asked, keys.len());
         let answers = self.call(py, || self.inner.get(pool, &keys, &indices));
@@ -275,7 +275,7 @@ impl Backend {
         let answers = self.call(py, || {
             let buffers = buffers.iter().take(keys.len()).map(|&(address, bytes)| {
                 let start = std::ptr::with_exposed_provenance_mut::<u8>(address);
-                // SAFETY: `larder.sglang` created these tensors, or received them to fill, and
+                // SAFETY: `larder_kv.sglang` created these tensors, or received them to fill, and
                 // holds them during the call. They are contiguous and do not overlap.
                 unsafe { std::slice::from_raw_parts_mut(start, bytes) }
             });
@@ -305,8 +305,8 @@ impl Backend {
                 .take(keys.len())
                 .map(|&(address, bytes)| {
                     let start = std::ptr::with_exposed_provenance::<u8>(address);
-                    // SAFETY: `larder.sglang` holds these tensors during the call, contiguous and
-                    // unchanged.
+                    // SAFETY: `larder_kv.sglang` holds these tensors during the call, contiguous
+                    // and unchanged.
                     unsafe { std::slice::from_raw_parts(start, bytes) }
                 })
                 .collect();
@@ -449,7 +449,7 @@ fn check_sglang_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -
         .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Adds the functions that `larder.sglang` and its doctor call.
+/// Adds the functions that `larder_kv.sglang` and its doctor call.
 pub fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Backend>()?;
     module.add_function(wrap_pyfunction!(check_sglang_config, module)?)

@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn the_config_of_the_readme_is_read() {
-        let json = r#"{"backend_name":"larder","module_path":"larder.sglang",
+        let json = r#"{"backend_name":"larder","module_path":"larder_kv.sglang",
             "class_name":"LarderHiCache","interface_v1":1,"hicache_storage_pass_prefix_keys":true,
             "path":"/nvme/larder","size":"512GiB"}"#;
         let config = parse(json).unwrap();

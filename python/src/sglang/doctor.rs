@@ -23,7 +23,7 @@ fn keys(table: &Map<String, Value>) -> Vec<Fact> {
     };
     for (key, value) in [
         ("backend_name", None),
-        ("module_path", Some("larder.sglang")),
+        ("module_path", Some("larder_kv.sglang")),
         ("class_name", Some("LarderHiCache")),
     ] {
         let found = table.get(key).and_then(Value::as_str);
@@ -74,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    const GOOD: &str = r#"{"backend_name":"larder","module_path":"larder.sglang",
+    const GOOD: &str = r#"{"backend_name":"larder","module_path":"larder_kv.sglang",
         "class_name":"LarderHiCache","interface_v1":1,"hicache_storage_pass_prefix_keys":true}"#;
 
     fn levels(json: &str) -> Vec<Level> {

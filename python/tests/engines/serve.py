@@ -50,7 +50,7 @@ def engine(model, tier):
         is_inside = tier.pop("inside", False)
         transfer = {
             "kv_connector": "LarderOffloadingConnector",
-            "kv_connector_module_path": "larder.vllm",
+            "kv_connector_module_path": "larder_kv.vllm",
             "kv_role": "kv_both",
             "kv_connector_extra_config": {
                 "spec_name": "CpuTieringSpec",

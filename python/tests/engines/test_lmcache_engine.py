@@ -123,7 +123,7 @@ def server(path, log):
     port, http = free_port(), free_port()
     adapter = {
         "type": "plugin",
-        "module_path": "larder.lmcache",
+        "module_path": "larder_kv.lmcache",
         "class_name": "LarderL2Adapter",
         "adapter_params": parameters(path),
     }

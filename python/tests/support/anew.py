@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 
-from larder import _larder
+from larder_kv import _larder
 
 PAGE_BYTES = 8192
 

@@ -14,7 +14,7 @@ SIZE = "144MiB"
 def extra(path, **more):
     return {
         "backend_name": "larder",
-        "module_path": "larder.sglang",
+        "module_path": "larder_kv.sglang",
         "class_name": "LarderHiCache",
         "interface_v1": 1,
         "path": str(path),

@@ -10,7 +10,7 @@ import select
 import time
 
 import torch
-from larder.lmcache import LarderL2Adapter, LarderL2AdapterConfig
+from larder_kv.lmcache import LarderL2Adapter, LarderL2AdapterConfig
 from lmcache.v1.distributed.api import (
     FULL_ATTENTION_WINDOW_CHUNKS,
     GroupedObjectKeys,
@@ -204,7 +204,7 @@ class Listener(L2AdapterListener):
 
 def plugin(path, **more):
     """The configuration that `--l2-adapter` makes."""
-    return PluginL2AdapterConfig("larder.lmcache", "LarderL2Adapter", parameters(path, **more))
+    return PluginL2AdapterConfig("larder_kv.lmcache", "LarderL2Adapter", parameters(path, **more))
 
 
 @contextlib.contextmanager

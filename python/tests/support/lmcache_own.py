@@ -14,9 +14,9 @@ from lmcache.v1.distributed.l2_adapters import mock_l2_adapter
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from larder.lmcache import LarderL2Adapter, LarderL2AdapterConfig  # noqa: E402
-from larder.lmcache.spaces import Place, page_key  # noqa: E402
-from larder.store import Status  # noqa: E402
+from larder_kv.lmcache import LarderL2Adapter, LarderL2AdapterConfig  # noqa: E402
+from larder_kv.lmcache.spaces import Place, page_key  # noqa: E402
+from larder_kv.store import Status  # noqa: E402
 from support.lmcache import parameters  # noqa: E402
 
 

@@ -40,7 +40,7 @@ def tier(path, /, **more):
     """A tier's configuration."""
     return {
         "type": "LarderTier",
-        "module_path": "larder.vllm",
+        "module_path": "larder_kv.vllm",
         "path": str(path),
         "size": SIZE,
         "prewrite": False,

@@ -104,7 +104,7 @@ def bare(kind):
 
 
 if __name__ == "__main__":
-    from larder.vllm import weights
+    from larder_kv.vllm import weights
 
     place, arguments = sys.argv[1:]
     print("tag", weights.tag(configured(Path(place), **json.loads(arguments)), None))

@@ -15,7 +15,7 @@ from array import array
 from pathlib import Path
 
 import torch
-from larder.sglang import LarderHiCache
+from larder_kv.sglang import LarderHiCache
 
 COMMAND = "command.json"
 

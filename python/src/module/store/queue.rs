@@ -1,4 +1,4 @@
-//! The class `larder.store.Queue`. No call but `wait`, `drain` and `close` waits, and only those
+//! The class `larder_kv.store.Queue`. No call but `wait`, `drain` and `close` waits, and only those
 //! release the interpreter lock: to take it again may take longer than the call itself.
 
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use crate::store::Handle;
 use crate::store::queue::{Done, Job, Limits, Queue as Inner, Rows, SubmitError, Task};
 
 create_exception!(
-    larder._larder,
+    larder_kv._larder,
     QueueFull,
     StoreError,
     "The queue has no room for the job. Nothing of it was accepted."
 );
 
-/// `larder.store.Done`.
+/// `larder_kv.store.Done`.
 static DONE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// Jobs on a store, with an eventfd.
-#[pyclass(frozen, module = "larder.store")]
+#[pyclass(frozen, module = "larder_kv.store")]
 pub struct Queue {
     inner: Arc<Inner>,
 }
@@ -213,7 +213,7 @@ impl Queue {
 
     #[pyo3(signature = (limit=None))]
     fn poll<'py>(&self, py: Python<'py>, limit: Option<usize>) -> PyResult<Bound<'py, PyList>> {
-        let class = DONE.import(py, "larder.store", "Done")?;
+        let class = DONE.import(py, "larder_kv.store", "Done")?;
         let finished = self.inner.poll(limit.unwrap_or(usize::MAX));
         let made = made(class, &finished);
         if made.is_err() {

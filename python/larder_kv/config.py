@@ -1,0 +1,78 @@
+"""The keys of a store that all engines share: `path`, `size`, `weights_tag`, `on_error`, ...
+(README.md).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Mapping, NamedTuple, Optional
+
+from larder_kv import _larder
+from larder_kv.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class Config(NamedTuple):
+    """A configuration. Times are in seconds, sizes in bytes."""
+
+    path: str
+    size: Optional[int]
+    weights_tag: Optional[str]
+    #: `fail` or `miss`: the start of a server without a store fails, or all its lookups miss.
+    on_error: str
+    #: Pause before the next attempt to attach.
+    retry: float
+    prewrite: bool
+    disk: str
+    sync: str
+    lease: float
+    #: `learned` or `lru`.
+    policy: str
+    #: Longest wait until a read or write has started.
+    timeout: float
+    #: Tokens that the engine computes in a second.
+    prefill_rate: Optional[int]
+    #: The keys of the remotes beneath the store, as they were given (docs/remote.md).
+    l4: dict[str, Any]
+
+    @classmethod
+    def parse(cls, keys: Mapping[str, Any]) -> Config:
+        """Raises ValueError naming the key that is unknown, missing or wrong."""
+        try:
+            return cls(**json.loads(_larder.parse_config(json.dumps(dict(keys), default=str))))
+        except ValueError as error:
+            raise ValueError(f"larder: {error}") from None
+
+    def attach(self, page_bytes: int, must_fit: bool = True) -> Store:
+        """Attaches to the store, for pages of at most this size, and logs it; creates the store if
+        there is none. ``must_fit``: refuses a store that keeps no page of this size.
+
+        Raises `larder_kv.StoreError`.
+        """
+        store = Store.attach(
+            self.path,
+            size=self.size,
+            page_bytes=page_bytes,
+            must_fit=must_fit,
+            sync=self.sync,
+            lease=self.lease,
+            hang_limit=self.timeout,
+            prewrite=self.prewrite,
+            disk=self.disk,
+            policy=self.policy,
+            l4=self.l4,
+        )
+        for remark in store.remarks:
+            logger.warning("larder: %s", remark)
+        stats = store.stats()
+        logger.info(
+            "larder: attached to %s as %s, %s pages found, disk %s, %.1f MiB of RAM for the index",
+            store.path,
+            store.part,
+            stats.get("pages", 0),
+            stats.get("disk", "none"),
+            stats.get("index_bytes", 0) / 2**20,
+        )
+        return store
