@@ -1,0 +1,19 @@
+"""The first pages of the documentation, for SGLang and for plain Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from support import start
+
+
+def test_the_page_for_sglang(tmp_path):
+    start.doctor_says_what_the_page_does("sglang", "sglang.json", tmp_path)
+
+
+def test_the_page_for_python(tmp_path):
+    for expected in start.promised("python"):
+        program = [sys.executable, start.ROOT / "deploy/engines/first_hit.py", tmp_path / "pages"]
+        done = subprocess.run(program, capture_output=True, text=True, check=True)
+        assert done.stdout == expected
