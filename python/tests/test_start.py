@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -17,3 +18,12 @@ def test_the_page_for_python(tmp_path):
         program = [sys.executable, start.ROOT / "deploy/engines/first_hit.py", tmp_path / "pages"]
         done = subprocess.run(program, capture_output=True, text=True, check=True)
         assert done.stdout == expected
+
+
+def test_the_demo_runs_from_the_wheel(tmp_path):
+    demo = [sys.executable, "-m", "larder_kv", "demo", "--json", "--dir", tmp_path]
+    done = subprocess.run(demo, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["survived_pages"] == said["acknowledged_pages"] > 0
+    assert said["second_process_pages_hit"] > 0 and said["wrong_pages"] == 0

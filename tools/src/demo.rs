@@ -507,7 +507,12 @@ fn work_beside(store: &Path, turns: u64) -> Result<Ending, Failure> {
         session.serve(&workload::chain(&turn), &mut Vec::new())?;
     }
     let told = serde_json::to_string(&session.counts).map_err(io::Error::other);
-    let told = told.and_then(|counts| io::stdout().lock().write_all(counts.as_bytes()));
+    let told = told.and_then(|counts| {
+        let mut out = io::stdout().lock();
+        out.write_all(counts.as_bytes())?;
+        // The end of a Python process writes nothing that is buffered here.
+        out.flush()
+    });
     drop(session);
     store.close()?;
     told.map_err(|error| child_failed(&error))?;
