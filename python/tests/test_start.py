@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 
+from sglang.srt.server_args import ServerArgs
 from support import start
 
 
 def test_the_page_for_sglang(tmp_path):
     start.doctor_says_what_the_page_does("sglang", "sglang.json", tmp_path)
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    given = parser.parse_args(start.server_arguments("sglang", tmp_path))
+    assert given.hicache_storage_backend == "dynamic" and given.hicache_storage_backend_extra_config == "@sglang.json"
 
 
 def test_the_page_for_python(tmp_path):

@@ -27,6 +27,16 @@ def promised(engine: str) -> list[str]:
     return OUTPUT.findall(page(engine))
 
 
+def server_arguments(engine: str, place: Path) -> list[str]:
+    """The arguments of the page's command that starts the server, as a shell in this directory passes them on."""
+    text = page(engine).replace("\\\n", "")
+    (command,) = re.findall(r"^    (python -m sglang\.launch_server|vllm serve|lmcache server) (.*)$", text, re.MULTILINE)
+    shown = subprocess.run(
+        ["bash", "-c", f'printf "%s\\0" {command[1]}'], cwd=place, capture_output=True, text=True, check=True
+    )
+    return shown.stdout.split("\0")[:-1]
+
+
 def doctor_says_what_the_page_does(engine: str, file: str, place: Path, *changes: tuple[str, str]) -> None:
     """Runs the page's `larder doctor` with the page's file, after the changes that the page demands of the reader."""
     if shutil.disk_usage(place).free < 9 << 30:
