@@ -213,8 +213,7 @@ fn a_child_keeps_neither_the_lock_nor_the_connections_of_a_parent_that_was_kille
     drop(client);
     eventually("the client's resources are released", || {
         let report_now = report(&home.path).unwrap();
-        // The asking process is a client, too.
-        (report_now.clients, report_now.lingering) == (1, 0)
+        (report_now.clients, report_now.lingering) == (0, 0)
     });
     drop(owner);
     let next = attach(&home.path);

@@ -87,7 +87,6 @@ fn an_owner_and_clients_of_neighbouring_releases_share_pages_whoever_is_the_owne
             .releases
             .iter()
             .find(|of| of.release == clients.release);
-        // `report` is a client of this release.
         assert!(of_next.unwrap().clients >= 1, "{:?}", told.releases);
         assert!(told.releases.iter().all(|of| of.version == this.newest));
     }

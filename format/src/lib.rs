@@ -102,5 +102,6 @@ pub use segment::{Identity, SegmentAddress, SegmentHeader, SegmentState};
 pub use serial::{Run, Serial};
 pub use shape::{PAGE_BYTES_LIMIT, PageShape, ShapeError};
 pub use superblock::{
-    Holder, OpenState, Superblock, SuperblockError, VOLUME_PATH_BYTES_MAX, VolumeEntry, newest,
+    History, Holder, OpenState, Superblock, SuperblockError, Unclosed, VOLUME_PATH_BYTES_MAX,
+    VolumeEntry, newest,
 };

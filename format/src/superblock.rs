@@ -23,7 +23,10 @@
 //!     104      8  read_only_compatible
 //!     112     16  release
 //!     128     64  feature_names
-//!     192     64  zero
+//!     192      8  opened_unix_s    these three are for people, zero if they are not known
+//!     200      8  unclosed_unix_s
+//!     208      4  unclosed_pid     0: the last open found the store closed in order
+//!     212     44  zero
 //!     256    224  each volume:
 //!             16    id
 //!              4    segments
@@ -37,6 +40,8 @@
 //!
 //! Faults covered: torn and stale copies, foreign files, and stores of a newer version. The
 //! superblock does not prove that its paths still lead to the volumes.
+
+use std::num::NonZeroU32;
 
 use crate::bytes::{Overrun, Reader, Writer};
 use crate::consts::{BLOCK_BYTES, FORMAT_VERSION, SEGMENTS_MAX, VOLUMES_MAX};
@@ -54,11 +59,12 @@ const FIXED_BYTES: usize = 256;
 const FEATURES_AT: usize = 96;
 const FEATURES_BYTES: usize = 8 + 8 + 16 + 64;
 const RESERVED_BEFORE: usize = FEATURES_AT - PROLOGUE_BYTES - (2 * 16 + 2 * 8 + 3 * 4 + 2 * 2 + 4);
-const RESERVED_BEHIND: usize = FIXED_BYTES - FEATURES_AT - FEATURES_BYTES;
+const HISTORY_BYTES: usize = 2 * 8 + 4;
+const RESERVED_BEHIND: usize = FIXED_BYTES - FEATURES_AT - FEATURES_BYTES - HISTORY_BYTES;
 const ENTRY_BYTES: usize = 16 + 4 + 2 + 2 + VOLUME_PATH_BYTES_MAX;
 const FLAG_LOST: u16 = 1;
 
-const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 64 && ENTRY_BYTES == 224);
+const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 44 && ENTRY_BYTES == 224);
 const _: () = assert!(FIXED_BYTES + VOLUMES_MAX * ENTRY_BYTES <= BLOCK_BYTES);
 
 /// Whether a process has the store open.
@@ -79,6 +85,24 @@ pub struct Holder {
     /// The boot of the machine and the pid namespace of the pid. In another scope the same number
     /// is another process.
     pub pid_scope: [u8; 16],
+}
+
+/// The last open of a store, and what it found. For people: nothing is decided by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct History {
+    /// When the store was opened last, in seconds since 1970; 0 if it is not known.
+    pub opened_unix_s: u64,
+    /// The open before, if the last open found that it was not closed in order.
+    pub unclosed: Option<Unclosed>,
+}
+
+/// An open of a store whose process ended without closing it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Unclosed {
+    /// When it was opened, in seconds since 1970; 0 if it is not known.
+    pub opened_unix_s: u64,
+    /// The process, in its own pid namespace.
+    pub pid: NonZeroU32,
 }
 
 /// The entry of a volume in the list that every volume of its store holds.
@@ -111,6 +135,8 @@ pub struct Superblock {
     pub created_unix_s: u64,
     /// The process of the last open.
     pub holder: Holder,
+    /// When that was, and what it found.
+    pub history: History,
     /// Blocks per segment, the same on all volumes.
     pub segment_blocks: u32,
     /// Features of the store, and the release that wrote this.
@@ -228,6 +254,10 @@ impl Superblock {
         });
         writer.reserved(RESERVED_BEFORE);
         write_features(&mut writer, &self.features);
+        let unclosed = self.history.unclosed;
+        writer.u64(self.history.opened_unix_s);
+        writer.u64(unclosed.map_or(0, |of| of.opened_unix_s));
+        writer.u32(unclosed.map_or(0, |of| of.pid.get()));
         writer.reserved(RESERVED_BEHIND);
         self.volumes
             .iter()
@@ -267,7 +297,13 @@ impl Superblock {
         let state = reader.u32()?;
         reader.reserved(RESERVED_BEFORE)?;
         let features = read_features(&mut reader)?;
+        let opened_unix_s = reader.u64()?;
+        let before_unix_s = reader.u64()?;
+        let unclosed = NonZeroU32::new(reader.u32()?);
         reader.reserved(RESERVED_BEHIND)?;
+        if unclosed.is_none() && before_unix_s != 0 {
+            return Err(invalid("unclosed_unix_s", before_unix_s));
+        }
         if usize::from(count) > VOLUMES_MAX {
             return Err(invalid("volumes", count));
         }
@@ -291,6 +327,13 @@ impl Superblock {
             },
             created_unix_s,
             holder: Holder { pid, pid_scope },
+            history: History {
+                opened_unix_s,
+                unclosed: unclosed.map(|pid| Unclosed {
+                    opened_unix_s: before_unix_s,
+                    pid,
+                }),
+            },
             segment_blocks,
             features,
             volumes,

@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use larder_core::capacity::segments_min;
 use larder_engine::PutStatus;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, Holder, Namespace, OpenState, PageKey, PageShape, Run, SEGMENTS_OFFSET,
-    StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
+    BLOCK_BYTES, Features, History, Holder, Namespace, OpenState, PageKey, PageShape, Run,
+    SEGMENTS_OFFSET, StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
 };
 
 use crate::machine::{Image, Machine, NewPage};
@@ -157,6 +157,7 @@ pub fn fresh(volumes: &[u32], segment_blocks: u32) -> Image {
             pid: 1,
             pid_scope: [0; 16],
         },
+        history: History::default(),
         segment_blocks,
         features: Features::default(),
         volumes: entries.clone(),

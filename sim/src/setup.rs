@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use larder_engine::SyncPolicy;
 use larder_engine::format::{
-    Features, Holder, Namespace, OpenState, PageShape, Run, SEGMENTS_OFFSET, StoreId, Superblock,
-    VolumeEntry, VolumeId,
+    Features, History, Holder, Namespace, OpenState, PageShape, Run, SEGMENTS_OFFSET, StoreId,
+    Superblock, VolumeEntry, VolumeId,
 };
 use larder_sim_runtime::dice::Dice;
 
@@ -336,6 +336,7 @@ pub fn superblocks(
             pid: 1,
             pid_scope: [0; 16],
         },
+        history: History::default(),
         segment_blocks,
         features: Features::default(),
         volumes: volumes.clone(),

@@ -25,6 +25,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use larder_store::share;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -32,6 +33,7 @@ use tokio::sync::Semaphore;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::metrics;
+use crate::owner::unserved;
 use crate::place;
 use crate::program::complain;
 use crate::report::{self as output, Lines, Report};
@@ -171,6 +173,24 @@ impl Asked {
     }
 }
 
+/// Warns once if the store is not served at the start: the path may be wrong.
+async fn warn_of_no_owner(store: Asked) {
+    // The semaphore is never closed.
+    let Ok(permit) = store.questions.clone().acquire_owned().await else {
+        return;
+    };
+    let path = store.path.clone();
+    tokio::task::spawn_blocking(move || {
+        let _permit = permit;
+        if let Err(error) = share::report(&path) {
+            let why = unserved(&path, error);
+            tracing::warn!(
+                "{why}. The exporter serves larder_up 0 until a process serves the store"
+            );
+        }
+    });
+}
+
 /// Accepts connections for ever.
 async fn serve(listener: std::net::TcpListener, store: Asked) {
     let listener = match TcpListener::from_std(listener) {
@@ -180,6 +200,7 @@ async fn serve(listener: std::net::TcpListener, store: Asked) {
             std::process::exit(3);
         }
     };
+    tokio::spawn(warn_of_no_owner(store.clone()));
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     loop {
         // The semaphore is never closed.

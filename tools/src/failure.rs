@@ -18,6 +18,8 @@ use larder_tiers::CacheError;
 use larder_tiers::cache::ChunkError;
 use larder_tiers::core::Broken;
 
+use crate::refusal::explained;
+
 /// The end of a command that ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -97,6 +99,15 @@ impl Failure {
         }
     }
 
+    /// The same, with a further sentence.
+    #[must_use]
+    pub fn with_more(self, more: &str) -> Self {
+        Failure {
+            message: format!("{}; {more}", self.message),
+            ..self
+        }
+    }
+
     /// The reason why no store of the size that `flag` gives can be created.
     #[must_use]
     pub fn sized(error: StoreError, flag: &str) -> Self {
@@ -132,7 +143,7 @@ impl From<StoreError> for Failure {
                 | StoreError::UnknownNamespace => 2,
                 _ => 3,
             },
-            message: error.to_string(),
+            message: explained(&error),
         }
     }
 }

@@ -8,19 +8,22 @@
 mod rows;
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use larder_engine::HolderState;
 use larder_engine::format::{FORMAT_VERSION, Features, KeyPrefix, PageKey};
-use larder_offline::survey::{Survey, SurveyOptions};
+use larder_offline::survey::{Condition, Survey, SurveyOptions};
+use larder_store::share;
+use larder_store::volume::socket::socket_path;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::losses::LossReport;
+use crate::owner::{damaged_line, damaged_pages_line};
 use crate::report::{self, Lines, Report, count, rows};
-use crate::size::ByteSize;
+use crate::size::{ByteSize, date};
 use crate::usage;
 use rows::{ChainRow, KeyRow, NamespaceRow, RemovalRow, SegmentCounts, SegmentRow, VolumeRow};
 
@@ -99,6 +102,8 @@ struct InspectReport {
     store: Option<Summary>,
     /// All damage that the structures show.
     damage: Vec<Finding>,
+    /// The damage that the owner has found since it opened the store, and may have removed.
+    owner_damage: Vec<String>,
     /// The reason why there is nothing to show.
     #[serde(skip_serializing_if = "Option::is_none")]
     wreck: Option<String>,
@@ -220,7 +225,7 @@ impl Report for InspectReport {
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
         if let Some(store) = &self.store {
-            store.lines(&self.damage, &mut lines);
+            store.lines(&self.damage, &self.owner_damage, &mut lines);
         }
         findings::list(&self.damage, &mut lines);
         if let Some(wreck) = &self.wreck {
@@ -271,17 +276,22 @@ impl Summary {
         }
     }
 
-    fn lines(&self, damage: &[Finding], lines: &mut Lines) {
+    fn lines(&self, damage: &[Finding], owner_damage: &[String], lines: &mut Lines) {
         rows! { lines:
-            "Store" => "{}, created {}", self.store_id, rows::date(self.created_unix_s);
+            "Store" => "{}, created {}", self.store_id, date(self.created_unix_s);
             "Format" => "{}", self.format;
             "State" => "{}", self.state();
         }
         let damaged = match damage.len() as u64 {
-            0 => "none in the structures (verify --deep reads every page)".to_owned(),
+            0 => "none in the structures now. `larder verify --deep` reads every page; the logs \
+                of the owners have the damage that they removed"
+                .to_owned(),
             found => format!("DAMAGED: {}, listed below", count(found, "finding")),
         };
         lines.row("Damage", damaged);
+        for found in owner_damage {
+            lines.row("  of this run", found.as_str());
+        }
         for (index, volume) in self.volumes.iter().enumerate() {
             lines.row(format!("Volume {index}"), volume.line());
         }
@@ -404,6 +414,16 @@ impl KeyView {
     }
 }
 
+/// The damage that the owner of a store has found since it opened the store.
+fn owner_damage(survey: &Survey, path: &Path) -> Vec<String> {
+    let asked = survey.condition == Condition::InUse && socket_path(path).exists();
+    let Some(report) = asked.then(|| share::report(path)).and_then(Result::ok) else {
+        return Vec::new();
+    };
+    let volumes = report.damaged_volumes.iter().map(damaged_line);
+    volumes.chain(damaged_pages_line(&report.stats)).collect()
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -420,6 +440,7 @@ pub fn run(args: &InspectArgs) -> Result<Ending, Failure> {
             damaged: true,
             store: None,
             damage,
+            owner_damage: Vec::new(),
             wreck: Some(message),
         },
         Look::Store(survey) => {
@@ -429,6 +450,7 @@ pub fn run(args: &InspectArgs) -> Result<Ending, Failure> {
                 damaged: !damage.is_empty(),
                 store: Some(Summary::new(&survey, &args.view)),
                 damage,
+                owner_damage: owner_damage(&survey, &args.store.path),
                 wreck: None,
             }
         }

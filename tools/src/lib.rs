@@ -44,11 +44,12 @@
 //! | [`trace`] | request traces |
 //! | `report` | the output: a document, or lines for people |
 //! | `failure` | exit codes, and the sentence of a failure |
+//! | `refusal` | where permissions refuse this process |
 //! | `interrupt` | signals |
 //! | [`log`] | the log on stderr |
 //! | `program` | the running program: its next start, its messages on stderr |
 //! | `usage`, `turns` | meters, taking turns |
-//! | [`size`] | sizes and durations |
+//! | [`size`] | sizes, durations and dates |
 //!
 //! Conventions: `--json` prints one document on stdout, people get lines. Progress goes to stderr
 //! and only to a terminal.
@@ -87,6 +88,7 @@ mod owner;
 pub mod place;
 pub mod policy;
 mod program;
+mod refusal;
 mod remote;
 mod repair;
 mod replay;

@@ -5,15 +5,17 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use larder_engine::{Stats, StoreError};
+use larder_engine::{HolderState, LockHolder, Stats, StoreError};
+use larder_format::{History, OpenState, Superblock};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
 use larder_store::share::VolumeState;
 use larder_store::volume::{Access, Volumes};
 
 use crate::failure::Failure;
+use crate::refusal::explained;
 use crate::report::count;
-use crate::size::ByteSize;
+use crate::size::{ByteSize, date};
 
 /// List prices of AWS S3 in us-east-1, in US dollars.
 const PUT_USD: f64 = 5.0e-6;
@@ -35,7 +37,8 @@ pub fn process(pid: Option<u32>) -> String {
 const LOOK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The failure to reach the owner of a store. If no process could own the store, for a volume that
-/// is missing, cut or destroyed, that is the cause.
+/// is missing, cut or destroyed, that is the cause. Else the last processes that had it open are
+/// named.
 pub fn unserved(path: &Path, error: StoreError) -> Failure {
     let StoreError::NotServed { .. } = &error else {
         return error.into();
@@ -45,17 +48,19 @@ pub fn unserved(path: &Path, error: StoreError) -> Failure {
     let look = move || {
         let opened = Volumes::open(&of, &[], Access::ReadOnly, false);
         // The asker may have given up.
-        drop(teller.send(opened.err()));
+        drop(teller.send(opened.map(|volumes| history(volumes.superblock()))));
     };
     let began = thread::Builder::new().spawn(look);
-    let why = began
+    let found = began
         .ok()
         .and_then(|_| told.recv_timeout(LOOK_PATIENCE).ok());
-    match why.flatten() {
-        Some(why) => Failure::environment(format!(
-            "{}: no process serves the store, and none can open it: {why}",
-            path.display()
+    match found {
+        Some(Err(why)) => Failure::environment(format!(
+            "{}: no process serves the store, and none can open it: {}",
+            path.display(),
+            explained(&why)
         )),
+        Some(Ok(history)) => Failure::from(error).with_more(&history),
         None => error.into(),
     }
 }
@@ -92,7 +97,7 @@ pub fn damaged_pages_line(stats: &Stats) -> Option<String> {
 
 /// How a volume answers, for people.
 pub fn answering_line(volume: &share::AnsweringVolume) -> String {
-    let path = volume.path.display();
+    let place = on_device(volume);
     let (state, oldest) = (volume.state.as_str(), volume.oldest_seconds);
     let times = match volume.p99_seconds {
         0.0 => "no read or write ended in the last 10 s".to_owned(),
@@ -104,7 +109,71 @@ pub fn answering_line(volume: &share::AnsweringVolume) -> String {
             "; look for errors of the device in the kernel's log (dmesg), and for limits on its I/O"
         }
     };
-    format!("{path}: {state}; oldest operation {oldest:.1} s, {times}{advice}")
+    format!("{place}: {state}; oldest operation {oldest:.1} s, {times}{advice}")
+}
+
+/// A volume, and the device below it, for people.
+pub fn on_device(volume: &share::AnsweringVolume) -> String {
+    let path = volume.path.display();
+    match volume.device.as_str() {
+        "" => path.to_string(),
+        device => format!("{path} on {device}"),
+    }
+}
+
+/// The last client that ended in the middle of puts, for people.
+pub fn ended_line(client: &share::EndedClient) -> String {
+    let share::EndedClient {
+        pid, name, pages, ..
+    } = client;
+    let name = name.as_deref().unwrap_or("of unknown name");
+    let ended = (client.ended_unix_s >= 0.0).then_some(client.ended_unix_s as u64);
+    format!(
+        "{} ({name}) ended in the middle of puts at {} (killed, or a crash): {} not stored; the \
+         store is well",
+        process(*pid),
+        date(ended.unwrap_or_default()),
+        count(*pages, "page")
+    )
+}
+
+/// The last process that had a store open which no process has open now, and the one before if
+/// that was killed; for people.
+pub fn history(superblock: &Superblock) -> String {
+    let holder = LockHolder::from(&superblock.holder);
+    let whose = match holder.state {
+        HolderState::OutOfSight => " of another pid namespace or boot",
+        HolderState::Running | HolderState::Exited => "",
+    };
+    let opened = |unix_s| match unix_s {
+        0 => String::new(),
+        unix_s => format!(", which opened it at {},", date(unix_s)),
+    };
+    let History {
+        opened_unix_s,
+        unclosed,
+    } = superblock.history;
+    let last = format!("process {}{whose}{}", holder.pid, opened(opened_unix_s));
+    let before = unclosed.map(|before| {
+        format!(
+            "process {}{} was killed or crashed, and process {} took the store over",
+            before.pid,
+            opened(before.opened_unix_s),
+            holder.pid
+        )
+    });
+    let ended = match superblock.state {
+        OpenState::Clean => format!("it was closed cleanly by {last}")
+            .trim_end_matches(',')
+            .to_owned(),
+        OpenState::Open => {
+            format!("{last} was killed or crashed, and did not close it; the next open recovers it")
+        }
+    };
+    match before {
+        Some(before) => format!("{ended}. Before that, {before}"),
+        None => ended,
+    }
 }
 
 /// A client that is stopped, for people.

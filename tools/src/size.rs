@@ -1,5 +1,5 @@
-//! Sizes as people write and read them: `64GiB` in, `64 GiB` out, bytes in between. And durations:
-//! `30s`, `500ms`.
+//! Sizes as people write and read them: `64GiB` in, `64 GiB` out, bytes in between. Durations:
+//! `30s`, `500ms`. And dates.
 //!
 //! Owns the one grammar of sizes on the command line: digits, optionally a fraction, optionally
 //! `B`, `KiB`, `MiB`, `GiB` or `TiB` in any case. No unit means bytes. Invariant: arithmetic is
@@ -172,6 +172,27 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is more than 100 years (36500d); write a shorter time"))
 }
 
+/// A moment in the usual notation: `2026-03-01 17:05 UTC`.
+pub fn date(unix_s: u64) -> String {
+    let (days, seconds) = (unix_s / 86_400, unix_s % 86_400);
+    // Years that begin in March end with the leap day, so that months follow one rule; 400 of them
+    // are 146,097 days.
+    let shifted = days + 719_468;
+    let (era, day) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day_of_year = day - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day_of_month = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 {
+        month_from_march + 3
+    } else {
+        month_from_march - 9
+    };
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute) = (seconds / 3600, seconds % 3600 / 60);
+    format!("{year}-{month:02}-{day_of_month:02} {hour:02}:{minute:02} UTC")
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -303,6 +324,21 @@ mod tests {
                 refused.starts_with(&format!("`{text}` is more than 100 years")),
                 "{refused}"
             );
+        }
+    }
+
+    #[test]
+    fn moments_are_written_as_dates_leap_days_included() {
+        let cases = [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (1_709_251_199, "2024-02-29 23:59 UTC"),
+            (1_709_251_200, "2024-03-01 00:00 UTC"),
+            (4_102_444_800, "2100-01-01 00:00 UTC"),
+        ];
+        for (unix_s, written) in cases {
+            assert_eq!(date(unix_s), written);
         }
     }
 }

@@ -24,8 +24,8 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::owner::{
-    answering_line, damaged_line, damaged_pages_line, displaced_line, eviction_line, monthly,
-    pacing_line, process, stopped_line, unserved,
+    answering_line, damaged_line, damaged_pages_line, displaced_line, ended_line, eviction_line,
+    monthly, pacing_line, process, stopped_line, unserved,
 };
 use crate::place;
 use crate::program::complain;
@@ -72,7 +72,7 @@ struct StatReport {
     format_version: u32,
     /// When the owner opened the store.
     started_unix_s: f64,
-    /// Clients attached, this one included.
+    /// Clients attached.
     clients: u32,
     /// The same by release.
     releases: Vec<share::wire::ReleaseCount>,
@@ -103,6 +103,8 @@ struct StatReport {
     answering_volumes: Vec<share::AnsweringVolume>,
     /// Clients that are stopped in the middle of reads or puts.
     stopped_clients: Vec<share::StoppedClient>,
+    /// The last client that ended in the middle of puts.
+    ended_client: Option<share::EndedClient>,
     totals: TotalCounts,
     /// Its namespaces, the largest ones first.
     namespaces: Vec<spaces::Space>,
@@ -208,6 +210,7 @@ impl StatReport {
             damaged_volumes: told.damaged_volumes,
             answering_volumes: told.answering_volumes,
             stopped_clients: told.stopped_clients,
+            ended_client: told.ended_client,
             path: path.to_owned(),
             pid: told.pid,
             rss_bytes: told.rss_bytes,
@@ -265,6 +268,9 @@ impl Report for StatReport {
         }
         for client in &self.stopped_clients {
             lines.row("Stopped", stopped_line(client));
+        }
+        if let Some(client) = &self.ended_client {
+            lines.row("Ended", ended_line(client));
         }
         if self.compactions > 0 {
             lines.row("Compaction", "under way: see the pages moved below");
@@ -341,13 +347,19 @@ impl Report for StatReport {
                     size(staging.area_bytes), size(staging.used_bytes), staging.pages;
             }
         }
+        let amplified = match stats.bytes_put {
+            0 => String::new(),
+            _ => format!(
+                ", {:.2} times the bytes of puts",
+                stats.write_amplification()
+            ),
+        };
         rows! { lines:
             "Removed" => "{} evicted, {} deleted, {} damaged, {} unfinished",
                 stats.evicted, stats.deleted, stats.damaged, stats.unfinished;
             "Eviction" => "{}", eviction_line(stats);
-            "Written" => "{}, {:.2} times the bytes of puts; {} pages moved, {} segments reclaimed",
-                size(stats.bytes_written), stats.write_amplification(), stats.moved,
-                stats.reclaimed;
+            "Written" => "{}{amplified}; {} pages moved, {} segments reclaimed",
+                size(stats.bytes_written), stats.moved, stats.reclaimed;
             "Syncs" => "{}, {} failed", stats.syncs, stats.failed_syncs;
         }
         for (operations, name) in [
@@ -501,10 +513,12 @@ fn warnings(told: &share::Report) -> Vec<String> {
     let remote = told.beneath.iter().filter(|l4| !l4.works);
     let remote = remote.map(|l4| format!("the remote {}: {}", l4.place, l4.state));
     let of_pages = damaged_pages_line(&told.stats).into_iter();
+    let ended = told.ended_client.iter().map(ended_line);
     at_open
         .map(damaged_line)
         .chain(of_pages)
         .chain(remote)
+        .chain(ended)
         .collect()
 }
 

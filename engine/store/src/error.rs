@@ -183,10 +183,15 @@ pub enum StoreError {
     },
     /// A volume is shorter than its geometry.
     #[error(
-        "{path}: is {found} bytes long, the store needs {needed}: truncated? restore the file, or \
-         save the remaining pages with `larder export`, for a new store"
+        "{path}: volume {volume} of the store was truncated: it is {} long, and must be {} long. \
+         Restore the file, or save the remaining pages with `larder export`, for a new store{}",
+        bytes(*.found),
+        bytes(*.needed),
+        given_up(*.volume)
     )]
     Truncated {
+        /// Its index in the store.
+        volume: u16,
         /// The volume.
         path: PathBuf,
         /// Its length.
@@ -417,6 +422,14 @@ pub fn advice(error: &io::Error) -> &'static str {
         }
         io::ErrorKind::ReadOnlyFilesystem => "remount it writable, or choose another path",
         _ => "",
+    }
+}
+
+/// The last remedy for a volume that lost its end. A store is identified by its first volume.
+fn given_up(volume: u16) -> &'static str {
+    match volume {
+        0 => "",
+        _ => "; with `larder verify --repair --degraded` all pages on it are given up for good",
     }
 }
 

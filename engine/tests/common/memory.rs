@@ -7,7 +7,7 @@ use larder_core::core::Config;
 use larder_disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::SyncPolicy;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock,
+    BLOCK_BYTES, Features, History, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock,
     VolumeEntry, VolumeId,
 };
 
@@ -121,6 +121,7 @@ pub fn superblock(run: Run, state: OpenState, segments: u32, segment_blocks: u32
             pid: 1,
             pid_scope: [0; 16],
         },
+        history: History::default(),
         segment_blocks,
         features: Features::default(),
         volumes: vec![VolumeEntry {

@@ -109,7 +109,7 @@ fn nonsense_on_the_socket_ends_that_connection_and_nothing_else() {
     }
     assert_eq!(owner.part(), Part::Owner);
     eventually("the connections are gone", || {
-        report(&home.path).unwrap().clients == 2
+        report(&home.path).unwrap().clients == 1
     });
 }
 

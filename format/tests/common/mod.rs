@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::num::NonZeroU32;
 
 use larder_format::*;
 use proptest::prelude::*;
@@ -75,6 +76,7 @@ pub fn superblock() -> Superblock {
             pid: 4242,
             pid_scope: [0xb0; 16],
         },
+        history: History::default(),
         segment_blocks: SEGMENT_BLOCKS,
         features: Features::default(),
         volumes: vec![
@@ -403,10 +405,14 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
         any::<u64>(),
         any::<u32>(),
     );
+    let unclosed = (any::<u64>(), any::<NonZeroU32>());
+    let unclosed = unclosed.prop_map(|(opened_unix_s, pid)| Unclosed { opened_unix_s, pid });
+    let history = (any::<u64>(), prop::option::of(unclosed));
     (
         bytes16(),
         bytes16(),
         numbers,
+        history,
         4096..=1_u32 << 20,
         features(),
         entries,
@@ -417,6 +423,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
                 store,
                 pid_scope,
                 (generation, run, open, created_unix_s, pid),
+                (opened_unix_s, unclosed),
                 segment_blocks,
                 features,
                 entries,
@@ -445,6 +452,10 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
                     },
                     created_unix_s,
                     holder: Holder { pid, pid_scope },
+                    history: History {
+                        opened_unix_s,
+                        unclosed,
+                    },
                     segment_blocks,
                     features,
                     volumes: volumes.collect(),

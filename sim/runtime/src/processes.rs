@@ -49,6 +49,12 @@ pub fn command(_pid: u32) -> Option<String> {
     None
 }
 
+/// Whether a process is stopped: not shown.
+#[must_use]
+pub fn is_stopped(_pid: u32) -> Option<bool> {
+    None
+}
+
 /// The scope of pids: the same for all processes.
 #[must_use]
 pub fn pid_scope() -> Option<[u8; 16]> {

@@ -17,6 +17,7 @@ mod served;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 mod terminal;
+mod told;
 mod trouble;
 
 use std::fmt::Write as _;

@@ -158,6 +158,8 @@ fn bytes_of_a_page_are_flipped_while_the_store_is_served() {
     assert_eq!(missing(&scene), 1);
     scene.shows(&signs);
     assert!(scene.log().contains("larder verify --online"));
+    let (_, said) = scene.run(&["inspect", scene.at()]);
+    assert!(said.contains(words), "{said}");
     // What the log advises finds the others, without a read of a server.
     flip(&scene.path, page + (64 << 10) + 99);
     let (code, said) = scene.run(&["verify", scene.at(), "--online", "--rate", "4GiB"]);
@@ -258,8 +260,14 @@ fn a_volume_is_cut_while_the_store_is_closed() {
     let volume = File::options().write(true).open(second(&scene)).unwrap();
     let bytes = volume.metadata().unwrap().len();
     volume.set_len(30 << 20).unwrap();
-    let words = "truncated?";
+    let words = "was truncated: it is 31457280 bytes (30 MiB) long, and must be";
     scene.shows(&closed(words));
+    let (_, said) = scene.run(&["stat", scene.at(), "--check"]);
+    let named = format!("{}: volume 1 of the store", text(&second(&scene)));
+    assert!(
+        said.contains(&named) && said.contains("--degraded"),
+        "{said}"
+    );
     is_not_served(&scene, words);
     // With its length again: the contents are gone, and that is said.
     volume.set_len(bytes).unwrap();

@@ -105,6 +105,12 @@ fn the_permission_to_reach_a_served_store_is_removed() {
     let directory = scene.path.parent().unwrap();
     std::fs::set_permissions(directory, may(0o700)).unwrap();
     scene.shows(&signs);
+    let refused = format!(
+        "The directory {} refuses the user nobody (65534): its mode is 700, its owner root (0)",
+        text(directory)
+    );
+    let (_, said) = scene.run(&["stat", scene.at(), "--check"]);
+    assert!(said.contains(&refused), "{said}");
     std::fs::set_permissions(directory, may(0o755)).unwrap();
     scene.recovers(&signs);
 }

@@ -16,6 +16,8 @@ const PUT: [&str; 6] = [
 ];
 const GET: [&str; 5] = ["--op", "get", "--page-bytes=64KiB", "--pages", "2000"];
 
+const STOPPED: &str = "has not answered for 2 s: it is stopped (SIGSTOP or a debugger)";
+
 #[test]
 fn the_owner_is_stopped() {
     let Some((scene, ())) = Scene::of(|_| Some(())) else {
@@ -23,12 +25,9 @@ fn the_owner_is_stopped() {
     };
     let signs = Signs {
         metric: ("larder_up", 0.0),
-        stat: "has not answered for 2 s: it is stopped, or its machine is overloaded",
-        check: (
-            3,
-            "has not answered for 2 s: it is stopped, or its machine is overloaded",
-        ),
-        doctor: Some(("fail  store in use", "has not answered for 2 s")),
+        stat: STOPPED,
+        check: (3, STOPPED),
+        doctor: Some(("fail  store in use", STOPPED)),
         log: None,
         alert: Some("LarderUnserved"),
     };
@@ -44,16 +43,21 @@ fn the_owner_is_killed() {
     let Some((mut scene, ())) = Scene::of(|_| Some(())) else {
         return;
     };
+    let owner = format!("process {}, which opened it at ", scene.pid());
+    let killed = "was killed or crashed, and did not close it";
     let signs = Signs {
         metric: ("larder_up", 0.0),
-        stat: "no process serves the store",
-        check: (3, "no process serves the store"),
+        stat: killed,
+        check: (3, killed),
         doctor: Some(("ok    store in use", "did not close it")),
         log: None,
         alert: Some("LarderUnserved"),
     };
     scene.owner = None;
     scene.shows(&signs);
+    let (_, said) = scene.run(&["stat", scene.at(), "--check"]);
+    let is_named = said.contains("no process serves the store") && said.contains(&owner);
+    assert!(is_named, "{said}");
     scene.serve();
     scene.recovers(&signs);
 }
@@ -94,10 +98,11 @@ fn a_client_is_killed_in_a_put() {
         format!("0 failed, {} given up by clients", aborted()),
         format!("pid={pid} pages={} more=0", aborted()),
     );
+    let ended = format!("process {pid} (larder) ended in the middle of puts");
     let signs = Signs {
         metric: ("larder_aborted_pages_total", aborted()),
         stat: &given_up,
-        check: (0, "serving"),
+        check: (0, &ended),
         doctor: None,
         log: Some(&logged),
         alert: None,

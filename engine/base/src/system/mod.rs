@@ -16,7 +16,9 @@
 //! | `direct` | whether a file bypasses the page cache |
 //! | `holder` | the process that a superblock names |
 //! | `processes` | this process and others: pids, users, groups |
+//! | `devices` | the device below a file, for people |
 
+pub mod devices;
 pub mod direct;
 pub mod holder;
 

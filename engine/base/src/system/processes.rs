@@ -44,14 +44,23 @@ pub fn command(pid: u32) -> Option<String> {
     Some(shown.collect())
 }
 
+/// Whether a signal or a debugger has stopped a process; `None` if `/proc` does not show it.
+pub fn is_stopped(pid: u32) -> Option<bool> {
+    let state = sees_own_processes().then(|| state(pid)).flatten()?;
+    Some(matches!(state, 'T' | 't'))
+}
+
 /// Whether a process has exited and waits for its parent: it holds nothing any more.
 fn is_zombie(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    matches!(state(pid), Some('Z' | 'X'))
+}
+
+/// The state of a process, as `ps` shows it.
+fn state(pid: u32) -> Option<char> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name before the state is in parentheses, and may contain parentheses.
-    let state = stat
-        .rsplit_once(") ")
-        .and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('Z' | 'X'))
+    let (_, rest) = stat.rsplit_once(") ")?;
+    rest.chars().next()
 }
 
 /// Whether `/proc` shows the processes of this process's own pid namespace.
@@ -119,4 +128,31 @@ pub fn resident_bytes() -> u64 {
 /// If `/dev/urandom` cannot be read.
 pub fn fill_random(bytes: &mut [u8]) -> std::io::Result<()> {
     std::io::Read::read_exact(&mut fs::File::open("/dev/urandom")?, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::process::{Command, Stdio};
+
+    use rustix::process::{Signal, WaitId, WaitIdOptions, kill_process, waitid};
+
+    use super::*;
+
+    #[test]
+    fn a_process_is_stopped_between_two_signals() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let becomes = |signal, state| {
+            kill_process(pid, signal).unwrap();
+            waitid(WaitId::Pid(pid), state | WaitIdOptions::NOWAIT).unwrap();
+            is_stopped(child.id())
+        };
+        assert_eq!(becomes(Signal::STOP, WaitIdOptions::STOPPED), Some(true));
+        assert_eq!(becomes(Signal::CONT, WaitIdOptions::CONTINUED), Some(false));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(is_stopped(child.id()), None);
+    }
 }

@@ -105,8 +105,8 @@ pub use server::answer;
 pub use server::ledger;
 use spaces::Spaces;
 pub use wire::{
-    AnsweringVolume, DamagedVolume, DisplacedVolume, Report, StoppedClient, VolumeDamage,
-    VolumeState,
+    AnsweringVolume, DamagedVolume, DisplacedVolume, EndedClient, Report, StoppedClient,
+    VolumeDamage, VolumeState,
 };
 use wire::{Reply, Request};
 

@@ -29,13 +29,14 @@ use std::time::Duration;
 use larder_base::fork::Private;
 use larder_base::ids::{ClientId, NamespaceId};
 use larder_base::runtime::{Condvar, Instant, Mutex, OnceLock};
+use larder_base::system::processes;
 use larder_base::system::sockets::UnixStream;
 use larder_core::counters::{Counted, Counts};
 use larder_core::grants::SegmentMap;
 use larder_core::hint::Hint;
 use larder_disk::{BEAT, Board, Common};
 use larder_format::PageKey;
-use line::{ANSWER_PATIENCE, Line, pid_of};
+use line::{ANSWER_PATIENCE, Line, pid_of, silence};
 
 use super::keys::blob;
 use super::wire::{
@@ -97,14 +98,16 @@ pub(super) enum ReachError {
     #[error(transparent)]
     Denied(Denial),
     #[error(
-        "its owner{} has not answered for {} s: it is stopped, or its machine is overloaded; let \
-         it go on (`kill -CONT`), or try again",
+        "its owner{} has not answered for {} s: {}",
         .pid.map_or_else(String::new, |pid| format!(", process {pid},")),
-        ANSWER_PATIENCE.as_secs()
+        ANSWER_PATIENCE.as_secs(),
+        silence(*.is_stopped)
     )]
     Silent {
         /// Its pid, if it is of this pid namespace and could be connected to.
         pid: Option<u32>,
+        /// Whether a signal or a debugger has stopped it, if that is known.
+        is_stopped: Option<bool>,
     },
     /// The owner hung up, or cannot be connected to.
     #[error("its owner cannot be reached: {0}; try again")]
@@ -139,7 +142,10 @@ impl From<io::Error> for ReachError {
         match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ReachError::Nobody,
             io::ErrorKind::PermissionDenied => ReachError::Forbidden(error),
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ReachError::Silent { pid: None },
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
+                let (pid, is_stopped) = (None, None);
+                ReachError::Silent { pid, is_stopped }
+            }
             _ => ReachError::Unreachable(error),
         }
     }
@@ -200,7 +206,8 @@ impl Remote {
                 return Err(match ReachError::from(error) {
                     ReachError::Silent { .. } => {
                         let pid = pid_of(first.stream());
-                        ReachError::Silent { pid }
+                        let is_stopped = pid.and_then(processes::is_stopped);
+                        ReachError::Silent { pid, is_stopped }
                     }
                     error => error,
                 });

@@ -418,7 +418,10 @@ impl Shared {
         let (mut reads, mut puts, mut adrift, mut compactions) = (0, 0, 0, 0);
         let mut releases = BTreeMap::<&Agreed, u32>::new();
         for session in sessions.values() {
-            *releases.entry(&session.agreed).or_default() += 1;
+            // A process that only asks for a report does not use the store.
+            if session.ledger.is_marked() {
+                *releases.entry(&session.agreed).or_default() += 1;
+            }
             let (reading, putting) = session.ledger.counts();
             reads += reading;
             puts += putting;
@@ -429,11 +432,11 @@ impl Shared {
         self.tell(&sessions, &totals);
         Report {
             protocol: self.welcome.protocol.clone(),
+            clients: releases.values().sum(),
             releases: releases.into_iter().map(ReleaseCount::of).collect(),
             stats: self.store.stats(),
             settings: self.settings,
             pid: Some(processes::id()),
-            clients: u32::try_from(sessions.len()).unwrap_or(u32::MAX),
             reads_in_flight: reads,
             puts_in_flight: puts,
             pages_adrift: adrift,
@@ -454,6 +457,7 @@ impl Shared {
                 .values()
                 .filter_map(|of| self.stopped(of))
                 .collect(),
+            ended_client: self.watch.ended(),
         }
     }
 }

@@ -32,8 +32,8 @@ use crate::totals::{Measures, Totals};
 pub(super) use frames::arrives;
 pub use frames::{WireError, parse, parse_greeting, receive, send};
 pub use report::{
-    AnsweringVolume, DamagedVolume, DisplacedVolume, ReleaseCount, Report, StoppedClient,
-    VolumeDamage, VolumeState,
+    AnsweringVolume, DamagedVolume, DisplacedVolume, EndedClient, ReleaseCount, Report,
+    StoppedClient, VolumeDamage, VolumeState,
 };
 
 /// First bytes of a greeting.

@@ -5,6 +5,7 @@
 //! before [`begin_run`]: a caller that rejects the result of recovery can leave everything as it
 //! is.
 
+use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +22,8 @@ use larder_core::policy::make;
 use larder_disk::mailbox::{WriteAt, write_all};
 use larder_disk::{Common, Disk, Witness};
 use larder_format::{
-    BLOCK_BYTES, CLOSING_OFFSET, ClosingStatement, Holdings, OpenState, SEGMENTS_OFFSET,
-    SegmentState,
+    BLOCK_BYTES, CLOSING_OFFSET, ClosingStatement, History, Holdings, OpenState, SEGMENTS_OFFSET,
+    SegmentState, Superblock, Unclosed,
 };
 
 use super::lessons::Lessons;
@@ -158,6 +159,15 @@ fn recover_current<E: Extra>(
     }
 }
 
+/// The last open of a store, if it was not closed in order.
+fn unclosed(superblock: &Superblock) -> Option<Unclosed> {
+    let pid = NonZeroU32::new(superblock.holder.pid)?;
+    (superblock.state == OpenState::Open).then_some(Unclosed {
+        opened_unix_s: superblock.history.opened_unix_s,
+        pid,
+    })
+}
+
 /// Writes the new epoch to every volume, then the headers that recovery asked for. If the header of
 /// a segment cannot be written, the segment is left alone, like an unreadable segment. The
 /// remaining adoptions have been carried out.
@@ -167,7 +177,17 @@ pub fn begin_run(
     recovery: &mut Recovery,
 ) -> Result<(), StoreError> {
     let run = recovery.recovered.first.run();
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "seconds since 1970, for people"
+    )]
+    let opened = processes::unix_seconds() as u64;
     volumes.update(disk, |superblock| {
+        superblock.history = History {
+            opened_unix_s: opened,
+            unclosed: unclosed(superblock),
+        };
         superblock.run = run;
         superblock.state = OpenState::Open;
         superblock.holder = this_holder();

@@ -18,7 +18,7 @@ use larder_base::system::holder::this_holder;
 use larder_core::capacity::{segments_min, usable_blocks};
 use larder_disk::probe::{Want, filesystem};
 use larder_format::{
-    BLOCK_BYTES, CLOSING_OFFSET, Features, Geometry, HEADER_BLOCKS, OpenState, Run,
+    BLOCK_BYTES, CLOSING_OFFSET, Features, Geometry, HEADER_BLOCKS, History, OpenState, Run,
     SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock,
     VOLUMES_MAX, VolumeEntry, VolumeId, segments_that_fit,
 };
@@ -278,6 +278,7 @@ impl Plan {
                 state: OpenState::Clean,
                 created_unix_s,
                 holder: this_holder(),
+                history: History::default(),
                 segment_blocks: self.geometry.segment_blocks(),
                 features: Features::default().written_here(),
                 volumes: entries.clone(),

@@ -169,6 +169,7 @@ impl Volume {
         file.measure(path)?;
         if file.bytes < needed {
             return Err(StoreError::Truncated {
+                volume: superblock.volume,
                 path: path.to_owned(),
                 found: file.bytes,
                 needed,

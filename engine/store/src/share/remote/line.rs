@@ -128,6 +128,21 @@ impl Line {
     }
 }
 
+/// Why an owner is silent, and the remedy.
+pub(super) fn silence(is_stopped: Option<bool>) -> &'static str {
+    match is_stopped {
+        Some(true) => {
+            "it is stopped (SIGSTOP or a debugger): let it go on (`kill -CONT`), or end the \
+             debugger"
+        }
+        Some(false) => {
+            "it is overloaded or hung: look at the load of its machine and at the kernel's log \
+             (dmesg), and try again"
+        }
+        None => "it is stopped, overloaded or hung: let it go on (`kill -CONT`), or try again",
+    }
+}
+
 /// The pid of the process at the other end; `None` in another pid namespace.
 pub(super) fn pid_of(stream: &UnixStream) -> Option<u32> {
     let peer = sockets::peer(stream).ok()?;

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use larder_base::runtime::Mutex;
 use larder_base::seldom::Seldom;
+use larder_base::system::devices;
+use larder_base::system::files::{self, FileId};
 use larder_disk::{BOUNDS_MS, Board, Classes, VolumeAnswers};
 
 use crate::share::wire::{AnsweringVolume, VolumeState};
@@ -41,6 +43,8 @@ struct Volume {
     /// In the store's list.
     index: usize,
     path: PathBuf,
+    /// Its file when it was opened; `None` if it is not known.
+    file: Option<FileId>,
     /// The operations that had ended at each look, the oldest first.
     ended: VecDeque<Classes>,
     state: VolumeState,
@@ -52,6 +56,7 @@ impl Answering {
         let volume = |(index, volume): (usize, &crate::volume::Volume)| Volume {
             index,
             path: volume.path.clone(),
+            file: files::identify(&volume.file).ok().map(|(file, _)| file),
             ended: VecDeque::new(),
             state: VolumeState::default(),
             oldest: None,
@@ -96,6 +101,7 @@ impl Answering {
         };
         tracing::warn!(
             %path,
+            device = volume.device(),
             state = volume.state.as_str(),
             oldest_operation_s = volume.oldest.unwrap_or_default().as_secs(),
             p99_ms = volume.p99().as_millis(),
@@ -160,9 +166,18 @@ impl Volume {
         Duration::from_millis(bound.map_or(highest, |(_, bound)| bound))
     }
 
+    /// The device below it, found without a call of its file system.
+    fn device(&self) -> String {
+        let number = self.file.map(|file| match file {
+            FileId::Inode(device, _) | FileId::BlockDevice(device) => device,
+        });
+        number.and_then(devices::below).unwrap_or_default()
+    }
+
     fn report(&self) -> AnsweringVolume {
         AnsweringVolume {
             path: self.path.clone(),
+            device: self.device(),
             state: self.state,
             oldest_seconds: self.oldest.map_or(0.0, |age| age.as_secs_f64()),
             p99_seconds: self.p99().as_secs_f64(),
@@ -180,6 +195,7 @@ mod tests {
         Volume {
             index: 0,
             path: PathBuf::new(),
+            file: None,
             ended: VecDeque::new(),
             state: VolumeState::default(),
             oldest: None,

@@ -20,11 +20,12 @@ use std::time::Duration;
 use larder_base::planted;
 use larder_base::runtime::{Condvar, Mutex};
 use larder_base::seldom::Seldom;
+use larder_base::system::processes;
 
 use super::ledger::{LOOKS, Look};
 use super::session::Session;
 use super::shared::Shared;
-use crate::share::wire::StoppedClient;
+use crate::share::wire::{EndedClient, StoppedClient};
 use crate::volume::row_of;
 
 /// How long a put may be silent: several times as long as a client that is merely slow.
@@ -51,6 +52,8 @@ pub(super) struct Watch {
     ends: Seldom,
     /// Pages of aborted puts.
     aborted_pages: AtomicU64,
+    /// The last client that ended in the middle of puts.
+    ended: Mutex<Option<EndedClient>>,
 }
 
 impl Watch {
@@ -73,6 +76,11 @@ impl Watch {
         self.aborted_pages.load(Ordering::Relaxed)
     }
 
+    /// The last client that ended in the middle of puts.
+    pub(super) fn ended(&self) -> Option<EndedClient> {
+        self.ended.lock().clone()
+    }
+
     fn count(&self, look: &Look) {
         self.aborted_pages
             .fetch_add(look.pages_given_up, Ordering::Relaxed);
@@ -81,9 +89,16 @@ impl Watch {
     /// A client has gone, and these of its puts were given up.
     pub(super) fn left(&self, session: &Session, look: &Look) {
         self.count(look);
-        if look.pages_given_up > 0
-            && let Some(more) = self.ends.is_due()
-        {
+        if look.pages_given_up == 0 {
+            return;
+        }
+        *self.ended.lock() = Some(EndedClient {
+            pid: session.pid,
+            name: session.name(),
+            ended_unix_s: processes::unix_seconds(),
+            pages: look.pages_given_up,
+        });
+        if let Some(more) = self.ends.is_due() {
             tracing::warn!(
                 client = session.id.0,
                 pid = session.pid,

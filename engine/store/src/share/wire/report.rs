@@ -92,6 +92,8 @@ impl VolumeDamage {
 pub struct AnsweringVolume {
     /// Its path.
     pub path: PathBuf,
+    /// The device below it, or the file system where there is none; empty if it is not known.
+    pub device: String,
     /// The state of the last second.
     pub state: VolumeState,
     /// The age of the oldest operation in the kernel; 0 without one.
@@ -115,6 +117,20 @@ pub struct StoppedClient {
     pub reads_in_flight: u64,
     /// Its puts in progress.
     pub puts_in_flight: u64,
+}
+
+/// A client that ended in the middle of puts, whose pages are not stored.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct EndedClient {
+    /// Its pid in the owner's pid namespace. `None` if it is not visible there.
+    pub pid: Option<u32>,
+    /// The name of its program; `None` if it is not known.
+    pub name: Option<String>,
+    /// When it ended, in seconds since 1970.
+    pub ended_unix_s: f64,
+    /// The pages of these puts.
+    pub pages: u64,
 }
 
 /// See [`AnsweringVolume`].
@@ -197,6 +213,8 @@ pub struct Report {
     pub answering_volumes: Vec<AnsweringVolume>,
     /// The clients that are stopped. Empty if that is not measured.
     pub stopped_clients: Vec<StoppedClient>,
+    /// The last client that ended in the middle of puts.
+    pub ended_client: Option<EndedClient>,
 }
 
 /// The clients of one release.
