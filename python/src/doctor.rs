@@ -4,6 +4,7 @@
 //! Reports the configuration first, then the state of the configured path. The machine (io_uring,
 //! seccomp, lockable memory, huge pages, the disk) is left to `larder doctor`. Changes nothing.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,7 @@ use larder_store::share;
 use larder_store::volume::Volumes;
 use larder_tools::cli;
 use larder_tools::size::{ByteSize, SizeError};
+use pyo3::prelude::*;
 use rustix::fs::Access;
 
 use crate::config::{Config, ConfigError};
@@ -56,8 +58,11 @@ pub fn examine(
     let volume = volume_of(&config.path);
     let what = format!("the store is {}", volume.display());
     facts.push(Fact::ok("path", what));
-    let look = config.path.exists() || config.path.parent().is_some_and(Path::exists);
-    (facts, look.then_some(volume))
+    // A future store is judged by its directory.
+    let above = config.path.parent().map(Path::to_owned);
+    let looks = [Some(volume), Some(config.path.clone()), above];
+    let look = looks.into_iter().flatten().find(|look| look.exists());
+    (facts, look)
 }
 
 /// Checks the configured path.
@@ -287,12 +292,22 @@ fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Fa
     }
 }
 
+/// The command line of this package, as a program.
+pub fn program(py: Python<'_>) -> PyResult<cli::Program> {
+    let python: PathBuf = py.import("sys")?.getattr("executable")?.extract()?;
+    Ok(cli::Program::new(
+        python,
+        ["-m", "larder"].map(OsString::from).into(),
+    ))
+}
+
 /// Prints the facts about a configuration, for pages of this size (a text such as `16MiB`), and
-/// those about the machine. Returns the exit code.
+/// those about the machine. `program` starts the command line. Returns the exit code.
 ///
 /// # Errors
 /// The size of a page cannot be read.
 pub fn report(
+    program: &cli::Program,
     page_bytes: Option<&str>,
     examine: impl FnOnce(Option<u64>) -> (Vec<Fact>, Option<PathBuf>),
 ) -> Result<u8, SizeError> {
@@ -302,10 +317,7 @@ pub fn report(
     let Some(look) = look else {
         return Ok(u8::from(failed));
     };
-    let Ok(program) = cli::Program::running() else {
-        return Ok(3);
-    };
-    let machine = cli::run(&program, ["doctor".into(), look.into_os_string()]);
+    let machine = cli::run(program, ["doctor".into(), look.into_os_string()]);
     Ok(machine.max(u8::from(failed)))
 }
 

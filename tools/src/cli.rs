@@ -50,6 +50,8 @@ enum Command {
     Bench(bench::BenchArgs),
     Replay(replay::ReplayArgs),
     Doctor(doctor::DoctorArgs),
+    #[command(hide = true)]
+    DoctorChecks(doctor::apart::ChecksArgs),
     Serve(serve::ServeArgs),
     Stat(stat::StatArgs),
     Delete(delete::DeleteArgs),
@@ -96,7 +98,8 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Import(args) => import::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Replay(args) => replay::run(args),
-        Command::Doctor(args) => doctor::run(args),
+        Command::Doctor(args) => doctor::run(args, program),
+        Command::DoctorChecks(args) => doctor::apart::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Delete(args) => delete::run(args),

@@ -9,23 +9,25 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `apart` | the checks of a path in a process of their own |
 //! | `store` | the store at a path, its volumes and its owner |
 //! | `device` | the device under a store: its stable name, the drive's health |
+//! | `facts` | the facts so far, and the lines of a process that makes the checks |
 //! | `bundle` | an archive of facts for a report of a problem |
 //! | `redact` | takes names and secrets out of the archive |
 
+pub mod apart;
 mod bundle;
 mod device;
+mod facts;
 mod redact;
 mod store;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError, Sender};
-use std::thread;
-use std::time::Duration;
 
 use clap::Args;
 use larder_base::memory::backing_page_bytes;
@@ -38,8 +40,11 @@ use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::place::{directory_of, volume_at};
+use crate::program::Program;
+use crate::refusal::refusal;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
+use facts::Facts;
 use store::store;
 
 /// The release of this program.
@@ -59,9 +64,6 @@ const HUGE_TRIAL_BYTES: usize = 4 << 20;
 
 /// Strictest alignment that the format provides for, in bytes.
 const ALIGN_BYTES_MAX: u32 = 4096;
-
-/// Longest time between two facts about a path.
-const CHECK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Schedulers that add little to a fast disk.
 const LIGHT_SCHEDULERS: [&str; 3] = ["none", "mq-deadline", "kyber"];
@@ -124,28 +126,12 @@ impl Report for DoctorReport {
     }
 }
 
-/// The facts so far, or the way to the thread that collects them.
-#[derive(Default)]
-struct Facts {
-    list: Vec<Fact>,
-    collector: Option<Sender<Fact>>,
-}
-
-impl Facts {
-    fn push(&mut self, fact: Fact) {
-        match &self.collector {
-            // The collector may have given up.
-            Some(collector) => drop(collector.send(fact)),
-            None => self.list.push(fact),
-        }
-    }
-}
-
 /// Runs the command. The exit code is 1 if a line has the level `fail`.
-pub fn run(args: &DoctorArgs) -> Result<Ending, Failure> {
+pub fn run(args: &DoctorArgs, program: &Program) -> Result<Ending, Failure> {
     let mut facts = probe::report();
     huge_pages(&mut facts);
-    place_in_time(&args.path, &mut facts)?;
+    let checked = apart::checked(program, &args.path)?;
+    facts.extend(checked.facts);
     let failed = facts.iter().any(|fact| fact.level == Level::Fail);
     let mut document = DoctorReport {
         path: args.path.clone(),
@@ -154,7 +140,13 @@ pub fn run(args: &DoctorArgs) -> Result<Ending, Failure> {
     };
     if let Some(archive) = &args.bundle {
         let found = report::document(&document)?;
-        bundle::write(&args.path, archive, args.log.as_deref(), found)?;
+        bundle::write(
+            &args.path,
+            archive,
+            args.log.as_deref(),
+            found,
+            checked.is_whole,
+        )?;
         document.bundle = Some(archive.clone());
     }
     report::print(&document, args.json)?;
@@ -200,45 +192,6 @@ fn chosen(choice: &str) -> Option<&str> {
     Some(choice.split_once('[')?.1.split_once(']')?.0)
 }
 
-/// Facts about the path itself. Its checks are made on a thread of their own: a volume or a file
-/// system that hangs may keep that thread for ever.
-fn place_in_time(path: &Path, facts: &mut Vec<Fact>) -> Result<(), Failure> {
-    let (collector, found) = mpsc::channel();
-    let checked = path.to_owned();
-    let thread = thread::Builder::new().spawn(move || {
-        let mut facts = Facts {
-            collector: Some(collector),
-            ..Facts::default()
-        };
-        place(&checked, &mut facts)
-    });
-    let thread = thread.map_err(|error| Failure::thread(&error))?;
-    loop {
-        match found.recv_timeout(CHECK_PATIENCE) {
-            Ok(fact) => facts.push(fact),
-            Err(RecvTimeoutError::Disconnected) => break,
-            Err(RecvTimeoutError::Timeout) => {
-                // The owner knows by now which volume hangs.
-                let mut told = Facts::default();
-                if store::is_hung(path, &mut told) {
-                    facts.extend(told.list);
-                    return Ok(());
-                }
-                let what = format!(
-                    "{}: a check has not ended within {} s: the volume or its file system hangs \
-                     (`dmesg` names the device)",
-                    path.display(),
-                    CHECK_PATIENCE.as_secs()
-                );
-                facts.push(Fact::fail("answers", what));
-                return Ok(());
-            }
-        }
-    }
-    let hung = || Failure::environment("the checks of the path ended in a panic");
-    thread.join().map_err(|_| hung())?
-}
-
 /// Facts about the path itself.
 fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     let failure = |error: &std::io::Error| {
@@ -251,14 +204,17 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         return Ok(());
     }
     let metadata = match std::fs::metadata(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            // A future store is judged by its directory.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
             let parent = directory_of(path);
-            facts.push(Fact::ok(
-                "path",
-                format!("{} does not exist yet", path.display()),
-            ));
-            store::absent(path, facts);
+            if !store::is_served_without_file(path, facts) {
+                let what = format!(
+                    "{}: no store is here. `larder create` makes one; if one should be here, mount \
+                     its file system first, or check the path",
+                    path.display()
+                );
+                facts.push(Fact::fail("path", what));
+            }
+            // A future store is judged by its directory.
             return match std::fs::metadata(parent) {
                 Ok(metadata) if metadata.is_dir() => directory(parent, facts),
                 Ok(_) => Err(Failure::environment(format!(
@@ -268,21 +224,41 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
                 Err(error) => Err(failure(&error)),
             };
         }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            let place = refusal(path).unwrap_or_default();
+            let what = format!(
+                "{}: {error}. {place}. Run as the store's user, or as a member of its group",
+                path.display()
+            );
+            facts.push(Fact::fail("permission", what));
+            return Ok(());
+        }
         found => found.map_err(|error| failure(&error))?,
     };
     if metadata.is_dir() {
         directory(path, facts)?;
         let volume = volume_at(path.to_owned());
+        let what = if volume == path {
+            format!(
+                "no store is in {} yet. If one should be here, is its file system mounted?",
+                path.display()
+            )
+        } else {
+            format!("the store is {}", volume.display())
+        };
+        facts.push(Fact::ok("path", what));
         if volume != path {
-            facts.push(Fact::ok(
-                "path",
-                format!("the store is {}", volume.display()),
-            ));
             store(&volume, true, facts);
         }
         return Ok(());
     }
-    let is_device = metadata.file_type().is_block_device();
+    beneath(path, &metadata, facts);
+    store(path, !metadata.file_type().is_block_device(), facts);
+    Ok(())
+}
+
+/// The file system and the device beneath a volume.
+fn beneath(path: &Path, metadata: &Metadata, facts: &mut Facts) {
     match rustix::fs::open(
         path,
         OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NONBLOCK,
@@ -294,22 +270,24 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
             format!("cannot be opened with O_DIRECT: {error}"),
         )),
     }
-    scheduler(
-        if is_device {
-            metadata.rdev()
-        } else {
-            metadata.dev()
-        },
-        facts,
-    );
+    let is_device = metadata.file_type().is_block_device();
     if is_device {
         device::name(path, metadata.rdev(), facts);
-        device::health(metadata.rdev(), facts);
-    } else {
-        device::health(metadata.dev(), facts);
     }
-    store(path, !is_device, facts);
-    Ok(())
+    let number = match is_device {
+        true => metadata.rdev(),
+        false => metadata.dev(),
+    };
+    device_of_volumes(number, facts);
+}
+
+/// The scheduler and the health of a device, once for all volumes on it.
+fn device_of_volumes(number: u64, facts: &mut Facts) {
+    if !facts.devices.contains(&number) {
+        facts.devices.push(number);
+        scheduler(number, facts);
+        device::health(number, facts);
+    }
 }
 
 fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
@@ -337,8 +315,7 @@ fn directory(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
         }
     }
     let under = directory.metadata().map_err(failure)?.dev();
-    scheduler(under, facts);
-    device::health(under, facts);
+    device_of_volumes(under, facts);
     // The blocks of a store that is there are judged with the store.
     if !volume_at(path.to_owned()).is_file() {
         free_space(path, facts);
@@ -591,7 +568,7 @@ mod tests {
         assert_eq!(facts.list.len(), 0);
         // A directory cannot be written, not even by root.
         writable(directory.path(), &mut facts);
-        let (name, level) = (facts.list[0].name, facts.list[0].level);
+        let (name, level) = (&*facts.list[0].name, facts.list[0].level);
         assert_eq!((name, level), ("writable", Level::Fail));
     }
 

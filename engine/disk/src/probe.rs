@@ -13,6 +13,7 @@
 //!
 //! It does not warn or decide about file systems that buffer: the opener of the store does.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 use std::os::fd::AsFd;
@@ -25,7 +26,7 @@ use larder_base::system::files::{self, Handle};
 use rustix::fs::FileType;
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::mailbox::{ReadAt, read_all};
 use super::threads::Threads;
@@ -228,7 +229,7 @@ fn io_uring_disabled() -> Option<u32> {
 }
 
 /// The rating of a fact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// As it should be.
@@ -250,10 +251,10 @@ impl fmt::Display for Level {
 }
 
 /// One fact, for `doctor`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fact {
     /// The subject, in a word or two.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The rating.
     pub level: Level,
     /// The finding and, unless it is good, the remedy.
@@ -262,8 +263,11 @@ pub struct Fact {
 
 impl Fact {
     pub fn new(name: &'static str, level: Level, what: impl Into<String>) -> Fact {
-        let what = what.into();
-        Fact { name, level, what }
+        Fact {
+            name: name.into(),
+            level,
+            what: what.into(),
+        }
     }
 
     pub fn ok(name: &'static str, what: impl Into<String>) -> Fact {

@@ -102,9 +102,10 @@ fn check_config(
     page_bytes: Option<&str>,
     derives: bool,
 ) -> PyResult<u8> {
+    let program = doctor::program(py)?;
     let examine =
         |page_bytes| doctor::examine(Config::parse(config), Vec::new(), page_bytes, derives);
-    py.detach(|| doctor::report(page_bytes, examine))
+    py.detach(|| doctor::report(&program, page_bytes, examine))
         .map_err(|error| PyValueError::new_err(error.to_string()))
 }
 

@@ -45,7 +45,7 @@ Salts, tenants, models, buckets, paths, hosts and credentials are replaced by wo
 Logs are free text: read log.txt before you send the archive.
 ";
 
-/// Writes the archive. An existing file is not replaced.
+/// Writes the archive. An existing file is not replaced. `answers`: the volumes may be read.
 ///
 /// # Errors
 /// If the log cannot be read, or the archive cannot be written.
@@ -54,17 +54,19 @@ pub(super) fn write(
     archive: &Path,
     log: Option<&Path>,
     doctor: Value,
+    answers: bool,
 ) -> Result<(), Failure> {
     let store = volume_at(path.to_owned());
     let mut redactor = Redactor::default();
     known_values(&mut redactor);
-    let survey = Survey::new(&store, &SurveyOptions::default());
+    let survey = answers.then(|| Survey::new(&store, &SurveyOptions::default()));
     let geometry = match &survey {
-        Ok(survey) => {
+        Some(Ok(survey)) => {
             store_values(survey, &mut redactor);
             geometry(survey)
         }
-        Err(error) => json!({ "reason": error.to_string() }),
+        Some(Err(error)) => json!({ "reason": error.to_string() }),
+        None => json!({ "reason": "a volume does not answer" }),
     };
     redactor.knows(&store.to_string_lossy(), "store");
     redactor.knows(&path.to_string_lossy(), "store");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use larder_disk::health::Health;
 use larder_disk::probe::{Fact, Level};
 
-use super::Facts;
+use super::facts::Facts;
 use crate::drives;
 use crate::size::ByteSize;
 

@@ -1,50 +1,132 @@
 //! The store at a path, as a survey of its superblocks and its owner show it.
 
+use std::fs;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use larder_disk::probe::{Fact, Level};
+use larder_base::system::devices;
+use larder_base::system::files::{self, FileId};
+use larder_disk::probe::{Fact, Level, filesystem};
 use larder_engine::{HolderState, LockHolder, StoreError};
 use larder_format::{FORMAT_VERSION, OpenState, Superblock};
 use larder_store::share;
 use larder_store::share::VolumeState;
 use larder_store::volume::holes::holes;
 use larder_store::volume::socket::socket_path;
-use larder_store::volume::{Access, Volume, Volumes};
+use larder_store::volume::{Access, File, Volume, Volumes, places_of};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use super::{Facts, RELEASE, remedy};
+use super::facts::Facts;
+use super::{RELEASE, beneath, remedy};
 use crate::owner::{
-    answering_line, damaged_line, damaged_pages_line, displaced_line, eviction_line, monthly,
-    pacing_line, process, stopped_line,
+    answering_line, damaged_line, damaged_pages_line, displaced_line, ended_line, eviction_line,
+    history, monthly, on_device, pacing_line, process, stopped_line,
 };
 use crate::place::volume_at;
+use crate::refusal::explained;
 use crate::size::ByteSize;
 
 /// Age of an operation from which no check touches its volume: the owner calls it hung later.
 const LATE_SECONDS: f64 = 1.0;
 
-/// Whether the owner of the store waits for a volume. Then the facts are those of its report: a
-/// check that touched the volume would hang, too.
+/// Whether the owner of the store waits for a volume. Then the facts are those of its report, and
+/// of the other volumes: a check that touched that one would hang, too.
 pub(super) fn is_hung(path: &Path, facts: &mut Facts) -> bool {
     let path = volume_at(path.to_owned());
     let report = match socket_path(&path).exists() {
         true => share::report(&path).ok(),
         false => None,
     };
-    let is_hung = |volume: &share::AnsweringVolume| volume.oldest_seconds >= LATE_SECONDS;
-    match report.filter(|report| report.answering_volumes.iter().any(is_hung)) {
-        Some(report) => {
-            facts.push(Fact::warn(
-                "checks",
-                "those of the volumes are left out: the owner waits for a volume",
-            ));
-            served(&report, facts);
+    let is_late = |volume: &share::AnsweringVolume| volume.oldest_seconds >= LATE_SECONDS;
+    let Some(report) = report.filter(|report| report.answering_volumes.iter().any(is_late)) else {
+        return false;
+    };
+    facts.leave_out();
+    served(&report, facts);
+    let what = "those of the store are left out: the owner waits for a volume";
+    facts.push(Fact::warn("checks", what));
+    for volume in &report.answering_volumes {
+        if is_late(volume) {
+            let what = format!(
+                "{}: left out, as an operation on it has not ended",
+                on_device(volume)
+            );
+            facts.push(Fact::warn("volume", what));
+        } else {
+            describe(&volume.path, facts);
         }
-        None => return false,
     }
     true
+}
+
+/// A volume: its size, and the device and the file system beneath it with their room.
+fn describe(path: &Path, facts: &mut Facts) {
+    facts.examine(path);
+    let opened = File::open(path, Access::ReadOnly).map_err(|error| explained(&error));
+    // The first read: a device may hang in it.
+    let read = opened.and_then(|file| {
+        let read = file.superblock().map_err(|error| error.to_string());
+        read.map(|_| file)
+    });
+    let file = match read {
+        Ok(file) => file,
+        Err(error) => {
+            facts.push(Fact::fail("volume", format!("{}: {error}", path.display())));
+            return;
+        }
+    };
+    let number = match files::identify(&file.file) {
+        Ok((FileId::Inode(number, _) | FileId::BlockDevice(number), _)) => Some(number),
+        Err(_) => None,
+    };
+    let device = number.and_then(devices::below);
+    let device = device.unwrap_or_else(|| "an unknown device".to_owned());
+    let room = match (file.is_device, rustix::fs::statvfs(path)) {
+        (false, Ok(space)) => {
+            let free = space.f_bavail.saturating_mul(space.f_frsize);
+            format!(", {} free", ByteSize(free))
+        }
+        _ => String::new(),
+    };
+    let what = format!(
+        "{}: {} on {device}, {}{room}",
+        path.display(),
+        ByteSize(file.bytes),
+        filesystem(&*file.file),
+    );
+    facts.push(Fact::ok("volume", what));
+}
+
+/// Describes the volumes one after the other, so that a volume that hangs is named. What is beneath
+/// the first one is known already.
+fn describe_all(path: &Path, facts: &mut Facts) {
+    describe(path, facts);
+    let first = File::open(path, Access::ReadOnly).map(|file| file.superblock());
+    let Ok(Ok(superblock)) = first else {
+        return;
+    };
+    let further = superblock
+        .volumes
+        .iter()
+        .skip(1)
+        .filter(|entry| !entry.lost);
+    for entry in further {
+        // A volume that is nowhere is reported with the store.
+        let mut places = places_of(entry, path, &[]);
+        let found = places.find_map(|place| {
+            facts.examine(&place);
+            fs::metadata(&place).ok().map(|found| (place, found))
+        });
+        let Some((place, metadata)) = found else {
+            continue;
+        };
+        describe(&place, facts);
+        facts.of = Some(place.clone());
+        beneath(&place, &metadata, facts);
+        facts.of = None;
+    }
+    facts.examine(path);
 }
 
 /// The facts of an owner's report.
@@ -55,6 +137,7 @@ fn served(report: &share::Report, facts: &mut Facts) {
 
 /// The store at a path: whole, closed, in use? `is_file`: a regular file is there.
 pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
+    describe_all(path, facts);
     let volumes = match Volumes::open(path, &[], Access::ReadOnly, false) {
         Ok(volumes) => volumes,
         Err(StoreError::NotAStore(_)) if is_file => {
@@ -69,10 +152,11 @@ pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
             return;
         }
         Err(StoreError::NotAStore(_)) => {
-            facts.push(Fact::ok(
-                "store",
-                "none here; `larder create` makes one, over other data only with --force",
-            ));
+            let what = "no superblock and no segment of a store is on this device. For a new \
+                device this is right: `larder create` makes a store, over other data only with \
+                --force. If it was a store, `larder superblock restore` writes its superblocks \
+                back, from the file of a `larder superblock save`";
+            facts.push(Fact::warn("store", what));
             writable(path, facts);
             return;
         }
@@ -83,7 +167,7 @@ pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
                 .as_ref()
                 .is_none_or(|of| of.damaged_volumes.is_empty())
             {
-                facts.push(Fact::fail("store", error.to_string()));
+                facts.push(Fact::fail("store", explained(&error)));
             }
             if let Some(report) = report {
                 served(&report, facts);
@@ -173,13 +257,14 @@ fn damage(report: &share::Report, facts: &mut Facts) {
     }
 }
 
-/// No file is at the path: does a process serve one that was there?
-pub(super) fn absent(path: &Path, facts: &mut Facts) {
+/// No file is at the path: whether a process serves one that was there.
+pub(super) fn is_served_without_file(path: &Path, facts: &mut Facts) -> bool {
     let Ok(report) = share::report(path) else {
-        return;
+        return false;
     };
     facts.push(Fact::ok("store in use", served_by(report.pid)));
     places(&report, facts);
+    true
 }
 
 /// The volumes whose files are not at their paths.
@@ -189,10 +274,12 @@ fn places(report: &share::Report, facts: &mut Facts) {
     }
 }
 
-/// The clients that are stopped.
+/// The clients that are stopped, and the last one that ended in the middle of puts.
 fn clients(report: &share::Report, facts: &mut Facts) {
-    for client in &report.stopped_clients {
-        facts.push(Fact::warn("clients", stopped_line(client)));
+    let stopped = report.stopped_clients.iter().map(stopped_line);
+    let ended = report.ended_client.iter().map(ended_line);
+    for what in stopped.chain(ended) {
+        facts.push(Fact::warn("clients", what));
     }
 }
 
@@ -351,7 +438,6 @@ pub(super) fn writable(volume: &Path, facts: &mut Facts) {
 
 fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {
     let holder = LockHolder::from(&superblock.holder);
-    let pid = holder.pid;
     match (locked, superblock.state) {
         (true, _) => {
             let level = match holder.state {
@@ -360,10 +446,16 @@ fn in_use(superblock: &Superblock, locked: bool) -> (Level, String) {
             };
             (level, format!("yes, by {holder}"))
         }
-        (false, OpenState::Clean) => (Level::Ok, "no; it was closed cleanly".to_owned()),
-        (false, OpenState::Open) => (
-            Level::Ok,
-            format!("no; process {pid} did not close it; the next open recovers it"),
-        ),
+        (false, _) => {
+            let is_sound = superblock.state == OpenState::Clean;
+            let level = match is_sound && superblock.history.unclosed.is_none() {
+                true => Level::Ok,
+                false => Level::Warn,
+            };
+            (
+                level,
+                format!("no process serves the store; {}", history(superblock)),
+            )
+        }
     }
 }

@@ -32,7 +32,16 @@ fn a_volume_hangs_without_a_call() {
         return;
     };
     let illness = volume.falls(Pace::Hung);
+    // No operation is a second old, so a check calls the volume, and hangs.
+    let (code, said) = scene.run(&["doctor", scene.at()]);
+    let hangs = "a check has not ended within 5 s";
+    assert!(code == Some(1) && said.contains(hangs), "{said}");
     scene.shows(&HUNG);
+    let (_, said) = scene.run(&["stat", scene.at(), "--check"]);
+    assert!(
+        said.contains(" on a file system of the kind fuse"),
+        "{said}"
+    );
     // No thread of it hangs in the kernel, which would keep the process.
     let (code, said) = scene.run(&["stat", scene.at(), "--openmetrics"]);
     assert_eq!(code, Some(0), "{said}");

@@ -98,7 +98,7 @@ fn the_permission_to_reach_a_served_store_is_removed() {
         metric: ("up", 0.0),
         stat: denied,
         check: (3, denied),
-        doctor: Some(("larder: ", denied)),
+        doctor: Some(("fail  permission", denied)),
         log: None,
         alert: Some("LarderUnobserved"),
     };
@@ -109,8 +109,13 @@ fn the_permission_to_reach_a_served_store_is_removed() {
         "The directory {} refuses the user nobody (65534): its mode is 700, its owner root (0)",
         text(directory)
     );
-    let (_, said) = scene.run(&["stat", scene.at(), "--check"]);
-    assert!(said.contains(&refused), "{said}");
+    for command in [
+        &["doctor", scene.at()][..],
+        &["stat", scene.at(), "--check"],
+    ] {
+        let (_, said) = scene.run(command);
+        assert!(said.contains(&refused), "{said}");
+    }
     std::fs::set_permissions(directory, may(0o755)).unwrap();
     scene.recovers(&signs);
 }

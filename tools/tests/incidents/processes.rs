@@ -49,7 +49,7 @@ fn the_owner_is_killed() {
         metric: ("larder_up", 0.0),
         stat: killed,
         check: (3, killed),
-        doctor: Some(("ok    store in use", "did not close it")),
+        doctor: Some(("warn  store in use", killed)),
         log: None,
         alert: Some("LarderUnserved"),
     };
@@ -103,7 +103,7 @@ fn a_client_is_killed_in_a_put() {
         metric: ("larder_aborted_pages_total", aborted()),
         stat: &given_up,
         check: (0, &ended),
-        doctor: None,
+        doctor: Some(("warn  clients", &ended)),
         log: Some(&logged),
         alert: None,
     };

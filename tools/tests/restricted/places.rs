@@ -215,6 +215,9 @@ fn a_device_of_4_kib_sectors_holds_a_store_and_the_doctor_says_how_it_is_aligned
         return skipped("a device of 4 KiB sectors", "no loop device can be made");
     };
     let device = Loop(String::from_utf8(made.stdout).unwrap().trim().to_owned());
+    let (level, what) = fact(&device.0, 0, "store");
+    assert_eq!(level, "warn");
+    assert!(what.contains("larder superblock restore"), "{what}");
     let (level, what) = fact(&device.0, 0, "direct I/O");
     assert_eq!(level, "ok");
     assert!(what.contains("offsets to 4096"), "{what}");
