@@ -17,11 +17,11 @@ fn field(field: &'static str, value: u64) -> Damage {
 #[test]
 fn a_whole_superblock_of_a_newer_version_is_newer_and_a_torn_one_is_damaged() {
     let block = featured().encode().unwrap();
-    let newer = patched(&block, 8, &2_u32.to_le_bytes());
+    let newer = patched(&block, 8, &3_u32.to_le_bytes());
     assert_eq!(
         refused(Superblock::decode(&newer)),
         SuperblockError::Newer {
-            version: 2,
+            version: 3,
             features: Box::new(featured().features),
         }
     );
@@ -118,7 +118,7 @@ fn a_set_bit_that_should_be_zero_is_refused_though_the_crc_is_right() {
         );
     }
     let header = encode_header(&segment_header());
-    for at in [20, 80, 4095] {
+    for at in [20, 88, 4095] {
         assert_eq!(
             refused(SegmentHeader::check(&patched(&header, at, &[1]))),
             Damage::Reserved,
@@ -414,10 +414,10 @@ fn a_length_that_differs_from_the_body_is_refused() {
     assert_eq!(refused(with_length(length - 96)), Damage::Reserved);
     assert_eq!(refused(with_length(4097)), Damage::Length { found: 4097 });
     assert_eq!(refused(with_length(23)), Damage::Length { found: 23 });
-    let header = patched(&encode_header(&segment_header()), 12, &81_u32.to_le_bytes());
+    let header = patched(&encode_header(&segment_header()), 12, &89_u32.to_le_bytes());
     assert_eq!(
         refused(SegmentHeader::check(&header)),
-        Damage::Length { found: 81 }
+        Damage::Length { found: 89 }
     );
     let superblock = superblock().encode().unwrap();
     assert_eq!(length_of(&superblock), 256 + 3 * 224);

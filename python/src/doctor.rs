@@ -4,7 +4,6 @@
 //! Reports the configuration first, then the state of the configured path. The machine (io_uring,
 //! seccomp, lockable memory, huge pages, the disk) is left to `larder doctor`. Changes nothing.
 
-use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -18,7 +17,6 @@ use larder_store::share;
 use larder_store::volume::Volumes;
 use larder_tools::cli;
 use larder_tools::size::{ByteSize, SizeError};
-use pyo3::prelude::*;
 use rustix::fs::Access;
 
 use crate::config::{Config, ConfigError};
@@ -290,15 +288,6 @@ fn room(config: &Config, directory: &Path, page_bytes: Option<u64>) -> Option<Fa
         // Other problems have their own line.
         Err(_) => None,
     }
-}
-
-/// The command line of this package, as a program.
-pub fn program(py: Python<'_>) -> PyResult<cli::Program> {
-    let python: PathBuf = py.import("sys")?.getattr("executable")?.extract()?;
-    Ok(cli::Program::new(
-        python,
-        ["-m", "larder"].map(OsString::from).into(),
-    ))
 }
 
 /// Prints the facts about a configuration, for pages of this size (a text such as `16MiB`), and

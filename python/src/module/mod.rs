@@ -92,6 +92,15 @@ fn parse_config(config: &str) -> PyResult<String> {
     Ok(json.to_string())
 }
 
+/// The command line of this package, as a program.
+pub(crate) fn program(py: Python<'_>) -> PyResult<cli::Program> {
+    let python: PathBuf = py.import("sys")?.getattr("executable")?.extract()?;
+    Ok(cli::Program::new(
+        python,
+        ["-m", "larder_kv"].map(OsString::from).into(),
+    ))
+}
+
 /// Checks a configuration with Larder's keys alone, as JSON, for pages of this size (a text such as
 /// `16MiB`). `derives`: the engine's side derives a tag if none is set. Returns the exit code.
 #[pyfunction]
@@ -102,7 +111,7 @@ fn check_config(
     page_bytes: Option<&str>,
     derives: bool,
 ) -> PyResult<u8> {
-    let program = doctor::program(py)?;
+    let program = program(py)?;
     let examine =
         |page_bytes| doctor::examine(Config::parse(config), Vec::new(), page_bytes, derives);
     py.detach(|| doctor::report(&program, page_bytes, examine))

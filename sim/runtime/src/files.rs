@@ -35,6 +35,13 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId(u64);
 
+impl FileId {
+    /// No device of this machine holds it.
+    pub fn device(self) -> Option<u64> {
+        None
+    }
+}
+
 /// A file, as its name shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {

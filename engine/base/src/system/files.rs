@@ -41,6 +41,16 @@ pub enum FileId {
     BlockDevice(u64),
 }
 
+impl FileId {
+    /// The number of the device that holds the file, or that it is.
+    #[must_use]
+    pub fn device(self) -> Option<u64> {
+        match self {
+            FileId::Inode(device, _) | FileId::BlockDevice(device) => Some(device),
+        }
+    }
+}
+
 /// A file, as its directory entry or its descriptor shows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Found {

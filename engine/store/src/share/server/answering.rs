@@ -168,9 +168,7 @@ impl Volume {
 
     /// The device below it, found without a call of its file system.
     fn device(&self) -> String {
-        let number = self.file.map(|file| match file {
-            FileId::Inode(device, _) | FileId::BlockDevice(device) => device,
-        });
+        let number = self.file.and_then(FileId::device);
         number.and_then(devices::below).unwrap_or_default()
     }
 
