@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -106,56 +106,54 @@ pub fn samples(text: &str) -> Samples {
         .collect()
 }
 
-/// A running Prometheus that scrapes an exporter every second.
+/// A running Prometheus that scrapes exporters every second. It ends with this value, and with the
+/// process of the test, also if that is killed.
 pub struct Prometheus {
-    _process: Process,
+    shell: Child,
     address: String,
 }
 
 impl Prometheus {
-    /// The rules fire at once, without their `for`.
-    pub fn of(exporter: &Exporter, directory: &Path) -> Prometheus {
+    /// Of one exporter.
+    pub fn of(exporter: &Exporter) -> Prometheus {
+        Prometheus::start(&[exporter.address()], "")
+    }
+
+    /// The rules fire at once, without their `for`. `options` are further ones of each job.
+    pub fn start(targets: &[&str], options: &str) -> Prometheus {
+        let directory = super::directory().keep();
         let rules = std::fs::read_to_string(deployed(RULES)).unwrap();
         let at_once = rules
             .lines()
             .filter(|line| !line.trim().starts_with("for: "));
         let at_once: Vec<&str> = at_once.collect();
         std::fs::write(directory.join("rules.yml"), at_once.join("\n")).unwrap();
-        let targets = format!("static_configs: [{{targets: ['{}']}}]", exporter.address());
+        let job = format!("{options} static_configs: [{{targets: {targets:?}}}]");
         // An owner that is stopped makes the exporter answer late: only the slow job waits for it.
         let config = format!(
-            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\n\
+            "global: {{scrape_interval: 1s, evaluation_interval: 250ms}}\n\
              rule_files: [rules.yml]\n\
              scrape_configs:\n\
-             - {{job_name: larder, {targets}}}\n\
-             - {{job_name: slow, scrape_interval: 5s, scrape_timeout: 5s, {targets}}}\n"
+             - {{job_name: larder, {job}}}\n\
+             - {{job_name: slow, scrape_interval: 3s, scrape_timeout: 3s, {job}}}\n"
         );
         std::fs::write(directory.join("prometheus.yml"), config).unwrap();
-        let log = directory.join("prometheus.log");
-        let mut command = Command::new("prometheus");
-        command
-            .arg(format!(
-                "--config.file={}",
-                text(&directory.join("prometheus.yml"))
-            ))
-            .arg(format!(
-                "--storage.tsdb.path={}",
-                text(&directory.join("tsdb"))
-            ))
-            .arg("--web.listen-address=127.0.0.1:0")
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::create(&log).unwrap());
-        let process = Process(command.spawn().unwrap());
+        // The shell reads to the end of its input, which comes with the end of this process.
+        let script = "trap '' INT TERM HUP; cd \"$0\" || exit; \
+            prometheus --config.file=prometheus.yml --storage.tsdb.path=tsdb \
+            --web.listen-address=127.0.0.1:0 2>log & \
+            read _; kill -9 $!; wait $!; cd /; rm -r \"$0\"";
+        let mut shell = Command::new("sh");
+        let shell = shell.args(["-c", script, text(&directory)]);
+        let shell = shell.stdin(Stdio::piped()).stdout(Stdio::null());
+        let shell = shell.stderr(Stdio::null()).spawn().unwrap();
         // It chooses a port that no other process has.
         let address = found("Prometheus listens", || {
-            let lines = std::fs::read_to_string(&log).unwrap();
+            let lines = std::fs::read_to_string(directory.join("log")).ok()?;
             let (_, line) = lines.split_once("\"Listening on\" address=")?;
             Some(line.split_once('\n')?.0.to_owned())
         });
-        Prometheus {
-            _process: process,
-            address,
-        }
+        Prometheus { shell, address }
     }
 
     fn get(&self, target: &str) -> Option<Value> {
@@ -196,7 +194,12 @@ impl Prometheus {
 
     /// Rules that fire.
     pub fn firing(&self) -> BTreeSet<String> {
-        let alerts = self.query("ALERTS{alertstate=\"firing\"}");
+        self.firing_of("")
+    }
+
+    /// Rules that fire for these labels.
+    pub fn firing_of(&self, labels: &str) -> BTreeSet<String> {
+        let alerts = self.query(&format!("ALERTS{{alertstate=\"firing\"{labels}}}"));
         let names = alerts
             .iter()
             .filter_map(|(labels, _)| labels["alertname"].as_str());
@@ -210,5 +213,12 @@ impl Prometheus {
         for firing in self.firing() {
             assert!(expected.contains(&&*firing), "{firing} fires with {rule}");
         }
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        // This closes the input of the shell first.
+        let _ = self.shell.wait();
     }
 }

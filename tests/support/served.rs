@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 
 use super::honest::skipped;
 use super::observe::{RULES, deployed};
@@ -50,40 +51,44 @@ impl Served {
         let of = self.samples.iter().filter(|(series, _)| has(series));
         of.map(|(_, value)| value.parse().unwrap()).collect()
     }
+}
 
-    /// Whether Python's `prometheus_client` takes the text, by both its parsers, each sample once.
-    #[track_caller]
-    pub fn is_taken_by_python(&self) {
-        let Some(python) = python() else {
-            return;
-        };
-        let script = "import sys\n\
-            from prometheus_client import openmetrics, parser\n\
-            import prometheus_client.openmetrics.parser\n\
-            text = sys.stdin.read()\n\
-            for read in (openmetrics.parser, parser):\n\
-            \tfamilies = list(read.text_string_to_metric_families(text))\n\
-            \tprint(sum(len(family.samples) for family in families))\n";
-        let mut child = Command::new(python)
-            .args(["-c", script])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut input = child.stdin.take().unwrap();
-        input.write_all(self.text.as_bytes()).unwrap();
-        drop(input);
-        let output = child.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}{}", stderr(&output), self.text);
-        let counts = String::from_utf8(output.stdout).unwrap();
-        let all = (self.samples.len() - 1).to_string();
-        assert_eq!(counts.lines().collect::<Vec<_>>(), [&all, &all]);
-    }
+/// Whether Python's `prometheus_client` takes the texts, by both its parsers, each sample once.
+#[track_caller]
+pub fn are_taken_by_python(texts: &[&Served]) {
+    let Some(python) = &*PYTHON else {
+        return;
+    };
+    let script = "import sys\n\
+        from prometheus_client import openmetrics, parser\n\
+        import prometheus_client.openmetrics.parser\n\
+        for text in sys.stdin.read().split('\\0'):\n\
+        \tfor read in (openmetrics.parser, parser):\n\
+        \t\tfamilies = list(read.text_string_to_metric_families(text))\n\
+        \t\tprint(sum(len(family.samples) for family in families))\n";
+    let mut child = Command::new(python)
+        .args(["-c", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let all: Vec<&str> = texts.iter().map(|served| &*served.text).collect();
+    input.write_all(all.join("\0").as_bytes()).unwrap();
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}{all:?}", stderr(&output));
+    let counts = String::from_utf8(output.stdout).unwrap();
+    let expected = texts.iter().flat_map(|served| {
+        let samples = (served.samples.len() - 1).to_string();
+        [samples.clone(), samples]
+    });
+    assert!(counts.lines().eq(expected), "{counts}{all:?}");
 }
 
 /// A Python with the package `prometheus_client`; its absence is reported.
-fn python() -> Option<String> {
+static PYTHON: LazyLock<Option<String>> = LazyLock::new(|| {
     let cache = std::env::var("LARDER_PYTHON_CACHE").unwrap_or_default();
     let environment = format!("{cache}/venv/bin/python");
     let known = ["python3", "/usr/bin/python3", &environment];
@@ -100,7 +105,7 @@ fn python() -> Option<String> {
         );
     }
     found.map(str::to_owned)
-}
+});
 
 /// Texts of before a fault, of the fault, and of after it.
 pub struct Phases {
@@ -110,14 +115,12 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// Each text that is one: see [`Served::is_taken_by_python`].
+    /// Each text that is one: see [`are_taken_by_python`].
     #[track_caller]
     pub fn are_taken_by_python(&self) {
-        for served in [&self.before, &self.within, &self.after] {
-            if !served.text.is_empty() {
-                served.is_taken_by_python();
-            }
-        }
+        let mut texts = vec![&self.before, &self.within, &self.after];
+        texts.retain(|served| !served.text.is_empty());
+        are_taken_by_python(&texts);
     }
 
     /// Promtool evaluates the rules over these texts in stretched time. Before the fault no alert

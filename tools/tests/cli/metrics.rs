@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketType, connect, socket, sockopt};
 use super::prometheus::put;
 use super::served::{absent_keys, namespace, read};
 use super::support::observe::{Exporter, Samples, samples};
-use super::support::served::Served;
+use super::support::served::{Served, are_taken_by_python};
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -68,7 +68,7 @@ fn metrics_documents_and_the_benchmark_count_the_same_and_each_miss_has_a_reason
         }
         assert!(Instant::now() < until, "{told}");
     };
-    Served::of(exporter.ask("GET", "/metrics")).is_taken_by_python();
+    are_taken_by_python(&[&Served::of(exporter.ask("GET", "/metrics"))]);
     let printed = String::from_utf8(ends(&["stat", at, "--openmetrics"], 0).stdout).unwrap();
     for of in [exporter.scrape(), samples(&printed)] {
         assert_eq!(sum(&of, "larder_page_hits_total"), bench["verified_pages"]);

@@ -190,7 +190,7 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
     };
     work(1);
     let exporter = Exporter::of(at);
-    let prometheus = Prometheus::of(&exporter, directory.path());
+    let prometheus = Prometheus::of(&exporter);
     eventually("it has scraped", || {
         prometheus.sum("larder_page_hits_total{job='larder'}") == 8.0
     });
@@ -260,7 +260,7 @@ fn each_rule_fires_for_its_fault_alone() {
     put(&store, id, 1, 8);
     store.flush().unwrap();
     let exporter = Exporter::of(at);
-    let prometheus = Prometheus::of(&exporter, directory.path());
+    let prometheus = Prometheus::of(&exporter);
     eventually("it has scraped", || {
         prometheus.sum("larder_put_pages_total{job='larder'}") == 8.0
     });

@@ -55,9 +55,9 @@ fn filled() -> Option<Scene> {
     client(&scene, |pool| {
         (0..CHAINS).for_each(|seed| pool.put(&chain(seed, PAGES)));
     });
-    if let Some(prometheus) = &scene.prometheus {
+    if let Some(watch) = &scene.watch {
         eventually("Prometheus has seen the store without a fault", || {
-            prometheus.sum("larder_put_pages_total{job='larder'}") >= 1024.0
+            watch.sum("larder_put_pages_total") >= 1024.0
         });
     }
     Some(scene)

@@ -20,3 +20,4 @@ mod room;
 mod scene;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+mod watch;

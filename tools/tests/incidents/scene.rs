@@ -1,19 +1,20 @@
 //! A store with its owner, its clients, and the instruments.
 
-use std::cell::RefCell;
-use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::Mutex;
+use std::thread;
 use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::support::honest::{PATIENCE, Process, eventually};
-use crate::support::observe::{Exporter, Prometheus, is_there};
+use crate::support::observe::Exporter;
 use crate::support::served::{Phases, Served};
 use crate::support::{as_user, directory, json, larder, text};
+use crate::watch::Watch;
 
 const STORE_SIZE: &str = "256MiB";
 
@@ -25,12 +26,12 @@ pub struct Scene {
     pub owner: Option<Process>,
     exporter: Exporter,
     /// `None` where there is no Prometheus.
-    pub prometheus: Option<Prometheus>,
+    pub watch: Option<Watch>,
     /// The user of the instruments, if it is not that of the test.
     user: Option<u32>,
     /// Served before the incident, and in it.
     before: Served,
-    within: RefCell<Served>,
+    within: Mutex<Served>,
 }
 
 /// The traces of a fault in the instruments. `None`: it leaves none there.
@@ -67,21 +68,24 @@ impl Scene {
         json(&[&create[..], &[text(&second)]].concat());
         let prepared = prepare(&second)?;
         let exporter = Exporter::as_user(text(&path), user);
-        let prometheus =
-            is_there("prometheus").then(|| Prometheus::of(&exporter, directory.path()));
         let mut scene = Scene {
             log: directory.path().join("log"),
             owner: None,
+            watch: Watch::of(&exporter),
             exporter,
-            prometheus,
             directory,
             path,
             user,
             before: Served::default(),
-            within: RefCell::default(),
+            within: Mutex::default(),
         };
         scene.serve();
         scene.before = scene.served();
+        if let Some(watch) = &scene.watch {
+            eventually("Prometheus has seen the store without a fault", || {
+                watch.sum("larder_up") == 1.0 && watch.firing().is_empty()
+            });
+        }
         Some((scene, prepared))
     }
 
@@ -148,38 +152,44 @@ impl Scene {
     #[track_caller]
     pub fn shows(&self, signs: &Signs<'_>) {
         let begun = Instant::now();
-        let mut times = String::new();
-        let mut seen = |instrument: &str, is_seen: &mut dyn FnMut() -> bool| {
-            let (metric, _) = signs.metric;
+        let (metric, value) = signs.metric;
+        let seen = |instrument: &str, is_seen: &dyn Fn() -> bool| {
             eventually(&format!("{instrument}, of {metric}"), is_seen);
             let took = begun.elapsed().as_secs_f64();
-            write!(times, " {instrument} {took:.1} s,").unwrap();
+            println!("sign of {metric}: {instrument} after {took:.1} s");
         };
-        let (metric, value) = signs.metric;
-        seen("metrics", &mut || self.metric(metric).contains(&value));
+        seen("metrics", &|| self.metric(metric).contains(&value));
         let (code, words) = signs.check;
-        seen("check", &mut || {
-            let (ended, said) = self.run(&["stat", self.at(), "--check"]);
-            ended == Some(code) && said.contains(words)
-        });
-        seen("stat", &mut || {
-            self.run(&["stat", self.at()]).1.contains(signs.stat)
-        });
-        if let Some((level, words)) = signs.doctor {
-            seen("doctor", &mut || {
-                let said = self.run(&["doctor", self.at()]).1;
-                let mut lines = said.lines();
-                lines.any(|line| line.starts_with(level) && line.contains(words))
+        // At once: some instruments wait for a stopped owner.
+        thread::scope(|instruments| {
+            instruments.spawn(|| {
+                seen("check", &|| {
+                    let (ended, said) = self.run(&["stat", self.at(), "--check"]);
+                    ended == Some(code) && said.contains(words)
+                });
             });
-        }
-        if let Some(words) = signs.log {
-            seen("log", &mut || self.log().contains(words));
-        }
-        if let (Some(prometheus), Some(alert)) = (&self.prometheus, signs.alert) {
-            seen("alert", &mut || prometheus.firing().contains(alert));
-        }
-        self.within.replace(self.served());
-        println!("signs of {metric}:{times} in all");
+            instruments.spawn(|| {
+                seen("stat", &|| {
+                    self.run(&["stat", self.at()]).1.contains(signs.stat)
+                });
+            });
+            if let Some((level, words)) = signs.doctor {
+                instruments.spawn(move || {
+                    seen("doctor", &|| {
+                        let said = self.run(&["doctor", self.at()]).1;
+                        let mut lines = said.lines();
+                        lines.any(|line| line.starts_with(level) && line.contains(words))
+                    });
+                });
+            }
+            if let Some(words) = signs.log {
+                seen("log", &|| self.log().contains(words));
+            }
+            if let (Some(watch), Some(alert)) = (&self.watch, signs.alert) {
+                seen("alert", &|| watch.firing().contains(alert));
+            }
+        });
+        *self.within.lock().unwrap() = self.served();
     }
 
     /// Waits until the store is well again: by the check, by the metric, and without the alert.
@@ -196,14 +206,12 @@ impl Scene {
         });
         let phases = Phases {
             before: self.before.clone(),
-            within: self.within.take(),
+            within: std::mem::take(&mut self.within.lock().unwrap()),
             after: self.served(),
         };
         phases.are_taken_by_python();
-        if let (Some(prometheus), Some(alert)) = (&self.prometheus, signs.alert) {
-            eventually("the alert has ended", || {
-                !prometheus.firing().contains(alert)
-            });
+        if let (Some(watch), Some(alert)) = (&self.watch, signs.alert) {
+            eventually("the alert has ended", || !watch.firing().contains(alert));
             phases.fire_in_time(alert, self.directory.path());
         }
     }
