@@ -218,7 +218,11 @@ impl Store {
                 Effect::Copy(id, pages) => {
                     self.core.copied(id, &vec![Copied::Written; pages.len()]);
                 }
-                Effect::Room | Effect::Reclaim | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
+                Effect::Room
+                | Effect::Reclaim
+                | Effect::ReadOnly(..)
+                | Effect::ReadWrite(_)
+                | Effect::Damaged(_) => {}
             }
             effects.extend(self.core.take_effects());
         }

@@ -210,7 +210,7 @@ impl Machine {
                 let outcomes: Vec<Copied> = pages.iter().map(|page| self.copy(page)).collect();
                 self.core.copied(id, &outcomes);
             }
-            Effect::Room | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
+            Effect::Room | Effect::ReadOnly(..) | Effect::ReadWrite(_) | Effect::Damaged(_) => {}
             Effect::Reclaim => self.wants_reclaim = true,
         }
     }

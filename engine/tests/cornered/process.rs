@@ -159,7 +159,8 @@ impl<'a> Process<'a> {
                 | Effect::Room
                 | Effect::Reclaim
                 | Effect::ReadOnly(..)
-                | Effect::ReadWrite(_) => {}
+                | Effect::ReadWrite(_)
+                | Effect::Damaged(_) => {}
             }
             effects.extend(self.core.take_effects());
         }

@@ -97,6 +97,14 @@ fn is_not_served(scene: &Scene, words: &str) {
     assert!(said.contains(words), "{said}");
 }
 
+/// The plan of a repair without the second volume names its loss.
+#[track_caller]
+fn would_lose_a_volume(scene: &Scene) {
+    let plan = ["--repair", "--degraded", "--dry-run"];
+    let (_, said) = scene.run(&[&["verify", scene.at()], &plan[..]].concat());
+    assert!(said.contains("Would give up"), "{said}");
+}
+
 #[test]
 fn the_first_mebibyte_is_overwritten_while_the_store_is_served() {
     let Some(mut scene) = filled() else {
@@ -157,7 +165,15 @@ fn bytes_of_a_page_are_flipped_while_the_store_is_served() {
     flip(&scene.path, page + 99);
     assert_eq!(missing(&scene), 1);
     scene.shows(&signs);
-    assert!(scene.log().contains("larder verify --online"));
+    let (log, place) = (
+        scene.log(),
+        format!("volume=0 segment=0 offset={page} namespace="),
+    );
+    let (_, line) = log.split_once(&place).expect(&log);
+    let (_, key) = line.split_once(" key=").unwrap();
+    let key = key.split_whitespace().next().unwrap();
+    assert!(keys()[0].to_string().starts_with(key), "{log}");
+    assert!(log.contains("larder verify --online"), "{log}");
     let (_, said) = scene.run(&["inspect", scene.at()]);
     assert!(said.contains(words), "{said}");
     // What the log advises finds the others, without a read of a server.
@@ -195,6 +211,14 @@ fn two_regions_are_overwritten_in_a_closed_store() {
         alert: Some("LarderDamagedPages"),
     };
     scene.shows(&signs);
+    let log = scene.log();
+    for volume in [&scene.path, &second(&scene)] {
+        let places = format!("{}: damage found at the open", text(volume));
+        assert!(log.contains(&places), "{log}");
+    }
+    // As the log advises, beside the owner.
+    let (code, said) = scene.run(&["verify", scene.at(), "--online", "--rate", "4GiB"]);
+    assert_eq!(code, Some(1), "{said}");
     stop(&mut scene);
     let (code, said) = scene.run(&["verify", scene.at(), "--repair"]);
     assert_eq!(code, Some(0), "{said}");
@@ -269,6 +293,7 @@ fn a_volume_is_cut_while_the_store_is_closed() {
         "{said}"
     );
     is_not_served(&scene, words);
+    would_lose_a_volume(&scene);
     // With its length again: the contents are gone, and that is said.
     volume.set_len(bytes).unwrap();
     scene.serve();
@@ -289,6 +314,7 @@ fn a_volume_is_missing() {
     let words = "volume 1 of the store is missing";
     scene.shows(&closed(words));
     is_not_served(&scene, words);
+    would_lose_a_volume(&scene);
     scene.serve_with(&["--volume", text(&moved)]);
     scene.recovers(&closed(words));
     assert_eq!(missing(&scene), 0);

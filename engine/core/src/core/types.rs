@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use larder_base::failure::DiskError;
 use larder_base::memory::AlignedBuf;
-use larder_format::{DescriptorBlock, Fingerprint, Namespace, PageRecord, Serial, StoreId};
+use larder_format::{
+    DescriptorBlock, Fingerprint, KeyPrefix, Namespace, PageRecord, Serial, StoreId,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -170,6 +172,26 @@ pub enum Effect {
     ReadOnly(usize, DiskError),
     /// A volume that was in read-only service takes writes again.
     ReadWrite(usize),
+    /// A page was dropped as damaged: only for the first [`DAMAGED_TOLD_MAX`] of a core.
+    Damaged(DamagedPage),
+}
+
+/// Most damaged pages with an effect of their own. The counter has all of them.
+pub const DAMAGED_TOLD_MAX: u64 = 10;
+
+/// A page that does not read back as it was written.
+#[derive(Clone, Copy, Debug)]
+pub struct DamagedPage {
+    /// The fingerprint of its namespace.
+    pub namespace: Fingerprint,
+    /// The begin of its key.
+    pub key: KeyPrefix,
+    /// Its segment's number in the volume.
+    pub segment: u32,
+    /// Where it lies.
+    pub at: Extent,
+    /// The fault.
+    pub finding: Finding,
 }
 
 /// Why a request failed.

@@ -297,6 +297,7 @@ impl Local {
                 Effect::Reclaim => reclaim = true,
                 Effect::ReadOnly(volume, error) => self.services.begin_read_only(volume, &error),
                 Effect::ReadWrite(volume) => self.services.end_read_only(volume),
+                Effect::Damaged(page) => self.services.tell_damaged(&page),
                 Effect::ReadDescriptors(victim) => {
                     #[cfg(feature = "simulated")]
                     super::given_up::note(&victim);
@@ -382,7 +383,8 @@ impl Local {
                 | Effect::Copy(..)
                 | Effect::Reclaim
                 | Effect::ReadOnly(..)
-                | Effect::ReadWrite(_) => {}
+                | Effect::ReadWrite(_)
+                | Effect::Damaged(_) => {}
             }
         }
         drop(answers);

@@ -62,6 +62,7 @@ use crate::api::{Count, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Re
 use crate::catalog::{Allocator, Catalog};
 use crate::error::StoreError;
 use crate::inventory::Inventory;
+use crate::recovery::Damage;
 use crate::volume::holes::holes;
 use crate::volume::{Access, Volumes, length};
 use data::Counters;
@@ -75,7 +76,7 @@ use prewriter::Prewriter;
 use recheck::Recheck;
 use staged::Stage;
 
-/// Most damaged places that an open logs one by one.
+/// Most damaged places of a volume that an open logs one by one.
 const DAMAGE_LOGGED_MAX: usize = 10;
 
 /// An open store of this process.
@@ -129,25 +130,13 @@ impl LocalStore {
             return Err(error);
         }
         let opening: Opening = Opening::new(volumes, disk, options)?;
-        let damaged = &opening.recovery.damage;
-        for damage in damaged.iter().take(DAMAGE_LOGGED_MAX) {
-            tracing::warn!(
-                volume = damage.volume,
-                segment = damage.segment,
-                offset = damage.fault.offset,
-                "damage found at the open: {}",
-                damage.fault
-            );
-        }
+        tell_damage(&opening.volumes, &opening.recovery.damage);
         if opening.recovery.doubtful > 0 {
             tracing::warn!(
                 pages = opening.recovery.doubtful,
                 "lost records may have deleted, evicted or cleared some of these pages: such \
                  pages are found again; if that must not happen, clear their namespaces"
             );
-        }
-        if let Some(more @ 1..) = damaged.len().checked_sub(DAMAGE_LOGGED_MAX) {
-            tracing::warn!(more, "more places are damaged: `larder verify` lists them");
         }
         LocalStore::assemble(opening, options)
     }
@@ -348,6 +337,32 @@ impl LocalStore {
             volume.unlock();
         }
         closed
+    }
+}
+
+/// Logs the damage that an open found, with the places of each volume.
+fn tell_damage(volumes: &Volumes, damage: &[Damage]) {
+    for (volume, of) in volumes.present() {
+        let places = || damage.iter().filter(|damage| damage.volume == volume);
+        let path = of.path.display();
+        for damage in places().take(DAMAGE_LOGGED_MAX) {
+            tracing::warn!(
+                volume,
+                segment = damage.segment,
+                offset = damage.fault.offset,
+                "{path}: damage found at the open: {}",
+                damage.fault
+            );
+        }
+        let more = places().skip(DAMAGE_LOGGED_MAX).count();
+        if more > 0 {
+            tracing::warn!(
+                volume,
+                more,
+                "{path}: further damaged places are not logged: `larder verify --online` checks \
+                 the pages that are left"
+            );
+        }
     }
 }
 

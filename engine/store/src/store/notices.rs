@@ -83,12 +83,6 @@ impl Notices {
             ),
             (
                 10,
-                counters.store.damaged,
-                "a page does not read back as it was written, and is forgotten: look at the \
-                 disk, and run `larder verify --online` (counted in damaged_pages; logged once)",
-            ),
-            (
-                11,
                 counters.store.unfinished,
                 "a page whose write the last crash cut short is forgotten (counted in \
                  unfinished_pages; logged once)",
@@ -97,7 +91,6 @@ impl Notices {
         for (kind, count, what) in kinds {
             if count > 0 && self.is_first(kind) {
                 // runbook: a sync failed: the pages that it covered are read back and written again
-                // runbook: a page does not read back as it was written, and is forgotten
                 // runbook: a page whose write the last crash cut short is forgotten
                 tracing::warn!("{what}");
             }

@@ -1,9 +1,12 @@
-//! Log lines about volumes in read-only service: at most one pair a minute for each volume.
+//! Log lines about volumes: their damaged pages, and read-only service, of which a volume has at
+//! most one pair of lines a minute.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use larder_base::runtime::{Instant, Mutex};
+use larder_core::core::{DAMAGED_TOLD_MAX, DamagedPage};
+use larder_core::grants::Finding;
 use larder_disk::DiskError;
 
 /// Least time between two reports of a volume in read-only service.
@@ -65,6 +68,26 @@ impl Services {
             is_read_only: true,
             unreported: 0,
         };
+    }
+
+    /// A page of a volume was dropped as damaged.
+    pub(super) fn tell_damaged(&self, page: &DamagedPage) {
+        let fault = match page.finding {
+            Finding::Unreadable => "the device does not return it",
+            Finding::Mismatch | Finding::Good => "its bytes do not match its checksum",
+        };
+        tracing::warn!(
+            volume = page.at.volume,
+            segment = page.segment,
+            offset = page.at.offset,
+            namespace = %page.namespace,
+            key = %page.key,
+            "{}: a page does not read back as it was written, and is forgotten: {fault}. Another \
+             program wrote to the volume, or the drive fails: `smartctl -a` shows its errors. \
+             `larder verify --online` finds the other damaged pages (counted in damaged_pages; \
+             the first {DAMAGED_TOLD_MAX} are logged)",
+            self.path(page.at.volume).display(),
+        );
     }
 
     /// A volume takes writes again.

@@ -316,7 +316,11 @@ impl Volume {
             }
             Effect::Copy(id, pages) => self.core.copied(id, &vec![Copied::Written; pages.len()]),
             Effect::Reclaim => self.wants_reclaim = true,
-            Effect::Room | Effect::Finished(..) | Effect::ReadOnly(..) | Effect::ReadWrite(_) => {}
+            Effect::Room
+            | Effect::Finished(..)
+            | Effect::ReadOnly(..)
+            | Effect::ReadWrite(_)
+            | Effect::Damaged(_) => {}
         }
     }
 

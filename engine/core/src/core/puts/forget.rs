@@ -1,5 +1,7 @@
 //! Pages that leave: evicted under the limit, deleted by a caller, or found damaged.
 
+use std::sync::Arc;
+
 use larder_base::ids::NamespaceId;
 use larder_format::{KeyPrefix, Namespace, PageHome, PageKey, Record, SegmentNo, Serial};
 
@@ -207,7 +209,8 @@ impl Puts {
         if unproven {
             below.base.counters.store.unfinished += 1;
         } else {
-            below.base.counters.store.damaged += 1;
+            let Below { base, segments, .. } = below;
+            segments.note_damaged(base, namespace, prefix, place, finding);
         }
     }
 
@@ -235,13 +238,13 @@ impl Puts {
         // pages are dropped.
         let claimed = std::mem::replace(&mut state.page_blocks, blocks);
         if claimed != 0 && claimed != blocks {
-            let (segments, counters) = (&mut *below.segments, &mut below.base.counters);
-            let log = &mut below.base.evicted;
-            below.base.index.remove_namespace(slot, |page| {
+            let Below { base, segments, .. } = below;
+            let index = Arc::clone(&base.index);
+            index.remove_namespace(slot, |page| {
                 let generation = segments.get(page.place.segment).generation();
-                log.left(slot, page.key, page.place, generation);
+                base.evicted.left(slot, page.key, page.place, generation);
                 segments.drop_live(page.place.segment, claimed);
-                counters.store.damaged += 1;
+                segments.note_damaged(base, slot, page.key, page.place, Finding::Mismatch);
             });
         }
         if is_homeless && !below.base.config.read_only {

@@ -50,6 +50,8 @@ mod plan;
 mod tools;
 mod wanted;
 
+use std::sync::Arc;
+
 use larder_format::DescriptorBlock;
 
 use super::puts::{Below, Origin, Puts, Reserver, is_live};
@@ -383,12 +385,11 @@ fn put_back_unread(below: &mut Below<'_>, victim: &Victim) {
 /// Drops the pages of a segment from the index as damaged.
 fn drop_pages(below: &mut Below<'_>, id: SegmentId) {
     let Below { base, segments, .. } = below;
-    let (namespaces, counters) = (&base.namespaces, &mut base.counters);
-    let (log, generation) = (&mut base.evicted, segments.get(id).generation());
-    base.index.forget_segment(id, |page| {
-        let blocks = namespaces.page_blocks(page.namespace);
-        segments.drop_live(page.place.segment, blocks);
-        log.left(page.namespace, page.key, page.place, generation);
-        counters.store.damaged += 1;
+    let (index, generation) = (Arc::clone(&base.index), segments.get(id).generation());
+    index.forget_segment(id, |page| {
+        let (namespace, key, place) = (page.namespace, page.key, page.place);
+        segments.drop_live(place.segment, base.namespaces.page_blocks(namespace));
+        base.evicted.left(namespace, key, place, generation);
+        segments.note_damaged(base, namespace, key, place, Finding::Unreadable);
     });
 }

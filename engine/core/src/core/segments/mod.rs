@@ -26,12 +26,13 @@ mod service;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET, Serial};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, KeyPrefix, SEGMENTS_OFFSET, Serial};
 
 use super::base::{Base, Event};
+use super::types::{DAMAGED_TOLD_MAX, DamagedPage, Effect};
 use crate::capacity::{STREAMS, footprint, usable_blocks};
-use crate::grants::Extent;
-use crate::index::{Place, SegmentId};
+use crate::grants::{Extent, Finding};
+use crate::index::{NamespaceSlot, Place, SegmentId};
 use crate::planted;
 pub use lending::Lent;
 pub use placement::RUN_BYTES;
@@ -236,6 +237,28 @@ impl Segments {
             volume: self.volume_of(place.segment),
             offset: self.offset_of(place.segment) + start,
             place,
+        }
+    }
+
+    /// Counts a page that is dropped because it does not read back as it was written.
+    pub(super) fn note_damaged(
+        &self,
+        base: &mut Base,
+        namespace: NamespaceSlot,
+        key: KeyPrefix,
+        place: Place,
+        finding: Finding,
+    ) {
+        base.counters.store.damaged += 1;
+        if base.counters.store.damaged <= DAMAGED_TOLD_MAX {
+            let page = DamagedPage {
+                namespace: base.namespaces.get(namespace).fingerprint,
+                key,
+                segment: self.number_of(place.segment),
+                at: self.extent(place),
+                finding,
+            };
+            base.emit(Effect::Damaged(page));
         }
     }
 
