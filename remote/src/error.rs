@@ -10,7 +10,10 @@ pub enum RemoteError {
     #[error("access is denied: {0}")]
     Denied(String),
     /// The bucket or directory does not exist.
-    #[error("the place does not exist: {0}; create it, or check its name")]
+    #[error(
+        "the place does not exist: {0}; if it is a mount, mount it; create it only if the remote \
+         is new"
+    )]
     Missing(String),
     /// It has no mark.
     #[error(

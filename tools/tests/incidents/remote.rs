@@ -31,6 +31,9 @@ fn the_remote_is_unreachable() {
     let away = scene.path.with_file_name("away");
     fs::rename(&place, &away).unwrap();
     scene.shows(&signs);
+    // A directory made below an absent mount would lie on another disk.
+    let (_, said) = scene.run(&["stat", scene.at()]);
+    assert!(said.contains("if it is a mount, mount it"), "{said}");
     fs::rename(&away, &place).unwrap();
     scene.recovers(&signs);
     assert!(is_up(&scene));
