@@ -17,6 +17,7 @@ mod places;
 mod processes;
 mod remote;
 mod room;
+mod runbook;
 mod scene;
 #[path = "../../../tests/support/mod.rs"]
 mod support;

@@ -10,6 +10,7 @@ use std::time::Instant;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::runbook;
 use crate::support::honest::{PATIENCE, Process, eventually};
 use crate::support::observe::Exporter;
 use crate::support::served::{Phases, Served};
@@ -96,6 +97,11 @@ impl Scene {
 
     /// The same, with these options.
     pub fn serve_with(&mut self, options: &[&str]) {
+        self.serve_in(&[], options);
+    }
+
+    /// The same, with these variables of the environment.
+    pub fn serve_in(&mut self, environment: &[(&str, &str)], options: &[&str]) {
         let log = std::fs::File::options()
             .create(true)
             .append(true)
@@ -106,6 +112,7 @@ impl Scene {
         let arguments = arguments.chain(options.iter().copied());
         let mut owner = larder(&arguments.collect::<Vec<_>>())
             .env("LARDER_LOG", "info")
+            .envs(environment.iter().copied())
             .stdout(Stdio::piped())
             .stderr(log.unwrap())
             .spawn()
@@ -160,12 +167,15 @@ impl Scene {
         };
         seen("metrics", &|| self.metric(metric).contains(&value));
         let (code, words) = signs.check;
+        let checked = Mutex::default();
         // At once: some instruments wait for a stopped owner.
         thread::scope(|instruments| {
             instruments.spawn(|| {
                 seen("check", &|| {
                     let (ended, said) = self.run(&["stat", self.at(), "--check"]);
-                    ended == Some(code) && said.contains(words)
+                    let is_seen = ended == Some(code) && said.contains(words);
+                    *checked.lock().unwrap() = said;
+                    is_seen
                 });
             });
             instruments.spawn(|| {
@@ -189,6 +199,7 @@ impl Scene {
                 seen("alert", &|| watch.firing().contains(alert));
             }
         });
+        runbook::tells(code, &checked.lock().unwrap(), &self.log());
         *self.within.lock().unwrap() = self.served();
     }
 
