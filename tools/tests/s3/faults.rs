@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
+
+use crate::ports::port;
+use crate::support::honest::eventually;
 
 /// The time of the server, which is that of no node, and of its objects.
 const DATE: &str = "Thu, 01 Jan 2026 12:00:00 GMT";
@@ -29,31 +32,52 @@ struct State {
     objects: BTreeMap<String, (Vec<u8>, &'static str)>,
     /// Requests with this method whose names have this part.
     rules: Vec<(&'static str, String, Answer)>,
+    is_stopped: bool,
 }
 
 /// See the module. It ends with the process.
 pub struct Faults {
     pub endpoint: String,
+    address: SocketAddr,
     state: Arc<Mutex<State>>,
 }
 
 impl Faults {
     pub fn start() -> Faults {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let address = listener.local_addr().unwrap();
-        let state: Arc<Mutex<State>> = Arc::default();
-        let of_server = Arc::clone(&state);
+        let address = SocketAddr::from(([127, 0, 0, 1], port()));
+        let faults = Faults {
+            endpoint: format!("http://{address}"),
+            address,
+            state: Arc::default(),
+        };
+        faults.resume();
+        faults
+    }
+
+    /// Takes connections, from the start on and after a stop.
+    pub fn resume(&self) {
+        let listener = TcpListener::bind(self.address).unwrap();
+        self.state.lock().unwrap().is_stopped = false;
+        let of_server = Arc::clone(&self.state);
         thread::spawn(move || {
             for connection in listener.incoming() {
+                if of_server.lock().unwrap().is_stopped {
+                    break;
+                }
                 let (connection, state) = (connection.unwrap(), Arc::clone(&of_server));
                 // The client may have left.
                 thread::spawn(move || serve(&connection, &state).ok());
             }
         });
-        Faults {
-            endpoint: format!("http://{address}"),
-            state,
-        }
+    }
+
+    /// Refuses connections, and ends the present ones, until it resumes.
+    pub fn stop(&self) {
+        self.state.lock().unwrap().is_stopped = true;
+        // The thread closes its socket at the next connection.
+        eventually("connections are refused", || {
+            TcpStream::connect(self.address).is_err()
+        });
     }
 
     /// Answers requests with this method, for names with this part, so from now on.
@@ -103,6 +127,9 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> std::io::Result<()
         });
         let mut body = vec![0; length.unwrap_or(0)];
         reader.read_exact(&mut body)?;
+        if state.lock().unwrap().is_stopped {
+            return Ok(());
+        }
         let mut request = head[0].split(' ');
         let (method, target) = (request.next().unwrap(), request.next().unwrap());
         let (status, length, content) = answer(method, target, body, &mut state.lock().unwrap());

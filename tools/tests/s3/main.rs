@@ -9,16 +9,25 @@ mod faults;
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;
+mod incidents;
 #[path = "../l4/node.rs"]
 #[allow(dead_code)]
 mod node;
 #[path = "../cli/page.rs"]
 mod page;
 mod ports;
+#[path = "../incidents/runbook.rs"]
+mod runbook;
+#[path = "../incidents/scene.rs"]
+#[allow(dead_code)]
+mod scene;
 #[allow(dead_code)]
 mod server;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+#[path = "../incidents/watch.rs"]
+#[allow(dead_code)]
+mod watch;
 #[allow(dead_code)]
 mod weed;
 
