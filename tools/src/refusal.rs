@@ -44,7 +44,7 @@ fn refusal_within(path: &Path, links: u32) -> Option<String> {
             Ok(_) => {}
             Err(error) if is_refused(&error) => {
                 let above = place.parent()?;
-                // A link is followed into a directory that may be the one that refuses.
+                // A link leads to a directory that may refuse, too.
                 if let Ok(target) = fs::read_link(place) {
                     return refusal_within(&above.join(target), links.checked_sub(1)?);
                 }

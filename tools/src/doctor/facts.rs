@@ -1,4 +1,5 @@
-//! The facts of a check, and the lines in which a process that makes checks says them to its parent.
+//! The facts of a check, and the lines in which a process that makes checks says them to its
+//! parent.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

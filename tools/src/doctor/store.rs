@@ -63,24 +63,20 @@ pub(super) fn is_hung(path: &Path, facts: &mut Facts) -> bool {
 /// A volume: its size, and the device and the file system beneath it with their room.
 fn describe(path: &Path, facts: &mut Facts) {
     facts.examine(path);
-    let opened = File::open(path, Access::ReadOnly).map_err(|error| explained(&error));
-    // The first read: a device may hang in it.
-    let read = opened.and_then(|file| {
-        let read = file.superblock().map_err(|error| error.to_string());
-        read.map(|_| file)
-    });
-    let file = match read {
+    let file = match File::open(path, Access::ReadOnly) {
         Ok(file) => file,
         Err(error) => {
-            facts.push(Fact::fail("volume", format!("{}: {error}", path.display())));
+            let what = format!("{}: left out: {}", path.display(), explained(&error));
+            facts.push(Fact::warn("volume", what));
             return;
         }
     };
-    let number = match files::identify(&file.file) {
-        Ok((FileId::Inode(number, _) | FileId::BlockDevice(number), _)) => Some(number),
-        Err(_) => None,
-    };
-    let device = number.and_then(devices::below);
+    // A device that hangs does so in the first read. What it holds is judged with the store.
+    let _ = file.superblock();
+    let identity = files::identify(&file.file)
+        .ok()
+        .map(|(identity, _)| identity);
+    let device = identity.and_then(FileId::device).and_then(devices::below);
     let device = device.unwrap_or_else(|| "an unknown device".to_owned());
     let room = match (file.is_device, rustix::fs::statvfs(path)) {
         (false, Ok(space)) => {

@@ -10,13 +10,14 @@ use super::support::{flip, overwrite};
 use super::*;
 
 /// Keys that nothing here brings about.
-const ABSENT: [(&str, &str); 13] = [
+const ABSENT: [(&str, &str); 14] = [
     ("replay tiers", "ttft_refused"),
     ("stat", "reason"),
     ("stat", "damage"),
     ("stat", "places"),
-    // Of a client that is stopped in a call, see `tests/incidents`.
+    // Of a client that is stopped or ends in a call, see `tests/incidents`.
     ("stat", "stopped_seconds"),
+    ("stat", "ended_unix_s"),
     // Of objects that were left out, which `tests/remote` and `tests/s3` compare.
     ("remote push", "run"),
     ("remote push", "reason"),

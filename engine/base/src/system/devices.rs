@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_file_system_on_no_device_is_named_by_its_kind_and_its_source() {
         let mounts = "22 1 0:20 / /proc rw - proc proc rw\n\
-            36 35 0:41 / /mnt/pages rw,noatime shared:1 master:2 - nfs4 server:/pages rw,vers=4.2\n";
+            36 35 0:41 / /mnt/pages rw shared:1 master:2 - nfs4 server:/pages rw,vers=4.2\n";
         let device = rustix::fs::makedev(0, 41);
         let said = file_system(mounts, device).unwrap();
         assert_eq!(said, "a file system of the kind nfs4 (server:/pages)");
