@@ -1,4 +1,4 @@
-//! The ages of pages: of those that are evicted, copied, or found after a crash.
+//! The ages of pages that are evicted, copied, or found after a crash.
 
 use std::collections::{BTreeMap, BTreeSet};
 
