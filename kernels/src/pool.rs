@@ -35,7 +35,8 @@ unsafe impl Sync for HostMemory {}
 
 impl HostMemory {
     /// `bytes` bytes from `start`, kept alive by `owner`: a mapping or a tensor. A GPU accepts only
-    /// memory that starts on a page boundary (4096 bytes) and does not share its last page.
+    /// memory that starts on a page of the host (4096 bytes on most) and does not share its last
+    /// page.
     ///
     /// # Safety
     /// The bytes are initialised, readable and writable while `owner` lives. From now on, other
@@ -429,12 +430,6 @@ pub(crate) struct ZeroedBytes {
     layout: std::alloc::Layout,
 }
 
-/// Alignment of [`ZeroedBytes`].
-const HOST_PAGE_BYTES: usize = 4096;
-
-/// Memory below this size has no huge page.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
-
 // SAFETY: plain bytes, exposed only as an address. Users of the address ensure correct access.
 unsafe impl Send for ZeroedBytes {}
 // SAFETY: see `Send`.
@@ -442,11 +437,14 @@ unsafe impl Sync for ZeroedBytes {}
 
 impl ZeroedBytes {
     pub(crate) fn new(what: &'static str, bytes: u64) -> Result<ZeroedBytes, DeviceError> {
+        ZeroedBytes::on_pages(what, bytes, rustix::param::page_size())
+    }
+
+    /// Aligned to the memory pages of a machine where a small one has `page` bytes.
+    fn on_pages(what: &'static str, bytes: u64, page: usize) -> Result<ZeroedBytes, DeviceError> {
         let none = || DeviceError::NoMemory { what, bytes };
         // Room to align the start and to fill the last page.
-        let room = bytes
-            .checked_add(2 * HOST_PAGE_BYTES as u64)
-            .ok_or_else(none)?;
+        let room = bytes.checked_add(2 * page as u64).ok_or_else(none)?;
         let room = usize::try_from(room).map_err(|_| none())?;
         // A small alignment: the allocator then obtains large memory zeroed from the kernel and
         // does not clear it itself.
@@ -454,13 +452,14 @@ impl ZeroedBytes {
         // SAFETY: the size of the layout is not zero.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let base = NonNull::new(base).ok_or_else(none)?;
-        let skip = base.align_offset(HOST_PAGE_BYTES);
-        assert!(skip < HOST_PAGE_BYTES, "there is room to align in");
+        let skip = base.align_offset(page);
+        assert!(skip < page, "there is room to align in");
         // SAFETY: inside the memory, which is two pages longer than requested.
         let start = unsafe { base.add(skip) };
-        let length = room - 2 * HOST_PAGE_BYTES;
-        if length >= HUGE_PAGE_BYTES {
-            // The first touch of a huge page costs less than that of its 512 small pages. Without
+        let length = room - 2 * page;
+        // A huge page is the memory behind one page of a page table, whose entries have 8 bytes.
+        if length >= page * (page / 8) {
+            // The first touch of a huge page costs less than that of all its small pages. Without
             // huge pages nothing changes.
             // SAFETY: the range is this memory, and its bytes stay the same.
             let _refused =
@@ -482,5 +481,24 @@ impl Drop for ZeroedBytes {
     fn drop(&mut self) {
         // SAFETY: allocated with exactly this layout, freed once.
         unsafe { std::alloc::dealloc(self.base.as_ptr(), self.layout) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn memory_begins_on_a_page_of_each_machine_and_is_zero() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            let bytes = 3 * page - 5;
+            let memory = ZeroedBytes::on_pages("a pool", bytes as u64, page).unwrap();
+            assert_eq!(memory.start().addr().get() % page, 0);
+            // SAFETY: the memory has so many bytes, which are zero from the start.
+            let all = unsafe { std::slice::from_raw_parts(memory.start().as_ptr(), bytes) };
+            assert!(all.iter().all(|byte| *byte == 0));
+        }
     }
 }

@@ -134,8 +134,8 @@ class Pool:
     ) -> HostPool:
         """An L2 pool with pages of the same shape, in memory of its own or in ``buffer`` (a CPU
         tensor, an array, or an (address, bytes) pair). For a GPU it is page-locked, and must begin
-        at a multiple of 4096 bytes. ``is_locked``: its owner has page-locked it, as SGLang does
-        with its host pools."""
+        on a memory page (4096 bytes on most machines). ``is_locked``: its owner has page-locked it,
+        as SGLang does with its host pools."""
         memory = None if buffer is None else _memory(buffer, "buffer", None)
         inner = self._inner.host_pool(
             layout,

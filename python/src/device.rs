@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use larder_base::system::pages::PageSizes;
 use larder_kernels::cuda::or_host;
 use larder_kernels::{
     Attention, CudaDevice, CudaOptions, Device as Inner, DeviceError, Direction, ForeignStream,
@@ -439,10 +440,9 @@ fn pairs(l1: &[u32], l2: &[u32]) -> PyResult<Vec<PagePair>> {
 /// Checks that a range is mapped in this process. Confused numbers then cause an error and not a
 /// signal.
 fn mapped(address: u64, bytes: u64) -> PyResult<()> {
-    const PAGE_BYTES: u64 = 4096;
-    let skip = address % PAGE_BYTES;
-    let whole = usize::try_from(bytes.saturating_add(skip)).unwrap_or(usize::MAX);
-    let start = std::ptr::without_provenance_mut((address - skip) as usize);
+    let length = usize::try_from(bytes).unwrap_or(isize::MAX as usize);
+    let (start, whole) = PageSizes::here().around(address as usize, length);
+    let start = std::ptr::without_provenance_mut(start);
     // SAFETY: an asynchronous `msync` writes nothing and only checks the mapping.
     let found = unsafe { msync(start, whole, MsyncFlags::ASYNC) };
     found.map_err(|_| {

@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use larder_base::memory::backing_page_bytes;
+use larder_base::system::pages::PageSizes;
 use larder_disk::probe::{self, Fact, Level};
 use larder_engine::{AlignedBuf, advice};
 use larder_format::BLOCK_BYTES;
@@ -59,8 +60,9 @@ const STORE_BYTES_MIN: u64 = 97 << 20;
 /// Size of the file that is made for trial.
 const TRIAL_BYTES: u64 = 1 << 20;
 
-/// Size of the buffer that huge pages are tried with: two of them.
-const HUGE_TRIAL_BYTES: usize = 4 << 20;
+/// Longest huge page that is worth a trial, which touches two of them. Where they are longer, small
+/// pages have 64 KiB.
+const HUGE_BYTES_MAX: usize = 32 << 20;
 
 /// Strictest alignment that the format provides for, in bytes.
 const ALIGN_BYTES_MAX: u32 = 4096;
@@ -161,14 +163,21 @@ fn huge_pages(facts: &mut Vec<Fact>) {
     let mode =
         std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
     let mode = chosen(&mode).unwrap_or("unknown").to_owned();
-    let page_bytes = AlignedBuf::zeroed(HUGE_TRIAL_BYTES)
+    let sizes = PageSizes::here();
+    if sizes.huge() > HUGE_BYTES_MAX {
+        let small = ByteSize(sizes.small() as u64);
+        let what = format!("not needed: small memory pages have {small}");
+        facts.push(Fact::ok("huge pages", what));
+        return;
+    }
+    let page_bytes = AlignedBuf::zeroed(2 * sizes.huge())
         .ok()
         .and_then(|mut buffer| {
             buffer.fill(1);
             backing_page_bytes(buffer.as_ptr())
         });
     match page_bytes {
-        Some(bytes) if bytes > u64::from(ALIGN_BYTES_MAX) => {
+        Some(bytes) if bytes > sizes.small() as u64 => {
             let what = format!(
                 "buffers get memory pages of {} (transparent_hugepage: \
                 {mode})",

@@ -25,21 +25,19 @@ use std::ptr::NonNull;
 
 use memmap2::{Advice, MmapOptions, MmapRaw};
 
+use crate::system::pages::PageSizes;
+
 /// Alignment of every [`AlignedBuf`], in bytes: the strictest requirement of direct I/O.
 pub const ALIGN_BYTES: usize = 4096;
 
 /// Longest buffer that comes from the allocator, in bytes; longer ones are mapped.
 const HEAP_BYTES_MAX: usize = 256 << 10;
 
-/// Size and alignment of a huge page, in bytes.
-const HUGE_BYTES: usize = 2 << 20;
+/// `MADV_COLLAPSE` of `madvise(2)`, of Linux 6.1. `libc` has no name for it with musl.
+const MADV_COLLAPSE: libc::c_int = 25;
 
-/// Shortest buffer backed by huge pages, in bytes: from here on, rounding up to whole ones wastes
-/// at most half of the memory.
-const HUGE_FROM_BYTES: usize = HUGE_BYTES / 2;
-
-/// An owned buffer of fixed length, aligned to 4096 bytes and zeroed. From 1 MiB on it is
-/// backed by huge pages if the kernel has them.
+/// An owned buffer of fixed length, aligned to 4096 bytes and zeroed. From half of a huge page on
+/// (1 MiB where pages have 4 KiB) it is backed by huge pages if the kernel has them.
 pub struct AlignedBuf {
     start: NonNull<u8>,
     len: usize,
@@ -70,7 +68,7 @@ impl AlignedBuf {
         if len <= HEAP_BYTES_MAX {
             Self::heap(len)
         } else {
-            Self::map(len)
+            Self::map(len, PageSizes::here())
         }
     }
 
@@ -87,12 +85,10 @@ impl AlignedBuf {
         })
     }
 
-    fn map(len: usize) -> Result<Self, io::Error> {
-        let align = if len >= HUGE_FROM_BYTES {
-            HUGE_BYTES
-        } else {
-            ALIGN_BYTES
-        };
+    fn map(len: usize, sizes: PageSizes) -> Result<Self, io::Error> {
+        // From here on, rounding up to whole huge pages wastes at most half of the memory.
+        let is_huge = len >= sizes.huge() / 2;
+        let align = if is_huge { sizes.huge() } else { sizes.small() };
         let used = len.checked_next_multiple_of(align).ok_or_else(too_long)?;
         let bytes = used
             .checked_add(align)
@@ -101,7 +97,7 @@ impl AlignedBuf {
         let map = MmapRaw::from(MmapOptions::new().len(bytes).map_anon()?);
         let skip = map.as_ptr().align_offset(align);
         assert!(skip < align, "the mapping has room to align in");
-        if align == HUGE_BYTES {
+        if is_huge {
             // A kernel without huge pages refuses; the memory works without them.
             let _ = map.advise_range(Advice::HugePage, skip, used);
         }
@@ -167,21 +163,21 @@ impl fmt::Debug for AlignedBuf {
     }
 }
 
-/// Size in bytes of the pages behind the memory at `address`: 4096, or a huge page's if any is in
-/// use in its mapping. `None` if nothing is mapped there, or `/proc` cannot be read.
+/// Size in bytes of the pages behind the memory at `address`: a small page's, or a huge page's if
+/// any is in use in its mapping. `None` if nothing is mapped there, or `/proc` cannot be read.
 ///
 /// Memory that has not been touched has no pages yet and reports small ones. The kernel walks the
 /// page tables of every mapping below the address: for stats and start-up, not for hot paths. The
 /// address is compared, never dereferenced.
 pub fn backing_page_bytes(address: *const u8) -> Option<u64> {
     let smaps = BufReader::new(std::fs::File::open("/proc/self/smaps").ok()?);
-    backing_in_smaps(smaps, address.addr())
+    backing_in_smaps(smaps, address.addr(), PageSizes::here())
 }
 
 /// Moves memory that others allocated to huge pages. Returns the bytes that are on huge pages
 /// afterwards.
 ///
-/// Only whole huge pages (2 MiB, aligned) of the range are moved. Their bytes stay the same, and
+/// Only whole huge pages (aligned) of the range are moved. Their bytes stay the same, and
 /// other threads and devices may use them during the call. Memory that has not been touched is not
 /// moved, but gets huge pages on its first touch where the kernel allows that. Memory that is
 /// pinned, for a GPU for example, stays where it is, and so does all memory on kernels before 6.1
@@ -189,23 +185,23 @@ pub fn backing_page_bytes(address: *const u8) -> Option<u64> {
 /// if the kernel has to make room for huge pages. It ends early when `is_wanted` is no longer true;
 /// the memory may be unmapped at any time.
 pub fn move_to_huge_pages(address: usize, length: usize, is_wanted: impl Fn() -> bool) -> usize {
-    let ends = address.saturating_add(length) / HUGE_BYTES;
-    let pages = address.div_ceil(HUGE_BYTES)..ends;
+    let sizes = PageSizes::here();
     let is_done = |page: &usize, advice| {
-        let start = std::ptr::without_provenance_mut(page * HUGE_BYTES);
+        let start = std::ptr::without_provenance_mut(page * sizes.huge());
         // SAFETY: neither advice changes the bytes of memory, and a range that is not mapped is an
         // error.
-        unsafe { libc::madvise(start, HUGE_BYTES, advice) == 0 }
+        unsafe { libc::madvise(start, sizes.huge(), advice) == 0 }
     };
+    let pages = sizes.whole_huge(address, length);
     // The first is refused by kernels without huge pages, and needed only for later touches.
     let moved = pages.take_while(|_| is_wanted()).filter(|page| {
         is_done(page, libc::MADV_HUGEPAGE);
-        is_done(page, libc::MADV_COLLAPSE)
+        is_done(page, MADV_COLLAPSE)
     });
-    moved.count() * HUGE_BYTES
+    moved.count() * sizes.huge()
 }
 
-fn backing_in_smaps(smaps: impl BufRead, address: usize) -> Option<u64> {
+fn backing_in_smaps(smaps: impl BufRead, address: usize, sizes: PageSizes) -> Option<u64> {
     let mut inside = false;
     let mut page_bytes = None;
     for line in smaps.lines() {
@@ -219,7 +215,7 @@ fn backing_in_smaps(smaps: impl BufRead, address: usize) -> Option<u64> {
             match name {
                 "KernelPageSize" => page_bytes = page_bytes.max(Some(bytes)),
                 "AnonHugePages" | "ShmemPmdMapped" | "FilePmdMapped" if bytes > 0 => {
-                    page_bytes = page_bytes.max(Some(HUGE_BYTES as u64));
+                    page_bytes = page_bytes.max(Some(sizes.huge() as u64));
                 }
                 _ => {}
             }
@@ -251,17 +247,40 @@ mod tests {
 
     use super::*;
 
+    const KIB_4: PageSizes = PageSizes::of(4 << 10);
+    const KIB_16: PageSizes = PageSizes::of(16 << 10);
+    const KIB_64: PageSizes = PageSizes::of(64 << 10);
+
+    /// Of huge pages where small ones have 4 KiB.
+    const HUGE_BYTES: usize = KIB_4.huge();
+
     const LENGTHS: [usize; 9] = [
         0,
         1,
         4096,
         HEAP_BYTES_MAX,
         HEAP_BYTES_MAX + 1,
-        HUGE_FROM_BYTES - 1,
-        HUGE_FROM_BYTES,
+        HUGE_BYTES / 2 - 1,
+        HUGE_BYTES / 2,
         HUGE_BYTES,
         5_000_001,
     ];
+
+    #[test]
+    fn mapped_buffers_suit_the_pages_of_each_machine() {
+        for (sizes, len, align) in [
+            (KIB_4, 1 << 20, 2 << 20),
+            (KIB_16, 1 << 20, 16 << 10),
+            (KIB_16, 16 << 20, 32 << 20),
+            (KIB_64, 16 << 20, 64 << 10),
+            (KIB_64, 300_001, 64 << 10),
+            (KIB_64, 256 << 20, 512 << 20),
+        ] {
+            let mut buf = AlignedBuf::map(len, sizes).unwrap();
+            assert_eq!((buf.as_ptr().addr() % align, buf.len()), (0, len));
+            (buf[0], buf[len - 1]) = (1, 2);
+        }
+    }
 
     #[test]
     fn buffers_of_every_size_are_aligned_zeroed_and_writable_to_the_last_byte() {
@@ -277,8 +296,9 @@ mod tests {
 
     #[test]
     fn large_buffers_start_on_a_huge_page() {
-        let buf = AlignedBuf::zeroed(3 << 20).unwrap();
-        assert_eq!(buf.as_ptr().addr() % HUGE_BYTES, 0);
+        let huge = PageSizes::here().huge();
+        let buf = AlignedBuf::zeroed(huge + 1).unwrap();
+        assert_eq!(buf.as_ptr().addr() % huge, 0);
     }
 
     #[test]
@@ -330,7 +350,8 @@ mod tests {
         if moved == 0 {
             eprintln!("SKIPPED: this kernel moves no memory to huge pages");
         } else {
-            assert_eq!(backing_page_bytes(map.as_ptr()), Some(HUGE_BYTES as u64));
+            let huge = PageSizes::here().huge();
+            assert_eq!(backing_page_bytes(map.as_ptr()), Some(huge as u64));
         }
     }
 
@@ -340,11 +361,12 @@ mod tests {
         let start = buf.as_ptr().addr();
         assert!(move_to_huge_pages(start, 4 << 20, || true) <= 4 << 20);
         assert_eq!(move_to_huge_pages(start, 4 << 20, || false), 0);
-        assert_eq!(move_to_huge_pages(start + 1, HUGE_BYTES, || true), 0);
-        assert_eq!(move_to_huge_pages(start, HUGE_BYTES - 1, || true), 0);
-        assert_eq!(move_to_huge_pages(0, HUGE_BYTES, || true), 0);
+        let huge = PageSizes::here().huge();
+        assert_eq!(move_to_huge_pages(start + 1, huge, || true), 0);
+        assert_eq!(move_to_huge_pages(start, huge - 1, || true), 0);
+        assert_eq!(move_to_huge_pages(0, huge, || true), 0);
         assert_eq!(
-            move_to_huge_pages(usize::MAX - HUGE_BYTES, usize::MAX, || true),
+            move_to_huge_pages(usize::MAX - huge, usize::MAX, || true),
             0
         );
     }
@@ -357,7 +379,9 @@ mod tests {
                      KernelPageSize:  4 kB\nAnonHugePages:  4096 kB\nVmFlags: rd\n\
                      a000-b000 rw-s 00000000 00:0f 12 /anon_hugepage (deleted)\n\
                      KernelPageSize:  2048 kB\nAnonHugePages: 0 kB\n";
-        let at = |address| backing_in_smaps(smaps.as_bytes(), address);
+        let of = |sizes, address| backing_in_smaps(smaps.as_bytes(), address, sizes);
+        let at = |address| of(KIB_4, address);
+        assert_eq!(of(KIB_64, 0x3000), Some(512 << 20));
         assert_eq!(at(0x0fff), None);
         assert_eq!(at(0x1000), Some(4096));
         assert_eq!(at(0x2fff), Some(4096));

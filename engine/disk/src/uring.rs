@@ -31,6 +31,7 @@ use larder_base::fork::Origin;
 use larder_base::memory::move_to_huge_pages;
 use larder_base::runtime::thread::{self, JoinHandle};
 use larder_base::runtime::{Mutex, descriptors};
+use larder_base::system::pages::PageSizes;
 use rustix::event::EventfdFlags;
 
 use super::common::now;
@@ -489,17 +490,12 @@ fn cut(piece: Piece) -> impl Iterator<Item = Piece> {
 /// Makes the kernel fault memory in, on huge pages where it can: pinned memory moves no more. A
 /// kernel without these calls faults memory in when it pins it.
 fn populate(piece: Piece) {
-    let into_page = piece.ptr.addr() % rustix::param::page_size();
-    let start = piece.ptr.wrapping_sub(into_page);
+    let (start, bytes) = PageSizes::here().around(piece.ptr.addr(), piece.len);
+    let start = piece.ptr.with_addr(start).cast();
+    let advice = rustix::mm::Advice::LinuxPopulateWrite;
     // SAFETY: the memory is mapped (contract of `Disk::register`), and this changes none of its
     // bytes.
-    let _ = unsafe {
-        rustix::mm::madvise(
-            start.cast(),
-            piece.len + into_page,
-            rustix::mm::Advice::LinuxPopulateWrite,
-        )
-    };
+    let _ = unsafe { rustix::mm::madvise(start, bytes, advice) };
     move_to_huge_pages(piece.ptr.addr(), piece.len, || true);
 }
 

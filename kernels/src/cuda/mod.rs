@@ -63,7 +63,7 @@ use driver::{Context, Function, Module, RawStream, Streams};
 use image::{Image, Origin};
 use memory::{Adopted, DeviceMemory, Registration, Upload};
 use nvrtc::Nvrtc;
-use pieces::{HOST_PAGE_BYTES, Piece, pieces};
+use pieces::{Piece, pieces};
 use policy::{Probe, Table, Way, Work};
 
 /// Blocks per launch. More of them, or more threads, load no faster over a PCIe 5 link (H200).
@@ -86,6 +86,7 @@ pub struct CudaDevice {
     /// `None`: the choice uses published figures.
     table: Option<Box<Table>>,
     piece_bytes: u64,
+    host_page_bytes: u64,
     kernel: Option<Kernel>,
     takes_batches: bool,
     streams: Arc<Streams>,
@@ -145,6 +146,7 @@ impl CudaDevice {
             choice: options.choice,
             table: None,
             piece_bytes: options.piece_bytes,
+            host_page_bytes: rustix::param::page_size() as u64,
             kernel,
             takes_batches: has_batches(),
             streams,
@@ -430,14 +432,15 @@ impl CudaDevice {
                 pieces,
             });
         }
-        if !start.is_multiple_of(HOST_PAGE_BYTES) {
+        let page = self.host_page_bytes;
+        if !start.is_multiple_of(page) {
             // The driver would also lock the other data on this page.
             return Err(DeviceError::NotLockable {
                 bytes,
-                why: format!("it does not begin on a page of {HOST_PAGE_BYTES} bytes"),
+                why: format!("it does not begin on a page of {page} bytes"),
             });
         }
-        let pieces = pieces(start, bytes, self.piece_bytes);
+        let pieces = pieces(start, bytes, self.piece_bytes, page);
         Ok(Registered {
             registration: Registration::new(&self.streams, start, &pieces)?,
             pieces,

@@ -9,17 +9,15 @@ use crate::transfer::{Copy2d, Rows};
 /// A byte range of a host pool, as offsets.
 pub(super) type Piece = Range<u64>;
 
-/// Page size of the host. No two pieces share a page, because a page cannot be registered twice.
-pub(super) const HOST_PAGE_BYTES: u64 = 4096;
-
-/// Divides `bytes` bytes from address `start` into pieces of about `piece_bytes`, at least one
-/// page.
-pub(super) fn pieces(start: u64, bytes: u64, piece_bytes: u64) -> Vec<Piece> {
-    let piece_bytes = piece_bytes.max(HOST_PAGE_BYTES);
+/// Divides `bytes` bytes from address `start` into pieces of about `piece_bytes`, at least one page
+/// of the host (`page` bytes). No two pieces share a page, because a page cannot be registered
+/// twice.
+pub(super) fn pieces(start: u64, bytes: u64, piece_bytes: u64, page: u64) -> Vec<Piece> {
+    let piece_bytes = piece_bytes.max(page);
     let mut pieces = Vec::new();
     let mut at = 0;
     while at < bytes {
-        let cut = (start + at).saturating_add(piece_bytes) / HOST_PAGE_BYTES * HOST_PAGE_BYTES;
+        let cut = (start + at).saturating_add(piece_bytes) / page * page;
         let end = (cut - start).min(bytes);
         pieces.push(at..end);
         at = end;
@@ -88,19 +86,23 @@ mod tests {
 
     use super::*;
 
+    /// Page sizes of hosts.
+    const PAGES: [u64; 3] = [4 << 10, 16 << 10, 64 << 10];
+
     proptest! {
         #[test]
         fn pieces_cover_everything_once_and_share_no_page(
             start in 0..100_000u64, bytes in 1..200_000u64, piece_bytes in 0..50_000u64,
+            page in prop::sample::select(&PAGES[..]),
         ) {
-            let pieces = pieces(start, bytes, piece_bytes);
+            let pieces = pieces(start, bytes, piece_bytes, page);
             prop_assert_eq!(pieces.first().map(|piece| piece.start), Some(0));
             prop_assert_eq!(pieces.last().map(|piece| piece.end), Some(bytes));
             for pair in pieces.windows(2) {
                 prop_assert_eq!(pair[0].end, pair[1].start);
-                prop_assert_eq!((start + pair[0].end) % HOST_PAGE_BYTES, 0);
+                prop_assert_eq!((start + pair[0].end) % page, 0);
             }
-            let longest = piece_bytes.max(HOST_PAGE_BYTES);
+            let longest = piece_bytes.max(page);
             prop_assert!(pieces
                 .iter()
                 .all(|piece| piece.start < piece.end && piece.end - piece.start <= longest));
@@ -113,7 +115,7 @@ mod tests {
         ) {
             let rows = Rows { width, count, l1_pitch: width + gaps.0, l2_pitch: width + gaps.1 };
             let copy = Copy2d { l1, l2, rows };
-            let pieces = pieces(start, 200_000, piece_bytes);
+            let pieces = pieces(start, 200_000, piece_bytes, 4096);
             let mut moved = Vec::new();
             let mut crossed = false;
             within(copy, &pieces, &mut |copy| {

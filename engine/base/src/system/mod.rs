@@ -17,10 +17,12 @@
 //! | `holder` | the process that a superblock names |
 //! | `processes` | this process and others: pids, users, groups |
 //! | `devices` | the device below a file, for people |
+//! | `pages` | the sizes of memory pages |
 
 pub mod devices;
 pub mod direct;
 pub mod holder;
+pub mod pages;
 
 #[cfg(not(feature = "simulated"))]
 pub mod files;

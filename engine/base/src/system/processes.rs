@@ -6,6 +6,8 @@ use std::path::Path;
 
 use rustix::process::Pid;
 
+use super::pages::PageSizes;
+
 /// Inode number of the initial pid namespace (`PROC_PID_INIT_INO` in the kernel's
 /// include/linux/proc_ns.h).
 const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
@@ -118,8 +120,12 @@ pub fn id_map(kind: IdKind) -> (Option<String>, Option<u32>) {
 /// Resident memory of this process in bytes; zero when the system does not report it.
 pub fn resident_bytes() -> u64 {
     let text = fs::read_to_string("/proc/self/statm").unwrap_or_default();
-    let pages = text.split_whitespace().nth(1).and_then(|n| n.parse().ok());
-    pages.unwrap_or(0) * rustix::param::page_size() as u64
+    resident_in(&text, PageSizes::here())
+}
+
+fn resident_in(statm: &str, sizes: PageSizes) -> u64 {
+    let pages = statm.split_whitespace().nth(1).and_then(|n| n.parse().ok());
+    pages.unwrap_or(0) * sizes.small() as u64
 }
 
 /// Fills memory with random bytes from the device. A container profile may refuse `getrandom`.
@@ -154,5 +160,18 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert_eq!(is_stopped(child.id()), None);
+    }
+
+    #[test]
+    fn resident_memory_is_counted_in_pages_of_the_machine() {
+        for (small, bytes) in [
+            (4 << 10, 2 << 20),
+            (16 << 10, 8 << 20),
+            (64 << 10, 32 << 20),
+        ] {
+            let sizes = PageSizes::of(small);
+            assert_eq!(resident_in("1000 512 300 1 0 90 0", sizes), bytes);
+            assert_eq!(resident_in("", sizes), 0);
+        }
     }
 }

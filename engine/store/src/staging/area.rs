@@ -37,7 +37,8 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a unit, the granularity of allocation.
 pub(crate) const UNIT_BYTES: usize = 64 << 10;
 
-/// Lengths are multiples of a huge page.
+/// Lengths are multiples of a huge page of 2 MiB on each machine, whatever the size of its own
+/// memory pages.
 const HUGE_BYTES: usize = 2 << 20;
 
 /// Bytes of a unit's word.
@@ -101,7 +102,9 @@ impl Area {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let bytes = bytes.max(1).next_multiple_of(HUGE_BYTES);
         let of = |flags| Sealed::create("larder-staging", bytes, flags);
-        let set_aside = (bytes <= SET_ASIDE_BYTES_MAX).then(|| of(MemfdFlags::HUGETLB));
+        // The size is named: that of a machine without the name may be 512 MiB or 1 GiB.
+        let reserved = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let set_aside = (bytes <= SET_ASIDE_BYTES_MAX).then(|| of(reserved));
         let memory = match set_aside {
             Some(Ok(memory)) => memory,
             _ => of(MemfdFlags::empty())?,
