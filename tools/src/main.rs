@@ -16,6 +16,11 @@ fn is_randomness_refused() -> Option<Errno> {
     drawn.err().filter(|error| !known.contains(error))
 }
 
+/// The allocator of musl takes one lock for all threads.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     if let Some(error) = is_randomness_refused() {
         complain(&format_args!(
@@ -23,13 +28,5 @@ fn main() -> ExitCode {
         ));
         return ExitCode::from(3);
     }
-    match Program::running() {
-        Ok(program) => ExitCode::from(run(&program, std::env::args_os().skip(1))),
-        Err(error) => {
-            complain(&format_args!(
-                "finding the running program: {error}; is /proc mounted?"
-            ));
-            ExitCode::from(3)
-        }
-    }
+    ExitCode::from(run(&Program::running(), std::env::args_os().skip(1)))
 }

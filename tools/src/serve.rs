@@ -13,10 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use larder_disk::probe::limit;
 use larder_engine::{PageStore, Part, Store, report};
 use larder_store::volume::socket::socket_path;
-use rustix::process::{Resource, Rlimit, setrlimit};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use serde::Serialize;
 
@@ -128,14 +127,9 @@ impl ServeReport {
 /// programs.
 fn take_descriptors() {
     // An exhausted limit is reported when a connection cannot be accepted.
-    let Ok(limit) = limit(Resource::Nofile) else {
-        return;
-    };
-    let all = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    let _ = setrlimit(Resource::Nofile, all);
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
 }
 
 /// Runs the command.

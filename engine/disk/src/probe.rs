@@ -23,8 +23,8 @@ use std::sync::Arc;
 use larder_base::failure::DiskError;
 use larder_base::memory::AlignedBuf;
 use larder_base::system::files::{self, Handle};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use rustix::fs::FileType;
-use rustix::process::{Resource, Rlimit};
 use rustix::thread::CapabilitySet;
 use serde::{Deserialize, Serialize};
 
@@ -322,30 +322,9 @@ fn sysctl_fact(disabled: Option<u32>) -> Fact {
     Fact::new("kernel.io_uring_disabled", level, what)
 }
 
-/// This process's limits on a resource.
-///
-/// # Errors
-/// If a container profile refuses the call.
-pub fn limit(resource: Resource) -> io::Result<Rlimit> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the kernel writes the limits into the structure, which lives as long as the call.
-    let answer = unsafe { libc::getrlimit(resource as libc::__rlimit_resource_t, &raw mut limit) };
-    if answer != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let finite = |limit| Some(limit).filter(|limit| *limit != libc::RLIM_INFINITY);
-    Ok(Rlimit {
-        current: finite(limit.rlim_cur),
-        maximum: finite(limit.rlim_max),
-    })
-}
-
 fn memlock_fact() -> Fact {
-    let limit_bytes = match limit(Resource::Memlock) {
-        Ok(limit) => limit.current,
+    let limit_bytes = match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        Ok((bytes, _)) => Some(bytes).filter(|bytes| *bytes != RLIM_INFINITY),
         Err(error) => {
             let advice = "allow prlimit64 in the container's seccomp profile";
             return Fact::warn("locked memory", format!("unknown: {error}; {advice}"));
