@@ -1,11 +1,15 @@
 //! `larder create`: creates a store, or enlarges one.
 //!
 //! The engine decides and checks everything. This module prints the result, and shows the progress
-//! of a `--prewrite`. If the operator ends it, no store is created.
+//! of a `--prewrite`. If the operator ends it, no store is created. The module `access` gives the
+//! files their permissions.
+
+mod access;
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use access::Access;
 use clap::Args;
 use larder_engine::{CreateOptions, Created, StoreError};
 use serde::Serialize;
@@ -36,6 +40,16 @@ pub struct CreateArgs {
     /// fast
     #[arg(long)]
     prewrite: bool,
+    /// Leave a store that is there as it is: its size may be another. Its permissions are set
+    #[arg(long, conflicts_with_all = ["grow", "force"])]
+    if_absent: bool,
+    /// Permissions of the store's files, in octal [default with --group: 660]
+    #[arg(long, value_name = "MODE", value_parser = access::mode, conflicts_with = "grow")]
+    mode: Option<u32>,
+    /// Group of the store's files and of its directory, whose members may use the store: the
+    /// directory gets the mode 2770, or with --mode that mode with search bits
+    #[arg(long, value_name = "GID", conflicts_with = "grow")]
+    group: Option<u32>,
     /// Add segments to an existing store that no process has open
     #[arg(long)]
     grow: bool,
@@ -71,6 +85,8 @@ struct CreateReport {
     prewritten: bool,
     /// Whether an existing store was enlarged. Not if it had the size already.
     grown: bool,
+    /// Whether the store was there already, and was left as it was.
+    existed: bool,
     #[serde(skip)]
     grow: bool,
     /// The process that serves another store on the socket of this path.
@@ -102,6 +118,7 @@ impl Report for CreateReport {
             return lines;
         }
         let done = match (self.dry_run, self.grow, self.grown) {
+            _ if self.existed => "Exists already",
             (_, true, false) => "Has this size already",
             (true, true, true) => "Would enlarge",
             (true, false, _) => "Would create",
@@ -130,6 +147,9 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
     let made = create(args, &Interrupt::watch())?;
     let interrupted = made.is_none();
     let created = made.unwrap_or_default();
+    if !args.dry_run {
+        Access::new(args.mode, args.group).give(&created.volumes)?;
+    }
     let report = CreateReport {
         path: args.path.clone(),
         volumes: created.volumes,
@@ -137,12 +157,13 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
         segment_bytes: created.segment_bytes,
         capacity_bytes: created.capacity_bytes,
         usable_bytes: created.usable_bytes,
-        in_the_way: match args.dry_run || args.grow || interrupted {
+        in_the_way: match args.dry_run || args.grow || interrupted || created.is_present {
             true => None,
             false => in_the_way(&args.path),
         },
-        prewritten: args.prewrite && !args.dry_run && !interrupted,
+        prewritten: args.prewrite && !args.dry_run && !interrupted && !created.is_present,
         grown: created.is_grown,
+        existed: created.is_present,
         grow: args.grow,
         dry_run: args.dry_run,
         interrupted,
@@ -176,6 +197,7 @@ fn in_the_way(path: &Path) -> Option<String> {
 
 /// `None` when the operator ended it.
 fn create(args: &CreateArgs, interrupt: &Interrupt) -> Result<Option<Created>, Failure> {
+    Access::new(args.mode, args.group).check(&args.path, &args.volumes)?;
     let bar = report::progress(
         None,
         "{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec}",
@@ -187,6 +209,7 @@ fn create(args: &CreateArgs, interrupt: &Interrupt) -> Result<Option<Created>, F
         o.volumes = args.volumes.clone();
         o.prewrite = args.prewrite;
         o.grow = args.grow;
+        o.if_absent = args.if_absent;
         o.force = args.force;
         o.dry_run = args.dry_run;
         o.progress = Some(&advance);

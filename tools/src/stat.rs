@@ -49,6 +49,9 @@ pub struct StatArgs {
     /// degraded, 3 if the store has no owner
     #[arg(long, conflicts_with = "watch")]
     check: bool,
+    /// End with 0 also if the service is degraded: for probes whose failure restarts the owner
+    #[arg(long, requires = "check")]
+    alive: bool,
     /// Print metrics in the text format of OpenMetrics, for a textfile collector
     #[arg(long, conflicts_with_all = ["watch", "check", "json"])]
     openmetrics: bool,
@@ -522,7 +525,7 @@ fn warnings(told: &share::Report) -> Vec<String> {
         .collect()
 }
 
-fn check(path: &Path, json: bool) -> Result<Ending, Failure> {
+fn check(path: &Path, is_alive_enough: bool, json: bool) -> Result<Ending, Failure> {
     let told = share::report(path).map_err(|error| unserved(path, error))?;
     let report = CheckReport {
         path: path.to_owned(),
@@ -531,16 +534,13 @@ fn check(path: &Path, json: bool) -> Result<Ending, Failure> {
         warnings: warnings(&told),
     };
     output::print(&report, json)?;
-    Ok(match report.troubles.is_empty() {
-        true => Ending::Done,
-        false => Ending::Findings,
-    })
+    Ok(Ending::Done.or_findings(!report.troubles.is_empty() && !is_alive_enough))
 }
 
 /// Runs the command.
 pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     if args.check {
-        return check(&args.path, args.json);
+        return check(&args.path, args.alive, args.json);
     }
     if args.openmetrics {
         output::print_text(&metrics::text(&args.path)?)?;

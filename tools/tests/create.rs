@@ -6,6 +6,8 @@
 #[path = "../../tests/support/mod.rs"]
 mod support;
 
+use std::fs::Permissions;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
@@ -16,6 +18,16 @@ use support::honest::eventually;
 use support::sparse::pack;
 use support::{directory, ends, json, larder, says, stderr, text};
 use tempfile::TempDir;
+
+/// A process that ends with its scope.
+struct Owner(Child);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
 
 const STORE_SIZE: &str = "256MiB";
 
@@ -233,6 +245,123 @@ fn a_creation_that_is_ended_leaves_nothing() {
         interrupted(&path, &["--size", SLOW_SIZE], signal, &begun);
         assert!(!path.exists() && !temporary.exists());
     }
+}
+
+/// Runs a creation with `--if-absent`, and returns its document.
+fn if_absent(path: &Path, options: &[&str]) -> Value {
+    json(&[&creation(path, &["--if-absent"])[..], options].concat())
+}
+
+#[test]
+fn a_store_that_is_there_is_left_as_it_is_if_only_an_absent_one_is_wanted() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    let second = directory.path().join("second");
+    let volumes = ["--volume", text(&second)];
+    let made = if_absent(&path, &[&volumes[..], &["--size", STORE_SIZE]].concat());
+    assert_eq!(made["existed"], false);
+    let before = pack(&path);
+
+    let owner = larder(&["serve", text(&path), "--json"])
+        .stdout(Stdio::piped())
+        .spawn();
+    let owner = Owner(owner.unwrap());
+    eventually("the store is served", || {
+        let asked = larder(&["stat", text(&path), "--check"]).output();
+        asked.unwrap().status.success()
+    });
+    let found = if_absent(&path, &["--size", "64GiB"]);
+    assert_eq!(found["existed"], true);
+    for key in ["volumes", "segments", "segment_bytes", "usable_bytes"] {
+        assert_eq!(found[key], made[key], "{key}");
+    }
+    says(
+        &creation(&path, &["--if-absent"]),
+        0,
+        &["Exists already", text(&second)],
+    );
+    drop(owner);
+    let found = if_absent(&path, &["--dry-run"]);
+    assert_eq!(
+        (&found["existed"], pack(&path).len()),
+        (&true.into(), before.len())
+    );
+
+    let elsewhere = directory.path().join("elsewhere");
+    std::fs::rename(&second, &elsewhere).unwrap();
+    let half = creation(&path, &["--if-absent"]);
+    support::fails(&half, 3, &[text(&second)]);
+    std::fs::write(&path, b"Dear all").unwrap();
+    let size = ["--if-absent", "--size", STORE_SIZE];
+    fails(&path, &size, 3, &["not a Larder store", "--force"]);
+}
+
+#[test]
+fn of_creations_at_once_all_end_well_if_only_an_absent_store_is_wanted() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    let options = ["--size", STORE_SIZE, "--if-absent", "--json"];
+    let creations = [(); 4].map(|()| start(&path, &options));
+    let mut made = 0;
+    for creation in creations {
+        let output = creation.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+        made += u32::from(told["existed"] == false);
+    }
+    assert_eq!(made, 1);
+}
+
+/// Permission bits and group.
+fn access(path: &Path) -> (u32, u32) {
+    let found = path.symlink_metadata().unwrap();
+    (found.mode() & 0o7777, found.gid())
+}
+
+#[test]
+fn a_store_of_a_group_has_its_permissions_after_each_start() {
+    let directory = directory();
+    let home = directory.path().join("larder");
+    std::fs::create_dir(&home).unwrap();
+    let path = home.join("store");
+    let own = nix::unistd::getegid().as_raw();
+    let gid = if nix::unistd::geteuid().is_root() {
+        7000
+    } else {
+        own
+    };
+    let group = ["--group", &gid.to_string()];
+    let options = [&["--size", STORE_SIZE][..], &group].concat();
+    for _ in 0..2 {
+        if_absent(&path, &options);
+        assert_eq!(
+            (access(&home), access(&path)),
+            ((0o2770, gid), (0o660, gid))
+        );
+        // As if somebody had changed it.
+        std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    }
+    if_absent(&path, &[&options[..], &["--mode", "640"]].concat());
+    assert_eq!((access(&home).0, access(&path).0), (0o2750, 0o640));
+
+    // Without a group the directory stays as it is.
+    let alone = home.join("alone");
+    if_absent(&alone, &["--size", STORE_SIZE, "--mode", "600"]);
+    assert_eq!((access(&home).0, access(&alone).0), (0o2750, 0o600));
+    fails(&alone, &["--mode", "440"], 2, &["octal"]);
+}
+
+#[test]
+fn no_permissions_are_given_through_a_link() {
+    let directory = directory();
+    let (path, _) = names(&directory);
+    let target = directory.path().join("target");
+    creates(&target, &["--size", STORE_SIZE]);
+    let before = access(&target);
+    std::os::unix::fs::symlink(&target, &path).unwrap();
+    let options = creation(&path, &["--if-absent", "--mode", "666"]);
+    support::fails(&options, 3, &[text(&path), "opening it"]);
+    assert_eq!(access(&target), before);
 }
 
 #[test]

@@ -71,6 +71,8 @@ fn every_command_tells_that_the_file_of_a_served_store_is_gone() {
         1,
         &["degraded", &owner.pid(), "Stop the owner"],
     );
+    // A restart of its owner mends nothing.
+    says(&["stat", at, "--check", "--alive"], 0, &["degraded"]);
     assert_eq!(metric(at, "larder_displaced_volumes"), 1.0);
     assert_eq!(metric(at, "larder_store_state{state=\"degraded\"}"), 1.0);
     let said = doctor(&[at]);
@@ -109,6 +111,7 @@ fn the_store_that_replaces_a_served_one_is_named_apart_from_it_and_works_at_once
     let another = [&process[..], "serves another store", "Stop that process"];
     fails(&["stat", at], 3, &another);
     fails(&["stat", at, "--check"], 3, &another);
+    fails(&["stat", at, "--check", "--alive"], 3, &another);
     assert_eq!(metric(at, "larder_up"), 0.0);
     let said = doctor(&[at]);
     assert!(

@@ -5,6 +5,7 @@ mod add;
 mod checks;
 mod left;
 mod options;
+mod present;
 
 use std::fs;
 use std::io::{Error, ErrorKind};
@@ -36,6 +37,7 @@ use checks::{
 };
 use left::{is_named, left_bytes, lock_left, open_left, remove_left, temporary_name};
 pub use options::{CreateOptions, Created, Progress};
+use present::present;
 
 /// Bytes per write when every block is written beforehand.
 const PREWRITE_BYTES: usize = 4 << 20;
@@ -52,6 +54,21 @@ pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, Store
     if options.grow {
         return grow(path, options);
     }
+    if options.if_absent
+        && let Some(there) = present(path, &options.volumes)?
+    {
+        return Ok(there);
+    }
+    match make(path, options) {
+        // Of creations at once, one makes the store.
+        Err(StoreError::Exists(at)) if options.if_absent && at == path => {
+            present(path, &options.volumes)?.ok_or(StoreError::NotAStore(at))
+        }
+        made => made,
+    }
+}
+
+fn make(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
     let paths: Vec<PathBuf> = std::iter::once(path.to_owned())
         .chain(options.volumes.iter().cloned())
         .collect();
@@ -233,6 +250,7 @@ impl Plan {
             capacity_bytes: self.volume_bytes * self.volumes as u64,
             volumes,
             is_grown: false,
+            is_present: false,
         }
     }
 

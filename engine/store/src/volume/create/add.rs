@@ -140,7 +140,7 @@ fn plan(
 }
 
 /// The store of a superblock.
-fn created(of: &Superblock, volumes: Vec<PathBuf>, is_grown: bool) -> Created {
+pub(super) fn created(of: &Superblock, volumes: Vec<PathBuf>, is_grown: bool) -> Created {
     let entries = of.volumes.iter().filter(|entry| !entry.lost);
     let segments: u64 = entries.map(|entry| u64::from(entry.segments)).sum();
     let segment_bytes = u64::from(of.segment_blocks) * BLOCK_BYTES as u64;
@@ -152,5 +152,6 @@ fn created(of: &Superblock, volumes: Vec<PathBuf>, is_grown: bool) -> Created {
         capacity_bytes: SEGMENTS_OFFSET * volumes.len() as u64 + segments * segment_bytes,
         volumes,
         is_grown,
+        is_present: false,
     }
 }

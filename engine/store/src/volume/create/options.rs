@@ -26,6 +26,9 @@ pub struct CreateOptions<'a> {
     pub prewrite: bool,
     /// Enlarge an existing store to `size`.
     pub grow: bool,
+    /// Leave a store that is at the path as it is, also one in use. Its sizes are not compared with
+    /// these options.
+    pub if_absent: bool,
     /// Overwrite any content.
     pub force: bool,
     /// Check everything, change nothing.
@@ -68,4 +71,6 @@ pub struct Created {
     pub volumes: Vec<PathBuf>,
     /// Whether an existing store was enlarged. Not if it had the size already.
     pub is_grown: bool,
+    /// Whether the store was there already, and is as it was: [`CreateOptions::if_absent`].
+    pub is_present: bool,
 }
