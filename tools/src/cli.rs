@@ -8,9 +8,10 @@ use std::ffi::OsString;
 use clap::{CommandFactory, Parser, Subcommand};
 use nix::sys::signal::{SigSet, Signal};
 
-use crate::program::complain_in_json;
 pub use crate::program::{Program, complain};
+use crate::program::{complain_in_json, lacks};
 
+use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
@@ -84,6 +85,12 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         }
     };
     log::of_command(cli.log_format);
+    let is_printer = matches!(cli.command, Command::Completions(_) | Command::Man(_));
+    if let Some(lacking) = lacks().filter(|_| !is_printer) {
+        let failure = Failure::environment(lacking);
+        complain(&failure);
+        return failure.exit_code();
+    }
     // A file that may not grow (`ulimit -f`) is an error to report. Without this block the signal
     // ends the process silently.
     let _ = SigSet::from_iter([Signal::SIGXFSZ]).thread_block();

@@ -422,7 +422,7 @@ fn serve_and_kill(
     interrupt: &Interrupt,
 ) -> Result<Option<Half>, Failure> {
     let failure = |error| child_failed(&error);
-    let mut command = worker(store, program);
+    let mut command = worker(store, program).map_err(failure)?;
     let mut child = command.spawn().map_err(failure)?;
     let read = match child.stdout.take() {
         Some(lines) => read_turns(lines, &mut child, interrupt),
@@ -438,14 +438,14 @@ fn serve_and_kill(
     half.map(Some).ok_or_else(gave_up)
 }
 
-fn worker(store: &Path, program: &Program) -> Command {
-    let mut command = program.command();
+fn worker(store: &Path, program: &Program) -> io::Result<Command> {
+    let mut command = program.command()?;
     command
         .arg("demo-worker")
         .arg(store)
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
-    command
+    Ok(command)
 }
 
 fn child_failed(error: &io::Error) -> Failure {
@@ -458,10 +458,11 @@ fn gave_up() -> Failure {
 
 /// Serves the last turns again in a second process, which finds the store's owner here.
 fn serve_beside(store: &Path, program: &Program, turns: u64) -> Result<Counts, Failure> {
-    let mut command = worker(store, program);
+    let failure = |error| child_failed(&error);
+    let mut command = worker(store, program).map_err(failure)?;
     command.arg("--beside").arg(turns.to_string());
     command.stderr(Stdio::inherit());
-    let told = command.output().map_err(|error| child_failed(&error))?;
+    let told = command.output().map_err(failure)?;
     serde_json::from_slice(&told.stdout).map_err(|_| gave_up())
 }
 

@@ -4,7 +4,7 @@ use std::env;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
@@ -16,7 +16,8 @@ static IS_JSON: AtomicBool = AtomicBool::new(false);
 
 /// The way to start this command line again, for commands that need a process of their own.
 pub struct Program {
-    path: PathBuf,
+    /// `None`: the running binary.
+    path: Option<PathBuf>,
     arguments: Vec<OsString>,
 }
 
@@ -24,22 +25,55 @@ impl Program {
     /// A program, and the arguments before the command line's own.
     #[must_use]
     pub fn new(path: PathBuf, arguments: Vec<OsString>) -> Program {
-        Program { path, arguments }
+        Program {
+            path: Some(path),
+            arguments,
+        }
     }
 
     /// The running binary.
-    ///
-    /// # Errors
-    /// If the system cannot name it.
-    pub fn running() -> io::Result<Program> {
-        Ok(Program::new(env::current_exe()?, Vec::new()))
+    #[must_use]
+    pub fn running() -> Program {
+        Program {
+            path: None,
+            arguments: Vec::new(),
+        }
     }
 
-    pub(crate) fn command(&self) -> std::process::Command {
-        let mut command = std::process::Command::new(&self.path);
+    /// # Errors
+    /// If the system cannot name the running binary.
+    pub(crate) fn command(&self) -> io::Result<std::process::Command> {
+        let path = match &self.path {
+            Some(path) => path.clone(),
+            None => env::current_exe()?,
+        };
+        let mut command = std::process::Command::new(path);
         command.args(&self.arguments);
-        command
+        Ok(command)
     }
+}
+
+/// The sentence about a file system of the kernel that is not mounted, if one is missing.
+/// Containers and chroot directories may lack it.
+pub(crate) fn lacks() -> Option<&'static str> {
+    lacks_under(Path::new("/"))
+}
+
+fn lacks_under(root: &Path) -> Option<&'static str> {
+    let is_absent = |path| matches!(root.join(path).try_exists(), Ok(false));
+    if is_absent("proc/self/stat") {
+        return Some(
+            "/proc is not mounted, which tells processes and open files apart: \
+             mount -t proc proc /proc",
+        );
+    }
+    if is_absent("dev/null") || is_absent("dev/urandom") {
+        return Some(
+            "/dev has no null and urandom, which are needed for closed descriptors and \
+             identities: mount -t devtmpfs dev /dev",
+        );
+    }
+    None
 }
 
 /// From here on, each line on stderr is a JSON object.
@@ -71,4 +105,29 @@ fn object(message: &dyn fmt::Display) -> String {
     let target = "larder";
     json!({"timestamp": timestamp, "level": "ERROR", "message": message, "target": target})
         .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn each_file_system_that_is_not_mounted_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let make = |path: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        };
+        assert!(lacks_under(root).unwrap().starts_with("/proc "));
+        make("proc/self/stat");
+        make("dev/null");
+        assert!(lacks_under(root).unwrap().starts_with("/dev "));
+        make("dev/urandom");
+        assert_eq!(lacks_under(root), None);
+        assert_eq!(lacks(), None);
+    }
 }
