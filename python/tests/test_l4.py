@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 
 import pytest
 from larder_kv.config import Config
-from larder_kv.store import Status, StoreError
+from larder_kv.store import Status
 from support import weed
 from test_store import OK, PAGE, SIZE, content, keys, make, name
 
@@ -107,10 +106,6 @@ def test_several_remotes_are_a_list_and_wrong_keys_are_named(tmp_path):
             Config.parse({"path": "p", "size": SIZE} | wrong)
 
 
-#: Set where the wheel has the client of buckets: then nothing of it is skipped.
-BUCKETS = "LARDER_BUCKETS"
-
-
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """A server, with the credentials in the environment."""
@@ -130,12 +125,7 @@ def test_a_wheel_with_object_stores_shares_pages_through_a_bucket(tmp_path, serv
     server.makes_remote("of-python")
     remote = {"l4": f"s3://{weed.BUCKET}/of-python", "l4_endpoint": server.endpoint, "l4_unsigned": True}
     remote |= {"l4_admission": "through", "l4_run_tokens": 64 * RUN, "l4_patience": "60s", "l4_refresh": "100ms"}
-    try:
-        first = make(tmp_path / "first", l4=remote)
-    except StoreError as error:
-        if BUCKETS in os.environ or "no client for buckets" not in str(error):
-            raise
-        pytest.skip("this wheel has no client for buckets")
+    first = make(tmp_path / "first", l4=remote)
     made = content(2 * RUN)
     assert name(first).put(keys(2 * RUN), made) == OK * 2 * RUN
     # Its listings find the runs that the first node publishes.
