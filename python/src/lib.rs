@@ -34,6 +34,7 @@
 //! | [`status`] | the codes of the answers |
 //! | `named` | enums whose values have names in Python |
 //! | `log` | the log, whose lines go to Python |
+//! | `program` | the command line of this package |
 
 pub mod chain;
 pub mod config;
@@ -47,6 +48,8 @@ mod module;
 pub mod mount;
 mod named;
 pub mod place;
+#[cfg(feature = "module")]
+mod program;
 pub mod region;
 pub mod sglang;
 pub mod status;

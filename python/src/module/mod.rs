@@ -28,6 +28,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::config::{Config, OnError, l4};
+use crate::program::program;
 use crate::status::Status;
 use crate::{device, doctor, log, sglang, weights};
 
@@ -90,15 +91,6 @@ fn parse_config(config: &str) -> PyResult<String> {
         "l4": l4,
     });
     Ok(json.to_string())
-}
-
-/// The command line of this package, as a program.
-pub(crate) fn program(py: Python<'_>) -> PyResult<cli::Program> {
-    let python: PathBuf = py.import("sys")?.getattr("executable")?.extract()?;
-    Ok(cli::Program::new(
-        python,
-        ["-m", "larder_kv"].map(OsString::from).into(),
-    ))
 }
 
 /// Checks a configuration with Larder's keys alone, as JSON, for pages of this size (a text such as

@@ -444,7 +444,7 @@ fn read_facts(facts: &str) -> PyResult<PoolFacts> {
 #[pyfunction]
 #[pyo3(signature = (config, page_bytes=None))]
 fn check_sglang_config(py: Python<'_>, config: &str, page_bytes: Option<&str>) -> PyResult<u8> {
-    let program = crate::module::program(py)?;
+    let program = crate::program::program(py)?;
     let examine = |page_bytes| doctor::examine(config, page_bytes);
     py.detach(|| crate::doctor::report(&program, page_bytes, examine))
         .map_err(|error| PyValueError::new_err(error.to_string()))

@@ -81,6 +81,7 @@ fn listen(program: &Program, path: &Path) -> Result<(Checked, Option<String>), F
     // A child that is left behind keeps no output of this process open.
     let mut child = program
         .command()
+        .map_err(failed)?
         .arg("doctor-checks")
         .arg("--")
         .arg(path)
