@@ -38,6 +38,8 @@ License: Apache-2.0
  On Debian systems the text is in /usr/share/common-licenses/Apache-2.0.
  The licences of the linked libraries are in licences.txt.gz beside this file.
 """
+#: The command is static, so that one package suits all releases of Debian.
+OVERRIDES = "larder: statically-linked-binary [usr/bin/larder]\n"
 POSTINST = """#!/bin/sh
 set -e
 if [ "$1" = configure ] && ! getent passwd larder >/dev/null; then
@@ -103,6 +105,7 @@ def lay(root, release, command, native, licences):
         f"larder ({release.version}) unstable; urgency=medium\n\n"
         f"  * Release {release.version}: see CHANGELOG.md of the project.\n\n -- {MAINTAINER}  {date}\n"
     )
+    put("usr/share/lintian/overrides/larder", OVERRIDES.encode())
     put("usr/share/doc/larder/copyright", COPYRIGHT.encode())
     put("usr/share/doc/larder/changelog.gz", gzip.compress(changed.encode(), 9, mtime=0))
     put("usr/share/doc/larder/licences.txt.gz", gzip.compress(licences.read_bytes(), 9, mtime=0))
