@@ -16,8 +16,8 @@ from .bucket import Bucket
 from .papers import spoilt
 
 #: Bytes at most, from the size of a file's kind.
-LARGEST = {".whl": 15 << 20, "linux-x86_64": 15 << 20, "linux-aarch64": 15 << 20, ".deb": 15 << 20}
-LAYER_BYTES_MAX = 20 << 20
+LARGEST = {".whl": 15_000_000, "linux-x86_64": 15_000_000, "linux-aarch64": 15_000_000, ".deb": 15_000_000}
+LAYER_BYTES_MAX = 20_000_000
 #: Debian's releases, with the packages of each root.
 ROOTS = {"bullseye": [], "bookworm": ["python3", "python3-venv", "adduser"]}
 SIZE = ["--size", "256MiB"]
@@ -177,7 +177,7 @@ def without_proc(native):
         assert output("chroot", root, "/larder", "--version").startswith("larder ")
         names = re.findall(r"^  ([a-z]+) ", said, re.M)
         commands = {"create": ["s", *SIZE], "demo": [], "doctor": [], "serve": ["s"], "stat": ["s"], "verify": ["s"],
-                    "inspect": ["s"], "bench": ["s"], "exporter": ["s"], "import": ["s", "a"], "export": ["s", "a"]}
+                    "inspect": ["s"], "bench": ["s", "--op", "put"], "exporter": ["s"], "import": ["s", "a"], "export": ["s", "a"]}
         assert set(commands) <= set(names), names
         lacks(root, commands, "/proc is not mounted")
         (root / "proc/self").mkdir(parents=True)
