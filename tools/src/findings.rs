@@ -18,7 +18,9 @@ use crate::report::{LISTED_MAX, Lines};
 
 /// The remedy for a page whose bytes are lost.
 const PAGE_ADVICE: &str = "the page is lost: reading it is a miss, and putting it again repairs \
-    that; `larder verify --repair` drops it from a store that no process uses";
+    that. The owner of a served store has dropped it; elsewhere `larder verify --repair` drops it. \
+    Many pages in one range: another program (`fuser -v` of the volume). Many at random places: \
+    the drive (`smartctl -a`)";
 
 /// Closed in order.
 pub const CLEAN: &str = "clean";

@@ -158,7 +158,8 @@ pub enum StoreError {
     /// A volume of the store is not at its path.
     #[error(
         "volume {index} of the store is missing ({reason}); bring it back, or name its new path \
-         with --volume; with `larder verify --repair --degraded` its pages are given up for good"
+         with --volume; only if it is gone for good: `larder verify --repair --degraded` gives up \
+         its pages"
     )]
     VolumeMissing {
         /// Its index in the store.
