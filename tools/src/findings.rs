@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::archive::{Fault, FaultReason};
 use crate::failure::Failure;
+use crate::owner::{hung_volume, on_device};
 use crate::place;
 use crate::report::{LISTED_MAX, Lines};
 
@@ -76,11 +77,20 @@ impl StoreArgs {
     /// Surveys the store. `complete` fills in the options.
     ///
     /// # Errors
-    /// There is no store, or it cannot be read.
+    /// There is no store, it cannot be read, or one of its volumes hangs: a read of that would not
+    /// end, by a signal neither.
     pub fn look(
         &self,
         complete: impl FnOnce(SurveyOptions) -> SurveyOptions,
     ) -> Result<Look, Failure> {
+        if let Some(volume) = hung_volume(&self.path) {
+            let what = format!(
+                "{}: hung; oldest operation {:.1} s: nothing of the store can be read",
+                on_device(&volume),
+                volume.oldest_seconds
+            );
+            return Err(Failure::environment(what).with_hint("`larder doctor` does not read it"));
+        }
         let options = complete(SurveyOptions {
             volumes: self.volumes.clone(),
             ..SurveyOptions::default()

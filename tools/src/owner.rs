@@ -10,9 +10,11 @@ use larder_format::{History, OpenState, Superblock};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
 use larder_store::share::VolumeState;
+use larder_store::volume::socket::socket_path;
 use larder_store::volume::{Access, Volumes};
 
 use crate::failure::Failure;
+use crate::place::volume_at;
 use crate::refusal::explained;
 use crate::report::count;
 use crate::size::{ByteSize, date};
@@ -119,6 +121,16 @@ pub fn on_device(volume: &share::AnsweringVolume) -> String {
         "" => path.to_string(),
         device => format!("{path} on {device}"),
     }
+}
+
+/// The volume of a served store that hangs, if one does.
+pub fn hung_volume(path: &Path) -> Option<share::AnsweringVolume> {
+    let path = volume_at(path.to_owned());
+    if !socket_path(&path).exists() {
+        return None;
+    }
+    let volumes = share::report(&path).ok()?.answering_volumes.into_iter();
+    { volumes }.find(|volume| volume.state == VolumeState::Hung)
 }
 
 /// The last client that ended in the middle of puts, for people.

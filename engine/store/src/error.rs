@@ -184,8 +184,9 @@ pub enum StoreError {
     },
     /// A volume is shorter than its geometry.
     #[error(
-        "{path}: volume {volume} of the store was truncated: it is {} long, and must be {} long. \
-         Restore the file, or save the remaining pages with `larder export`, for a new store{}",
+        "{path}: volume {volume} of the store was truncated: it is {} long, and must be at least \
+         {} long. Restore the file, or save the remaining pages with `larder export`, for a new \
+         store{}",
         bytes(*.found),
         bytes(*.needed),
         given_up(*.volume)

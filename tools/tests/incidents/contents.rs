@@ -284,7 +284,7 @@ fn a_volume_is_cut_while_the_store_is_closed() {
     let volume = File::options().write(true).open(second(&scene)).unwrap();
     let bytes = volume.metadata().unwrap().len();
     volume.set_len(30 << 20).unwrap();
-    let words = "was truncated: it is 31457280 bytes (30 MiB) long, and must be";
+    let words = "was truncated: it is 31457280 bytes (30 MiB) long, and must be at least";
     scene.shows(&closed(words));
     let (_, said) = scene.run(&["stat", scene.at(), "--check"]);
     let named = format!("{}: volume 1 of the store", text(&second(&scene)));

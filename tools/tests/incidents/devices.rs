@@ -60,6 +60,12 @@ fn a_volume_hangs_under_the_calls_of_clients() {
     let illness = volume.falls(Pace::Hung);
     let clients = [&GET, &PUT].map(|calls| scene.client(calls));
     scene.shows(&HUNG);
+    // Commands that read the volumes do not begin: no signal would end them.
+    for command in [&["inspect"][..], &["verify", "--online"]] {
+        let (code, said) = scene.run(&[command, &[scene.at()]].concat());
+        assert_eq!(code, Some(3), "{said}");
+        assert!(said.contains("hung; oldest operation"), "{said}");
+    }
     assert!(
         !scene.log().contains("a client has stopped"),
         "{}",

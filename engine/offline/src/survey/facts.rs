@@ -45,9 +45,10 @@ pub enum SurveyError {
     Store(#[from] StoreError),
     /// No superblock is left that identifies the store.
     #[error(
-        "{path}: neither copy of the superblock can be used; write them back with `larder \
-         superblock restore`, from the file of a `larder superblock save`, or name another volume \
-         of the store with --volume; without a saved file create the store anew"
+        "{path}: neither copy of the superblock can be used; if a process serves the store, stop \
+         it in order: its close writes them again; else write them back with `larder superblock \
+         restore`, from the file of a `larder superblock save`, or name another volume of the \
+         store with --volume; without a saved file create the store anew"
     )]
     NoSuperblock {
         /// The first volume.

@@ -79,8 +79,9 @@ impl VolumeDamage {
                  store"
             }
             VolumeDamage::AtOpen => {
-                "damaged when the owner opened the store. Check the disk; `larder verify` lists \
-                 the places, and `larder verify --repair` mends a store that no process uses"
+                "damaged when the owner opened the store, and emptied since. The owner's log has \
+                 the first places: many in one range were overwritten by another program, else \
+                 check the disk. `larder verify --online` lists pages that are damaged now"
             }
         }
     }
