@@ -186,6 +186,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
         .spawn()
         .unwrap();
     let served = first_document(&mut owner);
+    let client = Store::attach(Path::new(empty), OpenOptions::default());
     let told = larder(&["stat", empty, "--json"]).output().unwrap();
     let checked = larder(&["stat", empty, "--check", "--json"])
         .output()
@@ -198,6 +199,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let pid = Pid::from_raw(i32::try_from(owner.id()).unwrap());
     kill(pid, Signal::SIGTERM).unwrap();
     assert!(owner.wait().unwrap().success());
+    client.unwrap().close().unwrap();
     printed.note("serve", served.as_bytes());
     let told = printed.note("stat", &told.stdout);
     printed.note("stat", &checked.stdout);

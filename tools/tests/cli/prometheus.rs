@@ -215,13 +215,14 @@ fn prometheus_sees_a_takeover_without_a_counter_that_goes_down_and_evaluates_the
             "{name} went down"
         );
     }
-    // Metrics that need a fault, a drive with a health report, a remote, or a change have no
-    // samples.
+    // Metrics that need a fault, a drive with a health report, a remote, an eviction, or a change
+    // have no samples.
     let empty = [
         "larder_lingering_clients",
         "larder_stopped_clients",
         "larder_drive_",
         "larder_l4_",
+        "larder_eviction_age_",
         "[1m]) > 0",
     ];
     for query in queries() {

@@ -78,7 +78,8 @@ impl Watch {
             ];
             let ready = poll(&mut events, Some(&patience)).unwrap();
             assert!(ready > 0, "the command neither goes on nor ends");
-            if !events[1].revents().is_empty() {
+            // Writes that came before the end count.
+            if events[0].revents().is_empty() {
                 break;
             }
             let mut ignored = [0_u8; 4096];

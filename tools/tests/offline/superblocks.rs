@@ -170,8 +170,9 @@ fn a_restore_killed_at_any_moment_is_run_again_and_ends_the_same() {
     };
     let (writes, code) = run(usize::MAX);
     assert_eq!(code, Some(0));
-    assert!(writes > 1);
-    (0..writes).for_each(|writes| _ = run(writes));
+    // Writes that follow each other at once are seen as one.
+    assert!(writes > 0);
+    (0..writes.max(2)).for_each(|writes| _ = run(writes));
 }
 
 #[test]

@@ -94,6 +94,7 @@ pub struct AnsweringVolume {
     /// Its path.
     pub path: PathBuf,
     /// The device below it, or the file system where there is none; empty if it is not known.
+    #[serde(default)]
     pub device: String,
     /// The state of the last second.
     pub state: VolumeState,
