@@ -108,6 +108,6 @@ mod tests {
         let failed = facts.iter().any(|fact| fact.level == Level::Fail);
         assert!(!failed, "{facts:?}");
         assert!(facts.iter().any(|fact| fact.name == "SGLang"), "{facts:?}");
-        assert_eq!(look, Some(path));
+        assert_eq!(look.as_deref(), Some(directory.path()));
     }
 }

@@ -574,6 +574,7 @@ pub(super) mod tests {
             r#"{"path": "/v", "state": "slow", "oldest_seconds": 0.0, "p99_seconds": 1.0}"#;
         report.answering_volumes = vec![serde_json::from_str(volume).expect("it is JSON")];
         report.totals.spaces = serde_json::from_str(reads).expect("it is JSON");
+        report.totals.ages = serde_json::from_str(r#"{"other": {}}"#).expect("it is JSON");
         View {
             report,
             spaces: (0..spaces).map(space).collect(),
