@@ -87,7 +87,7 @@ pub struct Holder {
     pub pid_scope: [u8; 16],
 }
 
-/// The last open of a store, and what it found. For people: nothing is decided by it.
+/// The last open of a store, and the state of the store then. For people: nothing is decided by it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct History {
     /// When the store was opened last, in seconds since 1970; 0 if it is not known.
@@ -135,7 +135,7 @@ pub struct Superblock {
     pub created_unix_s: u64,
     /// The process of the last open.
     pub holder: Holder,
-    /// When that was, and what it found.
+    /// The time of that open, and the state of the store then.
     pub history: History,
     /// Blocks per segment, the same on all volumes.
     pub segment_blocks: u32,

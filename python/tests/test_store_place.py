@@ -1,4 +1,4 @@
-"""Where a store is, and whether pages suit it: what `larder_kv.Store` refuses, and what it says."""
+"""Where a store is, and whether pages suit it: the refusals of `larder_kv.Store`, and their words."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def top_module(wheel):
 
 
 def deb_on_root(deb):
-    """The package installs, and its units name what is there."""
+    """The package installs, and its units name installed files."""
     given(deb, "the package")
     with entered(root_of("bookworm")) as root:
         shutil.copy2(deb, root / "tmp")

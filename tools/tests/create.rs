@@ -338,7 +338,7 @@ fn a_store_of_a_group_has_its_permissions_after_each_start() {
             (access(&home), access(&path)),
             ((0o2770, gid), (0o660, gid))
         );
-        // As if somebody had changed it.
+        // As after a change by hand.
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
     }
     if_absent(&path, &[&options[..], &["--mode", "640"]].concat());

@@ -35,7 +35,7 @@ pub(super) struct Checked {
     pub(super) is_whole: bool,
 }
 
-/// Makes the checks, and says what they find.
+/// Makes the checks, and says their facts.
 pub fn run(args: &ChecksArgs) -> Result<Ending, Failure> {
     let mut facts = Facts {
         are_said: true,

@@ -271,7 +271,7 @@ fn places(report: &share::Report, facts: &mut Facts) {
     }
 }
 
-/// The clients that are stopped, and the last one that ended in the middle of puts.
+/// The clients that are stopped, and the last client that ended in the middle of puts.
 fn clients(report: &share::Report, facts: &mut Facts) {
     let stopped = report.stopped_clients.iter().map(stopped_line);
     let ended = report.ended_client.iter().map(ended_line);

@@ -1,5 +1,5 @@
-//! Log lines about volumes: their damaged pages, and read-only service, of which a volume has at
-//! most one pair of lines a minute.
+//! Log lines about volumes: their damaged pages, and their read-only service. A volume has at most
+//! one pair of lines a minute about its service.
 
 use std::path::PathBuf;
 use std::time::Duration;
