@@ -1,0 +1,104 @@
+//! The form for each processor, whose bytes the others must equal.
+
+use crate::block::{
+    ESCAPE, GROUP, GROUP_BYTES, escapes_max, exponent, sign_and_mantissa, term, value,
+};
+
+/// The escapes and the sum of a block, or `None` if it has too many escapes. `out` has room for the
+/// plain bytes.
+pub(crate) fn encode(plain: &[u8], base: u8, out: &mut [u8]) -> Option<(usize, u32)> {
+    let (rests, out) = out.split_at_mut(plain.len() / 2);
+    let (codes, escapes) = out.split_at_mut(plain.len() / 4);
+    let escapes = escapes.get_mut(..escapes_max(plain.len()))?;
+    let (groups, _) = plain.as_chunks::<GROUP_BYTES>();
+    let (rests, _) = rests.as_chunks_mut::<GROUP>();
+    let (codes, _) = codes.as_chunks_mut::<{ GROUP / 2 }>();
+    let (mut escaped, mut sum) = (0, 0u32);
+    for ((group, rests), codes) in groups.iter().zip(rests).zip(codes) {
+        *codes = [0; GROUP / 2];
+        let (values, _) = group.as_chunks::<2>();
+        for (at, (value, rest)) in values.iter().zip(rests).enumerate() {
+            let value = u16::from_le_bytes(*value);
+            *rest = sign_and_mantissa(value);
+            sum = sum.wrapping_add(term(value));
+            let code = exponent(value).wrapping_sub(base).min(ESCAPE);
+            codes[at % (GROUP / 2)] |= code << (at / (GROUP / 2) * 4);
+            if code == ESCAPE {
+                *escapes.get_mut(escaped)? = exponent(value);
+                escaped += 1;
+            }
+        }
+    }
+    Some((escaped, sum))
+}
+
+/// The sum of the decoded block, or `None` if its codes have another number of escapes. `stored`
+/// has the length that the entry states.
+pub(crate) fn decode(stored: &[u8], base: u8, plain: &mut [u8]) -> Option<u32> {
+    let (rests, stored) = stored.split_at_checked(plain.len() / 2)?;
+    let (codes, mut escapes) = stored.split_at_checked(plain.len() / 4)?;
+    let (groups, _) = plain.as_chunks_mut::<GROUP_BYTES>();
+    let (rests, _) = rests.as_chunks::<GROUP>();
+    let (codes, _) = codes.as_chunks::<{ GROUP / 2 }>();
+    let mut sum = 0u32;
+    for ((group, rests), codes) in groups.iter_mut().zip(rests).zip(codes) {
+        let (values, _) = group.as_chunks_mut::<2>();
+        for (at, (into, rest)) in values.iter_mut().zip(rests).enumerate() {
+            let code = (codes[at % (GROUP / 2)] >> (at / (GROUP / 2) * 4)) & 15;
+            let exponent = if code == ESCAPE {
+                *escapes.split_off_first()?
+            } else {
+                base.wrapping_add(code)
+            };
+            let value = value(exponent, *rest);
+            sum = sum.wrapping_add(term(value));
+            *into = value.to_le_bytes();
+        }
+    }
+    escapes.is_empty().then_some(sum)
+}
+
+/// The sum of the values of a raw block. A last byte alone is a value.
+pub(crate) fn sum(plain: &[u8]) -> u32 {
+    let (values, last) = plain.as_chunks::<2>();
+    let whole = values.iter().map(|value| term(u16::from_le_bytes(*value)));
+    let alone = last.iter().map(|byte| u32::from(*byte));
+    whole.chain(alone).fold(0, u32::wrapping_add)
+}
+
+/// Puts the escaped exponents of a decoded group into its values. Takes them from `escapes`, of
+/// which there must be enough, and adds to `sum` what they change.
+pub(crate) fn restore(
+    mut which: u32,
+    group: &mut [u8; GROUP_BYTES],
+    escapes: &mut &[u8],
+    sum: &mut u32,
+) -> Option<()> {
+    let (values, _) = group.as_chunks_mut::<2>();
+    while which != 0 {
+        let into = &mut values[which.trailing_zeros() as usize];
+        which &= which - 1;
+        let before = u16::from_le_bytes(*into);
+        let after = value(*escapes.split_off_first()?, sign_and_mantissa(before));
+        *sum = sum.wrapping_sub(term(before)).wrapping_add(term(after));
+        *into = after.to_le_bytes();
+    }
+    Some(())
+}
+
+/// Appends the exponents of the escaped values of a group.
+pub(crate) fn escape(
+    mut which: u32,
+    group: &[u8; GROUP_BYTES],
+    escapes: &mut [u8],
+    escaped: &mut usize,
+) -> Option<()> {
+    let (values, _) = group.as_chunks::<2>();
+    while which != 0 {
+        let value = values[which.trailing_zeros() as usize];
+        which &= which - 1;
+        *escapes.get_mut(*escaped)? = exponent(u16::from_le_bytes(value));
+        *escaped += 1;
+    }
+    Some(())
+}
