@@ -16,24 +16,18 @@ pub(crate) fn encode(plain: &[u8], base: u8, out: &mut [u8]) -> Option<(usize, u
     let (groups, _) = plain.as_chunks::<GROUP_BYTES>();
     let (rests, _) = rests.as_chunks_mut::<GROUP>();
     let (codes, _) = codes.as_chunks_mut::<{ GROUP / 2 }>();
-    let (base, escape) = (vdupq_n_u8(base), vdupq_n_u8(ESCAPE));
+    let base = vdupq_n_u8(base);
     let (mut escaped, mut sums) = (0, vdupq_n_s32(0));
     for ((group, rests), codes) in groups.iter().zip(rests).zip(codes) {
-        let values = load_group(group);
-        let [a, b, c, d] = values.map(|quarter| {
-            let sign = vandq_u16(vshrq_n_u16::<8>(quarter), vdupq_n_u16(0x80));
-            vmovn_u16(vorrq_u16(vandq_u16(quarter, vdupq_n_u16(0x7f)), sign))
-        });
+        let [a, b, c, d] = load_group(group);
         let (halves, _) = rests.as_chunks_mut::<16>();
-        store(&mut halves[0], vcombine_u8(a, b));
-        store(&mut halves[1], vcombine_u8(c, d));
-        // An exponent below the base is a large number without a sign.
-        let [a, b, c, d] = values.map(|quarter| vmovn_u16(vshrq_n_u16::<7>(quarter)));
-        let code = [vcombine_u8(a, b), vcombine_u8(c, d)]
-            .map(|half| vminq_u8(vsubq_u8(half, base), escape));
-        store(codes, vorrq_u8(code[0], vshlq_n_u8::<4>(code[1])));
-        sums = added(sums, values);
-        let which = escaped_of(code, escape);
+        store(&mut halves[0], vcombine_u8(rest_of(a), rest_of(b)));
+        store(&mut halves[1], vcombine_u8(rest_of(c), rest_of(d)));
+        let low = code_of(exponents_of(a, b), base);
+        let high = code_of(exponents_of(c, d), base);
+        store(codes, vorrq_u8(low, vshlq_n_u8::<4>(high)));
+        sums = added(sums, [a, b, c, d]);
+        let which = escaped_of(low, high);
         if which != 0 {
             portable::escape(which, group, escapes, &mut escaped)?;
         }
@@ -49,24 +43,18 @@ pub(crate) fn decode(stored: &[u8], base: u8, plain: &mut [u8]) -> Option<u32> {
     let (groups, _) = plain.as_chunks_mut::<GROUP_BYTES>();
     let (rests, _) = rests.as_chunks::<GROUP>();
     let (codes, _) = codes.as_chunks::<{ GROUP / 2 }>();
-    let (base, escape) = (vdupq_n_u8(base), vdupq_n_u8(ESCAPE));
+    let base = vdupq_n_u8(base);
     let (mut sums, mut sum) = (vdupq_n_s32(0), 0u32);
     for ((group, rests), codes) in groups.iter_mut().zip(rests).zip(codes) {
         let pairs = load(codes);
-        let code = [vandq_u8(pairs, escape), vshrq_n_u8::<4>(pairs)];
-        let [exponents, rests] = [
-            code.map(|half| vaddq_u8(half, base)),
-            [load(&rests.as_chunks().0[0]), load(&rests.as_chunks().0[1])],
-        ]
-        .map(wide);
-        let values = [0, 1, 2, 3].map(|at: usize| {
-            let sign = vshlq_n_u16::<8>(vandq_u16(rests[at], vdupq_n_u16(0x80)));
-            let rest = vorrq_u16(vandq_u16(rests[at], vdupq_n_u16(0x7f)), sign);
-            vorrq_u16(rest, vshlq_n_u16::<7>(exponents[at]))
-        });
-        store_group(group, values);
-        sums = added(sums, values);
-        let which = escaped_of(code, escape);
+        let low = vandq_u8(pairs, vdupq_n_u8(ESCAPE));
+        let high = vshrq_n_u8::<4>(pairs);
+        let (halves, _) = rests.as_chunks::<16>();
+        let [a, b] = values_of(load(&halves[0]), vaddq_u8(low, base));
+        let [c, d] = values_of(load(&halves[1]), vaddq_u8(high, base));
+        store_group(group, [a, b, c, d]);
+        sums = added(sums, [a, b, c, d]);
+        let which = escaped_of(low, high);
         if which != 0 {
             portable::restore(which, group, &mut escapes, &mut sum)?;
         }
@@ -79,55 +67,101 @@ pub(crate) fn decode(stored: &[u8], base: u8, plain: &mut [u8]) -> Option<u32> {
 #[target_feature(enable = "neon")]
 pub(crate) fn sum(plain: &[u8]) -> u32 {
     let (groups, rest) = plain.as_chunks::<GROUP_BYTES>();
-    let sums = groups
-        .iter()
-        .fold(vdupq_n_s32(0), |sums, group| added(sums, load_group(group)));
+    let mut sums = vdupq_n_s32(0);
+    for group in groups {
+        sums = added(sums, load_group(group));
+    }
     vaddvq_s32(sums)
         .cast_unsigned()
         .wrapping_add(portable::sum(rest))
 }
 
-/// Bytes as values.
+/// Sign and mantissa of eight values, as bytes.
+#[inline]
 #[target_feature(enable = "neon")]
-fn wide(halves: [uint8x16_t; 2]) -> Quarters {
-    let [a, b] = halves;
-    [
-        vmovl_u8(vget_low_u8(a)),
-        vmovl_u8(vget_high_u8(a)),
-        vmovl_u8(vget_low_u8(b)),
-        vmovl_u8(vget_high_u8(b)),
-    ]
+fn rest_of(values: uint16x8_t) -> uint8x8_t {
+    let sign = vandq_u16(vshrq_n_u16::<8>(values), vdupq_n_u16(0x80));
+    vmovn_u16(vorrq_u16(vandq_u16(values, vdupq_n_u16(0x7f)), sign))
+}
+
+/// The exponents of 16 values.
+#[inline]
+#[target_feature(enable = "neon")]
+fn exponents_of(a: uint16x8_t, b: uint16x8_t) -> uint8x16_t {
+    vcombine_u8(
+        vmovn_u16(vshrq_n_u16::<7>(a)),
+        vmovn_u16(vshrq_n_u16::<7>(b)),
+    )
+}
+
+/// The codes of 16 exponents. One below the base is a large number without a sign.
+#[inline]
+#[target_feature(enable = "neon")]
+fn code_of(exponents: uint8x16_t, base: uint8x16_t) -> uint8x16_t {
+    vminq_u8(vsubq_u8(exponents, base), vdupq_n_u8(ESCAPE))
+}
+
+/// 16 values. The exponents of escapes come later.
+#[inline]
+#[target_feature(enable = "neon")]
+fn values_of(rests: uint8x16_t, exponents: uint8x16_t) -> [uint16x8_t; 2] {
+    let low = value_of(vget_low_u8(rests), vget_low_u8(exponents));
+    [low, value_of(vget_high_u8(rests), vget_high_u8(exponents))]
+}
+
+/// Eight values.
+#[inline]
+#[target_feature(enable = "neon")]
+fn value_of(rests: uint8x8_t, exponents: uint8x8_t) -> uint16x8_t {
+    let rests = vmovl_u8(rests);
+    let sign = vshlq_n_u16::<8>(vandq_u16(rests, vdupq_n_u16(0x80)));
+    let rests = vorrq_u16(vandq_u16(rests, vdupq_n_u16(0x7f)), sign);
+    vorrq_u16(rests, vshlq_n_u16::<7>(vmovl_u8(exponents)))
 }
 
 /// Sums of 32 bits with the values of a group, as signed numbers.
+#[inline]
 #[target_feature(enable = "neon")]
-fn added(sums: int32x4_t, values: Quarters) -> int32x4_t {
-    values.iter().fold(sums, |sums, quarter| {
-        vpadalq_s16(sums, vreinterpretq_s16_u16(*quarter))
-    })
+fn added(mut sums: int32x4_t, values: Quarters) -> int32x4_t {
+    for quarter in values {
+        sums = vpadalq_s16(sums, vreinterpretq_s16_u16(quarter));
+    }
+    sums
 }
 
 /// A bit for each value of a group whose code is the escape.
+#[inline]
 #[target_feature(enable = "neon")]
-fn escaped_of(code: [uint8x16_t; 2], escape: uint8x16_t) -> u32 {
-    let found = code.map(|half| vceqq_u8(half, escape));
-    if vmaxvq_u8(vorrq_u8(found[0], found[1])) == 0 {
+fn escaped_of(low: uint8x16_t, high: uint8x16_t) -> u32 {
+    let low = vceqq_u8(low, vdupq_n_u8(ESCAPE));
+    let high = vceqq_u8(high, vdupq_n_u8(ESCAPE));
+    if vmaxvq_u8(vorrq_u8(low, high)) == 0 {
         return 0;
     }
-    let mut bytes = [0; GROUP];
-    let (halves, _) = bytes.as_chunks_mut::<16>();
-    store(&mut halves[0], found[0]);
-    store(&mut halves[1], found[1]);
-    let bit = |(at, byte): (usize, &u8)| u32::from(*byte & 1) << at;
-    bytes.iter().enumerate().map(bit).sum()
+    let mut found = [0; GROUP];
+    let (halves, _) = found.as_chunks_mut::<16>();
+    store(&mut halves[0], low);
+    store(&mut halves[1], high);
+    let mut which = 0;
+    for (at, byte) in found.iter().enumerate() {
+        which |= u32::from(*byte & 1) << at;
+    }
+    which
 }
 
+#[inline]
 #[target_feature(enable = "neon")]
 fn load_group(group: &[u8; GROUP_BYTES]) -> Quarters {
     let (quarters, _) = group.as_chunks::<16>();
-    [0, 1, 2, 3].map(|at: usize| vreinterpretq_u16_u8(load(&quarters[at])))
+    [
+        vreinterpretq_u16_u8(load(&quarters[0])),
+        vreinterpretq_u16_u8(load(&quarters[1])),
+        vreinterpretq_u16_u8(load(&quarters[2])),
+        vreinterpretq_u16_u8(load(&quarters[3])),
+    ]
 }
 
+#[inline]
 #[target_feature(enable = "neon")]
 fn store_group(group: &mut [u8; GROUP_BYTES], values: Quarters) {
     let (quarters, _) = group.as_chunks_mut::<16>();
@@ -136,12 +170,14 @@ fn store_group(group: &mut [u8; GROUP_BYTES], values: Quarters) {
     }
 }
 
+#[inline]
 #[target_feature(enable = "neon")]
 fn load(bytes: &[u8; 16]) -> uint8x16_t {
     // SAFETY: the reference is valid for 16 bytes, and this load has no alignment.
     unsafe { vld1q_u8(bytes.as_ptr()) }
 }
 
+#[inline]
 #[target_feature(enable = "neon")]
 fn store(bytes: &mut [u8; 16], value: uint8x16_t) {
     // SAFETY: the reference is valid for 16 bytes, and this store has no alignment.
