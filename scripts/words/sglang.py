@@ -1,0 +1,86 @@
+"""SGLang's whole server, over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "tests/server"))
+
+import torch  # noqa: E402
+from benching import Trouble  # noqa: E402
+from serving import CPU, PAGE_TOKENS, Server, cpu_environment, wait_for, whole_pages  # noqa: E402
+from support import real  # noqa: E402
+from words import Asked  # noqa: E402
+
+
+class Running:
+    """A server that answers."""
+
+    def __init__(self, server):
+        self.server = server
+        self.written = 0
+
+    def ask(self, prompt, tokens):
+        answer = self.server.generate(prompt, new=tokens)
+        return Asked(answer.ttft, answer.storage, answer.tokens)
+
+    def stored(self, tokens):
+        self.written += whole_pages(tokens)
+        wait_for("pages in the store", lambda: self.backed_up() >= self.written)
+
+    def backed_up(self):
+        """Tokens that SGLang has written to L3."""
+        _, text = self.server.http("GET", "/metrics")
+        lines = [line for line in text.splitlines() if line.startswith("sglang:backuped_tokens_total{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+class Engine:
+    NAME = "SGLang"
+    UNIT = PAGE_TOKENS
+
+    def __init__(self, place, model):
+        self.place, self.model = place, model
+        self.on_cpu = not torch.cuda.is_available()
+        self.servers = 0
+
+    def replaced(self):
+        if not self.on_cpu:
+            return ""
+        return "On the CPU: its kernels and copies are replaced as tests/server/boot/sitecustomize.py lists."
+
+    @contextlib.contextmanager
+    def started(self, with_store):
+        self.servers += 1
+        arguments = ["--page-size", PAGE_TOKENS, "--context-length", real.CONTEXT, "--chunked-prefill-size", 4096]
+        arguments += ["--enable-hierarchical-cache", "--hicache-ratio", 2, "--max-total-tokens", 2 * real.CONTEXT]
+        arguments += ["--hicache-storage-prefetch-policy", "wait_complete"]
+        environment = {}
+        if self.on_cpu:
+            arguments += CPU
+            environment = cpu_environment() | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+        if with_store:
+            config = {
+                "backend_name": "larder",
+                "module_path": "larder_kv.sglang",
+                "class_name": "LarderHiCache",
+                "interface_v1": 1,
+                "hicache_storage_pass_prefix_keys": True,
+                "path": str(self.place / "store"),
+                "size": "1GiB",
+            }
+            arguments += ["--hicache-storage-backend", "dynamic"]
+            arguments += ["--hicache-storage-backend-extra-config", json.dumps(config)]
+        server = Server(self.place / f"server-{self.servers}.log", self.model, arguments, environment)
+        try:
+            yield Running(server.ready())
+            server.stop()
+        except AssertionError as error:
+            raise Trouble(f"a server: {error}") from error
+        finally:
+            server.kill()
