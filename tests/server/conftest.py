@@ -7,6 +7,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent.parent / "python/tests")]
 
 import pytest  # noqa: E402
+import report  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +16,14 @@ def library(tmp_path_factory):
     from support import disk
 
     return disk.build(tmp_path_factory.mktemp("disk"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The answers of the real language model, in its words."""
+    if report.LINES:
+        terminalreporter.section("answers in words")
+        for line in report.LINES:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

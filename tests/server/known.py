@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http.client import HTTPException
 
 from serving import PAGE_TOKENS, Answer, wait_for, whole_pages
 
@@ -19,22 +21,27 @@ class Known:
     computed: Answer
     from_l1: Answer
     kv: list[list[str]]
+    #: Fields of the request besides the prompt.
+    more: dict = field(default_factory=dict)
+
+    def ask(self, server):
+        return server.generate(self.tokens, **self.more)
 
     @property
     def whole(self):
         return whole_pages(len(self.tokens))
 
 
-def learn(server, tokens, is_cold=True):
+def learn(server, tokens, is_cold=True, **more):
     """Computes a prompt, and reads it from L1."""
     whole = whole_pages(len(tokens))
-    computed = server.generate(tokens)
+    computed = server.generate(tokens, **more)
     assert not is_cold or computed.cached == 0, computed.cached
-    from_l1 = server.generate(tokens)
+    from_l1 = server.generate(tokens, **more)
     assert (from_l1.cached, from_l1.storage) == (whole, 0)
     kv = server.kv(tokens[:whole])
     assert {len(pages) for pages in kv} == {whole // PAGE_TOKENS}
-    return Known(tokens, computed, from_l1, kv)
+    return Known(tokens, computed, from_l1, kv, more)
 
 
 def learn_new(server, tokens):
@@ -52,7 +59,7 @@ def is_right(server, answer, known):
 
 def check(server, known):
     """The prompt comes from L3, whole and right."""
-    answer = server.generate(known.tokens)
+    answer = known.ask(server)
     assert (answer.cached, answer.storage) == (known.whole, known.whole)
     assert is_right(server, answer, known)
     return answer
@@ -69,6 +76,13 @@ def check_either(server, known):
     assert answer.cached == 0, answer.cached
     assert answer.same(known.computed)
     return False
+
+
+def send_until_the_end(server, prompts):
+    """One prompt after another, as they were learnt, until the server is killed."""
+    with contextlib.suppress(OSError, HTTPException, AssertionError):
+        for tokens in prompts:
+            server.generate(tokens, new=1)
 
 
 def attach(server, **more):

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
@@ -26,6 +27,12 @@ from support import disk  # noqa: E402
 
 PAGE_TOKENS = 64
 ADMIN = "admin-key"
+
+#: Reads and writes by threads, which the slow and faulty disk of the tests sees.
+THREADS = {"disk": "threads"}
+
+#: Pages begin at multiples of this in a store's volume.
+PLACE_BYTES = 4096
 
 #: Seconds for a start or an answer: several processes import SGLang, on a machine that may be busy.
 PATIENCE = 900
@@ -73,6 +80,11 @@ CPU = [
     *("--disable-overlap-schedule", "--skip-server-warmup", "--sleep-on-idle"),
     *("--hicache-mem-layout", "page_first_direct", "--hicache-io-backend", "direct"),
 ]
+
+
+#: What the real language model needs besides. Few processors compute fast in bf16, and all do in
+#: float32. KV stays in bf16.
+REAL = ["--dtype", "float32", "--kv-cache-dtype", "bfloat16"]
 
 
 def cpu_environment():
@@ -350,6 +362,19 @@ class Site:
             # The store's own reads go past the cache.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return spoilt
+
+    def spoil_pages(self, heads):
+        """Changes a byte of each page that begins with one of these; how many pages there were."""
+        (length,) = {len(head) for head in heads}
+        with open(self.volume, "r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+            places = range(0, len(data) - length, PLACE_BYTES)
+            found = [at for at in places if data[at : at + length] in heads]
+            for at in found:
+                # Not in the piece by which the page is found.
+                data[at + length] ^= 255
+            data.flush()
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return len(found)
 
     def close(self):
         for server in self.servers:

@@ -6,20 +6,24 @@ the same bytes of KV. The controls show that this comparison can fail.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
-from http.client import HTTPException
 
 import pytest
-from known import PROMPT_TOKENS, attach, check, check_either, is_right, learn, learn_new
-from serving import PAGE_TOKENS, Site, prompt, wait_for, whole_pages
+from known import (
+    PROMPT_TOKENS,
+    attach,
+    check,
+    check_either,
+    is_right,
+    learn,
+    learn_new,
+    send_until_the_end,
+)
+from serving import PAGE_TOKENS, THREADS, Site, prompt, wait_for, whole_pages
 
 #: By name: the kind of model (`engines/models.py`) and its tensor-parallel size.
 CELLS = {"gqa": ("full", 1), "gqa-tp2": ("full", 2), "window": ("hybrid", 1)}
-
-#: Reads and writes by threads, which the slow and faulty disk of the tests sees.
-THREADS = {"disk": "threads"}
 
 #: Bytes per second of its writes: a prompt is written within the backend's time limit, and many of
 #: them take longer than a look at the store.
@@ -179,13 +183,6 @@ def test_from_l3_after_sigkill_while_pages_are_written(scene):
         if answer.cached == 0:
             assert answer.same(known.computed)
     assert found > 0
-
-
-def send_until_the_end(server, prompts):
-    """One prompt after another, as they were learnt, until the server is killed."""
-    with contextlib.suppress(OSError, HTTPException, AssertionError):
-        for tokens in prompts:
-            server.generate(tokens, new=1)
 
 
 def test_an_owner_that_is_stopped(scene):

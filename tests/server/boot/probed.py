@@ -79,6 +79,13 @@ class Probed(LarderHiCache):
             hashes.append(digest.hexdigest())
         return {"pages": hashes, "tokens": slots.numel()}
 
+    def do_heads(self, command):
+        """The first bytes of each page of the prefix, which it has in the store too."""
+        buffers, slots = self.rows(command)
+        pages = slots.split(self.mem_pool_host.page_size)
+        rows = [buffers[0][page].contiguous().view(torch.uint8).flatten() for page in pages]
+        return {"heads": [bytes(row[: command["bytes"]].tolist()).hex() for row in rows]}
+
     def do_bytes(self, command):
         """The rows of one page in the first layer, as they lie in the pool and in the store."""
         buffers, slots = self.rows(command)
@@ -87,11 +94,11 @@ class Probed(LarderHiCache):
         return {"bytes": base64.b64encode(rows).decode()}
 
     def do_spoil(self, command):
-        """Changes the prefix where it lies in the pool: the low byte of each number."""
+        """Changes the prefix where it lies in the pool: bits of the low byte of each number."""
         buffers, slots = self.rows(command)
         for buffer in buffers:
             rows = buffer[slots].contiguous()
-            rows.view(torch.uint8).view(-1)[::2].bitwise_xor_(21)
+            rows.view(torch.uint8).view(-1)[::2].bitwise_xor_(command.get("bits", 21))
             buffer[slots] = rows
         return {"tokens": slots.numel()}
 

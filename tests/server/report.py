@@ -1,0 +1,3 @@
+"""Lines that the tests print at their end."""
+
+LINES: list[str] = []
