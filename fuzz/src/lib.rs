@@ -16,6 +16,7 @@
 //! | [`image`] | a small valid store, edited, with valid checksums: recovery and core |
 //! | [`raw_image`] | a file of arbitrary bytes: survey, opening, reads and puts |
 //! | [`messages`](messages()) | messages of a shared store: any bytes, and requests in any order |
+//! | [`codec()`] | the stream of a page, and a page: each form of the code |
 //! | [`core()`] | nothing from disk: the simulation of a store, with the input as randomness |
 //!
 //! A module imports only the modules below it. Of several modules in one row, a module imports only
@@ -24,7 +25,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`seeds`] | the first inputs |
-//! | [`structures`], [`texts`], [`raw`] | the bodies |
+//! | [`structures`], [`texts`], [`raw`], [`mod@codec`] | the bodies |
 //! | [`mod@messages`] | the catalog behind an owner's answers, and a client that reads them |
 //! | `catalog` | the core as a catalog |
 //! | [`examine`] | the checks that every store must pass |
@@ -39,6 +40,7 @@
 )]
 
 mod catalog;
+pub mod codec;
 pub mod edits;
 pub mod examine;
 pub mod feed;
@@ -52,6 +54,7 @@ pub mod seeds;
 pub mod structures;
 pub mod texts;
 
+pub use codec::codec;
 use feed::Feed;
 pub use messages::messages;
 pub use raw::raw_image;
@@ -83,7 +86,7 @@ pub fn core(data: &[u8]) {
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     ("superblock", superblock),
     ("segment_header", segment_header),
     ("descriptor_block", descriptor_block),
@@ -93,5 +96,6 @@ pub const TARGETS: [Target; 10] = [
     ("image", image),
     ("raw_image", raw_image),
     ("messages", messages),
+    ("codec", codec),
     ("core", core),
 ];

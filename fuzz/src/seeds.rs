@@ -46,6 +46,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "raw_image" => vec![patches(&raw_sample().image)],
         "core" => scripts(),
         "messages" => crate::messages::seeds(),
+        "codec" => crate::codec::seeds(),
         _ => Vec::new(),
     }
 }

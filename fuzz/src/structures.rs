@@ -4,8 +4,8 @@
 //! check.
 
 use larder_engine::format::{
-    BLOCK_BYTES, BlockAddress, DescriptorBlock, Namespace, SegmentAddress, SegmentHeader,
-    Structure, Superblock, newest,
+    BLOCK_BYTES, BlockAddress, DescriptorBlock, FORMAT_VERSION, Namespace, SegmentAddress,
+    SegmentHeader, Structure, Superblock, newest,
 };
 
 use crate::edits::fix_checksum;
@@ -18,7 +18,7 @@ const PROLOGUE_BYTES: usize = 24;
 fn framed(structure: Structure, data: &[u8]) -> Block {
     let mut block = [0; BLOCK_BYTES];
     block[..8].copy_from_slice(&structure.magic());
-    block[8..12].copy_from_slice(&1_u32.to_le_bytes());
+    block[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
     let (length, own) = data.split_at(data.len().min(2));
     block[12..12 + length.len()].copy_from_slice(length);
     let own = &own[..own.len().min(BLOCK_BYTES - PROLOGUE_BYTES)];
