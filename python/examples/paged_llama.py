@@ -212,6 +212,7 @@ class Engine:
         self.host = self.pool.host_pool(pages)
         self.stream = None
         if device.kind == "cuda":
+            # All later work of this thread: the default stream would wait for other streams.
             torch.cuda.synchronize()
             self.stream = torch.cuda.Stream()
             torch.cuda.set_stream(self.stream)

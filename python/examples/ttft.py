@@ -46,7 +46,7 @@ def main():
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--model", metavar="DIR", type=Path, default=HERE, help="of the parts of smollm2")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--answer", type=int, default=32, help="tokens that are answered")
+    parser.add_argument("--answer", type=int, default=48, help="tokens that are answered")
     parser.add_argument("--chunk", type=int, help="tokens of a step of prefill (2048; on a CPU 512)")
     parser.add_argument("--drop-caches", action="store_true")
     parser.add_argument("--json", metavar="FILE", type=Path)

@@ -135,6 +135,32 @@ def test_a_buffer_of_ones_own_is_the_host_pool(device):
         assert bytes(host.view()) == buffer.numpy().tobytes()
 
 
+@pytest.mark.parametrize("layout", ("page_first", "page_first_direct"))
+@pytest.mark.parametrize("parts", (1, 2))
+def test_rows_of_a_host_pool_are_pages_of_a_store(device, tmp_path, layout, parts):
+    l1 = tensors(parts)
+    wanted = [tensor.clone() for part in l1 for tensor in part]
+    pool = pool_of(device, l1)
+    host, size = pool.host_pool(PAGES, layout), pool.page_bytes // parts
+    keys = b"".join(bytes([number]) * 32 for number in range(PAGES))
+    facts = {"model": "m", "weights": "w", "dtype": "u8", "layout": layout, "page_tokens": PAGE_TOKENS, "parts": [size]}
+    pool.store(host, range(PAGES), range(PAGES), after=None).wait()
+    with Store.attach(tmp_path, size=256 << 20) as store:
+        region, queue = store.register(host.address, host.nbytes, size, owner=host), store.queue()
+        assert region.rows == parts * PAGES
+        for submit in ("submit_put", "submit_get"):
+            for part in range(parts):
+                namespace = store.namespace(**facts, pool=f"part {part}")
+                getattr(queue, submit)(namespace, keys, region, range(part * PAGES, (part + 1) * PAGES))
+            assert queue.drain(60) and {*b"".join(done.statuses for done in queue.poll())} == {Status.OK}
+            if submit == "submit_put":
+                torch.frombuffer(host.view(), dtype=torch.uint8).zero_()
+    for tensor in sum(l1, []):
+        tensor.zero_()
+    pool.load(host, range(PAGES), range(PAGES), after=None).wait()
+    assert all(map(torch.equal, sum(l1, []), wanted))
+
+
 def test_tensors_live_as_long_as_what_was_made_of_them(device):
     l1 = tensors(1)
     dead = weakref.ref(l1[0][1])
