@@ -19,7 +19,7 @@ import smollm2
 PART = 64 << 20
 #: The document of the prompt, and a question whose answer is near its beginning.
 PAGES = ("docs/operations.md", "docs/sharing.md", "docs/remote.md")
-QUESTION = "Which command creates a store, and which command shows the content of a store?"
+QUESTION = "What is the purpose of the command `larder inspect`?"
 #: Tokens of the document that are kept: the whole context.
 DOCUMENT = 8192
 
