@@ -4,6 +4,7 @@ A module has a class `Engine(place, model)`: `place` is a new folder for the sto
 
 - NAME, and UNIT: tokens of a page or chunk.
 - `replaced()`: a sentence about what is replaced on this machine; empty where nothing is.
+- `settings()`: the sizes of the tiers, and of a page or chunk.
 - `started(with_store)`: a context in which the engine runs, in new processes, which have ended at its
   end. It gives an object with `ask(prompt, tokens)`, which gives an `Asked`, and `stored(tokens)`,
   which waits until the store holds a prompt of this many tokens that was asked last.
@@ -21,3 +22,5 @@ class Asked:
     seconds: float
     read: int
     ids: list[int]
+    #: Tokens of the prompt that were read from any tier.
+    cached: int = 0

@@ -17,6 +17,10 @@ from serving import CPU, PAGE_TOKENS, REAL, Server, cpu_environment, wait_for, w
 from support import real  # noqa: E402
 from words import Asked  # noqa: E402
 
+L1_TOKENS = 2 * real.CONTEXT
+L2_RATIO = 2
+STORE_SIZE = "1GiB"
+
 
 def has_bf16():
     """Whether the processor computes in bf16. Others need four times as long for it as for float32."""
@@ -33,7 +37,7 @@ class Running:
 
     def ask(self, prompt, tokens):
         answer = self.server.generate(prompt, new=tokens)
-        return Asked(answer.ttft, answer.storage, answer.tokens)
+        return Asked(answer.ttft, answer.storage, answer.tokens, answer.cached)
 
     def stored(self, tokens):
         self.written += whole_pages(tokens)
@@ -64,16 +68,24 @@ class Engine:
             "tests/server/boot/sitecustomize.py lists."
         )
 
+    def settings(self):
+        return (
+            f"L1 of {L1_TOKENS:,} tokens, L2 of {L2_RATIO * L1_TOKENS:,} tokens, store of {STORE_SIZE}, "
+            f"pages of {PAGE_TOKENS} tokens"
+        )
+
     @contextlib.contextmanager
     def started(self, with_store):
         self.servers += 1
         arguments = ["--page-size", PAGE_TOKENS, "--context-length", real.CONTEXT, "--chunked-prefill-size", 4096]
-        arguments += ["--enable-hierarchical-cache", "--hicache-ratio", 2, "--max-total-tokens", 2 * real.CONTEXT]
+        arguments += ["--enable-hierarchical-cache", "--hicache-ratio", L2_RATIO, "--max-total-tokens", L1_TOKENS]
         arguments += ["--hicache-storage-prefetch-policy", "wait_complete"]
         environment = {}
         if self.on_cpu:
             arguments += CPU if has_bf16() else [*CPU, *REAL]
             environment = cpu_environment() | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
+        else:
+            arguments += ["--hicache-mem-layout", "page_first_direct", "--hicache-io-backend", "direct"]
         if with_store:
             config = {
                 "backend_name": "larder",
@@ -82,7 +94,7 @@ class Engine:
                 "interface_v1": 1,
                 "hicache_storage_pass_prefix_keys": True,
                 "path": str(self.place / "store"),
-                "size": "1GiB",
+                "size": STORE_SIZE,
             }
             arguments += ["--hicache-storage-backend", "dynamic"]
             arguments += ["--hicache-storage-backend-extra-config", json.dumps(config)]

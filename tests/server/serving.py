@@ -116,6 +116,10 @@ class Server:
         command = [sys.executable, "-m", "sglang.launch_server", "--model-path", model]
         command += ["--host", "127.0.0.1", "--port", self.port, "--admin-api-key", ADMIN]
         command += ["--enable-cache-report", "--enable-metrics", *arguments]
+        self.launch(command, environment)
+
+    def launch(self, command, environment):
+        """Starts the server's first process."""
         with open(self.log, "w", encoding="utf-8") as file:
             self.process = subprocess.Popen(
                 [str(word) for word in command],
