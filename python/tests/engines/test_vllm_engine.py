@@ -4,8 +4,6 @@ restarts, and never wrongly.
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,10 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
+import started
+from started import flip_all, same
 
 pytest.importorskip("vllm", reason="vLLM is not in this environment")
 
-HERE = Path(__file__).resolve().parent
 STORE = {"size": "144MiB", "prewrite": False}
 
 #: Whole blocks of 1,000 tokens that may be loaded: the last token is computed.
@@ -24,50 +23,16 @@ WHOLE = 992
 PROMPTS = (0, 1, 2)
 
 
-class Engine:
-    """An engine in a process of its own."""
-
-    def __init__(self, log, model, tier):
-        self.log = open(log, "w")
-        command = [sys.executable, HERE / "serve.py", str(model), json.dumps(tier)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
-        )
-        self.model = model
-
-    def read(self):
-        line = self.process.stdout.readline()
-        assert line, f"the engine ended: {Path(self.log.name).read_text()[-3000:]}"
-        return json.loads(line)
-
-    def ready(self):
-        assert self.read() == {"ready": True}
-        return self
-
-    def start(self, *command):
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-
-    def ask(self, *command):
-        self.start(*command)
-        return self.read()
-
+class Engine(started.Engine):
     def prompts(self):
         return [self.ask("prompt", seed) for seed in PROMPTS]
-
-    def kill(self):
-        self.process.kill()
-        self.process.wait()
-        for left in Path("/dev/shm").glob(f"vllm_offload_larder-test-{self.process.pid}*"):
-            left.unlink(missing_ok=True)
-        self.log.close()
 
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
     place = tmp_path_factory.mktemp("models")
     words = [f"{kind}={place / kind}" for kind in ("full", "hybrid")]
-    subprocess.run([sys.executable, HERE / "models.py", *words], check=True)
+    subprocess.run([sys.executable, started.HERE / "models.py", *words], check=True)
     return place
 
 
@@ -102,28 +67,6 @@ def plain(models, tmp_path_factory):
             answers[model].append(engine.ask("prompt", seed))
         engine.kill()
     return answers
-
-
-def same(answers, others):
-    """Whether tokens and log-probabilities are equal."""
-    return [(one["tokens"], one["logprobs"]) for one in answers] == [
-        (one["tokens"], one["logprobs"]) for one in others
-    ]
-
-
-def flip_all(file):
-    """Flips a bit in each page of a store, in what a page of KV has: not in headers and
-    descriptors, which have zeros.
-    """
-    flipped = 0
-    with open(file, "r+b") as opened:
-        while block := opened.read(4096):
-            if len(set(block)) > 128:
-                opened.seek(-2048, os.SEEK_CUR)
-                opened.write(bytes([block[2048] ^ 1]))
-                opened.seek(2047, os.SEEK_CUR)
-                flipped += 1
-    return flipped
 
 
 def test_a_killed_engine_serves_what_it_had_acknowledged_and_nothing_wrong(tmp_path, start, plain):
