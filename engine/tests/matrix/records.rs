@@ -43,7 +43,8 @@ fn row_03_deletions_gather_so_that_no_hole_is_longer_than_recovery_looks() {
         assert_eq!(deleted.join().unwrap(), PAGES as u64);
     });
     let longest = longest.load(Ordering::Relaxed);
-    assert!((100..=512).contains(&longest), "{longest} blocks");
+    // Up to eight groups share the blocks in flight, and a group has a write for each segment.
+    assert!((16..=512).contains(&longest), "{longest} blocks");
     drop(store);
     let store = home.open();
     let pool = Pool::new(&store, "m", &[4096]);
