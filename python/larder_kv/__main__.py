@@ -5,12 +5,16 @@ engine's configuration.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import signal
 import sys
 
 from larder_kv import _larder
+
+#: The release of SGLang that the tests run against.
+SGLANG_TESTED = "0.5.23"
 
 _DOCTOR_USAGE = (
     "usage: larder doctor --sglang CONFIG [--page-bytes SIZE]\n"
@@ -27,6 +31,8 @@ def read_config(text: str) -> dict:
     for vLLM.
     """
     if not text.startswith("@"):
+        if not text.lstrip().startswith("{"):
+            raise ValueError(f"not JSON; a file is given as @{text}")
         config = json.loads(text)
     else:
         path = text[1:]
@@ -72,6 +78,7 @@ def _check(arguments: list[str]) -> int:
     try:
         config = read_config(given)
         if options.sglang is not None:
+            _note_sglang()
             return _larder.check_sglang_config(json.dumps(config, default=str), options.page_bytes)
         if options.lmcache is not None:
             from larder_kv.lmcache.doctor import check
@@ -83,6 +90,19 @@ def _check(arguments: list[str]) -> int:
     except (OSError, ValueError, ImportError) as error:
         print(f"larder: {given}: {error}", file=sys.stderr)
         return 2
+
+
+def _note_sglang() -> None:
+    """Says that SGLang is not there, or is another release than the one of the tests."""
+    try:
+        version = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        version = None
+    if version == SGLANG_TESTED:
+        return
+    found = "not installed in this environment" if version is None else version
+    what = f"{found}; the release tested is {SGLANG_TESTED}"
+    print(f"warn  {'SGLang':<14}  {what}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -61,3 +61,16 @@ def test_the_doctor_reads_the_config_as_sglang_does(tmp_path, capfd):
     assert main([*fits, "1MiB"]) == 0
     assert main([*fits, "1GiB"]) == 1
     assert main([*fits, "big"]) == 2
+
+
+def test_the_doctor_names_a_file_without_its_sign_and_another_sglang(tmp_path, capfd, monkeypatch):
+    from larder_kv import __main__ as command
+
+    assert command.main(["doctor", "--sglang", "sglang.json"]) == 2
+    assert "@sglang.json" in capfd.readouterr().err
+    right = ["doctor", "--sglang", json.dumps(extra(tmp_path / "store"))]
+    assert command.main(right) == 0
+    assert "release tested" not in capfd.readouterr().out
+    monkeypatch.setattr(command, "SGLANG_TESTED", "0.0.1")
+    assert command.main(right) == 0
+    assert "warn  SGLang" in capfd.readouterr().out

@@ -177,9 +177,7 @@ def _memory(extra: dict[str, Any], server: Server) -> Iterator[Fact]:
 def _tiers(config: dict[str, Any]) -> Iterator[Fact]:
     found = tiers(config)
     if not found:
-        what = (
-            '`secondary_tiers` has no tier with `type` "LarderTier" and `module_path` "larder_kv.vllm"'
-        )
+        what = '`secondary_tiers` has no tier with `type` "larder"'
         yield Fact("fail", "tier", what)
     for tier in found:
         try:
