@@ -116,7 +116,6 @@ def engine(model, tier, shape):
 
     more = {}
     if shape.is_real:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = "3"
         from support import vllm_attention
 
         if vllm_attention.is_needed():

@@ -182,6 +182,7 @@ def test_words_from_l3_after_sigkill_during_stores(scene, words, say):
 def test_words_beside_a_second_engine(scene, say):
     say("from L3 beside another engine on the store:")
     for known in (scene.named("question")[1], scene.named("turn")[-1]):
+        scene.second.forget()
         answer = scene.second.answer(known.ids, ANSWER)
         show(say, scene, known, answer["cached"], answer)
         assert answer["cached"] == whole(scene.site, known)
