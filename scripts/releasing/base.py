@@ -135,6 +135,9 @@ class Release:
             "CFLAGS": c_flags,
             "PATH": f"{self.tools}{os.pathsep}{os.environ['PATH']}",
             "SOURCE_DATE_EPOCH": str(self.epoch),
+            # Zig's own cache would give objects that hold the time of an earlier tag.
+            "ZIG_GLOBAL_CACHE_DIR": str(self.target / "zig"),
+            "ZIG_LOCAL_CACHE_DIR": str(self.target / "zig"),
         }
         return {**os.environ, **added}
 
