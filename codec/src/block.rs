@@ -13,6 +13,12 @@ pub(crate) const GROUP: usize = 32;
 /// Plain bytes of a group.
 pub(crate) const GROUP_BYTES: usize = 2 * GROUP;
 
+/// Bytes of the codes of a group.
+pub(crate) const CODES: usize = GROUP / 2;
+
+type Places<'a> = (&'a mut [[u8; GROUP]], &'a mut [[u8; CODES]], &'a mut [u8]);
+type Parts<'a> = (&'a [[u8; GROUP]], &'a [[u8; CODES]], &'a [u8]);
+
 /// The code of an exponent that follows as a byte.
 pub(crate) const ESCAPE: u8 = 15;
 
@@ -48,7 +54,7 @@ pub(crate) fn fixed_bytes(plain: usize) -> usize {
 }
 
 /// Escapes of a coded block at most: with more it is not shorter than its plain bytes.
-pub(crate) fn escapes_max(plain: usize) -> usize {
+fn escapes_max(plain: usize) -> usize {
     (plain / 4).saturating_sub(1)
 }
 
@@ -89,6 +95,24 @@ impl Entry {
         let sum = u32::from_le_bytes([a, b, c, d]);
         (zero == 0).then_some(Self { stored, sum })
     }
+}
+
+/// The places of a coded block in `out`, which has room for its plain bytes: signs and mantissas of
+/// each group, codes of each group, escapes as many as may be.
+#[inline]
+pub(crate) fn places(plain: usize, out: &mut [u8]) -> Option<Places<'_>> {
+    let (rests, out) = out.split_at_mut_checked(plain / 2)?;
+    let (codes, escapes) = out.split_at_mut_checked(plain / 4)?;
+    let escapes = escapes.get_mut(..escapes_max(plain))?;
+    Some((rests.as_chunks_mut().0, codes.as_chunks_mut().0, escapes))
+}
+
+/// The parts of a coded block of so many plain bytes; `None` if it is shorter than these.
+#[inline]
+pub(crate) fn parts(plain: usize, stored: &[u8]) -> Option<Parts<'_>> {
+    let (rests, stored) = stored.split_at_checked(plain / 2)?;
+    let (codes, escapes) = stored.split_at_checked(plain / 4)?;
+    Some((rests.as_chunks().0, codes.as_chunks().0, escapes))
 }
 
 /// The first of the 15 neighbouring exponents that most of the values have. A quarter of them is

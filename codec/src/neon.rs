@@ -2,7 +2,7 @@
 
 use std::arch::aarch64::*;
 
-use crate::block::{ESCAPE, GROUP, GROUP_BYTES, escapes_max};
+use crate::block::{CODES, ESCAPE, GROUP, GROUP_BYTES, parts, places};
 use crate::portable;
 
 type Quarters = [uint16x8_t; 4];
@@ -10,12 +10,8 @@ type Quarters = [uint16x8_t; 4];
 /// See [`portable::encode`].
 #[target_feature(enable = "neon")]
 pub(crate) fn encode(plain: &[u8], base: u8, out: &mut [u8]) -> Option<(usize, u32)> {
-    let (rests, out) = out.split_at_mut(plain.len() / 2);
-    let (codes, escapes) = out.split_at_mut(plain.len() / 4);
-    let escapes = escapes.get_mut(..escapes_max(plain.len()))?;
+    let (rests, codes, escapes) = places(plain.len(), out)?;
     let (groups, _) = plain.as_chunks::<GROUP_BYTES>();
-    let (rests, _) = rests.as_chunks_mut::<GROUP>();
-    let (codes, _) = codes.as_chunks_mut::<{ GROUP / 2 }>();
     let base = vdupq_n_u8(base);
     let (mut escaped, mut sums) = (0, vdupq_n_s32(0));
     for ((group, rests), codes) in groups.iter().zip(rests).zip(codes) {
@@ -38,11 +34,8 @@ pub(crate) fn encode(plain: &[u8], base: u8, out: &mut [u8]) -> Option<(usize, u
 /// See [`portable::decode`].
 #[target_feature(enable = "neon")]
 pub(crate) fn decode(stored: &[u8], base: u8, plain: &mut [u8]) -> Option<u32> {
-    let (rests, stored) = stored.split_at_checked(plain.len() / 2)?;
-    let (codes, mut escapes) = stored.split_at_checked(plain.len() / 4)?;
+    let (rests, codes, mut escapes) = parts(plain.len(), stored)?;
     let (groups, _) = plain.as_chunks_mut::<GROUP_BYTES>();
-    let (rests, _) = rests.as_chunks::<GROUP>();
-    let (codes, _) = codes.as_chunks::<{ GROUP / 2 }>();
     let base = vdupq_n_u8(base);
     let (mut sums, mut sum) = (vdupq_n_s32(0), 0u32);
     for ((group, rests), codes) in groups.iter_mut().zip(rests).zip(codes) {

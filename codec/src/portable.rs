@@ -1,28 +1,24 @@
 //! The form for each processor, whose bytes the others must equal.
 
 use crate::block::{
-    ESCAPE, GROUP, GROUP_BYTES, escapes_max, exponent, sign_and_mantissa, term, value,
+    CODES, ESCAPE, GROUP_BYTES, exponent, parts, places, sign_and_mantissa, term, value,
 };
 
 /// The escapes and the sum of a block, or `None` if it has too many escapes. `out` has room for the
 /// plain bytes.
 pub(crate) fn encode(plain: &[u8], base: u8, out: &mut [u8]) -> Option<(usize, u32)> {
-    let (rests, out) = out.split_at_mut(plain.len() / 2);
-    let (codes, escapes) = out.split_at_mut(plain.len() / 4);
-    let escapes = escapes.get_mut(..escapes_max(plain.len()))?;
+    let (rests, codes, escapes) = places(plain.len(), out)?;
     let (groups, _) = plain.as_chunks::<GROUP_BYTES>();
-    let (rests, _) = rests.as_chunks_mut::<GROUP>();
-    let (codes, _) = codes.as_chunks_mut::<{ GROUP / 2 }>();
     let (mut escaped, mut sum) = (0, 0u32);
     for ((group, rests), codes) in groups.iter().zip(rests).zip(codes) {
-        *codes = [0; GROUP / 2];
+        *codes = [0; CODES];
         let (values, _) = group.as_chunks::<2>();
         for (at, (value, rest)) in values.iter().zip(rests).enumerate() {
             let value = u16::from_le_bytes(*value);
             *rest = sign_and_mantissa(value);
             sum = sum.wrapping_add(term(value));
             let code = exponent(value).wrapping_sub(base).min(ESCAPE);
-            codes[at % (GROUP / 2)] |= code << (at / (GROUP / 2) * 4);
+            codes[at % CODES] |= code << (at / CODES * 4);
             if code == ESCAPE {
                 *escapes.get_mut(escaped)? = exponent(value);
                 escaped += 1;
@@ -35,16 +31,13 @@ pub(crate) fn encode(plain: &[u8], base: u8, out: &mut [u8]) -> Option<(usize, u
 /// The sum of the decoded block, or `None` if its codes have another number of escapes. `stored`
 /// has the length that the entry states.
 pub(crate) fn decode(stored: &[u8], base: u8, plain: &mut [u8]) -> Option<u32> {
-    let (rests, stored) = stored.split_at_checked(plain.len() / 2)?;
-    let (codes, mut escapes) = stored.split_at_checked(plain.len() / 4)?;
+    let (rests, codes, mut escapes) = parts(plain.len(), stored)?;
     let (groups, _) = plain.as_chunks_mut::<GROUP_BYTES>();
-    let (rests, _) = rests.as_chunks::<GROUP>();
-    let (codes, _) = codes.as_chunks::<{ GROUP / 2 }>();
     let mut sum = 0u32;
     for ((group, rests), codes) in groups.iter_mut().zip(rests).zip(codes) {
         let (values, _) = group.as_chunks_mut::<2>();
         for (at, (into, rest)) in values.iter_mut().zip(rests).enumerate() {
-            let code = (codes[at % (GROUP / 2)] >> (at / (GROUP / 2) * 4)) & 15;
+            let code = (codes[at % CODES] >> (at / CODES * 4)) & 15;
             let exponent = if code == ESCAPE {
                 *escapes.split_off_first()?
             } else {
@@ -66,8 +59,8 @@ pub(crate) fn sum(plain: &[u8]) -> u32 {
     whole.chain(alone).fold(0, u32::wrapping_add)
 }
 
-/// Puts the escaped exponents of a decoded group into its values. Takes them from `escapes`, of
-/// which there must be enough, and adds to `sum` what they change.
+/// Puts the escaped exponents of a decoded group into its values. Takes them from `escapes`, and
+/// adds the difference to `sum`. `None` if there are too few.
 pub(crate) fn restore(
     mut which: u32,
     group: &mut [u8; GROUP_BYTES],

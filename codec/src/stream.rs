@@ -237,7 +237,7 @@ struct Gather<'a, Parts> {
 }
 
 impl<'a, Parts: Iterator<Item = &'a [u8]>> Gather<'a, Parts> {
-    /// The next bytes, of which there must be so many.
+    /// The next bytes. The parts must have so many.
     fn next(&mut self, bytes: usize) -> &[u8] {
         self.skip_empty();
         if let Some(whole) = self.part.split_off(..bytes) {
@@ -271,7 +271,7 @@ struct Scatter<'a, Parts> {
 }
 
 impl<'a, 'p: 'a, Parts: Iterator<Item = &'a mut &'p mut [u8]>> Scatter<'a, Parts> {
-    /// Fills the next bytes, of which there must be so many.
+    /// Fills the next bytes. The parts must have so many.
     fn next<E>(
         &mut self,
         bytes: usize,
