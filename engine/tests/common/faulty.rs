@@ -179,7 +179,12 @@ impl Faulty {
 
     /// Waits until an operation is held.
     pub fn wait_until_held(&self) {
-        self.wait_until(|state| !state.held.is_empty(), "nothing is ever held");
+        self.wait_until_so_many_are_held(1);
+    }
+
+    /// Waits until this many operations are held.
+    pub fn wait_until_so_many_are_held(&self, number: usize) {
+        self.wait_until(|state| state.held.len() >= number, "too few are ever held");
     }
 
     /// Waits until a call asks for operations past their deadline.
