@@ -39,9 +39,17 @@ class Engine:
     def kill(self):
         self.process.kill()
         self.process.wait()
-        for left in Path("/dev/shm").glob(f"vllm_offload_larder-test-{self.process.pid}*"):
+        for left in self.memory():
             left.unlink(missing_ok=True)
         self.log.close()
+
+    def memory(self):
+        """What a killed engine leaves in shared memory: vLLM's CPU tier, and the KV that LMCache's
+        server has mapped.
+        """
+        pid = self.process.pid
+        for name in (f"vllm_offload_larder-test-{pid}*", f"lmcache_kv_{pid}_*"):
+            yield from Path("/dev/shm").glob(name)
 
 
 def same(answers, others):

@@ -61,9 +61,11 @@ def asked(model, path, log):
             while (adapter := adapter_of(status()))["stored_object_count"] < 3 * CHUNKS:
                 assert time.monotonic() < end, adapter
                 time.sleep(0.2)
+            assert list(engine.memory())
             return answers, adapter
         finally:
             engine.kill()
+            assert not list(engine.memory())
 
 
 def test_a_restart_of_server_and_engine_finds_all_chunks(model, tmp_path):
