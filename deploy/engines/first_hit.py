@@ -5,6 +5,8 @@ import sys
 
 import larder_kv
 
+if len(sys.argv) != 2:
+    sys.exit(__doc__)
 with larder_kv.Store.attach(sys.argv[1], size="256MiB") as store:
     pages = store.namespace(
         model="demo", weights="1", dtype="uint8", layout="rows", page_tokens=16, parts=[65536]

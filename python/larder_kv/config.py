@@ -64,8 +64,6 @@ class Config(NamedTuple):
             policy=self.policy,
             l4=self.l4,
         )
-        for remark in store.remarks:
-            logger.warning("larder: %s", remark)
         stats = store.stats()
         logger.info(
             "larder: attached to %s as %s, %s pages found, disk %s, %.1f MiB of RAM for the index",

@@ -56,10 +56,9 @@ pub fn examine(
     let volume = volume_of(&config.path);
     let what = format!("the store is {}", volume.display());
     facts.push(Fact::ok("path", what));
-    // A future store is judged by its directory.
-    let above = config.path.parent().map(Path::to_owned);
-    let looks = [Some(volume), Some(config.path.clone()), above];
-    let look = looks.into_iter().flatten().find(|look| look.exists());
+    // A future store is judged by the closest directory that exists.
+    let mut looks = std::iter::once(volume.as_path()).chain(config.path.ancestors());
+    let look = looks.find(|look| look.exists()).map(Path::to_owned);
     (facts, look)
 }
 
@@ -73,6 +72,11 @@ fn place(config: &Config, page_bytes: Option<u64>) -> Vec<Fact> {
             let what = format!("{} does not exist yet and would be created", path.display());
             facts.push(Fact::ok("path", what));
             if let Some(above) = path.ancestors().find(|above| above.is_dir()) {
+                let what = format!(
+                    "below {}, the closest directory that exists",
+                    above.display()
+                );
+                facts.push(Fact::ok("path", what));
                 facts.push(writable(above));
                 facts.extend(no_disk(above));
                 facts.extend(room(config, above, page_bytes));
@@ -343,7 +347,7 @@ mod tests {
     #[test]
     fn a_good_configuration_has_no_failures_and_changes_nothing() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("store");
+        let path = directory.path().join("not/yet");
         let json = config(&path, r#","size":"256MiB""#);
         let (facts, look) = examine(&json, None);
         assert!(

@@ -56,6 +56,14 @@ def test_pages_that_waste_room_are_a_remark_and_a_guess_refuses_nothing(tmp_path
             store.fit(20 * MIB)
 
 
+def test_another_size_than_that_of_the_store_is_warned_of(tmp_path, caplog):
+    attach(tmp_path).close()
+    with attach(tmp_path, size=2 * SIZE) as store:
+        (remark,) = store.remarks
+        assert "to enlarge it" in remark
+        eventually(lambda: remark in caplog.text)
+
+
 def on_the_root(tmp_path):
     """A directory on the file system of `/`."""
     root = os.stat("/").st_dev

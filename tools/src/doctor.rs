@@ -40,7 +40,7 @@ use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::place::{directory_of, volume_at};
+use crate::place::{STORE_FILE, directory_of, volume_at};
 use crate::program::Program;
 use crate::refusal::refusal;
 use crate::report::{self, Lines, Report};
@@ -56,6 +56,9 @@ const FREE_BYTES_MIN: u64 = 1 << 30;
 
 /// Size of the smallest store: six segments of 16 MiB, and 1 MiB before them.
 const STORE_BYTES_MIN: u64 = 97 << 20;
+
+/// Most files of a directory in which a store is looked for.
+const FILES_MAX: usize = 1000;
 
 /// Size of the file that is made for trial.
 const TRIAL_BYTES: u64 = 1 << 20;
@@ -247,23 +250,50 @@ fn place(path: &Path, facts: &mut Facts) -> Result<(), Failure> {
     if metadata.is_dir() {
         directory(path, facts)?;
         let volume = volume_at(path.to_owned());
-        let what = if volume == path {
-            format!(
-                "no store is in {} yet. If one should be here, is its file system mounted?",
-                path.display()
-            )
-        } else {
-            format!("the store is {}", volume.display())
-        };
-        facts.push(Fact::ok("path", what));
         if volume != path {
+            facts.push(Fact::ok(
+                "path",
+                format!("the store is {}", volume.display()),
+            ));
             store(&volume, true, facts);
+            return Ok(());
         }
+        facts.push(match other_store(path) {
+            Some(other) => Fact::warn(
+                "path",
+                format!(
+                    "{} has no {STORE_FILE}, but the store {}: name that file, since a directory \
+                     stands for the {STORE_FILE} in it",
+                    path.display(),
+                    other.display()
+                ),
+            ),
+            None => Fact::ok(
+                "path",
+                format!(
+                    "no store is in {} yet. If one should be here, is its file system mounted?",
+                    path.display()
+                ),
+            ),
+        });
         return Ok(());
     }
     beneath(path, &metadata, facts);
     store(path, !metadata.file_type().is_block_device(), facts);
     Ok(())
+}
+
+/// A store in a directory, whose file has another name than a backend gives it.
+fn other_store(directory: &Path) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(directory).ok()?;
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file()))
+        .map(|entry| entry.path())
+        .take(FILES_MAX)
+        .collect();
+    files.sort();
+    files.into_iter().find(|file| store::is_there(file))
 }
 
 /// The file system and the device beneath a volume.

@@ -28,6 +28,10 @@ def check(config: dict[str, Any], chunk_bytes: Optional[str]) -> int:
         return code
     keys = {key: value for key, value in parameters.items() if key not in _own_keys()}
     store = json.dumps(keys, default=str)
+    own = parameters.get("chunk_bytes")
+    # A wrong value is a fact already.
+    if chunk_bytes is None and isinstance(own, int) and own > 0:
+        chunk_bytes = str(own)
     return max(code, _larder.check_config(store, chunk_bytes, derives=False))
 
 
@@ -69,8 +73,8 @@ def _parameters(parameters: dict[str, Any]) -> list[tuple[str, str, str]]:
             (
                 level,
                 "weights",
-                "models in neither `weights_tags` nor `model_dirs` are not kept: "
-                "`weights_tag` is not set",
+                "models in neither `weights_tags` nor `model_dirs` are not kept: name the model there, "
+                "or set `weights_tag` for all others",
             )
         )
     else:

@@ -174,6 +174,9 @@ fn opened(
         (handle, None) => Ok(handle),
     });
     let handle = Arc::new(opened.map_err(raised)?);
+    for remark in handle.remarks() {
+        tracing::warn!("a remark on the store: {remark}");
+    }
     Ok(Store { handle })
 }
 

@@ -125,6 +125,11 @@ fn describe_all(path: &Path, facts: &mut Facts) {
     facts.examine(path);
 }
 
+/// Whether a file holds a superblock.
+pub(super) fn is_there(path: &Path) -> bool {
+    File::open(path, Access::ReadOnly).is_ok_and(|file| file.superblock().is_ok())
+}
+
 /// The facts of an owner's report.
 fn served(report: &share::Report, facts: &mut Facts) {
     facts.push(Fact::ok("store in use", served_by(report.pid)));

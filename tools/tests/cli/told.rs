@@ -39,6 +39,21 @@ fn a_path_without_a_store_fails() {
 }
 
 #[test]
+fn a_directory_with_a_store_of_another_name_is_warned_of() {
+    let directory = directory();
+    let path = directory.path().join("pages.store");
+    std::fs::write(directory.path().join("notes"), "no store").unwrap();
+    json(&["create", text(&path), "--size", "256MiB"]);
+    let said = doctor(&[text(directory.path())]);
+    let line = said.lines().find(|line| line.contains("  path "));
+    let line = line.unwrap_or_else(|| panic!("{said}"));
+    assert!(
+        line.starts_with("warn") && line.contains(text(&path)),
+        "{line}"
+    );
+}
+
+#[test]
 fn a_client_that_took_over_from_a_killed_owner_and_closed_is_named_with_that_owner() {
     let directory = directory();
     let path = store_in(&directory);
