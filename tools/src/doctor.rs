@@ -75,6 +75,10 @@ const LIGHT_SCHEDULERS: [&str; 3] = ["none", "mq-deadline", "kyber"];
 
 /// Check this machine and print obstacles with their remedies
 #[derive(Args, Debug)]
+#[command(
+    after_help = "The configuration of an engine is checked by the Python package, in the \
+    engine's environment: python -m larder_kv doctor --sglang CONFIG (or --vllm, --lmcache)."
+)]
 pub struct DoctorArgs {
     /// A store, or the directory or device for one
     #[arg(default_value = ".")]
