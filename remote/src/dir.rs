@@ -36,7 +36,7 @@ use crate::remote::{Listed, Published, Remote, Unreadable};
 use crate::run::{RunName, VERSION};
 
 /// Most calls that wait for the file system.
-const CALLS_MAX: usize = 64;
+const CALLS_MAX: usize = 96;
 
 /// Begins the name of a file that is being written.
 const UNFINISHED: &str = ".unfinished-";
@@ -178,6 +178,38 @@ fn found<T>(
     }
 }
 
+impl Dir {
+    /// The object of a run, up to a length that follows from its own, or the most that is taken.
+    fn read(
+        &self,
+        run: &RunName,
+        deadline: Instant,
+        length: impl FnOnce(usize) -> Result<usize, usize> + Send + 'static,
+    ) -> Result<Option<Buffer>, RemoteError> {
+        let name = run.to_string();
+        self.call(deadline, move |root| {
+            let path = root.join(name);
+            let Some(file) = found(root, "opening", &path, open(&path))? else {
+                return Ok(None);
+            };
+            let found = file
+                .metadata()
+                .map_err(|error| failed(LOOKING, &path, &error))?;
+            if !found.is_file() {
+                return Ok(None);
+            }
+            let bytes = usize::try_from(found.len()).unwrap_or(usize::MAX);
+            match length(bytes) {
+                Ok(bytes) => read(file, &path, bytes, deadline).map(Some),
+                Err(bytes_max) => Err(RemoteError::TooLong {
+                    object: path.display().to_string(),
+                    bytes_max,
+                }),
+            }
+        })
+    }
+}
+
 impl Remote for Dir {
     fn look(&self, deadline: Instant) -> Result<(), RemoteError> {
         self.call(deadline, look_at_mark)
@@ -218,26 +250,19 @@ impl Remote for Dir {
         bytes_max: usize,
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
-        let name = run.to_string();
-        self.call(deadline, move |root| {
-            let path = root.join(name);
-            let Some(file) = found(root, "opening", &path, open(&path))? else {
-                return Ok(None);
-            };
-            let found = file
-                .metadata()
-                .map_err(|error| failed(LOOKING, &path, &error))?;
-            if !found.is_file() {
-                return Ok(None);
-            }
-            match usize::try_from(found.len()) {
-                Ok(bytes) if bytes <= bytes_max => read(file, &path, bytes, deadline).map(Some),
-                _ => Err(RemoteError::TooLong {
-                    object: path.display().to_string(),
-                    bytes_max,
-                }),
-            }
+        self.read(run, deadline, move |found| match found <= bytes_max {
+            true => Ok(found),
+            false => Err(bytes_max),
         })
+    }
+
+    fn begin_of(
+        &self,
+        run: &RunName,
+        bytes: usize,
+        deadline: Instant,
+    ) -> Result<Option<Buffer>, RemoteError> {
+        self.read(run, deadline, move |found| Ok(found.min(bytes)))
     }
 
     fn publish(
@@ -271,9 +296,13 @@ impl Remote for Dir {
     fn list(
         &self,
         within: Option<Fingerprint>,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
+        if part().is_break() {
+            return Ok(());
+        }
         let prefix = RunName::prefix(within);
         let (steps, receiver) = mpsc::sync_channel(STEPS_AHEAD);
         self.begin(move |root| {

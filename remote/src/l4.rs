@@ -13,7 +13,7 @@ use larder_base::runtime::{Instant, thread};
 use larder_engine::{OpenOptions, PageStore, Store};
 use larder_offline::survey::{Survey, SurveyOptions};
 
-use crate::agent::{Admission, Agent, AgentOptions, CLOSE_PATIENCE, Levels};
+use crate::agent::{Admission, Agent, AgentOptions, CLOSE_PATIENCE, CONNECTIONS_MAX, Levels};
 use crate::error::PlaceError;
 use crate::keys::{KeyError, Keyring, Trust};
 use crate::place::Place;
@@ -44,6 +44,8 @@ pub struct L4Config {
     pub bytes_per_second: u64,
     /// Most requests of publications and searches in an hour, to each remote.
     pub requests_per_hour: u64,
+    /// Most fetches at once, from each remote.
+    pub connections: usize,
     /// Longest time that a read waits for pages of a remote.
     pub patience: Duration,
     /// Longest time of one request.
@@ -67,6 +69,7 @@ impl Default for L4Config {
             bytes_per_day: 1 << 40,
             bytes_per_second: 200 << 20,
             requests_per_hour: 100_000,
+            connections: CONNECTIONS_MAX,
             patience: Duration::from_millis(500),
             timeout: Duration::from_secs(5),
             refresh: Duration::from_mins(5),
@@ -138,6 +141,7 @@ impl L4Config {
         let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
         let settings = [
             ("l4_run_tokens", self.run_tokens > 0),
+            ("l4_connections", self.connections > 0),
             ("l4_timeout", !self.timeout.is_zero()),
             ("l4_refresh", !self.refresh.is_zero()),
             ("l4_prefill_rate", self.prefill_rate.is_none_or(is_rate)),
@@ -158,6 +162,7 @@ impl L4Config {
             bytes_per_day: self.bytes_per_day,
             bytes_per_second: self.bytes_per_second,
             requests_per_hour: self.requests_per_hour,
+            connections: self.connections,
             patience: self.patience,
             timeout: self.timeout,
             prefill_rate: self.prefill_rate,

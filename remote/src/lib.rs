@@ -21,6 +21,7 @@
 //! | `s3` | an S3-compatible object store: with the feature `s3` alone |
 //! | [`remote`] | the trait [`Remote`] |
 //! | [`run`] | runs, their names, and the objects that hold them |
+//! | [`flights`] | bounds of the runs on their way |
 //! | [`buffer`] | memory for objects |
 //! | [`keys`] | the keys of seals, and key files |
 //! | `error` | the errors of remotes |
@@ -36,6 +37,7 @@ pub mod agent;
 pub mod buffer;
 pub mod dir;
 mod error;
+pub mod flights;
 pub mod keys;
 pub mod l4;
 pub mod local;

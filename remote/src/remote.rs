@@ -8,7 +8,7 @@ use larder_format::Fingerprint;
 
 use crate::buffer::Buffer;
 use crate::error::RemoteError;
-use crate::run::RunName;
+use crate::run::{OBJECT_BYTES_MAX, RunName};
 
 /// A place that keeps the objects of runs, for all nodes that use it.
 ///
@@ -66,6 +66,23 @@ pub trait Remote: Send + Sync {
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError>;
 
+    /// The first bytes of the object of a run, or all if they are fewer; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn begin_of(
+        &self,
+        run: &RunName,
+        bytes: usize,
+        deadline: Instant,
+    ) -> Result<Option<Buffer>, RemoteError> {
+        let object = self.fetch(run, OBJECT_BYTES_MAX, deadline)?;
+        Ok(object.map(|mut object| {
+            object.truncate(bytes);
+            object
+        }))
+    }
+
     /// Creates the object of a run, unless there is one.
     ///
     /// # Errors
@@ -83,15 +100,17 @@ pub trait Remote: Send + Sync {
     /// [`RemoteError`].
     fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError>;
 
-    /// Gives all objects, or those of a namespace, to `each`, until it breaks. Waits at most
-    /// `patience` for the next part of them: the time of all parts has no bound. An object that
-    /// cannot be looked at does not end the listing.
+    /// Gives all objects, or those of a namespace, to `each`. Calls `part` before each request for
+    /// a part of them: for 1,000 objects in a bucket, for all in a directory. Both may end the
+    /// listing. Waits at most `patience` for the next part: the time of all parts has no bound. An
+    /// object that cannot be looked at does not end the listing.
     ///
     /// # Errors
     /// [`RemoteError`].
     fn list(
         &self,
         within: Option<Fingerprint>,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError>;

@@ -487,6 +487,38 @@ pub fn open<'a>(object: &'a [u8], name: &RunName, trust: &Trust) -> Opened<'a> {
     opened
 }
 
+/// Bytes at the begin of an object that have its [`Outline`].
+pub const OUTLINE_BYTES: usize = 3 * BLOCK_BYTES;
+
+/// The begin of a run, as its object states it. It is not verified.
+#[derive(Debug)]
+pub struct Outline {
+    /// Its namespace.
+    pub namespace: Namespace,
+    /// Its first pages: all, if they are few.
+    pub pages: Vec<ArchivedPage>,
+}
+
+/// The outline of a run by the first bytes of its object; `None` if it is damaged, or of another
+/// namespace.
+#[must_use]
+pub fn outline(begin: &[u8], name: &RunName) -> Option<Outline> {
+    let mut reader = ArchiveReader::new();
+    let mut namespace = None;
+    for block in begin.chunks_exact(BLOCK_BYTES) {
+        match reader.item(block).ok()? {
+            ArchiveItem::Head(_) => {}
+            ArchiveItem::Namespace(ArchivedNamespace::Whole(whole)) => namespace = Some(whole),
+            ArchiveItem::Pages(pages) => {
+                let namespace = namespace.filter(|it| it.fingerprint() == name.namespace)?;
+                return Some(Outline { namespace, pages });
+            }
+            _ => return None,
+        }
+    }
+    None
+}
+
 struct Reading<'a, 'b> {
     object: &'a [u8],
     name: &'b RunName,

@@ -23,6 +23,10 @@ use rustix::fs::Mode;
 use rustix::process::{Uid, geteuid, umask};
 use rustix::thread::set_thread_res_uid;
 
+fn go_on() -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 /// The objects. All of them can be looked at.
 fn listed(remote: &dyn Remote, within: Option<&RunName>) -> Vec<Listed> {
     let mut listed = Vec::new();
@@ -31,7 +35,7 @@ fn listed(remote: &dyn Remote, within: Option<&RunName>) -> Vec<Listed> {
         ControlFlow::Continue(())
     };
     let within = within.map(|name| name.namespace);
-    remote.list(within, &mut each, LATE).unwrap();
+    remote.list(within, &mut go_on, &mut each, LATE).unwrap();
     listed.sort_by_key(|object| object.run);
     listed
 }
@@ -163,7 +167,7 @@ fn a_listing_that_is_left_ends_its_walk() {
         objects += 1;
         ControlFlow::Break(())
     };
-    remote.list(None, &mut first, LATE).unwrap();
+    remote.list(None, &mut go_on, &mut first, LATE).unwrap();
     assert_eq!(objects, 1);
     assert_eq!(listed(&remote, None).len(), 1);
     no_call();
@@ -373,7 +377,7 @@ fn of_listing(remote: &dyn Remote) -> (Vec<Listed>, Vec<Unreadable>) {
         }
         ControlFlow::Continue(())
     };
-    remote.list(None, &mut each, LATE).unwrap();
+    remote.list(None, &mut go_on, &mut each, LATE).unwrap();
     (good, bad)
 }
 
@@ -386,7 +390,7 @@ fn a_missing_directory_is_an_error_and_is_not_made() {
         assert!(matches!(error, RemoteError::Missing(_)), "{error}");
     };
     let mut each = |_| ControlFlow::Continue(());
-    is_missing(remote.list(None, &mut each, LATE).unwrap_err());
+    is_missing(remote.list(None, &mut go_on, &mut each, LATE).unwrap_err());
     let (name, object) = objects().remove(0);
     is_missing(remote.look(later()).unwrap_err());
     is_missing(remote.mark(later()).unwrap_err());

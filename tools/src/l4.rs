@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use larder_remote::RUN_TOKENS;
+use larder_remote::agent::CONNECTIONS_MAX;
 pub use larder_remote::l4::{L4, L4Config, L4Error};
 
 use crate::size::{self, ByteSize};
@@ -61,6 +62,11 @@ pub struct L4Args {
         help_heading = "Expert settings"
     )]
     l4_requests_per_hour: u64,
+    /// Most fetches at once; as many are made as lookups need
+    #[arg(long, value_name = "N", default_value_t = CONNECTIONS_MAX as u64, requires = "l4",
+        help_heading = "Expert settings",
+        value_parser = clap::value_parser!(u64).range(1..=CONNECTIONS_MAX as u64))]
+    l4_connections: u64,
     /// Longest time that a read waits for pages of the remote
     #[arg(long, value_name = "DURATION", default_value = "500ms", requires = "l4",
         value_parser = size::duration)]
@@ -102,6 +108,7 @@ impl L4Args {
             bytes_per_day: self.l4_bytes_per_day.0,
             bytes_per_second: self.l4_bytes_per_second.0,
             requests_per_hour: self.l4_requests_per_hour,
+            connections: self.l4_connections as usize,
             patience: self.l4_patience,
             timeout: self.l4_timeout,
             refresh: self.l4_refresh,

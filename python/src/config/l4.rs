@@ -10,7 +10,7 @@ use super::{ConfigError, Keys};
 pub const L4: &str = "l4";
 
 /// Its keys.
-pub const KEYS: [&str; 14] = [
+pub const KEYS: [&str; 15] = [
     L4,
     "l4_endpoint",
     "l4_ca_file",
@@ -21,6 +21,7 @@ pub const KEYS: [&str; 14] = [
     "l4_bytes_per_day",
     "l4_bytes_per_second",
     "l4_requests_per_hour",
+    "l4_connections",
     "l4_patience",
     "l4_timeout",
     "l4_refresh",
@@ -58,6 +59,7 @@ pub(super) fn take(keys: &mut Keys, prefill_rate: Option<f64>) -> Result<L4Confi
         requests_per_hour: keys
             .take("l4_requests_per_hour")?
             .unwrap_or(defaults.requests_per_hour),
+        connections: keys.take("l4_connections")?.unwrap_or(defaults.connections),
         patience: keys.duration("l4_patience")?.unwrap_or(defaults.patience),
         timeout: keys.duration("l4_timeout")?.unwrap_or(defaults.timeout),
         refresh: keys.duration("l4_refresh")?.unwrap_or(defaults.refresh),

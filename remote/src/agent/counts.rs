@@ -51,10 +51,6 @@ impl Counts {
         self.0[what as usize].fetch_add(number, Ordering::Relaxed);
     }
 
-    pub(super) fn of(&self, what: Count) -> u64 {
-        self.0[what as usize].load(Ordering::Relaxed)
-    }
-
     /// All of them by name, with the present sizes.
     pub(super) fn all(&self, sizes: &[(&str, u64)]) -> BTreeMap<String, u64> {
         let counts = NAMES.iter().zip(&self.0);

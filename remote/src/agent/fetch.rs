@@ -8,7 +8,7 @@ use larder_engine::{PageStore, PutOptions};
 
 use super::Agent;
 use super::counts::Count;
-use super::desk::{End, Incoming};
+use super::desk::{End, Fetch};
 use crate::buffer::Buffer;
 use crate::error::RemoteError;
 use crate::keys::Trust;
@@ -21,24 +21,26 @@ const PUT_WAIT: Duration = Duration::from_secs(1);
 
 impl Agent {
     /// Fetches a run into the store, and notes the end.
-    pub(super) fn bring(&self, run: &Incoming, store: &dyn PageStore) {
-        let fetched = self.fetch(run);
-        self.desk.lock().end_fetch();
-        // The next request, while this object is stored.
-        self.work.notify_all();
-        let end = match fetched {
-            Ok(object) => self.take(&run.name, &object, store),
+    pub(super) fn bring(&self, fetch: &Fetch, store: &dyn PageStore) {
+        let end = match self.fetch(fetch) {
+            Ok(object) => self.take(&fetch.run.name, &object, store),
             Err(end) => end,
         };
-        self.desk.lock().arrived(run, end);
+        self.desk.lock().ended(fetch, end);
+        // There may be room for others.
+        self.work.notify_all();
         self.changed.notify_all();
     }
 
-    fn fetch(&self, run: &Incoming) -> Result<Buffer, End> {
-        // The pages of all fetches that end meanwhile count in the speed of each.
-        let (begin, before) = (Instant::now(), self.counts.of(Count::BytesFetched));
+    fn fetch(&self, fetch: &Fetch) -> Result<Buffer, End> {
+        let run = &fetch.run;
         let bytes_max = usize::try_from(run.bytes).unwrap_or(usize::MAX);
-        let object = match self.remote.fetch(&run.name, bytes_max, self.deadline()) {
+        let fetched = self.remote.fetch(&run.name, bytes_max, self.deadline());
+        let bytes = arrived(&fetched);
+        self.desk.lock().answered(fetch, bytes, Instant::now());
+        // The next request, while this object is stored.
+        self.work.notify_all();
+        let object = match fetched {
             Ok(Some(object)) => object,
             Ok(None) => {
                 self.succeeded();
@@ -46,10 +48,6 @@ impl Agent {
                 return Err(End::Gone);
             }
             Err(error) => {
-                if matches!(error, RemoteError::Deadline) {
-                    // So lookups promise less.
-                    self.measured(self.counts.of(Count::BytesFetched) - before, begin);
-                }
                 self.count(Count::FetchesFailed, 1);
                 if !self.is_of_object(&error) {
                     return Err(End::GivenUp);
@@ -61,7 +59,6 @@ impl Agent {
         self.succeeded();
         self.count(Count::RunsFetched, 1);
         self.count(Count::BytesFetched, object.len() as u64);
-        self.measured(self.counts.of(Count::BytesFetched) - before, begin);
         Ok(object)
     }
 
@@ -98,5 +95,14 @@ impl Agent {
             self.count(Count::PagesRefused, (statuses.len() - stored) as u64);
         }
         if is_faulty { End::Faulty } else { End::Stored }
+    }
+}
+
+/// The bytes of a fetch, for the speed. Of one without an answer they are few.
+pub(super) fn arrived(fetched: &Result<Option<Buffer>, RemoteError>) -> Option<u64> {
+    match fetched {
+        Ok(object) => object.as_ref().map(|object| object.len() as u64),
+        Err(RemoteError::Deadline) => Some(0),
+        Err(_) => None,
     }
 }

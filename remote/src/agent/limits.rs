@@ -1,5 +1,5 @@
-//! The budgets of the publisher, the measured speed, and the breaker. They read no clock: callers
-//! pass the time.
+//! The budgets of requests and publications, and the breaker. They read no clock: callers pass the
+//! time.
 
 use std::time::Duration;
 
@@ -13,9 +13,6 @@ const FAILURES_MAX: u32 = 5;
 /// How long the breaker stays open: doubled by each failed probe.
 const PAUSE: Duration = Duration::from_secs(5);
 const PAUSE_MAX: Duration = Duration::from_mins(5);
-
-/// Share of a new measurement in the speed.
-const NEWEST: f64 = 0.25;
 
 /// Time in which a budget that was halved doubles.
 const DOUBLING: Duration = Duration::from_mins(1);
@@ -84,52 +81,6 @@ impl Budget {
         self.refill(now);
         self.most = (self.most / 2.0).max(self.whole / 100.0);
         self.left = self.left.min(self.most);
-    }
-}
-
-/// The speed of the remote, as fetches measure it.
-#[derive(Default)]
-pub(super) struct Speed {
-    /// Bytes a second; `None` before the first fetch.
-    rate: Option<f64>,
-    /// Time of the last measurement, or of the last attempt at one.
-    at: Option<Instant>,
-}
-
-impl Speed {
-    /// So many bytes arrived in this time before `now`, for all fetches together.
-    pub(super) fn measure(&mut self, bytes: u64, took: Duration, now: Instant) {
-        self.at = Some(now);
-        let rate = bytes as f64 / took.as_secs_f64().max(1e-6);
-        self.rate = Some(match self.rate {
-            None => rate,
-            Some(before) => before + NEWEST * (rate - before),
-        });
-    }
-
-    /// The time in which so many bytes arrive; `None` if it is not known.
-    pub(super) fn time_of(&self, bytes: u64) -> Option<Duration> {
-        let seconds = bytes as f64 / self.rate?;
-        Some(Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
-    }
-
-    pub(super) fn is_known(&self) -> bool {
-        self.rate.is_some()
-    }
-
-    /// A run that is too slow is fetched to measure the speed.
-    pub(super) fn tried(&mut self, now: Instant) {
-        self.at = Some(now);
-    }
-
-    /// Whether the last measurement is so old. Fetches alone measure: without one in a while a
-    /// low speed would end all of them for ever.
-    pub(super) fn is_due(&self, now: Instant, age: Duration) -> bool {
-        self.at.is_none_or(|at| now >= at + age)
-    }
-
-    pub(super) fn bytes_per_second(&self) -> u64 {
-        self.rate.map_or(0, |rate| rate as u64)
     }
 }
 
@@ -280,17 +231,5 @@ mod tests {
                 .reason()
                 .is_some_and(|reason| reason.contains("denied"))
         );
-    }
-
-    #[test]
-    fn the_speed_follows_the_measurements() {
-        let (mut speed, now) = (Speed::default(), Instant::now());
-        assert_eq!(speed.time_of(1), None);
-        assert!(speed.is_due(now, SECOND));
-        speed.measure(1000, SECOND, now);
-        assert_eq!(speed.time_of(500), Some(SECOND / 2));
-        speed.measure(5000, SECOND, now + SECOND);
-        assert_eq!(speed.bytes_per_second(), 2000);
-        assert!(!speed.is_due(now + SECOND, SECOND) && speed.is_due(now + 2 * SECOND, SECOND));
     }
 }

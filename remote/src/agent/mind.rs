@@ -1,5 +1,6 @@
 //! The remote's state: its breaker, its speed, and the names of its runs.
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -10,6 +11,7 @@ use larder_base::runtime::Instant;
 use super::Agent;
 use super::counts::Count;
 use super::desk::{Desk, Mark};
+use super::fetch::arrived;
 use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
@@ -157,19 +159,24 @@ impl Agent {
         }
         self.desk.lock().names.begin_listing();
         let until = Instant::now() + LISTING_MAX;
-        let (mut is_full, mut is_late, mut is_stopped) = (false, false, false);
-        let mut each = |object| {
-            let mut desk = self.desk.lock();
-            // The others that are known are noted all the same.
-            is_full |= !self.listed(&mut desk, &object);
-            is_late = Instant::now() >= until;
-            is_stopped = is_late || !desk.may_ask();
-            match is_stopped {
+        let (mut is_full, is_late, is_stopped) = (false, Cell::new(false), Cell::new(false));
+        let go_on = |desk: &Desk| {
+            is_late.set(Instant::now() >= until);
+            is_stopped.set(is_late.get() || !desk.may_ask());
+            match is_stopped.get() {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
             }
         };
-        let listed = self.remote.list(None, &mut each, self.options.timeout);
+        let mut part = || go_on(&self.desk.lock());
+        let mut each = |object| {
+            let mut desk = self.desk.lock();
+            // The others that are known are noted all the same.
+            is_full |= !self.listed(&mut desk, &object);
+            go_on(&desk)
+        };
+        let patience = self.options.timeout;
+        let listed = self.remote.list(None, &mut part, &mut each, patience);
         if let Err(error) = listed {
             match error {
                 RemoteError::Foreign(_) => tracing::warn!(
@@ -180,14 +187,14 @@ impl Agent {
             }
             return;
         }
-        if is_late {
+        if is_late.get() {
             tracing::warn!(
                 "the listing of {} did not end in an hour: names of runs that are gone stay known; \
                  remove old runs",
                 self.options.place
             );
         }
-        if is_stopped {
+        if is_stopped.get() {
             return;
         }
         self.succeeded();
@@ -204,9 +211,12 @@ impl Agent {
         let Some((run, bytes_max)) = sample else {
             return;
         };
-        let begin = Instant::now();
-        match self.remote.fetch(&run, bytes_max, self.deadline()) {
-            Ok(Some(object)) => self.measured(object.len() as u64, begin),
+        let measured = self.desk.lock().speed.begin(Instant::now());
+        let fetched = self.remote.fetch(&run, bytes_max, self.deadline());
+        let (bytes, now) = (arrived(&fetched), Instant::now());
+        self.desk.lock().speed.end(measured, bytes, now);
+        match fetched {
+            Ok(Some(_)) => {}
             Ok(None) => self.desk.lock().names.forget(&run, false),
             Err(error) if self.is_of_object(&error) => {
                 self.desk.lock().names.note_unreadable(&run);
@@ -214,13 +224,6 @@ impl Agent {
             }
             Err(_) => {}
         }
-    }
-
-    /// So many bytes arrived since `begin`.
-    pub(super) fn measured(&self, bytes: u64, begin: Instant) {
-        let now = Instant::now();
-        let took = now.saturating_duration_since(begin);
-        self.desk.lock().speed.measure(bytes, took, now);
     }
 
     /// Searches for the runs of a prefix, and notes those found.

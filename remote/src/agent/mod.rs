@@ -26,7 +26,8 @@
 //! | `threads` | the threads, and their waits |
 //! | `publish`, `fetch`, `mind` | the work of the threads |
 //! | `desk` | the state under one lock, and its decisions |
-//! | `limits` | the budgets of the publisher, the measured speed, the breaker |
+//! | `limits` | the budgets, and the breaker |
+//! | `speed` | the measured speed |
 //! | `names` | the names of the runs in the remote |
 //! | `search` | the prefixes whose runs are searched for in the remote |
 //! | `memory` | the file that keeps the pages of puts from owner to owner |
@@ -52,6 +53,7 @@ mod names;
 mod options;
 mod publish;
 mod search;
+mod speed;
 mod threads;
 
 use std::fmt;
@@ -69,10 +71,10 @@ use crate::remote::Remote;
 use crate::run::RunPage;
 use counts::{Count, Counts};
 use desk::Desk;
-pub use desk::FETCHES;
 pub use levels::Levels;
 use memory::Memory;
 pub use options::{Admission, AgentOptions};
+pub use speed::CONNECTIONS_MAX;
 pub use threads::PUBLICATIONS;
 use threads::Threads;
 

@@ -30,6 +30,8 @@ pub struct AgentOptions {
     pub bytes_per_second: u64,
     /// Most requests of publications and searches in an hour.
     pub requests_per_hour: u64,
+    /// Most fetches at once, at most [`CONNECTIONS_MAX`](super::CONNECTIONS_MAX).
+    pub connections: usize,
     /// Longest time in which a read waits for pages of the remote.
     pub patience: Duration,
     /// Longest time of one request.

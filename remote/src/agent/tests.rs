@@ -50,6 +50,7 @@ impl Remote for Foreign {
     fn list(
         &self,
         _: Option<Fingerprint>,
+        _: &mut dyn FnMut() -> ControlFlow<()>,
         _: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         _: Duration,
     ) -> Result<(), RemoteError> {
@@ -73,6 +74,7 @@ fn agent() -> Arc<Agent> {
         bytes_per_day: 1 << 30,
         bytes_per_second: 1 << 20,
         requests_per_hour: 1000,
+        connections: CONNECTIONS_MAX,
         patience: Duration::from_millis(200),
         timeout: Duration::from_secs(2),
         prefill_rate: None,

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard, thread};
@@ -12,11 +12,11 @@ use larder_engine::PageStore;
 
 use super::Agent;
 use super::counts::Count;
-use super::desk::{Chore, Desk, FETCHES, Incoming, Outgoing};
+use super::desk::{Chore, Desk, Fetch, Outgoing};
 use crate::buffer;
 
-/// Threads that fetch. Some store the objects that have arrived, while others are on their way.
-const FETCHERS: usize = FETCHES + 2;
+/// Threads that wait for fetches. Others are started for more fetches at once, and end with them.
+const FETCHERS: usize = 4;
 
 /// Publications at once: the next run is read and sealed while others are sent.
 pub const PUBLICATIONS: usize = 3;
@@ -36,6 +36,8 @@ pub(super) struct Threads {
     pub(super) has_warned: AtomicBool,
     /// The first object that could not be read has been logged.
     pub(super) has_left_out: AtomicBool,
+    /// The first thread that could not be started has been logged.
+    has_failed: AtomicBool,
 }
 
 impl Threads {
@@ -43,7 +45,9 @@ impl Threads {
         self.spawn("larder-remotes", agent, store, |agent, _| agent.mind())?;
         self.spawn("larder-search", agent, store, |agent, _| agent.seek())?;
         for _ in 0..PUBLICATIONS {
-            self.spawn("larder-publish", agent, store, Agent::publish_runs)?;
+            self.spawn("larder-publish", agent, store, |agent, store| {
+                agent.publish_runs(&**store);
+            })?;
         }
         for _ in 0..FETCHERS {
             self.spawn("larder-fetch", agent, store, Agent::fetch_runs)?;
@@ -56,12 +60,12 @@ impl Threads {
         name: &str,
         agent: &Arc<Agent>,
         store: &Arc<dyn PageStore>,
-        work: fn(&Agent, &dyn PageStore),
+        work: fn(&Arc<Agent>, &Arc<dyn PageStore>),
     ) -> io::Result<()> {
         let (agent, store) = (Arc::clone(agent), Arc::clone(store));
         *self.running.lock() += 1;
         let spawned = thread::Builder::new().name(name.to_owned()).spawn(move || {
-            work(&agent, &*store);
+            work(&agent, &store);
             // The store is closed by its owner, perhaps after this thread has let it go.
             drop(store);
             agent.threads.end();
@@ -125,30 +129,63 @@ impl Agent {
         }
     }
 
-    fn fetch_runs(&self, store: &dyn PageStore) {
-        while let Some(run) = self.next_incoming() {
-            self.bring(&run, store);
+    fn fetch_runs(self: &Arc<Self>, store: &Arc<dyn PageStore>) {
+        while let Some(fetch) = self.wait_for_fetch() {
+            self.bring_beside(&fetch, store);
         }
     }
 
+    /// Fetches the runs that wait, and does not wait for others.
+    fn fetch_waiting(self: &Arc<Self>, store: &Arc<dyn PageStore>) {
+        loop {
+            let next = self.next_fetch(&mut self.desk.lock());
+            match next {
+                Some(fetch) => self.bring_beside(&fetch, store),
+                None => return,
+            }
+        }
+    }
+
+    /// Fetches a run. Another thread takes the next one, if no other waits for it.
+    fn bring_beside(self: &Arc<Self>, fetch: &Fetch, store: &Arc<dyn PageStore>) {
+        if self.desk.lock().needs_fetcher(FETCHERS) {
+            let threads = &self.threads;
+            let spawned = threads.spawn("larder-fetch", self, store, Agent::fetch_waiting);
+            if let Err(error) = spawned
+                && !threads.has_failed.swap(true, Ordering::Relaxed)
+            {
+                tracing::warn!(
+                    "fewer runs are fetched at once: a thread cannot be started ({error}); raise \
+                     the limit of threads (logged once)"
+                );
+            }
+        }
+        self.bring(fetch, &**store);
+    }
+
     /// Waits for a run; `None` when the agent is closed.
-    fn next_incoming(&self) -> Option<Incoming> {
+    fn wait_for_fetch(&self) -> Option<Fetch> {
         let (mut desk, mut release) = (self.desk.lock(), release_at());
         loop {
             if desk.is_closed() {
                 return None;
             }
-            let mut late = 0;
-            let next = desk.next_incoming(Instant::now(), &mut late);
-            if late > 0 {
-                self.count(Count::RunsLate, late);
-                self.changed.notify_all();
-            }
+            let next = self.next_fetch(&mut desk);
             if next.is_some() {
                 return next;
             }
             self.idle(&mut desk, &mut release);
         }
+    }
+
+    fn next_fetch(&self, desk: &mut Desk) -> Option<Fetch> {
+        let mut late = 0;
+        let next = desk.next_fetch(Instant::now(), &mut late);
+        if late > 0 {
+            self.count(Count::RunsLate, late);
+            self.changed.notify_all();
+        }
+        next
     }
 
     fn seek(&self) {

@@ -28,7 +28,7 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{
-    Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
+    Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
 };
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
@@ -49,9 +49,6 @@ const MARK_CONTENT: &str = "A remote of Larder.\n";
 
 /// The address of a machine's own metadata: the last place where the client looks for credentials.
 const METADATA_ADDRESS: &str = "169.254.169.254";
-
-/// Objects whose names have arrived and are not taken yet.
-const LISTED_AHEAD: usize = 1000;
 
 /// Where the objects are.
 #[derive(Clone, Debug, Default)]
@@ -152,6 +149,42 @@ impl S3 {
             .map(|found| found.is_some())
     }
 
+    /// The object of a run, or a range of it.
+    fn get(
+        &self,
+        run: &RunName,
+        options: GetOptions,
+        bytes_max: usize,
+        deadline: Instant,
+    ) -> Result<Option<Buffer>, RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
+        let fetched = self.call(deadline, async move {
+            let Some(got) = absent(store.get_opts(&path, options).await)? else {
+                return Ok(None);
+            };
+            let bytes = usize::try_from(got.range.end - got.range.start).unwrap_or(usize::MAX);
+            if bytes > bytes_max {
+                let object = path.to_string();
+                return Ok(Some(Err(RemoteError::TooLong { object, bytes_max })));
+            }
+            let mut object = match Buffer::of(bytes) {
+                Ok(object) => object,
+                Err(error) => return Ok(Some(Err(error))),
+            };
+            let (mut filled, mut stream) = (0, got.into_stream());
+            while let Some(chunk) = stream.try_next().await? {
+                // A server may send more than it stated.
+                let room = &mut object[filled..];
+                let taken = chunk.len().min(room.len());
+                room[..taken].copy_from_slice(&chunk[..taken]);
+                filled += taken;
+            }
+            object.truncate(filled);
+            Ok(Some(Ok(object)))
+        })?;
+        fetched.transpose()
+    }
+
     /// Runs a request on the runtime's thread. It is cancelled at the deadline.
     fn call<T: Send + 'static>(
         &self,
@@ -248,32 +281,20 @@ impl Remote for S3 {
         bytes_max: usize,
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
-        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
-        let fetched = self.call(deadline, async move {
-            let Some(got) = absent(store.get(&path).await)? else {
-                return Ok(None);
-            };
-            let bytes = usize::try_from(got.meta.size).unwrap_or(usize::MAX);
-            if bytes > bytes_max {
-                let object = path.to_string();
-                return Ok(Some(Err(RemoteError::TooLong { object, bytes_max })));
-            }
-            let mut object = match Buffer::of(bytes) {
-                Ok(object) => object,
-                Err(error) => return Ok(Some(Err(error))),
-            };
-            let (mut filled, mut stream) = (0, got.into_stream());
-            while let Some(chunk) = stream.try_next().await? {
-                // A server may send more than it stated.
-                let room = &mut object[filled..];
-                let taken = chunk.len().min(room.len());
-                room[..taken].copy_from_slice(&chunk[..taken]);
-                filled += taken;
-            }
-            object.truncate(filled);
-            Ok(Some(Ok(object)))
-        })?;
-        fetched.transpose()
+        self.get(run, GetOptions::default(), bytes_max, deadline)
+    }
+
+    fn begin_of(
+        &self,
+        run: &RunName,
+        bytes: usize,
+        deadline: Instant,
+    ) -> Result<Option<Buffer>, RemoteError> {
+        let options = GetOptions {
+            range: Some((0..bytes as u64).into()),
+            ..GetOptions::default()
+        };
+        self.get(run, options, bytes, deadline)
     }
 
     fn publish(
@@ -306,44 +327,35 @@ impl Remote for S3 {
     fn list(
         &self,
         within: Option<Fingerprint>,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
-        let store = Arc::clone(&self.store);
-        let prefix = self.path(&RunName::prefix(within));
-        let bucket = self.place.bucket.clone();
-        let (sender, mut listed) = tokio::sync::mpsc::channel(LISTED_AHEAD);
-        let task = self.runtime.spawn(async move {
-            let mut stream = store.list(Some(&prefix));
-            loop {
-                let next = tokio::time::timeout(patience, stream.try_next()).await;
-                let next = match next {
-                    Ok(next) => next.map_err(|error| explain(&error, &bucket)),
-                    Err(_) => Err(RemoteError::Deadline),
-                };
-                // The receiver may have enough. `None` is the end.
-                let is_last = !matches!(next, Ok(Some(_)));
-                if sender.send(next).await.is_err() || is_last {
-                    return;
+        let prefix = format!("{}/", self.path(&RunName::prefix(within)));
+        let mut page_token = None;
+        loop {
+            if part().is_break() {
+                return Ok(());
+            }
+            let (store, prefix) = (Arc::clone(&self.store), prefix.clone());
+            let options = PaginatedListOptions {
+                page_token,
+                ..PaginatedListOptions::default()
+            };
+            let page = self.call(Instant::now() + patience, async move {
+                store.list_paginated(Some(&prefix), options).await
+            })?;
+            for found in &page.result.objects {
+                let listed = self.listed(found);
+                if listed.is_some_and(|listed| each(Ok(listed)).is_break()) {
+                    return Ok(());
                 }
             }
-        });
-        let outcome = loop {
-            match listed.blocking_recv() {
-                Some(Ok(Some(found))) => {
-                    let listed = self.listed(&found);
-                    if listed.is_some_and(|listed| each(Ok(listed)).is_break()) {
-                        break Ok(());
-                    }
-                }
-                Some(Ok(None)) => break Ok(()),
-                Some(Err(error)) => break Err(error),
-                // Not the end of the listing: names that it did not show would be forgotten.
-                None => break Err(RemoteError::Failed("the listing ended early".to_owned())),
+            page_token = page.page_token;
+            if page_token.is_none() {
+                return Ok(());
             }
-        };
-        task.abort();
-        outcome
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use larder_engine::{
     CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
 };
 use larder_format::{Fingerprint, PageKey};
-use larder_remote::agent::{Admission, Agent, AgentOptions};
+use larder_remote::agent::{Admission, Agent, AgentOptions, CONNECTIONS_MAX};
 use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName, Unreadable};
 use larder_store::beneath::Beneath;
 
@@ -126,6 +126,7 @@ impl Remote for Watched {
     fn list(
         &self,
         _: Option<Fingerprint>,
+        _: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         _: Duration,
     ) -> Result<(), RemoteError> {
@@ -152,6 +153,7 @@ pub fn options() -> AgentOptions {
         bytes_per_day: 1 << 40,
         bytes_per_second: 1 << 40,
         requests_per_hour: 1 << 40,
+        connections: CONNECTIONS_MAX,
         patience: Duration::from_secs(10),
         timeout: Duration::from_secs(1),
         prefill_rate: None,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use larder_engine::format::PageKey;
 use larder_engine::{GetPage, NamespaceId, PageStore, PutOptions, PutPage, Store};
 use larder_remote::RunName;
-use larder_remote::agent::{Admission, Agent, AgentOptions};
+use larder_remote::agent::{Admission, Agent, AgentOptions, CONNECTIONS_MAX};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::sync::Mutex;
 use larder_sim_runtime::time::Instant;
@@ -72,6 +72,7 @@ impl Node {
             bytes_per_day: BYTES_PER_DAY,
             bytes_per_second: BYTES_PER_SECOND,
             requests_per_hour: 1_000_000,
+            connections: CONNECTIONS_MAX,
             patience: PATIENCE,
             timeout: TIMEOUT,
             prefill_rate: None,

@@ -553,6 +553,7 @@ impl Remote for Faulty {
     fn list(
         &self,
         _: Option<Fingerprint>,
+        may_ask: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
@@ -565,6 +566,9 @@ impl Remote for Faulty {
         let mut kind = Kind::Listing;
         // Each part is a request, the empty one behind the last object, too.
         for part in listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]) {
+            if may_ask().is_break() {
+                break;
+            }
             self.ask(kind, Instant::now() + patience, |service| {
                 let facts = &mut service.facts[self.node];
                 part.iter().for_each(|object| facts.state(object.run));

@@ -33,6 +33,16 @@ impl LeftOut {
         });
     }
 
+    pub fn append(&mut self, mut others: LeftOut) {
+        self.0.append(&mut others.0);
+    }
+
+    /// Those that are runs.
+    pub fn runs(&self) -> impl Iterator<Item = RunName> {
+        let names = self.0.iter().filter_map(|row| row.run.as_ref());
+        names.filter_map(|name| name.parse().ok())
+    }
+
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

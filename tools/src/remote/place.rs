@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use larder_engine::format::Fingerprint;
+use larder_remote::agent::CONNECTIONS_MAX;
+use larder_remote::run::{self, OUTLINE_BYTES, Outline};
 use larder_remote::{
     Buffer, Keyring, Listed, OBJECT_BYTES_MAX, Place, Remote, RemoteError, RunName, Trust,
 };
@@ -66,25 +69,28 @@ impl PlaceArgs {
         Instant::now() + self.timeout
     }
 
-    /// All objects that can be looked at, or some of them if it is stopped.
+    /// All objects that can be looked at, or those of a namespace. Some of them if it is stopped.
     pub fn list(
         &self,
         remote: &dyn Remote,
+        within: Option<Fingerprint>,
         left_out: &mut LeftOut,
         is_stopped: impl Fn() -> bool,
     ) -> Result<Vec<Listed>, Failure> {
         let mut listed = Vec::new();
+        let go_on = || match is_stopped() {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        let mut part = go_on;
         let mut each = |object| {
             match object {
                 Ok(object) => listed.push(object),
                 Err(object) => left_out.listed(object),
             }
-            match is_stopped() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            }
+            go_on()
         };
-        remote.list(None, &mut each, self.timeout)?;
+        remote.list(within, &mut part, &mut each, self.timeout)?;
         Ok(listed)
     }
 
@@ -98,6 +104,14 @@ impl PlaceArgs {
             Ok(Some(bytes)) => Ok(Fetched::Object(bytes)),
             Ok(None) => Ok(Fetched::Gone),
             Err(error) => self.reason(remote, error).map(Fetched::Unread),
+        }
+    }
+
+    /// The begin of a run; `None` if it is not there or cannot be read. A fetch says why.
+    pub fn outline(&self, remote: &dyn Remote, run: &RunName) -> Result<Option<Outline>, Failure> {
+        match remote.begin_of(run, OUTLINE_BYTES, self.deadline()) {
+            Ok(begin) => Ok(begin.and_then(|begin| run::outline(&begin, run))),
+            Err(error) => self.reason(remote, error).map(|_| None),
         }
     }
 
@@ -129,7 +143,8 @@ impl PlaceArgs {
             }
             ControlFlow::Continue(())
         };
-        Ok(remote.list(None, &mut each, self.timeout)?)
+        let mut part = || ControlFlow::Continue(());
+        Ok(remote.list(None, &mut part, &mut each, self.timeout)?)
     }
 }
 
@@ -140,6 +155,21 @@ pub enum Fetched {
     Gone,
     /// It cannot be read, for this reason. Other objects can.
     Unread(String),
+}
+
+/// Runs at once.
+#[derive(Args, Clone, Debug)]
+pub struct ConnectionsArgs {
+    /// Runs on their way at once, each on a connection of its own
+    #[arg(long, value_name = "N", default_value_t = 16, help_heading = "Expert settings",
+        value_parser = clap::value_parser!(u64).range(1..=CONNECTIONS_MAX as u64))]
+    connections: u64,
+}
+
+impl ConnectionsArgs {
+    pub fn at_once(&self) -> usize {
+        self.connections as usize
+    }
 }
 
 /// The keys of a command.

@@ -99,7 +99,7 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     let remote = args.place.open()?;
     let mut between = Between::new(&args.path, &args.place);
     let (place, left_out) = (&args.place, &mut between.unreadable);
-    let listed = place.list(remote.as_ref(), left_out, || interrupt.is_raised())?;
+    let listed = place.list(remote.as_ref(), None, left_out, || interrupt.is_raised())?;
     let report = open::with_any(&args.path, args.open.options(), |store| {
         let mut pull = Pull {
             args,

@@ -67,7 +67,7 @@ pub fn ls(args: &LsArgs) -> Result<Ending, Failure> {
     let mut rows: BTreeMap<Fingerprint, NamespaceRow> = BTreeMap::new();
     for object in args
         .place
-        .list(remote.as_ref(), &mut unreadable, || false)?
+        .list(remote.as_ref(), None, &mut unreadable, || false)?
     {
         let row = rows.entry(object.run.namespace).or_default();
         row.fingerprint = object.run.namespace.to_string();
@@ -186,7 +186,7 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
         ..VerifyReport::default()
     };
     let (place, left_out) = (&args.place, &mut report.unreadable);
-    let listed = place.list(remote.as_ref(), left_out, || interrupt.is_raised())?;
+    let listed = place.list(remote.as_ref(), None, left_out, || interrupt.is_raised())?;
     for object in listed {
         if interrupt.is_raised() {
             report.interrupted = true;
@@ -289,7 +289,7 @@ pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
         None => 0,
     };
     let (place, left_out) = (&args.place, &mut report.unreadable);
-    let listed = place.list(remote.as_ref(), left_out, || interrupt.is_raised())?;
+    let listed = place.list(remote.as_ref(), None, left_out, || interrupt.is_raised())?;
     for object in listed {
         if interrupt.is_raised() {
             report.interrupted = true;

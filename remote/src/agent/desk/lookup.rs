@@ -1,5 +1,7 @@
 //! Lookups: the pages that arrive in time, and the fetches that begin for them.
 
+use std::time::Duration;
+
 use larder_base::runtime::Instant;
 use larder_format::{Fingerprint, PageKey};
 
@@ -7,6 +9,9 @@ use super::{Desk, Incoming};
 use crate::agent::options::AgentOptions;
 use crate::planted::planted;
 use crate::run::RunName;
+
+/// Fetches at once that are tried, for each that is known to be fast enough.
+const GROWTH: usize = 4;
 
 /// The part of a lookup that the remote has.
 #[derive(Default)]
@@ -17,10 +22,8 @@ struct Reach {
     arriving: Vec<RunName>,
     /// Runs for them that are not on their way yet.
     begun: Vec<Incoming>,
-    /// Their bytes.
-    bytes: u64,
-    /// The first run that is known and too slow.
-    late: Option<Incoming>,
+    /// The runs behind those that are known and too slow, as far as they are looked for.
+    late: Vec<Incoming>,
     too_slow: u64,
     /// No run behind these pages is known.
     is_end: bool,
@@ -74,8 +77,11 @@ impl Desk {
             let is_new = self.searches.add(namespace, last, now, options.refresh);
             missed.searches = u64::from(is_new);
         }
+        let in_time = self.fetching.len() + reach.begun.len();
         self.leave_computed(&mut reach, page_tokens, options);
-        self.measure_late(&mut reach, now, options);
+        if !self.try_late(&mut reach, in_time, now, options) {
+            self.tried.0 = self.tried.0.max(in_time);
+        }
         missed.too_slow = reach.too_slow;
         missed.promised = if self.speed.is_known() {
             reach.pages
@@ -110,29 +116,72 @@ impl Desk {
 
     /// Leaves out the pages that the engine computes faster than they arrive.
     fn leave_computed(&self, reach: &mut Reach, page_tokens: u32, options: &AgentOptions) {
-        let time = self.speed.time_of(reach.bytes);
-        let (Some(rate), Some(time)) = (options.prefill_rate, time) else {
+        let (Some(rate), Some(first)) = (options.prefill_rate, reach.begun.first()) else {
             return;
         };
+        let time = self.time_of(reach.begun.len(), first.bytes, 0);
         let tokens = reach.pages as f64 * f64::from(page_tokens);
-        if time.as_secs_f64() > tokens / rate {
+        if time.is_some_and(|time| time.as_secs_f64() > tokens / rate) {
             reach.too_slow += reach.begun.len() as u64;
-            reach.late = reach.begun.drain(..).next().or(reach.late.take());
+            reach.begun.append(&mut reach.late);
+            reach.late = std::mem::take(&mut reach.begun);
             reach.pages = 0;
         }
     }
 
-    /// Begins the fetch of a run that is too slow, if none has measured the speed for some time.
-    /// Fetches alone measure it: one slow answer would else end them for ever.
-    fn measure_late(&mut self, reach: &mut Reach, now: Instant, options: &AgentOptions) {
-        let is_idle = reach.begun.is_empty() && self.measuring.is_none();
-        let is_due = is_idle && self.speed.is_due(now, options.refresh);
-        if let Some(run) = reach.late.take().filter(|_| is_due) {
-            self.speed.tried(now);
-            self.measuring = Some(run.name);
-            reach.too_slow -= 1;
-            reach.begun.push(run);
+    /// The time until so many runs arrive, and these bytes in others; `None` if it is not known.
+    fn time_of(&self, runs: usize, run_bytes: u64, others: u64) -> Option<Duration> {
+        let runs = runs + usize::try_from(others.div_ceil(run_bytes)).unwrap_or(usize::MAX);
+        let most = self.flights.most_of(run_bytes);
+        self.speed.time_of(runs, run_bytes, most)
+    }
+
+    /// Most runs of a lookup that are begun to measure the speed, if its other runs arrive in time.
+    /// Fetches alone measure it: it is not known for more at once than were begun before, and one
+    /// slow answer would end all of them.
+    fn trial(&self, in_time: usize, run_bytes: u64, now: Instant, age: Duration) -> usize {
+        if !self.trial.is_empty() {
+            return 0;
         }
+        if in_time == 0 {
+            return usize::from(self.speed.is_due(now, age));
+        }
+        let (tried, at) = self.tried;
+        let at_once = (GROWTH * in_time).min(self.flights.most_of(run_bytes));
+        let is_old = at.is_none_or(|at| now >= at + age);
+        // The promises to other lookups may be broken.
+        let is_new = self.fetching.is_empty() && at_once >= 2 * tried;
+        match is_new || is_old {
+            true => at_once.saturating_sub(self.fetching.len()),
+            false => 0,
+        }
+    }
+
+    /// Begins runs of a lookup that are too slow, at times, to measure the speed. Returns whether
+    /// it does: nothing is promised then.
+    fn try_late(
+        &mut self,
+        reach: &mut Reach,
+        in_time: usize,
+        now: Instant,
+        options: &AgentOptions,
+    ) -> bool {
+        let Some(first) = reach.late.first() else {
+            return false;
+        };
+        let most = self.trial(in_time, first.bytes, now, options.refresh);
+        if most <= reach.begun.len() {
+            return false;
+        }
+        reach.begun.append(&mut reach.late);
+        reach.begun.truncate(most);
+        reach.pages = 0;
+        self.trial.extend(reach.begun.iter().map(|run| run.name));
+        self.speed.tried(now);
+        if in_time > 0 {
+            self.tried = (self.fetching.len() + reach.begun.len(), Some(now));
+        }
+        true
     }
 
     /// The runs for the first of these pages that are known and arrive in time.
@@ -148,8 +197,10 @@ impl Desk {
             return reach;
         };
         let run_pages = space.run_pages.get() as usize;
+        // Pages of the runs found.
+        let mut pages = 0;
         for (at, key) in keys.iter().enumerate() {
-            if at - reach.pages >= run_pages {
+            if at - pages >= run_pages {
                 break;
             }
             let name = RunName {
@@ -161,28 +212,36 @@ impl Desk {
             if !is_arriving && !is_known {
                 continue;
             }
-            if self.measuring == Some(name) {
+            if self.trial.contains(&name) {
                 reach.too_slow += 1;
                 return reach;
             }
             if is_arriving {
+                if !reach.late.is_empty() {
+                    return reach;
+                }
                 reach.arriving.push(name);
             } else {
                 let run = Incoming {
                     name,
-                    pages: keys[reach.pages..=at].to_vec(),
+                    pages: keys[pages..=at].to_vec(),
                     bytes: space.run_bytes,
                     until: now + options.patience,
                 };
-                let bytes = reach.bytes + run.bytes;
-                let time = self.speed.time_of(self.arriving_bytes + bytes);
+                let (begun, others) = (reach.begun.len() + 1, self.arriving_bytes);
+                let time = self.time_of(begun, run.bytes, others);
                 let is_late = time.is_some_and(|time| time > options.patience);
                 if is_late && !planted!(LateByte) {
-                    reach.late = Some(run);
-                    reach.too_slow += 1;
-                    return reach;
+                    reach.too_slow += u64::from(reach.late.is_empty());
+                    reach.late.push(run);
+                    let in_time = self.fetching.len() + reach.begun.len();
+                    let most = self.trial(in_time, space.run_bytes, now, options.refresh);
+                    if reach.begun.len() + reach.late.len() >= most {
+                        return reach;
+                    }
+                    pages = at + 1;
+                    continue;
                 }
-                reach.bytes = bytes;
                 reach.begun.push(run);
                 if time.is_none() {
                     // Fetched to measure the speed; nothing is promised.
@@ -190,9 +249,10 @@ impl Desk {
                     return reach;
                 }
             }
-            reach.pages = at + 1;
+            pages = at + 1;
+            reach.pages = pages;
         }
-        reach.is_end = true;
+        reach.is_end = reach.late.is_empty();
         reach
     }
 }

@@ -12,17 +12,16 @@ use larder_core::grants::Ask;
 use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 
 use super::chains::Chains;
-use super::limits::{Breaker, Budget, Speed};
+use super::limits::{Breaker, Budget};
 use super::names::Names;
 use super::options::{Admission, AgentOptions};
 use super::search::{Search, Searches};
+use super::speed::{CONNECTIONS_MAX, Measured, Speed};
 use crate::error::RemoteError;
+use crate::flights::Flights;
 use crate::planted::planted;
 use crate::remote::Listed;
 use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
-
-/// Requests of fetches at once.
-pub const FETCHES: usize = 4;
 
 /// Most runs that wait for their publication: beyond it the oldest are dropped.
 const OUTGOING_MAX: usize = 4096;
@@ -45,6 +44,12 @@ pub(super) struct Incoming {
     pub(super) bytes: u64,
     /// From this moment on no caller waits for it.
     pub(super) until: Instant,
+}
+
+/// A fetch in progress.
+pub(super) struct Fetch {
+    pub(super) run: Incoming,
+    measured: Measured,
 }
 
 /// A namespace in use.
@@ -73,16 +78,18 @@ pub(super) struct Desk {
     /// Runs that are queued for publication or being published.
     queued: HashSet<(Fingerprint, KeyPrefix)>,
     incoming: VecDeque<Incoming>,
-    /// Fetches whose requests are in progress.
-    fetches: usize,
+    /// Fetches in progress.
+    flights: Flights,
     /// Runs that are queued or being fetched, until no caller waits for them.
     fetching: HashMap<RunName, Instant>,
     /// Pages of those runs, with the number of the runs.
     arriving: HashMap<(Fingerprint, PageKey), u32>,
     /// Bytes of those runs.
     arriving_bytes: u64,
-    /// A run of them that is too slow, and measures the speed: its pages are not promised.
-    measuring: Option<RunName>,
+    /// Runs of them that measure the speed: their pages are not promised.
+    trial: HashSet<RunName>,
+    /// The last trial of many: its number of fetches at once, or a higher one since, and its time.
+    tried: (usize, Option<Instant>),
     pub(super) breaker: Breaker,
     /// Of publications alone: the remote may let this node read, and take no objects. It may be
     /// full, refuse them, or be too slow for them.
@@ -136,11 +143,12 @@ impl Desk {
             outgoing: VecDeque::new(),
             queued: HashSet::new(),
             incoming: VecDeque::new(),
-            fetches: 0,
+            flights: Flights::new(options.connections.min(CONNECTIONS_MAX)),
             fetching: HashMap::new(),
             arriving: HashMap::new(),
             arriving_bytes: 0,
-            measuring: None,
+            trial: HashSet::new(),
+            tried: (0, None),
             breaker: Breaker::Closed { failures: 0 },
             publications: Breaker::Closed { failures: 0 },
             speed: Speed::default(),
@@ -401,16 +409,17 @@ impl Desk {
         self.incoming.push_back(run);
     }
 
-    /// The next run to fetch; `None` without one, or while enough requests are in progress. A run
+    /// Begins the fetch of the next run; `None` without one, or while enough are in progress. A run
     /// that no caller waits for is given up here: a lookup that comes later begins it again.
-    pub(super) fn next_incoming(&mut self, now: Instant, late: &mut u64) -> Option<Incoming> {
-        while self.fetches < FETCHES {
+    pub(super) fn next_fetch(&mut self, now: Instant, late: &mut u64) -> Option<Fetch> {
+        while self.has_fetch() {
             let run = self.incoming.pop_front()?;
             // Another lookup may have asked for it since.
             let until = self.fetching.get(&run.name);
             if until.is_some_and(|until| now < *until) {
-                self.fetches += 1;
-                return Some(run);
+                self.flights.begin(run.bytes);
+                let measured = self.speed.begin(now);
+                return Some(Fetch { run, measured });
             }
             self.arrived(&run, End::GivenUp);
             *late += 1;
@@ -418,15 +427,33 @@ impl Desk {
         None
     }
 
-    /// The request of a fetch is over.
-    pub(super) fn end_fetch(&mut self) {
-        self.fetches -= 1;
+    /// Whether the fetch of a run may begin.
+    fn has_fetch(&self) -> bool {
+        let next = self.incoming.front();
+        next.is_some_and(|run| self.flights.has_room(run.bytes))
+    }
+
+    /// Whether a run waits that so many threads do not fetch.
+    pub(super) fn needs_fetcher(&self, threads: usize) -> bool {
+        self.has_fetch() && self.flights.runs() >= threads
+    }
+
+    /// The request of a fetch is over, and has brought so many bytes.
+    pub(super) fn answered(&mut self, fetch: &Fetch, bytes: Option<u64>, now: Instant) {
+        self.speed.end(fetch.measured, bytes, now);
+        self.flights.answered();
+    }
+
+    /// A fetch is over: its pages are stored.
+    pub(super) fn ended(&mut self, fetch: &Fetch, end: End) {
+        self.flights.end(fetch.run.bytes);
+        self.arrived(&fetch.run, end);
     }
 
     /// A fetch is over, or given up.
-    pub(super) fn arrived(&mut self, run: &Incoming, end: End) {
+    fn arrived(&mut self, run: &Incoming, end: End) {
         self.fetching.remove(&run.name);
-        self.measuring.take_if(|measuring| *measuring == run.name);
+        self.trial.remove(&run.name);
         self.arriving_bytes -= run.bytes;
         if planted!(LeftArrival) && end == End::GivenUp {
             return;

@@ -14,13 +14,13 @@ use std::time::Instant;
 
 use larder_engine::AlignedBuf;
 use larder_engine::format::{Namespace, StoreId};
-use larder_remote::agent::{FETCHES, PUBLICATIONS};
+use larder_remote::agent::PUBLICATIONS;
 use larder_remote::run::open;
 use larder_remote::{Draft, OBJECT_BYTES_MAX, Published, Remote, RunName, RunPage};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::objects::{Objects, STEP_MAX};
+use super::objects::{FETCHES, Objects, STEP_MAX};
 use super::pairs::{Sample, Stop};
 use crate::failure::Failure;
 use crate::workload::Words;

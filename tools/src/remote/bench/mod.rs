@@ -32,7 +32,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use indicatif::ProgressBar;
-use larder_remote::agent::{FETCHES, PUBLICATIONS};
+use larder_remote::agent::PUBLICATIONS;
 use serde::Serialize;
 
 use super::place::{PlaceArgs, TrustArgs};
@@ -41,7 +41,7 @@ use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage::rate;
-use objects::Objects;
+use objects::{FETCHES, Objects};
 use pairs::{Pairs, RatioReport, Sample, Stop};
 use scratch::Scratch;
 

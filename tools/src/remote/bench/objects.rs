@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use larder_base::random::random_bytes;
-use larder_remote::agent::{Admission, Agent, AgentOptions, FETCHES, PUBLICATIONS};
+use larder_remote::agent::{Admission, Agent, AgentOptions, PUBLICATIONS};
 use larder_remote::s3::{MARK, S3};
 use larder_remote::{Listed, Place, Remote, Trust, Unreadable};
 
@@ -15,6 +15,9 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::remote::place::{PlaceArgs, TrustArgs};
 use crate::workload::Words;
+
+/// Fetches at once, by all ways.
+pub(super) const FETCHES: usize = 4;
 
 /// Longest time of a measured step.
 pub(super) const STEP_MAX: Duration = Duration::from_mins(10);
@@ -122,7 +125,8 @@ impl Objects {
             runs.extend(object.map(|object| object.run));
             ControlFlow::Continue(())
         };
-        self.client.list(None, &mut each, self.timeout)?;
+        let mut part = || ControlFlow::Continue(());
+        self.client.list(None, &mut part, &mut each, self.timeout)?;
         for run in runs {
             self.client.remove(&run, until())?;
         }
@@ -139,6 +143,7 @@ impl Objects {
             bytes_per_day,
             bytes_per_second: u64::MAX,
             requests_per_hour: u64::MAX,
+            connections: FETCHES,
             patience: STEP_MAX,
             timeout: self.timeout,
             prefill_rate: None,
