@@ -14,6 +14,8 @@
 //! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
 //! | `switch` | `on`, `off`: the remotes of a store in use |
 //! | `reports` | parts that reports share |
+//! | `in_order` | work on several runs at once |
+//! | `order` | the order of a pull |
 //! | `place` | the remote that a command names |
 //! | `left_out` | the objects that a command leaves out |
 //!
@@ -22,9 +24,11 @@
 
 #[cfg(feature = "remote")]
 mod bench;
+mod in_order;
 mod init;
 mod key;
 mod left_out;
+mod order;
 mod place;
 mod pull;
 mod push;

@@ -1,22 +1,26 @@
 //! `larder remote pull`: runs of a remote into a store.
 //!
 //! Each page is verified before the store takes it: its seal, or without keys its checksum. No page
-//! of the store is evicted for them: the pull ends when the store has no room for the next run.
+//! of the store is evicted for them: the pull ends when the store has no room for the next run. So
+//! whole prefixes come first.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use clap::Args;
-use larder_engine::format::{BLOCK_BYTES, Fingerprint, Namespace};
-use larder_engine::{PageStore, PutStatus, Store};
+use larder_engine::format::{BLOCK_BYTES, Fingerprint, Namespace, PageKey};
+use larder_engine::{NamespaceId, PageStore, PutStatus, Store};
 use larder_remote::local;
-use larder_remote::run::{self, OpenedPage};
+use larder_remote::run::{self, OUTLINE_BYTES, OpenedPage, Outline};
 use larder_remote::{Listed, Remote, RunName, Trust};
 use larder_store::inventory::Inventory;
 
 use serde::Serialize;
 
-use super::place::{Fetched, PlaceArgs, TrustArgs};
+use super::in_order::in_order;
+use super::order;
+use super::place::{ConnectionsArgs, Fetched, PlaceArgs, TrustArgs};
 use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
@@ -39,6 +43,8 @@ pub struct PullArgs {
     trust: TrustArgs,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    connections: ConnectionsArgs,
     #[command(flatten)]
     open: OpenArgs,
     /// Print one JSON document
@@ -106,23 +112,30 @@ pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
             store,
             trust: &trust,
             remote: remote.as_ref(),
-            foreign: HashSet::new(),
+            stored: HashMap::new(),
             gone: HashSet::new(),
             report: PullReport {
                 between,
                 ..PullReport::default()
             },
         };
-        for object in &listed {
-            if interrupt.is_raised() {
-                pull.report.between.interrupted = true;
-                break;
-            }
-            if pull.run(object)?.is_none() {
-                pull.report.full = true;
-                break;
-            }
-        }
+        let chosen = pull.choose(listed, &interrupt)?;
+        in_order(
+            args.connections.at_once(),
+            &chosen,
+            |object| object.bytes,
+            |object| place.fetch(remote.as_ref(), object),
+            |object, fetched| {
+                if interrupt.is_raised() {
+                    pull.report.between.interrupted = true;
+                } else if pull.run(object, fetched?)?.is_some() {
+                    return Ok(ControlFlow::Continue(()));
+                } else {
+                    pull.report.full = true;
+                }
+                Ok(ControlFlow::Break(()))
+            },
+        )?;
         store.flush()?;
         if !pull.report.between.interrupted {
             let left_out = &mut pull.report.between.unreadable;
@@ -143,35 +156,110 @@ struct Pull<'a> {
     store: &'a Store,
     trust: &'a Trust,
     remote: &'a dyn Remote,
-    /// Namespaces that are not chosen, by an object of each.
-    foreign: HashSet<Fingerprint>,
+    /// The chosen namespaces of the store.
+    stored: HashMap<Fingerprint, NamespaceId>,
     /// Runs that were listed and are not there.
     gone: HashSet<RunName>,
     report: PullReport,
 }
 
 impl Pull<'_> {
+    /// The runs of a listing that are chosen and not stored yet, in the order in which they are
+    /// stored.
+    fn choose(
+        &mut self,
+        listed: Vec<Listed>,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Listed>, Failure> {
+        let mut chosen = self.of_selection(listed)?;
+        let stats = self.store.stats();
+        let room = stats.usable_bytes.saturating_sub(stats.taken_bytes);
+        let bytes: u64 = chosen.iter().map(|object| object.bytes).sum();
+        // Without room for all, runs without those before them in their chain would be of no use.
+        let is_tight = bytes.saturating_add(bytes / 8) > room;
+        let is_asked =
+            |object: &Listed| is_tight || self.has(object.run.namespace, object.run.last);
+        let asked: Vec<Listed> = chosen.extract_if(.., |object| is_asked(object)).collect();
+        let (place, remote) = (&self.args.place, self.remote);
+        let (mut outlined, mut present) = (Vec::new(), 0);
+        in_order(
+            self.args.connections.at_once(),
+            &asked,
+            |_| OUTLINE_BYTES as u64,
+            |object| place.outline(remote, &object.run),
+            |object, outline| {
+                let outline = outline?;
+                match self.has_all(object, outline.as_ref()) {
+                    true => present += 1,
+                    false => outlined.push((*object, outline)),
+                }
+                Ok(match interrupt.is_raised() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                })
+            },
+        )?;
+        self.report.between.present_runs += present;
+        let mut ordered = order::chains(&outlined, |(namespace, page)| {
+            self.has(namespace, page.padded())
+        });
+        // Heads are made before the runs behind them.
+        chosen.sort_by_key(|object| (object.created_unix_s, object.run));
+        ordered.append(&mut chosen);
+        Ok(ordered)
+    }
+
+    /// The objects of chosen namespaces.
+    fn of_selection(&mut self, listed: Vec<Listed>) -> Result<Vec<Listed>, Failure> {
+        let selection = &self.args.selection;
+        let mut records = HashMap::new();
+        for record in self.store.records()? {
+            let fingerprint = record.fingerprint();
+            if selection.takes(&fingerprint, Some(&record)) {
+                self.stored
+                    .insert(fingerprint, self.store.namespace(&record)?);
+            }
+            records.insert(fingerprint, record);
+        }
+        let mut chosen = Vec::new();
+        for object in listed {
+            let fingerprint = object.run.namespace;
+            if selection.is_of_a_model() && !records.contains_key(&fingerprint) {
+                // The model of a namespace is known only from an object.
+                let outline = self.args.place.outline(self.remote, &object.run)?;
+                match outline {
+                    Some(outline) => drop(records.insert(fingerprint, outline.namespace)),
+                    // Its fetch says why.
+                    None => chosen.push(object),
+                }
+            }
+            if selection.takes(&fingerprint, records.get(&fingerprint)) {
+                chosen.push(object);
+            }
+        }
+        Ok(chosen)
+    }
+
+    fn has(&self, namespace: Fingerprint, page: PageKey) -> bool {
+        let id = self.stored.get(&namespace);
+        id.is_some_and(|id| self.store.contains(*id, &[page]) == [true])
+    }
+
+    /// Whether the store has all pages of a run: one of them may have been damaged when the others
+    /// were stored.
+    fn has_all(&self, object: &Listed, outline: Option<&Outline>) -> bool {
+        let namespace = object.run.namespace;
+        let is_whole = outline.is_none_or(|outline| {
+            let mut pages = outline.pages.iter();
+            pages.all(|page| self.has(namespace, page.key))
+        });
+        is_whole && self.has(namespace, object.run.last)
+    }
+
     /// Takes a run. `None` if there is no room for it.
-    fn run(&mut self, object: &Listed) -> Result<Option<()>, Failure> {
+    fn run(&mut self, object: &Listed, fetched: Fetched) -> Result<Option<()>, Failure> {
         let name = object.run;
-        let records = self.store.records()?;
-        let known = records
-            .iter()
-            .find(|known| known.fingerprint() == name.namespace);
-        if known.is_none() && !self.may_be_chosen(object) {
-            return Ok(Some(()));
-        }
-        if let Some(known) = known {
-            if !self.args.selection.takes(&name.namespace, Some(known)) {
-                return Ok(Some(()));
-            }
-            let id = self.store.namespace(known)?;
-            if self.store.contains(id, &[name.last]) == [true] {
-                self.report.between.present_runs += 1;
-                return Ok(Some(()));
-            }
-        }
-        let bytes = match self.args.place.fetch(self.remote, object)? {
+        let bytes = match fetched {
             Fetched::Object(bytes) => bytes,
             Fetched::Gone => {
                 self.gone.insert(name);
@@ -188,7 +276,6 @@ impl Pull<'_> {
             return Ok(Some(()));
         };
         if !self.args.selection.takes(&name.namespace, Some(&namespace)) {
-            self.foreign.insert(name.namespace);
             return Ok(Some(()));
         }
         let (good, faulty): (Vec<_>, Vec<_>) = opened
@@ -204,16 +291,6 @@ impl Pull<'_> {
         self.report.runs_pulled += 1;
         self.report.bytes_pulled += bytes.len() as u64;
         Ok(Some(()))
-    }
-
-    /// Whether an object may be of a chosen namespace that the store does not have.
-    fn may_be_chosen(&self, object: &Listed) -> bool {
-        let fingerprint = &object.run.namespace;
-        // The model of a namespace is known only from an object, and the same in all of them.
-        if self.args.selection.is_of_a_model() {
-            return !self.foreign.contains(fingerprint);
-        }
-        self.args.selection.takes(fingerprint, None)
     }
 
     fn put(&mut self, namespace: &Namespace, opened: &[&OpenedPage<'_>]) -> Result<(), Failure> {

@@ -1,19 +1,25 @@
 //! `larder remote push`: the whole runs of a store to a remote.
 //!
-//! Runs go in the order of their chains, so that an interrupted push leaves prefixes. A run that
-//! the remote holds is passed over: its name covers all its tokens.
+//! Runs go in the order of their chains, several at once, so that an interrupted push leaves
+//! prefixes. A run that the remote lists is passed over: its name covers all its tokens.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use larder_engine::format::Namespace;
-use larder_offline::survey::{Page, RecordId, Survey};
-use larder_remote::stored::{run_pages, whole_runs};
-use larder_remote::{Draft, Published, RUN_TOKENS, Remote, Trust, pages_of_run};
+use larder_engine::format::{Namespace, PageKey};
+use larder_offline::survey::{RecordId, Survey};
+use larder_remote::run::object_bytes;
+use larder_remote::stored::{Run, run_pages, whole_runs};
+use larder_remote::{
+    Draft, Published, RUN_TOKENS, Remote, RemoteError, RunName, Trust, pages_of_run,
+};
 use serde::Serialize;
 
-use super::place::{PlaceArgs, TrustArgs, Writes};
+use super::in_order::in_order;
+use super::left_out::LeftOut;
+use super::place::{ConnectionsArgs, PlaceArgs, TrustArgs, Writes};
 use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::findings::{Look, StoreArgs};
@@ -35,6 +41,8 @@ pub struct PushArgs {
     trust: TrustArgs,
     #[command(flatten)]
     selection: Selection,
+    #[command(flatten)]
+    connections: ConnectionsArgs,
     /// Make a remote of a place that is none yet
     ///
     /// Without it nothing is put into such a place: it may be a directory whose file system is not
@@ -108,15 +116,14 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
             continue;
         }
         is_chosen = true;
-        let mut push = Push {
+        let push = Push {
             args,
             survey: &survey,
             namespace,
             trust: &trust,
             remote: remote.as_ref(),
-            writes: &mut writes,
         };
-        push.runs(at, &interrupt, &mut report)?;
+        push.runs(at, &interrupt, &mut writes, &mut report)?;
     }
     if !is_chosen && !args.selection.is_open() {
         let facts = survey.namespaces.iter();
@@ -138,47 +145,81 @@ struct Push<'a> {
     namespace: &'a Namespace,
     trust: &'a Trust,
     remote: &'a dyn Remote,
-    writes: &'a mut Writes,
+}
+
+/// The outcome of a push of a run.
+enum Pushed {
+    /// Its object was created, with so many bytes.
+    Created(u64),
+    /// Another writer has created it meanwhile.
+    Present,
+    /// Its pages cannot be read, or differ from the written ones.
+    Damaged,
+    /// The remote did not take it.
+    NotTaken(RemoteError),
 }
 
 impl Push<'_> {
     fn runs(
-        &mut self,
+        &self,
         namespace: usize,
         interrupt: &Interrupt,
+        writes: &mut Writes,
         report: &mut PushReport,
     ) -> Result<(), Failure> {
         let pages = pages_of_run(self.namespace, self.args.run_tokens).get();
-        let (runs, left_out) = whole_runs(self.survey, namespace, pages);
-        for run in &runs {
-            if interrupt.is_raised() {
-                report.between.interrupted = true;
-                return Ok(());
-            }
-            self.run(run, report)?;
-        }
+        let (mut runs, left_out) = whole_runs(self.survey, namespace, pages);
         report.left_out_pages += left_out;
-        Ok(())
+        let there = self.there(interrupt, report)?;
+        let before = runs.len();
+        runs.retain(|run| {
+            !run.last()
+                .is_some_and(|(_, page)| there.contains(&page.key))
+        });
+        report.between.present_runs += (before - runs.len()) as u64;
+        let bytes = object_bytes(self.namespace, pages as usize) as u64;
+        in_order(
+            self.args.connections.at_once(),
+            &runs,
+            |_| bytes,
+            |run| self.run(run),
+            |run, pushed| {
+                self.note(run, pushed?, writes, report)?;
+                if interrupt.is_raised() {
+                    report.between.interrupted = true;
+                    return Ok(ControlFlow::Break(()));
+                }
+                Ok(ControlFlow::Continue(()))
+            },
+        )
     }
 
-    fn run(&mut self, run: &[(RecordId, Page)], report: &mut PushReport) -> Result<(), Failure> {
+    /// The last pages of the runs that the remote has, or cannot show. A listing takes fewer
+    /// requests than a question for each run.
+    fn there(
+        &self,
+        interrupt: &Interrupt,
+        report: &mut PushReport,
+    ) -> Result<HashSet<PageKey>, Failure> {
+        let within = Some(self.namespace.fingerprint());
+        let mut unreadable = LeftOut::default();
+        let place = &self.args.place;
+        let listed = place.list(self.remote, within, &mut unreadable, || {
+            interrupt.is_raised()
+        })?;
+        let hidden = unreadable.runs().map(|run| run.last).collect::<Vec<_>>();
+        report.between.unreadable.append(unreadable);
+        let listed = listed.iter().map(|object| object.run.last);
+        Ok(listed.chain(hidden).collect())
+    }
+
+    /// Reads a run from the store and creates its object.
+    fn run(&self, run: &Run) -> Result<Pushed, Failure> {
         let trust = self.trust.clone();
         let mut draft = Draft::new(self.namespace.clone(), run_pages(run), trust)?;
         let Some(name) = draft.name() else {
-            return Ok(());
+            return Ok(Pushed::Present);
         };
-        match self.remote.holds(&name, self.args.place.deadline()) {
-            Ok(false) => {}
-            Ok(true) => {
-                report.between.present_runs += 1;
-                return Ok(());
-            }
-            Err(error) => {
-                let reason = self.args.place.reason(self.remote, error)?;
-                report.between.unreadable.add(&name, reason);
-                return Ok(());
-            }
-        }
         let ids: Vec<RecordId> = run.iter().map(|(id, _)| *id).collect();
         let mut payloads = draft.payloads().into_iter();
         let mut is_whole = true;
@@ -196,27 +237,46 @@ impl Push<'_> {
             });
         read.map_err(|error| Failure::environment(format!("reading pages: {error}")))?;
         if !is_whole {
-            report.damaged_runs += 1;
-            return Ok(());
+            return Ok(Pushed::Damaged);
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let object = draft
             .finish(self.survey.store(), now.map_or(0, |now| now.as_secs()))
             .map_err(|error| Failure::environment(format!("making an object: {error}")))?;
         let bytes = object.len() as u64;
-        match self
-            .remote
-            .publish(&name, object, self.args.place.deadline())
-        {
-            Ok(Published::Created) => {
-                self.writes.succeeded();
+        let deadline = self.args.place.deadline();
+        Ok(match self.remote.publish(&name, object, deadline) {
+            Ok(Published::Created) => Pushed::Created(bytes),
+            Ok(Published::Present) => Pushed::Present,
+            Err(error) => Pushed::NotTaken(error),
+        })
+    }
+
+    fn note(
+        &self,
+        run: &Run,
+        pushed: Pushed,
+        writes: &mut Writes,
+        report: &mut PushReport,
+    ) -> Result<(), Failure> {
+        match pushed {
+            Pushed::Created(bytes) => {
+                writes.succeeded();
                 report.runs_pushed += 1;
                 report.bytes_pushed += bytes;
             }
-            Ok(Published::Present) => report.between.present_runs += 1,
-            Err(error) => {
-                let reason = self.writes.failed(&self.args.place, self.remote, error)?;
-                report.between.unreadable.add(&name, reason);
+            Pushed::Present => report.between.present_runs += 1,
+            Pushed::Damaged => report.damaged_runs += 1,
+            Pushed::NotTaken(error) => {
+                let reason = writes.failed(&self.args.place, self.remote, error)?;
+                let last = run.last().map(|(_, page)| page.key);
+                let name = last.map(|last| RunName {
+                    namespace: self.namespace.fingerprint(),
+                    last,
+                });
+                if let Some(name) = name {
+                    report.between.unreadable.add(&name, reason);
+                }
             }
         }
         Ok(())
