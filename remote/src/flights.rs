@@ -3,7 +3,16 @@
 /// Most bytes of runs on their way, unless it is a single one.
 const BYTES_MAX: u64 = 512 << 20;
 
-/// The number of runs on their way, and the bytes of them in memory. Both have a bound.
+/// A run on its way.
+#[derive(Clone, Copy, Debug)]
+pub struct Flight {
+    /// Its bytes.
+    pub bytes: u64,
+    /// Its requests at once.
+    pub requests: usize,
+}
+
+/// The requests for runs on their way, and the bytes of them in memory. Both have a bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Flights {
     most: usize,
@@ -24,18 +33,18 @@ impl Flights {
         }
     }
 
-    /// Most runs of so many bytes at once.
+    /// Most such runs at once.
     #[must_use]
-    pub fn most_of(&self, bytes: u64) -> usize {
-        let fit = usize::try_from(BYTES_MAX / bytes.max(1)).unwrap_or(usize::MAX);
-        self.most.min(fit.max(1))
+    pub fn most_of(&self, flight: Flight) -> usize {
+        let fit = usize::try_from(BYTES_MAX / flight.bytes.max(1)).unwrap_or(usize::MAX);
+        fit.min(self.most / flight.requests.max(1)).max(1)
     }
 
-    /// Whether a run of so many bytes may begin now.
+    /// Whether a run may begin now.
     #[must_use]
-    pub fn has_room(&self, bytes: u64) -> bool {
-        let fits = self.bytes == 0 || self.bytes + bytes <= BYTES_MAX;
-        self.requests < self.most && fits
+    pub fn has_room(&self, flight: Flight) -> bool {
+        let is_connected = self.requests == 0 || self.requests + flight.requests <= self.most;
+        is_connected && (self.bytes == 0 || self.bytes + flight.bytes <= BYTES_MAX)
     }
 
     /// Runs whose bytes are on their way or in memory.
@@ -45,20 +54,20 @@ impl Flights {
     }
 
     /// A run begins its way.
-    pub fn begin(&mut self, bytes: u64) {
-        self.requests += 1;
+    pub fn begin(&mut self, flight: Flight) {
+        self.requests += flight.requests;
         self.runs += 1;
-        self.bytes += bytes;
+        self.bytes += flight.bytes;
     }
 
-    /// Its request is over. Its bytes are in memory.
-    pub fn answered(&mut self) {
-        self.requests -= 1;
+    /// Its requests are over. Its bytes are in memory.
+    pub fn answered(&mut self, flight: Flight) {
+        self.requests -= flight.requests;
     }
 
     /// Its bytes are not in memory any more.
-    pub fn end(&mut self, bytes: u64) {
+    pub fn end(&mut self, flight: Flight) {
         self.runs -= 1;
-        self.bytes -= bytes;
+        self.bytes -= flight.bytes;
     }
 }

@@ -78,6 +78,9 @@ impl Default for L4Config {
     }
 }
 
+/// Most connections of a fetch of one run. A server may limit each of them.
+const PARTS: usize = 8;
+
 /// Time in which the pages of a put are written.
 const DELAY: Duration = Duration::from_secs(1);
 
@@ -123,6 +126,8 @@ impl L4Config {
                 url: url.clone(),
                 endpoint: self.endpoint.clone(),
                 ca_file: self.ca_file.clone(),
+                retries: 0,
+                parts: PARTS,
             };
             let remote = place.connect()?;
             Ok(Agent::new(remote, self.options(url, trust.clone())))

@@ -20,6 +20,11 @@ pub struct Place {
     pub endpoint: Option<String>,
     /// A PEM file of certificate authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
+    /// How often a client of a bucket itself tries a request again. None for an agent: it counts
+    /// each request.
+    pub retries: usize,
+    /// Most connections of a fetch of one object.
+    pub parts: usize,
 }
 
 impl Place {
@@ -70,6 +75,8 @@ impl Place {
             prefix: prefix.to_owned(),
             endpoint: self.endpoint.clone(),
             ca_file: self.ca_file.clone(),
+            retries: self.retries,
+            parts: self.parts.max(1),
         })
     }
 

@@ -66,6 +66,11 @@ pub trait Remote: Send + Sync {
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError>;
 
+    /// Requests of a fetch of so many bytes: one on each connection.
+    fn requests_of_fetch(&self, _bytes_max: usize) -> usize {
+        1
+    }
+
     /// The first bytes of the object of a run, or all if they are fewer; `None` if there is none.
     ///
     /// # Errors

@@ -495,28 +495,26 @@ pub const OUTLINE_BYTES: usize = 3 * BLOCK_BYTES;
 pub struct Outline {
     /// Its namespace.
     pub namespace: Namespace,
-    /// Its first pages: all, if they are few.
+    /// Its first pages: all, if they are few; none, if their records are damaged.
     pub pages: Vec<ArchivedPage>,
 }
 
-/// The outline of a run by the first bytes of its object; `None` if it is damaged, or of another
-/// namespace.
+/// The outline of a run by the first bytes of its object; `None` if its namespace is damaged, or
+/// another one.
 #[must_use]
 pub fn outline(begin: &[u8], name: &RunName) -> Option<Outline> {
     let mut reader = ArchiveReader::new();
-    let mut namespace = None;
+    let (mut namespace, mut pages) = (None, Vec::new());
     for block in begin.chunks_exact(BLOCK_BYTES) {
-        match reader.item(block).ok()? {
-            ArchiveItem::Head(_) => {}
-            ArchiveItem::Namespace(ArchivedNamespace::Whole(whole)) => namespace = Some(whole),
-            ArchiveItem::Pages(pages) => {
-                let namespace = namespace.filter(|it| it.fingerprint() == name.namespace)?;
-                return Some(Outline { namespace, pages });
-            }
-            _ => return None,
+        match reader.item(block) {
+            Ok(ArchiveItem::Head(_)) => {}
+            Ok(ArchiveItem::Namespace(ArchivedNamespace::Whole(whole))) => namespace = Some(whole),
+            Ok(ArchiveItem::Pages(first)) => pages = first,
+            _ => break,
         }
     }
-    None
+    let namespace = namespace.filter(|it: &Namespace| it.fingerprint() == name.namespace)?;
+    Some(Outline { namespace, pages })
 }
 
 struct Reading<'a, 'b> {

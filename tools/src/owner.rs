@@ -21,7 +21,6 @@ use crate::size::{ByteSize, date};
 
 /// List prices of AWS S3 in us-east-1, in US dollars.
 const PUT_USD: f64 = 5.0e-6;
-const HEAD_USD: f64 = 0.4e-6;
 const GB_MONTH_USD: f64 = 0.023;
 
 /// Hours of a month.
@@ -245,8 +244,8 @@ pub fn monthly(l4: &BeneathReport) -> Option<String> {
     }
     let of = |name: &str| l4.counts.get(name).map(|count| *count as f64);
     let (bytes, requests) = (of("budget_bytes_per_day")?, of("budget_requests_per_hour")?);
-    // A publication looks for the object, and creates it.
-    let requests = requests / 2.0 * (HEAD_USD + PUT_USD) * MONTH_HOURS;
+    // Publications and listings are the dearest.
+    let requests = requests * PUT_USD * MONTH_HOURS;
     let day = bytes / 1e9 * GB_MONTH_USD;
     Some(format!(
         "at most ${requests:.0} a month for requests, and ${day:.0} for each day that objects are \
@@ -277,7 +276,7 @@ mod tests {
     fn the_budgets_of_a_bucket_have_a_price() {
         let said = monthly(&report("s3://kvpages")).unwrap();
         assert!(
-            said.contains("$197 a month") && said.contains("$25 for each day"),
+            said.contains("$365 a month") && said.contains("$25 for each day"),
             "{said}"
         );
         assert_eq!(monthly(&report("file:///mnt/pages")), None);

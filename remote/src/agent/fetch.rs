@@ -9,8 +9,8 @@ use larder_engine::{PageStore, PutOptions};
 use super::Agent;
 use super::counts::Count;
 use super::desk::{End, Fetch};
+use super::speed::arrived;
 use crate::buffer::Buffer;
-use crate::error::RemoteError;
 use crate::keys::Trust;
 use crate::local;
 use crate::planted::planted;
@@ -34,7 +34,7 @@ impl Agent {
 
     fn fetch(&self, fetch: &Fetch) -> Result<Buffer, End> {
         let run = &fetch.run;
-        let bytes_max = usize::try_from(run.bytes).unwrap_or(usize::MAX);
+        let bytes_max = usize::try_from(run.flight.bytes).unwrap_or(usize::MAX);
         let fetched = self.remote.fetch(&run.name, bytes_max, self.deadline());
         let bytes = arrived(&fetched);
         self.desk.lock().answered(fetch, bytes, Instant::now());
@@ -95,14 +95,5 @@ impl Agent {
             self.count(Count::PagesRefused, (statuses.len() - stored) as u64);
         }
         if is_faulty { End::Faulty } else { End::Stored }
-    }
-}
-
-/// The bytes of a fetch, for the speed. Of one without an answer they are few.
-pub(super) fn arrived(fetched: &Result<Option<Buffer>, RemoteError>) -> Option<u64> {
-    match fetched {
-        Ok(object) => object.as_ref().map(|object| object.len() as u64),
-        Err(RemoteError::Deadline) => Some(0),
-        Err(_) => None,
     }
 }

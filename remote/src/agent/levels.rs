@@ -62,7 +62,10 @@ impl Beneath for Levels {
         }
     }
 
+    /// One patience is for all levels.
     fn wait(&self, namespace: Fingerprint, keys: &[PageKey], until: Instant) {
+        let patience = self.0.iter().map(|level| level.options.patience).max();
+        let until = until.min(Instant::now() + patience.unwrap_or_default());
         let wait = |level: &Arc<Agent>| level.wait(namespace, keys, until);
         self.0.iter().for_each(wait);
     }

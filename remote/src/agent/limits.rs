@@ -21,6 +21,7 @@ const DOUBLING: Duration = Duration::from_mins(1);
 const BEGIN: Duration = Duration::from_hours(1);
 
 /// A budget: an amount for each period. The rest of it may be spent at once.
+#[derive(Clone, Copy)]
 pub(super) struct Budget {
     /// The amount as it is configured.
     whole: f64,
@@ -59,21 +60,40 @@ impl Budget {
         self.left >= amount as f64
     }
 
+    /// Spends an amount, if this is left behind it.
+    pub(super) fn take(&mut self, amount: u64, left: u64, now: Instant) -> bool {
+        let may = self.has(amount.saturating_add(left), now);
+        if may {
+            self.spend(amount, now);
+        }
+        may
+    }
+
     /// Gives back an amount that was spent and is not needed.
     pub(super) fn give_back(&mut self, amount: u64) {
         self.left = (self.left + amount as f64).min(self.most);
     }
 
     /// Spends an amount, even if less is left.
-    pub(super) fn spend(&mut self, amount: u64) {
+    pub(super) fn spend(&mut self, amount: u64, now: Instant) {
+        self.refill(now);
         self.left -= amount as f64;
     }
 
-    /// The time until nothing is owed any more.
-    pub(super) fn debt(&mut self, now: Instant) -> Duration {
+    /// The time until this amount is left.
+    pub(super) fn wait(mut self, amount: u64, now: Instant) -> Duration {
         self.refill(now);
-        let owed = (-self.left / self.most).max(0.0);
-        self.period.mul_f64(owed.min(1000.0))
+        let lacks = amount as f64 - self.left;
+        if lacks <= 0.0 {
+            return Duration::ZERO;
+        }
+        self.period.mul_f64((lacks / self.most).min(1000.0))
+    }
+
+    /// Whole units of the amount that are left.
+    pub(super) fn left(mut self, now: Instant) -> u64 {
+        self.refill(now);
+        self.left as u64
     }
 
     /// Halves the amount, down to a hundredth of the configured one. It grows back.
@@ -165,16 +185,39 @@ mod tests {
         let begin = Instant::now();
         let mut budget = Budget::new(100, 10 * SECOND, begin);
         assert!(budget.has(100, begin) && !budget.has(101, begin));
-        budget.spend(150);
-        assert_eq!(budget.debt(begin), 5 * SECOND);
+        budget.spend(150, begin);
+        assert_eq!(budget.wait(0, begin), 5 * SECOND);
+        assert_eq!(budget.wait(50, begin), 10 * SECOND);
+        assert_eq!(
+            (budget.left(begin), budget.left(begin + 10 * SECOND)),
+            (0, 50)
+        );
         assert!(!budget.has(1, begin + 5 * SECOND));
         assert!(budget.has(50, begin + 10 * SECOND));
         assert!(!budget.has(101, begin + 1000 * SECOND));
-        budget.spend(60);
+        budget.spend(60, begin + 1000 * SECOND);
         budget.give_back(50);
         assert!(budget.has(90, begin + 1000 * SECOND) && !budget.has(91, begin + 1000 * SECOND));
         budget.give_back(50);
         assert!(!budget.has(101, begin + 1000 * SECOND));
+    }
+
+    #[test]
+    fn a_budget_of_nothing_has_nothing_for_ever() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(0, SECOND, begin);
+        budget.halve(begin);
+        assert!(!budget.take(1, 0, begin + 1000 * SECOND));
+        assert_eq!(budget.left(begin + 1000 * SECOND), 0);
+        assert_eq!(budget.wait(1, begin), 1000 * SECOND);
+    }
+
+    #[test]
+    fn a_part_of_a_budget_can_be_left_to_others() {
+        let begin = Instant::now();
+        let mut budget = Budget::new(100, SECOND, begin);
+        assert!(budget.take(90, 10, begin) && !budget.take(1, 10, begin));
+        assert!(budget.take(10, 0, begin) && !budget.take(1, 0, begin));
     }
 
     #[test]

@@ -10,11 +10,11 @@ use larder_base::runtime::Instant;
 
 use super::Agent;
 use super::counts::Count;
-use super::desk::{Desk, Mark};
-use super::fetch::arrived;
+use super::desk::{Desk, Mark, Request};
 use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
+use super::speed::arrived;
 use crate::error::RemoteError;
 use crate::remote::{Listed, Unreadable, gallop};
 
@@ -57,14 +57,27 @@ impl Agent {
 
     /// Tests whether the remote answers again.
     pub(super) fn probe(&self) {
-        match self.remote.look(self.deadline()) {
-            Ok(()) => self.found_mark(),
-            Err(RemoteError::Unmarked(place)) => self.missed_mark(place),
-            Err(error) => {
+        match self.look() {
+            Some(Ok(())) => self.found_mark(),
+            Some(Err(RemoteError::Unmarked(place))) => self.missed_mark(place),
+            Some(Err(error)) => {
                 let now = Instant::now();
                 self.desk.lock().failed(&error, now);
             }
+            None => {}
         }
+    }
+
+    /// Looks at the remote; `None` if the requests of the hour are used up.
+    fn look(&self) -> Option<Result<(), RemoteError>> {
+        let may = self.may_request(Request::Read);
+        may.then(|| self.remote.look(self.deadline()))
+    }
+
+    /// Takes a request from the budget.
+    fn may_request(&self, request: Request) -> bool {
+        let now = Instant::now();
+        self.desk.lock().may_request(1, request, now)
     }
 
     fn found_mark(&self) {
@@ -113,13 +126,14 @@ impl Agent {
             }
             _ => {}
         }
-        match self.remote.look(self.deadline()) {
-            Ok(()) => {
+        match self.look() {
+            Some(Ok(())) => {
                 self.succeeded();
                 return true;
             }
-            Err(RemoteError::Unmarked(place)) => self.missed_mark(place),
-            Err(error) => self.failed(&error),
+            Some(Err(RemoteError::Unmarked(place))) => self.missed_mark(place),
+            Some(Err(error)) => self.failed(&error),
+            None => self.failed(error),
         }
         false
     }
@@ -152,10 +166,11 @@ impl Agent {
 
     /// Looks for the mark. Notes the names of all runs, and forgets those of runs that are gone.
     pub(super) fn list(&self) {
-        match self.remote.look(self.deadline()) {
-            Ok(()) => self.found_mark(),
-            Err(RemoteError::Unmarked(place)) => return self.missed_mark(place),
-            Err(error) => return self.failed(&error),
+        match self.look() {
+            Some(Ok(())) => self.found_mark(),
+            Some(Err(RemoteError::Unmarked(place))) => return self.missed_mark(place),
+            Some(Err(error)) => return self.failed(&error),
+            None => return,
         }
         self.desk.lock().names.begin_listing();
         let until = Instant::now() + LISTING_MAX;
@@ -168,7 +183,15 @@ impl Agent {
                 false => ControlFlow::Continue(()),
             }
         };
-        let mut part = || go_on(&self.desk.lock());
+        let is_short = Cell::new(false);
+        let mut part = || {
+            let mut desk = self.desk.lock();
+            is_short.set(!desk.may_request(1, Request::Read, Instant::now()));
+            match is_short.get() {
+                true => ControlFlow::Break(()),
+                false => go_on(&desk),
+            }
+        };
         let mut each = |object| {
             let mut desk = self.desk.lock();
             // The others that are known are noted all the same.
@@ -194,7 +217,14 @@ impl Agent {
                 self.options.place
             );
         }
-        if is_stopped.get() {
+        if is_short.get() {
+            tracing::warn!(
+                "the listing of {} is left: the requests of the hour are used up \
+                 (l4_requests_per_hour), so that the runs of other nodes are not known",
+                self.options.place
+            );
+        }
+        if is_stopped.get() || is_short.get() {
             return;
         }
         self.succeeded();
@@ -207,9 +237,15 @@ impl Agent {
 
     /// Fetches a run to measure the speed. No writer of the remote sets the bound of its length.
     pub(super) fn sample(&self) {
-        let sample = self.desk.lock().take_sample();
-        let Some((run, bytes_max)) = sample else {
-            return;
+        let (run, bytes_max) = {
+            let mut desk = self.desk.lock();
+            let Some((run, flight)) = desk.take_sample() else {
+                return;
+            };
+            if !desk.may_request(flight.requests as u64, Request::Read, Instant::now()) {
+                return;
+            }
+            (run, usize::try_from(flight.bytes).unwrap_or(usize::MAX))
         };
         let measured = self.desk.lock().speed.begin(Instant::now());
         let fetched = self.remote.fetch(&run, bytes_max, self.deadline());
@@ -264,11 +300,7 @@ impl Agent {
     /// Takes a question from the budget of requests.
     fn may_search(&self) -> bool {
         let mut desk = self.desk.lock();
-        let may = desk.may_ask() && desk.hour.has(1, Instant::now());
-        if may {
-            desk.hour.spend(1);
-        }
-        may
+        desk.may_ask() && desk.may_request(1, Request::Other, Instant::now())
     }
 
     /// Recalls the pages that were put to former owners. In the next use of the store the file may

@@ -139,7 +139,7 @@ impl Agent {
         if is_over(&desk) {
             return false;
         }
-        desk.open(namespace, &self.options);
+        self.open(&mut desk, namespace);
         let noted = desk.offer(namespace.fingerprint(), pages, now);
         drop(desk);
         self.noted(noted);
@@ -192,6 +192,11 @@ impl Agent {
         }
     }
 
+    fn open(&self, desk: &mut Desk, namespace: &Namespace) -> bool {
+        let requests = |bytes| self.remote.requests_of_fetch(bytes);
+        desk.open(namespace, &self.options, requests)
+    }
+
     fn count(&self, what: Count, number: u64) {
         self.counts.add(what, number);
     }
@@ -217,7 +222,7 @@ impl Beneath for Agent {
     }
 
     fn opened(&self, namespace: &Namespace) {
-        let is_new = self.desk.lock().open(namespace, &self.options);
+        let is_new = self.open(&mut self.desk.lock(), namespace);
         if is_new {
             // A run of it may measure the speed.
             self.work.notify_all();

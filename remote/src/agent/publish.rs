@@ -8,7 +8,7 @@ use larder_engine::{GetPage, PageStore};
 use larder_format::{Fingerprint, Namespace, PageKey, PageShape, StoreId};
 
 use super::counts::Count;
-use super::desk::Outgoing;
+use super::desk::{Outgoing, Request};
 use super::{Admission, Agent};
 use crate::buffer::Buffer;
 use crate::error::RemoteError;
@@ -94,13 +94,12 @@ impl Agent {
             return Err(NotPublished::Refused);
         }
         // A part of a run may be owed: an owner begins with few bytes.
-        if !desk.hour.has(2, now) || !desk.day.has(1, now) {
+        if !desk.day.has(1, now) || !desk.may_request(2, Request::Other, now) {
             return Err(NotPublished::Budget);
         }
-        desk.hour.spend(2);
         if !planted!(FreeBytes) {
-            desk.day.spend(bytes);
-            desk.second.spend(bytes);
+            desk.day.spend(bytes, now);
+            desk.second.spend(bytes, now);
         }
         Ok((namespace, bytes))
     }

@@ -12,6 +12,9 @@ use std::time::Duration;
 
 use larder_base::runtime::Instant;
 
+use crate::buffer::Buffer;
+use crate::error::RemoteError;
+
 /// Most fetches at once.
 pub const CONNECTIONS_MAX: usize = 64;
 
@@ -127,15 +130,12 @@ impl Speed {
             Some(before) if rate < before || !is_first => before + NEWEST * (rate - before),
             _ => rate,
         };
-        self.rates[at_once - 1] = Some(newest);
-        for (others, rate) in (1..).zip(&mut self.rates) {
+        for (others, rate) in (1_usize..).zip(&mut self.rates) {
             let in_all = newest * at_once as f64 / others as f64;
-            let (least, most) = match others < at_once {
-                true => (newest, in_all),
-                false => (in_all, newest),
-            };
+            let (least, most) = (newest.min(in_all), newest.max(in_all));
             *rate = rate.map(|rate| rate.clamp(least, most));
         }
+        self.rates[at_once - 1] = Some(newest);
     }
 
     /// Bytes a second that each of so many fetches at once brings at least; `None` if nothing is
@@ -177,6 +177,15 @@ impl Speed {
         let in_all = |(at_once, rate): (usize, &Option<f64>)| Some(rate.as_ref()? * at_once as f64);
         let in_all = (1..).zip(&self.rates).filter_map(in_all);
         in_all.fold(0.0, f64::max) as u64
+    }
+}
+
+/// The bytes of a fetch, for the speed. Of one without an answer they are few.
+pub(super) fn arrived(fetched: &Result<Option<Buffer>, RemoteError>) -> Option<u64> {
+    match fetched {
+        Ok(object) => object.as_ref().map(|object| object.len() as u64),
+        Err(RemoteError::Deadline) => Some(0),
+        Err(_) => None,
     }
 }
 

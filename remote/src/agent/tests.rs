@@ -11,6 +11,7 @@ use crate::keys::Trust;
 use crate::remote::{Listed, Published, Unreadable};
 use crate::run::RunName;
 use chains::Chains;
+use desk::End;
 
 const RUN_PAGES: usize = 4;
 const PAGES: usize = 24 * RUN_PAGES;
@@ -142,7 +143,7 @@ fn a_search_begins_in_the_run_where_the_pages_end() {
 #[test]
 fn a_search_without_a_question_is_no_answer() {
     let (agent, space) = (agent(), namespace().fingerprint());
-    agent.desk.lock().hour.spend(u64::MAX);
+    agent.desk.lock().hour.spend(u64::MAX, Instant::now());
     for chain in 0..5 {
         assert!(agent.desk.lock().may_ask());
         let keys: Vec<PageKey> = (0..PAGES).map(|page| key(chain, page)).collect();
@@ -166,4 +167,81 @@ fn a_listing_that_cannot_end_is_no_failure_of_the_remote() {
     assert!(!may_ask());
     agent.probe();
     assert!(may_ask());
+}
+
+/// A server that gives each connection a speed of its own: a run takes so long, also beside others.
+const OF_A_RUN: Duration = Duration::from_millis(150);
+
+/// Looks all runs of a chain up, and brings the begun ones. Returns the numbers of the promised and
+/// of the begun ones.
+fn look_up(agent: &Agent, now: &mut Instant) -> (usize, usize) {
+    let (space, mut desk) = (namespace().fingerprint(), agent.desk.lock());
+    let keys: Vec<PageKey> = (0..PAGES).map(|page| key(0, page)).collect();
+    let missed = desk.missed(space, &keys, 0, *now, &agent.options);
+    let mut fetches = Vec::new();
+    while let Some(fetch) = desk.next_fetch(*now, &mut 0) {
+        fetches.push(fetch);
+    }
+    let begun = fetches.len();
+    *now += OF_A_RUN;
+    for fetch in &fetches {
+        desk.answered(fetch, Some(fetch.run.flight.bytes), *now);
+    }
+    for fetch in &fetches {
+        desk.ended(fetch, End::Stored);
+    }
+    (missed.promised / RUN_PAGES, begun)
+}
+
+/// An agent that knows all runs of a chain.
+fn knowing_agent() -> Arc<Agent> {
+    let (agent, space) = (agent(), namespace().fingerprint());
+    let mut desk = agent.desk.lock();
+    for run in 1..=PAGES / RUN_PAGES {
+        desk.names
+            .add((space, key(0, run * RUN_PAGES - 1).prefix()));
+    }
+    drop(desk);
+    agent
+}
+
+#[test]
+fn a_lookup_is_promised_the_speed_of_many_connections_after_a_trial_of_them() {
+    let (agent, mut now) = (knowing_agent(), Instant::now());
+    // Nothing is known, one run is in time, and then as many as were tried.
+    let looked_up: Vec<_> = (0..4).map(|_| look_up(&agent, &mut now)).collect();
+    let all = PAGES / RUN_PAGES;
+    assert_eq!(looked_up, [(0, 1), (0, 4), (0, 20), (all, all)]);
+}
+
+#[test]
+fn a_trial_is_made_once_in_a_while_where_it_brings_no_more() {
+    let (agent, mut now) = (knowing_agent(), Instant::now());
+    let desk = || agent.desk.lock();
+    assert_eq!(look_up(&agent, &mut now), (0, 1));
+    // As if two at once had been tried in vain.
+    desk().tried = (2, Some(now));
+    let other = RunName {
+        namespace: namespace().fingerprint(),
+        last: key(1, RUN_PAGES - 1),
+    };
+    desk().fetching.insert(other, now + agent.options.refresh);
+    assert_eq!(look_up(&agent, &mut now), (1, 1));
+    now += agent.options.refresh;
+    assert_eq!(look_up(&agent, &mut now), (0, 7));
+}
+
+#[test]
+fn no_request_is_made_without_a_budget() {
+    let (agent, mut now) = (knowing_agent(), Instant::now());
+    let desk = || agent.desk.lock();
+    desk().hour.spend(998, now);
+    assert_eq!(look_up(&agent, &mut now), (0, 1));
+    // The last one.
+    assert_eq!(look_up(&agent, &mut now), (1, 1));
+    assert_eq!(look_up(&agent, &mut now), (0, 0));
+    assert!(desk().state(now).contains("l4_requests_per_hour"));
+    agent.list();
+    agent.probe();
+    assert_eq!(agent.report().counts["listings"], 0);
 }

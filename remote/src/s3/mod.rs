@@ -12,7 +12,7 @@ mod alone;
 mod http;
 
 use std::fmt::Write as _;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,13 +22,16 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::TryStreamExt;
+use futures_util::future::try_join_all;
+use futures_util::stream::select_all;
 use larder_format::Fingerprint;
 use larder_sync::descriptors;
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{
-    Error, GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, RetryConfig,
+    Error, GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    RetryConfig,
 };
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
@@ -41,7 +44,9 @@ use http::{Connector, Date, NoListing};
 
 /// How long the client itself tries a request again. A caller's deadline may be shorter.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(2);
-const RETRIES_MAX: usize = 1;
+
+/// Least bytes of a part of an object that has a connection of its own.
+const PART: usize = 16 << 20;
 
 /// The mark of a new remote: an object below `v1/` that is no run.
 pub const MARK: &str = "v1/mark";
@@ -61,6 +66,10 @@ pub struct S3Place {
     pub endpoint: Option<String>,
     /// A PEM file of certificate authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
+    /// How often the client itself tries a request again. Its caller does not count it.
+    pub retries: usize,
+    /// Most connections of a fetch of one object.
+    pub parts: usize,
 }
 
 /// Objects in a bucket.
@@ -84,7 +93,7 @@ impl S3 {
     /// The place or the environment makes no client.
     pub fn new(place: S3Place) -> Result<S3, PlaceError> {
         let retry = RetryConfig {
-            max_retries: RETRIES_MAX,
+            max_retries: place.retries,
             retry_timeout: RETRY_TIMEOUT,
             ..RetryConfig::default()
         };
@@ -149,20 +158,26 @@ impl S3 {
             .map(|found| found.is_some())
     }
 
-    /// The object of a run, or a range of it.
+    /// The object of a run, or consecutive parts of it, at once.
     fn get(
         &self,
         run: &RunName,
-        options: GetOptions,
+        parts: Vec<GetOptions>,
         bytes_max: usize,
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
         let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
         let fetched = self.call(deadline, async move {
-            let Some(got) = absent(store.get_opts(&path, options).await)? else {
+            let parts = parts
+                .into_iter()
+                .map(async |options| absent(store.get_opts(&path, options).await));
+            let parts: Option<Vec<GetResult>> = try_join_all(parts).await?.into_iter().collect();
+            let Some(parts) = parts else {
                 return Ok(None);
             };
-            let bytes = usize::try_from(got.range.end - got.range.start).unwrap_or(usize::MAX);
+            let first = parts.first().map_or(0, |part| part.range.start);
+            let end = parts.last().map_or(0, |part| part.range.end);
+            let bytes = usize::try_from(end - first).unwrap_or(usize::MAX);
             if bytes > bytes_max {
                 let object = path.to_string();
                 return Ok(Some(Err(RemoteError::TooLong { object, bytes_max })));
@@ -171,10 +186,18 @@ impl S3 {
                 Ok(object) => object,
                 Err(error) => return Ok(Some(Err(error))),
             };
-            let (mut filled, mut stream) = (0, got.into_stream());
-            while let Some(chunk) = stream.try_next().await? {
+            let chunks = parts.into_iter().map(|part| {
+                let mut at = usize::try_from(part.range.start - first).unwrap_or(usize::MAX);
+                part.into_stream().map_ok(move |chunk| {
+                    let begin = at;
+                    at += chunk.len();
+                    (begin, chunk)
+                })
+            });
+            let (mut filled, mut chunks) = (0, select_all(chunks));
+            while let Some((begin, chunk)) = chunks.try_next().await? {
                 // A server may send more than it stated.
-                let room = &mut object[filled..];
+                let room = object.get_mut(begin..).unwrap_or_default();
                 let taken = chunk.len().min(room.len());
                 room[..taken].copy_from_slice(&chunk[..taken]);
                 filled += taken;
@@ -281,7 +304,17 @@ impl Remote for S3 {
         bytes_max: usize,
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
-        self.get(run, GetOptions::default(), bytes_max, deadline)
+        let parts = self.requests_of_fetch(bytes_max);
+        if parts == 1 {
+            return self.get(run, vec![GetOptions::default()], bytes_max, deadline);
+        }
+        let bytes = bytes_max.div_ceil(parts);
+        let part = |at: usize| range(at * bytes..bytes_max.min((at + 1) * bytes));
+        self.get(run, (0..parts).map(part).collect(), bytes_max, deadline)
+    }
+
+    fn requests_of_fetch(&self, bytes_max: usize) -> usize {
+        bytes_max.div_ceil(PART).clamp(1, self.place.parts)
     }
 
     fn begin_of(
@@ -290,11 +323,7 @@ impl Remote for S3 {
         bytes: usize,
         deadline: Instant,
     ) -> Result<Option<Buffer>, RemoteError> {
-        let options = GetOptions {
-            range: Some((0..bytes as u64).into()),
-            ..GetOptions::default()
-        };
-        self.get(run, options, bytes, deadline)
+        self.get(run, vec![range(0..bytes)], bytes, deadline)
     }
 
     fn publish(
@@ -356,6 +385,14 @@ impl Remote for S3 {
                 return Ok(());
             }
         }
+    }
+}
+
+/// The options of a request for a part of an object.
+fn range(bytes: Range<usize>) -> GetOptions {
+    GetOptions {
+        range: Some((bytes.start as u64..bytes.end as u64).into()),
+        ..GetOptions::default()
     }
 }
 

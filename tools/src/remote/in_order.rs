@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::thread;
 
 use larder_base::runtime::{Condvar, Mutex};
-use larder_remote::flights::Flights;
+use larder_remote::flights::{Flight, Flights};
 
 use crate::failure::Failure;
 
@@ -35,23 +35,27 @@ pub fn in_order<T: Sync, R: Send>(
         is_over: false,
     });
     let changed = Condvar::new();
+    let flight = |item: &T| Flight {
+        bytes: bytes(item),
+        requests: 1,
+    };
     let worker = || {
         loop {
             let mut now = state.lock();
             let (at, item) = loop {
                 let item = items.get(now.next).filter(|_| !now.is_over);
                 let Some(item) = item else { return };
-                if now.flights.has_room(bytes(item)) {
+                if now.flights.has_room(flight(item)) {
                     break (now.next, item);
                 }
                 changed.wait(&mut now);
             };
             now.next += 1;
-            now.flights.begin(bytes(item));
+            now.flights.begin(flight(item));
             drop(now);
             let outcome = work(item);
             let mut now = state.lock();
-            now.flights.answered();
+            now.flights.answered(flight(item));
             now.outcomes.insert(at, outcome);
             changed.notify_all();
         }
@@ -73,7 +77,7 @@ pub fn in_order<T: Sync, R: Send>(
         for (at, item) in items.iter().enumerate() {
             taken = each(item, take(at));
             let mut now = state.lock();
-            now.flights.end(bytes(item));
+            now.flights.end(flight(item));
             now.is_over = !matches!(taken, Ok(ControlFlow::Continue(())));
             changed.notify_all();
             if now.is_over {

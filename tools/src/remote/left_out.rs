@@ -37,7 +37,7 @@ impl LeftOut {
         self.0.append(&mut others.0);
     }
 
-    /// Those that are runs.
+    /// The runs among them.
     pub fn runs(&self) -> impl Iterator<Item = RunName> {
         let names = self.0.iter().filter_map(|row| row.run.as_ref());
         names.filter_map(|name| name.parse().ok())

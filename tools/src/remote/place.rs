@@ -17,6 +17,9 @@ use super::left_out::LeftOut;
 use crate::failure::Failure;
 use crate::size::{self, ByteSize};
 
+/// How often a failed request is tried again.
+const RETRIES: usize = 3;
+
 /// Failed writes in a row that are a fault of the remote.
 const FAILURES_MAX: u32 = 5;
 
@@ -43,6 +46,8 @@ impl PlaceArgs {
             url: self.url.clone(),
             endpoint: self.endpoint.clone(),
             ca_file: self.ca_file.clone(),
+            retries: RETRIES,
+            parts: 1,
         };
         Ok(place.connect()?)
     }

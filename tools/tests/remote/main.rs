@@ -21,6 +21,7 @@ use broken::{Broken, Fault};
 use clock::Clock;
 use fuser::Errno;
 use home::{EVEN, RAGGED, put, put_from};
+use larder_engine::PageStore;
 use serde_json::{Value, json};
 use support::home::Home;
 use support::{chain, ends, fails, flip, larder, report, text};
@@ -168,6 +169,19 @@ fn a_flipped_byte_is_a_page_that_is_not_taken_and_the_others_are() {
     assert_eq!(pulled["faulty_pages"], 1);
     assert_eq!(pulled["pages_put"], 3);
     assert_eq!(node.having(EVEN, &chain(1, 4)), 3);
+    // The object is good again: the gap is filled.
+    flip(&shared.objects()[0], 3 * 4096 + 2 * 65536 + 1234);
+    let pulled = shared.remote("pull", Some(&node), &[], 0);
+    assert_eq!(
+        (&pulled["pages_put"], &pulled["present_runs"]),
+        (&json!(1), &json!(0))
+    );
+    assert_eq!(node.having(EVEN, &chain(1, 4)), 4);
+    let pulled = shared.remote("pull", Some(&node), &[], 0);
+    assert_eq!(
+        (&pulled["runs_pulled"], &pulled["present_runs"]),
+        (&json!(0), &json!(1))
+    );
 }
 
 #[test]
@@ -190,7 +204,7 @@ fn pages_of_another_key_are_not_taken_and_keys_can_be_rotated() {
 }
 
 #[test]
-fn of_a_namespace_that_a_pull_does_not_choose_one_object_is_read() {
+fn of_a_namespace_that_a_pull_does_not_choose_no_object_is_read_whole() {
     let (shared, source) = (Shared::new(), populated());
     shared.push(&source, 0);
     // Each object that is read counts: the records of its pages are damaged.
@@ -204,8 +218,8 @@ fn of_a_namespace_that_a_pull_does_not_choose_one_object_is_read() {
         3
     );
     let node = Home::new();
-    let pulled = shared.remote("pull", Some(&node), &["--model", "ragged"], 1);
-    assert_eq!(pulled["faulty_runs"], 1);
+    let pulled = shared.remote("pull", Some(&node), &["--model", "ragged"], 0);
+    assert_eq!(pulled["faulty_runs"], 0);
     assert_eq!(pulled["runs_pulled"], 1);
 }
 
@@ -237,7 +251,7 @@ fn damaged_pages_of_the_store_are_not_pushed() {
 }
 
 #[test]
-fn a_full_store_keeps_its_pages() {
+fn a_full_store_keeps_its_pages_and_takes_whole_prefixes() {
     let (shared, source) = (Shared::new(), Home::new());
     let chains: Vec<_> = (1..=40).map(|seed| chain(seed, 32)).collect();
     source.with(|store| chains.iter().for_each(|chain| put(store, EVEN, chain)));
@@ -246,8 +260,15 @@ fn a_full_store_keeps_its_pages() {
     node.with(|store| put(store, RAGGED, &chain(99, 8)));
     let pulled = shared.remote("pull", Some(&node), &[], 0);
     assert_eq!(pulled["full"], true);
-    assert!(pulled["pages_put"].as_u64().unwrap() > 0);
+    let put = pulled["pages_put"].as_u64().unwrap();
+    assert!(put > 0);
     assert_eq!(node.having(RAGGED, &chain(99, 8)), 8);
+    let reached = node.with(|store| {
+        let id = store.namespace(&EVEN.namespace()).unwrap();
+        let reached = |chain: &Vec<_>| store.longest_prefix(id, chain) as u64;
+        chains.iter().map(reached).sum::<u64>()
+    });
+    assert_eq!(reached, put);
 }
 
 #[test]

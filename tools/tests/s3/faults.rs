@@ -33,6 +33,7 @@ struct State {
     /// Requests with this method whose names have this part.
     rules: Vec<(&'static str, String, Answer)>,
     is_stopped: bool,
+    requests: u64,
 }
 
 /// See the module. It ends with the process.
@@ -90,6 +91,11 @@ impl Faults {
         self.state.lock().unwrap().rules.clear();
     }
 
+    /// Requests until now.
+    pub fn requests(&self) -> u64 {
+        self.state.lock().unwrap().requests
+    }
+
     /// The names of the runs.
     pub fn runs(&self) -> Vec<String> {
         let state = self.state.lock().unwrap();
@@ -130,6 +136,7 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> std::io::Result<()
         if state.lock().unwrap().is_stopped {
             return Ok(());
         }
+        state.lock().unwrap().requests += 1;
         let mut request = head[0].split(' ');
         let (method, target) = (request.next().unwrap(), request.next().unwrap());
         let (status, length, content) = answer(method, target, body, &mut state.lock().unwrap());

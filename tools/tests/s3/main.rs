@@ -283,30 +283,26 @@ fn an_endpoint_that_answers_all_with_a_page_is_no_service() {
 
 #[test]
 fn a_run_is_not_there_already_where_all_objects_are() {
-    let (server, source) = with_runs();
+    let (server, _) = with_runs();
     server.at("HEAD", "/", Answer::Html);
-    let push = ["push", text(&source.path)];
-    let (code, _, said) = of_faults(&server, &push, &RUN);
-    assert_eq!(code, 3, "{said}");
-    assert!(said.contains("never there"), "{said}");
+    let owner = owner(&server, &[]);
+    owner.put(EVEN, &chain(3, 8));
+    eventually("a failure", || owner.state().contains("never there"));
+    assert_eq!(owner.count("present_runs"), 0);
+}
+
+/// An owner that publishes each run, over the remote of a server with faults.
+fn owner(server: &Faults, options: &[&str]) -> Node {
+    let l4 = ["--l4", "s3://b", "--l4-endpoint", &server.endpoint];
+    let through = ["--l4-unsigned", "--l4-admission", "through"];
+    let l4 = [&l4[..], &through, options].concat();
+    Node::with(Home::new(), &l4, &Identity::Writer.variables())
 }
 
 #[test]
 fn an_owner_publishes_into_a_new_bucket_when_it_is_a_remote() {
     let server = Faults::start();
-    let l4 = [
-        "--l4",
-        "s3://b",
-        "--l4-endpoint",
-        &server.endpoint,
-        "--l4-unsigned",
-    ];
-    let often = ["--l4-admission", "through", "--l4-refresh", "100ms"];
-    let owner = Node::with(
-        Home::new(),
-        &[&l4[..], &often].concat(),
-        &Identity::Writer.variables(),
-    );
+    let owner = owner(&server, &["--l4-refresh", "100ms"]);
     owner.put(EVEN, &chain(1, 8));
     eventually("a look", || owner.state().contains("larder remote init"));
     owner.reaches("waiting_runs", 2);
@@ -317,6 +313,35 @@ fn an_owner_publishes_into_a_new_bucket_when_it_is_a_remote() {
     owner.reaches("published_runs", 2);
     assert_eq!(owner.state(), "in use");
     assert_eq!(server.runs().len(), 2);
+}
+
+/// The server counts: failed requests, and the parts of listings, are requests too.
+#[test]
+fn an_owner_makes_no_more_requests_than_its_budget() {
+    for budget in [0_u64, 40] {
+        let (server, source) = with_runs();
+        server.at("PUT", ".run", Answer::Status("500 Internal Server Error"));
+        let before = server.requests();
+        let hour = budget.to_string();
+        let often = ["--l4-requests-per-hour", &hour, "--l4-refresh", "100ms"];
+        let owner = owner(&server, &often);
+        owner.put(EVEN, &chain(3, 8));
+        let is_used_up = || {
+            owner.found(EVEN, &chain(1, 8));
+            owner.found(EVEN, &chain(4, 8));
+            owner.state().contains("l4_requests_per_hour")
+        };
+        eventually("the requests are used up", is_used_up);
+        owner.put(EVEN, &chain(5, 8));
+        (0..100).for_each(|_| drop(is_used_up()));
+        let made = server.requests() - before;
+        assert!(
+            (budget.saturating_sub(1)..=budget + 1).contains(&made),
+            "{made} of {budget}"
+        );
+        assert_eq!(owner.count("published_runs"), 0);
+        drop(source);
+    }
 }
 
 /// One object of four has a fault.
@@ -393,7 +418,6 @@ fn refused_objects_are_no_faultless_ones() {
 #[test]
 fn a_push_leaves_out_an_object_that_is_not_taken() {
     for (method, status) in [
-        ("HEAD", "500 Internal Server Error"),
         ("PUT", "500 Internal Server Error"),
         ("PUT", "403 Forbidden"),
     ] {

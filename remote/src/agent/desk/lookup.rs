@@ -7,6 +7,7 @@ use larder_format::{Fingerprint, PageKey};
 
 use super::{Desk, Incoming};
 use crate::agent::options::AgentOptions;
+use crate::flights::Flight;
 use crate::planted::planted;
 use crate::run::RunName;
 
@@ -22,7 +23,7 @@ struct Reach {
     arriving: Vec<RunName>,
     /// Runs for them that are not on their way yet.
     begun: Vec<Incoming>,
-    /// The runs behind those that are known and too slow, as far as they are looked for.
+    /// The next runs, which are known and too slow, as far as they are looked for.
     late: Vec<Incoming>,
     too_slow: u64,
     /// No run behind these pages is known.
@@ -93,7 +94,9 @@ impl Desk {
             let until = now + options.patience;
             self.fetching.entry(*run).and_modify(|then| *then = until);
         }
-        reach.begun.into_iter().for_each(|run| self.begin(run));
+        for run in reach.begun {
+            self.begin(run, now);
+        }
         missed
     }
 
@@ -119,7 +122,7 @@ impl Desk {
         let (Some(rate), Some(first)) = (options.prefill_rate, reach.begun.first()) else {
             return;
         };
-        let time = self.time_of(reach.begun.len(), first.bytes, 0);
+        let time = self.time_of(reach.begun.len(), first.flight, 0);
         let tokens = reach.pages as f64 * f64::from(page_tokens);
         if time.is_some_and(|time| time.as_secs_f64() > tokens / rate) {
             reach.too_slow += reach.begun.len() as u64;
@@ -130,16 +133,16 @@ impl Desk {
     }
 
     /// The time until so many runs arrive, and these bytes in others; `None` if it is not known.
-    fn time_of(&self, runs: usize, run_bytes: u64, others: u64) -> Option<Duration> {
-        let runs = runs + usize::try_from(others.div_ceil(run_bytes)).unwrap_or(usize::MAX);
-        let most = self.flights.most_of(run_bytes);
-        self.speed.time_of(runs, run_bytes, most)
+    fn time_of(&self, runs: usize, run: Flight, others: u64) -> Option<Duration> {
+        let runs = runs + usize::try_from(others.div_ceil(run.bytes)).unwrap_or(usize::MAX);
+        let most = self.flights.most_of(run);
+        self.speed.time_of(runs, run.bytes, most)
     }
 
     /// Most runs of a lookup that are begun to measure the speed, if its other runs arrive in time.
     /// Fetches alone measure it: it is not known for more at once than were begun before, and one
     /// slow answer would end all of them.
-    fn trial(&self, in_time: usize, run_bytes: u64, now: Instant, age: Duration) -> usize {
+    fn trial(&self, in_time: usize, run: Flight, now: Instant, age: Duration) -> usize {
         if !self.trial.is_empty() {
             return 0;
         }
@@ -147,7 +150,7 @@ impl Desk {
             return usize::from(self.speed.is_due(now, age));
         }
         let (tried, at) = self.tried;
-        let at_once = (GROWTH * in_time).min(self.flights.most_of(run_bytes));
+        let at_once = (GROWTH * in_time).min(self.flights.most_of(run));
         let is_old = at.is_none_or(|at| now >= at + age);
         // The promises to other lookups may be broken.
         let is_new = self.fetching.is_empty() && at_once >= 2 * tried;
@@ -169,17 +172,24 @@ impl Desk {
         let Some(first) = reach.late.first() else {
             return false;
         };
-        let most = self.trial(in_time, first.bytes, now, options.refresh);
+        let most = self.trial(in_time, first.flight, now, options.refresh);
         if most <= reach.begun.len() {
             return false;
         }
+        let runs = most.min(reach.begun.len() + reach.late.len());
+        let at_once = self.fetching.len() + runs;
+        // The engine is faster than so many.
+        let is_known = reach.begun.is_empty() && at_once <= self.tried.0;
+        if is_known && !self.speed.is_due(now, options.refresh) {
+            return false;
+        }
         reach.begun.append(&mut reach.late);
-        reach.begun.truncate(most);
+        reach.begun.truncate(runs);
         reach.pages = 0;
         self.trial.extend(reach.begun.iter().map(|run| run.name));
         self.speed.tried(now);
         if in_time > 0 {
-            self.tried = (self.fetching.len() + reach.begun.len(), Some(now));
+            self.tried = (at_once, Some(now));
         }
         true
     }
@@ -193,6 +203,7 @@ impl Desk {
         options: &AgentOptions,
     ) -> Reach {
         let mut reach = Reach::default();
+        let requests = usize::try_from(self.hour.left(now)).unwrap_or(usize::MAX);
         let (Some(space), runs) = (self.spaces.get(&namespace), self.names.of(namespace)) else {
             return reach;
         };
@@ -222,20 +233,23 @@ impl Desk {
                 }
                 reach.arriving.push(name);
             } else {
+                if (reach.begun.len() + reach.late.len() + 1) * space.run.requests > requests {
+                    return reach;
+                }
                 let run = Incoming {
                     name,
                     pages: keys[pages..=at].to_vec(),
-                    bytes: space.run_bytes,
+                    flight: space.run,
                     until: now + options.patience,
                 };
                 let (begun, others) = (reach.begun.len() + 1, self.arriving_bytes);
-                let time = self.time_of(begun, run.bytes, others);
+                let time = self.time_of(begun, run.flight, others);
                 let is_late = time.is_some_and(|time| time > options.patience);
                 if is_late && !planted!(LateByte) {
                     reach.too_slow += u64::from(reach.late.is_empty());
                     reach.late.push(run);
                     let in_time = self.fetching.len() + reach.begun.len();
-                    let most = self.trial(in_time, space.run_bytes, now, options.refresh);
+                    let most = self.trial(in_time, space.run, now, options.refresh);
                     if reach.begun.len() + reach.late.len() >= most {
                         return reach;
                     }

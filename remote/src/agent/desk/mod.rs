@@ -18,13 +18,25 @@ use super::options::{Admission, AgentOptions};
 use super::search::{Search, Searches};
 use super::speed::{CONNECTIONS_MAX, Measured, Speed};
 use crate::error::RemoteError;
-use crate::flights::Flights;
+use crate::flights::{Flight, Flights};
 use crate::planted::planted;
 use crate::remote::Listed;
 use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
 
 /// Most runs that wait for their publication: beyond it the oldest are dropped.
 const OUTGOING_MAX: usize = 4096;
+
+/// The share of the requests that is left to reads.
+const READS: u64 = 10;
+
+/// The use of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    /// It serves lookups: a fetch, a listing, or a look at the remote.
+    Read,
+    /// It serves a publication or a search.
+    Other,
+}
 
 /// A run that is to be published.
 pub(super) struct Outgoing {
@@ -41,7 +53,7 @@ pub(super) struct Incoming {
     pub(super) name: RunName,
     /// The pages of it that a lookup missed.
     pub(super) pages: Vec<PageKey>,
-    pub(super) bytes: u64,
+    pub(super) flight: Flight,
     /// From this moment on no caller waits for it.
     pub(super) until: Instant,
 }
@@ -56,8 +68,8 @@ pub(super) struct Fetch {
 pub(super) struct Space {
     pub(super) namespace: Namespace,
     run_pages: NonZeroU32,
-    /// Bytes of the object of a run.
-    run_bytes: u64,
+    /// The object of a run.
+    run: Flight,
 }
 
 /// Runs that were queued for publication, and others that were dropped for them.
@@ -81,7 +93,7 @@ pub(super) struct Desk {
     /// Fetches in progress.
     flights: Flights,
     /// Runs that are queued or being fetched, until no caller waits for them.
-    fetching: HashMap<RunName, Instant>,
+    pub(super) fetching: HashMap<RunName, Instant>,
     /// Pages of those runs, with the number of the runs.
     arriving: HashMap<(Fingerprint, PageKey), u32>,
     /// Bytes of those runs.
@@ -89,7 +101,7 @@ pub(super) struct Desk {
     /// Runs of them that measure the speed: their pages are not promised.
     trial: HashSet<RunName>,
     /// The last trial of many: its number of fetches at once, or a higher one since, and its time.
-    tried: (usize, Option<Instant>),
+    pub(super) tried: (usize, Option<Instant>),
     pub(super) breaker: Breaker,
     /// Of publications alone: the remote may let this node read, and take no objects. It may be
     /// full, refuse them, or be too slow for them.
@@ -98,6 +110,8 @@ pub(super) struct Desk {
     pub(super) day: Budget,
     pub(super) second: Budget,
     pub(super) hour: Budget,
+    /// Requests of the hour that publications and searches leave.
+    requests_of_reads: u64,
     searches: Searches,
     pub(super) mark: Mark,
     /// This process owns the store.
@@ -148,13 +162,14 @@ impl Desk {
             arriving: HashMap::new(),
             arriving_bytes: 0,
             trial: HashSet::new(),
-            tried: (0, None),
+            tried: (1, None),
             breaker: Breaker::Closed { failures: 0 },
             publications: Breaker::Closed { failures: 0 },
             speed: Speed::default(),
             day: Budget::new(options.bytes_per_day, hours(24), now),
             second: Budget::new(options.bytes_per_second, Duration::from_secs(1), now),
             hour: Budget::new(options.requests_per_hour, hours(1), now),
+            requests_of_reads: options.requests_per_hour / READS,
             searches: Searches::default(),
             mark: Mark::Unknown,
             is_in_use: false,
@@ -208,18 +223,28 @@ impl Desk {
         self.is_in_use
     }
 
-    /// A namespace is in use. Returns whether it was not before.
-    pub(super) fn open(&mut self, namespace: &Namespace, options: &AgentOptions) -> bool {
+    /// A namespace is in use. A fetch of so many bytes makes so many requests. Returns whether the
+    /// namespace was not in use before.
+    pub(super) fn open(
+        &mut self,
+        namespace: &Namespace,
+        options: &AgentOptions,
+        requests: impl Fn(usize) -> usize,
+    ) -> bool {
         let fingerprint = namespace.fingerprint();
         let Entry::Vacant(space) = self.spaces.entry(fingerprint) else {
             return false;
         };
         let run_pages = pages_of_run(namespace, options.run_tokens);
         let pages = usize::try_from(run_pages.get()).unwrap_or(usize::MAX);
+        let bytes = object_bytes(namespace, pages);
         space.insert(Space {
             namespace: namespace.clone(),
             run_pages,
-            run_bytes: object_bytes(namespace, pages) as u64,
+            run: Flight {
+                bytes: bytes as u64,
+                requests: requests(bytes),
+            },
         });
         true
     }
@@ -227,13 +252,13 @@ impl Desk {
     /// The namespace, and the bytes of the object of a run.
     pub(super) fn space(&self, namespace: Fingerprint) -> Option<(Namespace, u64)> {
         let space = self.spaces.get(&namespace)?;
-        Some((space.namespace.clone(), space.run_bytes))
+        Some((space.namespace.clone(), space.run.bytes))
     }
 
     /// The listing shows an object. False if there is no room for its name.
     pub(super) fn list(&mut self, object: &Listed) -> bool {
         let space = self.spaces.get(&object.run.namespace);
-        let run_bytes = space.map_or(0, |space| space.run_bytes);
+        let run_bytes = space.map_or(0, |space| space.run.bytes);
         self.names.list(object, run_bytes)
     }
 
@@ -245,12 +270,12 @@ impl Desk {
         is_needed && spaces.any(|space| self.names.has_sample(*space))
     }
 
-    /// A listed run to measure the speed with, and the most bytes of its object.
-    pub(super) fn take_sample(&mut self) -> Option<(RunName, usize)> {
+    /// A listed run to measure the speed with.
+    pub(super) fn take_sample(&mut self) -> Option<(RunName, Flight)> {
         let mut spaces = self.spaces.iter();
         spaces.find_map(|(name, space)| {
-            let run = self.names.take_sample(*name, space.run_bytes)?;
-            Some((run, usize::try_from(space.run_bytes).ok()?))
+            let run = self.names.take_sample(*name, space.run.bytes)?;
+            Some((run, space.run))
         })
     }
 
@@ -354,7 +379,7 @@ impl Desk {
         if !self.may_ask() || !is_marked {
             return None;
         }
-        let debt = self.second.debt(now);
+        let debt = self.second.wait(0, now);
         let due = self.outgoing.front()?.due;
         let wait = due.saturating_duration_since(now).max(debt);
         if wait > Duration::ZERO {
@@ -399,9 +424,20 @@ impl Desk {
         }
     }
 
-    fn begin(&mut self, run: Incoming) {
+    /// Takes a request from the budget. Publications and searches leave a part of it to reads.
+    pub(super) fn may_request(&mut self, requests: u64, request: Request, now: Instant) -> bool {
+        let left = match request {
+            Request::Read => 0,
+            Request::Other => self.requests_of_reads,
+        };
+        self.hour.take(requests, left, now)
+    }
+
+    fn begin(&mut self, run: Incoming, now: Instant) {
+        // A lookup has looked for it.
+        self.hour.spend(run.flight.requests as u64, now);
         self.fetching.insert(run.name, run.until);
-        self.arriving_bytes += run.bytes;
+        self.arriving_bytes += run.flight.bytes;
         for page in &run.pages {
             let arriving = self.arriving.entry((run.name.namespace, *page));
             *arriving.or_default() += 1;
@@ -417,10 +453,11 @@ impl Desk {
             // Another lookup may have asked for it since.
             let until = self.fetching.get(&run.name);
             if until.is_some_and(|until| now < *until) {
-                self.flights.begin(run.bytes);
+                self.flights.begin(run.flight);
                 let measured = self.speed.begin(now);
                 return Some(Fetch { run, measured });
             }
+            self.hour.give_back(run.flight.requests as u64);
             self.arrived(&run, End::GivenUp);
             *late += 1;
         }
@@ -430,7 +467,7 @@ impl Desk {
     /// Whether the fetch of a run may begin.
     fn has_fetch(&self) -> bool {
         let next = self.incoming.front();
-        next.is_some_and(|run| self.flights.has_room(run.bytes))
+        next.is_some_and(|run| self.flights.has_room(run.flight))
     }
 
     /// Whether a run waits that so many threads do not fetch.
@@ -441,12 +478,12 @@ impl Desk {
     /// The request of a fetch is over, and has brought so many bytes.
     pub(super) fn answered(&mut self, fetch: &Fetch, bytes: Option<u64>, now: Instant) {
         self.speed.end(fetch.measured, bytes, now);
-        self.flights.answered();
+        self.flights.answered(fetch.run.flight);
     }
 
     /// A fetch is over: its pages are stored.
     pub(super) fn ended(&mut self, fetch: &Fetch, end: End) {
-        self.flights.end(fetch.run.bytes);
+        self.flights.end(fetch.run.flight);
         self.arrived(&fetch.run, end);
     }
 
@@ -454,7 +491,7 @@ impl Desk {
     fn arrived(&mut self, run: &Incoming, end: End) {
         self.fetching.remove(&run.name);
         self.trial.remove(&run.name);
-        self.arriving_bytes -= run.bytes;
+        self.arriving_bytes -= run.flight.bytes;
         if planted!(LeftArrival) && end == End::GivenUp {
             return;
         }
@@ -479,6 +516,7 @@ impl Desk {
     pub(super) fn give_up(&mut self) -> u64 {
         let given_up = std::mem::take(&mut self.incoming);
         for run in &given_up {
+            self.hour.give_back(run.flight.requests as u64);
             self.arrived(run, End::GivenUp);
         }
         given_up.len() as u64
@@ -540,6 +578,8 @@ impl Desk {
             None if self.needs_sample() => (now, Chore::Sample),
             None => (listing, Chore::List),
         };
+        // A listing begins with a look.
+        let at = at.max(now + self.hour.wait(2, now));
         let writes = (writing, Chore::Remember);
         let (at, chore) = match self.is_off {
             true => writes,
@@ -557,6 +597,9 @@ impl Desk {
             (Some(reason), Some(until)) => {
                 let left = until.saturating_duration_since(now).as_secs();
                 format!("no requests, the next attempt in {left} s: {reason}")
+            }
+            _ if self.hour.left(now) < 2 => {
+                "no requests: those of the hour are used up (l4_requests_per_hour)".to_owned()
             }
             _ => match (&self.mark, self.publications.reason()) {
                 (Mark::Missing(reason), _) => format!("no publications: {reason}"),

@@ -20,7 +20,7 @@ use larder_remote::{Draft, OBJECT_BYTES_MAX, Published, Remote, RunName, RunPage
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use super::objects::{FETCHES, Objects, STEP_MAX};
+use super::objects::{Objects, STEP_MAX};
 use super::pairs::{Sample, Stop};
 use crate::failure::Failure;
 use crate::workload::Words;
@@ -87,7 +87,7 @@ impl Bare {
 
     /// Fetches published runs.
     pub fn fetch(&self, objects: &Objects, runs: &Runs) -> Result<Sample, Stop> {
-        self.at_once(FETCHES, objects, runs, |at, pages| {
+        self.at_once(objects.connections, objects, runs, |at, pages| {
             let last = pages.last().ok_or_else(|| wrong("a run has no pages"))?;
             let name = RunName {
                 namespace: runs.namespace.fingerprint(),

@@ -35,13 +35,13 @@ use indicatif::ProgressBar;
 use larder_remote::agent::PUBLICATIONS;
 use serde::Serialize;
 
-use super::place::{PlaceArgs, TrustArgs};
+use super::place::{ConnectionsArgs, PlaceArgs, TrustArgs};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report};
 use crate::size::ByteSize;
 use crate::usage::rate;
-use objects::{FETCHES, Objects};
+use objects::Objects;
 use pairs::{Pairs, RatioReport, Sample, Stop};
 use scratch::Scratch;
 
@@ -63,6 +63,8 @@ pub struct BenchArgs {
     place: PlaceArgs,
     #[command(flatten)]
     trust: TrustArgs,
+    #[command(flatten)]
+    connections: ConnectionsArgs,
     /// Bytes of a run
     #[arg(
         long,
@@ -95,6 +97,7 @@ struct BenchReport {
     run_bytes: u64,
     page_bytes: u64,
     runs: u64,
+    connections: usize,
     rounds: u32,
     publish: WayReport,
     fetch: WayReport,
@@ -190,8 +193,8 @@ impl Report for BenchReport {
         let mut lines = Lines::default();
         let bytes = ByteSize(self.run_bytes);
         let runs = format!(
-            "{} of {bytes}, {} rounds; {PUBLICATIONS} published at once, {FETCHES} fetched",
-            self.runs, self.rounds
+            "{} of {bytes}, {} rounds; {PUBLICATIONS} published at once, {} fetched",
+            self.runs, self.rounds, self.connections
         );
         lines.row("Runs", runs);
         self.publish.lines("Publish", "get", &mut lines);
@@ -232,6 +235,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let objects = Objects::new(
         (&args.place, &args.trust),
+        args.connections.at_once(),
         (args.runs, args.run_bytes.0),
         &interrupt,
     )?;
@@ -248,6 +252,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         run_bytes: args.run_bytes.0,
         page_bytes: args.page_bytes.0,
         runs: args.runs,
+        connections: args.connections.at_once(),
         rounds: args.rounds,
         publish: WayReport::of(&found.publish, found.seal, found.get.sums().1),
         fetch: WayReport::of(&found.fetch, found.verify, found.put.sums().1),

@@ -16,9 +16,6 @@ use crate::interrupt::Interrupt;
 use crate::remote::place::{PlaceArgs, TrustArgs};
 use crate::workload::Words;
 
-/// Fetches at once, by all ways.
-pub(super) const FETCHES: usize = 4;
-
 /// Longest time of a measured step.
 pub(super) const STEP_MAX: Duration = Duration::from_mins(10);
 
@@ -30,6 +27,8 @@ pub struct Objects {
     timeout: Duration,
     run_bytes: u64,
     runs: u64,
+    /// Fetches at once, by all ways.
+    pub(super) connections: usize,
     /// Rounds whose objects of the client alone may be there.
     rounds: AtomicU32,
     pub(super) interrupt: Interrupt,
@@ -39,6 +38,7 @@ impl Objects {
     /// Runs of so many bytes, below a name of its own within the remote.
     pub fn new(
         (at, trust): (&PlaceArgs, &TrustArgs),
+        connections: usize,
         (runs, run_bytes): (u64, u64),
         interrupt: &Interrupt,
     ) -> Result<Objects, Failure> {
@@ -50,6 +50,8 @@ impl Objects {
             url: format!("{url}/bench-{unique:016x}"),
             endpoint: at.endpoint.clone(),
             ca_file: at.ca_file.clone(),
+            retries: 0,
+            parts: 8,
         };
         let (client, trust) = (place.bucket()?, trust.load()?);
         client.mark(Instant::now() + at.timeout)?;
@@ -60,6 +62,7 @@ impl Objects {
             timeout: at.timeout,
             run_bytes,
             runs,
+            connections,
             rounds: AtomicU32::new(0),
             interrupt: interrupt.clone(),
         })
@@ -93,7 +96,7 @@ impl Objects {
         Sample::of(self.bytes(), || {
             let got = self
                 .client
-                .get_alone(&names, FETCHES, until, self.is_stopped())?;
+                .get_alone(&names, self.connections, until, self.is_stopped())?;
             match got.ok_or(Stop::Interrupted)? {
                 got if got == self.bytes() => Ok(()),
                 got => {
@@ -143,7 +146,7 @@ impl Objects {
             bytes_per_day,
             bytes_per_second: u64::MAX,
             requests_per_hour: u64::MAX,
-            connections: FETCHES,
+            connections: self.connections,
             patience: STEP_MAX,
             timeout: self.timeout,
             prefill_rate: None,
