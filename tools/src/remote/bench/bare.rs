@@ -15,8 +15,8 @@ use std::time::Instant;
 use larder_engine::AlignedBuf;
 use larder_engine::format::{Namespace, StoreId};
 use larder_remote::agent::PUBLICATIONS;
-use larder_remote::run::open;
-use larder_remote::{Draft, OBJECT_BYTES_MAX, Published, Remote, RunName, RunPage};
+use larder_remote::run::{object_bytes, open};
+use larder_remote::{Draft, Published, Remote, RunName, RunPage};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -94,7 +94,8 @@ impl Bare {
                 last: last.key,
             };
             let deadline = Instant::now() + STEP_MAX;
-            let object = objects.client.fetch(&name, OBJECT_BYTES_MAX, deadline)?;
+            let bytes_max = object_bytes(&runs.namespace, pages.len());
+            let object = objects.client.fetch(&name, bytes_max, deadline)?;
             let object = object.ok_or_else(|| wrong("an object is missing"))?;
             let opened = open(&object, &name, &objects.trust);
             let good = opened.pages.iter().filter_map(|page| page.payload.ok());
