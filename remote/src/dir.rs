@@ -7,6 +7,9 @@
 //! hour later. Their age is taken from the clock of the file system alone: the clock of a node may
 //! differ from it.
 //!
+//! Another writer of the remote may make links. One in place of an object is no object, and one in
+//! place of a directory is an error: below the root no link is followed out of the remote.
+//!
 //! Nodes may have different users. So objects and directories get their permissions from the root,
 //! whatever the umask.
 //!
@@ -157,24 +160,48 @@ fn look_at_root(root: &Path) -> Result<(), RemoteError> {
 fn look_at_mark(root: &Path) -> Result<(), RemoteError> {
     look_at_root(root)?;
     let mark = root.join(VERSION);
-    let found = absent(mark.metadata()).map_err(|error| failed(LOOKING, &mark, &error))?;
+    let found = check_links(root, VERSION).and_then(|()| absent(mark.metadata()));
+    let found = found.map_err(|error| failed(LOOKING, &mark, &error))?;
     match found.is_some_and(|found| found.is_dir()) {
         true => Ok(()),
         false => Err(RemoteError::Unmarked(root.display().to_string())),
     }
 }
 
+/// Checks that no directory of a name below the root is a link.
+fn check_links(root: &Path, name: &str) -> io::Result<()> {
+    let mut directory = root.to_owned();
+    for part in name.split('/').take(PARTS - 1) {
+        directory.push(part);
+        let Some(found) = absent(directory.symlink_metadata())? else {
+            return Ok(());
+        };
+        if found.is_symlink() {
+            return Err(io::Error::new(
+                io::ErrorKind::NotADirectory,
+                format!(
+                    "{} is a link, which may lead out of the remote: put a directory in its place",
+                    directory.display()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// The outcome of a call for an object; `None` if there is no such file in the root.
 fn found<T>(
     root: &Path,
     doing: &str,
-    path: &Path,
-    outcome: io::Result<T>,
+    name: &str,
+    call: impl FnOnce(&Path) -> io::Result<T>,
 ) -> Result<Option<T>, RemoteError> {
+    let path = root.join(name);
+    let outcome = check_links(root, name).and_then(|()| call(&path));
     match absent(outcome) {
         Ok(None) => look_at_root(root).map(|()| None),
         Ok(found) => Ok(found),
-        Err(error) => Err(failed(doing, path, &error)),
+        Err(error) => Err(failed(doing, &path, &error)),
     }
 }
 
@@ -188,10 +215,10 @@ impl Dir {
     ) -> Result<Option<Buffer>, RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
-            let path = root.join(name);
-            let Some(file) = found(root, "opening", &path, open(&path))? else {
+            let Some(file) = found(root, "opening", &name, open)? else {
                 return Ok(None);
             };
+            let path = root.join(name);
             let found = file
                 .metadata()
                 .map_err(|error| failed(LOOKING, &path, &error))?;
@@ -238,8 +265,7 @@ impl Remote for Dir {
     fn holds(&self, run: &RunName, deadline: Instant) -> Result<bool, RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
-            let path = root.join(name);
-            let found = found(root, LOOKING, &path, path.symlink_metadata())?;
+            let found = found(root, LOOKING, &name, Path::symlink_metadata)?;
             Ok(found.is_some_and(|found| found.is_file()))
         })
     }
@@ -288,8 +314,7 @@ impl Remote for Dir {
     fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
         let name = run.to_string();
         self.call(deadline, move |root| {
-            let path = root.join(name);
-            found(root, "removing", &path, fs::remove_file(&path)).map(|_| ())
+            found(root, "removing", &name, |path| fs::remove_file(path)).map(|_| ())
         })
     }
 
@@ -336,6 +361,7 @@ impl Remote for Dir {
 /// Creates an object. `NotFound` without the mark: the root alone is no remote.
 fn create(root: &Path, name: &str, object: &[u8]) -> io::Result<Published> {
     let path = root.join(name);
+    check_links(root, name)?;
     if is_taken(&path)? {
         return Ok(Published::Present);
     }
@@ -478,7 +504,8 @@ impl Walk<'_> {
     /// Lists the objects below a prefix of names.
     fn all(&mut self, prefix: &str) -> Result<ControlFlow<()>, RemoteError> {
         let directory = self.root.join(prefix);
-        match fs::read_dir(&directory) {
+        let entries = check_links(self.root, prefix).and_then(|()| fs::read_dir(&directory));
+        match entries {
             Ok(entries) => self.entries(&directory, entries, prefix.split('/').count()),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ControlFlow::Continue(())),
             Err(error) => Err(failed("listing", &directory, &error)),

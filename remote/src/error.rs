@@ -25,7 +25,10 @@ pub enum RemoteError {
     #[error("no S3 service at the endpoint: {0}; is it the port of a web console, or a proxy?")]
     NoService(String),
     /// An object is longer than the longest that is taken.
-    #[error("{object} has more than {bytes_max} bytes; remove it")]
+    #[error(
+        "{object} has more than {bytes_max} bytes; remove it, if all nodes have the same \
+         tokens of a run"
+    )]
     TooLong {
         /// Its full name.
         object: String,
@@ -41,6 +44,9 @@ pub enum RemoteError {
     /// Another writer has made a name that ends each listing. The remote answers all the same.
     #[error("{0}; no node makes such a name: remove the object, or use another prefix")]
     Foreign(String),
+    /// A listing goes on without an end. The remote answers all the same.
+    #[error("the listing does not end: {0}; check the server, or use another prefix")]
+    Endless(String),
     /// It cannot be reached, or failed. With the remedy.
     #[error("{0}")]
     Failed(String),
@@ -54,6 +60,17 @@ pub enum PlaceError {
     Url {
         /// The URL.
         url: String,
+        /// The reason.
+        reason: String,
+    },
+    /// The URL of the service.
+    #[error(
+        "the endpoint {endpoint:?} {reason}; an endpoint is http://HOST:PORT or https://HOST \
+         (--endpoint, AWS_ENDPOINT_URL)"
+    )]
+    Endpoint {
+        /// The URL.
+        endpoint: String,
         /// The reason.
         reason: String,
     },

@@ -9,12 +9,16 @@
 use std::fmt;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use larder_format::{HexError, PageKey};
 
 /// Bytes of a secret. A key file has twice as many hex digits in a line.
 pub const SECRET_BYTES: usize = 32;
+
+/// Permissions of users that are neither the owner of a file nor of its group.
+const OF_OTHERS: u32 = 0o007;
 
 const PAGE_CONTEXT: &str = "larder remote 2026-11 seal of a page";
 const RUN_CONTEXT: &str = "larder remote 2026-11 seal of a run";
@@ -142,6 +146,16 @@ impl Keyring {
             Ok(text) => text,
             Err(error) => return Err(KeyError::Unreadable { path, error }),
         };
+        if path
+            .metadata()
+            .is_ok_and(|found| found.mode() & OF_OTHERS != 0)
+        {
+            tracing::warn!(
+                "{}: all users of this machine can read the key, and so make pages that nodes \
+                 take: chmod o-rwx it",
+                path.display()
+            );
+        }
         let mut keys = Vec::new();
         for (line, text) in (1..).zip(text.lines().map(str::trim)) {
             if text.is_empty() || text.starts_with('#') {

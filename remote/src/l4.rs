@@ -84,6 +84,9 @@ const PARTS: usize = 8;
 /// Time in which the pages of a put are written.
 const DELAY: Duration = Duration::from_secs(1);
 
+/// The pause after a failure. A second one is tried again after 15 s.
+const PAUSE: Duration = Duration::from_secs(5);
+
 /// Why the remotes of a configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum L4Error {
@@ -171,6 +174,7 @@ impl L4Config {
             patience: self.patience,
             timeout: self.timeout,
             prefill_rate: self.prefill_rate,
+            pause: PAUSE,
             refresh: self.refresh,
             delay: DELAY,
         }

@@ -19,7 +19,7 @@ larder_base::bugs! {
         StaleName,
         /// A run that a listing does not show stays known.
         OldName,
-        /// A run with a fault is fetched again.
+        /// A run with a fault is fetched again without a pause.
         FaultAgain,
         /// A publication that failed is neither repeated nor counted.
         LostRun,

@@ -111,7 +111,8 @@ pub trait Remote: Send + Sync {
     /// object that cannot be looked at does not end the listing.
     ///
     /// # Errors
-    /// [`RemoteError`].
+    /// [`RemoteError`], also for a server that gives the same part again, or parts without a run
+    /// and without an end.
     fn list(
         &self,
         within: Option<Fingerprint>,

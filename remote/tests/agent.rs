@@ -148,10 +148,13 @@ impl Remote for Faulty {
     fn list(
         &self,
         _: Option<Fingerprint>,
-        _: &mut dyn FnMut() -> ControlFlow<()>,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         _: Duration,
     ) -> Result<(), RemoteError> {
+        if part().is_break() {
+            return Ok(());
+        }
         self.begin(1)?;
         let objects = self.objects.lock().unwrap();
         let listed = objects.iter().map(|(run, object)| Listed {
@@ -262,11 +265,14 @@ fn a_node_that_may_not_publish_reads_on() {
     for refusal in refusals {
         let mut remote = Watched::with("model", &pages);
         remote.refuses = Some(refusal);
-        let node = Node::with(Box::new(remote), listed_once);
+        let node = Node::with(Box::new(remote), |options| {
+            listed_once(options);
+            options.pause = Duration::from_millis(1);
+        });
         let begin = Instant::now();
         while node.count("dropped_failed_runs") < 2 {
             assert!(begin.elapsed() < PATIENCE, "{:?}", node.agent.report());
-            node.put(&chain(begin.elapsed().as_nanos() as u64 | 2, PAGES));
+            node.put(&chain(2, PAGES));
         }
         node.eventually(|| node.read(&pages) == PAGES);
         assert_eq!(node.count("breaker_openings"), 0);
@@ -368,7 +374,7 @@ fn a_run_that_takes_the_name_of_a_faulty_one_is_fetched() {
     let put = |object: &[u8]| remote.objects.lock().unwrap().insert(name, object.to_vec());
     put(&forged(&name, &object));
     let node = Node::new(Box::new(remote.clone()));
-    node.eventually(|| node.read(&pages) == 0 && node.count("faulty_runs") == 1);
+    node.eventually(|| node.read(&pages) == 0 && node.count("faulty_runs") > 0);
     remote.objects.lock().unwrap().clear();
     let listings = node.count("listings");
     node.eventually(|| node.count("listings") > listings + 1);

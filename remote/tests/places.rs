@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 use std::ops::ControlFlow;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,6 +23,7 @@ use rustix::fs::Mode;
 use rustix::process::{Uid, geteuid, umask};
 use rustix::thread::set_thread_res_uid;
 
+/// Another part of a listing is wanted.
 fn go_on() -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
@@ -132,6 +133,45 @@ fn objects_are_listed_by_namespace_and_removed() {
     assert_eq!(listed(&remote, None).len(), 3);
 }
 
+#[test]
+fn a_directory_that_is_a_link_leads_nowhere() {
+    let (name, object) = objects().remove(0);
+    let text = name.to_string();
+    for (depth, (end, _)) in text.match_indices('/').enumerate() {
+        let directory = &text[..end];
+        let (root, remote) = new_remote();
+        publish(&remote, &name, &object).unwrap();
+        let (inside, elsewhere) = (root.path().join(directory), tempfile::tempdir().unwrap());
+        let outside = elsewhere.path().join("kept");
+        fs::rename(&inside, &outside).unwrap();
+        symlink(&outside, &inside).unwrap();
+        let refuses = |outcome: Result<(), RemoteError>| {
+            let said = outcome.unwrap_err().to_string();
+            assert!(said.contains(&format!("{directory} is a link")), "{said}");
+        };
+        refuses(publish(&remote, &name, &object).map(drop));
+        refuses(remote.holds(&name, later()).map(drop));
+        let fetched = remote.fetch(&name, OBJECT_BYTES_MAX, later());
+        refuses(fetched.map(drop));
+        refuses(remote.remove(&name, later()));
+        // A listing passes over the links that it meets.
+        let mut each = |_| panic!("an object that is outside");
+        let all = remote.list(None, &mut go_on, &mut each, LATE);
+        let of_namespace = remote.list(Some(name.namespace), &mut go_on, &mut each, LATE);
+        match depth {
+            0 => [all, of_namespace, remote.look(later())]
+                .into_iter()
+                .for_each(refuses),
+            1 => {
+                all.unwrap();
+                refuses(of_namespace);
+            }
+            _ => [all, of_namespace].into_iter().for_each(Result::unwrap),
+        }
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 1);
+    }
+}
+
 /// A path of the kernel is shorter. In bytes.
 const PATH_MAX: usize = 4096;
 
@@ -222,7 +262,7 @@ fn a_pipe_or_a_link_is_absent_and_in_the_way_of_its_object() {
     (0..4).for_each(|at| fs::create_dir_all(path(at).parent().unwrap()).unwrap());
     // No process writes to this pipe.
     pipe(&path(0));
-    std::os::unix::fs::symlink(path(3), path(1)).unwrap();
+    symlink(path(3), path(1)).unwrap();
     fs::create_dir(path(2)).unwrap();
     publish(&remote, &objects[3].0, &objects[3].1).unwrap();
     for (name, object) in &objects[..3] {

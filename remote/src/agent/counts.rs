@@ -40,6 +40,7 @@ counts! {
     Questions "search_requests",
     RunsSearched "searched_runs",
     Listings "listings",
+    ListingsFailed "failed_listings",
 }
 
 /// Counters since the agent was made.

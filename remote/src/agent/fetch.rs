@@ -5,16 +5,21 @@ use std::time::Duration;
 
 use larder_base::runtime::Instant;
 use larder_engine::{PageStore, PutOptions};
+use larder_format::PageKey;
 
 use super::Agent;
 use super::counts::Count;
-use super::desk::{End, Fetch};
+use super::desk::{End, Fetch, Incoming};
 use super::speed::arrived;
 use crate::buffer::Buffer;
 use crate::keys::Trust;
 use crate::local;
 use crate::planted::planted;
-use crate::run::{self, RunName};
+use crate::run;
+
+/// The fault of a run that lacks pages of its lookup.
+const OTHER_TOKENS: &str =
+    "it has fewer pages than the runs of this node: `l4_run_tokens` must be the same on all nodes";
 
 /// Longest wait of a put for room.
 const PUT_WAIT: Duration = Duration::from_secs(1);
@@ -23,10 +28,10 @@ impl Agent {
     /// Fetches a run into the store, and notes the end.
     pub(super) fn bring(&self, fetch: &Fetch, store: &dyn PageStore) {
         let end = match self.fetch(fetch) {
-            Ok(object) => self.take(&fetch.run.name, &object, store),
+            Ok(object) => self.take(&fetch.run, &object, store),
             Err(end) => end,
         };
-        self.desk.lock().ended(fetch, end);
+        self.desk.lock().ended(fetch, end, Instant::now());
         // There may be room for others.
         self.work.notify_all();
         self.changed.notify_all();
@@ -53,7 +58,7 @@ impl Agent {
                     return Err(End::GivenUp);
                 }
                 self.left_out(&run.name, &error);
-                return Err(End::Unreadable);
+                return Err(End::Failed);
             }
         };
         self.succeeded();
@@ -63,37 +68,52 @@ impl Agent {
     }
 
     /// Puts the good pages of an object into the store.
-    fn take(&self, name: &RunName, object: &[u8], store: &dyn PageStore) -> End {
+    fn take(&self, run: &Incoming, object: &[u8], store: &dyn PageStore) -> End {
         let trust = match planted!(UnsealedPage) {
             true => &Trust::Unsigned,
             false => &self.options.trust,
         };
-        let opened = run::open(object, name, trust);
+        let opened = run::open(object, &run.name, trust);
         let (good, faulty): (Vec<_>, Vec<_>) =
             opened.pages.iter().partition(|page| page.payload.is_ok());
-        let is_faulty = opened.fault.is_some() || !faulty.is_empty();
-        self.count(Count::RunsFaulty, u64::from(opened.fault.is_some()));
+        let mut fault = opened.fault.as_ref().map(ToString::to_string);
+        let has = |key: &PageKey| opened.pages.iter().any(|opened| opened.page.key == *key);
+        if fault.is_none() && !run.pages.iter().all(has) {
+            fault = Some(OTHER_TOKENS.to_owned());
+        }
+        let is_faulty = fault.is_some() || !faulty.is_empty();
+        self.count(Count::RunsFaulty, u64::from(fault.is_some()));
         self.count(Count::PagesFaulty, faulty.len() as u64);
         if is_faulty && !self.threads.has_warned.swap(true, Ordering::Relaxed) {
             let page = faulty.iter().find_map(|page| page.payload.err());
-            let fault = opened.fault.as_ref().map(ToString::to_string);
             let reason = fault.or(page.map(|page| page.to_string()));
             tracing::warn!(
-                run = %name,
+                run = %run.name,
                 "pages of the remote are not taken: {}; `larder remote verify` lists all (logged \
                  once)",
                 reason.unwrap_or_default()
             );
         }
-        if let Some(namespace) = &opened.namespace
-            && let Ok(id) = store.namespace(namespace)
-        {
+        let put = opened.namespace.as_ref().and_then(|namespace| {
+            let id = store.namespace(namespace).ok()?;
             let options = PutOptions::waiting(PUT_WAIT);
-            let statuses = local::put(store, id, namespace.shape(), &good, options);
-            let stored = statuses.iter().filter(|status| status.is_present()).count();
-            self.count(Count::PagesStored, stored as u64);
-            self.count(Count::PagesRefused, (statuses.len() - stored) as u64);
+            Some(local::put(store, id, namespace.shape(), &good, options))
+        });
+        let statuses = put.unwrap_or_default();
+        let stored = statuses.iter().filter(|status| status.is_present()).count();
+        let refused = good.len() - stored;
+        self.count(Count::PagesStored, stored as u64);
+        self.count(Count::PagesRefused, refused as u64);
+        if refused > 0 && !self.threads.has_refused.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                run = %run.name,
+                "the store refused {refused} pages of the remote: it has no room for them, or its \
+                 disk is too slow; the run is fetched again after a pause (logged once)"
+            );
         }
-        if is_faulty { End::Faulty } else { End::Stored }
+        match is_faulty || refused > 0 {
+            true => End::Failed,
+            false => End::Stored,
+        }
     }
 }

@@ -5,14 +5,11 @@ use std::time::Duration;
 
 use larder_base::runtime::Instant;
 
+use super::options::AgentOptions;
 use crate::error::RemoteError;
 
 /// Failures in a row that open the breaker.
 const FAILURES_MAX: u32 = 5;
-
-/// How long the breaker stays open: doubled by each failed probe.
-const PAUSE: Duration = Duration::from_secs(5);
-const PAUSE_MAX: Duration = Duration::from_mins(5);
 
 /// Time in which a budget that was halved doubles.
 const DOUBLING: Duration = Duration::from_mins(1);
@@ -104,6 +101,29 @@ impl Budget {
     }
 }
 
+/// The pauses after failures: of the remote, of its listing, and of single runs. Each failure in a
+/// row doubles the pause.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pauses {
+    pub(super) first: Duration,
+    pub(super) longest: Duration,
+}
+
+impl Pauses {
+    pub(super) fn of(options: &AgentOptions) -> Pauses {
+        Pauses {
+            first: options.pause,
+            longest: options.refresh,
+        }
+    }
+
+    /// The pause after a failure, by the one before it.
+    pub(super) fn next(self, before: Option<Duration>) -> Duration {
+        let next = before.map_or(self.first, |before| before * 2);
+        next.min(self.longest)
+    }
+}
+
 /// Keeps requests from a remote that fails.
 pub(super) enum Breaker {
     /// Requests are made.
@@ -121,18 +141,13 @@ impl Breaker {
         matches!(self, Breaker::Closed { .. })
     }
 
-    /// Whether a request may be made now that is its own probe.
-    pub(super) fn may_try(&self, now: Instant) -> bool {
-        self.probe_at().is_none_or(|at| at <= now)
-    }
-
     /// A request was answered, or a probe.
     pub(super) fn succeeded(&mut self) {
         *self = Breaker::Closed { failures: 0 };
     }
 
     /// A request failed, or a probe. Returns whether the breaker opened.
-    pub(super) fn failed(&mut self, error: &RemoteError, now: Instant) -> bool {
+    pub(super) fn failed(&mut self, error: &RemoteError, now: Instant, pauses: Pauses) -> bool {
         let is_final = matches!(
             error,
             RemoteError::Denied(_) | RemoteError::Missing(_) | RemoteError::NoService(_)
@@ -142,9 +157,9 @@ impl Breaker {
                 *failures += 1;
                 return false;
             }
-            Breaker::Closed { .. } => (PAUSE, true),
+            Breaker::Closed { .. } => (pauses.next(None), true),
             Breaker::Open { until, pause, .. } if now >= *until => {
-                ((*pause * 2).min(PAUSE_MAX), false)
+                (pauses.next(Some(*pause)), false)
             }
             // A request that began before it opened.
             Breaker::Open { .. } => return false,
@@ -179,6 +194,12 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    const PAUSE: Duration = Duration::from_secs(5);
+    const PAUSES: Pauses = Pauses {
+        first: PAUSE,
+        longest: Duration::from_secs(12),
+    };
 
     #[test]
     fn a_budget_is_spent_and_refilled() {
@@ -247,19 +268,21 @@ mod tests {
         let failed = RemoteError::Deadline;
         let mut breaker = Breaker::Closed { failures: 0 };
         for _ in 1..FAILURES_MAX {
-            assert!(!breaker.failed(&failed, begin));
+            assert!(!breaker.failed(&failed, begin, PAUSES));
         }
         breaker.succeeded();
         for _ in 1..FAILURES_MAX {
-            assert!(!breaker.failed(&failed, begin));
+            assert!(!breaker.failed(&failed, begin, PAUSES));
         }
-        assert!(breaker.failed(&failed, begin));
+        assert!(breaker.failed(&failed, begin, PAUSES));
         assert_eq!(breaker.probe_at(), Some(begin + PAUSE));
         // Requests from before do not prolong it, probes do.
-        assert!(!breaker.failed(&failed, begin));
+        assert!(!breaker.failed(&failed, begin, PAUSES));
         assert_eq!(breaker.probe_at(), Some(begin + PAUSE));
-        assert!(!breaker.failed(&failed, begin + PAUSE));
+        assert!(!breaker.failed(&failed, begin + PAUSE, PAUSES));
         assert_eq!(breaker.probe_at(), Some(begin + 3 * PAUSE));
+        assert!(!breaker.failed(&failed, begin + 3 * PAUSE, PAUSES));
+        assert_eq!(breaker.probe_at(), Some(begin + 3 * PAUSE + PAUSES.longest));
         breaker.succeeded();
         assert!(breaker.is_closed());
     }
@@ -268,7 +291,7 @@ mod tests {
     fn a_denial_opens_the_breaker_at_once() {
         let mut breaker = Breaker::Closed { failures: 0 };
         let denied = RemoteError::Denied("no".to_owned());
-        assert!(breaker.failed(&denied, Instant::now()));
+        assert!(breaker.failed(&denied, Instant::now(), PAUSES));
         assert!(
             breaker
                 .reason()

@@ -11,6 +11,7 @@ use larder_base::runtime::Instant;
 use super::Agent;
 use super::counts::Count;
 use super::desk::{Desk, Mark, Request};
+use super::limits::Pauses;
 use super::memory::{Memory, encode};
 use super::names::RUNS_MAX;
 use super::search::Search;
@@ -105,9 +106,8 @@ impl Agent {
         drop(desk);
         if !matches!(before, Mark::Missing(_)) {
             tracing::warn!(
-                "nothing is published to {}: {reason}; it is looked for every {:?}",
-                self.options.place,
-                self.options.refresh
+                "nothing is published to {}: {reason}; it is looked for after growing pauses",
+                self.options.place
             );
         }
     }
@@ -156,7 +156,7 @@ impl Agent {
             Ok(object) => desk.list(object),
             Err(object) => {
                 if let Some(run) = &object.run {
-                    desk.names.note_unreadable(run);
+                    desk.fail(run, true, Instant::now());
                 }
                 self.left_out(&"an object", &object.reason);
                 true
@@ -165,13 +165,32 @@ impl Agent {
     }
 
     /// Looks for the mark. Notes the names of all runs, and forgets those of runs that are gone.
-    pub(super) fn list(&self) {
-        match self.look() {
-            Some(Ok(())) => self.found_mark(),
-            Some(Err(RemoteError::Unmarked(place))) => return self.missed_mark(place),
-            Some(Err(error)) => return self.failed(&error),
-            None => return,
-        }
+    /// Returns whether this is all for now: else it is tried again after a pause.
+    pub(super) fn list(&self) -> bool {
+        let is_whole = match self.look() {
+            Some(Ok(())) => {
+                self.found_mark();
+                self.list_runs()
+            }
+            Some(Err(RemoteError::Unmarked(place))) => {
+                self.missed_mark(place);
+                false
+            }
+            Some(Err(error)) => {
+                self.failed(&error);
+                false
+            }
+            None => false,
+        };
+        let count = match is_whole {
+            true => Count::Listings,
+            false => Count::ListingsFailed,
+        };
+        self.count(count, 1);
+        is_whole
+    }
+
+    fn list_runs(&self) -> bool {
         self.desk.lock().names.begin_listing();
         let until = Instant::now() + LISTING_MAX;
         let (mut is_full, is_late, is_stopped) = (false, Cell::new(false), Cell::new(false));
@@ -201,14 +220,17 @@ impl Agent {
         let patience = self.options.timeout;
         let listed = self.remote.list(None, &mut part, &mut each, patience);
         if let Err(error) = listed {
-            match error {
-                RemoteError::Foreign(_) => tracing::warn!(
-                    "the listing of {} ends early: {error}; other runs are found by searches alone",
+            let is_of_listing = matches!(error, RemoteError::Foreign(_) | RemoteError::Endless(_));
+            if !is_of_listing {
+                self.failed(&error);
+            } else if !self.threads.has_ended_early.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    "the listing of {} ends early: {error}; other runs are found by searches alone \
+                     (logged once)",
                     self.options.place
-                ),
-                _ => self.failed(&error),
+                );
             }
-            return;
+            return false;
         }
         if is_late.get() {
             tracing::warn!(
@@ -225,14 +247,14 @@ impl Agent {
             );
         }
         if is_stopped.get() || is_short.get() {
-            return;
+            return is_late.get() || is_short.get();
         }
         self.succeeded();
-        self.count(Count::Listings, 1);
         self.desk.lock().names.end_listing();
         if is_full {
             tracing::warn!("more than {RUNS_MAX} runs are listed: the others are not known here");
         }
+        true
     }
 
     /// Fetches a run to measure the speed. No writer of the remote sets the bound of its length.
@@ -253,9 +275,11 @@ impl Agent {
         self.desk.lock().speed.end(measured, bytes, now);
         match fetched {
             Ok(Some(_)) => {}
-            Ok(None) => self.desk.lock().names.forget(&run, false),
+            Ok(None) => {
+                self.desk.lock().fail(&run, false, Instant::now());
+            }
             Err(error) if self.is_of_object(&error) => {
-                self.desk.lock().names.note_unreadable(&run);
+                self.desk.lock().fail(&run, true, Instant::now());
                 self.left_out(&run, &error);
             }
             Err(_) => {}
@@ -283,18 +307,17 @@ impl Agent {
                 holds => holds,
             }
         });
-        // A failure has been counted.
-        let Ok(there) = there else {
-            return;
-        };
-        // A question that was not asked is no answer.
-        if has_asked && !is_cut_off {
+        // A question that was not asked is no answer. A failure has been counted.
+        if has_asked && !is_cut_off && there.is_ok() {
             self.succeeded();
         }
-        let now = Instant::now();
-        let until = now + self.options.refresh;
-        self.desk.lock().searched(search, there, until);
+        let there = there.unwrap_or(0);
+        self.desk.lock().searched(search, there, Instant::now());
         self.count(Count::RunsSearched, there as u64);
+    }
+
+    pub(super) fn pauses(&self) -> Pauses {
+        Pauses::of(&self.options)
     }
 
     /// Takes a question from the budget of requests.

@@ -26,10 +26,10 @@
 //! | `threads` | the threads, and their waits |
 //! | `publish`, `fetch`, `mind` | the work of the threads |
 //! | `desk` | the state under one lock, and its decisions |
-//! | `limits` | the budgets, and the breaker |
 //! | `speed` | the measured speed |
 //! | `names` | the names of the runs in the remote |
 //! | `search` | the prefixes whose runs are searched for in the remote |
+//! | `limits` | the budgets, the pauses, and the breaker |
 //! | `memory` | the file that keeps the pages of puts from owner to owner |
 //! | `chains` | the pages of puts, and the runs that they make |
 //! | `options` | the configuration |

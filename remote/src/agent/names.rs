@@ -3,11 +3,17 @@
 //! A name is noted by a listing, a search or a publication. It carries the number of the last
 //! listing that had begun by then. So the end of a complete listing tells the names of runs that
 //! are gone, without a second set of names.
+//!
+//! A run that fails is left alone for a pause, whatever its failure: a wrong body, a refusal, an
+//! object that is listed and not there. Each failure in a row doubles the pause.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use larder_base::runtime::Instant;
 use larder_format::{Fingerprint, KeyPrefix};
 
+use super::limits::Pauses;
 use crate::planted::planted;
 use crate::remote::Listed;
 use crate::run::RunName;
@@ -15,29 +21,44 @@ use crate::run::RunName;
 /// Most runs whose names are known; 13 bytes each, and as much for the table.
 pub(super) const RUNS_MAX: usize = 4 << 20;
 
-/// Most runs of a namespace that are noted as unreadable. Others are read again.
-const UNREADABLE_MAX: usize = 1 << 16;
+/// Most runs of a namespace whose failures are noted. Others are fetched again.
+const FAILING_MAX: usize = 1 << 16;
+
+/// A run that could not be taken. It is fetched again after a pause.
+struct Failing {
+    until: Instant,
+    pause: Duration,
+    /// Its object is there, as far as it is known.
+    is_there: bool,
+    /// The number of a listing.
+    listing: u8,
+}
 
 /// The runs of a namespace in the remote.
 #[derive(Default)]
 pub(super) struct Runs {
     /// With the number of a listing.
     known: HashMap<KeyPrefix, u8>,
-    /// Runs with a fault: they are not fetched again, nor published while they are there.
-    faulty: HashMap<KeyPrefix, u8>,
-    /// Runs that could not be read: neither, until a listing shows them again.
-    unreadable: HashMap<KeyPrefix, u8>,
+    /// Runs that failed. They are not published while their objects are there.
+    failing: HashMap<KeyPrefix, Failing>,
     /// A listed run to measure the speed with.
     sample: Option<Listed>,
 }
 
 impl Runs {
     fn is_empty(&self) -> bool {
-        self.known.is_empty() && self.faulty.is_empty() && self.unreadable.is_empty()
+        self.known.is_empty() && self.failing.is_empty()
     }
 
-    pub(super) fn has(&self, last: &KeyPrefix) -> bool {
-        self.known.contains_key(last)
+    /// Whether a run is there and may be fetched, as far as it is known.
+    pub(super) fn has(&self, last: &KeyPrefix, now: Instant) -> bool {
+        let is_due = |run: &Failing| run.is_there && now >= run.until;
+        self.known.contains_key(last) || self.failing.get(last).is_some_and(is_due)
+    }
+
+    /// Whether a run has failed, and its pause is not over.
+    pub(super) fn pauses(&self, last: &KeyPrefix, now: Instant) -> bool {
+        self.failing.get(last).is_some_and(|run| now < run.until)
     }
 }
 
@@ -60,12 +81,12 @@ impl Names {
         self.runs.get(&namespace)
     }
 
-    /// Whether a run is in the remote, as far as it is known. A faulty or unreadable one is: its
-    /// object has the name.
-    pub(super) fn has(&self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
+    /// Whether a run is in the remote, as far as it is known. One that fails may be: its object has
+    /// the name, or the question for it has failed.
+    pub(super) fn has(&self, (namespace, last): (Fingerprint, KeyPrefix), now: Instant) -> bool {
         let is_there = |runs: &Runs| {
-            let others = [&runs.faulty, &runs.unreadable];
-            runs.has(&last) || others.iter().any(|runs| runs.contains_key(&last))
+            let fails = |run: &Failing| run.is_there || now < run.until;
+            runs.known.contains_key(&last) || runs.failing.get(&last).is_some_and(fails)
         };
         self.of(namespace).is_some_and(is_there)
     }
@@ -73,9 +94,12 @@ impl Names {
     /// A run is in the remote. False if there is no room for its name.
     pub(super) fn add(&mut self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
         if let Some(runs) = self.runs.get_mut(&namespace) {
-            let known = runs.known.get_mut(&last);
-            if let Some(listing) = known.or_else(|| runs.faulty.get_mut(&last)) {
+            if let Some(listing) = runs.known.get_mut(&last) {
                 *listing = self.listing;
+                return true;
+            }
+            if let Some(run) = runs.failing.get_mut(&last) {
+                (run.is_there, run.listing) = (true, self.listing);
                 return true;
             }
         }
@@ -83,34 +107,56 @@ impl Names {
             return false;
         }
         let runs = self.runs.entry(namespace).or_default();
-        runs.unreadable.remove(&last);
         runs.known.insert(last, self.listing);
         self.known += 1;
         true
     }
 
-    /// A run is in the remote, and cannot be read.
-    pub(super) fn note_unreadable(&mut self, name: &RunName) {
+    /// A run could not be taken: it is not fetched again before the end of a pause. Returns this
+    /// moment.
+    pub(super) fn fail(
+        &mut self,
+        name: &RunName,
+        is_there: bool,
+        now: Instant,
+        pauses: Pauses,
+    ) -> Instant {
         let runs = self.runs.entry(name.namespace).or_default();
         let last = name.last.prefix();
-        if runs.known.remove(&last).is_some() {
-            self.known -= 1;
-        }
-        if runs.unreadable.len() < UNREADABLE_MAX {
-            runs.unreadable.insert(last, self.listing);
-        }
-    }
-
-    /// A run is not in the remote any more, or has a fault.
-    pub(super) fn forget(&mut self, name: &RunName, is_faulty: bool) {
-        let runs = self.runs.entry(name.namespace).or_default();
-        let last = name.last.prefix();
-        let is_kept = planted!(StaleName) && !is_faulty;
+        let is_kept = planted!(StaleName) && !is_there;
         if !is_kept && runs.known.remove(&last).is_some() {
             self.known -= 1;
         }
-        if is_faulty && !planted!(FaultAgain) {
-            runs.faulty.insert(last, self.listing);
+        let before = runs.failing.get(&last);
+        // Several attempts in a pause are one failure.
+        let (pause, until) = match before {
+            Some(run) if now < run.until => (run.pause, run.until),
+            _ => {
+                let pause = pauses.next(before.map(|run| run.pause));
+                (pause, now + pause)
+            }
+        };
+        let has_room = before.is_some() || runs.failing.len() < FAILING_MAX;
+        if has_room && !planted!(FaultAgain) {
+            let run = Failing {
+                until,
+                pause,
+                is_there,
+                listing: self.listing,
+            };
+            runs.failing.insert(last, run);
+        }
+        until
+    }
+
+    /// A run was taken.
+    pub(super) fn recover(&mut self, name: &RunName) {
+        let failing = self
+            .runs
+            .get_mut(&name.namespace)
+            .map(|runs| &mut runs.failing);
+        if failing.is_some_and(|failing| failing.remove(&name.last.prefix()).is_some()) {
+            self.add((name.namespace, name.last.prefix()));
         }
     }
 
@@ -143,8 +189,7 @@ impl Names {
         let listing = self.listing;
         for runs in self.runs.values_mut() {
             runs.known.retain(|_, last| *last == listing);
-            runs.faulty.retain(|_, last| *last == listing);
-            runs.unreadable.retain(|_, last| *last == listing);
+            runs.failing.retain(|_, run| run.listing == listing);
         }
         self.runs.retain(|_, runs| !runs.is_empty());
         self.known = self.runs.values().map(|runs| runs.known.len()).sum();
@@ -164,7 +209,7 @@ impl Names {
     ) -> Option<RunName> {
         let runs = self.runs.get_mut(&namespace)?;
         let sample = runs.sample.take()?;
-        let is_known = runs.has(&sample.run.last.prefix());
+        let is_known = runs.known.contains_key(&sample.run.last.prefix());
         (is_known && sample.bytes <= run_bytes).then_some(sample.run)
     }
 }

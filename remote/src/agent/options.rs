@@ -39,8 +39,10 @@ pub struct AgentOptions {
     /// Tokens that the engine computes in a second: pages that it computes faster than they arrive
     /// are not fetched. Without it the patience alone decides.
     pub prefill_rate: Option<f64>,
-    /// Time between two listings of the remote, and between two searches for a prefix. A low speed
-    /// of this age is measured again.
+    /// The pause after a failure of the remote, of its listing, of a run or of a search for one.
+    /// Each further failure doubles it, up to `refresh`.
+    pub pause: Duration,
+    /// Time between two listings of the remote.
     pub refresh: Duration,
     /// Time between the note of a run and its publication, in which its pages are written.
     pub delay: Duration,

@@ -25,13 +25,8 @@ enum NotPublished {
     Budget,
     /// The store does not have all its pages.
     Absent,
-    /// The remote takes no objects from this node for some time. It is read all the same.
-    Refused,
-    /// This object was not taken. The remote is read all the same.
-    NotTaken,
-    /// It cannot be seen whether the remote has the run. Others are published.
-    Unreadable,
-    /// The remote failed, which has been counted.
+    /// The remote failed, did not take the object, or it cannot be seen whether it has the run.
+    /// That has been noted.
     Failed,
 }
 
@@ -64,7 +59,7 @@ impl Agent {
             Err(RemoteError::Unmarked(place)) => {
                 drop(desk);
                 self.missed_mark(place);
-                Err(NotPublished::NotTaken)
+                Err(NotPublished::Failed)
             }
             Err(error) => {
                 let is_first = desk.not_taken(&error, Instant::now());
@@ -76,10 +71,7 @@ impl Agent {
                         self.options.place
                     );
                 }
-                Err(match error {
-                    RemoteError::Denied(_) => NotPublished::Refused,
-                    _ => NotPublished::NotTaken,
-                })
+                Err(NotPublished::Failed)
             }
         }
     }
@@ -90,9 +82,6 @@ impl Agent {
         let mut desk = self.desk.lock();
         let (namespace, bytes) = desk.space(namespace).ok_or(NotPublished::Absent)?;
         let now = Instant::now();
-        if !desk.publications.may_try(now) {
-            return Err(NotPublished::Refused);
-        }
         // A part of a run may be owed: an owner begins with few bytes.
         if !desk.day.has(1, now) || !desk.may_request(2, Request::Other, now) {
             return Err(NotPublished::Budget);
@@ -122,9 +111,9 @@ impl Agent {
             Ok(true) => return Ok(None),
             Ok(false) => {}
             Err(error) if self.is_of_object(&error) => {
-                self.desk.lock().names.note_unreadable(&name);
+                self.desk.lock().fail(&name, false, Instant::now());
                 self.left_out(&name, &error);
-                return Err(NotPublished::Unreadable);
+                return Err(NotPublished::Failed);
             }
             Err(_) => return Err(NotPublished::Failed),
         }
@@ -149,18 +138,12 @@ impl Agent {
             Ok(Published::Present) => (Count::RunsPresent, false),
             Err(NotPublished::Budget) => (Count::RunsDroppedBudget, false),
             Err(NotPublished::Absent) => (Count::RunsDroppedAbsent, may_come && !is_last),
-            Err(NotPublished::Refused | NotPublished::Unreadable) => {
-                (Count::RunsDroppedFailed, false)
-            }
-            Err(NotPublished::NotTaken | NotPublished::Failed) => {
-                (Count::RunsDroppedFailed, !is_last)
-            }
+            Err(NotPublished::Failed) => (Count::RunsDroppedFailed, !is_last),
         };
         if outcome.is_ok() {
             self.succeeded();
         }
-        let has_failed = matches!(outcome, Err(NotPublished::NotTaken | NotPublished::Failed));
-        if planted!(LostRun) && has_failed {
+        if planted!(LostRun) && matches!(outcome, Err(NotPublished::Failed)) {
             self.desk.lock().published(&run, false);
             return;
         }

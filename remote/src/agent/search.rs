@@ -1,11 +1,12 @@
 //! Prefixes whose runs are not known, for a search in the remote.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use larder_base::runtime::Instant;
 use larder_format::{Fingerprint, KeyPrefix, PageKey};
 
+use super::limits::Pauses;
 use crate::run::RunName;
 
 /// Most searches that wait: beyond it the oldest are dropped.
@@ -20,52 +21,83 @@ const ABSENT_MAX: usize = 1 << 16;
 /// Consecutive runs of a chain.
 pub(super) struct Search(pub(super) Vec<RunName>);
 
-/// The searches that wait, and the runs that were not found.
+/// A run that was not found, or whose question failed.
+struct Absent {
+    until: Instant,
+    pause: Duration,
+}
+
+/// The searches that wait, and the runs that were not found. Such a run is searched for after a
+/// pause. Each time that it is not found doubles the pause.
 #[derive(Default)]
 pub(super) struct Searches {
     waiting: VecDeque<Search>,
-    /// First runs of searches that wait or were in vain, with the end of their memory.
-    absent: HashMap<(Fingerprint, KeyPrefix), Instant>,
+    /// First runs of searches that wait or are being made.
+    begun: HashSet<(Fingerprint, KeyPrefix)>,
+    absent: HashMap<(Fingerprint, KeyPrefix), Absent>,
     /// In the order of their insertion.
     order: VecDeque<(Fingerprint, KeyPrefix)>,
 }
 
 impl Searches {
-    /// Queues a search for the consecutive runs that end in these pages, unless the first was
-    /// searched for in the last `memory`. Returns whether it is queued.
+    /// Queues a search for the consecutive runs that end in these pages, unless one for the first
+    /// has begun, or a pause of it is not over. Returns whether it is queued.
     pub(super) fn add<'a>(
         &mut self,
         namespace: Fingerprint,
         last: impl Iterator<Item = &'a PageKey>,
         now: Instant,
-        memory: Duration,
     ) -> bool {
         let name = |last: &PageKey| RunName {
             namespace,
             last: *last,
         };
         let runs: Vec<RunName> = last.take(RUNS_MAX).map(name).collect();
-        let Some(first) = runs.first() else {
+        let Some(first) = runs.first().map(id) else {
             return false;
         };
-        let is_absent = self.absent.get(&id(first));
-        if is_absent.is_some_and(|until| now < *until) {
+        let absent = self.absent.get(&first);
+        if absent.is_some_and(|run| now < run.until) || !self.begun.insert(first) {
             return false;
         }
-        self.note_absent(first, now + memory);
         self.waiting.push_back(Search(runs));
         if self.waiting.len() > SEARCHES_MAX {
-            self.waiting.pop_front();
+            let oldest = self.waiting.pop_front();
+            oldest.iter().for_each(|search| self.forget(search));
         }
         true
     }
 
-    /// A run was not found: it is not searched for until this moment.
-    pub(super) fn note_absent(&mut self, run: &RunName, until: Instant) {
-        if self.absent.insert(id(run), until).is_some() {
+    fn forget(&mut self, Search(runs): &Search) {
+        if let Some(first) = runs.first() {
+            self.begun.remove(&id(first));
+        }
+    }
+
+    /// A search is over. It found all runs before this one.
+    pub(super) fn end(
+        &mut self,
+        search: &Search,
+        absent: Option<&RunName>,
+        now: Instant,
+        pauses: Pauses,
+    ) {
+        self.forget(search);
+        let found = search.0.iter().take_while(|run| Some(*run) != absent);
+        for run in found {
+            self.absent.remove(&id(run));
+        }
+        let Some(absent) = absent.map(id) else {
+            return;
+        };
+        let before = self.absent.get(&absent).map(|run| run.pause);
+        let pause = pauses.next(before);
+        let until = now + pause;
+        self.absent.insert(absent, Absent { until, pause });
+        if before.is_some() {
             return;
         }
-        self.order.push_back(id(run));
+        self.order.push_back(absent);
         if self.order.len() > ABSENT_MAX {
             let oldest = self.order.pop_front();
             oldest.and_then(|oldest| self.absent.remove(&oldest));
@@ -77,7 +109,8 @@ impl Searches {
     }
 
     pub(super) fn clear(&mut self) {
-        self.waiting.clear();
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.iter().for_each(|search| self.forget(search));
     }
 }
 
@@ -89,20 +122,54 @@ fn id(run: &RunName) -> (Fingerprint, KeyPrefix) {
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn key(at: usize) -> PageKey {
+        let mut bytes = [0; 32];
+        bytes[..8].copy_from_slice(&at.to_le_bytes());
+        PageKey::from_bytes(bytes)
+    }
+
+    fn space() -> Fingerprint {
+        Fingerprint::from_bytes([1; 16])
+    }
+
     #[test]
-    fn a_prefix_is_searched_for_once_in_a_while() {
-        let space = Fingerprint::from_bytes([1; 16]);
-        let pages: Vec<PageKey> = (0..3).map(|at| PageKey::from_bytes([at; 32])).collect();
-        let (mut searches, now, memory) =
-            (Searches::default(), Instant::now(), Duration::from_secs(60));
-        assert!(!searches.add(space, [].iter(), now, memory));
-        assert!(searches.add(space, pages.iter(), now, memory));
-        assert!(!searches.add(space, pages.iter(), now + memory / 2, memory));
-        let found = searches.next().map(|search| search.0);
-        let last = found.unwrap_or_default();
-        let last: Vec<PageKey> = last.iter().map(|run| run.last).collect();
-        assert_eq!(last, pages);
-        assert!(searches.next().is_none());
-        assert!(searches.add(space, pages.iter(), now + memory, memory));
+    fn a_prefix_is_searched_for_after_a_pause_that_grows() {
+        let pages: Vec<PageKey> = (0..3).map(key).collect();
+        let (mut searches, mut now) = (Searches::default(), Instant::now());
+        let pauses = Pauses {
+            first: SECOND,
+            longest: 3 * SECOND,
+        };
+        assert!(!searches.add(space(), [].iter(), now));
+        for pause in [1, 2, 3, 3] {
+            assert!(searches.add(space(), pages.iter(), now));
+            assert!(!searches.add(space(), pages.iter(), now + 9 * SECOND));
+            let search = searches.next();
+            let search = search.unwrap_or_else(|| Search(Vec::new()));
+            assert!(search.0.iter().map(|run| &run.last).eq(&pages));
+            // It is being made.
+            assert!(!searches.add(space(), pages.iter(), now));
+            searches.end(&search, search.0.first(), now, pauses);
+            assert!(!searches.add(space(), pages.iter(), now + pause * SECOND / 2));
+            now += pause * SECOND;
+        }
+        assert!(searches.add(space(), pages.iter(), now));
+        let found = searches.next().unwrap_or_else(|| Search(Vec::new()));
+        searches.end(&found, found.0.get(1), now, pauses);
+        // It may be forgotten at once.
+        assert!(searches.add(space(), pages.iter(), now));
+        assert!(!searches.add(space(), pages[1..].iter(), now));
+    }
+
+    #[test]
+    fn a_search_that_was_dropped_may_be_made_at_once() {
+        let (mut searches, now) = (Searches::default(), Instant::now());
+        let mut add = |at: usize| searches.add(space(), [key(at)].iter(), now);
+        assert!((0..=SEARCHES_MAX).all(&mut add));
+        assert!(add(0) && !add(SEARCHES_MAX));
+        searches.clear();
+        assert!(searches.add(space(), [key(SEARCHES_MAX)].iter(), now));
     }
 }

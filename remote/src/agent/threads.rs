@@ -38,6 +38,10 @@ pub(super) struct Threads {
     pub(super) has_left_out: AtomicBool,
     /// The first thread that could not be started has been logged.
     has_failed: AtomicBool,
+    /// The first listing that failed while the remote answered has been logged.
+    pub(super) has_ended_early: AtomicBool,
+    /// The first page that the store refused has been logged.
+    pub(super) has_refused: AtomicBool,
 }
 
 impl Threads {
@@ -220,6 +224,8 @@ impl Agent {
     fn mind_use(&self) {
         let mut listing = Instant::now();
         let mut writing = listing + MEMORY_PERIOD;
+        // After the last listing, if it failed.
+        let mut pause = None;
         loop {
             let chore = {
                 let mut desk = self.desk.lock();
@@ -239,8 +245,9 @@ impl Agent {
             match chore {
                 Chore::Probe => self.probe(),
                 Chore::List => {
-                    self.list();
-                    listing = Instant::now() + self.options.refresh;
+                    let is_whole = self.list();
+                    pause = (!is_whole).then(|| self.pauses().next(pause));
+                    listing = Instant::now() + pause.unwrap_or(self.options.refresh);
                 }
                 Chore::Sample => self.sample(),
                 Chore::Remember => {

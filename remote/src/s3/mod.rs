@@ -9,8 +9,10 @@
 //! the processor time. The seals protect the pages.
 
 mod alone;
+mod endpoint;
 mod http;
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
@@ -26,7 +28,7 @@ use futures_util::future::try_join_all;
 use futures_util::stream::select_all;
 use larder_format::Fingerprint;
 use larder_sync::descriptors;
-use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
+use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, Checksum};
 use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{
@@ -54,6 +56,9 @@ const MARK_CONTENT: &str = "A remote of Larder.\n";
 
 /// The address of a machine's own metadata: the last place where the client looks for credentials.
 const METADATA_ADDRESS: &str = "169.254.169.254";
+
+/// Parts of a listing in a row without a run, after which it is given up.
+const WITHOUT_RUN_MAX: u32 = 1000;
 
 /// Where the objects are.
 #[derive(Clone, Debug, Default)]
@@ -107,8 +112,19 @@ impl S3 {
             .with_retry(retry)
             .with_allow_http(true)
             .with_http_connector(connector);
+        // The variable of the service alone has precedence over that of all services.
+        let of_s3 = AmazonS3ConfigKey::S3Endpoint;
         if let Some(endpoint) = &place.endpoint {
-            builder = builder.with_endpoint(endpoint);
+            builder = builder.with_config(of_s3, endpoint);
+        }
+        let mut of_services = [of_s3, AmazonS3ConfigKey::Endpoint].into_iter();
+        if let Some(endpoint) = of_services.find_map(|of| builder.get_config_value(&of))
+            && endpoint::is_open(&endpoint::check(&endpoint)?)
+        {
+            tracing::warn!(
+                "pages of s3://{} travel in the clear to {endpoint}: use an endpoint with https",
+                place.bucket
+            );
         }
         let store = builder.build().map_err(|error| client(error.to_string()))?;
         descriptors::cover().map_err(|error| client(error.to_string()))?;
@@ -360,30 +376,43 @@ impl Remote for S3 {
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
-        let prefix = format!("{}/", self.path(&RunName::prefix(within)));
-        let mut page_token = None;
+        let below = format!("{}/", self.path(&RunName::prefix(within)));
+        let (mut token, mut seen, mut without_run) = (None, HashSet::new(), 0);
         loop {
             if part().is_break() {
                 return Ok(());
             }
-            let (store, prefix) = (Arc::clone(&self.store), prefix.clone());
+            let (store, below) = (Arc::clone(&self.store), below.clone());
             let options = PaginatedListOptions {
-                page_token,
+                page_token: token.take(),
                 ..PaginatedListOptions::default()
             };
             let page = self.call(Instant::now() + patience, async move {
-                store.list_paginated(Some(&prefix), options).await
+                store.list_paginated(Some(&below), options).await
             })?;
-            for found in &page.result.objects {
-                let listed = self.listed(found);
-                if listed.is_some_and(|listed| each(Ok(listed)).is_break()) {
-                    return Ok(());
-                }
-            }
-            page_token = page.page_token;
-            if page_token.is_none() {
+            let runs: Vec<Listed> = page
+                .result
+                .objects
+                .iter()
+                .filter_map(|found| self.listed(found))
+                .collect();
+            without_run = if runs.is_empty() { without_run + 1 } else { 0 };
+            if runs.into_iter().any(|run| each(Ok(run)).is_break()) {
                 return Ok(());
             }
+            let Some(next) = page.page_token else {
+                return Ok(());
+            };
+            let bucket = &self.place.bucket;
+            if !seen.insert(next.clone()) {
+                let reason = format!("bucket {bucket}: the server gives a part of it again");
+                return Err(RemoteError::Endless(reason));
+            }
+            if without_run >= WITHOUT_RUN_MAX {
+                let reason = format!("bucket {bucket}: {without_run} parts in a row have no run");
+                return Err(RemoteError::Endless(reason));
+            }
+            token = Some(next);
         }
     }
 }
@@ -492,7 +521,10 @@ fn explain(error: &Error, bucket: &str) -> RemoteError {
             RemoteError::Overloaded(reason)
         }
         _ if says(&["403 Forbidden", "AccessDenied"]) => denied(&reason),
-        _ => RemoteError::Failed(format!("{reason}; check the endpoint and the network")),
+        _ => RemoteError::Failed(format!(
+            "{reason}{}; check the endpoint and the network",
+            endpoint::of_proxies()
+        )),
     }
 }
 

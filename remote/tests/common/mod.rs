@@ -3,6 +3,7 @@
 
 pub mod member;
 pub mod node;
+pub mod server;
 
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};

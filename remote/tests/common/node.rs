@@ -126,7 +126,7 @@ impl Remote for Watched {
     fn list(
         &self,
         _: Option<Fingerprint>,
-        _: &mut dyn FnMut() -> ControlFlow<()>,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         _: Duration,
     ) -> Result<(), RemoteError> {
@@ -135,6 +135,9 @@ impl Remote for Watched {
             bytes: object.len() as u64,
             created_unix_s: 0,
         };
+        if part().is_break() {
+            return Ok(());
+        }
         let mut all: Vec<Listed> = self.objects.lock().unwrap().iter().map(listed).collect();
         drop(self.gate.lock().unwrap());
         all.extend(&self.beside);
@@ -157,14 +160,16 @@ pub fn options() -> AgentOptions {
         patience: Duration::from_secs(10),
         timeout: Duration::from_secs(1),
         prefill_rate: None,
+        pause: Duration::from_millis(20),
         refresh: Duration::from_millis(20),
         delay: Duration::from_millis(1),
     }
 }
 
-/// No other listing than that at the start.
+/// No other listing than that at the start, and no second attempt after a failure.
 pub fn listed_once(options: &mut AgentOptions) {
     options.refresh = Duration::from_hours(1);
+    options.pause = options.refresh;
 }
 
 /// The same run with other bytes and right checksums, as an attacker without the key makes it.

@@ -15,7 +15,7 @@ use larder_sim_runtime::time::Instant;
 use larder_sim_runtime::{note, thread};
 use larder_store::beneath::Beneath;
 
-use super::remote::{BYTES_PER_DAY, BYTES_PER_SECOND, Faulty, Service};
+use super::remote::{BYTES_PER_DAY, BYTES_PER_SECOND, Faulty, PAUSE, Service};
 use super::{
     CHAINS, PAGE, PAGES, RUN_PAGES, RUNS, TIMEOUT, content, key, name, namespace, place_of, trust,
 };
@@ -76,6 +76,7 @@ impl Node {
             patience: PATIENCE,
             timeout: TIMEOUT,
             prefill_rate: None,
+            pause: PAUSE,
             refresh: REFRESH,
             delay: Duration::from_millis(100),
         };

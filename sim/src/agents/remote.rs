@@ -39,9 +39,10 @@ const BANDWIDTH: f64 = 1e6;
 
 const LATENCY: Duration = Duration::from_millis(2);
 
-/// Failures in a row that open the breaker, and the least pause after them.
+/// Failures in a row that open the breaker, and the least pause after them, and after the failure
+/// of a run.
 const FAILURES_MAX: u32 = 5;
-const PAUSE: Duration = Duration::from_secs(5);
+pub const PAUSE: Duration = Duration::from_secs(5);
 
 /// Longest time between an answer or an order and the decisions that follow from it.
 const MARGIN: Duration = Duration::from_millis(10);
@@ -126,8 +127,8 @@ pub struct Facts {
     /// How often the remote stated to have a run, less its answers that it has not: a thread may
     /// take note of a statement after another one has found the run gone.
     pub stated: HashMap<RunName, u32>,
-    /// Runs that were given out with a fault.
-    faulty: HashSet<RunName>,
+    /// When runs were last given out with a fault.
+    faulty: HashMap<RunName, Instant>,
     /// Threads whose request for one object failed: a look is due, and no other request.
     owing: HashSet<ThreadId>,
     /// The threads for publications and for listings.
@@ -357,7 +358,7 @@ impl Service {
         }
         // The bytes of a sample are not used.
         if !is_sample && !is_good(&object, run) {
-            self.facts[node].faulty.insert(*run);
+            self.facts[node].faulty.insert(*run, Instant::now());
         }
         Some(object)
     }
@@ -516,7 +517,9 @@ impl Remote for Faulty {
             let is_stated = facts.stated.get(run).is_some_and(|times| *times > 0);
             if !facts.is(thread::current().id(), Kind::Listing) {
                 assert!(is_stated, "a run that was never stated, or is gone");
-                assert!(!facts.faulty.contains(run), "a run with a fault, again");
+                let given = facts.faulty.get(run);
+                let pauses = given.is_some_and(|at| Instant::now() < *at + PAUSE);
+                assert!(!pauses, "a run with a fault, again");
             }
         }
         let object = self.ask(Kind::Object, deadline, |service| {
@@ -553,7 +556,7 @@ impl Remote for Faulty {
     fn list(
         &self,
         _: Option<Fingerprint>,
-        may_ask: &mut dyn FnMut() -> ControlFlow<()>,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
@@ -565,17 +568,17 @@ impl Remote for Faulty {
         let listed: Vec<Listed> = self.service.lock().objects.iter().map(listed).collect();
         let mut kind = Kind::Listing;
         // Each part is a request, the empty one behind the last object, too.
-        for part in listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]) {
-            if may_ask().is_break() {
+        for objects in listed.chunks(LISTED_AT_ONCE).chain([[].as_slice()]) {
+            if part().is_break() {
                 break;
             }
             self.ask(kind, Instant::now() + patience, |service| {
                 let facts = &mut service.facts[self.node];
-                part.iter().for_each(|object| facts.state(object.run));
+                objects.iter().for_each(|object| facts.state(object.run));
                 (Ok(()), 0)
             })?;
             kind = Kind::Part;
-            if part.iter().any(|object| each(Ok(*object)).is_break()) {
+            if objects.iter().any(|object| each(Ok(*object)).is_break()) {
                 break;
             }
         }

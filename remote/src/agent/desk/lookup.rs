@@ -75,11 +75,14 @@ impl Desk {
         };
         if reach.is_end {
             let last = keys.iter().skip(last).step_by(run_pages);
-            let is_new = self.searches.add(namespace, last, now, options.refresh);
+            let is_new = self.searches.add(namespace, last, now);
             missed.searches = u64::from(is_new);
         }
         let in_time = self.fetching.len() + reach.begun.len();
         self.leave_computed(&mut reach, page_tokens, options);
+        if !reach.begun.is_empty() {
+            self.slow_pause = None;
+        }
         if !self.try_late(&mut reach, in_time, now, options) {
             self.tried.0 = self.tried.0.max(in_time);
         }
@@ -139,6 +142,15 @@ impl Desk {
         self.speed.time_of(runs, run.bytes, most)
     }
 
+    /// The age of a measurement at which the speed is measured again. Where no run is fast enough,
+    /// it is a pause that grows until one is.
+    fn trial_age(&self, in_time: usize, refresh: Duration) -> Duration {
+        match in_time {
+            0 => self.pauses.next(self.slow_pause),
+            _ => refresh,
+        }
+    }
+
     /// Most runs of a lookup that are begun to measure the speed, if its other runs arrive in time.
     /// Fetches alone measure it: it is not known for more at once than were begun before, and one
     /// slow answer would end all of them.
@@ -172,7 +184,8 @@ impl Desk {
         let Some(first) = reach.late.first() else {
             return false;
         };
-        let most = self.trial(in_time, first.flight, now, options.refresh);
+        let age = self.trial_age(in_time, options.refresh);
+        let most = self.trial(in_time, first.flight, now, age);
         if most <= reach.begun.len() {
             return false;
         }
@@ -180,8 +193,11 @@ impl Desk {
         let at_once = self.fetching.len() + runs;
         // The engine is faster than so many.
         let is_known = reach.begun.is_empty() && at_once <= self.tried.0;
-        if is_known && !self.speed.is_due(now, options.refresh) {
+        if is_known && !self.speed.is_due(now, age) {
             return false;
+        }
+        if in_time == 0 {
+            self.slow_pause = Some(age);
         }
         reach.begun.append(&mut reach.late);
         reach.begun.truncate(runs);
@@ -219,8 +235,12 @@ impl Desk {
                 last: *key,
             };
             let is_arriving = self.fetching.contains_key(&name);
-            let is_known = runs.is_some_and(|runs| runs.has(&key.prefix()));
+            let is_known = runs.is_some_and(|runs| runs.has(&key.prefix(), now));
             if !is_arriving && !is_known {
+                // The run is there, or was, and is left alone for now.
+                if runs.is_some_and(|runs| runs.pauses(&key.prefix(), now)) {
+                    return reach;
+                }
                 continue;
             }
             if self.trial.contains(&name) {
@@ -249,7 +269,8 @@ impl Desk {
                     reach.too_slow += u64::from(reach.late.is_empty());
                     reach.late.push(run);
                     let in_time = self.fetching.len() + reach.begun.len();
-                    let most = self.trial(in_time, space.run, now, options.refresh);
+                    let age = self.trial_age(in_time, options.refresh);
+                    let most = self.trial(in_time, space.run, now, age);
                     if reach.begun.len() + reach.late.len() >= most {
                         return reach;
                     }

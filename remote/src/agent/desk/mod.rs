@@ -12,7 +12,7 @@ use larder_core::grants::Ask;
 use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 
 use super::chains::Chains;
-use super::limits::{Breaker, Budget};
+use super::limits::{Breaker, Budget, Pauses};
 use super::names::Names;
 use super::options::{Admission, AgentOptions};
 use super::search::{Search, Searches};
@@ -86,6 +86,7 @@ pub(super) struct Desk {
     /// The pages of puts to former owners are among them.
     has_recalled: bool,
     pub(super) names: Names,
+    pauses: Pauses,
     outgoing: VecDeque<Outgoing>,
     /// Runs that are queued for publication or being published.
     queued: HashSet<(Fingerprint, KeyPrefix)>,
@@ -102,6 +103,8 @@ pub(super) struct Desk {
     trial: HashSet<RunName>,
     /// The last trial of many: its number of fetches at once, or a higher one since, and its time.
     pub(super) tried: (usize, Option<Instant>),
+    /// The last pause before a trial, since no run is fast enough.
+    slow_pause: Option<Duration>,
     pub(super) breaker: Breaker,
     /// Of publications alone: the remote may let this node read, and take no objects. It may be
     /// full, refuse them, or be too slow for them.
@@ -154,6 +157,7 @@ impl Desk {
             chains: Chains::default(),
             has_recalled: false,
             names: Names::default(),
+            pauses: Pauses::of(options),
             outgoing: VecDeque::new(),
             queued: HashSet::new(),
             incoming: VecDeque::new(),
@@ -163,6 +167,7 @@ impl Desk {
             arriving_bytes: 0,
             trial: HashSet::new(),
             tried: (1, None),
+            slow_pause: None,
             breaker: Breaker::Closed { failures: 0 },
             publications: Breaker::Closed { failures: 0 },
             speed: Speed::default(),
@@ -351,7 +356,7 @@ impl Desk {
             due,
             tries: 0,
         };
-        if self.is_closed || self.names.has(run.id()) || !self.queued.insert(run.id()) {
+        if self.is_closed || self.names.has(run.id(), due) || !self.queued.insert(run.id()) {
             return;
         }
         noted.queued += 1;
@@ -381,6 +386,8 @@ impl Desk {
         }
         let debt = self.second.wait(0, now);
         let due = self.outgoing.front()?.due;
+        // Also until the remote may take objects again.
+        let due = self.publications.probe_at().map_or(due, |at| due.max(at));
         let wait = due.saturating_duration_since(now).max(debt);
         if wait > Duration::ZERO {
             return Some(Err(wait));
@@ -411,17 +418,15 @@ impl Desk {
         self.searches.next()
     }
 
-    /// A search found the first `there` runs.
-    pub(super) fn searched(&mut self, search: &Search, there: usize, until: Instant) {
+    /// A search found the first `there` runs. The next one is searched for after a pause.
+    pub(super) fn searched(&mut self, search: &Search, there: usize, now: Instant) {
         let is_blind = planted!(BlindSearch) && there > 0;
         let there = if is_blind { search.0.len() } else { there };
         let (found, left) = search.0.split_at(there.min(search.0.len()));
         for run in found {
             self.names.add((run.namespace, run.last.prefix()));
         }
-        if let Some(absent) = left.first() {
-            self.searches.note_absent(absent, until);
-        }
+        self.searches.end(search, left.first(), now, self.pauses);
     }
 
     /// Takes a request from the budget. Publications and searches leave a part of it to reads.
@@ -458,7 +463,7 @@ impl Desk {
                 return Some(Fetch { run, measured });
             }
             self.hour.give_back(run.flight.requests as u64);
-            self.arrived(&run, End::GivenUp);
+            self.arrived(&run, End::GivenUp, now);
             *late += 1;
         }
         None
@@ -482,13 +487,13 @@ impl Desk {
     }
 
     /// A fetch is over: its pages are stored.
-    pub(super) fn ended(&mut self, fetch: &Fetch, end: End) {
+    pub(super) fn ended(&mut self, fetch: &Fetch, end: End, now: Instant) {
         self.flights.end(fetch.run.flight);
-        self.arrived(&fetch.run, end);
+        self.arrived(&fetch.run, end, now);
     }
 
     /// A fetch is over, or given up.
-    fn arrived(&mut self, run: &Incoming, end: End) {
+    fn arrived(&mut self, run: &Incoming, end: End, now: Instant) {
         self.fetching.remove(&run.name);
         self.trial.remove(&run.name);
         self.arriving_bytes -= run.flight.bytes;
@@ -505,19 +510,25 @@ impl Desk {
             }
         }
         match end {
-            End::Stored | End::GivenUp => {}
-            End::Gone => self.names.forget(&run.name, false),
-            End::Faulty => self.names.forget(&run.name, true),
-            End::Unreadable => self.names.note_unreadable(&run.name),
+            End::Stored => self.names.recover(&run.name),
+            End::GivenUp => {}
+            End::Gone | End::Failed => {
+                self.fail(&run.name, end == End::Failed, now);
+            }
         }
+    }
+
+    /// A run could not be taken. Returns the end of its pause.
+    pub(super) fn fail(&mut self, run: &RunName, is_there: bool, now: Instant) -> Instant {
+        self.names.fail(run, is_there, now, self.pauses)
     }
 
     /// Gives up the fetches that have not begun. Returns their number.
     pub(super) fn give_up(&mut self) -> u64 {
-        let given_up = std::mem::take(&mut self.incoming);
+        let (given_up, now) = (std::mem::take(&mut self.incoming), Instant::now());
         for run in &given_up {
             self.hour.give_back(run.flight.requests as u64);
-            self.arrived(run, End::GivenUp);
+            self.arrived(run, End::GivenUp, now);
         }
         given_up.len() as u64
     }
@@ -622,13 +633,13 @@ impl Desk {
     /// A request failed that was no publication. Returns whether the breaker opened.
     pub(super) fn failed(&mut self, error: &RemoteError, now: Instant) -> bool {
         self.slow_down(error, now);
-        self.breaker.failed(error, now)
+        self.breaker.failed(error, now, self.pauses)
     }
 
     /// An object was not taken. Returns whether the breaker of publications opened.
     pub(super) fn not_taken(&mut self, error: &RemoteError, now: Instant) -> bool {
         self.slow_down(error, now);
-        self.publications.failed(error, now)
+        self.publications.failed(error, now, self.pauses)
     }
 
     fn slow_down(&mut self, error: &RemoteError, now: Instant) {
@@ -641,16 +652,14 @@ impl Desk {
 /// The end of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Its good pages are stored, as far as the store took them.
+    /// Its pages are stored.
     Stored,
     /// It failed, or came too late.
     GivenUp,
     /// The remote has no such run.
     Gone,
-    /// It has a faulty page, or is faulty itself.
-    Faulty,
-    /// It cannot be read. Others can.
-    Unreadable,
+    /// It cannot be read, has a fault, lacks pages, or the store refused some.
+    Failed,
 }
 
 impl Outgoing {

@@ -150,6 +150,7 @@ impl Objects {
             patience: STEP_MAX,
             timeout: self.timeout,
             prefill_rate: None,
+            pause: Duration::from_secs(5),
             refresh: Duration::from_hours(24),
             delay: Duration::ZERO,
         };
