@@ -22,6 +22,16 @@ use crate::remote::{Listed, Unreadable, gallop};
 /// Longest time of a listing: other regular work waits for its end.
 pub(super) const LISTING_MAX: Duration = Duration::from_hours(1);
 
+/// How a listing ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Whole,
+    /// Its time or the requests of the hour are used up: a retry after a pause would end as it did.
+    Left,
+    /// It is tried again after a pause.
+    Failed,
+}
+
 impl Agent {
     pub(super) fn deadline(&self) -> Instant {
         Instant::now() + self.options.timeout
@@ -167,30 +177,30 @@ impl Agent {
     /// Looks for the mark. Notes the names of all runs, and forgets those of runs that are gone.
     /// Returns whether this is all for now: else it is tried again after a pause.
     pub(super) fn list(&self) -> bool {
-        let is_whole = match self.look() {
+        let ended = match self.look() {
             Some(Ok(())) => {
                 self.found_mark();
                 self.list_runs()
             }
             Some(Err(RemoteError::Unmarked(place))) => {
                 self.missed_mark(place);
-                false
+                Ended::Failed
             }
             Some(Err(error)) => {
                 self.failed(&error);
-                false
+                Ended::Failed
             }
-            None => false,
+            None => Ended::Failed,
         };
-        let count = match is_whole {
-            true => Count::Listings,
-            false => Count::ListingsFailed,
+        let count = match ended {
+            Ended::Whole => Count::Listings,
+            Ended::Left | Ended::Failed => Count::ListingsFailed,
         };
         self.count(count, 1);
-        is_whole
+        ended != Ended::Failed
     }
 
-    fn list_runs(&self) -> bool {
+    fn list_runs(&self) -> Ended {
         self.desk.lock().names.begin_listing();
         let until = Instant::now() + LISTING_MAX;
         let (mut is_full, is_late, is_stopped) = (false, Cell::new(false), Cell::new(false));
@@ -230,7 +240,7 @@ impl Agent {
                     self.options.place
                 );
             }
-            return false;
+            return Ended::Failed;
         }
         if is_late.get() {
             tracing::warn!(
@@ -246,15 +256,18 @@ impl Agent {
                 self.options.place
             );
         }
-        if is_stopped.get() || is_short.get() {
-            return is_late.get() || is_short.get();
+        if is_late.get() || is_short.get() {
+            return Ended::Left;
+        }
+        if is_stopped.get() {
+            return Ended::Failed;
         }
         self.succeeded();
         self.desk.lock().names.end_listing();
         if is_full {
             tracing::warn!("more than {RUNS_MAX} runs are listed: the others are not known here");
         }
-        true
+        Ended::Whole
     }
 
     /// Fetches a run to measure the speed. No writer of the remote sets the bound of its length.
