@@ -10,24 +10,20 @@ mod common;
 
 use std::env;
 use std::ops::ControlFlow;
-use std::process::Command;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::member::{PATIENCE, RUN_PAGES};
 use common::node::Node;
-use common::server::{Asks, Fault, Server};
+use common::server::{Asks, Fault, Server, place, with_credentials};
 use common::*;
 use larder_format::PageKey;
+use larder_remote::RemoteError;
 use larder_remote::agent::AgentOptions;
-use larder_remote::{Place, RemoteError};
 use larder_store::beneath::Beneath;
 
 const PAGES: usize = 2 * RUN_PAGES;
-
-/// Set in the process that has credentials.
-const INSIDE: &str = "LARDER_HEAL_INSIDE";
 
 /// The seconds of a fault, with the pauses of an owner.
 const SECONDS: &str = "LARDER_HEAL";
@@ -158,14 +154,6 @@ fn survive(node: &Node, server: &Server, fault: (Asks, Fault), seed: u64) -> Dur
     begin.elapsed()
 }
 
-fn place(server: &Server) -> Place {
-    Place {
-        url: "s3://b/p".to_owned(),
-        endpoint: Some(server.endpoint.clone()),
-        ..Place::default()
-    }
-}
-
 /// From the start of a node on, and when it knows the remote.
 fn play(fault: (Asks, Fault)) -> [Duration; 2] {
     let server = Server::start();
@@ -182,23 +170,6 @@ fn play(fault: (Asks, Fault)) -> [Duration; 2] {
     let took = [1, 2].map(|seed| survive(&node, &server, fault, seed));
     node.close();
     took
-}
-
-/// Runs a test again in a process with credentials: no test may change the environment of others.
-fn with_credentials(test: &str) -> bool {
-    if env::var_os(INSIDE).is_some() {
-        return true;
-    }
-    let mut inside = Command::new(env::current_exe().unwrap());
-    inside
-        .args([test, "--exact", "--nocapture"])
-        .env(INSIDE, "1");
-    inside
-        .env("AWS_ACCESS_KEY_ID", "larder")
-        .env("AWS_SECRET_ACCESS_KEY", "a-secret");
-    inside.env("AWS_REGION", "us-east-1");
-    assert!(inside.status().unwrap().success());
-    false
 }
 
 #[test]

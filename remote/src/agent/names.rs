@@ -81,7 +81,7 @@ impl Names {
         self.runs.get(&namespace)
     }
 
-    /// Whether a run is in the remote, as far as it is known. One that fails may be: its object has
+    /// Whether a run is in the remote, as far as it is known. A failing run may be: its object has
     /// the name, or the question for it has failed.
     pub(super) fn has(&self, (namespace, last): (Fingerprint, KeyPrefix), now: Instant) -> bool {
         let is_there = |runs: &Runs| {

@@ -1,13 +1,21 @@
 //! A small S3 server with objects in memory, and with a fault while one is set.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
+use std::process::Command;
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use larder_remote::Place;
+
 const PAGE: &str = "<!doctype html><html><body>Sign in</body></html>";
+
+/// Set in the process that has credentials.
+const INSIDE: &str = "LARDER_REMOTE_INSIDE";
 
 /// Longest time of a fault that only delays.
 const DELAY: Duration = Duration::from_millis(100);
@@ -81,6 +89,7 @@ struct State {
     objects: BTreeMap<String, Vec<u8>>,
     fault: Option<(Asks, Fault)>,
     listings: u64,
+    gets: u64,
 }
 
 /// See the [module](self). Its threads end with the process.
@@ -94,6 +103,8 @@ struct Request {
     key: String,
     query: String,
     is_new_only: bool,
+    /// The bytes of an object that a GET asks for; `None`: all.
+    range: Option<Range<usize>>,
     body: Vec<u8>,
 }
 
@@ -127,10 +138,41 @@ impl Server {
         self.state.0.lock().unwrap().listings
     }
 
+    /// Requests of objects so far.
+    pub fn gets(&self) -> u64 {
+        self.state.0.lock().unwrap().gets
+    }
+
     pub fn set(&self, fault: Option<(Asks, Fault)>) {
         self.state.0.lock().unwrap().fault = fault;
         self.state.1.notify_all();
     }
+}
+
+/// The remote on a server.
+pub fn place(server: &Server) -> Place {
+    Place {
+        url: "s3://b/p".to_owned(),
+        endpoint: Some(server.endpoint.clone()),
+        ..Place::default()
+    }
+}
+
+/// Runs a test again in a process with credentials: no test may change the environment of others.
+pub fn with_credentials(test: &str) -> bool {
+    if env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let mut inside = Command::new(env::current_exe().unwrap());
+    inside
+        .args([test, "--exact", "--nocapture"])
+        .env(INSIDE, "1");
+    inside
+        .env("AWS_ACCESS_KEY_ID", "larder")
+        .env("AWS_SECRET_ACCESS_KEY", "a-secret");
+    inside.env("AWS_REGION", "us-east-1");
+    assert!(inside.status().unwrap().success());
+    false
 }
 
 /// Answers the requests of a connection.
@@ -216,8 +258,15 @@ fn receive(reader: &mut BufReader<&TcpStream>) -> std::io::Result<Option<Request
         key: key.unwrap_or_default().to_owned(),
         query: query.to_owned(),
         is_new_only: header("if-none-match:").is_some(),
+        range: header("range:").as_deref().and_then(range_of),
         body,
     }))
+}
+
+/// The bytes that a `Range` header names, with its first and last one.
+fn range_of(header: &str) -> Option<Range<usize>> {
+    let (first, last) = header.strip_prefix("bytes=")?.split_once('-')?;
+    Some(first.parse().ok()?..last.parse::<usize>().ok()? + 1)
 }
 
 /// What follows an answer.
@@ -314,20 +363,42 @@ fn answer(request: &Request, fault: Option<Fault>, state: &mut State) -> Answer 
             answer
         }
         Some(Asks::Get | Asks::Head) => {
+            state.gets += u64::from(!is_head);
             let mut others = state.objects.iter().filter(|(key, _)| **key != request.key);
             let object = match fault {
                 Some(Fault::Swap) => others.next().map(|(_, object)| object),
                 _ => state.objects.get(&request.key),
             };
-            match object {
-                Some(object) => give(object, fault, is_head),
-                None => short(404, &error("NoSuchKey")),
+            match (object, &request.range) {
+                (Some(object), Some(range)) if fault.is_none() => part_of(object, range),
+                (Some(object), _) => give(object, fault, is_head),
+                (None, _) => short(404, &error("NoSuchKey")),
             }
         }
         _ => {
             state.objects.remove(&request.key);
             short(204, "")
         }
+    }
+}
+
+fn part_of(object: &[u8], range: &Range<usize>) -> Answer {
+    let all = object.len();
+    if range.start >= all {
+        return whole(416, "x", &[], 0);
+    }
+    let part = &object[range.start..range.end.min(all)];
+    let last = range.start + part.len() - 1;
+    let head = format!(
+        "HTTP/1.1 206 a\r\nContent-Length: {}\r\nETag: \"x\"\r\n\
+         Content-Range: bytes {}-{last}/{all}\r\n\
+         Last-Modified: Fri, 27 Nov 2026 00:00:00 GMT\r\n\r\n",
+        part.len(),
+        range.start
+    );
+    Answer {
+        bytes: [head.as_bytes(), part].concat(),
+        then: Then::Next,
     }
 }
 
