@@ -15,7 +15,7 @@
 //! | `switch` | `on`, `off`: the remotes of a store in use |
 //! | `reports` | parts that reports share |
 //! | `in_order` | work on several runs at once |
-//! | `order` | the order of a pull |
+//! | `pull_order` | the order of a pull |
 //! | `place` | the remote that a command names |
 //! | `left_out` | the objects that a command leaves out |
 //!
@@ -28,9 +28,9 @@ mod in_order;
 mod init;
 mod key;
 mod left_out;
-mod order;
 mod place;
 mod pull;
+mod pull_order;
 mod push;
 mod reports;
 mod shelf;

@@ -19,8 +19,8 @@ use larder_store::inventory::Inventory;
 use serde::Serialize;
 
 use super::in_order::in_order;
-use super::order;
 use super::place::{ConnectionsArgs, Fetched, PlaceArgs, TrustArgs};
+use super::pull_order;
 use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
@@ -200,7 +200,7 @@ impl Pull<'_> {
             },
         )?;
         self.report.between.present_runs += present;
-        let mut ordered = order::chains(&outlined, |(namespace, page)| {
+        let mut ordered = pull_order::chains(&outlined, |(namespace, page)| {
             self.has(namespace, page.padded())
         });
         // Heads are made before the runs behind them.
