@@ -16,9 +16,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use larder_base::runtime::Mutex;
+use larder_base::system::processes::monotonic_nanoseconds as now;
 use larder_format::VOLUMES_MAX;
 
-use super::common::{BOUNDS_MS, BoardWords, Classes, Common, Row, now};
+use super::common::{BOUNDS_MS, BoardWords, Classes, Common, Row};
 use super::pace::{MS, Nanos};
 
 /// Time between two beats of a process.

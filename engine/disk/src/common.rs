@@ -10,19 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use larder_base::sealed::Sealed;
 use larder_format::VOLUMES_MAX;
 use rustix::fs::MemfdFlags;
-use rustix::time::{ClockId, clock_gettime};
 
-use super::pace::{Nanos, Words};
+use super::pace::Words;
 
 /// Bytes of the memory.
 const BYTES: usize = 32 << 10;
-
-/// The present moment, on the clock that all processes of a machine share.
-pub(super) fn now() -> Nanos {
-    let now = clock_gettime(ClockId::Monotonic);
-    let part = |part: i64| u64::try_from(part).unwrap_or(0);
-    part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
-}
 
 /// Most processes with a row. Further ones count their operations, and do not show their oldest.
 pub(super) const ROWS: usize = 64;

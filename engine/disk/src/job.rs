@@ -22,9 +22,9 @@ use larder_base::latency::DeviceLatencies;
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::{Instant, Mutex, thread};
 use larder_base::system::processes;
+use larder_base::system::processes::monotonic_nanoseconds as now;
 
 use super::board::Board;
-use super::common::now;
 use super::pace::{Nanos, Traffic};
 use super::{Action, Buffer, DiskOptions, Done, Op, PIECES_MAX, Piece, Sink};
 

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use larder_base::latency::{Latency, LatencySummary};
+use larder_base::system::processes::monotonic_nanoseconds as now;
 use larder_format::VOLUMES_MAX;
 
-use super::common::{Common, now};
+use super::common::Common;
 #[cfg(test)]
 use super::pace::{CLAIM, MS};
 use super::pace::{Nanos, Pace, Traffic, Words};

@@ -19,8 +19,8 @@ use larder_base::fork::Origin;
 use larder_base::runtime::thread::{self, JoinHandle};
 use larder_base::runtime::{Condvar, Mutex};
 use larder_base::system::files::{self, Handle};
+use larder_base::system::processes::monotonic_nanoseconds as now;
 
-use super::common::now;
 use super::job::{
     AbortOnPanic, Answers, Job, Refusals, Step, Times, forget_others, give_up, iovecs, join_others,
     refuse, submit_by_volume,

@@ -32,9 +32,9 @@ use larder_base::memory::move_to_huge_pages;
 use larder_base::runtime::thread::{self, JoinHandle};
 use larder_base::runtime::{Mutex, descriptors};
 use larder_base::system::pages::PageSizes;
+use larder_base::system::processes::monotonic_nanoseconds as now;
 use rustix::event::EventfdFlags;
 
-use super::common::now;
 use super::job::{
     Answers, Refusals, Times, forget_others, give_up, join_others, refuse, submit_by_volume,
 };

@@ -32,6 +32,12 @@ pub fn unix_seconds() -> f64 {
     std::time::Duration::from_nanos(Instant::now().0).as_secs_f64()
 }
 
+/// Nanoseconds on the virtual clock, which all processes share.
+#[must_use]
+pub fn monotonic_nanoseconds() -> u64 {
+    Instant::now().0
+}
+
 /// A thread of this process cannot go on. Its panic ends the world.
 pub fn abort() {}
 

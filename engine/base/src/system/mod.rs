@@ -15,7 +15,7 @@
 //! | `words` | sleeping on a word of shared memory |
 //! | `direct` | whether a file bypasses the page cache |
 //! | `holder` | the process that a superblock names |
-//! | `processes` | this process and others: pids, users, groups |
+//! | `processes` | this process and others: pids, users, groups, clocks |
 //! | `devices` | the device below a file, for people |
 //! | `pages` | the sizes of memory pages |
 

@@ -1,10 +1,11 @@
-//! This process and others: pids, users, groups, random numbers.
+//! This process and others: pids, users, groups, clocks, random numbers.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::process::Pid;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::pages::PageSizes;
 
@@ -21,6 +22,13 @@ pub fn id() -> u32 {
 pub fn unix_seconds() -> f64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// Nanoseconds on the clock that all processes of a machine share, and that no one sets.
+pub fn monotonic_nanoseconds() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    let part = |part: i64| u64::try_from(part).unwrap_or(0);
+    part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
 }
 
 /// Ends this process at once: a thread of it cannot go on.

@@ -30,9 +30,9 @@ use larder_base::fork::{Private, keep_private};
 use larder_base::memory::AlignedBuf;
 use larder_base::runtime::thread;
 use larder_base::system::files::{self, Handle};
+use larder_base::system::processes::monotonic_nanoseconds as now;
 
 use super::{FIXED_BUFFERS_MAX, Features, Lane};
-use crate::common::now;
 use crate::job::{AbortOnPanic, Answers, Job, Step, refuse};
 use crate::pace::{Ended, Nanos, Traffic};
 use crate::queue::Next;
