@@ -37,6 +37,11 @@ PLACE_BYTES = 4096
 #: Seconds for a start or an answer: several processes import SGLang, on a machine that may be busy.
 PATIENCE = 900
 
+#: Shared memory of a server's processes, which they leave when they are killed: queues, states,
+#: locks.
+MEMORY = Path("/dev/shm")
+SHARED = ("sgl_shm_", "sglang_loads_", "sem.mp-")
+
 
 class Timeout(AssertionError):
     """No progress; the message says of what."""
@@ -120,6 +125,8 @@ class Server:
 
     def launch(self, command, environment):
         """Starts the server's first process."""
+        #: Files of shared memory to remove at the end.
+        self.memory = set()
         with open(self.log, "w", encoding="utf-8") as file:
             self.process = subprocess.Popen(
                 [str(word) for word in command],
@@ -148,14 +155,26 @@ class Server:
 
     def tree(self):
         """The server's processes: those of its session, which outlive the first one."""
+        found = []
+        for pid in psutil.pids():
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(pid) == self.process.pid:
+                    found.append(psutil.Process(pid))
+        return found
 
-        def is_ours(pid):
-            try:
-                return os.getsid(pid) == self.process.pid
-            except ProcessLookupError:
-                return False
-
-        return [psutil.Process(pid) for pid in psutil.pids() if is_ours(pid)]
+    def shared(self):
+        """The files of shared memory that the server's processes have in use."""
+        used = set()
+        for process in self.tree():
+            with contextlib.suppress(OSError):
+                maps = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+                # By inode: a lock is mapped under another name than it has later.
+                used |= {int(line.split()[4]) for line in maps if f"{MEMORY}/" in line}
+        return {
+            MEMORY / entry.name
+            for entry in os.scandir(MEMORY)
+            if entry.name.startswith(SHARED) and entry.inode() in used
+        }
 
     def schedulers(self):
         """The processes that hold the pools, and the store."""
@@ -168,19 +187,23 @@ class Server:
     def stop(self):
         """SIGTERM, as a service manager sends it; waits for the end of every process."""
         tree = self.tree()
+        self.memory |= self.shared()
         self.process.send_signal(signal.SIGTERM)
         _, left = psutil.wait_procs(tree, timeout=PATIENCE)
         self.kill()
         assert not left, f"processes outlive SIGTERM: {left}"
 
     def kill(self):
-        """SIGKILL to every process at once."""
+        """SIGKILL to every process at once. Then nobody uses what they shared."""
         tree = self.tree()
+        self.memory |= self.shared()
         for process in tree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(tree, timeout=PATIENCE)
         self.process.wait()
+        while self.memory:
+            self.memory.pop().unlink(missing_ok=True)
 
     def http(self, method, path, body=None):
         """(status, text) of a call."""
