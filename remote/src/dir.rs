@@ -36,7 +36,7 @@ use tempfile::NamedTempFile;
 use crate::buffer::Buffer;
 use crate::error::RemoteError;
 use crate::remote::{Listed, Published, Remote, Unreadable};
-use crate::run::{RunName, VERSION};
+use crate::run::{RunName, USED, VERSION};
 
 /// Most calls that wait for the file system.
 const CALLS_MAX: usize = 96;
@@ -311,9 +311,19 @@ impl Remote for Dir {
         })
     }
 
-    fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
-        let name = run.to_string();
+    fn touch(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
+        let name = run.mark();
         self.call(deadline, move |root| {
+            look_at_mark(root)?;
+            let touched = touch(root, &name);
+            touched.map_err(|error| failed("marking the use", &root.join(&name), &error))
+        })
+    }
+
+    fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
+        let (name, mark) = (run.to_string(), run.mark());
+        self.call(deadline, move |root| {
+            found(root, "removing", &mark, |path| fs::remove_file(path))?;
             found(root, "removing", &name, |path| fs::remove_file(path)).map(|_| ())
         })
     }
@@ -325,10 +335,30 @@ impl Remote for Dir {
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
+        self.list_below(RunName::prefix(within), part, each, patience)
+    }
+
+    fn list_marks(
+        &self,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        patience: Duration,
+    ) -> Result<(), RemoteError> {
+        self.list_below(USED.to_owned(), part, each, patience)
+    }
+}
+
+impl Dir {
+    fn list_below(
+        &self,
+        prefix: String,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        patience: Duration,
+    ) -> Result<(), RemoteError> {
         if part().is_break() {
             return Ok(());
         }
-        let prefix = RunName::prefix(within);
         let (steps, receiver) = mpsc::sync_channel(STEPS_AHEAD);
         self.begin(move |root| {
             let mut walk = Walk {
@@ -356,6 +386,22 @@ impl Remote for Dir {
             }
         }
     }
+}
+
+/// Makes a mark, or replaces it by a new one.
+fn touch(root: &Path, name: &str) -> io::Result<()> {
+    check_links(root, name)?;
+    let path = root.join(name);
+    let of_root = root.metadata()?.permissions();
+    for (end, _) in name.match_indices('/') {
+        make(&root.join(&name[..end]), of_root.clone())?;
+    }
+    let mark = unfinished(path.parent().unwrap_or(root))?;
+    let mode = OF_OWNER | of_root.mode() & TO_READ;
+    let permissions = Permissions::from_mode(mode);
+    mark.as_file().set_permissions(permissions)?;
+    mark.persist(&path)?;
+    Ok(())
 }
 
 /// Creates an object. `NotFound` without the mark: the root alone is no remote.

@@ -99,7 +99,13 @@ pub trait Remote: Send + Sync {
         deadline: Instant,
     ) -> Result<Published, RemoteError>;
 
-    /// Removes the object of a run, if there is one.
+    /// Marks a run as used now. The mark is made, or made anew.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn touch(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError>;
+
+    /// Removes the object of a run and its mark, if they are there.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -116,6 +122,18 @@ pub trait Remote: Send + Sync {
     fn list(
         &self,
         within: Option<Fingerprint>,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        patience: Duration,
+    ) -> Result<(), RemoteError>;
+
+    /// Gives the marks of all runs to `each`, as [`list`](Self::list) gives objects: the time of a
+    /// mark is that of the last use.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn list_marks(
+        &self,
         part: &mut dyn FnMut() -> ControlFlow<()>,
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
@@ -172,9 +190,9 @@ pub struct Unreadable {
 }
 
 impl Listed {
-    /// An object that a place lists with this name; `None` if it names no run.
+    /// An object or a mark that a place lists with this name; `None` if it names no run.
     pub(crate) fn of(name: &str, bytes: u64, created_unix_s: u64) -> Option<Listed> {
-        let run = name.parse().ok()?;
+        let run = name.parse().ok().or_else(|| RunName::of_mark(name))?;
         Some(Listed {
             run,
             bytes,

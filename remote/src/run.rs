@@ -48,6 +48,9 @@ pub const OBJECT_BYTES_MAX: usize = 4 << 30;
 pub(crate) const VERSION: &str = "v1";
 const SUFFIX: &str = ".run";
 
+/// First component of the names of the marks of use. They are no part of a listing of objects.
+pub(crate) const USED: &str = "v1-used";
+
 /// Begins the seals behind an archive.
 pub const SEALS_MAGIC: [u8; 8] = *b"LARDSEAL";
 const SEALS_HEADER_BYTES: usize = 32;
@@ -87,6 +90,20 @@ impl RunName {
             Some(fingerprint) => format!("{VERSION}/{fingerprint}"),
             None => VERSION.to_owned(),
         }
+    }
+
+    /// The name of the mark of its last use: an empty object.
+    #[must_use]
+    pub(crate) fn mark(&self) -> String {
+        let [first, ..] = self.last.as_bytes();
+        let RunName { namespace, last } = self;
+        format!("{USED}/{namespace}/{first:02x}/{last}")
+    }
+
+    /// The run of a mark with this name.
+    pub(crate) fn of_mark(name: &str) -> Option<RunName> {
+        let run = name.strip_prefix(USED)?;
+        format!("{VERSION}{run}{SUFFIX}").parse().ok()
     }
 
     fn archive(&self) -> ArchiveId {

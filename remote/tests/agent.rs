@@ -140,6 +140,19 @@ impl Remote for Faulty {
         Ok(Published::Created)
     }
 
+    fn touch(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
+        self.begin(1).map(drop)
+    }
+
+    fn list_marks(
+        &self,
+        _: &mut dyn FnMut() -> ControlFlow<()>,
+        _: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        _: Duration,
+    ) -> Result<(), RemoteError> {
+        unreachable!("agents list no marks")
+    }
+
     fn remove(&self, run: &RunName, _: Instant) -> Result<(), RemoteError> {
         self.objects.lock().unwrap().remove(run);
         Ok(())
@@ -206,6 +219,19 @@ impl Remote for Meeting {
 
     fn publish(&self, _: &RunName, _: Buffer, _: Instant) -> Result<Published, RemoteError> {
         Ok(Published::Created)
+    }
+
+    fn touch(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
+        Ok(())
+    }
+
+    fn list_marks(
+        &self,
+        _: &mut dyn FnMut() -> ControlFlow<()>,
+        _: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        _: Duration,
+    ) -> Result<(), RemoteError> {
+        unreachable!("agents list no marks")
     }
 
     fn remove(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
@@ -603,4 +629,38 @@ fn a_remote_that_does_not_answer_costs_a_read_its_deadline_and_is_left_alone() {
     assert!(state.contains("no answer by the deadline"), "{state}");
     assert_eq!(node.read(&stored), RUN_PAGES);
     node.close();
+}
+
+#[test]
+fn the_use_of_a_run_is_marked_once() {
+    let pages = chain(1, PAGES);
+    let remote = Watched::with("model", &pages);
+    let node = Node::new(Box::new(remote.clone()));
+    node.eventually(|| node.read(&pages) == PAGES && node.count("touched_runs") == 2);
+    let own = chain(2, RUN_PAGES);
+    node.put(&own);
+    node.publishes(&own, 1);
+    for _ in 0..10 {
+        assert_eq!(node.read(&pages) + node.read(&own), PAGES + RUN_PAGES);
+    }
+    let mut touched = remote.touched.lock().unwrap().clone();
+    touched.sort_unstable();
+    let mut names = [RUN_PAGES - 1, PAGES - 1].map(|last| RunName {
+        namespace: namespace("model").fingerprint(),
+        last: pages[last],
+    });
+    names.sort_unstable();
+    assert_eq!(touched, names);
+    node.close();
+}
+
+#[test]
+fn a_node_without_a_budget_for_objects_marks_no_use() {
+    let pages = chain(1, PAGES);
+    let remote = Watched::with("model", &pages);
+    let node = Node::within(0, Box::new(remote.clone()));
+    node.eventually(|| node.read(&pages) == PAGES);
+    assert_eq!(node.read(&pages), PAGES);
+    node.close();
+    assert!(remote.touched.lock().unwrap().is_empty());
 }

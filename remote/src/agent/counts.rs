@@ -20,6 +20,7 @@ counts! {
     RunsPublished "published_runs",
     BytesPublished "published_bytes",
     RunsPresent "present_runs",
+    RunsTouched "touched_runs",
     RunsDroppedQueue "dropped_queue_runs",
     RunsDroppedBudget "dropped_budget_runs",
     RunsDroppedAbsent "dropped_absent_runs",

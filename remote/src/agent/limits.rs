@@ -51,6 +51,11 @@ impl Budget {
         self.left = (self.left + gained).min(self.most);
     }
 
+    /// Whether there is any.
+    pub(super) fn is_any(&self) -> bool {
+        self.whole > 0.0
+    }
+
     /// Whether this amount is left now.
     pub(super) fn has(&mut self, amount: u64, now: Instant) -> bool {
         self.refill(now);

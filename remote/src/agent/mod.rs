@@ -28,6 +28,7 @@
 //! | `desk` | the state under one lock, and its decisions |
 //! | `speed` | the measured speed |
 //! | `names` | the names of the runs in the remote |
+//! | `touches` | the runs whose use is to be marked in the remote |
 //! | `search` | the prefixes whose runs are searched for in the remote |
 //! | `limits` | the budgets, the pauses, and the breaker |
 //! | `memory` | the file that keeps the pages of puts from owner to owner |
@@ -55,6 +56,7 @@ mod publish;
 mod search;
 mod speed;
 mod threads;
+mod touches;
 
 use std::fmt;
 use std::path::Path;
@@ -237,9 +239,6 @@ impl Beneath for Agent {
     }
 
     fn used(&self, namespace: Fingerprint, keys: &[PageKey]) {
-        if self.options.admission == Admission::Through {
-            return;
-        }
         let mut desk = self.desk.lock();
         let noted = desk.used(namespace, keys, Instant::now());
         drop(desk);
@@ -303,7 +302,7 @@ impl Agent {
     /// Runs were noted for publication, and others dropped for them.
     fn noted(&self, noted: desk::Noted) {
         self.count(Count::RunsDroppedQueue, noted.dropped);
-        if noted.queued > 0 {
+        if noted.queued + noted.touched > 0 {
             self.work.notify_all();
         }
     }

@@ -81,6 +81,12 @@ impl Names {
         self.runs.get(&namespace)
     }
 
+    /// Whether a run is in the remote and does not fail, as far as it is known.
+    pub(super) fn knows(&self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
+        let runs = self.of(namespace);
+        runs.is_some_and(|runs| runs.known.contains_key(&last))
+    }
+
     /// Whether a run is in the remote, as far as it is known. A failing run may be: its object has
     /// the name, or the question for it has failed.
     pub(super) fn has(&self, (namespace, last): (Fingerprint, KeyPrefix), now: Instant) -> bool {

@@ -62,17 +62,31 @@ impl Agent {
                 Err(NotPublished::Failed)
             }
             Err(error) => {
-                let is_first = desk.not_taken(&error, Instant::now());
                 drop(desk);
-                if is_first {
-                    tracing::warn!(
-                        "{} takes no objects from this node ({error}); its runs are read all the \
-                         same. Set `l4_bytes_per_day = 0` if that is intended",
-                        self.options.place
-                    );
-                }
+                self.not_taken(&error);
                 Err(NotPublished::Failed)
             }
+        }
+    }
+
+    /// Marks a run as used. A failure is that of a publication; the next use after a day tries it
+    /// again.
+    pub(super) fn touch(&self, run: &RunName) {
+        match self.remote.touch(run, self.deadline()) {
+            Ok(()) => self.count(Count::RunsTouched, 1),
+            Err(error) => self.not_taken(&error),
+        }
+    }
+
+    /// The remote did not take an object or a mark.
+    fn not_taken(&self, error: &RemoteError) {
+        let is_first = self.desk.lock().not_taken(error, Instant::now());
+        if is_first {
+            tracing::warn!(
+                "{} takes no objects from this node ({error}); its runs are read all the same. Set \
+                 `l4_bytes_per_day = 0` if that is intended",
+                self.options.place
+            );
         }
     }
 
@@ -144,7 +158,7 @@ impl Agent {
             self.succeeded();
         }
         if planted!(LostRun) && matches!(outcome, Err(NotPublished::Failed)) {
-            self.desk.lock().published(&run, false);
+            self.desk.lock().published(&run, false, Instant::now());
             return;
         }
         let mut desk = self.desk.lock();
@@ -157,7 +171,7 @@ impl Agent {
             self.count(Count::RunsDroppedQueue, dropped);
             return;
         }
-        desk.published(&run, outcome.is_ok());
+        desk.published(&run, outcome.is_ok(), Instant::now());
         let bytes = desk.space(run.namespace).map_or(0, |(_, bytes)| bytes);
         drop(desk);
         self.count(count, 1);

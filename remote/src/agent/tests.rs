@@ -11,7 +11,8 @@ use crate::keys::Trust;
 use crate::remote::{Listed, Published, Unreadable};
 use crate::run::RunName;
 use chains::Chains;
-use desk::End;
+use desk::{End, Errand};
+use search::Search;
 
 const RUN_PAGES: usize = 4;
 const PAGES: usize = 24 * RUN_PAGES;
@@ -42,6 +43,19 @@ impl Remote for Foreign {
 
     fn publish(&self, _: &RunName, _: Buffer, _: Instant) -> Result<Published, RemoteError> {
         unreachable!("no thread publishes")
+    }
+
+    fn touch(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
+        unreachable!("no thread marks a use")
+    }
+
+    fn list_marks(
+        &self,
+        _: &mut dyn FnMut() -> ControlFlow<()>,
+        _: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        _: Duration,
+    ) -> Result<(), RemoteError> {
+        unreachable!("agents list no marks")
     }
 
     fn remove(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {
@@ -96,6 +110,13 @@ fn key(chain: usize, at: usize) -> PageKey {
     PageKey::from_bytes(bytes)
 }
 
+fn next_search(agent: &Agent) -> Search {
+    match agent.desk.lock().next_errand(Instant::now()) {
+        Some(Errand::Search(search)) => search,
+        _ => panic!("no search"),
+    }
+}
+
 /// The puts of the first pages of a chain.
 fn asks(pages: usize) -> Vec<Ask> {
     let ask = |at: usize| Ask {
@@ -135,7 +156,7 @@ fn a_search_begins_in_the_run_where_the_pages_end() {
     agent.asked(space, &asks(RUN_PAGES + 2));
     // From the middle of the second run, whose first page is found.
     assert_eq!(agent.missed(space, &keys[RUN_PAGES + 1..], 1), 0);
-    let search = agent.desk.lock().next_search().expect("a search");
+    let search = next_search(&agent);
     let last = search.0.iter().map(|run| run.last);
     let ends = (2..).map(|run| key(0, run * RUN_PAGES - 1));
     assert!(last.eq(ends.take(PAGES / RUN_PAGES - 1)));
@@ -149,7 +170,7 @@ fn a_search_without_a_question_is_no_answer() {
         assert!(agent.desk.lock().may_ask());
         let keys: Vec<PageKey> = (0..PAGES).map(|page| key(chain, page)).collect();
         assert_eq!(agent.missed(space, &keys, 0), 0);
-        let search = agent.desk.lock().next_search().expect("a search");
+        let search = next_search(&agent);
         agent.search(&search);
         agent.failed(&RemoteError::Failed("a test".to_owned()));
     }

@@ -12,7 +12,7 @@ use larder_engine::PageStore;
 
 use super::Agent;
 use super::counts::Count;
-use super::desk::{Chore, Desk, Fetch, Outgoing};
+use super::desk::{Chore, Desk, Errand, Fetch, Outgoing};
 use crate::buffer;
 
 /// Threads that wait for fetches. Others are started for more fetches at once, and end with them.
@@ -194,19 +194,22 @@ impl Agent {
 
     fn seek(&self) {
         loop {
-            let search = {
+            let errand = {
                 let mut desk = self.desk.lock();
                 loop {
                     if desk.is_closed() {
                         return;
                     }
-                    if let Some(search) = desk.next_search() {
-                        break search;
+                    if let Some(errand) = desk.next_errand(Instant::now()) {
+                        break errand;
                     }
                     self.work.wait(&mut desk);
                 }
             };
-            self.search(&search);
+            match errand {
+                Errand::Search(search) => self.search(&search),
+                Errand::Touch(run) => self.touch(&run),
+            }
         }
     }
 

@@ -41,7 +41,7 @@ use tokio::sync::oneshot;
 use crate::buffer::Buffer;
 use crate::error::{PlaceError, RemoteError};
 use crate::remote::{Listed, Published, Remote, Unreadable};
-use crate::run::{RunName, VERSION};
+use crate::run::{RunName, USED, VERSION};
 use http::{Connector, Date, NoListing};
 
 /// How long the client itself tries a request again. A caller's deadline may be shorter.
@@ -362,10 +362,21 @@ impl Remote for S3 {
         })
     }
 
-    fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
-        let (store, path) = (Arc::clone(&self.store), self.path(&run.to_string()));
+    fn touch(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(&run.mark()));
         self.call(deadline, async move {
-            absent(store.delete(&path).await).map(|_| ())
+            store.put(&path, Bytes::new().into()).await.map(|_| ())
+        })
+    }
+
+    fn remove(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
+        let store = Arc::clone(&self.store);
+        let paths = [self.path(&run.mark()), self.path(&run.to_string())];
+        self.call(deadline, async move {
+            for path in &paths {
+                absent(store.delete(path).await)?;
+            }
+            Ok(())
         })
     }
 
@@ -376,7 +387,29 @@ impl Remote for S3 {
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError> {
-        let below = format!("{}/", self.path(&RunName::prefix(within)));
+        self.list_below(&RunName::prefix(within), part, each, patience)
+    }
+
+    fn list_marks(
+        &self,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        patience: Duration,
+    ) -> Result<(), RemoteError> {
+        self.list_below(USED, part, each, patience)
+    }
+}
+
+impl S3 {
+    /// Lists the objects of runs whose names begin so.
+    fn list_below(
+        &self,
+        prefix: &str,
+        part: &mut dyn FnMut() -> ControlFlow<()>,
+        each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        patience: Duration,
+    ) -> Result<(), RemoteError> {
+        let below = format!("{}/", self.path(prefix));
         let (mut token, mut seen, mut without_run) = (None, HashSet::new(), 0);
         loop {
             if part().is_break() {

@@ -27,6 +27,8 @@ pub struct Watched {
     pub beside: Vec<Listed>,
     /// Fetches: the run, and the most bytes.
     pub fetched: Arc<Mutex<Vec<(RunName, usize)>>>,
+    /// Runs whose use was marked.
+    pub touched: Arc<Mutex<Vec<RunName>>>,
     /// Fetches fail for this reason.
     pub fails: Arc<Mutex<Option<RemoteError>>>,
     /// The remote itself does not answer, for this reason.
@@ -35,7 +37,7 @@ pub struct Watched {
     pub broken: Arc<Mutex<BTreeSet<RunName>>>,
     /// The next fetch takes so long.
     pub slow: Arc<Mutex<Duration>>,
-    /// Publications are refused for this reason.
+    /// Publications and marks of use are refused for this reason.
     pub refuses: Option<RemoteError>,
     /// Listings and fetches wait for it.
     pub gate: Arc<Mutex<()>>,
@@ -116,6 +118,23 @@ impl Remote for Watched {
         }
         self.objects.lock().unwrap().insert(*run, object.to_vec());
         Ok(Published::Created)
+    }
+
+    fn touch(&self, run: &RunName, _: Instant) -> Result<(), RemoteError> {
+        if let Some(reason) = &self.refuses {
+            return Err(reason.clone());
+        }
+        self.touched.lock().unwrap().push(*run);
+        Ok(())
+    }
+
+    fn list_marks(
+        &self,
+        _: &mut dyn FnMut() -> ControlFlow<()>,
+        _: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        _: Duration,
+    ) -> Result<(), RemoteError> {
+        unreachable!("agents list no marks")
     }
 
     fn remove(&self, run: &RunName, _: Instant) -> Result<(), RemoteError> {

@@ -79,6 +79,8 @@ enum Kind {
     Part,
     /// For one object.
     Object,
+    /// Marks the use of a run.
+    Mark,
 }
 
 /// The answers to requests of a kind.
@@ -185,7 +187,7 @@ impl Facts {
             self.requests.open = Some((from, now + PAUSE));
         }
         let refused = open(&self.publications).is_some_and(|(_, until)| now < until);
-        let is_refused = refused && self.is(thread, Kind::Publication);
+        let is_refused = refused && (kind == Kind::Mark || self.is(thread, Kind::Publication));
         assert!(!is_refused, "a publication while its breaker is open");
     }
 }
@@ -290,7 +292,9 @@ impl Service {
             }
             Kind::Listing => drop(facts.roles.insert(thread, kind)),
             Kind::Look if owes_look => {}
-            Kind::Look | Kind::Part | Kind::Object => facts.check(kind, thread, now),
+            Kind::Look | Kind::Part | Kind::Object | Kind::Mark => {
+                facts.check(kind, thread, now);
+            }
         }
         let is_part = matches!(kind, Kind::Listing | Kind::Part);
         let mut until = now
@@ -330,11 +334,11 @@ impl Service {
         match (failure, kind) {
             (None | Some(RemoteError::Unmarked(_)), _) => {
                 facts.requests.succeeded(now);
-                if kind == Kind::Publication {
+                if matches!(kind, Kind::Publication | Kind::Mark) {
                     facts.publications.succeeded(now);
                 }
             }
-            (Some(failure), Kind::Publication) => {
+            (Some(failure), Kind::Publication | Kind::Mark) => {
                 facts.publications.failed(failure, now, facts.resumed);
             }
             (Some(RemoteError::Denied(_) | RemoteError::Failed(_)), Kind::Object) => {
@@ -547,6 +551,24 @@ impl Remote for Faulty {
         self.ask(Kind::Publication, deadline, |service| {
             (Ok(service.take(self.node, run, object)), bytes)
         })
+    }
+
+    fn touch(&self, run: &RunName, deadline: Instant) -> Result<(), RemoteError> {
+        {
+            let facts = &self.service.lock().facts[self.node];
+            let is_stated = facts.stated.contains_key(run);
+            assert!(is_stated, "the use of a run that was never stated");
+        }
+        self.ask(Kind::Mark, deadline, |_| (Ok(()), 0))
+    }
+
+    fn list_marks(
+        &self,
+        _: &mut dyn FnMut() -> ControlFlow<()>,
+        _: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
+        _: Duration,
+    ) -> Result<(), RemoteError> {
+        unreachable!("agents list no marks")
     }
 
     fn remove(&self, _: &RunName, _: Instant) -> Result<(), RemoteError> {

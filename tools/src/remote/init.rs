@@ -102,24 +102,29 @@ pub fn run(args: &InitArgs) -> Result<Ending, Failure> {
     Ok(Ending::Done.or_findings(report.problem.is_some()))
 }
 
-/// `v1/` below the prefix: the names of all objects.
-fn below(prefix: &str) -> String {
+/// Directories of a remote: of the objects, and of the marks of use.
+const DIRECTORIES: [&str; 2] = ["v1/", "v1-used/"];
+
+fn below(prefix: &str, directory: &str) -> String {
     match prefix {
-        "" => "v1/".to_owned(),
-        prefix => format!("{prefix}/v1/"),
+        "" => directory.to_owned(),
+        prefix => format!("{prefix}/{directory}"),
     }
 }
 
 /// Objects expire, with their old versions and the parts of uploads that were not completed.
 fn lifecycle(prefix: &str, days: u32) -> Value {
-    json!({"Rules": [{
-        "ID": "larder",
-        "Status": "Enabled",
-        "Filter": {"Prefix": below(prefix)},
-        "Expiration": {"Days": days},
-        "NoncurrentVersionExpiration": {"NoncurrentDays": 1},
-        "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
-    }]})
+    let rules = DIRECTORIES.map(|directory| {
+        json!({
+            "ID": format!("larder {directory}"),
+            "Status": "Enabled",
+            "Filter": {"Prefix": below(prefix, directory)},
+            "Expiration": {"Days": days},
+            "NoncurrentVersionExpiration": {"NoncurrentDays": 1},
+            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
+        })
+    });
+    json!({"Rules": rules})
 }
 
 /// The rights that a node uses, and no others. `prune` deletes; the life cycle does it otherwise.
@@ -133,7 +138,7 @@ fn policy(bucket: &str, prefix: &str, args: &InitArgs) -> Value {
         "Sid": "LarderObjects",
         "Effect": "Allow",
         "Action": of_objects,
-        "Resource": format!("{bucket}/{}*", below(prefix)),
+        "Resource": DIRECTORIES.map(|directory| format!("{bucket}/{}*", below(prefix, directory))),
     });
     // Without this right a missing object is answered with 403 instead of 404.
     let list = json!({

@@ -11,7 +11,8 @@
 //! | `bench` | `bench`: the speed of a bucket; with the feature `remote` alone |
 //! | `init` | `init`: the settings of a bucket |
 //! | `push`, `pull` | runs from a store, and into one |
-//! | `shelf` | `ls`, `verify`, `prune`: the objects themselves |
+//! | `shelf` | `ls`, `verify`: the objects themselves |
+//! | `prune` | `prune`: removes objects |
 //! | `switch` | `on`, `off`: the remotes of a store in use |
 //! | `reports` | parts that reports share |
 //! | `in_order` | work on several runs at once |
@@ -29,6 +30,7 @@ mod init;
 mod key;
 mod left_out;
 mod place;
+mod prune;
 mod pull;
 mod pull_order;
 mod push;
@@ -58,7 +60,7 @@ enum RemoteCommand {
     Pull(pull::PullArgs),
     Ls(shelf::LsArgs),
     Verify(shelf::VerifyArgs),
-    Prune(shelf::PruneArgs),
+    Prune(prune::PruneArgs),
     #[cfg(feature = "remote")]
     Bench(bench::BenchArgs),
     /// Make no requests to the remotes of a store in use, until `larder remote on` or the end of
@@ -80,7 +82,7 @@ pub fn run(args: &RemoteArgs) -> Result<Ending, Failure> {
         RemoteCommand::Pull(args) => pull::run(args),
         RemoteCommand::Ls(args) => shelf::ls(args),
         RemoteCommand::Verify(args) => shelf::verify(args),
-        RemoteCommand::Prune(args) => shelf::prune(args),
+        RemoteCommand::Prune(args) => prune::run(args),
         #[cfg(feature = "remote")]
         RemoteCommand::Bench(args) => bench::run(args),
         RemoteCommand::Off(args) => switch::run(args, false),

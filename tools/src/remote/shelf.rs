@@ -1,7 +1,6 @@
-//! `larder remote ls`, `verify` and `prune`: the objects of a remote, without a store.
+//! `larder remote ls` and `verify`: the objects of a remote, without a store.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
 use clap::Args;
 use larder_engine::format::Fingerprint;
@@ -9,12 +8,11 @@ use larder_remote::{RunName, Trust, run};
 use serde::Serialize;
 
 use super::left_out::LeftOut;
-use super::place::{Fetched, PlaceArgs, TrustArgs, Writes};
+use super::place::{Fetched, PlaceArgs, TrustArgs};
 use super::reports::size_of_runs;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report, count};
-use crate::size;
 
 /// List the namespaces of a remote
 #[derive(Args, Debug)]
@@ -133,7 +131,10 @@ impl Report for VerifyReport {
         });
         lines.list("faults", faults);
         if !self.faults.is_empty() {
-            lines.text("Nodes miss these pages. Remove the objects; a push makes them again.");
+            lines.text(
+                "Nodes miss these pages. `larder remote prune --faulty` removes their objects; a \
+                 push makes them again.",
+            );
         }
         self.unreadable.lines(&mut lines);
         if self.interrupted {
@@ -208,118 +209,5 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
     let has_findings = !report.faults.is_empty() || !report.unreadable.is_empty();
     Ok(Ending::Done
         .or_findings(has_findings)
-        .or_interrupted(report.interrupted))
-}
-
-/// Remove objects of a remote, by age or by namespace
-#[derive(Args, Debug)]
-pub struct PruneArgs {
-    #[command(flatten)]
-    place: PlaceArgs,
-    /// Objects that are older than this, by the clock of the server or of the file system
-    #[arg(
-        long,
-        value_name = "DURATION",
-        value_parser = size::duration,
-        required_unless_present = "namespace"
-    )]
-    older_than: Option<Duration>,
-    /// Objects of the namespace with this fingerprint, as `larder remote ls` shows it
-    #[arg(long, value_name = "FINGERPRINT", value_parser = fingerprint)]
-    namespace: Option<Fingerprint>,
-    /// Print the number of objects that would be removed, and remove none
-    #[arg(long)]
-    dry_run: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    json: bool,
-}
-
-fn fingerprint(text: &str) -> Result<Fingerprint, String> {
-    let parsed = text.trim().to_ascii_lowercase().parse();
-    parsed.map_err(|error| format!("{error}; `larder remote ls` shows fingerprints"))
-}
-
-#[derive(Default, Serialize)]
-struct PruneReport {
-    remote: String,
-    dry_run: bool,
-    removed_runs: u64,
-    removed_bytes: u64,
-    kept_runs: u64,
-    unreadable: LeftOut,
-    interrupted: bool,
-}
-
-impl Report for PruneReport {
-    const COMMAND: &'static str = "remote prune";
-
-    fn lines(&self) -> Lines {
-        let mut lines = Lines::default();
-        let done = match self.dry_run {
-            true => "Would remove",
-            false => "Removed",
-        };
-        lines.row(done, size_of_runs(self.removed_runs, self.removed_bytes));
-        lines.row("Kept", count(self.kept_runs, "run"));
-        self.unreadable.lines(&mut lines);
-        if self.interrupted {
-            lines.text("Interrupted: run it again for the rest.");
-        }
-        lines
-    }
-}
-
-/// Runs `prune`.
-///
-/// # Errors
-/// The remote fails.
-pub fn prune(args: &PruneArgs) -> Result<Ending, Failure> {
-    let interrupt = Interrupt::watch();
-    let remote = args.place.open()?;
-    let mut writes = Writes::default();
-    let mut report = PruneReport {
-        remote: args.place.url.clone(),
-        dry_run: args.dry_run,
-        ..PruneReport::default()
-    };
-    // The clock that stamped the objects.
-    let now = match args.older_than {
-        Some(_) => remote.now_unix_s(args.place.deadline())?,
-        None => 0,
-    };
-    let (place, left_out) = (&args.place, &mut report.unreadable);
-    let listed = place.list(remote.as_ref(), None, left_out, || interrupt.is_raised())?;
-    for object in listed {
-        if interrupt.is_raised() {
-            report.interrupted = true;
-            break;
-        }
-        let age = now.saturating_sub(object.created_unix_s);
-        let is_old = args.older_than.is_none_or(|limit| age > limit.as_secs());
-        let is_named = args
-            .namespace
-            .is_none_or(|wanted| wanted == object.run.namespace);
-        if !is_old || !is_named {
-            report.kept_runs += 1;
-            continue;
-        }
-        if !args.dry_run {
-            match remote.remove(&object.run, args.place.deadline()) {
-                Ok(()) => writes.succeeded(),
-                Err(error) => {
-                    let reason = writes.failed(&args.place, remote.as_ref(), error)?;
-                    report.unreadable.add(&object.run, reason);
-                    continue;
-                }
-            }
-        }
-        report.removed_runs += 1;
-        report.removed_bytes += object.bytes;
-    }
-    writes.end()?;
-    report::print(&report, args.json)?;
-    Ok(Ending::Done
-        .or_findings(!report.unreadable.is_empty())
         .or_interrupted(report.interrupted))
 }

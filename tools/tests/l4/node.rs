@@ -62,10 +62,10 @@ impl Shared {
         report(&["remote", "verify", &url, "--key-file", text(&key)], 0)
     }
 
-    /// The files of all objects.
+    /// The files of all objects, without the marks of use.
     pub fn objects(&self) -> Vec<PathBuf> {
         let mut objects = Vec::new();
-        let mut left = vec![self.place()];
+        let mut left = vec![self.place().join("v1")];
         while let Some(directory) = left.pop() {
             for entry in fs::read_dir(directory).unwrap() {
                 let path = entry.unwrap().path();

@@ -10,6 +10,7 @@ mod clock;
 mod home;
 #[path = "../cli/page.rs"]
 mod page;
+mod prune;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 

@@ -217,13 +217,19 @@ fn delete(body: &[u8], state: &mut State) -> String {
     )
 }
 
-/// All objects in one page: prefixes are not used here.
+/// All objects below the prefix in one page.
 fn listing(query: &str, state: &State) -> String {
     let is_one = query.contains("max-keys=1");
     let most = if is_one { 1 } else { usize::MAX };
+    let fields = query.split('&');
+    let prefix = fields
+        .filter_map(|field| field.strip_prefix("prefix="))
+        .next();
+    let prefix = prefix.unwrap_or("").replace("%2F", "/");
     let objects = state
         .objects
         .iter()
+        .filter(|(name, _)| name.starts_with(&prefix))
         .take(most)
         .map(|(name, (object, date))| {
             let bytes = object.len();

@@ -36,6 +36,7 @@ use std::io::Read;
 use std::thread;
 use std::time::Duration;
 
+use larder_remote::RunName;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -465,6 +466,29 @@ fn an_age_is_taken_from_the_clock_of_the_server() {
     assert_eq!(server.runs(), runs[..3]);
 }
 
+/// All objects are equally old.
+#[test]
+fn the_object_in_use_is_kept() {
+    let (server, _source) = with_runs();
+    server
+        .runs()
+        .iter()
+        .for_each(|run| server.date(run, faults::OLD));
+    let (owner, used) = (owner(&server, &[]), chain(2, 4));
+    eventually("the pages", || owner.found(EVEN, &used) == 4);
+    assert_eq!(owner.read(EVEN, &used), [true; 4]);
+    owner.reaches("touched_runs", 1);
+    let (_, all, _) = of_faults(&server, &["prune"], &["--keep", "0", "--dry-run"]);
+    let one = all["removed_bytes"].as_u64().unwrap() / 4;
+    let (code, pruned, said) = of_faults(&server, &["prune"], &["--keep", &one.to_string()]);
+    assert_eq!((code, &pruned["removed_runs"]), (0, &json!(3)), "{said}");
+    let name = RunName {
+        namespace: EVEN.namespace().fingerprint(),
+        last: used[3],
+    };
+    assert_eq!(server.runs(), [name.to_string()]);
+}
+
 /// docs/json.md has exactly the keys of a document.
 #[track_caller]
 fn is_documented(document: &Value) {
@@ -578,18 +602,19 @@ fn the_settings_of_a_bucket_are_printed() {
     let printed = server.remote(&["init"], &["--days", "3"], Identity::Reader, 0);
     is_documented(&printed);
     assert_eq!(printed["problem"], Value::Null);
-    let rule = &printed["lifecycle"]["Rules"][0];
-    assert_eq!(rule["Expiration"]["Days"], 3);
-    assert_eq!(rule["Filter"]["Prefix"], "of/a-test/v1/");
+    for (rule, prefix) in ["of/a-test/v1/", "of/a-test/v1-used/"].iter().enumerate() {
+        let rule = &printed["lifecycle"]["Rules"][rule];
+        assert_eq!(rule["Expiration"]["Days"], 3);
+        assert_eq!(rule["Filter"]["Prefix"], *prefix);
+    }
     let of_objects = &printed["policy"]["Statement"][0];
     assert_eq!(
         of_objects["Action"],
         serde_json::json!(["s3:GetObject", "s3:PutObject"])
     );
-    assert_eq!(
-        of_objects["Resource"],
-        "arn:aws:s3:::kvpages/of/a-test/v1/*"
-    );
+    let directories = ["v1", "v1-used"];
+    let resources = directories.map(|of| format!("arn:aws:s3:::kvpages/of/a-test/{of}/*"));
+    assert_eq!(of_objects["Resource"], json!(resources));
     let read_only = server.remote(&["init"], &["--read-only"], Identity::Reader, 0);
     let actions = &read_only["policy"]["Statement"][0]["Action"];
     assert_eq!(*actions, serde_json::json!(["s3:GetObject"]));

@@ -1,6 +1,7 @@
 //! The state of an agent under one lock, and its decisions. Nothing here waits or does I/O.
 
 mod lookup;
+mod outgoing;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -17,11 +18,13 @@ use super::names::Names;
 use super::options::{Admission, AgentOptions};
 use super::search::{Search, Searches};
 use super::speed::{CONNECTIONS_MAX, Measured, Speed};
+use super::touches::Touches;
 use crate::error::RemoteError;
 use crate::flights::{Flight, Flights};
 use crate::planted::planted;
 use crate::remote::Listed;
 use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
+pub(super) use outgoing::Outgoing;
 
 /// Most runs that wait for their publication: beyond it the oldest are dropped.
 const OUTGOING_MAX: usize = 4096;
@@ -36,16 +39,6 @@ pub(super) enum Request {
     Read,
     /// It serves a publication or a search.
     Other,
-}
-
-/// A run that is to be published.
-pub(super) struct Outgoing {
-    pub(super) namespace: Fingerprint,
-    pub(super) pages: Vec<RunPage>,
-    /// Not before this moment.
-    pub(super) due: Instant,
-    /// Failed attempts.
-    pub(super) tries: u32,
 }
 
 /// A run that is to be fetched.
@@ -77,6 +70,15 @@ pub(super) struct Space {
 pub(super) struct Noted {
     pub(super) queued: u64,
     pub(super) dropped: u64,
+    /// Runs whose use is to be marked.
+    pub(super) touched: u64,
+}
+
+/// A request of the searcher.
+pub(super) enum Errand {
+    Search(Search),
+    /// Marks a run as used.
+    Touch(RunName),
 }
 
 pub(super) struct Desk {
@@ -116,6 +118,7 @@ pub(super) struct Desk {
     /// Requests of the hour that publications and searches leave.
     requests_of_reads: u64,
     searches: Searches,
+    touches: Touches,
     pub(super) mark: Mark,
     /// This process owns the store.
     is_in_use: bool,
@@ -176,6 +179,7 @@ impl Desk {
             hour: Budget::new(options.requests_per_hour, hours(1), now),
             requests_of_reads: options.requests_per_hour / READS,
             searches: Searches::default(),
+            touches: Touches::default(),
             mark: Mark::Unknown,
             is_in_use: false,
             uses: 0,
@@ -220,6 +224,7 @@ impl Desk {
         self.outgoing.clear();
         self.queued.clear();
         self.searches.clear();
+        self.touches.clear();
         (self.give_up(), dropped)
     }
 
@@ -356,11 +361,25 @@ impl Desk {
             due,
             tries: 0,
         };
-        if self.is_closed || self.names.has(run.id(), due) || !self.queued.insert(run.id()) {
+        if self.is_closed {
+            return;
+        }
+        if self.names.has(run.id(), due) {
+            let is_touched = self.names.knows(run.id()) && self.touch(run.name(), due);
+            noted.touched += u64::from(is_touched);
+            return;
+        }
+        if !self.queued.insert(run.id()) {
             return;
         }
         noted.queued += 1;
         noted.dropped += self.queue(run);
+    }
+
+    /// A run that the remote has is used. Returns whether that is to be marked.
+    fn touch(&mut self, run: RunName, now: Instant) -> bool {
+        // Without a budget for objects the remote is only read.
+        self.day.is_any() && self.touches.note(run, now)
     }
 
     /// Whether so many runs are queued that others can wait.
@@ -403,19 +422,28 @@ impl Desk {
     }
 
     /// The publication of a run is over. It may be queued again, unless it is in the remote.
-    pub(super) fn published(&mut self, run: &Outgoing, is_there: bool) {
+    pub(super) fn published(&mut self, run: &Outgoing, is_there: bool, now: Instant) {
         self.queued.remove(&run.id());
         if is_there {
             self.names.add(run.id());
+            // Its object is new, or it is used again soon.
+            self.touches.note_made(&run.name(), now);
         }
     }
 
-    /// The next search; `None` without one.
-    pub(super) fn next_search(&mut self) -> Option<Search> {
+    /// The next search or mark; `None` without one.
+    pub(super) fn next_errand(&mut self, now: Instant) -> Option<Errand> {
         if !self.may_ask() {
             return None;
         }
-        self.searches.next()
+        if let Some(search) = self.searches.next() {
+            return Some(Errand::Search(search));
+        }
+        let is_taken = self.publications.is_closed() && self.mark == Mark::Found;
+        if !is_taken || self.touches.is_empty() || !self.may_request(1, Request::Other, now) {
+            return None;
+        }
+        self.touches.next().map(Errand::Touch)
     }
 
     /// A search found the first `there` runs. The next one is searched for after a pause.
@@ -510,7 +538,10 @@ impl Desk {
             }
         }
         match end {
-            End::Stored => self.names.recover(&run.name),
+            End::Stored => {
+                self.names.recover(&run.name);
+                self.touch(run.name, now);
+            }
             End::GivenUp => {}
             End::Gone | End::Failed => {
                 self.fail(&run.name, end == End::Failed, now);
@@ -660,13 +691,4 @@ pub(super) enum End {
     Gone,
     /// It cannot be read, has a fault, lacks pages, or the store refused some.
     Failed,
-}
-
-impl Outgoing {
-    fn id(&self) -> (Fingerprint, KeyPrefix) {
-        // A run has pages.
-        let last = self.pages.last().map(|page| page.key.prefix());
-        let last = last.unwrap_or(KeyPrefix::from_bytes([0; 12]));
-        (self.namespace, last)
-    }
 }
