@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use larder_format::PageShape;
+use larder_format::{BLOCK_BYTES, PageShape};
 
 use super::*;
 use crate::buffer::Buffer;
@@ -234,6 +234,18 @@ fn a_lookup_is_promised_the_speed_of_many_connections_after_a_trial_of_them() {
     let looked_up: Vec<_> = (0..4).map(|_| look_up(&agent, &mut now)).collect();
     let all = PAGES / RUN_PAGES;
     assert_eq!(looked_up, [(0, 1), (0, 4), (0, 20), (all, all)]);
+}
+
+#[test]
+fn a_lookup_is_promised_no_more_pages_than_the_store_keeps() {
+    let (agent, mut now) = (knowing_agent(), Instant::now());
+    // A page has one block.
+    let keep = |pages: usize| agent.desk.lock().usable_bytes = (pages * BLOCK_BYTES) as u64;
+    keep(4 * RUN_PAGES - 1);
+    let looked_up: Vec<_> = (0..3).map(|_| look_up(&agent, &mut now)).collect();
+    assert_eq!(looked_up, [(0, 1), (0, 3), (3, 3)]);
+    keep(RUN_PAGES - 1);
+    assert_eq!(look_up(&agent, &mut now), (0, 0));
 }
 
 #[test]

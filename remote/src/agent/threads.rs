@@ -46,7 +46,9 @@ pub(super) struct Threads {
 
 impl Threads {
     pub(super) fn start(&self, agent: &Arc<Agent>, store: &Arc<dyn PageStore>) -> io::Result<()> {
-        self.spawn("larder-remotes", agent, store, |agent, _| agent.mind())?;
+        self.spawn("larder-remotes", agent, store, |agent, store| {
+            agent.mind(&**store);
+        })?;
         self.spawn("larder-search", agent, store, |agent, _| agent.seek())?;
         for _ in 0..PUBLICATIONS {
             self.spawn("larder-publish", agent, store, |agent, store| {
@@ -216,15 +218,15 @@ impl Agent {
     /// Lists the remote at intervals, measures its speed, and probes it while the breaker is open.
     /// Not before the store is in use: other processes of the node may have the same configuration,
     /// and its owner the memory of puts.
-    fn mind(&self) {
+    fn mind(&self, store: &dyn PageStore) {
         while self.wait_for_use() {
             self.recall();
-            self.mind_use();
+            self.mind_use(store);
         }
     }
 
     /// Does so until the use of the store ends, or another one has begun meanwhile.
-    fn mind_use(&self) {
+    fn mind_use(&self, store: &dyn PageStore) {
         let mut listing = Instant::now();
         let mut writing = listing + MEMORY_PERIOD;
         // After the last listing, if it failed.
@@ -248,6 +250,9 @@ impl Agent {
             match chore {
                 Chore::Probe => self.probe(),
                 Chore::List => {
+                    // A store may grow.
+                    let usable_bytes = store.stats().usable_bytes;
+                    self.desk.lock().usable_bytes = usable_bytes;
                     let is_whole = self.list();
                     pause = (!is_whole).then(|| self.pauses().next(pause));
                     listing = Instant::now() + pause.unwrap_or(self.options.refresh);

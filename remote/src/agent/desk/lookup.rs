@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder_base::runtime::Instant;
-use larder_format::{Fingerprint, PageKey};
+use larder_format::{BLOCK_BYTES, Fingerprint, PageKey};
 
 use super::{Desk, Incoming};
 use crate::agent::options::AgentOptions;
@@ -67,6 +67,10 @@ impl Desk {
         }
         let page_tokens = space.namespace.fields().page_tokens;
         let run_pages = space.run_pages.get() as usize;
+        // The store refuses the end of a longer chain.
+        let page_bytes = u64::from(space.namespace.shape().page_blocks()) * BLOCK_BYTES as u64;
+        let kept = usize::try_from(self.usable_bytes / page_bytes).unwrap_or(usize::MAX);
+        let keys = &keys[..keys.len().min(kept.max(found))];
         let mut reach = self.reach(namespace, &keys[found..], now, options);
         let last = match reach.pages {
             0 => self.last_of_run(namespace, keys, found, run_pages),

@@ -120,6 +120,8 @@ pub(super) struct Desk {
     searches: Searches,
     touches: Touches,
     pub(super) mark: Mark,
+    /// Of the store, as far as it is known.
+    pub(super) usable_bytes: u64,
     /// This process owns the store.
     is_in_use: bool,
     /// Uses of the store that have begun.
@@ -181,6 +183,7 @@ impl Desk {
             searches: Searches::default(),
             touches: Touches::default(),
             mark: Mark::Unknown,
+            usable_bytes: u64::MAX,
             is_in_use: false,
             uses: 0,
             is_off: false,
