@@ -327,64 +327,6 @@ impl Desk {
         noted
     }
 
-    /// Queues the run that ends in a page, if it is whole and not in the remote.
-    fn note(&mut self, namespace: Fingerprint, last: &PageKey, due: Instant, noted: &mut Noted) {
-        let Some(space) = self.spaces.get(&namespace) else {
-            return;
-        };
-        let last = (namespace, last.prefix());
-        let Some(pages) = self.chains.run(&last, space.run_pages.get()) else {
-            return;
-        };
-        self.note_run(namespace, pages, due, noted);
-    }
-
-    /// Queues a run of stored pages.
-    pub(super) fn offer(
-        &mut self,
-        namespace: Fingerprint,
-        pages: Vec<RunPage>,
-        now: Instant,
-    ) -> Noted {
-        let mut noted = Noted::default();
-        self.note_run(namespace, pages, now, &mut noted);
-        noted
-    }
-
-    fn note_run(
-        &mut self,
-        namespace: Fingerprint,
-        pages: Vec<RunPage>,
-        due: Instant,
-        noted: &mut Noted,
-    ) {
-        let run = Outgoing {
-            namespace,
-            pages,
-            due,
-            tries: 0,
-        };
-        if self.is_closed {
-            return;
-        }
-        if self.names.has(run.id(), due) {
-            let is_touched = self.names.knows(run.id()) && self.touch(run.name(), due);
-            noted.touched += u64::from(is_touched);
-            return;
-        }
-        if !self.queued.insert(run.id()) {
-            return;
-        }
-        noted.queued += 1;
-        noted.dropped += self.queue(run);
-    }
-
-    /// A run that the remote has is used. Returns whether that is to be marked.
-    fn touch(&mut self, run: RunName, now: Instant) -> bool {
-        // Without a budget for objects the remote is only read.
-        self.day.is_any() && self.touches.note(run, now)
-    }
-
     /// Whether so many runs are queued that others can wait.
     pub(super) fn is_busy(&self) -> bool {
         self.outgoing.len() >= OUTGOING_MAX / 2

@@ -3,6 +3,7 @@
 use larder_base::runtime::Instant;
 use larder_format::{Fingerprint, KeyPrefix, PageKey};
 
+use super::{Desk, Noted};
 use crate::run::{RunName, RunPage};
 
 /// A run that is to be published.
@@ -28,5 +29,88 @@ impl Outgoing {
     pub(super) fn id(&self) -> (Fingerprint, KeyPrefix) {
         let RunName { namespace, last } = self.name();
         (namespace, last.prefix())
+    }
+}
+
+impl Desk {
+    /// Queues the run that ends in a page, if it is whole and not in the remote.
+    pub(super) fn note(
+        &mut self,
+        namespace: Fingerprint,
+        last: &PageKey,
+        due: Instant,
+        noted: &mut Noted,
+    ) {
+        let Some(space) = self.spaces.get(&namespace) else {
+            return;
+        };
+        let (run_pages, id) = (space.run_pages.get(), (namespace, last.prefix()));
+        let pages = self
+            .chains
+            .depth(&id)
+            .and_then(|depth| depth.checked_add(1));
+        let is_end = pages.is_some_and(|pages| pages.is_multiple_of(run_pages));
+        let run = RunName {
+            namespace,
+            last: *last,
+        };
+        // A lookup finds many runs that the remote has: their pages are not collected.
+        if !is_end || self.note_there(run, due, noted) {
+            return;
+        }
+        if let Some(pages) = self.chains.run(&id, run_pages) {
+            self.note_run(namespace, pages, due, noted);
+        }
+    }
+
+    /// Queues a run of stored pages.
+    pub(in crate::agent) fn offer(
+        &mut self,
+        namespace: Fingerprint,
+        pages: Vec<RunPage>,
+        now: Instant,
+    ) -> Noted {
+        let mut noted = Noted::default();
+        self.note_run(namespace, pages, now, &mut noted);
+        noted
+    }
+
+    fn note_run(
+        &mut self,
+        namespace: Fingerprint,
+        pages: Vec<RunPage>,
+        due: Instant,
+        noted: &mut Noted,
+    ) {
+        let run = Outgoing {
+            namespace,
+            pages,
+            due,
+            tries: 0,
+        };
+        if self.is_closed
+            || self.note_there(run.name(), due, noted)
+            || !self.queued.insert(run.id())
+        {
+            return;
+        }
+        noted.queued += 1;
+        noted.dropped += self.queue(run);
+    }
+
+    /// Whether the remote has a run. Its use is noted then.
+    fn note_there(&mut self, run: RunName, now: Instant, noted: &mut Noted) -> bool {
+        let id = (run.namespace, run.last.prefix());
+        let is_there = self.names.has(id, now);
+        if is_there && self.names.knows(id) && self.touch(run, now) {
+            noted.touched += 1;
+        }
+        is_there
+    }
+
+    /// A run that the remote has is used. Returns whether that is to be marked.
+    pub(super) fn touch(&mut self, run: RunName, now: Instant) -> bool {
+        // Without a budget for objects the remote is only read.
+        self.day.is_any() && self.touches.note(run, now)
     }
 }
