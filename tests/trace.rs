@@ -74,8 +74,8 @@ fn a_small_store_under_a_made_trace_hits_like_an_exact_lru() {
     let path = directory.path().join("trace.jsonl");
     let trace = make_trace(&path, 1500, 7);
     let sizes = Sizes {
-        capacity: "513MiB",
-        capacity_bytes: f64::from(513 << 20),
+        capacity: "514MiB",
+        capacity_bytes: f64::from(514 << 20),
         segment: "16MiB",
         write_amplification_max: 1.3,
     };

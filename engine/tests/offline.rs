@@ -126,7 +126,7 @@ fn a_nearly_full_store_is_put_in_order_with_the_little_room_it_has() {
     // Of 12 segments' room 8 are usable: 2,000 pages of 64 KiB fill them, and leave 4 segments or
     // fewer to work with.
     let chains = chains(20, 100);
-    let home = home_with(&chains, MIB + 12 * 16 * MIB);
+    let home = home_with(&chains, 2 * MIB + 12 * 16 * MIB);
     let live = survey(&home.path).live().len();
     let done = compact_all(&home.path);
     assert_eq!(done.left_pages, 0, "{done:?}");
@@ -149,7 +149,7 @@ fn a_nearly_full_store_is_put_in_order_with_the_little_room_it_has() {
 fn a_store_that_has_evicted_for_long_keeps_all_that_it_has() {
     const SEGMENTS: u64 = 10;
     let chains = chains(40, 100);
-    let home = home_with(&chains, MIB + SEGMENTS * 16 * MIB);
+    let home = home_with(&chains, 2 * MIB + SEGMENTS * 16 * MIB);
     let keys = |survey: &Survey| -> Vec<PageKey> { survey.live().map(|page| page.key).collect() };
     let before = keys(&survey(&home.path));
     assert!(before.len() < 1700, "nothing was evicted");
@@ -177,7 +177,7 @@ fn a_store_that_has_evicted_for_long_keeps_all_that_it_has() {
 fn a_nearly_full_store_is_in_order_after_a_few_compactions() {
     // More than the store keeps: the rest of the chains lies between holes, and there is room for a
     // segment or two. Pages that have to make way leave some work to do.
-    let home = home_with(&chains(60, 100), MIB + 20 * 16 * MIB);
+    let home = home_with(&chains(60, 100), 2 * MIB + 20 * 16 * MIB);
     let compactions = (0..8).map(|_| compact_all(&home.path));
     let moved: Vec<u64> = compactions.map(|done| done.moved_pages).collect();
     assert!(moved[0] > 0 && moved[1] < moved[0] / 2, "{moved:?}");
@@ -186,7 +186,7 @@ fn a_nearly_full_store_is_in_order_after_a_few_compactions() {
 
 #[test]
 fn progress_is_reported_while_room_is_made_too() {
-    let home = home_with(&chains(60, 100), MIB + 20 * 16 * MIB);
+    let home = home_with(&chains(60, 100), 2 * MIB + 20 * 16 * MIB);
     let mut reported = Vec::new();
     let mut progress = |moved: u64, _| {
         reported.push(moved);
@@ -203,7 +203,7 @@ fn progress_is_reported_while_room_is_made_too() {
 #[test]
 fn chains_on_two_volumes_lie_in_long_rows_on_each() {
     let home = Home::new();
-    let options = CreateOptions::new(2 * (MIB + 10 * 16 * MIB)).with(|o| {
+    let options = CreateOptions::new(2 * (2 * MIB + 10 * 16 * MIB)).with(|o| {
         o.segment_size = Some(16 * MIB);
         o.volumes = vec![home.directory.path().join("second")];
     });

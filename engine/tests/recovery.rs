@@ -60,6 +60,8 @@ fn page_block(
         birth,
         start: HEADER_BLOCKS + index,
         blocks: 1,
+        stored: 1,
+        put_unix_s: 0,
         checksum: u64::from(segment) + 1,
     });
     let mut bytes = [0; BLOCK_BYTES];

@@ -21,38 +21,21 @@
 //!      78      2  body          1 records, 2 namespace
 //!      80      4  count         records, or bytes of the namespace
 //!      84     76  zero
-//!     160      -  body
-//!
-//!  record, 96 bytes
-//!       0      1  kind          1 page, 2 delete, 3 clear, 4 evict, 5 void
-//!       1      1  flags         bit 0: has a parent
-//!       2      2  zero
-//!       4      4  depth         of a page: pages before it in its chain
-//!       8     16  namespace
-//!      24     32  key           page, delete: whole key; evict, void: 12 bytes of it, then zeros
-//!      56     12  parent        of a page that has one
-//!      68      4  start         page: first block in the segment; evict, void: the segment
-//!      72      4  blocks        of a page; of an evict or void: the volume
-//!      76      4  zero
-//!      80      8  birth         the version; of a void: that of the page
-//!      88      8  checksum      of a page; of an evict or void: the generation of the segment
+//!     160      -  body          records, see `record`; or an encoded namespace
 //! ```
-//!
-//! Fields that a kind does not use are zero.
 //!
 //! Invariants of a decoded block: `sequence <= commit`, `synced < commit`, every version (`birth`)
 //! is `< commit`, every page lies within `2..data_end`, and `data_end` is not above this block. A
 //! version may belong to any earlier epoch, because a copy keeps its version. The block does not
 //! prove that the payload of a page was written; only the payload checksum does.
 
-use crate::bytes::{Reader, Writer};
 use crate::consts::BLOCK_BYTES;
 use crate::error::{Damage, Elsewhere, Structure};
 use crate::frame::{self, Checked, PROLOGUE_BYTES};
 use crate::geometry::{HEADER_BLOCKS, descriptor_block};
 use crate::ids::{SegmentNo, StoreId};
-use crate::key::{KeyPrefix, PageKey};
-use crate::namespace::{Fingerprint, NAMESPACE_BYTES_MAX, Namespace};
+use crate::namespace::{NAMESPACE_BYTES_MAX, Namespace};
+use crate::record::{RECORD_BYTES, Record};
 use crate::segment::{Identity, SegmentAddress};
 use crate::serial::Serial;
 
@@ -61,18 +44,9 @@ pub const RECORDS_PER_BLOCK: usize = (BLOCK_BYTES - HEADER_BYTES) / RECORD_BYTES
 
 const HEADER_BYTES: usize = 160;
 const HEADER_RESERVED: usize = HEADER_BYTES - PROLOGUE_BYTES - (16 + 3 * 8 + 3 * 4 + 2 * 2 + 4);
-const RECORD_BYTES: usize = 96;
-const FLAG_PARENT: u8 = 1;
 const BODY_RECORDS: u16 = 1;
 const BODY_NAMESPACE: u16 = 2;
-const KIND_PAGE: u8 = 1;
-const KIND_DELETE: u8 = 2;
-const KIND_CLEAR: u8 = 3;
-const KIND_EVICT: u8 = 4;
-const KIND_VOID: u8 = 5;
-
-const _: () = assert!(RECORDS_PER_BLOCK == 41 && HEADER_RESERVED == 76);
-const _: () = assert!(1 + 1 + 2 + 4 + 16 + 32 + 12 + 4 + 4 + 4 + 8 + 8 == RECORD_BYTES);
+const _: () = assert!(RECORDS_PER_BLOCK == 32 && HEADER_RESERVED == 76);
 const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
 
 /// The header of a descriptor block.
@@ -95,86 +69,6 @@ pub struct BlockHeader {
     /// The durable watermark at the time of the write: the highest commit known to be synced on
     /// every volume. [`Serial::ZERO`] if there is none.
     pub synced: Serial,
-}
-
-/// A page of the segment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageRecord {
-    /// The namespace.
-    pub namespace: Fingerprint,
-    /// The key.
-    pub key: PageKey,
-    /// The first 96 bits of the key of the previous page in the chain.
-    pub parent: Option<KeyPrefix>,
-    /// Number of pages before this page in the chain.
-    pub depth: u32,
-    /// The version of the page. A copy keeps it.
-    pub birth: Serial,
-    /// The first block, counted in blocks of the segment.
-    pub start: u32,
-    /// Number of blocks.
-    pub blocks: u32,
-    /// The [`PageChecksum`](crate::PageChecksum) of the page.
-    pub checksum: u64,
-}
-
-/// A record of the log.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Record {
-    /// The page was put, or copied here.
-    Page(PageRecord),
-    /// Tombstone: deletes every page of this key with a lower version.
-    Delete {
-        /// The namespace of the key.
-        namespace: Fingerprint,
-        /// The key.
-        key: PageKey,
-        /// The version of the tombstone.
-        birth: Serial,
-    },
-    /// Tombstone: deletes every page of this namespace with a lower version.
-    Clear {
-        /// The namespace.
-        namespace: Fingerprint,
-        /// The version of the tombstone.
-        birth: Serial,
-    },
-    /// The page of this key with a lower version was evicted, or found damaged. The record is
-    /// needed while that generation of the page's segment is on disk.
-    Evict {
-        /// The namespace of the key.
-        namespace: Fingerprint,
-        /// The first 96 bits of the key, as stored in the index.
-        key: KeyPrefix,
-        /// The version of the eviction.
-        birth: Serial,
-        /// The place of the page.
-        home: PageHome,
-    },
-    /// The put of the page of this key and this very version failed after its descriptor was sent
-    /// to the device. Pages of the key with another version are not concerned. The record is needed
-    /// as long as that of an eviction.
-    Void {
-        /// The namespace of the key.
-        namespace: Fingerprint,
-        /// The first 96 bits of the key.
-        key: KeyPrefix,
-        /// The version of the page.
-        birth: Serial,
-        /// The place of the page.
-        home: PageHome,
-    },
-}
-
-/// The generation of the segment that holds a page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PageHome {
-    /// The volume, as an index in the volume list of the store.
-    pub volume: u16,
-    /// The segment.
-    pub segment: SegmentNo,
-    /// The generation of the segment.
-    pub sequence: Serial,
 }
 
 /// The body of a descriptor block.
@@ -208,32 +102,6 @@ pub struct BlockAddress {
     pub segment_blocks: u32,
     /// The descriptor index in the segment.
     pub index: u32,
-}
-
-impl Record {
-    /// The namespace of the record.
-    #[must_use]
-    pub fn namespace(&self) -> Fingerprint {
-        match self {
-            Record::Page(page) => page.namespace,
-            Record::Delete { namespace, .. }
-            | Record::Clear { namespace, .. }
-            | Record::Evict { namespace, .. }
-            | Record::Void { namespace, .. } => *namespace,
-        }
-    }
-
-    /// The version of the record; of a void record, the version of its page.
-    #[must_use]
-    pub fn birth(&self) -> Serial {
-        match self {
-            Record::Page(page) => page.birth,
-            Record::Delete { birth, .. }
-            | Record::Clear { birth, .. }
-            | Record::Evict { birth, .. }
-            | Record::Void { birth, .. } => *birth,
-        }
-    }
 }
 
 impl DescriptorBlock {
@@ -276,9 +144,7 @@ impl DescriptorBlock {
         writer.u32(count as u32);
         writer.reserved(HEADER_RESERVED);
         match &self.body {
-            Body::Records(records) => records
-                .iter()
-                .for_each(|record| write_record(&mut writer, record)),
+            Body::Records(records) => records.iter().for_each(|record| record.write(&mut writer)),
             Body::Namespace(namespace) => writer.bytes(namespace.encode()),
         }
         let length = HEADER_BYTES.saturating_add(bytes);
@@ -342,7 +208,7 @@ impl DescriptorBlock {
         match &self.body {
             Body::Records(records) => records
                 .iter()
-                .try_for_each(|record| validate_record(record, header)),
+                .try_for_each(|record| record.validate(header.commit, header.data_end)),
             Body::Namespace(_) => Ok(()),
         }
     }
@@ -391,81 +257,6 @@ impl Checked<DescriptorBlock> {
     }
 }
 
-#[inline]
-fn validate_record(record: &Record, header: &BlockHeader) -> Result<(), Damage> {
-    let birth = record.birth();
-    if !birth.is_drawn() || birth >= header.commit {
-        return Err(damaged("birth", birth.get()));
-    }
-    let Record::Page(page) = record else {
-        return Ok(());
-    };
-    if page.start < HEADER_BLOCKS {
-        return Err(damaged("start", page.start));
-    }
-    match page.start.checked_add(page.blocks) {
-        Some(end) if page.blocks > 0 && end <= header.data_end => Ok(()),
-        _ => Err(damaged("blocks", page.blocks)),
-    }
-}
-
-fn write_record(writer: &mut Writer<'_>, record: &Record) {
-    let absent = PageRecord {
-        namespace: record.namespace(),
-        key: PageKey::from_bytes([0; 32]),
-        parent: None,
-        depth: 0,
-        birth: record.birth(),
-        start: 0,
-        blocks: 0,
-        checksum: 0,
-    };
-    let (kind, page) = match record {
-        Record::Page(page) => (KIND_PAGE, *page),
-        Record::Delete { key, .. } => (
-            KIND_DELETE,
-            PageRecord {
-                key: *key,
-                ..absent
-            },
-        ),
-        Record::Clear { .. } => (KIND_CLEAR, absent),
-        Record::Evict { key, home, .. } => (KIND_EVICT, departed(key, home, absent)),
-        Record::Void { key, home, .. } => (KIND_VOID, departed(key, home, absent)),
-    };
-    writer.u8(kind);
-    writer.u8(if page.parent.is_some() {
-        FLAG_PARENT
-    } else {
-        0
-    });
-    writer.reserved(2);
-    writer.u32(page.depth);
-    writer.bytes(page.namespace.as_bytes());
-    writer.bytes(page.key.as_bytes());
-    writer.bytes(
-        page.parent
-            .map_or([0; 12], |parent| *parent.as_bytes())
-            .as_slice(),
-    );
-    writer.u32(page.start);
-    writer.u32(page.blocks);
-    writer.reserved(4);
-    writer.u64(page.birth.get());
-    writer.u64(page.checksum);
-}
-
-/// The fields of an evict or void record.
-fn departed(key: &KeyPrefix, home: &PageHome, absent: PageRecord) -> PageRecord {
-    PageRecord {
-        key: key.padded(),
-        start: home.segment.0,
-        blocks: u32::from(home.volume),
-        checksum: home.sequence.get(),
-        ..absent
-    }
-}
-
 fn read_records(body: &[u8], count: u32) -> Result<Vec<Record>, Damage> {
     let (records, rest) = body.as_chunks::<RECORD_BYTES>();
     // The body lies within one block. This check bounds the number of records before any
@@ -473,83 +264,7 @@ fn read_records(body: &[u8], count: u32) -> Result<Vec<Record>, Damage> {
     if records.len() != count as usize || !rest.is_empty() {
         return Err(damaged("count", count));
     }
-    records.iter().map(read_record).collect()
-}
-
-#[inline]
-fn read_record(bytes: &[u8; RECORD_BYTES]) -> Result<Record, Damage> {
-    let mut reader = Reader::new(bytes);
-    let kind = reader.u8()?;
-    let flags = reader.u8()?;
-    let zero = reader.u16()?;
-    let depth = reader.u32()?;
-    let namespace = Fingerprint::from_bytes(reader.array()?);
-    let key = PageKey::from_bytes(reader.array()?);
-    let parent = KeyPrefix::from_bytes(reader.array()?);
-    let start = reader.u32()?;
-    let blocks = reader.u32()?;
-    let zero_too = reader.u32()?;
-    let birth = Serial::from_raw(reader.u64()?);
-    let checksum = reader.u64()?;
-    let has_parent = flags & FLAG_PARENT != 0;
-    let no_parent = *parent.as_bytes() == [0; 12];
-    if zero != 0 || zero_too != 0 || flags & !FLAG_PARENT != 0 || !(has_parent || no_parent) {
-        return Err(Damage::Reserved);
-    }
-    if kind == KIND_PAGE {
-        return Ok(Record::Page(PageRecord {
-            namespace,
-            key,
-            parent: has_parent.then_some(parent),
-            depth,
-            birth,
-            start,
-            blocks,
-            checksum,
-        }));
-    }
-    if has_parent || depth != 0 {
-        return Err(Damage::Reserved);
-    }
-    if matches!(kind, KIND_EVICT | KIND_VOID) {
-        if key.prefix().padded() != key {
-            return Err(Damage::Reserved);
-        }
-        let home = PageHome {
-            volume: u16::try_from(blocks).map_err(|_| damaged("volume", blocks))?,
-            segment: SegmentNo(start),
-            sequence: Serial::from_raw(checksum),
-        };
-        let key = key.prefix();
-        return Ok(if kind == KIND_EVICT {
-            Record::Evict {
-                namespace,
-                key,
-                birth,
-                home,
-            }
-        } else {
-            Record::Void {
-                namespace,
-                key,
-                birth,
-                home,
-            }
-        });
-    }
-    if start != 0 || blocks != 0 || checksum != 0 {
-        return Err(Damage::Reserved);
-    }
-    match kind {
-        KIND_DELETE => Ok(Record::Delete {
-            namespace,
-            key,
-            birth,
-        }),
-        KIND_CLEAR if *key.as_bytes() == [0; 32] => Ok(Record::Clear { namespace, birth }),
-        KIND_CLEAR => Err(Damage::Reserved),
-        other => Err(damaged("kind", other)),
-    }
+    records.iter().map(Record::read).collect()
 }
 
 fn read_namespace(body: &[u8], count: u32) -> Result<Namespace, Damage> {

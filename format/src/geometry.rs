@@ -1,8 +1,22 @@
 //! The layout of a volume: arithmetic only.
 //!
 //! ```text
-//!  volume    0        64 KiB        1 MiB
-//!            [super A][super B]     [segment 0][segment 1] ...
+//!  first MiB    KiB  content
+//!                 0  superblock A, one block
+//!                64  superblock B
+//!               128  keyring A, 384 KiB: reserved
+//!               512  keyring B, 384 KiB: reserved
+//!               896  quotas A, 48 KiB: reserved
+//!               944  quotas B, 48 KiB: reserved
+//!               992  closing statement, one block
+//!              1020  the block that write probes fill
+//!
+//!  then         [segment 0][segment 1] ...
+//!
+//!  last MiB     KiB  content, at the offsets of its first copy
+//!                 0  superblock C
+//!               128  keyring C: reserved
+//!               896  quotas C: reserved
 //!
 //!  segment   block 0   1         2                               last
 //!            [header A][header B][page data ->   <- descriptors 2 1 0]
@@ -11,14 +25,27 @@
 use crate::consts::{BLOCK_BYTES_U64, SEGMENT_BLOCKS_MAX, SEGMENT_BLOCKS_MIN, SEGMENTS_MAX};
 use crate::ids::SegmentNo;
 
-/// Byte offsets of the two copies of the superblock in a volume.
+/// Byte offsets of the two copies of the superblock at the start of a volume. The third copy is at
+/// its end: see [`superblock_offsets`].
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
+
+/// Byte offset of the keyrings, the quotas and all else before the segments but the superblocks.
+pub const RESERVED_OFFSET: u64 = 128 << 10;
 
 /// Byte offset of the closing statement of a volume.
 pub const CLOSING_OFFSET: u64 = 992 << 10;
 
+/// Byte offset of the block that a write probe fills in a volume without a free segment.
+pub const PROBE_OFFSET: u64 = SEGMENTS_OFFSET - BLOCK_BYTES_U64;
+
 /// Byte offset of segment 0 in a volume.
 pub const SEGMENTS_OFFSET: u64 = 1 << 20;
+
+/// Bytes at the end of a volume that no segment uses.
+pub const TAIL_BYTES: u64 = 1 << 20;
+
+/// Bytes of a volume that no segment uses.
+pub const OVERHEAD_BYTES: u64 = SEGMENTS_OFFSET + TAIL_BYTES;
 
 /// Blocks at the start of a segment that hold the two copies of its header. Page data starts behind
 /// them.
@@ -113,10 +140,11 @@ impl Geometry {
         descriptor_block(self.segment_blocks, index)
     }
 
-    /// Bytes of the whole volume.
+    /// Bytes of the whole volume: its file or device has at least as many.
     #[must_use]
     pub const fn volume_bytes(self) -> u64 {
         self.segment_offset(SegmentNo(self.segments))
+            .saturating_add(TAIL_BYTES)
     }
 
     /// Maximum number of data blocks of a segment: all blocks except the headers and one descriptor
@@ -142,12 +170,27 @@ pub(crate) const fn descriptor_block(segment_blocks: u32, index: u32) -> Option<
     }
 }
 
+/// Byte offset of the last MiB of a file or device of `bytes` bytes. The size alone decides: the
+/// place is known without a superblock.
+#[must_use]
+pub const fn tail_offset(bytes: u64) -> u64 {
+    let odd = bytes & (BLOCK_BYTES_U64 - 1);
+    bytes.saturating_sub(odd).saturating_sub(TAIL_BYTES)
+}
+
+/// Byte offsets of the three copies of the superblock in a file or device of `bytes` bytes.
+#[must_use]
+pub const fn superblock_offsets(bytes: u64) -> [u64; 3] {
+    let [a, b] = SUPERBLOCK_OFFSETS;
+    [a, b, tail_offset(bytes)]
+}
+
 /// Number of segments of `segment_bytes` that fit in a volume of `volume_bytes`: 0 if none fits, at
 /// most [`SEGMENTS_MAX`].
 #[must_use]
 pub const fn segments_that_fit(volume_bytes: u64, segment_bytes: u64) -> u32 {
     match volume_bytes
-        .saturating_sub(SEGMENTS_OFFSET)
+        .saturating_sub(OVERHEAD_BYTES)
         .checked_div(segment_bytes)
     {
         None => 0,

@@ -6,10 +6,10 @@
 //! comparison with the location from which they were read have passed ([`Checked`]).
 //!
 //! ```text
-//!  volume   0         64 KiB        992 KiB   1 MiB
-//!           +---------+---------+---+---------+-----------+-----------+-- ... --+
-//!           | super A | super B |   | closing | segment 0 | segment 1 |         |
-//!           +---------+---------+---+---------+-----------+-----------+-- ... --+
+//!  volume   0         64 KiB        992 KiB   1 MiB                      last MiB
+//!           +---------+---------+---+---------+-----------+-----------+-- .. --+---------+
+//!           | super A | super B |   | closing | segment 0 | segment 1 |        | super C |
+//!           +---------+---------+---+---------+-----------+-----------+-- .. --+---------+
 //!
 //!  segment  block 0    1          2           data_end              last
 //!           +----------+----------+-----------+------+--------------+
@@ -33,6 +33,7 @@
 //! |---|---|
 //! | `archive` | pages in a portable file |
 //! | `superblock`, `closing`, `descriptor`, `segment` | one structure each, with its layout |
+//! | `record` | one record of a descriptor block |
 //! | `frame` | the parts common to all structures: prologue, CRC, levels of trust |
 //! | `error` | the kinds of damage of a block |
 //! | `features` | the features of a store, and the release that wrote it |
@@ -66,6 +67,7 @@ mod geometry;
 mod ids;
 mod key;
 mod namespace;
+mod record;
 mod segment;
 mod serial;
 mod shape;
@@ -81,16 +83,14 @@ pub use consts::{
     BLOCK_BYTES, FORMAT_VERSION, PARTS_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX,
     VOLUMES_MAX,
 };
-pub use descriptor::{
-    BlockAddress, BlockHeader, Body, DescriptorBlock, PageHome, PageRecord, RECORDS_PER_BLOCK,
-    Record,
-};
+pub use descriptor::{BlockAddress, BlockHeader, Body, DescriptorBlock, RECORDS_PER_BLOCK};
 pub use error::{Damage, Elsewhere, Structure};
 pub use features::{Features, Label};
 pub use frame::Checked;
 pub use geometry::{
-    CLOSING_OFFSET, Geometry, GeometryError, HEADER_BLOCKS, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS,
-    segments_that_fit,
+    CLOSING_OFFSET, Geometry, GeometryError, HEADER_BLOCKS, OVERHEAD_BYTES, PROBE_OFFSET,
+    RESERVED_OFFSET, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, TAIL_BYTES, segments_that_fit,
+    superblock_offsets, tail_offset,
 };
 pub use ids::{ArchiveId, HexError, SegmentNo, StoreId, VolumeId};
 pub use key::{KeyPrefix, PageKey, TokenUnits, namespace_seed, page_keys};
@@ -98,6 +98,7 @@ pub use namespace::{
     Fingerprint, NAMESPACE_BYTES_MAX, Namespace, NamespaceBuilder, NamespaceError, NamespaceFields,
     Rank,
 };
+pub use record::{PageHome, PageRecord, Record};
 pub use segment::{Identity, SegmentAddress, SegmentHeader, SegmentState};
 pub use serial::{Run, Serial};
 pub use shape::{PAGE_BYTES_LIMIT, PageShape, ShapeError};

@@ -1,9 +1,10 @@
 //! The superblock: the identity of a volume, its store, and the process that has it open.
 //!
-//! The superblock has two copies, at [`SUPERBLOCK_OFFSETS`](crate::SUPERBLOCK_OFFSETS). A writer
-//! replaces the older copy, so a torn write leaves the other copy valid; [`newest`] selects the
-//! valid one. Every volume lists all volumes of its store, so one path is enough to find the others
-//! and to detect an absent volume.
+//! The superblock has three copies, at the offsets of
+//! [`superblock_offsets`](crate::superblock_offsets): two at the start, and one at the end of the
+//! file or device. A writer replaces the copy that counts last, so a torn write leaves a valid
+//! copy; [`newest`] selects it. Every volume lists all volumes of its store, so one path is enough
+//! to find the others and to detect an absent volume.
 //!
 //! ```text
 //!  offset  bytes  field
@@ -125,7 +126,7 @@ pub struct Superblock {
     pub store: StoreId,
     /// The index of this volume in `volumes`.
     pub volume: u16,
-    /// Increases with each write. The copy with the higher generation is valid.
+    /// Increases with each write. The valid copy with the highest generation counts.
     pub generation: u64,
     /// The epoch of the last open.
     pub run: Run,
@@ -151,6 +152,9 @@ pub enum SuperblockError {
     /// Another file, or an empty file.
     #[error("not a Larder volume: its superblock's magic is absent")]
     NotLarder,
+    /// Zeros in the place of a superblock: never written, or wiped.
+    #[error("not a Larder volume: its superblock is blank")]
+    Blank,
     /// The device failed the read; the content is unknown.
     #[error("the superblock cannot be read (error {0} of the system)")]
     Unreadable(i32),
@@ -201,7 +205,8 @@ pub enum SuperblockError {
 impl From<Damage> for SuperblockError {
     fn from(damage: Damage) -> SuperblockError {
         match damage {
-            Damage::Blank(_) | Damage::Magic(_) => SuperblockError::NotLarder,
+            Damage::Blank(_) => SuperblockError::Blank,
+            Damage::Magic(_) => SuperblockError::NotLarder,
             damage => SuperblockError::Damaged(damage),
         }
     }
@@ -397,13 +402,49 @@ impl Superblock {
     }
 }
 
-/// Selects the valid copy with the higher generation.
+/// Selects the valid copy with the highest generation. The copies are those at the
+/// [`superblock_offsets`](crate::superblock_offsets), in this order.
+///
+/// The third copy counts beside a valid one of the same volume. Without a valid one it counts if
+/// both places at the start are blank, damaged or unreadable. Other bytes there belong to another
+/// use of the device: the copy at its end may be a remnant, and the store must not be written to.
 ///
 /// # Errors
-/// Neither copy is valid (the most specific reason is returned), the copies belong to two stores,
-/// or one copy was written by a newer Larder. In the last case the other copy is out of date, even
-/// if it is valid.
+/// No copy counts (the most specific reason is returned), the first two belong to two stores, or
+/// one copy was written by a newer Larder. In the last case the others are out of date, even if
+/// they are valid.
 pub fn newest(
+    copies: [Result<Superblock, SuperblockError>; 3],
+) -> Result<Superblock, SuperblockError> {
+    let [a, b, end] = copies;
+    let is_wiped = is_wiped(&a) && is_wiped(&b);
+    match (newer_of(a, b), end) {
+        (_, Err(newer @ SuperblockError::Newer { .. })) => Err(newer),
+        (Ok(first), Ok(end)) => {
+            let is_same = (end.store, end.volume) == (first.store, first.volume);
+            let is_newer = end.generation > first.generation;
+            Ok(if is_same && is_newer { end } else { first })
+        }
+        (Err(_), Ok(end)) if is_wiped => Ok(end),
+        (Err(SuperblockError::Blank), Err(reason)) if reason != SuperblockError::NotLarder => {
+            Err(reason)
+        }
+        (first, _) => first,
+    }
+}
+
+/// Whether the copy is gone, and nothing else has taken its place.
+fn is_wiped(copy: &Result<Superblock, SuperblockError>) -> bool {
+    matches!(
+        copy,
+        Err(SuperblockError::Blank
+            | SuperblockError::Damaged(_)
+            | SuperblockError::Invalid { .. }
+            | SuperblockError::Unreadable(_))
+    )
+}
+
+fn newer_of(
     a: Result<Superblock, SuperblockError>,
     b: Result<Superblock, SuperblockError>,
 ) -> Result<Superblock, SuperblockError> {
@@ -416,6 +457,9 @@ pub fn newest(
         (Err(newer @ SuperblockError::Newer { .. }), _)
         | (_, Err(newer @ SuperblockError::Newer { .. })) => Err(newer),
         (Ok(only), Err(_)) | (Err(_), Ok(only)) => Ok(only),
+        (Err(SuperblockError::Blank), Err(reason)) | (Err(reason), Err(SuperblockError::Blank)) => {
+            Err(reason)
+        }
         (Err(SuperblockError::NotLarder), Err(reason)) | (Err(reason), Err(_)) => Err(reason),
     }
 }

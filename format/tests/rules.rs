@@ -126,18 +126,25 @@ fn a_set_bit_that_should_be_zero_is_refused_though_the_crc_is_right() {
         );
     }
     let descriptors = encode_block(&records_block());
-    let (page, head, delete, clear) = (160, 256, 352, 448);
+    let [page, head, delete, clear, evict, pin] = [0, 1, 2, 3, 4, 5].map(|n| 160 + n * 123);
     let zeros = [
         20,
         84,
         159,
         page + 1,
         page + 2,
-        page + 76,
+        page + 95,
+        page + 122,
         head + 56,
         delete + 4,
-        delete + 88,
+        delete + 68,
+        delete + 75,
+        delete + 87,
         clear + 24,
+        evict + 73,
+        evict + 75,
+        pin + 68,
+        pin + 87,
         4095,
     ];
     for at in zeros {
@@ -166,26 +173,77 @@ fn the_newer_valid_copy_of_a_superblock_counts() {
         })
     };
     let foreign = || Err(SuperblockError::NotLarder);
-    assert_eq!(newest(of(1), of(2)), of(2));
-    assert_eq!(newest(of(2), of(1)), of(2));
-    assert_eq!(newest(of(3), torn()), of(3));
-    assert_eq!(newest(foreign(), of(3)), of(3));
-    assert_eq!(newest(torn(), foreign()), torn());
-    assert_eq!(newest(foreign(), torn()), torn());
-    assert_eq!(newest(foreign(), foreign()), foreign());
-    // A newer Larder has written one copy, so the other copy is out of date although it is valid.
-    assert_eq!(newest(of(3), newer()), newer());
-    assert_eq!(newest(newer(), of(3)), newer());
-    assert_eq!(newest(newer(), torn()), newer());
-    let other = StoreId::from_bytes([1; 16]);
-    let stranger = Ok(Superblock {
-        store: other,
+    let blank = || Err(SuperblockError::Blank);
+    for end in [blank(), torn(), foreign()] {
+        let of_two = |a, b| newest([a, b, end.clone()]);
+        assert_eq!(of_two(of(1), of(2)), of(2));
+        assert_eq!(of_two(of(2), of(1)), of(2));
+        assert_eq!(of_two(of(3), torn()), of(3));
+        assert_eq!(of_two(foreign(), of(3)), of(3));
+        assert_eq!(of_two(torn(), foreign()), torn());
+        assert_eq!(of_two(foreign(), torn()), torn());
+        assert_eq!(of_two(foreign(), foreign()), foreign());
+        assert_eq!(of_two(blank(), foreign()), foreign());
+        assert_eq!(of_two(blank(), torn()), torn());
+        // A newer Larder has written one copy, so the other copies are out of date although they
+        // are valid.
+        assert_eq!(of_two(of(3), newer()), newer());
+        assert_eq!(of_two(newer(), of(3)), newer());
+        assert_eq!(of_two(newer(), torn()), newer());
+        let other = StoreId::from_bytes([1; 16]);
+        let stranger = Ok(Superblock {
+            store: other,
+            ..superblock()
+        });
+        assert_eq!(
+            of_two(of(3), stranger),
+            Err(SuperblockError::TwoStores { a: STORE, b: other })
+        );
+    }
+    assert_eq!(newest([blank(), blank(), blank()]), blank());
+}
+
+#[test]
+fn the_copy_at_the_end_counts_for_its_own_volume_and_where_nothing_else_is() {
+    let of = |generation| Superblock {
+        generation,
         ..superblock()
-    });
-    assert_eq!(
-        newest(of(3), stranger),
-        Err(SuperblockError::TwoStores { a: STORE, b: other })
-    );
+    };
+    let blank = || Err(SuperblockError::Blank);
+    let torn = || Err(SuperblockError::Damaged(Damage::Short));
+    let unreadable = || Err(SuperblockError::Unreadable(5));
+    let foreign = || Err(SuperblockError::NotLarder);
+    let older = || Err(SuperblockError::Older { version: 1 });
+    let newer = || {
+        Err(SuperblockError::Newer {
+            version: 3,
+            features: Box::default(),
+        })
+    };
+    assert_eq!(newest([Ok(of(1)), Ok(of(2)), Ok(of(3))]), Ok(of(3)));
+    assert_eq!(newest([Ok(of(2)), Ok(of(3)), Ok(of(1))]), Ok(of(3)));
+    assert_eq!(newest([Ok(of(1)), Ok(of(2)), newer()]), newer());
+    for stranger in [
+        Superblock {
+            store: StoreId::from_bytes([1; 16]),
+            ..of(9)
+        },
+        Superblock { volume: 0, ..of(9) },
+    ] {
+        assert_eq!(newest([Ok(of(1)), torn(), Ok(stranger)]), Ok(of(1)));
+    }
+    for [a, b] in [
+        [blank(), blank()],
+        [torn(), blank()],
+        [unreadable(), torn()],
+    ] {
+        assert_eq!(newest([a, b, Ok(of(1))]), Ok(of(1)));
+    }
+    // Another use of the device, and another version.
+    assert_eq!(newest([foreign(), blank(), Ok(of(1))]), foreign());
+    assert_eq!(newest([torn(), foreign(), Ok(of(1))]), torn());
+    assert_eq!(newest([older(), older(), Ok(of(1))]), older());
+    assert_eq!(newest([blank(), blank(), unreadable()]), unreadable());
 }
 
 #[test]
@@ -388,18 +446,24 @@ fn a_descriptor_block_with_an_impossible_field_is_refused() {
     assert_eq!(u32_at(80, u32::MAX), field("count", u64::from(u32::MAX)));
     let page = 160;
     assert_eq!(
-        refused(decode_block(&patched(&block, 352, &[9]))),
+        refused(decode_block(&patched(&block, page + 2 * 123, &[9]))),
         field("kind", 9)
     );
-    assert_eq!(u32_at(page + 68, 1), field("start", 1));
-    assert_eq!(u32_at(page + 68, u32::MAX), field("blocks", 2304));
-    assert_eq!(u32_at(page + 72, 0), field("blocks", 0));
-    assert_eq!(u32_at(page + 72, 4999), field("blocks", 4999));
-    assert_eq!(u64_at(page + 80, commit), field("birth", commit));
-    assert_eq!(u64_at(page + 80, 0), field("birth", 0));
+    let placed = |start: u64, blocks: u64, stored: u64| {
+        let place = start | blocks << 20 | stored << 38;
+        decode_block(&patched(&block, page + 68, &place.to_le_bytes()[..7]))
+    };
+    assert_eq!(placed(1, 9, 9), Err(field("start", 1)));
+    assert_eq!(placed((1 << 20) - 1, 9, 9), Err(field("stored", 9)));
+    assert_eq!(placed(2, 9, 0), Err(field("stored", 0)));
+    assert_eq!(placed(2, 0, 0), Err(field("stored", 0)));
+    assert_eq!(placed(2, 9, 10), Err(field("stored", 10)));
+    assert_eq!(placed(2, 5000, 4999), Err(field("stored", 4999)));
     // The last block below the descriptor blocks may be used.
-    let fits = patched(&block, page + 72, &4998_u32.to_le_bytes());
-    assert!(decode_block(&fits).is_ok());
+    assert!(placed(2, 4998, 4998).is_ok());
+    assert!(placed(2, (1 << 18) - 1, 1).is_ok());
+    assert_eq!(u64_at(page + 79, commit), field("birth", commit));
+    assert_eq!(u64_at(page + 79, 0), field("birth", 0));
 }
 
 #[test]
@@ -407,11 +471,11 @@ fn a_length_that_differs_from_the_body_is_refused() {
     let length_of = |block: &Block| u32::from_le_bytes(block[12..16].try_into().unwrap());
     let block = encode_block(&records_block());
     let length = length_of(&block);
-    assert_eq!(length, 160 + 5 * 96);
+    assert_eq!(length, 160 + 6 * 123);
     let with_length =
         |length: u32| DescriptorBlock::check(&patched(&block, 12, &length.to_le_bytes()));
-    assert_eq!(refused(with_length(length + 96)), field("count", 5));
-    assert_eq!(refused(with_length(length - 96)), Damage::Reserved);
+    assert_eq!(refused(with_length(length + 123)), field("count", 6));
+    assert_eq!(refused(with_length(length - 123)), Damage::Reserved);
     assert_eq!(refused(with_length(4097)), Damage::Length { found: 4097 });
     assert_eq!(refused(with_length(23)), Damage::Length { found: 23 });
     let header = patched(&encode_header(&segment_header()), 12, &89_u32.to_le_bytes());
@@ -470,8 +534,8 @@ fn an_unreadable_superblock_is_never_reported_as_absent() {
     let unreadable = || Err(SuperblockError::Unreadable(5));
     let absent = || Err(SuperblockError::NotLarder);
     for found in [
-        newest(unreadable(), absent()),
-        newest(absent(), unreadable()),
+        newest([unreadable(), absent(), absent()]),
+        newest([absent(), unreadable(), absent()]),
     ] {
         assert!(matches!(found, Err(SuperblockError::Unreadable(5))));
     }

@@ -149,7 +149,7 @@ fn runs_and_serials_run_out_instead_of_wrapping() {
 }
 
 #[test]
-fn a_volume_has_one_mebibyte_plus_its_segments() {
+fn a_volume_has_a_mebibyte_before_its_segments_and_one_behind_them() {
     let geometry = Geometry::new(4096, 3).unwrap();
     assert_eq!(geometry.segment_bytes(), SEGMENT_BYTES_MIN);
     assert_eq!(geometry.segment_offset(SegmentNo(0)), SEGMENTS_OFFSET);
@@ -161,7 +161,7 @@ fn a_volume_has_one_mebibyte_plus_its_segments() {
         geometry.block_offset(SegmentNo(1), 2),
         (1 << 20) + (16 << 20) + 8192
     );
-    assert_eq!(geometry.volume_bytes(), (1 << 20) + (48 << 20));
+    assert_eq!(geometry.volume_bytes(), (2 << 20) + (48 << 20));
     assert_eq!(geometry.descriptor_block(0), Some(4095));
     assert_eq!(geometry.descriptor_block(4093), Some(2));
     assert_eq!(geometry.descriptor_block(4094), None);
@@ -187,11 +187,26 @@ fn a_volume_has_one_mebibyte_plus_its_segments() {
     );
 }
 
-/// The superblocks do not overlap any segment.
+/// The superblocks overlap no segment and no reserved place.
 #[test]
-fn superblocks_lie_before_the_first_segment() {
-    let [a, b] = SUPERBLOCK_OFFSETS;
-    assert!(a + 4096 <= b && b + 4096 <= SEGMENTS_OFFSET);
+fn superblocks_lie_before_the_first_segment_and_behind_the_last_one() {
+    let geometry = Geometry::new(4096, 3).unwrap();
+    let bytes = geometry.volume_bytes();
+    for bytes in [bytes, bytes + 4095, bytes + 4096, bytes + (5 << 30) + 7] {
+        let [a, b, end] = superblock_offsets(bytes);
+        assert_eq!([a, b], SUPERBLOCK_OFFSETS);
+        assert!(a + 4096 <= b && b + 4096 <= RESERVED_OFFSET);
+        assert!(end >= geometry.segment_offset(SegmentNo(3)));
+        assert!(end.is_multiple_of(4096) && end + TAIL_BYTES <= bytes);
+        assert!(end + TAIL_BYTES + 4096 > bytes);
+    }
+    let others = [
+        RESERVED_OFFSET,
+        CLOSING_OFFSET,
+        PROBE_OFFSET,
+        SEGMENTS_OFFSET,
+    ];
+    assert!(others.is_sorted_by(|a, b| a + 4096 <= *b));
 }
 
 proptest! {
@@ -203,7 +218,7 @@ proptest! {
         let segment_bytes = u64::from(segment_blocks) * BLOCK_BYTES as u64;
         let segments = segments_that_fit(volume_bytes, segment_bytes);
         let bytes = |segments: u32| {
-            u128::from(SEGMENTS_OFFSET) + u128::from(segments) * u128::from(segment_bytes)
+            u128::from(OVERHEAD_BYTES) + u128::from(segments) * u128::from(segment_bytes)
         };
         prop_assert!(segments == 0 || bytes(segments) <= u128::from(volume_bytes));
         prop_assert!(segments == SEGMENTS_MAX || bytes(segments + 1) > u128::from(volume_bytes));

@@ -49,6 +49,8 @@ pub fn page(namespace: Fingerprint, key: PageKey, birth: Serial, start: u32) -> 
         birth,
         start,
         blocks: 1,
+        stored: 1,
+        put_unix_s: 0,
         checksum: u64::from(start) << 32 | birth.counter(),
     }
 }

@@ -23,7 +23,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use larder_disk::probe::Want;
-use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
+use larder_engine::format::{BLOCK_BYTES, OVERHEAD_BYTES, superblock_offsets};
 use larder_engine::{GetPage, OpenOptions, PageStore, PutOptions, PutPage, PutStatus, Store};
 use larder_offline::survey::{Survey, SurveyOptions};
 use larder_store::share::Inside;
@@ -65,7 +65,7 @@ impl MemoryFile {
         file
     }
 
-    /// The same, with both copies of its superblock.
+    /// The same, with all copies of its superblock.
     ///
     /// # Panics
     /// If the image's geometry is not valid for a file.
@@ -74,7 +74,8 @@ impl MemoryFile {
         let file = MemoryFile::holding(image);
         let superblock = image.superblocks[0].encode();
         let superblock = superblock.expect("a valid geometry");
-        for offset in SUPERBLOCK_OFFSETS {
+        let bytes = image.volumes[0].blocks() * BLOCK_BYTES as u64;
+        for offset in superblock_offsets(bytes) {
             file.write(offset, &superblock[..]);
         }
         file
@@ -120,7 +121,7 @@ pub fn options(read_only: bool) -> OpenOptions {
 /// # Panics
 /// If a reader panics, or bytes are returned that were never put.
 pub fn raw_image(data: &[u8]) {
-    let bytes = SEGMENTS_OFFSET + SEGMENTS * u64::from(REAL_SEGMENT_BLOCKS) * BLOCK_BYTES as u64;
+    let bytes = OVERHEAD_BYTES + SEGMENTS * u64::from(REAL_SEGMENT_BLOCKS) * BLOCK_BYTES as u64;
     let file = MemoryFile::new(bytes);
     let mut feed = Feed::new(data);
     while !feed.is_empty() {
@@ -160,7 +161,8 @@ pub fn raw_sample() -> &'static Sample {
 #[must_use]
 pub fn patches(image: &Image) -> Vec<u8> {
     let file = MemoryFile::of(image);
-    let superblocks = SUPERBLOCK_OFFSETS.map(|offset| offset / BLOCK_BYTES as u64);
+    let offsets = superblock_offsets(image.volumes[0].blocks() * BLOCK_BYTES as u64);
+    let superblocks = offsets.map(|offset| offset / BLOCK_BYTES as u64);
     let mut input = Vec::new();
     for block in superblocks.into_iter().chain(image.volumes[0].written()) {
         let bytes = file.read(block * BLOCK_BYTES as u64, BLOCK_BYTES);

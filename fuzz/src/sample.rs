@@ -12,8 +12,8 @@ use std::sync::OnceLock;
 use larder_core::capacity::segments_min;
 use larder_engine::PutStatus;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, History, Holder, Namespace, OpenState, PageKey, PageShape, Run,
-    SEGMENTS_OFFSET, StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
+    BLOCK_BYTES, Features, History, Holder, Namespace, OVERHEAD_BYTES, OpenState, PageKey,
+    PageShape, Run, StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
 };
 
 use crate::machine::{Image, Machine, NewPage};
@@ -162,8 +162,8 @@ pub fn fresh(volumes: &[u32], segment_blocks: u32) -> Image {
         features: Features::default(),
         volumes: entries.clone(),
     };
-    let before = SEGMENTS_OFFSET / BLOCK_BYTES as u64;
-    let blocks = |segments: u32| before + u64::from(segments) * u64::from(segment_blocks);
+    let beside = OVERHEAD_BYTES / BLOCK_BYTES as u64;
+    let blocks = |segments: u32| beside + u64::from(segments) * u64::from(segment_blocks);
     Image {
         superblocks: (0..).zip(volumes).map(|(at, _)| superblock(at)).collect(),
         volumes: volumes

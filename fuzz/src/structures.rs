@@ -56,9 +56,8 @@ pub fn superblock(data: &[u8]) {
             }
         }
     }
-    let [a, b, c] = blocks.each_ref().map(|block| Superblock::decode(block));
-    let _ = newest(a, b.clone()).map_err(|error| error.to_string());
-    let _ = newest(b, c).map_err(|error| error.to_string());
+    let copies = blocks.each_ref().map(|block| Superblock::decode(block));
+    let _ = newest(copies).map_err(|error| error.to_string());
 }
 
 /// Segment headers, read at the address that they state and elsewhere.

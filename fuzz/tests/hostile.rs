@@ -289,6 +289,7 @@ fn overlapping(image: &mut Image, pages: u64, blocks: u32) -> u64 {
             let start = 2 + number as u32 % (room - blocks - 2);
             Record::Page(PageRecord {
                 blocks,
+                stored: blocks,
                 ..page(fingerprint(), key(number), serial(2, 1 + number), start)
             })
         })
@@ -331,6 +332,7 @@ fn a_page_in_doubt_that_claims_a_gigabyte_is_not_read_in_one_piece() {
     let twice = [1, 2].map(|counter| {
         Record::Page(PageRecord {
             blocks,
+            stored: blocks,
             ..page(fingerprint(), key(1), serial(2, counter), 2)
         })
     });
@@ -444,6 +446,7 @@ fn records_of_one_place_with_two_sizes_keep_the_page_counts_right() {
     let record = |number: u64, blocks, counter, start| {
         Record::Page(PageRecord {
             blocks,
+            stored: blocks,
             ..page(fingerprint(), key(number), serial(2, counter), start)
         })
     };
@@ -472,6 +475,7 @@ fn a_wrong_page_size_of_a_namespace_does_not_cost_its_valid_pages() {
     let mut image = sample.image.clone();
     let wrong = Record::Page(PageRecord {
         blocks: 7,
+        stored: 7,
         ..page(fingerprint(), key(1), serial(1, 1), 5)
     });
     // The wrong record must be read before all others.

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use larder_core::index::{Index, Place, SegmentId};
 use larder_engine::format::{
-    BlockAddress, Body, DescriptorBlock, HEADER_BLOCKS, Record, SEGMENTS_OFFSET,
-    SUPERBLOCK_OFFSETS, SegmentAddress, SegmentHeader, SegmentNo, SegmentState, Serial,
+    BlockAddress, Body, DescriptorBlock, HEADER_BLOCKS, PROBE_OFFSET, Record, SEGMENTS_OFFSET,
+    SegmentAddress, SegmentHeader, SegmentNo, SegmentState, Serial,
 };
 use larder_sim_runtime::medium::Content;
 
@@ -64,11 +64,7 @@ impl World {
     /// A probe writes to data blocks of a durably free segment, or before the first segment.
     fn inspect_probe(&mut self, live: &Epoch, volume: usize, start: usize, count: usize) {
         if start < SEGMENTS_OFFSET as usize / BLOCK {
-            assert!(
-                SUPERBLOCK_OFFSETS
-                    .iter()
-                    .all(|at| start > *at as usize / BLOCK)
-            );
+            assert!(start == PROBE_OFFSET as usize / BLOCK && count == 1);
             return;
         }
         let (segment, _, within) = self.locate_block(volume, start);
@@ -229,6 +225,11 @@ impl World {
                 .oracle
                 .find(name, page.checksum)
                 .expect("a version that was never written");
+            let put_time = self.put_times.entry(page.birth).or_insert(page.put_unix_s);
+            assert_eq!(
+                *put_time, page.put_unix_s,
+                "a copy with another time of the put"
+            );
             live.described
                 .entry(header.commit)
                 .or_default()
@@ -268,7 +269,7 @@ impl World {
     pub fn removed_by(&self, record: &Record) -> Vec<Name> {
         let (fingerprint, prefix) = match record {
             // A failed put is no page that anybody was promised.
-            Record::Page(_) | Record::Void { .. } => return Vec::new(),
+            Record::Page(_) | Record::Void { .. } | Record::Pin { .. } => return Vec::new(),
             Record::Delete { namespace, key, .. } => (*namespace, Some(key.prefix())),
             Record::Evict { namespace, key, .. } => (*namespace, Some(*key)),
             Record::Clear { namespace, .. } => (*namespace, None),

@@ -15,8 +15,7 @@ use crate::classes::Class;
 use crate::disk::Fate;
 use crate::kernel::{Answer, Odds};
 use crate::oracle::{Name, VersionId};
-use crate::setup::Faults;
-use crate::superblocks::block_of;
+use crate::setup::{COPIES, Faults, blocks_of};
 use crate::world::World;
 
 const EIO: i32 = 5;
@@ -258,7 +257,7 @@ impl World {
             self.count(Class::SyncDropped);
         }
         for (at, block) in dropped {
-            if matches!(block, Content::Bytes(_)) && at >= self.segment_first_block(0) {
+            if matches!(block, Content::Bytes(_)) && self.is_in_segment(volume, at) {
                 let (segment, ..) = self.locate_block(volume, at);
                 self.shaken.insert(segment);
             }
@@ -282,8 +281,8 @@ impl World {
     /// The address of a block decides its kind. Page data at the address of a descriptor does not
     /// count as a descriptor.
     fn kind_of(&self, volume: usize, at: usize) -> Kind {
-        if at < self.segment_first_block(0) {
-            let copy = [0, 1].into_iter().find(|copy| block_of(*copy) == at);
+        if !self.is_in_segment(volume, at) {
+            let copy = self.superblock_at(volume, at);
             return copy.map_or(Kind::Nothing, Kind::Superblock);
         }
         let (segment, _, within) = self.locate_block(volume, at);
@@ -458,7 +457,9 @@ impl World {
     /// The name that a record deletes. The inner `None` stands for a whole namespace.
     fn deleted_by(&self, record: &Record) -> Option<Option<Name>> {
         match record {
-            Record::Page(_) | Record::Evict { .. } | Record::Void { .. } => None,
+            Record::Page(_) | Record::Evict { .. } | Record::Void { .. } | Record::Pin { .. } => {
+                None
+            }
             Record::Clear { .. } => Some(None),
             Record::Delete { namespace, key, .. } => {
                 let namespace = self.namespace_of(*namespace);
@@ -546,7 +547,11 @@ impl World {
             return;
         };
         let blocks = match (class, kind) {
-            (Class::RotSuperblocks, _) => vec![block_of(0), block_of(1)],
+            // Both copies at the start, or all.
+            (Class::RotSuperblocks, _) => {
+                let count = COPIES - self.dice.below(2);
+                blocks_of(self.disk.volumes()[volume].blocks())[..count].to_vec()
+            }
             (Class::RotHeaders, _) => {
                 let (_, _, within) = self.locate_block(volume, at);
                 let first = at - within as usize;
@@ -590,16 +595,15 @@ impl World {
 
     /// A block of the kind that a class of faults hits.
     fn find_victim(&mut self, class: Class, volume: usize) -> Option<(usize, Kind)> {
-        let (first, end) = {
-            let disk = &self.disk.volumes()[volume];
-            (self.segment_first_block(0), disk.blocks())
-        };
+        let first = self.segment_first_block(0);
+        let end = self.segment_first_block(self.setup.volumes[volume]);
         let any = matches!(class, Class::Unreadable | Class::ReadErrors);
         if matches!(class, Class::RotSuperblock | Class::RotSuperblocks)
             || any && self.dice.chance(0.05)
         {
-            let copy = self.dice.below(2);
-            return Some((block_of(copy), Kind::Superblock(copy)));
+            let copy = self.dice.below(COPIES);
+            let places = blocks_of(self.disk.volumes()[volume].blocks());
+            return Some((places[copy], Kind::Superblock(copy)));
         }
         // Metadata is rare on the device. Where any kind is allowed, half of the searches look for
         // metadata.

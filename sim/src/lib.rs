@@ -17,7 +17,7 @@
 //! | `faults` | device faults, and the losses that they excuse |
 //! | `outage` | reads that fail for a while |
 //! | `recovered` | the checks of a recovery |
-//! | `superblocks` | both copies of the superblock of each volume |
+//! | `superblocks` | the copies of the superblock of each volume |
 //! | `expected` | the pages that a recovery must find |
 //! | `checks` | the checks of the metadata that the core writes |
 //! | `world` | the facts of a seed of `store` that outlive its process |

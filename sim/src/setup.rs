@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use larder_engine::SyncPolicy;
 use larder_engine::format::{
-    Features, History, Holder, Namespace, OpenState, PageShape, Run, SEGMENTS_OFFSET, StoreId,
-    Superblock, VolumeEntry, VolumeId,
+    Features, History, Holder, Namespace, OVERHEAD_BYTES, OpenState, PageShape, Run, StoreId,
+    Superblock, VolumeEntry, VolumeId, superblock_offsets,
 };
 use larder_sim_runtime::dice::Dice;
 
@@ -298,10 +298,10 @@ impl Setup {
     }
 
     pub fn volume_blocks(&self) -> Vec<usize> {
-        let before = SEGMENTS_OFFSET as usize / BLOCK;
+        let beside = OVERHEAD_BYTES as usize / BLOCK;
         self.volumes
             .iter()
-            .map(|&segments| before + (segments * self.segment_blocks) as usize)
+            .map(|&segments| beside + (segments * self.segment_blocks) as usize)
             .collect()
     }
 
@@ -310,6 +310,15 @@ impl Setup {
         let volumes = volumes.map(|(segments, id)| (*segments, format!("volume{id}")));
         superblocks(store, self.segment_blocks, volumes)
     }
+}
+
+/// Copies of a superblock.
+pub const COPIES: usize = 3;
+
+/// The blocks of the copies of a superblock, on a volume of so many blocks.
+pub fn blocks_of(blocks: usize) -> [usize; COPIES] {
+    let offsets = superblock_offsets((blocks * BLOCK) as u64);
+    offsets.map(|offset| offset as usize / BLOCK)
 }
 
 /// The superblocks of a new store on volumes with these numbers of segments and these paths.

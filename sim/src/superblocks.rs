@@ -5,21 +5,15 @@
 //! refused if it was the first volume.
 
 use larder_core::index::Place;
-use larder_engine::format::{
-    BLOCK_BYTES, Body, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, newest,
-};
+use larder_engine::format::{BLOCK_BYTES, Body, Record, Superblock, SuperblockError, newest};
 use larder_sim_runtime::medium::{Content, Medium, contents};
-use larder_store::volume::simulated;
+use larder_store::volume::{choose, simulated};
 
 use crate::classes::Class;
 use crate::expected::Expected;
 use crate::oracle::VersionId;
+use crate::setup::{COPIES, blocks_of};
 use crate::world::World;
-
-/// The block of a copy.
-pub fn block_of(copy: usize) -> usize {
-    usize::try_from(SUPERBLOCK_OFFSETS[copy]).unwrap() / BLOCK_BYTES
-}
 
 fn encode(superblock: &Superblock) -> Vec<Content> {
     let bytes = simulated::encode(superblock).expect("a superblock that readers reject");
@@ -32,34 +26,28 @@ pub fn decode(block: &Content) -> Result<Superblock, SuperblockError> {
     simulated::decode(&bytes)
 }
 
-/// The newer valid one of the two copies, and which copy is the other one.
-pub fn choose(
-    copies: [Result<Superblock, SuperblockError>; 2],
-) -> Result<(Superblock, usize), SuperblockError> {
-    let [a, b] = copies;
-    let first = a.as_ref().ok().map(|a| a.generation);
-    let found = newest(a, b)?;
-    let older = usize::from(first == Some(found.generation));
-    Ok((found, older))
+fn visible(volume: &Medium) -> [Result<Superblock, SuperblockError>; COPIES] {
+    blocks_of(volume.blocks()).map(|at| decode(volume.visible(at)))
 }
 
-/// The copy that is not this superblock.
-pub fn older_copy(volume: &Medium, superblock: &Superblock) -> usize {
-    let first = decode(volume.visible(block_of(0)));
-    usize::from(first.is_ok_and(|first| first.generation == superblock.generation))
+/// The copy that holds this superblock.
+pub fn counting_copy(volume: &Medium, superblock: &Superblock) -> usize {
+    let copies = visible(volume);
+    let is_it = |copy: &usize| copies[*copy].as_ref() == Ok(superblock);
+    [1, 0, 2].into_iter().find(is_it).unwrap_or(0)
 }
 
 impl World {
-    /// Writes and syncs both copies for each volume of a new store.
+    /// Writes and syncs all copies for each volume of a new store.
     pub fn create_superblocks(&mut self) {
         for volume in 0..self.superblocks.len() {
             let superblock = self.superblocks[volume].clone().expect("none is lost yet");
             let blocks = encode(&superblock);
             let disk = &mut self.disk.volumes()[volume];
-            for copy in 0..SUPERBLOCK_OFFSETS.len() {
-                disk.write(block_of(copy), &blocks, || true);
-                self.copies[volume][copy] = Some(superblock.generation);
+            for at in blocks_of(disk.blocks()) {
+                disk.write(at, &blocks, || true);
             }
+            self.copies[volume] = [Some(superblock.generation); COPIES];
             disk.synced(disk.next());
         }
     }
@@ -72,14 +60,25 @@ impl World {
                 continue;
             }
             // An unreadable copy counts as an absent one.
-            let [a, b] = [0, 1].map(|copy| {
+            let places = blocks_of(self.disk.volumes()[volume].blocks());
+            let copies = places.map(|at| {
                 let mut block = Content::Zero;
                 let take = |blocks: &[Content]| block.clone_from(&blocks[0]);
-                let _ = self.disk.read(volume, block_of(copy), 1, take);
+                let _ = self.disk.read(volume, at, 1, take);
                 decode(&block)
             });
-            let sound = self.copies[volume].iter().flatten().max().copied();
-            let found = newest(a, b);
+            // Beside other bytes at the start of the volume, the copy at its end does not count.
+            let is_foreign = |copy: &&_| matches!(copy, Err(SuperblockError::NotLarder));
+            let counting = match copies[..2].iter().any(|copy| is_foreign(&copy)) {
+                true => &self.copies[volume][..2],
+                false => &self.copies[volume][..],
+            };
+            let sound = counting.iter().flatten().max().copied();
+            let is_by_end = copies[..2].iter().all(Result::is_err) && copies[2].is_ok();
+            let found = newest(copies);
+            if is_by_end && found.is_ok() {
+                self.count(Class::OpenedByEnd);
+            }
             match (found, sound) {
                 (Ok(found), Some(sound)) => {
                     assert!(
@@ -149,12 +148,11 @@ impl World {
         })
     }
 
-    /// The superblocks that an opening at this moment finds, and of each which copy is the older
-    /// one. `None` for a volume without a valid one.
+    /// The superblocks that an opening at this moment finds, and of each which copy it is. `None`
+    /// for a volume without a valid one.
     pub fn visible_superblocks(&self) -> Vec<Option<(Superblock, usize)>> {
         let volumes = self.disk.volumes();
-        let copies = |volume: &Medium| [0, 1].map(|copy| decode(volume.visible(block_of(copy))));
-        let found = volumes.iter().map(|volume| choose(copies(volume)).ok());
+        let found = volumes.iter().map(|volume| choose(&visible(volume)).ok());
         found.collect()
     }
 }

@@ -16,7 +16,7 @@ use larder_store::recovery::scan::Spot;
 use crate::classes::Tally;
 use crate::disk::SimDisk;
 use crate::oracle::{Name, Oracle, VersionId};
-use crate::setup::{BLOCK, Setup};
+use crate::setup::{BLOCK, COPIES, Setup, blocks_of};
 use crate::totals::Totals;
 
 /// The last events of a run, printed if it fails.
@@ -105,7 +105,7 @@ pub struct World {
     /// The superblocks as the running process knows them. `None` for a lost volume.
     pub superblocks: Vec<Option<Superblock>>,
     /// By volume and copy: the generation of the superblock that is certainly there.
-    pub copies: Vec<[Option<u64>; 2]>,
+    pub copies: Vec<[Option<u64>; COPIES]>,
     pub store: StoreId,
     pub oracle: Oracle,
     /// Counts all events. Orders reservations and deletions.
@@ -128,6 +128,8 @@ pub struct World {
     /// Segments with a header that was spoiled, or lost by a failed sync, at some time. Their old
     /// generation may come back with the bytes of the new one.
     pub headless: BTreeSet<SegmentId>,
+    /// When each version of a page was put, by its first descriptor.
+    pub put_times: BTreeMap<Serial, u32>,
     /// A header was lost on its way. It may have been the only record of refused page writes.
     pub unsealed: bool,
     /// Pages with a record of their removal: the version of the last such record, and the time of
@@ -167,7 +169,7 @@ impl World {
             setup.superblocks(store).into_iter().map(Some).collect();
         let mut world = World {
             disk: SimDisk::new(&setup.volume_blocks(), kernel, setup.faults.calls),
-            copies: vec![[None; 2]; superblocks.len()],
+            copies: vec![[None; COPIES]; superblocks.len()],
             superblocks,
             oracle: Oracle::new(&setup, salt),
             store,
@@ -184,6 +186,7 @@ impl World {
             has_outage: false,
             tainted: BTreeSet::new(),
             headless: BTreeSet::new(),
+            put_times: BTreeMap::new(),
             unsealed: false,
             left: BTreeMap::new(),
             torn_inside: false,
@@ -259,8 +262,19 @@ impl World {
         )
     }
 
-    /// The segment of a block, and the block's number in it. The block must not lie before the
-    /// first segment.
+    /// The copy of the superblock in this block of a volume, if it is one.
+    pub fn superblock_at(&self, volume: usize, block: usize) -> Option<usize> {
+        let blocks = self.disk.volumes()[volume].blocks();
+        blocks_of(blocks).iter().position(|at| *at == block)
+    }
+
+    /// Whether a block of a volume lies in a segment.
+    pub fn is_in_segment(&self, volume: usize, block: usize) -> bool {
+        let end = self.segment_first_block(self.setup.volumes[volume]);
+        (self.segment_first_block(0)..end).contains(&block)
+    }
+
+    /// The segment of a block, and the block's number in it. The block must lie in a segment.
     pub fn locate_block(&self, volume: usize, block: usize) -> (SegmentId, u32, u32) {
         let within = block - SEGMENTS_OFFSET as usize / BLOCK;
         let number = within as u32 / self.setup.segment_blocks;

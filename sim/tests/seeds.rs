@@ -9,7 +9,12 @@ static HEAP: Heap = Heap;
 const SEEDS: u64 = 1000;
 
 /// Too rare for this number of seeds.
-const RARE: [Class; 3] = [Class::VolumeLost, Class::RotSuperblocks, Class::GivenUp];
+const RARE: [Class; 4] = [
+    Class::OpenedByEnd,
+    Class::VolumeLost,
+    Class::RotSuperblocks,
+    Class::GivenUp,
+];
 
 /// Seeds of an owner and its clients, and of nodes with a remote, which take far longer.
 const SHARED_SEEDS: u64 = 500;

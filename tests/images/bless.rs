@@ -189,7 +189,7 @@ fn list(volumes: &[PathBuf], broken: &BTreeSet<String>, absent: Vec<(String, Str
 fn neutral(volumes: &[PathBuf]) {
     for path in volumes {
         let file = File::options().read(true).write(true).open(path).unwrap();
-        for offset in SUPERBLOCK_OFFSETS {
+        for offset in superblocks(path) {
             let mut block = [0; BLOCK_BYTES];
             file.read_exact_at(&mut block, offset).unwrap();
             let mut superblock = Superblock::decode(&block).unwrap();

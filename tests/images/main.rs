@@ -27,8 +27,8 @@ use larder_engine::{
     Store, SyncPolicy, create,
 };
 use larder_format::{
-    BLOCK_BYTES, Holder, Namespace, NamespaceFields, PageKey, PageShape, Rank, SEGMENTS_OFFSET,
-    SUPERBLOCK_OFFSETS, SegmentState, Superblock,
+    BLOCK_BYTES, Holder, Namespace, NamespaceFields, OVERHEAD_BYTES, PageKey, PageShape, Rank,
+    SegmentState, Superblock,
 };
 use larder_offline::survey::{Condition, Page, Survey, SurveyOptions};
 use larder_store::share::Inside;
@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use support::honest::{Process, found};
 use support::sparse::{pack, unpack};
-use support::{chain, directory, larder, make_trace};
+use support::{chain, directory, larder, make_trace, superblocks};
 
 const SEGMENT_BYTES: u64 = 16 << 20;
 
@@ -436,15 +436,11 @@ fn files_in(directory: &Path) -> BTreeSet<(OsString, u64)> {
 #[test]
 fn a_store_of_a_newer_version_is_refused_by_every_command_and_left_alone() {
     // A newer Larder may have been killed between the two copies.
-    for copies in [
-        &SUPERBLOCK_OFFSETS[..],
-        &SUPERBLOCK_OFFSETS[..1],
-        &SUPERBLOCK_OFFSETS[1..],
-    ] {
+    for copies in [&[0, 1, 2][..], &[0], &[1], &[2]] {
         let directory = directory();
         let volumes = SAMPLES[0].unpack(directory.path());
-        for &offset in copies {
-            set_version(&volumes[0], offset, 3);
+        for &copy in copies {
+            set_version(&volumes[0], superblocks(&volumes[0])[copy], 3);
         }
         let directory = directory.path();
         unpack(
@@ -465,6 +461,30 @@ fn a_store_of_a_newer_version_is_refused_by_every_command_and_left_alone() {
 }
 
 #[test]
+fn a_store_of_version_1_is_refused_by_every_command_with_the_way_out() {
+    let directory = directory();
+    let volumes = SAMPLES[0].unpack(directory.path());
+    for offset in superblocks(&volumes[0]) {
+        set_version(&volumes[0], offset, 1);
+    }
+    let directory = directory.path();
+    unpack(
+        &std::fs::read(image(ARCHIVE)).unwrap(),
+        &directory.join("archive"),
+    );
+    make_trace(&directory.join("trace"), 2, 1);
+    let before = (pack(&volumes[0]), files_in(directory));
+    for command in COMMANDS {
+        let (code, errors) = end_of(command, directory);
+        assert_eq!(code, Some(3), "{command}: {errors}");
+        let words = ["version 1 is older than version 2", "create the store anew"];
+        assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
+    }
+    let after = (pack(&volumes[0]), files_in(directory));
+    assert!(before == after, "it was changed");
+}
+
+#[test]
 fn an_archive_of_a_newer_version_is_refused() {
     let directory = directory();
     let volumes = SAMPLES[0].unpack(directory.path());
@@ -480,7 +500,7 @@ fn an_archive_of_a_newer_version_is_refused() {
 fn make(volumes: &[PathBuf]) {
     let segments = if volumes.len() == 1 { 8 } else { 5 };
     let options =
-        CreateOptions::new((SEGMENTS_OFFSET + segments * SEGMENT_BYTES) * volumes.len() as u64)
+        CreateOptions::new((OVERHEAD_BYTES + segments * SEGMENT_BYTES) * volumes.len() as u64)
             .with(|o| {
                 o.segment_size = Some(SEGMENT_BYTES);
                 o.volumes = volumes[1..].to_vec();

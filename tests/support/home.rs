@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use larder_engine::{CreateOptions, OpenOptions, Store, SyncPolicy, create};
-use larder_format::{PageKey, SEGMENTS_OFFSET};
+use larder_format::{OVERHEAD_BYTES, PageKey};
 use larder_offline::survey::{Survey, SurveyOptions};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -41,7 +41,7 @@ impl Home {
         let further = further.iter().map(|name| directory.path().join(name));
         let volumes: Vec<PathBuf> = further.collect();
         let options = CreateOptions::new(
-            (SEGMENTS_OFFSET + segments * segment_bytes) * (1 + volumes.len() as u64),
+            (OVERHEAD_BYTES + segments * segment_bytes) * (1 + volumes.len() as u64),
         )
         .with(|o| {
             o.segment_size = Some(segment_bytes);

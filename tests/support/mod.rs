@@ -18,7 +18,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use larder_format::{PageKey, TokenUnits, page_keys};
+use larder_format::{PageKey, TokenUnits, page_keys, superblock_offsets};
 use serde_json::Value;
 
 /// A directory on the disk that the build is on, so that direct I/O is real.
@@ -119,6 +119,11 @@ pub fn flip(path: &Path, offset: u64) {
     let mut byte = [0];
     file.read_exact_at(&mut byte, offset).unwrap();
     overwrite(path, offset, &[byte[0] ^ 0x10]);
+}
+
+/// The places of the copies of the superblock in a volume.
+pub fn superblocks(path: &Path) -> [u64; 3] {
+    superblock_offsets(std::fs::metadata(path).unwrap().len())
 }
 
 pub fn overwrite(path: &Path, offset: u64, bytes: &[u8]) {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use indicatif::ProgressBar;
-use larder_engine::format::SEGMENTS_OFFSET;
+use larder_engine::format::OVERHEAD_BYTES;
 use larder_engine::{CreateOptions, OpenOptions, PageStore, Store, StoreError};
 use larder_offline::survey::{Survey, SurveyOptions};
 use larder_offline::{Compacted, Copied};
@@ -360,10 +360,12 @@ fn into(
         )));
     }
     let segments = survey.segments.len() as u64;
-    let options = CreateOptions::new(args.size.map_or(
-        SEGMENTS_OFFSET + segments * survey.segment_bytes(),
-        |size| size.0,
-    ))
+    let options = CreateOptions::new(
+        args.size
+            .map_or(OVERHEAD_BYTES + segments * survey.segment_bytes(), |size| {
+                size.0
+            }),
+    )
     .with(|o| {
         o.segment_size = Some(survey.segment_bytes());
         o.dry_run = true;

@@ -54,8 +54,8 @@ const RELEASE: &str = env!("CARGO_PKG_VERSION");
 /// Free space below which a store of useful size does not fit, in bytes.
 const FREE_BYTES_MIN: u64 = 1 << 30;
 
-/// Size of the smallest store: six segments of 16 MiB, and 1 MiB before them.
-const STORE_BYTES_MIN: u64 = 97 << 20;
+/// Size of the smallest store: six segments of 16 MiB, and 2 MiB beside them.
+const STORE_BYTES_MIN: u64 = 98 << 20;
 
 /// Most files of a directory in which a store is looked for.
 const FILES_MAX: usize = 1000;

@@ -1,7 +1,7 @@
 //! `larder verify`: checks a closed store, and lists its damage. With `--repair` it repairs it
 //! ([`repair`]).
 //!
-//! Without `--deep` it checks structures: both copies of every superblock and header, every
+//! Without `--deep` it checks structures: all copies of every superblock and header, every
 //! descriptor block, and that no two pages claim one place. With `--deep` it also checks the bytes
 //! of every live page. The store is locked against writers meanwhile, except with `--online`
 //! ([`online`]).

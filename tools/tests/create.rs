@@ -155,25 +155,25 @@ fn a_missing_size_is_what_is_asked_for() {
 fn a_store_that_cannot_grow_by_a_segment_says_which_size_would_do() {
     let directory = directory();
     let (path, _) = names(&directory);
-    creates(&path, &["--size", "257MiB"]);
-    for size in ["1", "256MiB", "272MiB"] {
+    creates(&path, &["--size", "258MiB"]);
+    for size in ["1", "256MiB", "273MiB"] {
         let words = [
             "whole segments",
             "never shrinks",
-            "286261248 bytes (273 MiB)",
+            "287309824 bytes (274 MiB)",
         ];
         fails(&path, &["--grow", "--size", size], 2, &words);
     }
-    creates(&path, &["--grow", "--size", "286261248"]);
+    creates(&path, &["--grow", "--size", "287309824"]);
 }
 
 #[test]
 fn the_same_growth_twice_leaves_the_store_as_it_is() {
     let directory = directory();
     let (path, _) = names(&directory);
-    creates(&path, &["--size", "257MiB"]);
+    creates(&path, &["--size", "258MiB"]);
     // Sizes with and without a rest that holds no segment.
-    for (size, segments) in [("273MiB", 17), ("300MiB", 18)] {
+    for (size, segments) in [("274MiB", 17), ("300MiB", 18)] {
         let grow = ["create", text(&path), "--grow", "--size", size];
         let first = json(&grow);
         assert_eq!(

@@ -355,7 +355,11 @@ mod tests {
             depth: u32::from(parent.is_some()),
             proven: true,
             is_disbelieved: false,
-            extra: Whole { key, depth: 0 },
+            extra: Whole {
+                key,
+                depth: 0,
+                put_unix_s: 0,
+            },
         }
     }
 

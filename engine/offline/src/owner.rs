@@ -136,6 +136,8 @@ impl Owner {
             birth: page.birth,
             start: found.place.start,
             blocks,
+            stored: blocks,
+            put_unix_s: page.extra.put_unix_s,
             checksum: page.checksum,
         };
         (found.checksum == page.checksum).then_some(Move {

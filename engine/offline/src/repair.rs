@@ -2,7 +2,7 @@
 //!
 //! | damage | remedy |
 //! |---|---|
-//! | a copy of a superblock | opening writes both copies again, the bad one first |
+//! | a copy of a superblock | opening writes all copies again, the good one last |
 //! | a copy of a segment's header | written again from the other copy, or else from the blocks |
 //! | a page's bytes | the page is dropped, with a record that keeps it from coming back |
 //! | all headers and descriptor blocks of a segment | the segment is released |

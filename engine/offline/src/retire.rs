@@ -14,7 +14,7 @@ use larder_core::capacity::{segments_min, usable_blocks};
 use larder_core::core::Core;
 use larder_core::index::SegmentId;
 use larder_disk::mailbox::{WriteAt, sync_all, write_all};
-use larder_format::{BLOCK_BYTES, OpenState, SUPERBLOCK_OFFSETS};
+use larder_format::{BLOCK_BYTES, OpenState};
 use larder_store::api::OpenOptions;
 use larder_store::error::{StoreError, io_error};
 use larder_store::recovery::{Whole, spots_of};
@@ -276,7 +276,7 @@ impl Retirement {
         // From here on the store does not look for it.
         let blanked = recorded.and_then(|()| {
             let mut writes = Vec::new();
-            for offset in SUPERBLOCK_OFFSETS {
+            for offset in retired.superblock_places().concat() {
                 writes.push(WriteAt {
                     volume: self.index,
                     offset,

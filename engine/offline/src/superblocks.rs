@@ -18,8 +18,8 @@ use larder_base::system::files;
 use larder_base::system::holder::this_holder;
 use larder_disk::DiskError;
 use larder_format::{
-    BLOCK_BYTES, Damage, Elsewhere, OpenState, Run, SUPERBLOCK_OFFSETS, Serial, StoreId,
-    Superblock, SuperblockError, segments_that_fit,
+    BLOCK_BYTES, Damage, Elsewhere, OpenState, Run, Serial, StoreId, Superblock, SuperblockError,
+    segments_that_fit, superblock_offsets,
 };
 use larder_store::error::{StoreError, io_error};
 use larder_store::recovery::scan::{GAP_BLOCKS, Spot};
@@ -268,6 +268,7 @@ impl Search<'_> {
             Ok(whole) => Some(whole),
             Err(
                 SuperblockError::NotLarder
+                | SuperblockError::Blank
                 | SuperblockError::Damaged(_)
                 | SuperblockError::Invalid { .. },
             ) => None,
@@ -419,7 +420,7 @@ impl Volume {
         }
     }
 
-    /// Writes both copies, one after the other.
+    /// Writes all copies, one after the other.
     fn write(&self, newest: &Superblock) -> Result<(), StoreError> {
         let own = Superblock {
             volume: u16::try_from(self.index).unwrap_or(u16::MAX),
@@ -432,7 +433,7 @@ impl Volume {
         let failed = |error| io_error("writing the superblock", &self.path, error);
         let mut memory = AlignedBuf::zeroed(BLOCK_BYTES).map_err(failed)?;
         memory.copy_from_slice(&encoded[..]);
-        for offset in SUPERBLOCK_OFFSETS {
+        for offset in superblock_offsets(self.file.bytes) {
             self.file.write(offset, &memory).map_err(failed)?;
             let synced = files::sync_data(&self.file.file);
             synced.map_err(|errno| failed(std::io::Error::from_raw_os_error(errno)))?;

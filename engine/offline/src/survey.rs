@@ -77,7 +77,9 @@ pub struct Page {
     pub offset: u64,
     /// Bytes of its payload, padding included.
     pub bytes: u64,
-    /// The version: when the page was put.
+    /// When the page was put, in seconds since 1970; 0 if it is not known.
+    pub put_unix_s: u32,
+    /// The version.
     pub birth: Serial,
     /// The group that holds this record of the page.
     pub commit: Serial,
@@ -301,6 +303,7 @@ impl Survey {
             segment,
             offset: self.offset(found),
             bytes: self.records.bytes(found),
+            put_unix_s: found.extra.put_unix_s,
             birth: found.birth,
             commit: found.commit,
             checksum: found.checksum,

@@ -529,12 +529,15 @@ fn a_retiring_volume_that_refuses_writes_leaves_the_room_of_the_others_as_it_is(
     let volumes = [directory.path().join("a"), directory.path().join("b")];
     let chains: Vec<Vec<PageKey>> = (1..=40).map(|seed| chain(seed, 64)).collect();
     let path = store_on(&volumes, &chains);
-    let refuses = |action: &Action| match action {
-        Action::Write { offset, .. } => *offset >= larder_format::SEGMENTS_OFFSET,
+    let bytes = std::fs::metadata(&volumes[1]).unwrap().len();
+    let segments = larder_format::SEGMENTS_OFFSET..larder_format::tail_offset(bytes);
+    let refuses = move |action: &Action| match action {
+        Action::Write { offset, .. } => segments.contains(offset),
         _ => false,
     };
-    let wrapper =
-        DiskWrapper::new(move |disk| FaultyDisk::second_refusing(disk, libc::EROFS, refuses));
+    let wrapper = DiskWrapper::new(move |disk| {
+        FaultyDisk::second_refusing(disk, libc::EROFS, refuses.clone())
+    });
     let options = OpenOptions::default().with(|o| o.disk_wrapper = Some(wrapper));
     let (opened, disk) = opening::open_volumes(&path, &options, Access::Exclusive).unwrap();
     let opening: Opening<Whole> = Opening::new(opened, disk, &options).unwrap();

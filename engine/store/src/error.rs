@@ -25,7 +25,7 @@ pub enum StoreError {
     /// There is no store at this path.
     #[error("{0}: not a Larder store; create one with `larder create`, or check the path")]
     NotAStore(PathBuf),
-    /// Segments of a store are there, and neither copy of its superblock.
+    /// Segments of a store are there, and no copy of its superblock.
     #[error(
         "{0}: its superblocks, in the first 128 KiB, are destroyed, and segments of a store \
          follow: write them back with `larder superblock restore`, from the file of a `larder \

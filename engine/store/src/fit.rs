@@ -103,7 +103,7 @@ pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: u64) -> Option<u
         return Some(default);
     }
     let of = |pages: u64| {
-        // One block describes 41 pages; evictions and deletions need some more.
+        // One block describes 32 pages; evictions and deletions need some more.
         let descriptors = 16 * BLOCK_BYTES as u64;
         let needed = page_bytes.saturating_mul(pages) + descriptors;
         needed.next_multiple_of(STEP).max(SEGMENT_BYTES_MIN)

@@ -5,7 +5,9 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use larder_engine::format::{BLOCK_BYTES, Features, Label, SUPERBLOCK_OFFSETS, Superblock};
+use larder_engine::format::{
+    BLOCK_BYTES, Features, Label, SUPERBLOCK_OFFSETS, Superblock, superblock_offsets,
+};
 use larder_store::protocol::Protocol;
 
 /// The bit of a feature that this release does not know.
@@ -37,10 +39,11 @@ pub fn set_features(path: &Path, features: Features) {
     change_superblocks(path, |superblock| superblock.features = features);
 }
 
-/// Changes both superblocks of a store on one volume, which is closed.
+/// Changes all superblocks of a store on one volume, which is closed.
 pub fn change_superblocks(path: &Path, change: impl Fn(&mut Superblock)) {
     let file = File::options().read(true).write(true).open(path).unwrap();
-    for offset in SUPERBLOCK_OFFSETS {
+    let bytes = file.metadata().unwrap().len();
+    for offset in superblock_offsets(bytes) {
         let mut block = [0; BLOCK_BYTES];
         file.read_exact_at(&mut block, offset).unwrap();
         let mut superblock = Superblock::decode(&block).unwrap();

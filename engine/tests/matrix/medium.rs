@@ -3,7 +3,7 @@
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, PageRecord, Record, SEGMENTS_OFFSET,
     SUPERBLOCK_OFFSETS, SegmentHeader, SegmentNo, SegmentState, Serial, Superblock,
-    SuperblockError,
+    SuperblockError, superblock_offsets,
 };
 use larder_engine::{OpenOptions, PageStore, PutStatus, Store, StoreError};
 use larder_offline::survey::{Survey, SurveyOptions};
@@ -170,9 +170,10 @@ fn row_05_rot_in_the_padding_of_a_part_never_reaches_the_caller() {
     assert!(pool.hits(&keys[..1]) <= 1);
 }
 
-/// Gives both superblocks another version, with a right CRC.
+/// Gives all superblocks another version, with a right CRC.
 fn set_version(home: &Home, version: u32) {
-    for offset in SUPERBLOCK_OFFSETS {
+    let bytes = std::fs::metadata(&home.path).unwrap().len();
+    for offset in superblock_offsets(bytes) {
         let mut block = read(&home.path, offset, BLOCK_BYTES);
         block[8..12].copy_from_slice(&version.to_le_bytes());
         block[16..20].fill(0);
@@ -246,6 +247,8 @@ fn write_lies(home: &Home) {
             birth: sequence,
             start,
             blocks: 16,
+            stored: 16,
+            put_unix_s: 0,
             checksum: 1,
         })
     };
@@ -259,6 +262,7 @@ fn write_lies(home: &Home) {
     ];
     if let Record::Page(page) = &mut records[4] {
         page.blocks = 3000;
+        page.stored = 3000;
     }
     let header = SegmentHeader {
         segment: SegmentNo(1),

@@ -156,6 +156,8 @@ pub fn page_record() -> PageRecord {
         birth: serial(9, 2049),
         start: 2,
         blocks: 2304,
+        stored: 1731,
+        put_unix_s: 1_795_000_000,
         checksum: 0x0123_4567_89ab_cdef,
     }
 }
@@ -167,6 +169,7 @@ pub fn records_block() -> DescriptorBlock {
         depth: 0,
         birth: serial(3, 70),
         start: 2306,
+        stored: 2304,
         key: key(0x33),
         ..page_record()
     };
@@ -189,6 +192,12 @@ pub fn records_block() -> DescriptorBlock {
                 key: key(0x55).prefix(),
                 birth: serial(9, 2049),
                 home: home(),
+            },
+            Record::Pin {
+                namespace,
+                key: key(0x77),
+                birth: serial(9, 2047),
+                until_unix_s: 1_795_003_600,
             },
         ]),
     }
@@ -496,12 +505,14 @@ pub fn any_segment_header() -> impl Strategy<Value = SegmentHeader> {
 
 fn any_record(header: BlockHeader) -> impl Strategy<Value = Record> {
     let birth = (serial(1, 0).get()..header.commit.get()).prop_map(Serial::from_raw);
-    let extent =
-        (2..header.data_end).prop_flat_map(move |start| (Just(start), 1..=header.data_end - start));
+    let extent = (2..header.data_end).prop_flat_map(move |start| {
+        let stored = 1..=header.data_end - start;
+        stored.prop_flat_map(move |stored| (Just(start), stored..1 << 18, Just(stored)))
+    });
     let parent = prop::option::of(any_key().prop_map(|key| key.prefix()));
     let namespace = bytes16().prop_map(Fingerprint::from_bytes);
     (
-        0..5_u8,
+        0..6_u8,
         namespace,
         any_key(),
         parent,
@@ -511,15 +522,17 @@ fn any_record(header: BlockHeader) -> impl Strategy<Value = Record> {
         any::<u64>(),
     )
         .prop_map(
-            |(kind, namespace, key, parent, depth, birth, (start, blocks), checksum)| match kind {
+            |(kind, namespace, key, parent, depth, birth, extent, checksum)| match kind {
                 0 => Record::Page(PageRecord {
                     namespace,
                     key,
                     parent,
                     depth,
                     birth,
-                    start,
-                    blocks,
+                    start: extent.0,
+                    blocks: extent.1,
+                    stored: extent.2,
+                    put_unix_s: depth,
                     checksum,
                 }),
                 1 => Record::Delete {
@@ -532,13 +545,19 @@ fn any_record(header: BlockHeader) -> impl Strategy<Value = Record> {
                     namespace,
                     key: key.prefix(),
                     birth,
-                    home: any_home(depth, start, checksum),
+                    home: any_home(depth, extent.0, checksum),
                 },
-                _ => Record::Void {
+                4 => Record::Void {
                     namespace,
                     key: key.prefix(),
                     birth,
-                    home: any_home(depth, start, checksum),
+                    home: any_home(depth, extent.0, checksum),
+                },
+                _ => Record::Pin {
+                    namespace,
+                    key,
+                    birth,
+                    until_unix_s: depth,
                 },
             },
         )

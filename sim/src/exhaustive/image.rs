@@ -11,11 +11,11 @@ use larder_engine::format::{
 };
 use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::medium::Block;
+use larder_store::volume::choose;
 use larder_store::volume::simulated::decode;
 use rapidhash::v3::{RapidSecrets, rapidhash_v3_seeded};
 
 use crate::lines::{answer, choice, each_block};
-use crate::superblocks::choose;
 
 /// A block on its way to a volume: its position among the blocks in use, and a fingerprint of it.
 #[derive(Clone, Debug)]
@@ -45,11 +45,12 @@ impl Written {
     }
 }
 
-/// The blocks before the segments that are in use: the copies of the superblock, and the closing
-/// statement.
+/// The blocks before the segments that are in use: the first copies of the superblock, and the
+/// closing statement.
 const BEFORE: [u64; 3] = [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], CLOSING_OFFSET];
 
-/// The position of a block: those before the segments come first.
+/// The position of a block: those before the segments come first, and the last copy of the
+/// superblock comes last.
 fn block_of(offset: u64) -> usize {
     match offset.checked_sub(SEGMENTS_OFFSET) {
         Some(offset) => {
@@ -79,14 +80,16 @@ pub struct Image {
 }
 
 impl Image {
-    /// A new volume: both copies of its superblock, and blocks of zeros in segments.
+    /// A new volume: the copies of its superblock, and blocks of zeros in segments.
     pub fn new(superblock: &Block, blocks: usize) -> Image {
         let zero: Arc<Block> = Arc::new([0; BLOCK_BYTES]);
         let mut image = Image {
-            blocks: vec![(zero, 0); BEFORE.len() + blocks],
+            blocks: vec![(zero, 0); BEFORE.len() + blocks + 1],
             digest: 0,
         };
-        (0..SUPERBLOCK_OFFSETS.len()).for_each(|at| image.put(&Written::new(at, superblock)));
+        for at in image.superblocks() {
+            image.put(&Written::new(at, superblock));
+        }
         image
     }
 
@@ -102,9 +105,14 @@ impl Image {
         self.digest
     }
 
-    /// The newer valid copy of the superblock, and which copy is the other one.
+    /// The positions of the copies of the superblock. The last one follows the segments.
+    fn superblocks(&self) -> [usize; 3] {
+        [0, 1, self.blocks.len() - 1]
+    }
+
+    /// The newest valid copy of the superblock, and which copy it is.
     pub fn superblock(&self) -> Result<(Superblock, usize), SuperblockError> {
-        choose([0, 1].map(|copy| decode(&self.blocks[copy].0[..])))
+        choose(&self.superblocks().map(|at| decode(&self.blocks[at].0[..])))
     }
 
     /// Carries out a read at a byte offset of the volume.

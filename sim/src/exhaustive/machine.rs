@@ -14,7 +14,7 @@ use std::time::Duration;
 use larder_core::core::Core;
 use larder_core::index::Index;
 use larder_disk::{Action, Done, Op, Purpose, Sink};
-use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
+use larder_engine::format::{BLOCK_BYTES, OVERHEAD_BYTES};
 use larder_sim_runtime as runtime;
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::time::Instant;
@@ -308,7 +308,7 @@ impl Machine {
             ..runtime::Setup::default()
         };
         let files = runtime::Machine::new(Dice::new(0), Odds::default(), false);
-        let blocks = SEGMENTS_OFFSET as usize / BLOCK_BYTES + explorer.judge.store.blocks();
+        let blocks = OVERHEAD_BYTES as usize / BLOCK_BYTES + explorer.judge.store.blocks();
         files.add_volume(Path::new("volume0"), blocks);
         let state = State {
             explorer: Some(explorer),

@@ -5,17 +5,14 @@ use std::time::Duration;
 
 use larder_core::capacity::segments_min;
 use larder_disk::probe::Want;
-use larder_engine::format::{
-    BLOCK_BYTES, Namespace, PageKey, PageShape, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId,
-    Superblock,
-};
+use larder_engine::format::{BLOCK_BYTES, Namespace, PageKey, PageShape, StoreId, Superblock};
 use larder_engine::{OpenOptions, SharedReads, SyncPolicy, policy};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
 use larder_store::volume::simulated;
 
-use crate::setup::superblocks;
+use crate::setup::{blocks_of, superblocks};
 
 /// Blocks of a segment of a roomy store: the fewest that the format allows, and one more, so that
 /// the size is not taken for a scaled size (`volume::simulated` of the engine).
@@ -235,21 +232,18 @@ impl Plan {
 
     /// Creates the store, as `larder create` does.
     pub fn create(&self, machine: &Machine) {
-        let before = SEGMENTS_OFFSET as usize / BLOCK_BYTES;
-        let blocks = before + (self.segments * self.segment_blocks) as usize;
         let place = |path: &PathBuf| (self.segments, path.to_string_lossy().into_owned());
         let volumes = self.volumes.iter().map(place);
         let superblocks = superblocks(StoreId::from_bytes([9; 16]), self.segment_blocks, volumes);
         for (superblock, path) in superblocks.iter().zip(&self.volumes) {
             // The plan made the superblock from the engine's own constants, within its limits.
             let encoded = simulated::encode(superblock).expect("a sound superblock");
-            machine.add_volume(path, blocks);
             let stated = Superblock::decode(&encoded[..]).expect("a sound superblock");
             let geometry = stated.geometry(stated.volume).expect("a small geometry");
-            machine.state_length(path, geometry.volume_bytes());
+            // The segments take a part of it alone: the file has the length that is stated.
+            machine.add_volume(path, geometry.volume_bytes() as usize / BLOCK_BYTES);
             machine.with_medium(path, |medium| {
-                for offset in SUPERBLOCK_OFFSETS {
-                    let at = offset as usize / BLOCK_BYTES;
+                for at in blocks_of(medium.blocks()) {
                     medium.write(at, &contents(&encoded[..]), || true);
                 }
                 medium.synced(medium.next());

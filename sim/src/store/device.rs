@@ -22,8 +22,8 @@ use super::state::{Shared, State};
 use crate::classes::Class;
 use crate::lines::{Answers, Device, Lines, answer, each_block};
 use crate::oracle::VersionId;
-use crate::setup::{BLOCK, Faults};
-use crate::superblocks::{block_of, decode};
+use crate::setup::{BLOCK, Faults, blocks_of};
+use crate::superblocks::decode;
 use crate::world::World;
 
 /// Latency of an operation without a fault, in microseconds.
@@ -162,7 +162,7 @@ impl State {
 
     /// Checks a write before it starts.
     fn begin_write(&mut self, volume: usize, start: usize, blocks: &[Content]) -> What {
-        if (0..2).any(|copy| block_of(copy) == start) {
+        if self.world.superblock_at(volume, start).is_some() {
             return What::Superblock;
         }
         if start == block_at(CLOSING_OFFSET) {
@@ -285,7 +285,7 @@ impl State {
             What::Pages => (faults.data_error, Class::DataError),
             _ => (faults.meta_error, Class::DescriptorError),
         };
-        let copy = (0..2).find(|copy| block_of(*copy) == start);
+        let copy = self.world.superblock_at(volume, start);
         if let Some(copy) = copy {
             // A fault that spoils the copy resets this.
             self.world.copies[volume][copy] = decode(&blocks[0])
@@ -342,7 +342,7 @@ impl State {
     pub fn forget_unsynced_superblocks(&mut self) {
         let volumes = self.world.disk.volumes();
         for (copies, volume) in self.world.copies.iter_mut().zip(volumes.iter()) {
-            for (copy, at) in copies.iter_mut().zip((0..).map(block_of)) {
+            for (copy, at) in copies.iter_mut().zip(blocks_of(volume.blocks())) {
                 let found = decode(volume.durable(at)).ok();
                 let found = found.map(|superblock| superblock.generation);
                 if volume.visible(at) != volume.durable(at) || found != *copy {

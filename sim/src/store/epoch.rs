@@ -15,7 +15,8 @@ use larder_store::recovery::scan::FaultReason;
 use super::flight::{Flight, What};
 use super::state::{Call, Deletions, Phase, State};
 use crate::classes::Class;
-use crate::superblocks::{block_of, decode, older_copy};
+use crate::setup::blocks_of;
+use crate::superblocks::{counting_copy, decode};
 use crate::world::Epoch;
 
 /// Longest outage at an opening: some end before the opening gives its reads up, some after.
@@ -61,8 +62,8 @@ impl State {
         let known = world.superblocks.iter().zip(volumes.iter());
         let known = known.map(|(known, volume)| {
             let known = known.clone()?;
-            let older = older_copy(volume, &known);
-            Some((known, older))
+            let copy = counting_copy(volume, &known);
+            Some((known, copy))
         });
         let known = known.collect();
         drop(volumes);
@@ -373,7 +374,7 @@ impl State {
         assert!(self.flights.is_empty(), "operations outlive the close");
         let clean = self.world.disk.volumes();
         for (volume, known) in clean.iter().zip(&self.world.superblocks) {
-            let states = [0, 1].map(|copy| decode(volume.visible(block_of(copy))));
+            let states = blocks_of(volume.blocks()).map(|at| decode(volume.visible(at)));
             let is_clean = states.iter().flatten().any(|s| s.state == OpenState::Clean);
             let may_miss = self.world.setup.faults.spoils();
             assert!(

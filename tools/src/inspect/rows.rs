@@ -334,6 +334,8 @@ pub struct KeyRow {
     /// The first 24 digits of the key before it in its chain.
     parent: Option<String>,
     depth: u32,
+    /// When it was put, in seconds since 1970; 0 if it is not known.
+    put_unix_s: u32,
     /// The version of the page, and the commit of the group with this record, as `run.counter`.
     birth: String,
     commit: String,
@@ -365,6 +367,7 @@ impl KeyRow {
             payload_bytes: page.bytes,
             parent: page.parent.map(|parent| parent.to_string()),
             depth: page.depth,
+            put_unix_s: page.put_unix_s,
             birth: page.birth.to_string(),
             commit: page.commit.to_string(),
             proven: page.proven,

@@ -94,7 +94,7 @@ impl Replay {
             "64KiB",
             "--json",
         ])
-        .args(["--capacity", "97MiB,113MiB", "--store"])
+        .args(["--capacity", "98MiB,114MiB", "--store"])
         .arg(stores.join("store"))
         .stdout(Stdio::piped())
         .spawn();
@@ -146,7 +146,7 @@ fn a_trace_that_is_gone_after_its_first_reading_is_refused() {
         .spawn()
         .unwrap();
     let output = larder(&["replay", "store", "/dev/stdin", "--page-bytes", "64KiB"])
-        .args(["--capacity", "97MiB,113MiB", "--store", text(&store)])
+        .args(["--capacity", "98MiB,114MiB", "--store", text(&store)])
         .stdin(feeder.stdout.take().unwrap())
         .output()
         .unwrap();

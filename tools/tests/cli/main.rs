@@ -297,7 +297,7 @@ fn a_store_that_would_be_too_small_names_the_flag_that_says_its_size() {
     let create = ["create", text(&path), "--size", "64MiB"];
     let flags = ["--capacity", "--size"];
     for (arguments, flag) in [&small[..], &create].into_iter().zip(flags) {
-        let words = ["64 MiB", "1 volume needs 6", "101711872 bytes (97 MiB)"];
+        let words = ["64 MiB", "1 volume needs 6", "102760448 bytes (98 MiB)"];
         fails(arguments, 2, &[&words[..], &[flag]].concat());
         let message = stderr(&larder(arguments).output().unwrap());
         for other in flags.into_iter().filter(|other| *other != flag) {
@@ -305,7 +305,7 @@ fn a_store_that_would_be_too_small_names_the_flag_that_says_its_size() {
         }
     }
     assert!(!path.exists());
-    small[6] = "101711872";
+    small[6] = "102760448";
     assert_eq!(json(&small)["path"], text(&path));
 }
 

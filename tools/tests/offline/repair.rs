@@ -9,7 +9,7 @@ use larder_format::{PageKey, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 use crate::home::{BLOCK_BYTES, block_offset};
 use crate::support::home::{Home, SEGMENT_BYTES};
 use crate::support::sparse::pack;
-use crate::support::{chain, flip, overwrite};
+use crate::support::{chain, flip, overwrite, superblocks};
 
 /// A store of three chains of 20 pages in one segment.
 fn store() -> (Home, Vec<PageKey>) {
@@ -92,9 +92,9 @@ fn header_copies_are_written_anew_from_their_twins_and_both_from_the_blocks() {
 
 #[test]
 fn superblock_copies_that_are_bad_or_stayed_behind_are_written_anew() {
-    for offset in SUPERBLOCK_OFFSETS {
+    for copy in 0..3 {
         let (home, keys) = store();
-        flip(&home.path, offset + 73);
+        flip(&home.path, superblocks(&home.path)[copy] + 73);
         repair(&home, &keys, &[]);
     }
     let home = Home::new();
@@ -217,7 +217,7 @@ fn a_volume_that_is_gone_is_beyond_repair_until_it_is_given_up_for_good() {
     let home = Home::with_volumes(&["second"]);
     let chains: Vec<Vec<PageKey>> = (1..=4).map(|seed| chain(seed, 100)).collect();
     home.with(|pool| chains.iter().for_each(|keys| pool.put(keys)));
-    for offset in SUPERBLOCK_OFFSETS {
+    for offset in superblocks(&home.beside("second")) {
         flip(&home.beside("second"), offset + 73);
     }
     let before = pack(&home.path);
@@ -301,7 +301,7 @@ fn damaged_pages_behind_a_volume_that_is_given_up_are_dropped() {
 #[test]
 fn a_store_without_any_superblock_is_beyond_repair_and_that_is_said() {
     let (home, _) = store();
-    for offset in SUPERBLOCK_OFFSETS {
+    for offset in superblocks(&home.path) {
         flip(&home.path, offset + 73);
     }
     let before = pack(&home.path);

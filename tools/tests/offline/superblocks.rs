@@ -1,14 +1,16 @@
 //! `larder superblock save` and `larder superblock restore` on the command line.
 
 use larder_engine::PageStore;
-use larder_format::{PageKey, SEGMENTS_OFFSET};
+use larder_format::{OVERHEAD_BYTES, PageKey, SEGMENTS_OFFSET};
 
 use nix::sys::signal::Signal;
 
 use crate::kills::{Watch, started, stop};
 use crate::support::home::Home;
 use crate::support::honest::{Process, eventually};
-use crate::support::{chain, ends, fails, flip, json, larder, overwrite, report, says, text};
+use crate::support::{
+    chain, ends, fails, flip, json, larder, overwrite, report, says, superblocks, text,
+};
 
 /// The loss that all tests are about: everything before the first segment.
 fn destroy(home: &Home, volume: &str) {
@@ -232,11 +234,62 @@ fn a_file_that_does_not_fit_the_store_is_refused() {
 }
 
 #[test]
+fn a_store_whose_first_mebibyte_is_wiped_opens_by_the_superblock_at_its_end() {
+    let home = Home::with_volumes(&["second"]);
+    let keys = chain(1, 100);
+    home.with(|pool| pool.put(&keys));
+    let size = (2 * (OVERHEAD_BYTES + 10 * (16 << 20))).to_string();
+    for grown in [false, true] {
+        if grown {
+            home.report("create", &["--size", &size, "--grow"], 0);
+        }
+        let segments = home.json("inspect", &[], 0)["segments"].clone();
+        // Bytes of another program, until the operator has removed them.
+        destroy(&home, "store");
+        let remedy = "larder superblock restore";
+        fails(&["serve", text(&home.path)], 3, &[remedy]);
+        for volume in ["store", "second"] {
+            let path = home.beside(volume);
+            overwrite(
+                &path,
+                0,
+                &vec![0; usize::try_from(SEGMENTS_OFFSET).unwrap()],
+            );
+        }
+        let words = ["superblock copy", "is blank", "another copy is good"];
+        home.says("verify", &[], 1, &words);
+        let document = home.json("inspect", &[], 1);
+        assert_eq!(document["damage"].as_array().unwrap().len(), 4);
+        assert_eq!(document["segments"], segments);
+        is_whole(&home, &keys);
+    }
+}
+
+#[test]
+fn a_superblock_at_the_end_counts_for_no_other_store() {
+    let (home, other) = (Home::new(), Home::new());
+    let keys = chain(1, 100);
+    home.with(|pool| pool.put(&keys));
+    // It was opened more often, so that its generation is the higher one.
+    (0..5).for_each(|_| other.with(|_| ()));
+    let end = superblocks(&home.path)[2];
+    let foreign = &std::fs::read(&other.path).unwrap()[usize::try_from(end).unwrap()..][..4096];
+    overwrite(&home.path, end, foreign);
+    home.says(
+        "verify",
+        &[],
+        1,
+        &["superblock copy", "it belongs to volume 0 of"],
+    );
+    is_whole(&home, &keys);
+}
+
+#[test]
 fn a_file_of_the_store_before_a_change_is_refused() {
     let home = Home::new();
     home.with(|pool| pool.put(&chain(1, 100)));
     let file = save(&home);
-    let size = (SEGMENTS_OFFSET + 10 * (16 << 20)).to_string();
+    let size = (OVERHEAD_BYTES + 10 * (16 << 20)).to_string();
     home.report("create", &["--size", &size, "--grow"], 0);
     refused(&home, &file, &["lists other volumes or sizes"]);
     destroy(&home, "store");

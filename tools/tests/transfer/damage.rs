@@ -8,7 +8,7 @@ use larder_format::{ArchiveItem, ArchivedNamespace, BLOCK_BYTES};
 
 use crate::home::{EVEN, RAGGED, archived, items, put};
 use crate::support::home::Home;
-use crate::support::{chain, flip, overwrite, text};
+use crate::support::{chain, flip, overwrite, superblocks, text};
 
 #[test]
 fn a_damaged_page_is_left_out_and_named_and_the_others_are_taken() {
@@ -47,14 +47,15 @@ fn damage_in_structures_is_told_because_pages_may_be_missing_for_it() {
 }
 
 #[test]
-fn without_a_superblock_nothing_is_exported_and_both_copies_are_named() {
+fn without_a_superblock_nothing_is_exported_and_all_copies_are_named() {
     let source = Home::new();
     source.with(|store| put(store, EVEN, &chain(1, 10)));
-    flip(&source.path, 73);
-    flip(&source.path, (64 << 10) + 73);
+    for offset in superblocks(&source.path) {
+        flip(&source.path, offset + 73);
+    }
     let file = source.beside("archive");
     let document = source.report("export", &[text(&file)], 1);
-    assert_eq!(document["damage"].as_array().unwrap().len(), 2);
+    assert_eq!(document["damage"].as_array().unwrap().len(), 3);
     assert_eq!(document["file"], serde_json::Value::Null);
     assert!(!file.exists());
 }

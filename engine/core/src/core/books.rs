@@ -143,6 +143,7 @@ pub(super) fn page_records(blocks: &[DescriptorBlock]) -> impl Iterator<Item = &
         Record::Delete { .. }
         | Record::Clear { .. }
         | Record::Evict { .. }
-        | Record::Void { .. } => None,
+        | Record::Void { .. }
+        | Record::Pin { .. } => None,
     })
 }

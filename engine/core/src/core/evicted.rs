@@ -288,6 +288,8 @@ mod tests {
                 birth: generation,
                 start: number.into(),
                 blocks: 1,
+                stored: 1,
+                put_unix_s: 0,
                 checksum: 0,
             })]),
         }

@@ -45,7 +45,7 @@ pub enum SurveyError {
     Store(#[from] StoreError),
     /// No superblock is left that identifies the store.
     #[error(
-        "{path}: neither copy of the superblock can be used; if a process serves the store, stop \
+        "{path}: no copy of the superblock can be used; if a process serves the store, stop \
          it in order: its close writes them again; else write them back with `larder superblock \
          restore`, from the file of a `larder superblock save`, or name another volume of the \
          store with --volume; without a saved file create the store anew"
@@ -53,7 +53,7 @@ pub enum SurveyError {
     NoSuperblock {
         /// The first volume.
         path: PathBuf,
-        /// The faults of both copies.
+        /// The faults of all copies.
         flaws: Vec<Flaw>,
     },
 }
@@ -213,7 +213,7 @@ impl FlawReason {
                 other_is_good: true,
                 ..
             } => {
-                "the other copy is good, nothing is lost: the next open for writing, or `larder \
+                "another copy is good, nothing is lost: the next open for writing, or `larder \
                  verify --repair`, writes both anew"
             }
             FlawReason::Superblock { .. } => {
@@ -230,7 +230,7 @@ impl FlawReason {
             }
             FlawReason::Header { .. } => {
                 "the descriptor blocks hold the same information: the next open for writing \
-                 writes both copies anew"
+                 writes all copies anew"
             }
             FlawReason::LostSegment(_) => {
                 "its pages are lost and miss; putting them again repairs that, and `larder \

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use larder_base::system::holder::{self, HolderState, LockHolder};
 use larder_disk::{DiskError, Patience};
 use larder_format::{
-    BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, SUPERBLOCK_OFFSETS, Structure,
-    Superblock, SuperblockError, newest,
+    BLOCK_BYTES, Damage, Geometry, Holder, OpenState, Run, Structure, Superblock, SuperblockError,
+    newest, superblock_offsets,
 };
 use larder_store::error::{StoreError, leaves_the_volume_unknown};
 use larder_store::recovery::scan::Spot;
@@ -51,7 +51,7 @@ pub struct VolumeFacts {
 pub(super) struct Opened {
     pub path: PathBuf,
     pub file: File,
-    copies: [Result<Superblock, CopyFault>; 2],
+    copies: [Result<Superblock, CopyFault>; 3],
     /// The superblock that counts.
     pub superblock: Option<Superblock>,
 }
@@ -103,41 +103,56 @@ impl Opened {
         Ok(self)
     }
 
+    /// The copies of the superblock with their offsets. The end of a file that was cut is another
+    /// place, which holds none.
+    fn copies(&self) -> impl Iterator<Item = (&Result<Superblock, CopyFault>, u64)> {
+        let geometry = |of: &Superblock| of.geometry(of.volume).ok();
+        let geometry = self.superblock.as_ref().and_then(geometry);
+        let is_cut = geometry.is_some_and(|of| self.file.bytes < of.volume_bytes());
+        let count = if is_cut { 2 } else { 3 };
+        let places = superblock_offsets(self.file.bytes);
+        self.copies.iter().zip(places).take(count)
+    }
+
     fn flaws(&self, volume: usize) -> impl Iterator<Item = Flaw> + '_ {
-        let copies = self.copies.iter().zip(SUPERBLOCK_OFFSETS);
-        let bad = copies.filter_map(move |(copy, offset)| {
+        let bad = self.copies().filter_map(move |(copy, offset)| {
             let reason = FlawReason::Superblock {
                 reason: copy.as_ref().err()?.to_string(),
                 other_is_good: self.superblock.is_some(),
             };
             Some(Flaw::at(volume, offset, reason))
         });
-        bad.chain(self.stale_copy(volume))
+        bad.chain(self.stale_copies(volume))
     }
 
-    /// Both copies are written each time, one after the other. A copy that is more than one write
-    /// behind was not written.
-    fn stale_copy(&self, volume: usize) -> Option<Flaw> {
-        let [Ok(a), Ok(b)] = &self.copies else {
-            return None;
-        };
-        if a.generation.abs_diff(b.generation) <= 1 {
-            return None;
-        }
-        let older = usize::from(b.generation < a.generation);
-        let reason = FlawReason::Superblock {
-            reason: format!(
-                "it is of generation {}, the other copy of generation {}: writes to it were lost",
-                a.generation.min(b.generation),
-                a.generation.max(b.generation)
-            ),
-            other_is_good: true,
-        };
-        Some(Flaw::at(volume, SUPERBLOCK_OFFSETS[older], reason))
+    /// All copies are written each time, one of them after the others. A copy that is more than one
+    /// write behind was not written.
+    fn stale_copies(&self, volume: usize) -> impl Iterator<Item = Flaw> + '_ {
+        self.copies().filter_map(move |(copy, offset)| {
+            let (copy, counting) = (copy.as_ref().ok()?, self.superblock.as_ref()?);
+            let reason = if copy.store != counting.store || copy.volume != counting.volume {
+                format!(
+                    "it belongs to volume {} of store {}",
+                    copy.volume, copy.store
+                )
+            } else if copy.generation.saturating_add(1) < counting.generation {
+                format!(
+                    "it is of generation {}, another copy of generation {}: writes to it were lost",
+                    copy.generation, counting.generation
+                )
+            } else {
+                return None;
+            };
+            let reason = FlawReason::Superblock {
+                reason,
+                other_is_good: true,
+            };
+            Some(Flaw::at(volume, offset, reason))
+        })
     }
 }
 
-fn read_copies(file: &File, patience: &Patience) -> [Result<Superblock, CopyFault>; 2] {
+fn read_copies(file: &File, patience: &Patience) -> [Result<Superblock, CopyFault>; 3] {
     file.superblock_bytes(patience).map(|bytes| {
         let bytes = bytes.map_err(CopyFault::Unreadable)?;
         if bytes.len() < BLOCK_BYTES && !bytes.starts_with(&Structure::Superblock.magic()) {
@@ -147,14 +162,14 @@ fn read_copies(file: &File, patience: &Patience) -> [Result<Superblock, CopyFaul
     })
 }
 
-/// The superblock that counts; `None` if both copies are broken, but the volume is Larder's all the
+/// The superblock that counts; `None` if all copies are broken, but the volume is Larder's all the
 /// same.
 fn choose(
     path: &Path,
     file: &File,
-    copies: &[Result<Superblock, CopyFault>; 2],
+    copies: &[Result<Superblock, CopyFault>; 3],
 ) -> Result<Option<Superblock>, StoreError> {
-    let [a, b] = copies.each_ref().map(|copy| match copy {
+    let known = copies.each_ref().map(|copy| match copy {
         Ok(superblock) => Ok(superblock.clone()),
         Err(CopyFault::Bad(error)) => Err(error.clone()),
         // Unreadable is never the same as empty.
@@ -164,14 +179,18 @@ fn choose(
         Err(CopyFault::Unreadable(error)) => error.raw_os_error().map(DiskError::Os),
         _ => None,
     });
-    match (newest(a, b), unread) {
+    match (newest(known), unread) {
         (Ok(superblock), _) => Ok(Some(superblock)),
         (Err(_), Some(source)) if !source.is_of_the_medium() => Err(StoreError::NotRead {
             path: path.to_owned(),
             source,
         }),
-        (Err(SuperblockError::NotLarder), _) if file.has_segments() => Ok(None),
-        (Err(SuperblockError::NotLarder), _) => Err(StoreError::NotAStore(path.to_owned())),
+        (Err(SuperblockError::NotLarder | SuperblockError::Blank), _) => {
+            match file.has_segments() {
+                true => Ok(None),
+                false => Err(StoreError::NotAStore(path.to_owned())),
+            }
+        }
         (Err(SuperblockError::Damaged(_) | SuperblockError::Invalid { .. }), _) => Ok(None),
         (Err(source), _) => Err(StoreError::Superblock {
             path: path.to_owned(),

@@ -21,6 +21,7 @@ impl Extra for () {
 pub struct Whole {
     pub key: PageKey,
     pub depth: u32,
+    pub put_unix_s: u32,
 }
 
 impl Extra for Whole {
@@ -28,6 +29,7 @@ impl Extra for Whole {
         Whole {
             key: page.key,
             depth: page.depth,
+            put_unix_s: page.put_unix_s,
         }
     }
 }

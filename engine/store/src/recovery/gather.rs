@@ -340,6 +340,7 @@ impl<E: Extra> Gathered<E> {
             Record::Delete { key, birth, .. } => (Some(key.prefix()), *birth),
             Record::Evict { key, birth, .. } => (Some(*key), *birth),
             Record::Clear { birth, .. } => (None, *birth),
+            Record::Pin { .. } => return Ok(()),
             Record::Void { key, birth, .. } => {
                 if let Ok(slot) = self.slot(record.namespace()) {
                     self.void.insert((slot, *key, *birth));
@@ -380,7 +381,8 @@ impl<E: Extra> Gathered<E> {
         if *size == 0 {
             *size = page.blocks;
         }
-        if *size != page.blocks {
+        // No writer of this release encodes pages.
+        if *size != page.blocks || page.stored != page.blocks {
             return Err(Disbelief::Size);
         }
         room.take(page.blocks)?;

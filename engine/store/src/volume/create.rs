@@ -19,9 +19,10 @@ use larder_base::system::holder::this_holder;
 use larder_core::capacity::{segments_min, usable_blocks};
 use larder_disk::probe::{Want, filesystem};
 use larder_format::{
-    BLOCK_BYTES, CLOSING_OFFSET, Features, Geometry, HEADER_BLOCKS, History, OpenState, Run,
-    SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, StoreId, Superblock,
-    VOLUMES_MAX, VolumeEntry, VolumeId, segments_that_fit,
+    BLOCK_BYTES, Features, Geometry, HEADER_BLOCKS, History, OVERHEAD_BYTES, OpenState,
+    RESERVED_OFFSET, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, StoreId,
+    Superblock, TAIL_BYTES, VOLUMES_MAX, VolumeEntry, VolumeId, segments_that_fit,
+    superblock_offsets, tail_offset,
 };
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -132,7 +133,7 @@ impl Plan {
         let least = segments_min(volumes);
         if u64::from(segments) * (volumes as u64) < least {
             let needed =
-                (least.div_ceil(volumes as u64) * segment_bytes + SEGMENTS_OFFSET) * volumes as u64;
+                (least.div_ceil(volumes as u64) * segment_bytes + OVERHEAD_BYTES) * volumes as u64;
             let smallest = segments_that_fit(volume_bytes, SEGMENT_BYTES_MIN);
             return Err(StoreError::TooSmall {
                 reason: format!(
@@ -172,7 +173,7 @@ impl Plan {
         let mut there = superblock.volumes.iter().filter(|entry| !entry.lost);
         let is_there = volume_bytes <= file_bytes && there.all(|entry| entry.segments == segments);
         if segments <= most && !is_there {
-            let needed = (SEGMENTS_OFFSET + (u64::from(most) + 1) * segment_bytes) * volumes as u64;
+            let needed = (OVERHEAD_BYTES + (u64::from(most) + 1) * segment_bytes) * volumes as u64;
             return Err(StoreError::TooSmall {
                 reason: format!(
                     "{}, and the store has {most}, which grows by whole segments and never shrinks",
@@ -192,27 +193,38 @@ impl Plan {
         Ok((plan, !is_there))
     }
 
-    /// Allocates the missing blocks of a volume whose first `from` bytes belong to the store. Bytes
-    /// beyond these are left by an enlargement that was killed.
+    /// Allocates the missing blocks of a volume, and blanks its new end. The end of a device stays
+    /// where it is.
+    fn lengthen(&self, target: &Target, options: &CreateOptions<'_>) -> Result<(), StoreError> {
+        target.allocate(self.volume_bytes, options.prewrite)?;
+        let length = target.length()?;
+        if tail_offset(length) == tail_offset(target.file.bytes) {
+            return Ok(());
+        }
+        target.blank(tail_offset(length)..length)
+    }
+
+    /// Prepares the new segments of a volume with these segments. Bytes beyond these are left by an
+    /// enlargement that was killed, or by the former end.
     fn enlarge(
         &self,
         target: &Target,
-        from: u64,
+        there: Geometry,
         options: &CreateOptions<'_>,
     ) -> Result<(), StoreError> {
-        target.allocate(self.volume_bytes, options.prewrite)?;
         if !options.prewrite {
-            let bytes = from.saturating_sub(SEGMENTS_OFFSET);
-            let there = bytes / self.geometry.segment_bytes();
-            return self.blank(target, u32::try_from(there).unwrap_or(u32::MAX));
+            return self.blank(target, there.segments());
         }
-        let total = self.volume_bytes.saturating_sub(from);
-        prewrite(target, from..self.volume_bytes, 0, total, options)
+        // All bytes up to the new end, which is written.
+        let end = self.volume_bytes.min(tail_offset(target.length()?));
+        let bytes = there.volume_bytes() - TAIL_BYTES..end;
+        let total = bytes.end.saturating_sub(bytes.start);
+        prewrite(target, bytes, 0, total, options)
     }
 
-    /// Blanks the headers and the first descriptor block of each segment from `first` on, and the
-    /// closing statement of a new volume, where the volume held other bytes before. So a place that
-    /// is not blank was written by the store, or is damaged.
+    /// Blanks the headers and the first descriptor block of each segment from `first` on, and all
+    /// other places of a new volume but its first superblocks, where the volume held other bytes
+    /// before. So a place that is not blank was written by the store, or is damaged.
     fn blank(&self, target: &Target, first: u32) -> Result<(), StoreError> {
         if !target.held_bytes() {
             return Ok(());
@@ -220,8 +232,9 @@ impl Plan {
         let io = |e: Error| io_error("blanking the segments", &target.path, e);
         let headers = u64::from(HEADER_BLOCKS) * BLOCK_BYTES as u64;
         if first == 0 {
-            let zeros = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
-            target.file.write(CLOSING_OFFSET, &zeros).map_err(io)?;
+            let length = target.length()?;
+            target.blank(RESERVED_OFFSET..SEGMENTS_OFFSET)?;
+            target.blank(tail_offset(length)..length)?;
         }
         let last = self.geometry.segments();
         // The first descriptor block of a segment lies before the headers of the next one.
@@ -502,6 +515,20 @@ impl Target {
         }
     }
 
+    /// Bytes of the file or device now.
+    fn length(&self) -> Result<u64, StoreError> {
+        super::length(&self.file.file, &self.path)
+    }
+
+    /// Writes zeros to all whole blocks of a range.
+    fn blank(&self, range: std::ops::Range<u64>) -> Result<(), StoreError> {
+        let io = |e: Error| io_error("blanking the volume", &self.path, e);
+        let bytes = range.end.saturating_sub(range.start) / BLOCK_BYTES as u64;
+        let bytes = usize::try_from(bytes).unwrap_or(0) * BLOCK_BYTES;
+        let zeros = AlignedBuf::zeroed(bytes).map_err(io)?;
+        self.file.write(range.start, &zeros).map_err(io)
+    }
+
     fn write_superblock(&self, superblock: &Superblock) -> Result<(), StoreError> {
         let encoded = superblock
             .encode()
@@ -512,7 +539,7 @@ impl Target {
         let io = |e: Error| io_error("writing the superblock", &self.path, e);
         let mut bytes = AlignedBuf::zeroed(BLOCK_BYTES).map_err(io)?;
         bytes.copy_from_slice(&encoded[..]);
-        for offset in SUPERBLOCK_OFFSETS {
+        for offset in superblock_offsets(self.length()?) {
             self.file.write(offset, &bytes).map_err(io)?;
         }
         rustix::fs::fsync(self.file.file.as_fd()).map_err(|e| io(e.into()))?;
@@ -608,7 +635,7 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
         .collect();
     let targets = volumes
         .present()
-        .map(|(_, volume)| Ok((Target::of(volume)?, volume.geometry()?.volume_bytes())))
+        .map(|(_, volume)| Ok((Target::of(volume)?, volume.geometry()?)))
         .collect::<Result<Vec<_>, StoreError>>()?;
     let file_bytes = targets.iter().map(|(target, _)| target.file.bytes).min();
     let size = size_of(&paths, options)?;
@@ -619,11 +646,17 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
             ..plan.created(paths)
         });
     }
-    let enlarged = targets
-        .iter()
-        .try_for_each(|(target, from)| plan.enlarge(target, *from, options));
-    // A superblock may state a larger size only when the length of its file is durable.
-    let durable = enlarged.and_then(|()| volumes.sync(disk.as_ref()));
+    // The new end is written before the new segments, which may lie where the former end is. A
+    // superblock may state a larger size only when the length of its file is durable.
+    let mut each = targets.iter();
+    let durable = each
+        .try_for_each(|(target, _)| plan.lengthen(target, options))
+        .and_then(|()| volumes.move_ends(disk.as_ref()))
+        .and_then(|()| {
+            let mut each = targets.iter();
+            each.try_for_each(|(target, there)| plan.enlarge(target, *there, options))
+        })
+        .and_then(|()| volumes.sync(disk.as_ref()));
     if let Err(error) = durable {
         // No superblock states the larger size yet.
         targets.iter().for_each(|(target, _)| target.shrink());

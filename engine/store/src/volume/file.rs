@@ -13,8 +13,8 @@ use larder_base::system::files::{self, Handle, How, Kind, Lock};
 use larder_base::system::holder::{HolderState, LockHolder};
 use larder_disk::{MEDIUM_READS_MAX, Patience, is_of_the_medium};
 use larder_format::{
-    BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, SegmentHeader, Superblock,
-    SuperblockError, newest,
+    BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET, SegmentHeader, Superblock, SuperblockError,
+    newest, superblock_offsets,
 };
 
 use crate::error::{StoreError, io_error};
@@ -196,7 +196,7 @@ impl File {
         locked
     }
 
-    /// The newer valid superblock.
+    /// The newest valid superblock.
     pub fn superblock(&self) -> Result<Superblock, SuperblockError> {
         self.superblock_within(&Patience::none())
     }
@@ -206,17 +206,17 @@ impl File {
         &self,
         patience: &Patience,
     ) -> Result<Superblock, SuperblockError> {
-        let [a, b] = self.superblock_bytes(patience).map(decoded);
-        newest(a, b)
+        newest(self.superblock_bytes(patience).map(decoded))
     }
 
-    /// The bytes of both copies. Copies that cannot be read are tried again with patience.
-    pub fn superblock_bytes(&self, patience: &Patience) -> [Result<Vec<u8>, io::Error>; 2] {
+    /// The bytes of the three copies. Copies that cannot be read are tried again with patience.
+    pub fn superblock_bytes(&self, patience: &Patience) -> [Result<Vec<u8>, io::Error>; 3] {
         let read = |offset| self.read(offset, BLOCK_BYTES);
-        let mut copies = SUPERBLOCK_OFFSETS.map(read);
+        let offsets = superblock_offsets(self.bytes);
+        let mut copies = offsets.map(read);
         if copies.iter().any(Result::is_err) {
             patience.spend(|| {
-                copies = SUPERBLOCK_OFFSETS.map(read);
+                copies = offsets.map(read);
                 copies.iter().all(Result::is_ok)
             });
         }

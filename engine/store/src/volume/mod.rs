@@ -37,7 +37,7 @@ use larder_base::system::files::{self, Handle, Lock};
 use larder_disk::mailbox::{ReadAt, read_all};
 use larder_disk::{Disk, DiskError, Patience};
 use larder_format::{
-    BLOCK_BYTES, Geometry, SUPERBLOCK_OFFSETS, StoreId, Superblock, SuperblockError, newest,
+    BLOCK_BYTES, Geometry, StoreId, Superblock, SuperblockError, newest, superblock_offsets,
 };
 
 use crate::error::StoreError;
@@ -60,12 +60,13 @@ pub struct Volume {
     /// Its file. The lock lives as long as this description.
     pub file: Arc<Handle>,
     pub(crate) private: Private,
-    /// Its superblock: the newer valid copy.
+    /// Its superblock: the newest valid copy.
     pub superblock: Superblock,
-    /// The copy of the superblock that is written first: the older copy, or an unusable one. So the
-    /// copy that counts is not touched before the other is whole. Known from [`Volumes::open_disk`]
-    /// on.
-    older_copy: usize,
+    /// Bytes of its file or device.
+    bytes: u64,
+    /// The copy of the superblock that counts, which is written last: it is not touched before the
+    /// others are whole. Known from [`Volumes::open_disk`] on.
+    counting_copy: usize,
     /// Whether reads and writes bypass the page cache.
     pub direct: bool,
 }
@@ -96,10 +97,12 @@ impl Found {
 fn superblock_of(file: &File, path: &Path, patience: &Patience) -> Result<Superblock, StoreError> {
     file.superblock_within(patience)
         .map_err(|source| match source {
-            SuperblockError::NotLarder if file.has_segments() => {
+            SuperblockError::NotLarder | SuperblockError::Blank if file.has_segments() => {
                 StoreError::NoSuperblock(path.to_owned())
             }
-            SuperblockError::NotLarder => StoreError::NotAStore(path.to_owned()),
+            SuperblockError::NotLarder | SuperblockError::Blank => {
+                StoreError::NotAStore(path.to_owned())
+            }
             source => StoreError::Superblock {
                 path: path.to_owned(),
                 source,
@@ -177,7 +180,8 @@ impl Volume {
         }
         Ok(Volume {
             path: path.to_owned(),
-            older_copy: 0,
+            bytes: file.bytes,
+            counting_copy: 0,
             file: file.file,
             private: file.private,
             superblock,
@@ -197,17 +201,21 @@ impl Volume {
         }
     }
 
-    /// Reads both copies of the superblock through a disk.
+    /// The offsets of the copies of its superblock, in the order in which they are written: the
+    /// last one alone, after the others are durable.
+    pub fn superblock_places(&self) -> [Vec<u64>; 2] {
+        let offsets = superblock_offsets(self.bytes);
+        let last = offsets[self.counting_copy];
+        let others = offsets.into_iter().filter(|offset| *offset != last);
+        [others.collect(), vec![last]]
+    }
+
+    /// Reads the copies of the superblock through a disk.
     fn read_superblock(&mut self, disk: &dyn Disk, index: usize) -> Result<(), StoreError> {
-        let [a, b] = SUPERBLOCK_OFFSETS;
-        let (a, b) = (self.copy_at(disk, index, a)?, self.copy_at(disk, index, b)?);
-        self.older_copy = match (&a, &b) {
-            (Ok(a), Ok(b)) => usize::from(b.generation < a.generation),
-            (Ok(_), Err(_)) => 1,
-            _ => 0,
-        };
-        let found = newest(a, b);
-        let superblock = found.map_err(|source| StoreError::Superblock {
+        let [a, b, end] = superblock_offsets(self.bytes).map(|at| self.copy_at(disk, index, at));
+        let copies = [a?, b?, end?];
+        let found = choose(&copies);
+        let (superblock, counting_copy) = found.map_err(|source| StoreError::Superblock {
             path: self.path.clone(),
             source,
         })?;
@@ -219,7 +227,7 @@ impl Volume {
                 reason: OF_ANOTHER.to_owned(),
             });
         }
-        self.superblock = superblock;
+        (self.superblock, self.counting_copy) = (superblock, counting_copy);
         Ok(())
     }
 
@@ -245,6 +253,19 @@ impl Volume {
             _ => Ok(Err(SuperblockError::Unreadable(libc::EIO))),
         }
     }
+}
+
+/// The superblock that counts, and its copy: of equal ones the second, then the first.
+///
+/// # Errors
+/// See [`newest`].
+pub fn choose(
+    copies: &[Result<Superblock, SuperblockError>; 3],
+) -> Result<(Superblock, usize), SuperblockError> {
+    let found = newest(copies.clone())?;
+    let is_found = |copy: &usize| copies[*copy].as_ref() == Ok(&found);
+    let counting_copy = [1, 0, 2].into_iter().find(is_found);
+    Ok((found, counting_copy.unwrap_or(0)))
 }
 
 #[cfg(not(feature = "simulated"))]

@@ -10,9 +10,9 @@ use larder_base::system::files;
 use larder_disk::mailbox::{WriteAt, sync_all, write_all};
 use larder_disk::probe::open_disk;
 use larder_disk::{Board, Common, Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
-use larder_format::{BLOCK_BYTES, Run, SUPERBLOCK_OFFSETS, Superblock, VolumeEntry};
+use larder_format::{BLOCK_BYTES, Run, Superblock, VolumeEntry, tail_offset};
 
-use super::file::Access;
+use super::file::{Access, length};
 use super::{Found, OF_ANOTHER, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
 use crate::error::{StoreError, io_error, leaves_the_volume_unknown};
@@ -312,6 +312,34 @@ impl Volumes {
             .map_or_else(PathBuf::new, |(_, volume)| volume.path.clone())
     }
 
+    /// Writes the superblocks of the volumes at the ends that their files have now, as they are,
+    /// and makes them durable. The next update writes them there too.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub(crate) fn move_ends(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
+        let mut writes = Vec::new();
+        for (index, volume) in self.list.iter_mut().enumerate() {
+            let Some(volume) = volume else { continue };
+            volume.bytes = length(&volume.file, &volume.path)?;
+            let failed = |e| io_error("writing the superblock of", &volume.path, e);
+            let mut memory = AlignedBuf::zeroed(BLOCK_BYTES).map_err(failed)?;
+            let encoded = encode(&volume.superblock);
+            let encoded = encoded.map_err(|source| StoreError::Superblock {
+                path: volume.path.clone(),
+                source,
+            })?;
+            memory.copy_from_slice(&encoded[..]);
+            writes.push(WriteAt {
+                volume: index,
+                offset: tail_offset(volume.bytes),
+                memory,
+            });
+        }
+        self.write(disk, writes)?;
+        self.sync(disk)
+    }
+
     /// The highest epoch in any superblock.
     #[must_use]
     pub fn newest_run(&self) -> Run {
@@ -330,9 +358,9 @@ impl Volumes {
     }
 
     /// Writes the superblocks of all volumes, changed by `change`, and makes them durable: one
-    /// volume after the other, and in each volume one copy after the other, so that one copy is
-    /// whole at every moment. All get the list of the first volume, which counts: a crash may have
-    /// kept its last change from the others.
+    /// volume after the other, and in each volume the copy that counts after the others, so that
+    /// one copy is whole at every moment. All get the list of the first volume, which counts: a
+    /// crash may have kept its last change from the others.
     ///
     /// # Errors
     /// The error of the system.
@@ -368,16 +396,19 @@ impl Volumes {
                 path: volume.path.clone(),
                 source,
             })?;
-            for copy in [volume.older_copy, 1 - volume.older_copy] {
+            let write = |offset| {
                 let mut memory = AlignedBuf::zeroed(BLOCK_BYTES)
                     .map_err(|e| io_error("writing", &volume.path, e))?;
                 memory.copy_from_slice(&encoded[..]);
-                let write = WriteAt {
+                Ok(WriteAt {
                     volume: index,
-                    offset: SUPERBLOCK_OFFSETS[copy],
+                    offset,
                     memory,
-                };
-                self.write(disk, vec![write])?;
+                })
+            };
+            for offsets in volume.superblock_places() {
+                let writes = offsets.into_iter().map(write);
+                self.write(disk, writes.collect::<Result<_, StoreError>>()?)?;
                 self.judge("syncing", &[index], sync_all(disk, &[index]))?;
             }
             if let Some(volume) = &mut self.list[index] {

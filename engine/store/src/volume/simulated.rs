@@ -9,8 +9,8 @@ use larder_base::latency::DeviceLatencies;
 use larder_base::system::files;
 use larder_format::{BLOCK_BYTES, SEGMENT_BYTES_MIN, Superblock, SuperblockError};
 
-use super::Volume;
 use super::set::Volumes;
+use super::{Volume, length};
 use crate::error::{StoreError, io_error};
 
 /// Simulated segments may be far smaller than the format allows. Then a superblock on a simulated
@@ -41,13 +41,13 @@ pub fn decode(block: &[u8]) -> Result<Superblock, SuperblockError> {
     Ok(superblock)
 }
 
-/// Volumes with these superblocks: of each, the newer valid copy, and which copy is the other one.
+/// Volumes with these superblocks: of each, the newest valid copy, and which copy it is.
 ///
 /// # Errors
 /// If the machine has no file `volume0`, `volume1`, ...: their locks and lengths are used, not
 /// their bytes.
 pub fn volumes(superblocks: Vec<Option<(Superblock, usize)>>) -> Result<Volumes, StoreError> {
-    let volume = |(superblock, older_copy): (Superblock, usize)| {
+    let volume = |(superblock, counting_copy): (Superblock, usize)| {
         let path = PathBuf::from(format!("volume{}", superblock.volume));
         let how = files::How {
             writes: true,
@@ -55,12 +55,14 @@ pub fn volumes(superblocks: Vec<Option<(Superblock, usize)>>) -> Result<Volumes,
         };
         let (file, _) =
             files::open(&path, how).map_err(|e| io_error("opening the volume", &path, e))?;
+        let bytes = length(&file, &path)?;
         Ok(Volume {
             private: keep_private(&file),
             file: Arc::new(file),
             path,
             superblock,
-            older_copy,
+            bytes,
+            counting_copy,
             direct: true,
         })
     };

@@ -119,6 +119,7 @@ impl Journal {
     }
 
     /// Queues a record in any segment with room; returns it when there is none.
+    #[expect(clippy::result_large_err, reason = "the record is moved either way")]
     pub(in crate::core) fn queue_anywhere(
         &mut self,
         base: &mut Base,

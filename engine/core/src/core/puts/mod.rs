@@ -55,6 +55,8 @@ struct Pending {
     version: Serial,
     place: Place,
     blocks: u32,
+    /// When it was put, in seconds since 1970.
+    put_unix_s: u32,
     checksum: u64,
     origin: Origin,
     /// Whether its bytes are on the device.
@@ -389,6 +391,8 @@ impl Pending {
             birth: self.version,
             start: self.place.start,
             blocks: self.blocks,
+            stored: self.blocks,
+            put_unix_s: self.put_unix_s,
             checksum: self.checksum,
         }
     }

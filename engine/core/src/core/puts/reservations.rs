@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
-use larder_format::{BLOCK_BYTES, PageKey};
+use larder_format::{BLOCK_BYTES, PageKey, PageRecord};
 
 use super::{Below, NewPage, Origin, Pending, Puts};
 use crate::core::base::{Base, Event, Ticket};
@@ -194,17 +194,22 @@ impl Puts {
         if below.segments.data_blocks() <= u64::from(blocks) {
             return Err(Refusal::TooLarge);
         }
-        let (stream, version, checksum, born_ms) = match origin {
+        let (stream, version, checksum, born_ms, put_unix_s) = match origin {
             Origin::Put => {
                 below.base.ask_for_room();
                 self.admit(below, &page, blocks)?;
                 let version = below.base.next_serial().ok_or(Refusal::Exhausted)?;
-                (Stream::Put, version, 0, below.base.unix_ms())
+                let now_ms = below.base.unix_ms();
+                let now_s = u32::try_from(now_ms / 1000).unwrap_or(u32::MAX);
+                (Stream::Put, version, 0, now_ms, now_s)
             }
             Origin::Copy(page) => {
                 let born_ms = below.base.index.born_ms(page.from.segment);
                 let record = page.record;
-                (Stream::Copy, record.birth, record.checksum, born_ms)
+                let PageRecord {
+                    birth, checksum, ..
+                } = record;
+                (Stream::Copy, birth, checksum, born_ms, record.put_unix_s)
             }
         };
         let reservation = self.reservations.get_mut(&id).expect("it is being made");
@@ -219,6 +224,7 @@ impl Puts {
             version,
             place,
             blocks,
+            put_unix_s,
             checksum,
             origin,
             landed: None,

@@ -9,9 +9,7 @@
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
-use larder_format::{
-    BLOCK_BYTES, Body, DescriptorBlock, Fingerprint, KeyPrefix, PageKey, Record, Serial,
-};
+use larder_format::{BLOCK_BYTES, Body, DescriptorBlock, Fingerprint, PageKey, Record, Serial};
 
 use super::duplicates::Search;
 use crate::core::base::Base;
@@ -123,7 +121,7 @@ enum Pass {
 #[derive(Debug)]
 struct Once {
     latest: HashMap<(Fingerprint, Option<PageKey>), Serial>,
-    departures: HashSet<(Fingerprint, KeyPrefix, Serial, bool)>,
+    others: HashSet<Record>,
 }
 
 impl Once {
@@ -145,29 +143,13 @@ impl Once {
         }
         Once {
             latest,
-            departures: HashSet::new(),
+            others: HashSet::new(),
         }
     }
 
     fn admits(&mut self, record: &Record) -> bool {
-        if let Record::Evict {
-            namespace,
-            key,
-            birth,
-            ..
-        }
-        | Record::Void {
-            namespace,
-            key,
-            birth,
-            ..
-        } = record
-        {
-            let is_void = matches!(record, Record::Void { .. });
-            return self.departures.insert((*namespace, *key, *birth, is_void));
-        }
         let Some(name) = deleted_by(record) else {
-            return true;
+            return self.others.insert(*record);
         };
         let is_latest = self.latest.get(&name) == Some(&record.birth());
         if is_latest {
@@ -182,7 +164,7 @@ pub(super) fn deleted_by(record: &Record) -> Option<(Fingerprint, Option<PageKey
     match record {
         Record::Delete { namespace, key, .. } => Some((*namespace, Some(*key))),
         Record::Clear { namespace, .. } => Some((*namespace, None)),
-        Record::Page(_) | Record::Evict { .. } | Record::Void { .. } => None,
+        Record::Page(_) | Record::Evict { .. } | Record::Void { .. } | Record::Pin { .. } => None,
     }
 }
 
@@ -371,7 +353,8 @@ impl Forwarding {
                 };
                 // A record of another size is wrong: recovery did not trust it either.
                 let blocks = below.base.namespaces.page_blocks(namespace);
-                if record.blocks == blocks && is_live(below.base, &page) {
+                let is_plain = record.blocks == blocks && record.stored == blocks;
+                if is_plain && is_live(below.base, &page) {
                     self.pages.push(page);
                 }
             }
@@ -399,6 +382,16 @@ impl Forwarding {
                     && !forward(below, segment, Content::Record(*record))
                 {
                     self.unplaced.push(*record);
+                }
+            }
+            // This release sets no pins, and carries those of another one along.
+            Record::Pin { until_unix_s, .. } => {
+                let now_s = below.base.unix_ms() / 1000;
+                if u64::from(*until_unix_s) > now_s
+                    && self.once.admits(record)
+                    && !forward(below, segment, Content::Record(*record))
+                {
+                    below.segments.get_mut(segment).set_stuck(true);
                 }
             }
         }

@@ -22,7 +22,7 @@
 
 use larder_base::failure::DiskError;
 use larder_base::memory::AlignedBuf;
-use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, SEGMENTS_OFFSET};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, PROBE_OFFSET};
 
 use super::segment::State;
 use super::{Segments, Volume};
@@ -36,9 +36,6 @@ const PROBE_MS: u64 = 1000;
 
 /// Blocks of a probe: 1 MiB.
 const PROBE_BLOCKS: u32 = 256;
-
-/// A block between the superblocks and the first segment.
-const UNUSED_OFFSET: u64 = SEGMENTS_OFFSET - BLOCK_BYTES as u64;
 
 /// How a volume is used.
 #[derive(Debug)]
@@ -260,7 +257,7 @@ impl Segments {
         let (segment, next) = (probe.segment, probe.next);
         let offset = match segment {
             Some(id) => self.offset_of(id) + u64::from(next) * BLOCK_BYTES as u64,
-            None => UNUSED_OFFSET,
+            None => PROBE_OFFSET,
         };
         base.write(volume, offset, bytes, IoContext::Probe(volume, blocks));
     }

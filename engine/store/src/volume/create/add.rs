@@ -11,7 +11,7 @@ use larder_core::capacity::usable_blocks;
 use larder_disk::Patience;
 use larder_disk::probe::Want;
 use larder_format::{
-    BLOCK_BYTES, Geometry, SEGMENTS_OFFSET, Superblock, VOLUMES_MAX, VolumeEntry, VolumeId,
+    BLOCK_BYTES, Geometry, OVERHEAD_BYTES, Superblock, VOLUMES_MAX, VolumeEntry, VolumeId,
     segments_that_fit,
 };
 
@@ -119,14 +119,14 @@ fn plan(
     let others = superblock.volumes.iter().filter(|entry| !entry.lost);
     let largest = others.map(|entry| entry.segments).max().unwrap_or(0);
     let size = match size_of(&[new.to_owned()], options) {
-        Err(StoreError::NoSize(_)) => SEGMENTS_OFFSET + u64::from(largest) * segment_bytes,
+        Err(StoreError::NoSize(_)) => OVERHEAD_BYTES + u64::from(largest) * segment_bytes,
         size => size?,
     };
     let segments = segments_that_fit(size, segment_bytes);
     if segments == 0 {
         return Err(StoreError::TooSmall {
             reason: format!("a volume of {size} bytes has no segment of {segment_bytes} bytes"),
-            needed: SEGMENTS_OFFSET + segment_bytes,
+            needed: OVERHEAD_BYTES + segment_bytes,
             smaller_segments: false,
         });
     }
@@ -149,7 +149,7 @@ pub(super) fn created(of: &Superblock, volumes: Vec<PathBuf>, is_grown: bool) ->
         segments,
         segment_bytes,
         usable_bytes: usable * BLOCK_BYTES as u64,
-        capacity_bytes: SEGMENTS_OFFSET * volumes.len() as u64 + segments * segment_bytes,
+        capacity_bytes: OVERHEAD_BYTES * volumes.len() as u64 + segments * segment_bytes,
         volumes,
         is_grown,
         is_present: false,

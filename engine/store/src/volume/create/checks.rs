@@ -32,10 +32,10 @@ pub(super) fn may_overwrite(file: &File, path: &Path, force: bool) -> Result<(),
         return Ok(());
     }
     match file.superblock() {
-        Err(SuperblockError::NotLarder) if file.has_segments() => {
+        Err(SuperblockError::NotLarder | SuperblockError::Blank) if file.has_segments() => {
             return Err(StoreError::NoSuperblock(path.to_owned()));
         }
-        Err(SuperblockError::NotLarder) => {}
+        Err(SuperblockError::NotLarder | SuperblockError::Blank) => {}
         _ => return Err(StoreError::Exists(path.to_owned())),
     }
     if file.bytes == 0 && !file.is_device {

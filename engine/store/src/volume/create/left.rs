@@ -83,7 +83,7 @@ fn check_left(file: &File, path: &Path, temporary: &Path) -> Result<(), StoreErr
             superblock.generation == 1
                 && absolute(path).is_ok_and(|path| entry.is_some_and(|entry| entry.path == path))
         }
-        Err(SuperblockError::NotLarder) => reads_as_zeros(file),
+        Err(SuperblockError::NotLarder | SuperblockError::Blank) => reads_as_zeros(file),
         Err(_) => false,
     };
     if is_left {
