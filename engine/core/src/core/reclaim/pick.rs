@@ -84,11 +84,13 @@ impl<'a> View<'a> {
             return Some(id);
         }
         // A blocker that cannot be emptied may block the others for good. Tombstones that have not
-        // been forwarded before may be of few keys.
+        // been forwarded before may be of few keys. Afterwards all are forwarded ones, so this
+        // ends: soon, if they fill half of the segment.
         let not_forwarded = || {
+            let half = self.segments.data_blocks() / 2;
             let candidates = self.candidates();
-            let candidates = candidates.filter(|(_, s)| self.gains(s.live()) && !s.has_forwards());
-            let fewest = candidates.min_by_key(|(_, s)| (s.live(), s.generation()));
+            let candidates = candidates.filter(|(_, s)| s.least_weight() <= half);
+            let fewest = candidates.min_by_key(|(_, s)| (s.least_weight(), s.generation()));
             fewest.map(|(id, _)| id)
         };
         let is_candidate =

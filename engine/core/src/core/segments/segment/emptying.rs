@@ -2,7 +2,7 @@
 
 use larder_format::{RECORDS_PER_BLOCK, Serial};
 
-use super::{Attempts, Body, InQuarantine, Phase, Segment, Stage, State};
+use super::{Attempts, Body, Content, InQuarantine, Phase, Segment, Stage, State};
 
 impl Segment {
     fn attempts(&self) -> Attempts {
@@ -45,12 +45,15 @@ impl Segment {
     pub(in crate::core) fn add_record(&mut self, weight: u32, is_forwarded: bool) {
         let content = self.content_mut();
         content.records = content.records.saturating_add(weight);
-        content.has_forwards |= is_forwarded;
+        if is_forwarded {
+            content.forwards = content.forwards.saturating_add(weight);
+        }
     }
 
-    /// Some of its records have been forwarded here.
-    pub(in crate::core) fn has_forwards(&self) -> bool {
-        self.content().is_some_and(|it| it.has_forwards)
+    /// Blocks that are copied out of it for certain. Of the tombstones that were not forwarded here
+    /// none may be left: later ones may be of the same keys.
+    pub(in crate::core) fn least_weight(&self) -> u64 {
+        self.weight_with(|it| it.forwards)
     }
 
     /// Nothing has to be copied out of it. Tombstones are forwarded without end: a segment of them
@@ -61,7 +64,11 @@ impl Segment {
 
     /// Blocks that have to be copied out of it: its tombstones are forwarded like its pages.
     pub(in crate::core) fn weight(&self) -> u64 {
-        let records = self.content().map_or(0, |it| it.records);
+        self.weight_with(|it| it.records)
+    }
+
+    fn weight_with(&self, records: impl Fn(&Content) -> u32) -> u64 {
+        let records = self.content().map_or(0, records);
         self.live() + u64::from(records).div_ceil(RECORDS_PER_BLOCK as u64)
     }
 

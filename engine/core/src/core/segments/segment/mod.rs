@@ -109,8 +109,8 @@ struct Content {
     /// Records in it that have to be forwarded, as far as this run has written them. A namespace
     /// counts as a block full.
     records: u32,
-    /// Some of its records have been forwarded here: no two of those are of one key.
-    has_forwards: bool,
+    /// Those of them that have been forwarded here: of one victim no two are of one key.
+    forwards: u32,
     /// Highest commit number written here.
     last_commit: Serial,
     /// Payload of commits up to here is on the device for certain.
@@ -245,7 +245,7 @@ impl Content {
             blocks: 0,
             live: 0,
             records: 0,
-            has_forwards: false,
+            forwards: 0,
             last_commit: Serial::ZERO,
             proven: Serial::ZERO,
             trust_end: None,
