@@ -29,7 +29,7 @@ pub const PARTS_MAX: usize = 8;
 /// Maximum number of volumes of a store.
 pub const VOLUMES_MAX: usize = 16;
 
-/// The version that this crate writes. It reads no other version.
+/// The version that this crate writes. Of another version it reads archives alone.
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Smallest segment, in blocks.

@@ -39,6 +39,14 @@ impl Structure {
         }
     }
 
+    /// The oldest version that this crate reads. Archives of version 1 have the same content.
+    pub(crate) const fn oldest_version(self) -> u32 {
+        match self {
+            Structure::Archive => 1,
+            _ => FORMAT_VERSION,
+        }
+    }
+
     const fn name(self) -> &'static str {
         match self {
             Structure::Superblock => "superblock",

@@ -65,7 +65,7 @@ pub(crate) fn open(block: &[u8], structure: Structure) -> Result<Reader<'_>, Dam
     if stored != computed {
         return Err(Damage::Checksum { stored, computed });
     }
-    if version != FORMAT_VERSION {
+    if !(structure.oldest_version()..=FORMAT_VERSION).contains(&version) {
         return Err(Damage::Version { found: version });
     }
     prologue.reserved(PROLOGUE_BYTES - CRC_AT - CRC_BYTES)?;

@@ -22,6 +22,9 @@
 //!       2  extra          how many; then a name and a value each, names ascending
 //! ```
 //!
+//! The version is that of the encoding alone. Keys, checksums and the names of a remote depend on
+//! the fingerprint, so a new version of the format does not change it.
+//!
 //! Texts contain no control characters, because they are shown on terminals and in logs.
 
 use std::collections::BTreeMap;
@@ -29,13 +32,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::bytes::{Overrun, Reader};
-use crate::consts::{FORMAT_VERSION, PARTS_MAX};
+use crate::consts::PARTS_MAX;
 use crate::ids::identity;
 use crate::shape::{PageShape, ShapeError};
 
 /// Maximum length of the encoding of a namespace, in bytes. It fits in the body of one descriptor
 /// block.
 pub const NAMESPACE_BYTES_MAX: usize = 3800;
+
+/// The version of the encoding.
+const ENCODING_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"LARDERNS";
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 4;
@@ -214,7 +220,7 @@ pub enum NamespaceError {
     #[error("its encoding is not canonical")]
     NotCanonical,
     /// The encoding has another version.
-    #[error("its encoding has version {found}, this build reads version {FORMAT_VERSION}")]
+    #[error("its encoding has version {found}, this build reads version {ENCODING_VERSION}")]
     Version {
         /// The version.
         found: u32,
@@ -421,7 +427,7 @@ fn encode(fields: &NamespaceFields) -> Result<Vec<u8>, NamespaceError> {
     }
     let mut out = Vec::with_capacity(bytes);
     out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
+    out.extend_from_slice(&ENCODING_VERSION.to_le_bytes());
     out.extend_from_slice(&(bytes as u32).to_le_bytes());
     out.extend_from_slice(&fields.page_tokens.to_le_bytes());
     for (_, rank) in ranks(fields) {
@@ -468,7 +474,7 @@ fn decode_fields(bytes: &[u8]) -> Result<NamespaceFields, NamespaceError> {
         return Err(NamespaceError::NotCanonical);
     }
     let version = reader.u32()?;
-    if version != FORMAT_VERSION {
+    if version != ENCODING_VERSION {
         return Err(NamespaceError::Version { found: version });
     }
     reader.u32()?;

@@ -172,7 +172,7 @@ pub enum SuperblockError {
     /// Written by a former Larder.
     #[error(
         "format version {version} is older than version {FORMAT_VERSION}, which this build reads: \
-         use the release that wrote it, or create the store anew"
+         export its pages with the release that wrote it, create the store anew, and import them"
     )]
     Older {
         /// The version of the superblock.

@@ -60,7 +60,10 @@ const SAMPLES: [Sample; 4] = [
     },
 ];
 
-/// An archive of the namespace `ragged` of the clean store.
+/// Archives of the namespace `ragged` of the clean store, of each version.
+const ARCHIVES: [&str; 2] = ["v1-ragged.archive", ARCHIVE];
+
+/// That of this version.
 const ARCHIVE: &str = "v2-ragged.archive";
 
 /// Pages of a kilobyte in two parts that end within a block; of two blocks; and large ones of
@@ -364,10 +367,14 @@ fn every_sample_is_opened_for_writing_keeps_its_pages_and_takes_more() {
 }
 
 #[test]
-fn the_archive_of_version_2_is_taken_by_a_store_of_this_version() {
+fn archives_of_each_version_are_taken_by_a_store_of_this_version() {
+    ARCHIVES.into_iter().for_each(is_taken);
+}
+
+fn is_taken(name: &str) {
     let directory = directory();
     let archive = directory.path().join("archive");
-    unpack(&std::fs::read(image(ARCHIVE)).unwrap(), &archive);
+    unpack(&std::fs::read(image(name)).unwrap(), &archive);
     let path = directory.path().join("store");
     make(std::slice::from_ref(&path));
     let (code, document, errors) = run(
