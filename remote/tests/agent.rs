@@ -459,6 +459,9 @@ fn runs_that_cannot_be_read_cost_no_other_run() {
     let names: Vec<RunName> = broken.iter().map(|pages| name_of(pages)).collect();
     remote.broken.lock().unwrap().extend(&names);
     let node = Node::with(Box::new(remote.clone()), listed_once);
+    // The fetch that measures the speed is over.
+    let is_measured = || node.count("speed_bytes_per_s") + node.count("unreadable_runs") > 0;
+    node.eventually(is_measured);
     node.eventually(|| {
         broken
             .iter()
