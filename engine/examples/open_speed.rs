@@ -1,9 +1,9 @@
 //! How long a store of many pages takes to open, after a clean close and after SIGKILL.
 //!
-//! `cargo run --release -p larder-engine --example open_speed -- DIRECTORY [PAGES]` fills a store
-//! of 4 KiB pages in a child process, which then closes it or kills itself, and opens it here, five
-//! times each (after the kill each open is left without a close). Needs about 5 GiB of disk a
-//! million pages.
+//! `cargo run --release -p larder-engine --example open_speed -- DIRECTORY [PAGES [SEGMENT_MIB]]`
+//! fills a store of 4 KiB pages in a child process, which then closes it or kills itself, and opens
+//! it here, five times each (after the kill each open is left without a close). Needs about 5 GiB
+//! of disk a million pages.
 
 use std::io::IoSlice;
 use std::num::NonZeroUsize;
@@ -26,13 +26,16 @@ fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["fill", path, pages, end] => fill(Path::new(path), pages.parse()?, end == "close"),
-        [directory] => measure(Path::new(directory), 2_000_000),
-        [directory, pages] => measure(Path::new(directory), pages.parse()?),
-        _ => Err("usage: open_speed DIRECTORY [PAGES]".into()),
+        [directory] => measure(Path::new(directory), 2_000_000, 256),
+        [directory, pages] => measure(Path::new(directory), pages.parse()?, 256),
+        [directory, pages, segment_mib] => {
+            measure(Path::new(directory), pages.parse()?, segment_mib.parse()?)
+        }
+        _ => Err("usage: open_speed DIRECTORY [PAGES [SEGMENT_MIB]]".into()),
     }
 }
 
-fn measure(directory: &Path, pages: usize) -> Result<(), Failure> {
+fn measure(directory: &Path, pages: usize, segment_mib: u64) -> Result<(), Failure> {
     println!(
         "| ended by | pages | open, s: median of {ROUNDS} | min | max |\n|---|---|---|---|---|"
     );
@@ -42,7 +45,7 @@ fn measure(directory: &Path, pages: usize) -> Result<(), Failure> {
         // evicted.
         let size = pages as u64 * u64::from(PAGE_BYTES) / 4 * 5 + (2 << 30);
         let options = CreateOptions::new(size).with(|o| {
-            o.segment_size = Some(256 << 20);
+            o.segment_size = Some(segment_mib << 20);
         });
         create(&path, &options)?;
         let status = Command::new(std::env::current_exe()?)

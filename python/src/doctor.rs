@@ -404,7 +404,7 @@ mod tests {
         };
         // A new store gets segments for the page, if its size allows any.
         assert_eq!(about(20 << 20, "size").0, Level::Ok);
-        let (level, what) = about(200 << 20, "pages");
+        let (level, what) = about(200 << 20, "size");
         assert!(level == Level::Fail && what.contains("at least"), "{what}");
         let options = CreateOptions::new(256 << 20);
         create(&volume_of(directory.path()), &options).unwrap();
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(about(10 << 20, "pages").0, Level::Warn);
         let (level, what) = about(20 << 20, "pages");
         assert!(
-            level == Level::Fail && what.contains("--segment-size"),
+            level == Level::Fail && what.contains("--page-bytes"),
             "{what}"
         );
         assert_eq!(levels(&json, "pages"), [Level::Ok]);

@@ -60,9 +60,9 @@ pub enum PlaceError {
          stop it, or try again"
     )]
     Busy(PathBuf),
-    /// No page of this server fits a store of the configured size.
+    /// The configured size makes no store, or none for the pages of this server.
     #[error("`size`: {0}")]
-    Size(String),
+    Size(StoreError),
     /// No page of a pool can ever be stored.
     #[error("pool {0}: {1}")]
     Misfit(String, Misfit),
@@ -345,42 +345,16 @@ pub(crate) fn options(
         None if is_device => 0,
         None => return Err(PlaceError::NoSize(volume.to_owned())),
     };
-    let mut options = CreateOptions::new(size);
-    if let Some(page_bytes) = page_bytes {
-        let whole = match size {
-            0 => device_bytes(volume)?,
-            size => size,
-        };
-        let segment = segment_bytes_for(whole, 1, page_bytes);
-        options.segment_size = Some(segment.ok_or_else(|| too_small(whole, page_bytes))?);
-    }
-    Ok(options)
-}
-
-fn too_small(size: u64, page_bytes: u64) -> PlaceError {
-    let page = ByteSize(page_bytes);
-    let advice = match least_size(1, page_bytes) {
-        Some(least) => format!("give a `size` of at least {}", ByteSize(least)),
-        None => "use smaller pages".to_owned(),
-    };
-    let size = ByteSize(size);
-    PlaceError::Size(format!(
-        "a store of {size} keeps no page of {page}: {advice}"
-    ))
-}
-
-fn device_bytes(path: &Path) -> Result<u64, PlaceError> {
-    use std::io::{Seek, SeekFrom};
-    let end = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
-    end.map_err(|source| PlaceError::Directory {
-        path: path.to_owned(),
-        doing: "reading the size of the device",
-        source,
-    })
+    Ok(CreateOptions::new(size).with(|o| o.page_bytes = page_bytes))
 }
 
 fn make(volume: &Path, config: &Config, page_bytes: Option<u64>) -> Result<(), PlaceError> {
-    let created = create(volume, &options(volume, config, page_bytes)?)?;
+    let created = match create(volume, &options(volume, config, page_bytes)?) {
+        Err(error @ (StoreError::Usage(_) | StoreError::TooSmall { .. })) => {
+            return Err(PlaceError::Size(error));
+        }
+        made => made?,
+    };
     tracing::info!(
         volume = %volume.display(),
         size = created.capacity_bytes,
@@ -471,18 +445,16 @@ pub fn misfit(volume: &Path, stats: &Stats, page_bytes: u64) -> Option<Misfit> {
 
 /// The command that replaces the store at `volume` with a store for pages of this size.
 fn mend(volume: &Path, capacity: u64, page_bytes: u64) -> String {
-    let whole = match segment_bytes_for(capacity, 1, page_bytes) {
+    let size = match segment_bytes_for(capacity, 1, Some(page_bytes)) {
         Some(_) => Some(capacity),
         None => least_size(1, page_bytes),
     };
-    let Some((size, segment)) =
-        whole.and_then(|size| Some((size, segment_bytes_for(size, 1, page_bytes)?)))
-    else {
+    let Some(size) = size else {
         return "Use smaller pages".to_owned();
     };
     format!(
         "Stop all servers that use the store, then create it again, which drops its pages: larder \
-         create {} --size {size} --segment-size {segment} --force",
+         create {} --size {size} --page-bytes {page_bytes} --force",
         volume.display()
     )
 }
@@ -595,9 +567,8 @@ mod tests {
         assert_eq!(misfit(&made.volume, &stats, page_bytes), None);
         assert!(stats.usable_pages(page_bytes) >= 4, "{stats:?}");
         made.store.close().unwrap();
-        let error = options(&made.volume, &config, Some(200 << 20))
-            .err()
-            .unwrap();
+        let large = make(&directory.path().join("other"), &config, Some(200 << 20));
+        let error = large.err().unwrap();
         let said = error.to_string();
         assert!(
             said.contains("`size`") && said.contains("at least"),
@@ -627,7 +598,7 @@ mod tests {
             words[at + 1].parse::<u64>().unwrap()
         };
         let again = CreateOptions::new(number("--size")).with(|o| {
-            o.segment_size = Some(number("--segment-size"));
+            o.page_bytes = Some(number("--page-bytes"));
             o.force = true;
         });
         create(Path::new(words[0]), &again).unwrap();

@@ -633,7 +633,7 @@ def test_pages_that_do_not_fit_the_segments_are_refused_at_the_start_with_the_co
     opened, tmp_path, caplog
 ):
     opened(pools.mha()).close()
-    command = f"larder create {store_file(tmp_path)} --size .* --segment-size .* --force"
+    command = f"larder create {store_file(tmp_path)} --size .* --page-bytes .* --force"
     with pytest.raises(RuntimeError, match=command):
         opened(large_pages())
     pool = large_pages()

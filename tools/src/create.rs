@@ -30,7 +30,11 @@ pub struct CreateArgs {
     /// [default: the whole of a block device]
     #[arg(long, value_parser = size::positive)]
     size: Option<ByteSize>,
-    /// Size of a segment, the unit of reclaim [default: by the size of the store]
+    /// Size of the pages that the store will keep, if it is known: it chooses the segments
+    #[arg(long, value_name = "SIZE", value_parser = size::positive)]
+    #[arg(conflicts_with_all = ["grow", "segment_size"])]
+    page_bytes: Option<ByteSize>,
+    /// Size of a segment, the unit of reclaim [default: by the sizes of the store and of its pages]
     #[arg(long)]
     segment_size: Option<ByteSize>,
     /// A further volume (may be repeated); the size is divided evenly over all
@@ -206,6 +210,7 @@ fn create(args: &CreateArgs, interrupt: &Interrupt) -> Result<Option<Created>, F
     let advance = |done, total| interrupt.advance(&bar, done, total);
     let options = CreateOptions::new(args.size.map_or(0, |size| size.0)).with(|o| {
         o.segment_size = args.segment_size.map(|size| size.0);
+        o.page_bytes = args.page_bytes.map(|size| size.0);
         o.volumes = args.volumes.clone();
         o.prewrite = args.prewrite;
         o.grow = args.grow;

@@ -219,6 +219,70 @@ fn smaller_segments_are_advised_only_where_they_would_do() {
     fails(&path, &large, 2, &["or smaller segments"]);
 }
 
+/// Segments and bytes of each that a creation of this size makes.
+#[track_caller]
+fn segments(path: &Path, size: &str, options: &[&str]) -> (u64, u64) {
+    let arguments = [&["--size", size], options].concat();
+    let made = json(&creation(path, &arguments));
+    let number = |key: &str| made[key].as_u64().unwrap();
+    (number("segments"), number("segment_bytes"))
+}
+
+#[test]
+fn a_store_for_pages_of_a_known_size_has_1024_segments_from_16_gib_on() {
+    const MIB: u64 = 1 << 20;
+    let directory = directory();
+    let (path, _) = names(&directory);
+    // The space of a file that is there is not compared with the size.
+    std::fs::write(&path, b"").unwrap();
+    let planned = |size: &str, page_bytes: Option<&str>| {
+        let page = page_bytes.map_or(vec![], |page_bytes| vec!["--page-bytes", page_bytes]);
+        segments(&path, size, &[&page[..], &["--dry-run"]].concat())
+    };
+    for (size, unknown, small_pages, large_pages) in [
+        ("2GiB", (127, 16), (127, 16), (120, 17)),
+        ("15GiB", (479, 32), (959, 16), (903, 17)),
+        // The first MiB and the last hold no segment.
+        ("16GiB", (255, 64), (1023, 16), (963, 17)),
+        ("16386MiB", (256, 64), (1024, 16), (963, 17)),
+        ("17GiB", (271, 64), (1087, 16), (1023, 17)),
+        ("100GiB", (1034, 99), (1034, 99), (1034, 99)),
+        ("2TiB", (8191, 256), (8191, 256), (8224, 255)),
+    ] {
+        let in_mib = |(segments, bytes): (u64, u64)| (segments, bytes / MIB);
+        assert_eq!(in_mib(planned(size, None)), unknown, "{size}");
+        assert_eq!(in_mib(planned(size, Some("64KiB"))), small_pages, "{size}");
+        assert_eq!(in_mib(planned(size, Some("2MiB"))), large_pages, "{size}");
+    }
+    for (size, page_bytes, least) in [("100GiB", "16MiB", 600), ("2TiB", "100MiB", 1024)] {
+        let (segments, segment_bytes) = planned(size, Some(page_bytes));
+        let page_bytes = page_bytes.trim_end_matches("MiB").parse::<u64>().unwrap() * MIB;
+        assert!(
+            segments >= least && segment_bytes / page_bytes == 8,
+            "{size}"
+        );
+    }
+    let made = segments(&path, "2GiB", &["--page-bytes", "64KiB"]);
+    assert_eq!(made, (127, 16 * MIB));
+    let both = [
+        "--size",
+        "2GiB",
+        "--page-bytes",
+        "64KiB",
+        "--segment-size",
+        "16MiB",
+    ];
+    let words = ["--page-bytes", "--segment-size"];
+    support::fails(&creation(&path, &both), 2, &words);
+    let none = ["--size", "1GiB", "--page-bytes", "200MiB", "--force"];
+    fails(
+        &path,
+        &none,
+        2,
+        &["keeps no page of", "(200 MiB)", "at least", "--size"],
+    );
+}
+
 /// Ends a command that writes every block after it has begun. Returns its output.
 #[track_caller]
 fn interrupted(path: &Path, arguments: &[&str], signal: Signal, begun: &dyn Fn() -> bool) -> Value {

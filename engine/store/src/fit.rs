@@ -6,25 +6,37 @@
 //! page padded to whole blocks.
 
 use larder_core::capacity::segments_min;
-use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, PageShape, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use larder_format::{
+    BLOCK_BYTES, HEADER_BLOCKS, OVERHEAD_BYTES, PageShape, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN,
+};
 
 use crate::error::StoreError;
 
 /// With so many pages or more in a segment, the unused room at its end is small.
-const PAGES_WANTED: u64 = 16;
+const PAGES_WANTED: u64 = 8;
 
-/// With so many segments or more in a store, reclaim has enough of them to choose from.
-const SEGMENTS_WANTED: u64 = 32;
+/// With so many segments a store follows the learned order of eviction with a margin, and reclaim
+/// has enough of them to choose from. More are of little use, and each costs memory and blocks.
+const SEGMENTS_WANTED: u64 = 1024;
+
+/// Fewer segments than this are worse than waste at their ends.
+const SEGMENTS_LEAST: u64 = 32;
+
+/// The most bytes of a segment that is chosen by the size of the store alone.
+const SHARE_MAX: u64 = 256 << 20;
+
+/// The least bytes of a segment for pages of an unknown size, in a store that has 256 of these.
+const UNKNOWN_MIN: u64 = 64 << 20;
 
 /// Segment sizes chosen for a page are multiples of this, in bytes.
 const STEP: u64 = 1 << 20;
 
-/// 256 MiB, or for small stores a power of two near a 256th of the size. Reclaim copies less the
-/// more segments it can choose from.
-pub(crate) fn default_segment_bytes(size: u64) -> u64 {
-    let share = (size / 256).max(1);
-    let power = 1_u64 << share.ilog2();
-    power.clamp(SEGMENT_BYTES_MIN, 256 << 20)
+/// The segments of which each of the volumes holds its part of the wanted number.
+fn share(size: u64, volumes: usize) -> u64 {
+    let volumes = (volumes as u64).max(1);
+    let room = (size / volumes).saturating_sub(OVERHEAD_BYTES);
+    let share = room / SEGMENTS_WANTED.div_ceil(volumes) / STEP * STEP;
+    share.clamp(SEGMENT_BYTES_MIN, SHARE_MAX)
 }
 
 /// How pages of a size fit the segments of a store.
@@ -90,29 +102,38 @@ impl PageFit {
 }
 
 /// The segment size for a store of `size` bytes on `volumes` volumes that keeps pages of
-/// `page_bytes`: the default if enough of them fit it, else as many pages a segment as leave the
-/// store enough segments. `None` if no page fits a store of this size.
+/// `page_bytes`, if their size is known. `None` if no page fits a store of this size.
+///
+/// Segments for known pages are as large as leaves the store 1,024 of them, from 16 to 256 MiB, or
+/// large enough for eight pages. For unknown pages they have 64 MiB or more, in stores below
+/// 16 GiB a power of two near a 256th of the size, and 16 MiB or more.
 #[must_use]
-pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: u64) -> Option<u64> {
-    let default = default_segment_bytes(size);
-    let fits = |segment_bytes: u64, least: u64| {
-        let segments = size / segment_bytes;
-        segment_bytes <= SEGMENT_BYTES_MAX && segments >= least
+pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: Option<u64>) -> Option<u64> {
+    let share = share(size, volumes);
+    let Some(page_bytes) = page_bytes else {
+        let small = 1 << (size / 256).max(1).ilog2();
+        return Some(share.max(UNKNOWN_MIN.min(small)));
     };
-    if largest_page(default) / page_bytes.max(1) >= PAGES_WANTED {
-        return Some(default);
-    }
     let of = |pages: u64| {
         // One block describes 32 pages; evictions and deletions need some more.
         let descriptors = 16 * BLOCK_BYTES as u64;
-        let needed = page_bytes.saturating_mul(pages) + descriptors;
-        needed.next_multiple_of(STEP).max(SEGMENT_BYTES_MIN)
+        let needed = page_bytes.saturating_mul(pages).saturating_add(descriptors);
+        let stepped = needed.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
+        stepped.max(SEGMENT_BYTES_MIN)
+    };
+    let pages = largest_page(share) / page_bytes.max(1);
+    if pages >= PAGES_WANTED {
+        return Some(share.min(of(pages)));
+    }
+    let fits = |segment_bytes: u64, least: u64| {
+        let segments = size / segment_bytes;
+        segment_bytes <= SEGMENT_BYTES_MAX && segments >= least
     };
     let is_good = |segment: &u64| page_fit(*segment, page_bytes) == PageFit::Good;
     let least = segments_min(volumes) + 1;
     let mut many = (1..=PAGES_WANTED).rev().map(of).filter(is_good);
     let mut few = (1..=PAGES_WANTED).map(of).filter(is_good);
-    many.find(|&segment| fits(segment, SEGMENTS_WANTED))
+    many.find(|&segment| fits(segment, SEGMENTS_LEAST))
         .or_else(|| few.find(|&segment| fits(segment, least)))
         .or_else(|| Some(of(1)).filter(|&segment| fits(segment, least)))
 }
@@ -152,13 +173,13 @@ mod tests {
     fn the_chosen_segment_holds_the_page_and_wastes_little() {
         for size in [256 * MIB, 1 << 30, 8 << 30, 100 << 30, 4 << 40] {
             for page in [4096, MIB, 9 * MIB, 16 * MIB, 32 * MIB, 150 * MIB, 700 * MIB] {
-                let Some(segment) = segment_bytes_for(size, 1, page) else {
+                let Some(segment) = segment_bytes_for(size, 1, Some(page)) else {
                     assert!(least_size(1, page).unwrap() > size, "{size} {page}");
                     continue;
                 };
                 let fit = page_fit(segment, page);
                 assert_ne!(fit, PageFit::Never, "{size} {page}: {segment}");
-                let may_waste = size / segment < SEGMENTS_WANTED;
+                let may_waste = size / segment < SEGMENTS_LEAST;
                 assert!(
                     may_waste || fit == PageFit::Good,
                     "{size} {page}: {segment}"
@@ -171,13 +192,51 @@ mod tests {
     }
 
     #[test]
-    fn small_pages_leave_the_default() {
-        let size = 512 << 30;
-        assert_eq!(
-            segment_bytes_for(size, 1, 2 * MIB),
-            Some(default_segment_bytes(size))
-        );
-        assert_eq!(segment_bytes_for(64 * MIB, 1, 32 * MIB), None);
+    fn a_store_for_known_pages_has_1024_segments_where_eight_pages_fit_them() {
+        for (size, page, segment) in [
+            (2 << 30, 64 << 10, 16),
+            (15 << 30, 64 << 10, 16),
+            (16 << 30, 64 << 10, 16),
+            (100 << 30, 64 << 10, 99),
+            (100 << 30, 2 * MIB, 99),
+            (2 << 40, 64 << 10, 256),
+            // Eight pages need more than a 1,024th of the store.
+            (16 << 30, 2 * MIB, 17),
+            (100 << 30, 16 * MIB, 129),
+            (2 << 40, 64 * MIB, 513),
+            // In a small store as many as leave it 32 segments.
+            (2 << 30, 16 * MIB, 49),
+        ] {
+            let chosen = segment_bytes_for(size, 1, Some(page)).unwrap();
+            assert_eq!(chosen, segment * MIB, "{size} {page}");
+        }
+        for (volumes, size) in [(1, (16 << 30) + 2 * MIB), (3, 17 << 30), (16, 1 << 40)] {
+            let chosen = segment_bytes_for(size, volumes, Some(4096)).unwrap();
+            let each = (size / volumes as u64 - 2 * MIB) / chosen;
+            assert!(each * volumes as u64 >= 1024, "{size} {volumes}: {chosen}");
+        }
+    }
+
+    #[test]
+    fn segments_for_unknown_pages_have_64_mib_or_more_from_16_gib_on() {
+        for (size, segment) in [
+            (256 * MIB, 16),
+            (2 << 30, 16),
+            (15 << 30, 32),
+            (16 << 30, 64),
+            (64 << 30, 64),
+            (100 << 30, 99),
+            (2 << 40, 256),
+        ] {
+            let chosen = segment_bytes_for(size, 1, None);
+            assert_eq!(chosen, Some(segment * MIB), "{size}");
+        }
+    }
+
+    #[test]
+    fn a_page_too_large_for_a_store_has_no_segment() {
+        assert_eq!(segment_bytes_for(64 * MIB, 1, Some(32 * MIB)), None);
+        assert_eq!(segment_bytes_for(1 << 40, 1, Some(u64::MAX)), None);
         assert_eq!(least_size(1, 8 << 30), None);
     }
 }

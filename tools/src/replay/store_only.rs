@@ -53,7 +53,7 @@ pub struct StoreArgs {
     /// Size of a page
     #[arg(long, value_name = "SIZE")]
     pub(super) page_bytes: ByteSize,
-    /// Size of a segment of a store that is created [default: by its size]
+    /// Size of a segment of a store that is created [default: by its size and that of a page]
     #[arg(long, value_name = "SIZE")]
     pub(super) segment_size: Option<ByteSize>,
     /// Append every acknowledged page to this file
@@ -228,8 +228,10 @@ pub(super) fn with_report<T>(
     if interrupt.is_raised() {
         return Ok(None);
     }
-    let segment_size = args.segment_size.map(|size| size.0);
-    let options = CreateOptions::new(args.capacity()).with(|o| o.segment_size = segment_size);
+    let options = CreateOptions::new(args.capacity()).with(|o| {
+        o.segment_size = args.segment_size.map(|size| size.0);
+        o.page_bytes = Some(page_bytes_on_disk(&shape));
+    });
     create_missing(&args.store, &options, &shape)?;
     let input = Input {
         requests,

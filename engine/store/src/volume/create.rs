@@ -30,7 +30,6 @@ use rustix::io::Errno;
 use super::{Access, File, OWNER};
 use crate::api::OpenOptions;
 use crate::error::{StoreError, count, io_error};
-use crate::fit::default_segment_bytes;
 pub use add::add;
 use checks::{
     absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,
@@ -115,10 +114,9 @@ impl Plan {
     fn new(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<Plan, StoreError> {
         let volumes = paths.len();
         let size = size_of(paths, options)?;
-        let segment_bytes = match (options.segment_size, options.page_bytes) {
-            (Some(segment_bytes), _) => segment_bytes,
-            (None, Some(page_bytes)) => suited(size, volumes, page_bytes)?,
-            (None, None) => default_segment_bytes(size),
+        let segment_bytes = match options.segment_size {
+            Some(segment_bytes) => segment_bytes,
+            None => suited(size, volumes, options.page_bytes)?,
         };
         if !(SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&segment_bytes)
             || !segment_bytes.is_multiple_of(BLOCK_BYTES as u64)

@@ -177,7 +177,7 @@ fn a_store_created_by_another_server_for_smaller_pages_is_refused() {
                 assert_eq!(on_error, "fail");
                 let said = error.to_string();
                 assert!(
-                    said.contains("pool kv") && said.contains("--segment-size"),
+                    said.contains("pool kv") && said.contains("--page-bytes"),
                     "{said}"
                 );
             }

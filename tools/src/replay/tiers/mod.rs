@@ -81,8 +81,11 @@ pub fn run(args: &TiersArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     plan.config(Setting::All)?;
     let device = args.device()?;
     let store_bytes = plan.scaled_bytes()?;
-    let options = CreateOptions::new(store_bytes);
-    let is_new = create_missing(&args.store, &options, &on_disk(&plan.scaled)?)
+    let scaled = on_disk(&plan.scaled)?;
+    let options = CreateOptions::new(store_bytes).with(|o| {
+        o.page_bytes = Some(page_bytes_on_disk(&scaled));
+    });
+    let is_new = create_missing(&args.store, &options, &scaled)
         .map_err(|failure| failure.with_hint("the store is scaled as its pages are: --scale"))?;
     if !args.store.is_file() {
         return Err(Failure::usage(format!(

@@ -172,8 +172,13 @@ pub(super) fn size_of(paths: &[PathBuf], options: &CreateOptions<'_>) -> Result<
 }
 
 /// The segment size for pages of `page_bytes`.
-pub(super) fn suited(size: u64, volumes: usize, page_bytes: u64) -> Result<u64, StoreError> {
+pub(super) fn suited(
+    size: u64,
+    volumes: usize,
+    page_bytes: Option<u64>,
+) -> Result<u64, StoreError> {
     segment_bytes_for(size, volumes, page_bytes).ok_or_else(|| {
+        let page_bytes = page_bytes.unwrap_or_default();
         let reason = format!(
             "a store of {} keeps no page of {}",
             bytes(size),

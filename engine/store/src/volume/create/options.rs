@@ -13,8 +13,8 @@ pub struct CreateOptions<'a> {
     /// Bytes of all volumes together. For block devices zero means the whole device. Pages take at
     /// most 7/8 of it, in a small store far less, because some segments stay empty.
     pub size: u64,
-    /// Bytes of a segment; `None` for 256 MiB, or for small stores a power of two near a 256th of
-    /// the size, but at least 16 MiB; or the size that suits [`CreateOptions::page_bytes`].
+    /// Bytes of a segment; `None` for the size that suits the store and
+    /// [`CreateOptions::page_bytes`] ([`fit::segment_bytes_for`](crate::fit::segment_bytes_for)).
     pub segment_size: Option<u64>,
     /// Bytes on the device of the pages that the store will keep, if they are known
     /// ([`fit`](crate::fit)).
