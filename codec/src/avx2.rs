@@ -67,6 +67,14 @@ pub(crate) fn sum(plain: &[u8]) -> u32 {
     total(sums).wrapping_add(portable::sum(rest))
 }
 
+/// Brings memory into the caches.
+#[target_feature(enable = "avx2")]
+pub(crate) fn fetch(bytes: &[u8]) {
+    for line in bytes.chunks(64) {
+        _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast());
+    }
+}
+
 /// Sign and mantissa of 16 values, as bytes in 16 bits each.
 #[inline]
 #[target_feature(enable = "avx2")]

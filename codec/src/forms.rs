@@ -75,6 +75,16 @@ impl Form {
         }
     }
 
+    /// Brings memory into the caches, where the instructions can ask for it.
+    pub(crate) fn fetch(self, bytes: &[u8]) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `all` found these instructions.
+            Kind::Avx2 => unsafe { crate::avx2::fetch(bytes) },
+            _ => (),
+        }
+    }
+
     /// See [`portable::sum`].
     pub(crate) fn sum(self, plain: &[u8]) -> u32 {
         match self.0 {

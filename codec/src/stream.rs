@@ -156,6 +156,11 @@ impl Codec {
             let first = block * BLOCK_BYTES;
             let last = plain_bytes.min(first + BLOCK_BYTES);
             let start = end - entry.stored.bytes(last - first);
+            // The processor follows no stream of addresses from a block to the one before it.
+            self.form
+                .fetch(&page[start.saturating_sub(BLOCK_BYTES)..start]);
+            self.form
+                .fetch(&page[first.saturating_sub(BLOCK_BYTES)..first]);
             // No block is longer than its plain bytes, so neither are all before this one.
             if end <= first {
                 let (before, plain) = page.split_at_mut(first);
