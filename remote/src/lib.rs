@@ -53,5 +53,5 @@ pub use buffer::Buffer;
 pub use error::{PlaceError, RemoteError};
 pub use keys::{KeyError, Keyring, SealKey, Trust};
 pub use place::Place;
-pub use remote::{Listed, Published, Remote, Unreadable};
+pub use remote::{LISTED_MAX, Listed, Published, Remote, Unreadable};
 pub use run::{Draft, OBJECT_BYTES_MAX, RUN_TOKENS, RunName, RunPage, pages_of_run};

@@ -169,6 +169,9 @@ pub enum Published {
     Present,
 }
 
+/// Most runs of a remote whose names a process keeps: 13 bytes each, and as much for a table.
+pub const LISTED_MAX: usize = 4 << 20;
+
 /// An object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {

@@ -13,10 +13,10 @@ use super::counts::Count;
 use super::desk::{Desk, Mark, Request};
 use super::limits::Pauses;
 use super::memory::{Memory, encode};
-use super::names::RUNS_MAX;
 use super::search::Search;
 use super::speed::arrived;
 use crate::error::RemoteError;
+use crate::remote::LISTED_MAX;
 use crate::remote::{Listed, Unreadable, gallop};
 
 /// Longest time of a listing: other regular work waits for its end.
@@ -265,7 +265,7 @@ impl Agent {
         self.succeeded();
         self.desk.lock().names.end_listing();
         if is_full {
-            tracing::warn!("more than {RUNS_MAX} runs are listed: the others are not known here");
+            tracing::warn!("more than {LISTED_MAX} runs are listed: the others are not known here");
         }
         Ended::Whole
     }

@@ -15,11 +15,8 @@ use larder_format::{Fingerprint, KeyPrefix};
 
 use super::limits::Pauses;
 use crate::planted::planted;
-use crate::remote::Listed;
+use crate::remote::{LISTED_MAX, Listed};
 use crate::run::RunName;
-
-/// Most runs whose names are known; 13 bytes each, and as much for the table.
-pub(super) const RUNS_MAX: usize = 4 << 20;
 
 /// Most runs of a namespace whose failures are noted. Others are fetched again.
 const FAILING_MAX: usize = 1 << 16;
@@ -109,7 +106,7 @@ impl Names {
                 return true;
             }
         }
-        if self.known >= RUNS_MAX {
+        if self.known >= LISTED_MAX {
             return false;
         }
         let runs = self.runs.entry(namespace).or_default();

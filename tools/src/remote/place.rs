@@ -10,7 +10,8 @@ use larder_engine::format::Fingerprint;
 use larder_remote::agent::CONNECTIONS_MAX;
 use larder_remote::run::{self, OUTLINE_BYTES, Outline};
 use larder_remote::{
-    Buffer, Keyring, Listed, OBJECT_BYTES_MAX, Place, Remote, RemoteError, RunName, Trust,
+    Buffer, Keyring, LISTED_MAX, Listed, OBJECT_BYTES_MAX, Place, Remote, RemoteError, RunName,
+    Trust,
 };
 
 use super::left_out::LeftOut;
@@ -75,6 +76,7 @@ impl PlaceArgs {
     }
 
     /// All objects that can be looked at, or those of a namespace. Some of them if it is stopped.
+    /// More than [`LISTED_MAX`] are a failure: a server may make up names without end.
     pub fn list(
         &self,
         remote: &dyn Remote,
@@ -82,20 +84,26 @@ impl PlaceArgs {
         left_out: &mut LeftOut,
         is_stopped: impl Fn() -> bool,
     ) -> Result<Vec<Listed>, Failure> {
-        let mut listed = Vec::new();
+        let (mut listed, mut seen) = (Vec::new(), 0);
         let go_on = || match is_stopped() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         };
         let mut part = go_on;
         let mut each = |object| {
+            seen += 1;
             match object {
+                _ if seen > LISTED_MAX => return ControlFlow::Break(()),
                 Ok(object) => listed.push(object),
                 Err(object) => left_out.listed(object),
             }
             go_on()
         };
         remote.list(within, &mut part, &mut each, self.timeout)?;
+        if seen > LISTED_MAX {
+            let reason = format!("it has more than {LISTED_MAX} runs");
+            return Err(RemoteError::Endless(reason).into());
+        }
         Ok(listed)
     }
 
