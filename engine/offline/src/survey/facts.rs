@@ -214,7 +214,7 @@ impl FlawReason {
                 ..
             } => {
                 "another copy is good, nothing is lost: the next open for writing, or `larder \
-                 verify --repair`, writes both anew"
+                 verify --repair`, writes all anew"
             }
             FlawReason::Superblock { .. } => {
                 "the volume cannot be opened: write its superblocks back with `larder superblock \
