@@ -48,7 +48,8 @@ fn pages_that_fit_no_segment_are_refused_before_anything_is_made_or_written() {
         directory.path().join("replayed"),
     );
     let words = ["does not fit a segment", "--page-bytes"];
-    fails(&replay(&trace, &store, "16MiB"), 2, &words);
+    let least = ["keeps no page", "at least", "--capacity"];
+    fails(&replay(&trace, &store, "40MiB"), 2, &least);
     assert!(!store.exists());
     json(&replay(&trace, &store, "15MiB"));
     fails(&replay(&trace, &store, "16MiB"), 2, &["--page-bytes"]);
