@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::ports::port;
 use crate::support::honest::eventually;
 
 /// The time of the server, which is that of no node, and of its objects.
@@ -45,19 +44,27 @@ pub struct Faults {
 
 impl Faults {
     pub fn start() -> Faults {
-        let address = SocketAddr::from(([127, 0, 0, 1], port()));
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
         let faults = Faults {
             endpoint: format!("http://{address}"),
             address,
             state: Arc::default(),
         };
-        faults.resume();
+        faults.listen(listener);
         faults
     }
 
-    /// Takes connections, from the start on and after a stop.
+    /// Takes connections again, after a stop.
     pub fn resume(&self) {
-        let listener = TcpListener::bind(self.address).unwrap();
+        // A connection of another program may have the port for a while.
+        eventually("the port is free", || {
+            let listener = TcpListener::bind(self.address);
+            listener.map(|listener| self.listen(listener)).is_ok()
+        });
+    }
+
+    fn listen(&self, listener: TcpListener) {
         self.state.lock().unwrap().is_stopped = false;
         let of_server = Arc::clone(&self.state);
         thread::spawn(move || {
