@@ -442,29 +442,35 @@ fn files_in(directory: &Path) -> BTreeSet<(OsString, u64)> {
 
 #[test]
 fn a_store_of_a_newer_version_is_refused_by_every_command_and_left_alone() {
-    // A newer Larder may have been killed between the two copies.
+    // A newer Larder may have been killed between two copies.
     for copies in [&[0, 1, 2][..], &[0], &[1], &[2]] {
         let directory = directory();
         let volumes = SAMPLES[0].unpack(directory.path());
         for &copy in copies {
             set_version(&volumes[0], superblocks(&volumes[0])[copy], 3);
         }
-        let directory = directory.path();
-        unpack(
-            &std::fs::read(image(ARCHIVE)).unwrap(),
-            &directory.join("archive"),
-        );
-        make_trace(&directory.join("trace"), 2, 1);
-        let before = (pack(&volumes[0]), files_in(directory));
-        for command in COMMANDS {
-            let (code, errors) = end_of(command, directory);
-            assert_eq!(code, Some(3), "{command}: {errors}");
-            let words = ["version 3 is newer than version 2", "use a newer Larder"];
-            assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
-        }
-        let after = (pack(&volumes[0]), files_in(directory));
-        assert!(before == after, "it was changed");
+        let words = ["version 3 is newer than version 2", "use a newer Larder"];
+        is_refused_by_every_command(&volumes[0], directory.path(), words);
     }
+}
+
+/// Each command ends with these words, and changes nothing.
+fn is_refused_by_every_command(volume: &Path, directory: &Path, words: [&str; 2]) {
+    unpack(
+        &std::fs::read(image(ARCHIVE)).unwrap(),
+        &directory.join("archive"),
+    );
+    make_trace(&directory.join("trace"), 2, 1);
+    let before = (pack(volume), files_in(directory));
+    for command in COMMANDS {
+        let (code, errors) = end_of(command, directory);
+        assert_eq!(code, Some(3), "{command}: {errors}");
+        assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
+    }
+    assert!(
+        before == (pack(volume), files_in(directory)),
+        "it was changed"
+    );
 }
 
 #[test]
@@ -474,21 +480,8 @@ fn a_store_of_version_1_is_refused_by_every_command_with_the_way_out() {
     for offset in superblocks(&volumes[0]) {
         set_version(&volumes[0], offset, 1);
     }
-    let directory = directory.path();
-    unpack(
-        &std::fs::read(image(ARCHIVE)).unwrap(),
-        &directory.join("archive"),
-    );
-    make_trace(&directory.join("trace"), 2, 1);
-    let before = (pack(&volumes[0]), files_in(directory));
-    for command in COMMANDS {
-        let (code, errors) = end_of(command, directory);
-        assert_eq!(code, Some(3), "{command}: {errors}");
-        let words = ["version 1 is older than version 2", "create the store anew"];
-        assert!(words.iter().all(|word| errors.contains(word)), "{errors}");
-    }
-    let after = (pack(&volumes[0]), files_in(directory));
-    assert!(before == after, "it was changed");
+    let words = ["version 1 is older than version 2", "create the store anew"];
+    is_refused_by_every_command(&volumes[0], directory.path(), words);
 }
 
 #[test]
