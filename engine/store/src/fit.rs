@@ -31,7 +31,7 @@ const UNKNOWN_MIN: u64 = 64 << 20;
 /// Segment sizes chosen for a page are multiples of this, in bytes.
 const STEP: u64 = 1 << 20;
 
-/// The segments of which each of the volumes holds its part of the wanted number.
+/// The bytes of a segment that divide all volumes into the wanted number of segments.
 fn share(size: u64, volumes: usize) -> u64 {
     let volumes = (volumes as u64).max(1);
     let room = (size / volumes).saturating_sub(OVERHEAD_BYTES);
