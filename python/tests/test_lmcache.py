@@ -307,7 +307,7 @@ def test_chunks_above_half_a_segment_are_a_warning(tmp_path, caplog):
     with opened(tmp_path):
         assert "half a segment" not in caplog.text
     with opened(tmp_path, chunk_bytes=10 << 20):
-        assert "a page has 10 MiB, more than half a segment" in caplog.text
+        until(lambda: "a page has 10 MiB, more than half a segment" in caplog.text)
 
 
 def test_too_many_salts_are_misses(adapter, arena, caplog, monkeypatch):

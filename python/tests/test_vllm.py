@@ -13,6 +13,7 @@ import pytest
 from support.child import Child
 from support.tokens import tokens
 from support.vllm import BLOCK, ROW, Steps, content, hashed, keys, steps, tier, volume
+from support.waiting import eventually
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 
 CHAIN = keys(24)
@@ -344,7 +345,7 @@ def test_rows_above_half_a_segment_are_a_warning(tmp_path, caplog):
     with steps(tier(tmp_path)):
         assert "half a segment" not in caplog.text
     with steps(tier(tmp_path), row_bytes=10 << 20, rows=2):
-        assert "a page has 10 MiB, more than half a segment" in caplog.text
+        eventually(lambda: "a page has 10 MiB, more than half a segment" in caplog.text)
 
 
 def test_the_log_names_the_settings_that_changed_since_the_last_start(tmp_path, caplog):
