@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use larder_engine::{AlignedBuf, PutOptions};
 use larder_format::{Namespace, PageKey, PageShape};
-use larder_python::chain::Chain;
-use larder_python::config::Config;
-use larder_python::store::{Handle, Space};
+use larder_handle::chain::Chain;
+use larder_handle::config::Config;
+use larder_handle::store::{Handle, Space};
 use rustix::time::{ClockId, clock_gettime};
 
 const PAGE: usize = 4096;

@@ -12,15 +12,14 @@ use larder_core::counters::Counted;
 use larder_disk::probe::{self, Fact, Level};
 use larder_engine::{Settings, Stats, StoreError, create};
 use larder_format::BLOCK_BYTES;
+use larder_handle::config::{Config, ConfigError};
+use larder_handle::place::{Misfit, misfit, open_options, options, unmounted, volume_of};
 use larder_store::fit::largest_page;
 use larder_store::share;
 use larder_store::volume::Volumes;
 use larder_tools::cli;
 use larder_tools::size::{ByteSize, SizeError};
 use rustix::fs::Access;
-
-use crate::config::{Config, ConfigError};
-use crate::place::{Misfit, misfit, open_options, options, unmounted, volume_of};
 
 /// The facts about a configuration, for a server with pages of `page_bytes`, and the path to check
 /// further. `engines` are the facts about the keys of the engine itself. `derives`: the engine's
@@ -425,7 +424,7 @@ mod tests {
             directory.path(),
             r#","size":"256MiB","lease":"20s","prewrite":false"#,
         );
-        let owned = crate::place::attach(&Config::parse(&json).unwrap(), None).unwrap();
+        let owned = larder_handle::place::attach(&Config::parse(&json).unwrap(), None).unwrap();
         assert_eq!(levels(&json, "settings"), [Level::Ok]);
         let other = config(
             directory.path(),

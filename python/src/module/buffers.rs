@@ -10,6 +10,7 @@ use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use larder_format::PageKey;
+use larder_handle::region::overlap;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::ffi::{Py_ssize_t, PyObject};
 use pyo3::prelude::*;
@@ -253,14 +254,9 @@ impl<'py> Pages<'py> {
 }
 
 fn refuse_overlap(starts: &[usize], page_bytes: usize) -> PyResult<()> {
-    let mut sorted = starts.to_vec();
-    sorted.sort_unstable();
-    match sorted
-        .windows(2)
-        .find(|pair| pair[1] - pair[0] < page_bytes)
-    {
-        Some(pair) => {
-            let said = format!("two pages would be read into the memory at {:#x}", pair[1]);
+    match overlap(starts.iter().map(|&start| (start, page_bytes))) {
+        Some(start) => {
+            let said = format!("two pages would be read into the memory at {start:#x}");
             Err(PyValueError::new_err(said))
         }
         None => Ok(()),

@@ -23,13 +23,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use larder_engine::SyncPolicy;
+use larder_handle::config::{Config, OnError, l4};
+use larder_handle::status::Status;
 use larder_tools::cli;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::config::{Config, OnError, l4};
 use crate::program::program;
-use crate::status::Status;
 use crate::{device, doctor, log, sglang, weights};
 
 /// The tag of a description: fields and their values.

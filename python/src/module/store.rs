@@ -12,8 +12,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_disk::probe::Want;
-use larder_engine::{Class, Count, Hint, Part, PutOptions, StoreError as EngineError, SyncPolicy};
-use larder_format::{Namespace as Record, NamespaceFields, PageKey, PageShape, Rank};
+use larder_engine::{Class, Count, Hint, Part, PutOptions, SyncPolicy};
+use larder_format::PageKey;
+use larder_handle::chain::Chain;
+use larder_handle::config::{Config, OnError, Transfer};
+use larder_handle::identity::Identity;
+use larder_handle::place::{Misfit, PlaceError};
+use larder_handle::region::{Region as Memory, part_starts, slices, slices_mut};
+use larder_handle::store::queue::Limits;
+use larder_handle::store::{Handle, Space};
 use larder_store::inventory::Cursor;
 use larder_tools::l4::L4Config;
 use larder_tools::policy::Policy;
@@ -24,12 +31,6 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use super::buffers::{self, Pages};
-use crate::chain::Chain;
-use crate::config::{Config, OnError, Transfer};
-use crate::place::{Misfit, PlaceError};
-use crate::region::{Region as Memory, slices, slices_mut};
-use crate::store::queue::Limits;
-use crate::store::{Handle, Space};
 use queue::Queue;
 
 create_exception!(
@@ -256,25 +257,21 @@ impl Store {
         pool: String,
         extra: BTreeMap<String, String>,
     ) -> PyResult<Namespace> {
-        let wrong = |why: String| PyValueError::new_err(why);
-        let rank = |name: &str, (rank, size): (u32, u32)| {
-            let why = || wrong(format!("`{name}`: rank {rank} is not below {size}"));
-            Rank::new(rank, size).ok_or_else(why)
-        };
-        let record = Record::new(NamespaceFields {
+        let record = Identity {
             model,
             weights,
             dtype,
             layout,
             page_tokens,
-            shape: PageShape::new(&parts).map_err(|e| wrong(format!("`parts`: {e}")))?,
-            tp: rank("tp", tp)?,
-            pp: rank("pp", pp)?,
-            cp: rank("cp", cp)?,
+            parts,
+            tp,
+            pp,
+            cp,
             pool,
             extra,
-        })
-        .map_err(|error| wrong(error.to_string()))?;
+        };
+        let record = record.record();
+        let record = record.map_err(|error| PyValueError::new_err(error.to_string()))?;
         let handle = slf.get().handle.clone();
         let space = slf.py().detach(|| handle.space(record)).map_err(raised)?;
         Ok(Namespace {
@@ -293,7 +290,7 @@ impl Store {
         owner: Option<Py<PyAny>>,
         pinned: bool,
     ) -> PyResult<Region> {
-        self.refuse_closed()?;
+        self.handle.refuse_closed().map_err(raised)?;
         let owner = owner.map(|owner| Box::new(owner) as Box<_>);
         // SAFETY: the caller of Python gives memory that stays mapped while the region exists.
         let memory = unsafe { Memory::new(address, length, stride, owner) };
@@ -311,7 +308,7 @@ impl Store {
 
     #[pyo3(signature = (*, threads=2, jobs=1024, bytes=None))]
     fn queue(&self, threads: usize, jobs: usize, bytes: Option<usize>) -> PyResult<Queue> {
-        self.refuse_closed()?;
+        self.handle.refuse_closed().map_err(raised)?;
         if threads == 0 || threads > 64 || jobs == 0 {
             return Err(PyValueError::new_err(
                 "`threads` is 1 to 64, `jobs` at least 1",
@@ -363,12 +360,8 @@ impl Store {
 
     /// The counters, as their JSON names them.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.refuse_closed()?;
-        let stats = py.detach(|| self.handle.stats());
-        let json = serde_json::to_string(&stats).map_err(raised)?;
-        let stats = py.import("json")?.call_method1("loads", (json,))?;
-        stats.set_item("refused_leases", self.handle.refused_leases())?;
-        Ok(stats)
+        let json = py.detach(|| self.handle.stats_json()).map_err(raised)?;
+        py.import("json")?.call_method1("loads", (json,))
     }
 
     #[pyo3(signature = (timeout=None))]
@@ -412,19 +405,6 @@ impl Store {
 
     fn __repr__(&self) -> String {
         format!("<larder_kv.Store {} ({})>", self.path(), self.part())
-    }
-}
-
-impl Store {
-    /// For calls that a closed store, or one from before a fork, would answer with nothing of use.
-    fn refuse_closed(&self) -> PyResult<()> {
-        if self.handle.is_inherited() {
-            return Err(raised(EngineError::Forked));
-        }
-        match self.handle.is_closed() {
-            true => Err(raised(EngineError::Closed)),
-            false => Ok(()),
-        }
     }
 }
 
@@ -479,11 +459,11 @@ impl Namespace {
         let wait = buffers::seconds(Some(wait))?.unwrap_or_default();
         let options = PutOptions::waiting(wait).hinting(hinted(hint)?);
         let (keys, pages) = self.batch(keys, pages, false)?;
-        let starts = &pages.starts;
+        let starts = part_starts(&pages.starts, &self.space.parts);
         Ok(answered(py, || {
             // SAFETY: exported by Python's objects for the length of the call, or addresses that
             // the caller of Python answers for.
-            let memory = unsafe { slices(starts, &self.space.parts) };
+            let memory = unsafe { slices(&starts, &self.space.parts) };
             self.space.put(&keys, chain, &memory, options, None)
         }))
     }
@@ -498,10 +478,10 @@ impl Namespace {
     ) -> PyResult<Bound<'py, PyBytes>> {
         let deadline = moment(timeout)?;
         let (keys, pages) = self.batch(keys, pages, true)?;
-        let starts = &pages.starts;
+        let starts = part_starts(&pages.starts, &self.space.parts);
         Ok(answered(py, || {
             // SAFETY: as for a put, and no two pages overlap.
-            let mut memory = unsafe { slices_mut(starts, &self.space.parts) };
+            let mut memory = unsafe { slices_mut(&starts, &self.space.parts) };
             self.space.get(&keys, &mut memory, deadline)
         }))
     }

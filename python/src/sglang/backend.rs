@@ -49,16 +49,16 @@ use std::time::Duration;
 use larder_base::fork::Origin;
 use larder_base::seldom::Seldom;
 use larder_engine::{Part, Settings, Stats, SyncPolicy};
+use larder_handle::config::{Config, OnError, Transfer};
+use larder_handle::place::{self, Misfit, PlaceError};
+use larder_handle::store::{Handle, Patience, Space};
 use larder_sync::{Mutex, RwLock, RwLockReadGuard};
 
-use crate::config::{Config, OnError, Transfer};
-use crate::place::{self, Misfit, PlaceError};
 use crate::sglang::bounce::Arena;
 use crate::sglang::explained::Explained;
 use crate::sglang::meters::{Count, Meters};
 use crate::sglang::space::Server;
 use crate::sglang::trial::Way;
-use crate::store::{Handle, Patience, Space};
 use crate::worth::Worth;
 
 pub use lookup::Request;

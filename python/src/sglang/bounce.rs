@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use larder_engine::{AlignedBuf, GetStatus, MissReason, PutStatus, Refusal};
 use larder_format::PageKey;
+use larder_handle::chain::Chain;
 use larder_sync::Mutex;
 
-use crate::chain::Chain;
 use crate::sglang::trial::RUN_BYTES as ARENA_BYTES;
 
 /// Pieces of a batch that are read concurrently.

@@ -13,6 +13,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use larder_format::PageKey;
+use larder_handle::chain::Chain;
+use larder_handle::place;
 use larder_tools::disk::DiskFacts;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -23,8 +25,7 @@ use super::hits::Policy;
 use super::pool::{Buffer, Pool};
 use super::space::{PoolFacts, Server};
 use super::{config, doctor};
-use crate::chain::Chain;
-use crate::{log, place};
+use crate::log;
 
 /// A storage backend: see `larder_kv.sglang`.
 #[pyclass(frozen, module = "larder_kv._larder")]

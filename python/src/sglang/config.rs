@@ -3,7 +3,7 @@
 //! SGLang removes some of its own keys before a backend sees them and leaves others; both kinds
 //! are accepted beside Larder's.
 
-use crate::config::{Config, ConfigError};
+use larder_handle::config::{Config, ConfigError};
 
 /// Keys of SGLang: it reads them itself, or they select this backend.
 const KEYS: [&str; 11] = [
@@ -36,7 +36,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::{OnError, Transfer};
+    use larder_handle::config::{OnError, Transfer};
 
     #[test]
     fn the_config_of_the_readme_is_read() {

@@ -6,9 +6,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use larder_handle::named::named;
 use larder_sync::Mutex;
-
-use crate::named::named;
 
 /// Maximum number of listed batches between polls. Further batches are counted but not listed.
 const LISTED_MAX: usize = 4096;

@@ -1,10 +1,10 @@
-//! SGLang's HiCache storage backend: its policy over a [`Handle`](crate::store::Handle).
+//! SGLang's HiCache storage backend: its policy over a [`Handle`](larder_handle::store::Handle).
 //!
 //! ```text
 //!   SGLang's threads         larder/sglang.py          here                      neutral
 //!  +---------------------+  +-----------------+  +-------------------+  +---------------------+
 //!  | exists, get, set,   |->| LarderHiCache   |->| Backend           |->| Handle, Space       |
-//!  | clear, stats, close |  | reads tensors   |  | addresses, policy |  | of `crate::store`   |
+//!  | clear, stats, close |  | reads tensors   |  | addresses, policy |  | of `larder_handle`  |
 //!  +---------------------+  +-----------------+  +-------------------+  +---------------------+
 //!                                            pages move directly between host pool and device
 //! ```

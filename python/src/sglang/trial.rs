@@ -9,9 +9,8 @@
 
 use std::time::Duration;
 
+use larder_handle::config::Transfer;
 use larder_sync::Mutex;
-
-use crate::config::Transfer;
 
 /// Runs of each mode before the choice.
 const RUNS: u32 = 4;

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use larder_engine::StoreError as EngineError;
 use larder_format::PageKey;
+use larder_handle::region::part_starts;
+use larder_handle::store::Handle;
+use larder_handle::store::queue::{Done, Job, Limits, Queue as Inner, Rows, SubmitError, Task};
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -13,8 +16,6 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
 use super::{Namespace, Region, StoreError, moment, position, raised};
 use crate::module::buffers;
-use crate::store::Handle;
-use crate::store::queue::{Done, Job, Limits, Queue as Inner, Rows, SubmitError, Task};
 
 create_exception!(
     larder_kv._larder,
@@ -116,9 +117,10 @@ fn rows(
     let starts = region
         .memory
         .starts(rows.into_iter(), keys, page_bytes, apart);
+    let starts = starts.map_err(|error| PyValueError::new_err(error.to_string()))?;
     Ok(Rows {
-        region: region.memory.clone(),
-        starts: starts.map_err(|error| PyValueError::new_err(error.to_string()))?,
+        region: Some(region.memory.clone()),
+        starts: part_starts(&starts, &namespace.space.parts),
     })
 }
 

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use larder_engine::Count as Counted;
 use larder_format::PageKey;
+use larder_handle::chain::Chain;
 
 use super::{Backend, Memory, Registered};
-use crate::chain::Chain;
 use crate::sglang::hits::{self, Hits, Policy};
 use crate::sglang::meters::Count;
 

@@ -4,13 +4,13 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use larder_engine::StoreError;
+use larder_handle::config::OnError;
+use larder_handle::place::Misfit;
+use larder_handle::region::move_in_background;
 use larder_sync::Mutex;
 
 use super::Backend;
 use super::registered::{ALIGN, Memory, Registered};
-use crate::config::OnError;
-use crate::place::Misfit;
-use crate::region::move_in_background;
 use crate::sglang::pool::Pool;
 use crate::sglang::space::{PoolFacts, SpaceError, namespace};
 use crate::sglang::trial::Trial;

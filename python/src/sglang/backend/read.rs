@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use larder_engine::{Count as Counted, GetPage, GetStatus, MissReason};
 use larder_format::PageKey;
+use larder_handle::store::Patience;
 
 use super::{Backend, Registered};
 use crate::sglang::bounce::Shape;
 use crate::sglang::explained::Cause;
 use crate::sglang::meters::Count;
 use crate::sglang::trial::Way;
-use crate::store::Patience;
 
 /// The status of a page while there is no store, or the store has no owner.
 const CLOSED: GetStatus = GetStatus::Miss(MissReason::Closed);

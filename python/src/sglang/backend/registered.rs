@@ -4,12 +4,12 @@ use std::sync::{Arc, OnceLock};
 
 use larder_engine::StoreError;
 use larder_format::{Namespace, PageKey};
+use larder_handle::place::Misfit;
+use larder_handle::store::{Handle, Space};
 use larder_sync::Mutex;
 
-use crate::place::Misfit;
 use crate::sglang::pool::Pool;
 use crate::sglang::trial::Trial;
-use crate::store::{Handle, Space};
 
 /// Alignment required for direct transfers to the device, in bytes.
 pub(super) const ALIGN: usize = 4096;

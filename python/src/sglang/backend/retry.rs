@@ -8,9 +8,10 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use larder_handle::config::Config;
+use larder_handle::store::Handle;
+
 use super::Backend;
-use crate::config::Config;
-use crate::store::Handle;
 
 /// Longest pause between two attempts, unless the configured first pause is longer.
 const PAUSE_MAX: Duration = Duration::from_secs(600);

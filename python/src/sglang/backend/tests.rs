@@ -8,15 +8,15 @@ use std::time::Instant;
 
 use larder_engine::{AlignedBuf, StoreError};
 use larder_format::PageKey;
+use larder_handle::chain::Chain;
+use larder_handle::store::OWNER_PATIENCE;
 
 mod slow;
 
 use super::clear::ClearError;
 use super::*;
-use crate::chain::Chain;
 use crate::sglang::pool::{Buffer, Pool};
 use crate::sglang::space::PoolFacts;
-use crate::store::OWNER_PATIENCE;
 
 const PAGE_BYTES: usize = 1 << 20;
 

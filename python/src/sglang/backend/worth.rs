@@ -5,13 +5,13 @@ use std::time::{Duration, Instant};
 
 use larder_engine::{AlignedBuf, Count as Counted, GetPage, GetStatus, MissReason};
 use larder_format::PageKey;
+use larder_handle::store::Patience;
 
 use super::{Backend, Registered};
 use crate::sglang::bounce::Shape;
 use crate::sglang::explained::Cause;
 use crate::sglang::hits::Policy;
 use crate::sglang::meters::Count;
-use crate::store::Patience;
 use crate::worth::{Found, Why, Worth};
 
 /// Most pages of a measurement.

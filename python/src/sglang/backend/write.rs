@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use larder_engine::{PutOptions, PutStatus, Refusal};
 use larder_format::PageKey;
+use larder_handle::chain::{self, Chain};
+use larder_handle::store::Patience;
 
 use super::{Backend, Registered};
-use crate::chain::{self, Chain};
 use crate::sglang::bounce::Shape;
 use crate::sglang::explained::Cause;
 use crate::sglang::meters::Count;
 use crate::sglang::trial::Way;
-use crate::store::Patience;
 
 /// Bytes per put. The deadline is checked between two puts.
 const PUT_BYTES: usize = 256 << 20;

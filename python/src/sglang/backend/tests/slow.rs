@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use larder_disk::{Action, Choice, Disk, Op, Piece};
 use larder_engine::Store;
+use larder_handle::place::{Attached, open_options, options};
+use larder_handle::store::Handle;
 use larder_store::api::DiskWrapper;
 
 use super::*;
-use crate::place::{Attached, open_options, options};
-use crate::store::Handle;
 
 /// Bytes per second of reads, while it is not 0; reads come one after the other.
 #[derive(Default)]

@@ -103,9 +103,10 @@ impl Task {
 /// The memory of a job's pages.
 #[derive(Debug)]
 pub struct Rows {
-    /// The region.
-    pub region: Arc<Region>,
-    /// The first byte of each page, checked by [`Region::starts`].
+    /// Keeps the memory mapped; `None` if the caller does.
+    pub region: Option<Arc<Region>>,
+    /// The first byte of each part, page after page. Within the region, if there is one. For a
+    /// read, no two parts overlap.
     pub starts: Vec<usize>,
 }
 

@@ -224,8 +224,8 @@ fn call(job: &Job) -> Vec<u8> {
     let starts = job.rows.as_ref().map_or(&[][..], |rows| &rows.starts);
     match job.task {
         Task::Get => {
-            // SAFETY: the starts are checked against the region and each other. The caller leaves
-            // the rows to the job until it is reported, and the region keeps them mapped.
+            // SAFETY: no two parts overlap, and the region or the caller keeps them mapped. The
+            // caller leaves the rows to the job until it is reported.
             let mut memory = unsafe { slices_mut(starts, &space.parts) };
             space.get(keys, &mut memory, job.deadline)
         }

@@ -1,4 +1,4 @@
-//! A store and its namespaces, as the Python classes use them: every call of the engine is here.
+//! A store and its namespaces, as the faces use them: every call of the engine is here.
 //!
 //! Answers are bytes, one [`Status`] a page. A call on a store that is closed, has no owner, or was
 //! opened before a fork answers [`Status::Closed`] or an error; it never panics.
@@ -33,7 +33,7 @@ use queue::Queue;
 
 /// How long a lookup or a read waits for another owner after the store's owner has ended. A miss
 /// costs less than a long wait.
-pub(crate) const OWNER_PATIENCE: Duration = Duration::from_secs(1);
+pub const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The status of a page whose put was left undone by an owner that ended.
 const LEFT_UNDONE: PutStatus = PutStatus::Refused(Refusal::Closed);
@@ -166,7 +166,8 @@ impl Handle {
         place::misfit(&self.volume, &self.stats(), page_bytes)
     }
 
-    pub(crate) fn new(attached: Attached) -> Handle {
+    /// A handle on an attached store.
+    pub fn new(attached: Attached) -> Handle {
         let Attached {
             store,
             l4,
@@ -251,6 +252,34 @@ impl Handle {
     /// Counters and sizes.
     pub fn stats(&self) -> Stats {
         self.store.stats()
+    }
+
+    /// Counters and sizes as JSON (docs/json.md), with those of this handle.
+    ///
+    /// # Errors
+    /// The store is closed, or this process is a forked child.
+    pub fn stats_json(&self) -> Result<String, StoreError> {
+        self.refuse_closed()?;
+        let refused_leases = self.refused_leases();
+        let counted = serde_json::to_value(self.stats()).map(|mut stats| {
+            stats["refused_leases"] = refused_leases.into();
+            stats.to_string()
+        });
+        Ok(counted.unwrap_or_default())
+    }
+
+    /// For calls that a closed store, or one from before a fork, would answer with nothing of use.
+    ///
+    /// # Errors
+    /// The store is closed, or this process is a forked child.
+    pub fn refuse_closed(&self) -> Result<(), StoreError> {
+        if self.is_inherited() {
+            return Err(StoreError::Forked);
+        }
+        match self.is_closed() {
+            true => Err(StoreError::Closed),
+            false => Ok(()),
+        }
     }
 
     /// Counted leases that were refused to this handle so far.

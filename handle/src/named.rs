@@ -1,6 +1,7 @@
-//! Enums whose values have names in Python.
+//! Enums whose values have names in the interfaces.
 
 /// An enum with its names: `Variant = code => "name",`. The code is that of the order by default.
+#[macro_export]
 macro_rules! named {
     (
         $(#[$about:meta])*
@@ -22,4 +23,4 @@ macro_rules! named {
         }
     };
 }
-pub(crate) use named;
+pub use named;

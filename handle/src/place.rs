@@ -218,7 +218,7 @@ fn attend(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, PlaceErro
 }
 
 /// The options with which this process opens the store.
-pub(crate) fn open_options(config: &Config) -> OpenOptions {
+pub fn open_options(config: &Config) -> OpenOptions {
     OpenOptions::default().with(|o| {
         o.disk = config.disk;
         o.sync = config.sync;
@@ -231,13 +231,15 @@ pub(crate) fn open_options(config: &Config) -> OpenOptions {
 
 /// The kind of a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// A directory, with the store in a file of a fixed name.
     Directory,
+    /// A block device.
     Device,
 }
 
 /// The kind of the configured path. Creates a directory if nothing exists.
-pub(crate) fn kind(path: &Path) -> Result<Kind, PlaceError> {
+pub fn kind(path: &Path) -> Result<Kind, PlaceError> {
     let failed = |doing| {
         move |source| PlaceError::Directory {
             path: path.to_owned(),
@@ -261,7 +263,7 @@ pub(crate) fn kind(path: &Path) -> Result<Kind, PlaceError> {
 }
 
 /// The store's first volume, if the configured path is a directory or a device.
-pub(crate) fn volume_of(path: &Path) -> PathBuf {
+pub fn volume_of(path: &Path) -> PathBuf {
     if path.is_dir() {
         path.join(STORE_FILE)
     } else {
@@ -333,7 +335,7 @@ fn attend_to_device(config: &Config, page_bytes: Option<u64>) -> Result<(), Plac
 }
 
 /// The options for creating the store.
-pub(crate) fn options(
+pub fn options(
     volume: &Path,
     config: &Config,
     page_bytes: Option<u64>,
@@ -374,7 +376,7 @@ fn make(volume: &Path, config: &Config, page_bytes: Option<u64>) -> Result<(), P
 /// The file system of `/`, if the directory lies on it: the disk that was meant for the store may
 /// not be mounted. Not every directory without a mount of its own is suspect: that of a store is
 /// often one of many on its disk.
-pub(crate) fn unmounted(path: &Path) -> Option<Mount> {
+pub fn unmounted(path: &Path) -> Option<Mount> {
     let mount = Mount::of(path).ok().filter(Mount::is_root)?;
     path.is_dir().then_some(mount)
 }

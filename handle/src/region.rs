@@ -172,7 +172,8 @@ impl Region {
             Ok(self.address + offset)
         };
         let starts: Vec<usize> = rows.map(start).collect::<Result<_, _>>()?;
-        if apart && let Some(start) = overlap(&starts, page_bytes) {
+        let pages = starts.iter().map(|&start| (start, page_bytes));
+        if apart && let Some(start) = overlap(pages) {
             let row = (start - self.address) / self.stride;
             return Err(RegionError::Twice(i64::try_from(row).unwrap_or(i64::MAX)));
         }
@@ -208,59 +209,66 @@ pub fn move_in_background(
     }
 }
 
-/// A start that lies in the page of another one.
-fn overlap(starts: &[usize], page_bytes: usize) -> Option<usize> {
-    let is_ascending = |pair: &[usize]| pair[1] >= pair[0].saturating_add(page_bytes);
-    if starts.windows(2).all(is_ascending) {
+/// The start of a piece of memory that lies in another one. A piece is its start and its bytes.
+pub fn overlap(pieces: impl Iterator<Item = (usize, usize)> + Clone) -> Option<usize> {
+    let mut end = 0;
+    let mut is_ascending = |(start, bytes): (usize, usize)| {
+        let is_behind = start >= end;
+        end = start.saturating_add(bytes);
+        is_behind
+    };
+    if pieces.clone().all(&mut is_ascending) {
         return None;
     }
-    let mut sorted = starts.to_vec();
+    let mut sorted: Vec<_> = pieces.collect();
     sorted.sort_unstable();
-    let pair = sorted.windows(2).find(|pair| !is_ascending(pair))?;
-    Some(pair[1])
+    let pairs = sorted.array_windows();
+    let mut overlaps =
+        pairs.filter(|[(start, bytes), (next, _)]| *next < start.saturating_add(*bytes));
+    overlaps.next().map(|[_, (next, _)]| *next)
 }
 
-/// The parts of pages for a put, page after page.
+/// The first byte of each part, page after page, of pages whose parts lie one after the other.
+#[must_use]
+pub fn part_starts(pages: &[usize], parts: &[usize]) -> Vec<usize> {
+    let of_page = |&start| {
+        let next = |at: &mut usize, bytes: &usize| {
+            let start = *at;
+            *at += bytes;
+            Some(start)
+        };
+        parts.iter().scan(start, next)
+    };
+    pages.iter().flat_map(of_page).collect()
+}
+
+/// The memory of parts for a put. `starts` has the first byte of each, page after page; `parts` the
+/// bytes of the parts of one page.
 ///
 /// # Safety
-/// At each start lie as many readable bytes as the parts have together. They do not change while
-/// the slices are in use.
+/// At each start lie as many readable bytes as its part has. They do not change while the slices
+/// are in use.
 pub unsafe fn slices<'a>(starts: &[usize], parts: &[usize]) -> Vec<IoSlice<'a>> {
-    let slice = |(start, bytes)| {
+    let slice = |(&start, &bytes)| {
         let start = std::ptr::with_exposed_provenance::<u8>(start);
         // SAFETY: guaranteed by the caller.
         IoSlice::new(unsafe { std::slice::from_raw_parts(start, bytes) })
     };
-    pieces(starts, parts).map(slice).collect()
+    starts.iter().zip(parts.iter().cycle()).map(slice).collect()
 }
 
-/// The parts of pages for a get, page after page.
+/// The same for a get.
 ///
 /// # Safety
-/// At each start lie as many bytes as the parts have together. No pages overlap, and nothing else
-/// touches them while the slices are in use.
+/// At each start lie as many bytes as its part has. No parts overlap, and nothing else touches them
+/// while the slices are in use.
 pub unsafe fn slices_mut<'a>(starts: &[usize], parts: &[usize]) -> Vec<IoSliceMut<'a>> {
-    let slice = |(start, bytes)| {
+    let slice = |(&start, &bytes)| {
         let start = std::ptr::with_exposed_provenance_mut::<u8>(start);
         // SAFETY: guaranteed by the caller.
         IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(start, bytes) })
     };
-    pieces(starts, parts).map(slice).collect()
-}
-
-/// Address and bytes of each part.
-fn pieces<'a>(
-    starts: &'a [usize],
-    parts: &'a [usize],
-) -> impl Iterator<Item = (usize, usize)> + 'a {
-    starts.iter().flat_map(move |&start| {
-        let mut next = start;
-        parts.iter().map(move |&bytes| {
-            let at = next;
-            next += bytes;
-            (at, bytes)
-        })
-    })
+    starts.iter().zip(parts.iter().cycle()).map(slice).collect()
 }
 
 #[cfg(test)]
@@ -272,6 +280,17 @@ mod tests {
     fn region(stride: usize) -> Region {
         // SAFETY: no test touches the memory.
         unsafe { Region::new(4096, 1000, stride, None) }.unwrap()
+    }
+
+    #[test]
+    fn pieces_overlap_in_any_order_and_parts_lie_one_after_the_other() {
+        let found = |pieces: &[(usize, usize)]| overlap(pieces.iter().copied());
+        assert_eq!(found(&[(10, 5), (15, 5), (0, 10)]), None);
+        assert_eq!(found(&[(15, 5), (10, 6)]), Some(15));
+        assert_eq!(found(&[(10, 5), (10, 5)]), Some(10));
+        assert_eq!(found(&[(10, usize::MAX), (20, 1)]), Some(20));
+        assert_eq!(found(&[]), None);
+        assert_eq!(part_starts(&[100, 50], &[8, 4]), [100, 108, 50, 58]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The status of a page in the answers to Python: one byte a page.
+//! The status of a page in the answers of the faces: one byte a page.
 //!
-//! 0 and 1 are success. The codes are part of the interface (`larder_kv.Status`) and never change.
+//! 0 and 1 are success. The codes are part of the interfaces (`larder_kv.Status`, `larder.h`) and
+//! never change.
 
 use larder_engine::{GetStatus, MissReason, PutFailure, PutStatus, Refusal};
 
