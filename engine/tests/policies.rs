@@ -470,7 +470,7 @@ fn the_lessons_of_a_policy_come_back_unless_their_file_is_damaged_or_another_sto
     let (home, other) = (Home::with_store(128 * MIB), Home::with_store(128 * MIB));
     let open = |home: &Home| {
         home.open_with(options.clone()).close().unwrap();
-        recalled.lock().unwrap().pop().unwrap()
+        recalled.lock().unwrap().pop().unwrap().0
     };
     let file = |home: &Home| home.path.with_file_name("store.lessons");
     assert!(open(&home).is_empty());
@@ -496,7 +496,7 @@ fn lessons_are_for_the_users_of_the_store_and_follow_neither_links_nor_pipes() {
     let home = Home::with_store(128 * MIB);
     let open = || {
         home.open_with(options.clone()).close().unwrap();
-        recalled.lock().unwrap().pop().unwrap()
+        recalled.lock().unwrap().pop().unwrap().0
     };
     let beside = |suffix: &str| home.path.with_file_name(format!("store{suffix}"));
     let rights = |mode| std::fs::Permissions::from_mode(mode);

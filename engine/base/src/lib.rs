@@ -35,8 +35,9 @@ pub mod random;
 pub mod runtime;
 pub mod sealed;
 pub mod seldom;
+#[cfg(not(feature = "simulated"))]
 pub mod sidecar;
 pub mod system;
 
 #[cfg(feature = "simulated")]
-pub use larder_sim_runtime::fork;
+pub use larder_sim_runtime::{fork, sidecar};

@@ -94,6 +94,12 @@ larder_base::bugs! {
         UnbookedChain,
         /// The learned policy takes lessons without a check of their values.
         BlindLessons,
+        /// The side file of a store is taken without a check of its bytes.
+        BlindSideFile,
+        /// What a side file says of pages counts, of whatever run it is.
+        StaleSideFile,
+        /// A close does not write the side file.
+        UnkeptPages,
         /// A put reports failed writes of page data as landed.
         IgnoredFailure,
         /// A get releases its pins before its reads have ended.

@@ -32,6 +32,12 @@ impl Memory {
         Memory(bits)
     }
 
+    /// Itself; nothing known if no page can have these bits.
+    pub(super) fn valid(self) -> Memory {
+        let is_valid = self.hits() <= HITS_MAX && self.children() <= CHILDREN_MAX;
+        if is_valid { self } else { Memory::NEW }
+    }
+
     /// Uses after the first one.
     pub(super) fn hits(self) -> u8 {
         self.0 & 7

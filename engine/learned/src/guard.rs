@@ -127,17 +127,31 @@ impl Guard {
         self.switches
     }
 
-    /// The tables of an earlier open are there.
-    pub(super) fn recalls(&mut self) {
-        if let Phase::Filling(first) = &mut self.phase {
+    /// The tables of an earlier open are there, which ended in this epoch. `is_ripe`: its store was
+    /// full.
+    pub(super) fn recalls(&mut self, epoch: Epoch, is_ripe: bool) {
+        self.recency.recall(epoch);
+        if let Phase::Filling(first) = &mut self.phase
+            && is_ripe
+        {
             *first = 0.0;
         }
     }
 
-    /// Whether the tables say something about a full store that may follow the learned order.
-    pub(super) fn teaches(&self) -> bool {
+    /// A page of an earlier open is there, used last in this epoch.
+    pub(super) fn recalled(&mut self, epoch: Epoch, bytes: u64) {
+        self.recency.recalled(epoch, bytes);
+    }
+
+    pub(super) fn is_off(&self) -> bool {
+        matches!(self.phase, Phase::Off)
+    }
+
+    /// Whether the tables say something about a full store.
+    pub(super) fn is_ripe(&self) -> bool {
         match self.phase {
-            Phase::Off | Phase::Filling(_) => false,
+            Phase::Off => false,
+            Phase::Filling(first) => first == 0.0,
             Phase::Waiting(_) | Phase::Trial(_) => true,
         }
     }
@@ -314,7 +328,8 @@ mod tests {
     #[test]
     fn with_tables_of_an_earlier_open_the_first_trial_begins_when_the_store_is_full() {
         let mut guard = Guard::default();
-        guard.recalls();
+        guard.recalls(7, true);
+        assert!(guard.is_ripe());
         guard.holds(PAGES * PAGE);
         guard.evicts();
         assert_eq!(wait(&mut guard), 1);

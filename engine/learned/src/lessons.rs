@@ -1,28 +1,44 @@
-//! The tables as bytes: what a store has learned until its next open.
+//! The tables as bytes: what a store has learned until its next open. What it knows of its pages is
+//! in [`notes`](super::notes).
 
 use serde::{Deserialize, Serialize};
 
 use super::class::{Classes, TRAITS};
 use super::hazard::Hazards;
+use super::recency::Epoch;
 
-/// The meaning of the traits and of the steps of age.
-const VERSION: u32 = 1;
+/// The meaning of the traits, of the steps of age and of the moment.
+const VERSION: u32 = 2;
 
 /// Longest tables.
 const LENGTH_MAX: usize = 1 << 20;
 
+/// When the tables were written, and what the store was like then.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub(super) struct Moment {
+    /// In ticks.
+    pub now: u32,
+    pub epoch: Epoch,
+    /// The store was full.
+    pub is_ripe: bool,
+    /// Mean index of the leaves evicted lately.
+    pub cold: f32,
+}
+
 #[derive(Serialize, Deserialize)]
 struct Tables {
     version: u32,
+    moment: Moment,
     classes: Vec<[u8; TRAITS]>,
     uses: Vec<Vec<f32>>,
     seconds: Vec<Vec<f32>>,
 }
 
-pub(super) fn write(classes: &Classes, hazards: &Hazards) -> Vec<u8> {
+pub(super) fn write(classes: &Classes, hazards: &Hazards, moment: Moment) -> Vec<u8> {
     let (uses, seconds) = hazards.tables();
     let tables = Tables {
         version: VERSION,
+        moment,
         classes: classes.all().iter().map(|traits| traits.values()).collect(),
         uses,
         seconds,
@@ -31,17 +47,17 @@ pub(super) fn write(classes: &Classes, hazards: &Hazards) -> Vec<u8> {
 }
 
 /// `None` for anything but the tables of this version.
-pub(super) fn read(bytes: &[u8]) -> Option<(Classes, Hazards)> {
+pub(super) fn read(bytes: &[u8]) -> Option<(Classes, Hazards, Moment)> {
     if bytes.is_empty() || bytes.len() > LENGTH_MAX {
         return None;
     }
     let tables: Option<Tables> = postcard::from_bytes(bytes).ok();
     let read = tables
-        .filter(|tables| tables.version == VERSION)
+        .filter(|tables| tables.version == VERSION && tables.moment.cold.is_finite())
         .and_then(|tables| {
             let classes = Classes::with(&tables.classes)?;
             let hazards = Hazards::with(&classes, tables.uses, tables.seconds)?;
-            Some((classes, hazards))
+            Some((classes, hazards, tables.moment))
         });
     if read.is_none() {
         tracing::info!("the lessons of eviction are those of another release; it learns anew");
@@ -54,6 +70,13 @@ mod tests {
     use super::*;
     use crate::TICKS;
     use crate::class::VALUES;
+
+    const MOMENT: Moment = Moment {
+        now: 70_000,
+        epoch: 300,
+        is_ripe: true,
+        cold: 0.01,
+    };
 
     fn learned() -> (Classes, Hazards) {
         let mut traits = [[VALUES as u8 - 1; TRAITS], [0; TRAITS], [1; TRAITS]];
@@ -73,8 +96,9 @@ mod tests {
     #[test]
     fn tables_that_were_read_back_rank_as_before() {
         let (classes, hazards) = learned();
-        let bytes = write(&classes, &hazards);
-        let (again, ranks) = read(&bytes).expect("they are of this version");
+        let bytes = write(&classes, &hazards, MOMENT);
+        let (again, ranks, moment) = read(&bytes).expect("they are of this version");
+        assert_eq!(moment, MOMENT);
         assert_eq!(again.all(), classes.all());
         for age in [0, 9, 50, 200] {
             let (before, now) = (hazards.index(1, age * TICKS), ranks.index(1, age * TICKS));
@@ -86,7 +110,7 @@ mod tests {
     #[test]
     fn bytes_that_are_no_tables_are_ignored_wherever_they_are_wrong() {
         let (classes, hazards) = learned();
-        let bytes = write(&classes, &hazards);
+        let bytes = write(&classes, &hazards, MOMENT);
         assert!(read(&[]).is_none());
         for length in 0..bytes.len() {
             assert!(read(&bytes[..length]).is_none());
@@ -96,7 +120,8 @@ mod tests {
                 let mut bytes = bytes.clone();
                 bytes[at] = wrong;
                 // Another number in a table is possible: it is a number all the same.
-                if let Some((classes, hazards)) = read(&bytes) {
+                if let Some((classes, hazards, moment)) = read(&bytes) {
+                    assert!(moment.cold.is_finite());
                     let index = hazards.index(classes.all().len() as u16 - 1, 0);
                     assert!(index.is_finite());
                 }

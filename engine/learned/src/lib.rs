@@ -20,6 +20,7 @@
 //! | `sample` | the keys whose uses are counted, stored or not |
 //! | `guard` | whether the store follows the learned order or LRU |
 //! | `lessons` | the tables as bytes, for the next open |
+//! | `notes` | the facts of stored pages as words, for the next open |
 //! | `leaves` | the leaves of each class, the oldest first |
 //! | `pages` | facts of stored pages |
 //! | `hazard` | uses and time by class and age, and the index that follows from them |
@@ -50,6 +51,7 @@ mod guard;
 mod hazard;
 mod leaves;
 mod lessons;
+mod notes;
 mod pages;
 mod recency;
 mod sample;
@@ -72,6 +74,8 @@ use hazard::{Hazards, REFRESH, TICKS};
 #[cfg(debug_assertions)]
 use larder_core::planted;
 use leaves::Leaves;
+use lessons::Moment;
+use notes::Notes;
 use pages::{NONE, Page, Pages};
 use recency::Epoch;
 use sample::Sample;
@@ -85,6 +89,9 @@ const WARM_SHARE: u32 = 4;
 
 /// Pages of a chain that count for the worth of its first one.
 const CHAIN: usize = 3;
+
+/// Longest age of a page of an earlier open, 12 days: the clock begins there, and lasts for years.
+const PAST_MAX: u32 = 1 << 26;
 
 /// See the module.
 #[derive(Debug)]
@@ -101,7 +108,12 @@ pub(crate) struct Learned {
     guard: Guard,
     budget: Budget,
     now: u32,
+    /// What the clock showed at the open.
+    begun: u32,
     refreshed: u32,
+    /// What is known of pages that have yet to arrive, and how far the clock was set back since.
+    notes: Notes,
+    set_back: u32,
     /// Mean index of the leaves evicted lately.
     cold: f32,
     /// The last use of the leaf evicted last. `None` before the first eviction.
@@ -123,7 +135,10 @@ impl Default for Learned {
             guard: Guard::default(),
             budget: Budget::default(),
             now: 0,
+            begun: 0,
             refreshed: 0,
+            notes: Notes::default(),
+            set_back: 0,
             cold: 0.0,
             frontier: None,
         }
@@ -156,7 +171,7 @@ fn sampled(number: u64) -> u32 {
 impl Learned {
     /// Moves the clock on, and refreshes the tables when it is time.
     fn advance(&mut self, now: Duration) {
-        self.now = self.now.max(ticks(now));
+        self.now = self.now.max(self.begun.saturating_add(ticks(now)));
         if self.hazards.index_some() {
             self.leaves.forget_values();
         }
@@ -227,6 +242,32 @@ impl Learned {
         let old = std::mem::replace(&mut page.child, child);
         if old != child && !page.memory().is_shared() {
             self.supersede(old);
+        }
+    }
+
+    /// Takes in a page of an earlier open, with what was known of it.
+    fn restore(&mut self, id: u32, facts: &PageFacts, known: Page) {
+        let mut page = known;
+        page.last = page.last.saturating_sub(self.set_back).min(self.begun - 1);
+        if usize::from(page.class()) >= self.classes.all().len() {
+            page.set_class(0);
+        }
+        self.pages.put(id, page);
+        self.guard.recalled(page.epoch, facts.bytes);
+        let key = sampled(number_of(facts));
+        self.sample
+            .recalled((id, key), page.class(), (page.last, self.begun));
+        if let Some(parent) = facts.parent {
+            self.rejoin(parent.0, id);
+        }
+    }
+
+    /// The last request through `parent` went to the child that was used last.
+    fn rejoin(&mut self, parent: u32, child: u32) {
+        let other = self.pages.get(parent).child;
+        let last = |id: u32| self.pages.find(id).map(|page| page.last);
+        if last(other) < last(child) {
+            self.pages.get_mut(parent).child = child;
         }
     }
 
@@ -301,6 +342,9 @@ impl EvictionPolicy for Learned {
             self.most_stored = self.stored;
             self.ghosts.expect(self.most_stored);
             self.sample.expect(self.most_stored);
+        }
+        if let Some(known) = self.notes.find(facts.key) {
+            return self.restore(page.0, facts, known);
         }
         let known = self.ghosts.take(number_of(facts));
         let memory = known.map_or(Memory::NEW, |(memory, _)| memory.used());
@@ -437,7 +481,10 @@ impl EvictionOrder for Learned {
     }
 
     fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
-        let fetched = names.map(|(namespace, key)| self.ghosts.fetch(number(namespace, key)));
+        let fetched = names.map(|(namespace, key)| {
+            let ghost = self.ghosts.fetch(number(namespace, key));
+            u64::from(ghost) ^ self.notes.fetch(key)
+        });
         std::hint::black_box(fetched.fold(0, |all, word| all ^ word));
     }
 
@@ -445,6 +492,11 @@ impl EvictionOrder for Learned {
         let Some(parent) = facts.parent else {
             return;
         };
+        if self.pages.get(page.0).last < self.begun {
+            // What the parent knows includes it.
+            self.rejoin(parent.0, page.0);
+            return;
+        }
         self.pass(parent.0, page.0);
         // A page that was used before is no new child.
         if self.pages.get(page.0).memory().hits() == 0 {
@@ -467,18 +519,39 @@ impl EvictionOrder for Learned {
     }
 
     fn lessons(&self) -> Vec<u8> {
-        if self.guard.teaches() {
-            lessons::write(&self.classes, &self.hazards)
-        } else {
-            Vec::new()
+        if self.guard.is_off() {
+            return Vec::new();
         }
+        let moment = Moment {
+            now: self.now,
+            epoch: self.guard.now(),
+            is_ripe: self.guard.is_ripe(),
+            cold: self.cold,
+        };
+        lessons::write(&self.classes, &self.hazards, moment)
     }
 
-    fn recall(&mut self, lessons: &[u8]) {
-        if let Some((classes, hazards)) = lessons::read(lessons) {
-            (self.classes, self.hazards) = (classes, hazards);
-            self.guard.recalls();
-        }
+    fn note(&self, page: PageNumber, key: KeyPrefix) -> Option<u128> {
+        let known = self.pages.find(page.0).filter(|_| !self.guard.is_off());
+        known.map(|page| notes::write(key, page))
+    }
+
+    fn recall(&mut self, lessons: &[u8], notes: Vec<u128>) {
+        let Some((classes, hazards, moment)) = lessons::read(lessons) else {
+            return;
+        };
+        (self.classes, self.hazards) = (classes, hazards);
+        self.guard.recalls(moment.epoch, moment.is_ripe);
+        self.cold = moment.cold;
+        // Pages that arrive without a note are younger than all with one.
+        self.begun = moment.now.clamp(1, PAST_MAX);
+        self.set_back = moment.now.saturating_sub(self.begun);
+        (self.now, self.refreshed) = (self.begun, self.begun);
+        self.notes = Notes::new(notes);
+    }
+
+    fn loaded(&mut self) {
+        self.notes = Notes::default();
     }
 
     fn order(&self) -> String {

@@ -39,6 +39,19 @@ impl Page {
         }
     }
 
+    /// A page of an earlier open, no leaf yet. Its traits may be those of another release.
+    pub(super) fn with(last: u32, traits: u16, epoch: Epoch) -> Page {
+        let mut page = Page::new(Memory::NEW);
+        (page.last, page.rest, page.epoch) = (last, traits, epoch);
+        page.set_memory(page.memory().valid());
+        page
+    }
+
+    /// Class, memory, and whether its branch was left, for [`Page::with`].
+    pub(super) fn traits(&self) -> u16 {
+        self.rest
+    }
+
     pub(super) fn class(&self) -> ClassId {
         self.rest & ((1 << CLASS_BITS) - 1)
     }

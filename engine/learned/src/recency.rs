@@ -56,6 +56,20 @@ impl Recency {
         self.now as Epoch
     }
 
+    /// Goes on at an epoch of an earlier open, with no page.
+    pub(super) fn recall(&mut self, epoch: Epoch) {
+        self.now = (1 << Epoch::BITS) + u32::from(epoch);
+        self.oldest = self.now + 1 - EPOCHS_MAX as u32;
+    }
+
+    /// A page is there that was used last in this epoch, of an earlier open.
+    pub(super) fn recalled(&mut self, epoch: Epoch, bytes: u64) {
+        if let Some(epoch) = self.held_since(epoch) {
+            self.bytes[slot(epoch)] += bytes;
+            self.held += bytes;
+        }
+    }
+
     pub(super) fn set_capacity(&mut self, bytes: u64) {
         self.capacity = Some(bytes);
     }

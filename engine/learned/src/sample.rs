@@ -71,8 +71,39 @@ impl Sample {
         now: u32,
         hazards: &mut Hazards,
     ) {
-        if !is_in(key, self.shift) {
+        let fresh = Key {
+            class,
+            last: now,
+            counted: now,
+        };
+        let Some(before) = self.hold((page, key), fresh) else {
             return;
+        };
+        if let Some(before) = before {
+            add_time(&before, now, hazards);
+            hazards.add_use(before.class, now - before.last);
+        }
+        while self.keys.len() > self.max.max(1) || self.uses.len() > USES * self.max + 64 {
+            self.forget_oldest(now, hazards);
+        }
+    }
+
+    /// A page of an earlier open is there, used last at `last`. What it did before is counted.
+    pub(super) fn recalled(&mut self, (page, key): (u32, u32), class: ClassId, times: (u32, u32)) {
+        let (last, counted) = times;
+        let known = Key {
+            class,
+            last,
+            counted,
+        };
+        let _ = self.hold((page, key), known);
+    }
+
+    /// Takes in the key of a stored page. Returns what was known of it; `None` if the key is not in
+    /// the sample.
+    fn hold(&mut self, (page, key): (u32, u32), held: Key) -> Option<Option<Key>> {
+        if !is_in(key, self.shift) {
+            return None;
         }
         self.stored.insert(page, key);
         let at = page as usize / 64;
@@ -80,19 +111,8 @@ impl Sample {
             self.is_stored.resize(at + 1, 0);
         }
         self.is_stored[at] |= 1 << (page % 64);
-        let fresh = Key {
-            class,
-            last: now,
-            counted: now,
-        };
-        if let Some(before) = self.keys.insert(key, fresh) {
-            add_time(&before, now, hazards);
-            hazards.add_use(before.class, now - before.last);
-        }
-        self.uses.push_back((key, now));
-        while self.keys.len() > self.max.max(1) || self.uses.len() > USES * self.max + 64 {
-            self.forget_oldest(now, hazards);
-        }
+        self.uses.push_back((key, held.last));
+        Some(self.keys.insert(key, held))
     }
 
     /// A stored page has another class from now on; its age goes on.

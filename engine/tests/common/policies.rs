@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use larder_core::policy::order::{self, EvictionOrder};
 use larder_engine::OpenOptions;
+use larder_engine::format::KeyPrefix;
 use larder_engine::policy::{
     Departure, EvictionPolicy, PageFacts, PageNumber, ReclaimLines, Use, Worth,
 };
@@ -121,15 +122,25 @@ impl EvictionPolicy for Random {
     }
 }
 
-/// First in, first out; keeps the lessons that it is given, and has some of its own.
+/// First in, first out; keeps the lessons and notes that it is given, and has some of its own.
 #[derive(Debug)]
-pub struct Pupil(Arc<Mutex<Vec<Vec<u8>>>>, Fifo);
+pub struct Pupil(Arc<Mutex<Vec<Recalled>>>, Fifo);
+
+/// Lessons and notes.
+pub type Recalled = (Vec<u8>, Vec<u128>);
+
+/// Its note of a page.
+pub fn note(key: KeyPrefix) -> u128 {
+    key.as_bytes()
+        .iter()
+        .fold(0, |note, byte| note << 8 | u128::from(*byte))
+}
 
 pub const LESSONS: &[u8] = b"leaves fall in autumn";
 
 impl Pupil {
-    /// Options with such a policy, and the lessons that it is given.
-    pub fn options() -> (OpenOptions, Arc<Mutex<Vec<Vec<u8>>>>) {
+    /// Options with such a policy, and what it is given.
+    pub fn options() -> (OpenOptions, Arc<Mutex<Vec<Recalled>>>) {
         let recalled = Arc::new(Mutex::new(Vec::new()));
         let given = recalled.clone();
         let make = move || Pupil(given.clone(), Fifo::default());
@@ -164,7 +175,11 @@ impl EvictionOrder for Pupil {
         LESSONS.to_vec()
     }
 
-    fn recall(&mut self, lessons: &[u8]) {
-        self.0.lock().unwrap().push(lessons.to_vec());
+    fn note(&self, _: PageNumber, key: KeyPrefix) -> Option<u128> {
+        Some(note(key))
+    }
+
+    fn recall(&mut self, lessons: &[u8], notes: Vec<u128>) {
+        self.0.lock().unwrap().push((lessons.to_vec(), notes));
     }
 }

@@ -105,6 +105,8 @@ pub(crate) struct Kernel {
     pub(crate) names: BTreeMap<PathBuf, Node>,
     pub(crate) storage: Storage,
     pub(crate) sockets: Sockets,
+    /// The contents of small files, the present one of each last.
+    pub(crate) sides: BTreeMap<PathBuf, Vec<Vec<u8>>>,
     next_number: u64,
     pub(crate) counts: BTreeMap<Event, u64>,
     pub(crate) journal: Option<VecDeque<String>>,
@@ -142,6 +144,7 @@ pub(crate) fn begin(dice: Dice, odds: Odds, has_journal: bool) {
             names: BTreeMap::new(),
             storage: Storage::default(),
             sockets: Sockets::default(),
+            sides: BTreeMap::new(),
             next_number: 0,
             counts: BTreeMap::new(),
             journal: has_journal.then(VecDeque::new),

@@ -17,6 +17,7 @@
 //! |---|---|
 //! | [`machine`] | the simulated machine: its faults, and the end of processes |
 //! | [`files`] | files and their locks, with the interface of the engine's `system` |
+//! | [`sidecar`] | small files beside a store, likewise |
 //! | [`sockets`] | Unix sockets, likewise |
 //! | [`processes`], [`words`], [`fork`] | pids, waits on shared memory, forked handles, likewise |
 //! | `transfers` | reads, writes and syncs of files, from their begin to their end |
@@ -48,6 +49,7 @@ mod kernel;
 pub mod machine;
 pub mod medium;
 pub mod processes;
+pub mod sidecar;
 pub mod sockets;
 pub mod sync;
 pub mod task;

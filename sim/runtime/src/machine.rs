@@ -149,6 +149,11 @@ impl Machine {
         });
     }
 
+    /// The power fails, for the files beside stores alone.
+    pub fn lose_sides(&self) {
+        with(Kernel::lose_sides);
+    }
+
     /// How often an event happened.
     #[must_use]
     pub fn count_of(&self, event: Event) -> u64 {

@@ -221,6 +221,7 @@ impl Kernel {
     }
 
     pub(crate) fn lose_power(&mut self) {
+        self.lose_sides();
         let open = self.storage.descriptions.values();
         assert!(
             open.clone().all(|description| description.is_closed),

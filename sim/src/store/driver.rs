@@ -9,6 +9,7 @@ use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::thread::JoinHandle;
 use larder_sim_runtime::{Machine, Odds, Process, Step, task};
 
+use super::kept::Kept;
 use super::process::{End, open, run};
 use super::reader::read;
 use super::state::{Phase, Shared};
@@ -245,6 +246,10 @@ impl Driver {
     fn crash(&mut self, process: Process, power: bool) -> Outcome {
         self.end_reader();
         self.machine.kill(process);
+        if power {
+            self.machine.lose_sides();
+            self.shared.lock().leases.kept(Kept::lose_power);
+        }
         self.shared.lock().crash(power);
         Outcome::Again
     }

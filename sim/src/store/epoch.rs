@@ -7,7 +7,7 @@ use std::time::Duration;
 use larder_core::core::Core;
 use larder_core::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::StoreError;
-use larder_engine::format::{OpenState, SegmentState, Superblock};
+use larder_engine::format::{OpenState, Run, SegmentState, Superblock};
 use larder_sim_runtime::medium::Content;
 use larder_store::recovery::Recovery;
 use larder_store::recovery::scan::FaultReason;
@@ -80,6 +80,10 @@ impl State {
         self.opened.clear();
         self.lent.clear();
         self.leases.clear();
+        let present = self.world.superblocks.iter().flatten();
+        let run_before = present.map(|superblock| superblock.run).max();
+        self.leases
+            .kept(|kept| kept.begin(run_before.map_or(0, Run::get)));
         self.told = None;
         self.listing = 0;
         self.evicted_read_only = None;
@@ -115,6 +119,8 @@ impl State {
             world.check_recovered(recovery, index, &self.expected);
             world.check_reader(recovery);
         }
+        let run = recovery.recovered.first.run();
+        self.leases.kept(|kept| kept.runs(run.get()));
         let mut epoch = Epoch::new(index.clone(), recovery.recovered.first);
         epoch.slots = vec![None; world.setup.namespaces.len()];
         for (slot, namespace) in (0..).map(NamespaceSlot).zip(world.namespaces_of(recovery)) {
@@ -356,6 +362,7 @@ impl State {
     }
 
     pub fn closed(&mut self) {
+        self.leases.kept(|kept| kept.check_closed());
         let Some(epoch) = &self.epoch else { return };
         self.expected = self.world.expect_after_close(epoch);
         self.held.clear();

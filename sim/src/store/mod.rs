@@ -23,6 +23,7 @@
 //! | `flight` | an operation of the disk in flight |
 //! | `memory` | the memory of pages |
 //! | `policies` | eviction and admission by policies of the caller, and leases |
+//! | `kept` | what the file beside the store keeps |
 
 mod books;
 mod callers;
@@ -31,6 +32,7 @@ mod device;
 mod driver;
 mod epoch;
 mod flight;
+mod kept;
 mod memory;
 mod policies;
 mod process;

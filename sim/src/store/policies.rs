@@ -22,6 +22,7 @@ use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::time::Instant;
 use rapidhash::RapidHashMap;
 
+use super::kept::Kept;
 use crate::classes::Class;
 use crate::setup::{Eviction, Setup};
 use crate::world::World;
@@ -58,8 +59,7 @@ struct Book {
     refused: RapidHashMap<Page, u64>,
     /// A leased page that was evicted for room.
     broken: Option<Page>,
-    /// What the learned policy has learned.
-    lessons: Vec<u8>,
+    kept: Kept,
     /// Faults have ended: every page is admitted.
     is_calm: bool,
 }
@@ -129,6 +129,11 @@ impl Leases {
             chosen: setup.eviction,
             admits_some: setup.admits_some,
         }
+    }
+
+    /// What the file beside the store keeps.
+    pub fn kept<R>(&self, of: impl FnOnce(&mut Kept) -> R) -> R {
+        of(&mut lock(&self.book).kept)
     }
 
     /// A new epoch begins: leases are in RAM alone.
@@ -371,22 +376,13 @@ struct Learned {
 /// The learned policy takes times that lie closer together for one.
 const TICK: Duration = Duration::from_millis(20);
 
-/// Share of the evictions before which the lessons are kept, and of the damaged ones among them.
-const KEPT: f64 = 0.1;
+/// Share of the opens with damaged lessons and notes.
 const DAMAGED: f64 = 0.3;
 
 impl Learned {
-    fn new(book: Arc<Mutex<Book>>, mut dice: Dice) -> Learned {
-        let mut policy = larder_core::policy::make(&policy::learned());
-        let mut lessons = lock(&book).lessons.clone();
-        if !lessons.is_empty() && dice.chance(DAMAGED) {
-            // The classes come first; there is most to be wrong.
-            let at = dice.below(lessons.len().min(64));
-            lessons[at] ^= 1 << dice.below(8);
-        }
-        policy.recall(&lessons);
+    fn new(book: Arc<Mutex<Book>>, dice: Dice) -> Learned {
         Learned {
-            policy,
+            policy: larder_core::policy::make(&policy::learned()),
             book,
             dice,
             held: BTreeSet::new(),
@@ -433,9 +429,6 @@ impl EvictionPolicy for Learned {
         facts: &mut dyn FnMut(PageNumber) -> Option<PageFacts>,
     ) -> Option<PageNumber> {
         lock(&self.book).named = None;
-        if self.dice.chance(KEPT) {
-            lock(&self.book).lessons = self.policy.lessons();
-        }
         let mut found = None;
         let held = &mut self.held;
         let named = self.policy.coldest(&mut |number| {
@@ -505,6 +498,37 @@ impl EvictionOrder for Learned {
 
     fn written(&mut self, put: u64, copied: u64) {
         self.policy.written(put, copied);
+    }
+
+    fn note(&self, page: PageNumber, key: KeyPrefix) -> Option<u128> {
+        let note = self.policy.note(page, key);
+        lock(&self.book).kept.note(note);
+        note
+    }
+
+    fn lessons(&self) -> Vec<u8> {
+        let lessons = self.policy.lessons();
+        lock(&self.book).kept.save(&lessons);
+        lessons
+    }
+
+    fn recall(&mut self, lessons: &[u8], mut notes: Vec<u128>) {
+        lock(&self.book).kept.check_recalled(lessons, &notes);
+        let mut lessons = lessons.to_owned();
+        if !lessons.is_empty() && self.dice.chance(DAMAGED) {
+            // The classes come first; there is most to be wrong.
+            let at = self.dice.below(lessons.len().min(64));
+            lessons[at] ^= 1 << self.dice.below(8);
+            for note in &mut notes {
+                *note ^= 1 << self.dice.below(64);
+            }
+            notes.sort_unstable();
+        }
+        self.policy.recall(&lessons, notes);
+    }
+
+    fn loaded(&mut self) {
+        self.policy.loaded();
     }
 
     fn scale(&self) -> u64 {

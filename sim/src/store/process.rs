@@ -13,6 +13,7 @@ use larder_store::store::LocalStore as Store;
 
 use super::device::disk;
 use super::epoch::Found;
+use super::kept::Kept;
 use super::state::{Phase, Shared};
 use super::{callers, rest};
 
@@ -116,7 +117,10 @@ pub fn run(shared: &Shared, superblocks: Found) -> End {
     if phase == Phase::Resting {
         return End::Rested(rest::rest(shared, &store));
     }
-    shared.lock().closing = true;
+    let mut state = shared.lock();
+    state.closing = true;
+    state.leases.kept(Kept::close);
+    drop(state);
     let closed = store.close();
     join(&mut callers);
     let mut state = shared.lock();

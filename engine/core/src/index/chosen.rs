@@ -442,6 +442,17 @@ impl Chosen {
         self.policy.lessons()
     }
 
+    /// What the policy knows of a stored page.
+    pub(super) fn note(&self, slab: &Slab, id: PageId) -> Option<u128> {
+        let entry = slab.entry(id);
+        let is_stored = entry.spot.has(LIVE);
+        is_stored.then(|| self.policy.note(PageNumber(id.0), entry.key()))?
+    }
+
+    pub(super) fn loaded(&mut self) {
+        self.policy.loaded();
+    }
+
     /// The order that the policy follows.
     pub(super) fn order(&self) -> String {
         self.policy.order()

@@ -207,7 +207,9 @@ impl Index {
         for batch in pages.chunks(LOAD_STAMP_PAGES) {
             self.publish_unadopted(batch, &mut orphans);
         }
-        self.state.write().adopt_all(&orphans);
+        let mut state = self.state.write();
+        state.adopt_all(&orphans);
+        state.loaded();
     }
 
     /// `publish` without the links that it makes last: these are added to `later`.
@@ -532,10 +534,22 @@ impl Index {
             + self.state.read().ram_bytes()
     }
 
-    /// What the chosen policy has learned.
-    pub fn lessons(&self) -> Vec<u8> {
+    /// What the chosen policy has learned, and its notes of at most so many pages.
+    pub fn lessons(&self, notes_max: usize) -> (Vec<u8>, Vec<u128>) {
+        let mut notes = Vec::new();
+        let slots = self.read_reported().slab().slots() as u32;
+        for first in (0..slots).step_by(HOLD_SLOTS) {
+            let state = self.state.read();
+            let Some(chosen) = state.chosen() else {
+                return (Vec::new(), notes);
+            };
+            let hold = (first..slots).take(HOLD_SLOTS).map(PageId);
+            let hold = hold.filter_map(|id| chosen.note(state.slab(), id));
+            notes.extend(hold.take(notes_max - notes.len()));
+        }
         let state = self.state.read();
-        state.chosen().map(Chosen::lessons).unwrap_or_default()
+        let lessons = state.chosen().map(Chosen::lessons);
+        (lessons.unwrap_or_default(), notes)
     }
 
     /// The order of eviction that is followed, for people, and how often that has changed.

@@ -131,6 +131,13 @@ impl State {
         self.tell(Chosen::report_uses);
     }
 
+    /// All pages of an open are there.
+    pub(super) fn loaded(&mut self) {
+        if let Some(chosen) = &mut self.chosen {
+            chosen.loaded();
+        }
+    }
+
     /// Tells the policy something about the pages; `None` without one.
     fn tell<R>(&mut self, tell: impl FnOnce(&mut Chosen, View<'_>) -> R) -> Option<R> {
         let view = View {

@@ -53,11 +53,22 @@ pub trait EvictionOrder: EvictionPolicy {
         Vec::new()
     }
 
-    /// The lessons of this store's last open; empty if there are none. They may be those of another
-    /// policy or release: it ignores what it cannot use. Comes after `opened`.
-    fn recall(&mut self, lessons: &[u8]) {
-        let _ = lessons;
+    /// What it knows of a stored page, for the same recall: a word in a form of its own, in which
+    /// it finds the page by its key. Comes before `lessons`. `None`: nothing.
+    fn note(&self, page: PageNumber, key: KeyPrefix) -> Option<u128> {
+        let _ = (page, key);
+        None
     }
+
+    /// The lessons of this store's last open, empty if there are none, and its notes in the order
+    /// of their numbers. They may be those of another policy or release, and the pages of notes may
+    /// have left: it ignores what it cannot use. Comes after `opened`.
+    fn recall(&mut self, lessons: &[u8], notes: Vec<u128>) {
+        let _ = (lessons, notes);
+    }
+
+    /// All pages that the open recovered have arrived.
+    fn loaded(&mut self) {}
 
     /// The order that it follows, for people: in a word, and where there is a reason as
     /// `order: reason`.

@@ -6,8 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder_base::planted;
 use larder_base::runtime::thread::JoinHandle;
 use larder_core::core::Core;
+use larder_format::BLOCK_BYTES;
 
 use super::lessons::Lessons;
 use super::local::Local;
@@ -57,6 +59,13 @@ impl Housekeeper {
 
 fn run(local: &Local, mut lessons: Option<Lessons>) {
     let mut stopping = false;
+    let mut keep = |now| {
+        if let Some(lessons) = &mut lessons {
+            let put_blocks = local.with_core(|core| core.counters().blocks_put);
+            lessons.write(&local.index, put_blocks * BLOCK_BYTES as u64, now);
+        }
+    };
+    keep(true);
     loop {
         let mut inbox = local.inbox.lock();
         while !inbox.reclaim && inbox.stop == stopping {
@@ -81,9 +90,7 @@ fn run(local: &Local, mut lessons: Option<Lessons>) {
             local.with_core(Core::stop_reclaim);
         }
         while local.with_core_by_turns(|core| core.reclaim_step(PLANNED_AT_ONCE)) {}
-        if let Some(lessons) = &mut lessons {
-            lessons.write(&local.index, stopping);
-        }
+        keep(stopping && !planted!(UnkeptPages));
         if stopping && !local.with_core(|core| core.is_reclaiming()) {
             return;
         }

@@ -121,7 +121,8 @@ fn recover_current<E: Extra>(
             let mut policy = make(policy);
             policy.opened(usize::try_from(segments).unwrap_or(usize::MAX));
             if let Some(lessons) = Lessons::beside(volumes) {
-                policy.recall(&lessons.read());
+                let (lessons, notes) = lessons.read();
+                policy.recall(&lessons, notes);
             }
             index.choose(policy);
         }

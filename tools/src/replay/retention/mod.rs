@@ -123,7 +123,7 @@ fn play(
 ) -> Result<Played, Failure> {
     let policy = policy.maker().map(|maker| {
         let mut policy = make(&maker);
-        policy.recall(lessons);
+        policy.recall(lessons, Vec::new());
         policy
     });
     let mut volume = Volume::new(geometry, policy)?;

@@ -358,7 +358,7 @@ impl Volume {
         played.copied_bytes = written.copies_bytes;
         played.written_bytes = written.total();
         played.policy_bytes = self.index.policy_ram_bytes() as u64;
-        played.lessons = self.index.lessons();
+        (played.lessons, _) = self.index.lessons(0);
         Ok(())
     }
 }
