@@ -3,7 +3,8 @@
 //! The command logs to stderr. `LARDER_LOG` sets the levels there, else `RUST_LOG`. Both are lists
 //! of levels by module (`larder_store=debug,warn`). Without them the level is `warn`.
 //!
-//! A program that embeds the library gets the lines from `info` on as datagrams, for its own log.
+//! A program that embeds the library gets the lines from `info` on as datagrams, for its own log,
+//! if it asks for them.
 //! With `LARDER_LOG` it logs to stderr as the command does. `RUST_LOG` does not count there: other
 //! Rust libraries of the program may read it.
 
@@ -117,6 +118,12 @@ pub fn of_program() -> io::Result<Option<UnixDatagram>> {
         .with_filter(LevelFilter::INFO);
     let started = tracing_subscriber::registry().with(lines).try_init();
     Ok(started.is_ok().then_some(receiver))
+}
+
+/// Begins the log of a program that has not asked for the lines: to stderr, from warnings on, or as
+/// `LARDER_LOG` asks.
+pub fn of_library() {
+    start(LogFormat::Text, &["LARDER_LOG"]);
 }
 
 /// The same for the command.

@@ -35,7 +35,7 @@ use std::time::{Duration, Instant};
 
 use larder_base::fork::Origin;
 use larder_base::seldom::Seldom;
-use larder_engine::{Recall, StoreError};
+use larder_engine::{PutOptions, Recall, StoreError};
 use larder_format::PageKey;
 use larder_sync::{Condvar, Mutex, MutexGuard, descriptors};
 use rustix::event::{EventfdFlags, eventfd};
@@ -68,8 +68,8 @@ pub enum Task {
     Put {
         /// Where they stand, if they are a chain.
         chain: Option<Chain>,
-        /// How long to wait for room.
-        wait: Duration,
+        /// The wait for room, and the hint.
+        options: PutOptions,
     },
     /// Looks pages up.
     Lookup {
@@ -397,9 +397,16 @@ impl Queue {
         self.signal();
     }
 
-    /// Waits until there is a finished job to poll. False if `until` passed first.
+    /// Waits until there is a finished job to poll. False if `until` passed first, or if the queue
+    /// is over.
     pub fn wait(&self, until: Option<Instant>) -> bool {
-        self.wait_for(until, |state| !state.done.is_empty())
+        self.wait_for(until, |state| !state.done.is_empty() || state.is_over());
+        !self.origin.is_inherited() && !self.state.lock().done.is_empty()
+    }
+
+    /// Whether the queue is closed, and each of its jobs was polled.
+    pub fn is_over(&self) -> bool {
+        !self.origin.is_inherited() && self.state.lock().is_over()
     }
 
     /// Waits until no job waits or runs. False if `until` passed first.
@@ -470,6 +477,7 @@ impl Queue {
             self.work[lane].notify_all();
         }
         self.clock.notify_all();
+        self.finished.notify_all();
     }
 
     /// Refuses further jobs, and waits for running jobs. False if `until` passed first.
@@ -549,6 +557,10 @@ impl Queue {
 }
 
 impl State {
+    fn is_over(&self) -> bool {
+        self.refuses && self.is_quiet() && self.done.is_empty()
+    }
+
     fn is_quiet(&self) -> bool {
         self.pending() == 0
     }

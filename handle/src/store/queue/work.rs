@@ -229,14 +229,14 @@ fn call(job: &Job) -> Vec<u8> {
             let mut memory = unsafe { slices_mut(starts, &space.parts) };
             space.get(keys, &mut memory, job.deadline)
         }
-        Task::Put { chain, wait } => {
+        Task::Put { chain, options } => {
             // SAFETY: as above; the rows are only read, and after a recall not even that.
             let memory = unsafe { slices(starts, &space.parts) };
             let left = job
                 .deadline
                 .map(|end| end.saturating_duration_since(Instant::now()));
-            let wait = wait.min(left.unwrap_or(Duration::MAX));
-            let options = PutOptions::waiting(wait);
+            let wait = options.wait.min(left.unwrap_or(Duration::MAX));
+            let options = PutOptions::waiting(wait).hinting(options.hint);
             space.put(keys, chain, &memory, options, job.recall.as_deref())
         }
         Task::Lookup { leases } => look_up(job, leases),

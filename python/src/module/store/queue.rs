@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use larder_engine::StoreError as EngineError;
+use larder_engine::{PutOptions, StoreError as EngineError};
 use larder_format::PageKey;
 use larder_handle::region::part_starts;
 use larder_handle::store::Handle;
@@ -162,7 +162,7 @@ impl Queue {
         let keys = buffers::keys(keys)?;
         let task = Task::Put {
             chain: position(before, depth, chain)?,
-            wait: buffers::seconds(Some(wait))?.unwrap_or_default(),
+            options: PutOptions::waiting(buffers::seconds(Some(wait))?.unwrap_or_default()),
         };
         let namespace = namespace.get();
         let rows = self::rows(namespace, region.get(), rows, keys.len(), false)?;

@@ -1,0 +1,158 @@
+//! Programs: each runs in C and in C++, and again with the sanitizers of the compiler.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::LazyLock;
+
+use crate::installed::{Language, SANITIZED, compiled, done, run};
+
+/// Runs a program as C and as C++, with the sanitizers and without.
+fn in_all_ways(name: &str) {
+    run(&compiled(name, Language::C11, SANITIZED), &[]);
+    run(&compiled(name, Language::Cpp17, &[]), &[]);
+}
+
+#[test]
+fn every_call_works_as_the_header_says() {
+    in_all_ways("tour.c");
+}
+
+#[test]
+fn wrong_arguments_are_errors() {
+    in_all_ways("arguments.c");
+}
+
+#[test]
+fn handles_are_of_no_use_in_a_child_of_fork() {
+    in_all_ways("forked.c");
+}
+
+#[test]
+fn threads_share_a_store_and_a_queue() {
+    in_all_ways("threads.c");
+}
+
+#[test]
+fn objects_of_the_cpp_header_free_themselves() {
+    run(&compiled("objects.cpp", Language::Cpp17, SANITIZED), &[]);
+}
+
+#[test]
+fn a_panic_in_any_function_is_an_internal_error() {
+    let planted = run(&compiled("panics.c", Language::C11, SANITIZED), &[]);
+    // All functions but those without a result, which free or name something.
+    assert_eq!(planted.trim(), "19");
+}
+
+/// The program of the faults.
+fn faults() -> Command {
+    static PROGRAM: LazyLock<PathBuf> =
+        LazyLock::new(|| compiled("faults.c", Language::C11, SANITIZED));
+    Command::new(&*PROGRAM)
+}
+
+fn one_step(step: &str, path: &Path) -> String {
+    done(faults().arg(step).arg(path))
+}
+
+/// Where the first part of the first page lies in the store's file.
+fn place_of_first_page(store: &Path) -> u64 {
+    let part: Vec<u8> = (0..8192_usize)
+        .map(|at| (3 + at * 7 + at / 256) as u8)
+        .collect();
+    let mut bytes = Vec::new();
+    File::open(store).unwrap().read_to_end(&mut bytes).unwrap();
+    let found = bytes.windows(64).position(|window| window == &part[..64]);
+    found.unwrap() as u64
+}
+
+#[test]
+fn a_damaged_page_is_a_miss_and_a_damaged_store_an_error() {
+    let directory = tempfile::tempdir().unwrap();
+    one_step("write", directory.path());
+    assert_eq!(
+        one_step("read", directory.path()).trim(),
+        ["OK"; 8].join(" ")
+    );
+    let store = directory.path().join("larder.store");
+    let file = File::options().write(true).open(&store).unwrap();
+    file.write_all_at(b"\xff\x00\xff\x00", place_of_first_page(&store) + 100)
+        .unwrap();
+    assert_eq!(
+        one_step("read", directory.path()).trim(),
+        format!("DAMAGED {}", ["OK"; 7].join(" "))
+    );
+    // The whole front, with every copy of what the store is read by.
+    file.write_all_at(&vec![0x5a; 64 << 20], 0).unwrap();
+    let said = one_step("read", directory.path());
+    assert!(said.starts_with("refused: "), "{said}");
+    fs::write(&store, b"").unwrap();
+    let said = one_step("read", directory.path());
+    assert!(said.starts_with("refused: "), "{said}");
+}
+
+/// A program that runs, with its standard input and output.
+struct Talk {
+    child: Child,
+    output: BufReader<std::process::ChildStdout>,
+}
+
+impl Talk {
+    fn begin(step: &str, path: &Path) -> Talk {
+        let mut command = faults();
+        command.arg(step).arg(path);
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Talk { child, output }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+
+    fn go_on(&mut self) {
+        let mut input = self.child.stdin.take().unwrap();
+        input.write_all(b"\n").unwrap();
+    }
+
+    fn signal(&self, name: &str) {
+        done(
+            Command::new("kill")
+                .arg(format!("-{name}"))
+                .arg(self.child.id().to_string()),
+        );
+    }
+
+    fn ends_well(mut self) {
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn pages_of_a_stopped_owner_miss_in_time_and_those_of_a_killed_one_are_found_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut owner = Talk::begin("own", directory.path());
+    assert_eq!(owner.line(), "ready");
+    let mut client = Talk::begin("join", directory.path());
+    assert_eq!(client.line(), ["OK"; 8].join(" "));
+    owner.signal("STOP");
+    client.go_on();
+    let missed = client.line();
+    assert!(!missed.contains("OK"), "{missed}");
+    client.ends_well();
+    owner.signal("KILL");
+    owner.child.wait().unwrap();
+    assert_eq!(
+        one_step("read", directory.path()).trim(),
+        ["OK"; 8].join(" ")
+    );
+}
