@@ -17,6 +17,7 @@
 //! | `export`, `import` | pages of a store to a file, and from one into a store |
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
+//! | `record` | records the traffic of a served store |
 //! | `replay` | runs a request trace against a store, or through all three tiers |
 //! | `bench` | measures puts, gets, lookups and loads |
 //! | `demo` | a first minute without preparation |
@@ -42,6 +43,7 @@
 //! | [`place`] | the place of a store on the command line |
 //! | [`disk`] | the disk that moves a store's bytes, as documents state it |
 //! | [`trace`] | request traces |
+//! | `zstd` | compressed text |
 //! | `report` | the output: a document, or lines for people |
 //! | `failure` | exit codes, and the sentence of a failure |
 //! | `refusal` | where permissions refuse this process |
@@ -88,6 +90,7 @@ mod owner;
 pub mod place;
 pub mod policy;
 mod program;
+mod record;
 mod refusal;
 mod remote;
 mod repair;
@@ -105,3 +108,4 @@ mod usage;
 mod verify;
 mod volume;
 mod workload;
+mod zstd;

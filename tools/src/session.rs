@@ -5,7 +5,7 @@
 //! calls are timed. A page that a lookup confirmed and a read missed ends the prefix there. It and
 //! the following pages are put again.
 
-use std::ops::Add;
+use std::ops::{Add, Range};
 
 use larder_engine::{NamespaceId, PageStore, PutStatus};
 use larder_format::{PageKey, PageShape};
@@ -131,15 +131,33 @@ impl<'a> Session<'a> {
     /// # Errors
     /// The witness's.
     pub fn serve(&mut self, keys: &[PageKey], witness: &mut dyn Witness) -> Result<(), Failure> {
-        let found = self.store.longest_prefix(self.namespace, keys);
-        let hit = self.read_prefix(&keys[..found]);
-        witness.hit(&keys[..hit])?;
-        for batch in workload::links(keys)[hit..].chunks(self.buffers.slots()) {
+        self.serve_part(keys, 0..keys.len(), keys.len(), witness)
+    }
+
+    /// Serves one request that asks for some pages of a chain alone. From the first of them on, the
+    /// first `stored` pages of the chain are stored.
+    ///
+    /// # Errors
+    /// The witness's.
+    pub fn serve_part(
+        &mut self,
+        keys: &[PageKey],
+        asked: Range<usize>,
+        stored: usize,
+        witness: &mut dyn Witness,
+    ) -> Result<(), Failure> {
+        let pages = &keys[asked.clone()];
+        let found = self.store.longest_prefix(self.namespace, pages);
+        let hit = self.read_prefix(&pages[..found]);
+        witness.hit(&pages[..hit])?;
+        let links = workload::links(keys);
+        let new = links.get(asked.start + hit..stored).unwrap_or_default();
+        for batch in new.chunks(self.buffers.slots()) {
             let acknowledged = self.put(batch);
             witness.acknowledged(&acknowledged)?;
         }
-        self.counts.requests += 1;
-        self.counts.pages_requested += keys.len() as u64;
+        self.counts.requests += u64::from(!pages.is_empty());
+        self.counts.pages_requested += pages.len() as u64;
         self.counts.pages_hit += hit as u64;
         Ok(())
     }

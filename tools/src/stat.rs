@@ -1,5 +1,6 @@
 //! `larder stat`: asks the owner of a store for its state.
 
+mod curve;
 mod processes;
 mod spaces;
 
@@ -52,6 +53,9 @@ pub struct StatArgs {
     /// End with 0 also if the service is degraded: for probes whose failure restarts the owner
     #[arg(long, requires = "check")]
     alive: bool,
+    /// Show the hit rate that the store would have at other sizes, too
+    #[arg(long, conflicts_with_all = ["check", "openmetrics"])]
+    curve: bool,
     /// Print metrics in the text format of OpenMetrics, for a textfile collector
     #[arg(long, conflicts_with_all = ["watch", "check", "json"])]
     openmetrics: bool,
@@ -116,6 +120,10 @@ struct StatReport {
     stats: Stats,
     /// The reason for that disk.
     disk_reason: String,
+    /// The hit rate at other sizes, and whether it is shown to people.
+    curve: curve::Curve,
+    #[serde(skip)]
+    shows_curve: bool,
     /// The remote beneath the store, if there is one.
     l4: Option<BeneathReport>,
 }
@@ -195,6 +203,7 @@ impl StatReport {
     fn of(path: &Path, before: &mut Before) -> Result<StatReport, Failure> {
         let view = share::view(path).map_err(|error| unserved(path, error))?;
         let namespaces = spaces::spaces(&view);
+        let curve = curve::Curve::of(&view);
         let mut told = view.report;
         let DiskFacts { disk, disk_reason } = DiskFacts::of(&told.stats.disk);
         told.stats.disk = disk;
@@ -233,6 +242,8 @@ impl StatReport {
             prewrite: told.settings.prewrite,
             stats: told.stats,
             disk_reason,
+            curve,
+            shows_curve: false,
             l4: told.beneath,
         })
     }
@@ -394,6 +405,10 @@ impl Report for StatReport {
             lines.text("");
             spaces::lines(&self.namespaces, &mut lines);
         }
+        if self.shows_curve {
+            lines.text("");
+            self.curve.lines(&mut lines);
+        }
         if self.processes.are_listed() {
             lines.text("");
             self.processes.lines(&mut lines);
@@ -551,6 +566,7 @@ pub fn run(args: &StatArgs) -> Result<Ending, Failure> {
     let mut before = Before::default();
     let mut report = StatReport::of(&args.path, &mut before)?;
     loop {
+        report.shows_curve = args.curve;
         output::print(&report, args.json)?;
         let mut last_failure = String::new();
         report = loop {

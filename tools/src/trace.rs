@@ -1,5 +1,8 @@
 //! Reads Mooncake request traces: one JSON object a line. Only `hash_ids` is required in it.
 //!
+//! A recording of `larder record --requests` has a few fields more. Its text may be compressed by
+//! zstd, as that of any trace.
+//!
 //! A hash id stands for a whole prefix of 512-token blocks up to and including its own. The trace
 //! is read as a stream, one line in memory at a time. Defends against input that is not a trace:
 //! lines have a length limit, and every error names the file, the line and the remedy. Blank lines
@@ -8,15 +11,20 @@
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::iter::Peekable;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use crate::failure::Failure;
 use crate::interrupt::{self, Input, Interrupt};
+use crate::zstd;
 
-/// Tokens of a block.
+/// Tokens of a block, unless a request states them.
 pub const BLOCK_TOKENS: u32 = 512;
+
+/// The tier of a trace that `larder record` made.
+pub const L3: &str = "l3";
 
 /// Longest line, in bytes; the longest of the published traces has a thousandth of it.
 const LINE_BYTES_MAX: u64 = 16 << 20;
@@ -34,6 +42,48 @@ pub struct Request {
     pub stop: Option<u32>,
     /// One id for each block of its input, in order; the last block may be partial.
     pub hash_ids: Vec<u64>,
+    /// Tokens of a block.
+    pub block_tokens: Option<u32>,
+    /// The tier that got the request; none for requests of users.
+    pub tier: Option<String>,
+    /// The first block that the tier was asked for, and the block behind the last one.
+    asked: Option<(usize, usize)>,
+    /// The blocks that are stored after the request, from the first one on.
+    stored: Option<usize>,
+}
+
+impl Request {
+    /// Tokens of a block.
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens.unwrap_or(BLOCK_TOKENS)
+    }
+
+    /// The blocks that the store is asked for: all, unless it is a recorded request.
+    pub fn asked(&self) -> Range<usize> {
+        let (first, end) = self.asked.unwrap_or((0, self.hash_ids.len()));
+        first..end
+    }
+
+    /// How many blocks are stored after the request, from the first one on: not fewer than a lookup
+    /// found.
+    pub fn stored(&self) -> usize {
+        self.stored.unwrap_or(self.hash_ids.len())
+    }
+
+    /// Whether its blocks are those of its ids.
+    fn is_valid(&self) -> bool {
+        let Range { start, end } = self.asked();
+        start <= end && end.max(self.stored()) <= self.hash_ids.len() && self.block_tokens() > 0
+    }
+}
+
+/// A line of a trace.
+#[derive(Deserialize)]
+struct Line {
+    /// Of a recording: calls were lost here.
+    lost_calls: Option<u64>,
+    /// Of a recording without `--requests`.
+    call: Option<String>,
 }
 
 /// Why a trace could not be read.
@@ -94,20 +144,24 @@ pub struct Trace<R> {
 }
 
 /// A trace in a file. Its first line has been read.
-pub type FileTrace = Peekable<Trace<BufReader<Input>>>;
+pub type FileTrace = Peekable<Trace<Box<dyn BufRead>>>;
 
-impl Trace<BufReader<Input>> {
+impl Trace<Box<dyn BufRead>> {
     /// Opens a trace, and reads its first request: a file that is not a trace is rejected before
     /// anything is created for it.
     ///
     /// # Errors
     /// If the file cannot be read, or does not begin with a request.
     pub fn open(path: &Path, interrupt: &Interrupt) -> Result<FileTrace, TraceError> {
-        let input = Input::open(path, interrupt).map_err(|source| TraceError::Io {
-            path: path.to_owned(),
-            source,
-        })?;
-        let mut trace = Trace::new(path, BufReader::new(input)).peekable();
+        let open = || zstd::reader(BufReader::new(Input::open(path, interrupt)?));
+        let input = match open() {
+            Err(error) if interrupt::is_end_asked_for(&error) => Box::new(io::empty()),
+            input => input.map_err(|source| TraceError::Io {
+                path: path.to_owned(),
+                source,
+            })?,
+        };
+        let mut trace = Trace::new(path, input).peekable();
         match trace.next_if(Result::is_err) {
             Some(Err(error)) => Err(error),
             _ => Ok(trace),
@@ -156,17 +210,40 @@ impl<R: BufRead> Trace<R> {
             if text.is_empty() {
                 continue;
             }
-            let malformed = |error: serde_json::Error| TraceError::Malformed {
+            let malformed = |reason: String| TraceError::Malformed {
                 path: self.path.clone(),
                 line: self.line,
-                reason: error
-                    .to_string()
-                    .replace(" at line 1 column ", " at column "),
+                reason,
             };
-            return serde_json::from_slice(text).map(Some).map_err(malformed);
+            return match serde_json::from_slice::<Request>(text) {
+                Ok(request) if !request.is_valid() => Err(malformed(
+                    "`asked`, `stored` or `block_tokens` is out of range".to_owned(),
+                )),
+                Ok(_) if is_call(text) => Err(malformed(
+                    "a recorded call: record with `larder record --requests`".to_owned(),
+                )),
+                Ok(request) => Ok(Some(request)),
+                Err(_) if is_loss(text) => continue,
+                Err(error) => Err(malformed(
+                    error
+                        .to_string()
+                        .replace(" at line 1 column ", " at column "),
+                )),
+            };
         }
         Ok(None)
     }
+}
+
+/// Whether the line states that calls were lost.
+fn is_loss(text: &[u8]) -> bool {
+    serde_json::from_slice(text).is_ok_and(|line: Line| line.lost_calls.is_some())
+}
+
+/// Whether the line is a call of a recording, and no request.
+fn is_call(text: &[u8]) -> bool {
+    memchr::memmem::find(text, b"\"call\"").is_some()
+        && serde_json::from_slice(text).is_ok_and(|line: Line| line.call.is_some())
 }
 
 impl<R: BufRead> Iterator for Trace<R> {
@@ -204,6 +281,34 @@ mod tests {
             .map(|request| request.unwrap().hash_ids)
             .collect();
         assert_eq!(ids, [vec![0, 1], vec![], vec![u64::MAX]]);
+    }
+
+    #[test]
+    fn a_recorded_request_states_the_blocks_it_asked_for_and_lost_calls_are_skipped() {
+        let text = br#"{"timestamp": 1, "lost_calls": 3, "lost_pages": 9}
+            {"hash_ids": [1, 2, 3], "asked": [1, 2], "stored": 2, "tier": "l3", "block_tokens": 64}
+            {"hash_ids": [1, 2]}"#;
+        let read: Vec<Request> = trace(text).into_iter().map(Result::unwrap).collect();
+        assert_eq!((read[0].asked(), read[0].stored()), (1..2, 2));
+        assert_eq!(
+            (read[0].block_tokens(), read[0].tier.as_deref()),
+            (64, Some(L3))
+        );
+        assert_eq!((read[1].asked(), read[1].stored()), (0..2, 2));
+        assert_eq!(read[1].block_tokens(), BLOCK_TOKENS);
+        for bad in [
+            r#"{"hash_ids": [1], "asked": [1, 2]}"#,
+            r#"{"hash_ids": [1], "asked": [1, 0]}"#,
+            r#"{"hash_ids": [1], "stored": 2}"#,
+            r#"{"hash_ids": [1], "block_tokens": 0}"#,
+            r#"{"hash_ids": [1], "call": "lookup"}"#,
+        ] {
+            let read = trace(bad.as_bytes());
+            assert!(
+                matches!(read[..], [Err(TraceError::Malformed { line: 1, .. })]),
+                "{bad}"
+            );
+        }
     }
 
     #[test]
@@ -255,6 +360,29 @@ mod tests {
             Trace::open(directory.path(), &Interrupt::never()),
             Err(TraceError::Io { .. })
         ));
+    }
+
+    #[test]
+    fn a_compressed_trace_is_read_over_all_its_frames() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("t.jsonl.zst");
+        let mut bytes = zstd::frame(b"{\"hash_ids\": [1]}\n{\"hash");
+        bytes.extend(zstd::frame(b"_ids\": [2]}\n"));
+        std::fs::write(&path, &bytes).unwrap();
+        let ids = |path: &Path| -> Vec<Vec<u64>> {
+            let trace = Trace::open(path, &Interrupt::never()).unwrap();
+            trace
+                .map_while(Result::ok)
+                .map(|request| request.hash_ids)
+                .collect()
+        };
+        assert_eq!(ids(&path), [vec![1], vec![2]]);
+        std::fs::write(&path, &bytes[..bytes.len() - 5]).unwrap();
+        let cut: Vec<_> = Trace::open(&path, &Interrupt::never()).unwrap().collect();
+        assert!(
+            matches!(cut[..], [Ok(_), Err(TraceError::Io { .. })]),
+            "{cut:?}"
+        );
     }
 
     #[test]

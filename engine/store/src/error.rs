@@ -327,6 +327,12 @@ pub enum StoreError {
          processes of the store"
     )]
     OwnerOlder,
+    /// Another process records the store's traffic.
+    #[error(
+        "another process records the traffic of this store, and one can at a time: end its `larder \
+         record`"
+    )]
+    Recorded,
     /// Closed.
     #[error("the store is closed")]
     Closed,

@@ -50,7 +50,9 @@
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`catalog`] | the boundary between handle and allocation: reserve, write, commit |
 //! | [`totals`] | counters of all processes, across owners |
+//! | [`curve`] | the hit rate of a store of another size |
 //! | [`spaces`] | reads by namespace |
+//! | [`traffic`] | the calls of all processes, for a recording |
 //! | [`counts`] | the processes that use a store, with their counters |
 //! | [`api`] | the interface for callers: the trait `PageStore`, options, statistics |
 //! | [`beneath`] | the seam for a place beneath the store, beyond the node |
@@ -81,6 +83,7 @@ pub mod api;
 pub mod beneath;
 pub mod catalog;
 pub mod counts;
+pub mod curve;
 pub mod error;
 pub mod fit;
 #[cfg(test)]
@@ -94,6 +97,7 @@ pub mod spaces;
 pub mod staging;
 pub mod store;
 pub mod totals;
+pub mod traffic;
 pub mod volume;
 
 #[cfg(debug_assertions)]

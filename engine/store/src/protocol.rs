@@ -66,8 +66,11 @@ pub const HEIRS: u64 = 1 << 4;
 /// (`Request::Arrive`).
 pub const BENEATH: u64 = 1 << 5;
 
+/// Feature: the owner records the calls of all processes (`Request::Record`).
+pub const TRAFFIC: u64 = 1 << 6;
+
 /// The features of this release: messages and variants that a release before it does not have.
-const FEATURES: u64 = COUNTS | POLICIES | COMMON | TOTALS | HEIRS | BENEATH;
+const FEATURES: u64 = COUNTS | POLICIES | COMMON | TOTALS | HEIRS | BENEATH | TRAFFIC;
 
 /// Longest name of a release, in bytes.
 const RELEASE_BYTES_MAX: usize = 32;

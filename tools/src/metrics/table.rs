@@ -6,6 +6,7 @@ use larder_core::counters::{self, Counted};
 use larder_disk::health::Health;
 use larder_engine::Stats;
 use larder_store::beneath::BeneathReport;
+use larder_store::curve::{CurveReport, FACTORS};
 use larder_store::share::{Report, View, VolumeDamage, VolumeState};
 use larder_store::spaces::{AgesOfSpaces, Spaces};
 use larder_store::totals::Totals;
@@ -165,6 +166,7 @@ pub(super) fn metrics(view: Option<&View>, drives: &[Drive]) -> Vec<Metric> {
         owner(&mut table, view);
         answers(&mut table, &view.report);
         content(&mut table, &view.report.stats);
+        curve(&mut table, &view.report.curve);
         namespaces(&mut table, view);
         reads(&mut table, &view.report.totals.spaces);
         ages(&mut table, &view.report.totals.ages);
@@ -284,6 +286,22 @@ fn owner(table: &mut Table, view: &View) {
 /// The processes that use the store, without its owner.
 fn using(view: &View) -> u64 {
     (view.report.processes.len() as u64).saturating_sub(1)
+}
+
+/// The hit rate at other sizes.
+fn curve(table: &mut Table, curve: &CurveReport) {
+    if curve.spaces.is_empty() {
+        return;
+    }
+    for (factor, rate) in FACTORS.iter().zip(curve.total().hit_rates) {
+        table.sample(
+            "larder_curve_hit_ratio{size}",
+            "Part of the pages asked for by lookups that an LRU store of this many times the \
+             present size would have had",
+            &[&factor.to_string()],
+            Value::Gauge(rate),
+        );
+    }
 }
 
 /// The content of the store, and its room.
@@ -575,6 +593,12 @@ pub(super) mod tests {
         report.answering_volumes = vec![serde_json::from_str(volume).expect("it is JSON")];
         report.totals.spaces = serde_json::from_str(reads).expect("it is JSON");
         report.totals.ages = serde_json::from_str(r#"{"other": {}}"#).expect("it is JSON");
+        report.curve.spaces = vec![larder_store::curve::SpaceCurve {
+            pages_requested: 1,
+            hit_rates: vec![0.5; FACTORS.len()],
+            read_bytes: vec![1; FACTORS.len()],
+            ..Default::default()
+        }];
         View {
             report,
             spaces: (0..spaces).map(space).collect(),

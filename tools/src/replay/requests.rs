@@ -7,7 +7,7 @@ use larder_format::PageKey;
 
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
-use crate::trace::{BLOCK_TOKENS, Trace};
+use crate::trace::Trace;
 use crate::workload;
 
 /// One request.
@@ -54,7 +54,7 @@ impl Requests {
             now = request.timestamp.map_or(now, |at| now.max(at as u64));
             let full = request
                 .input_length
-                .map(|tokens| tokens / u64::from(BLOCK_TOKENS));
+                .map(|tokens| tokens / u64::from(request.block_tokens()));
             all.requests.push(Request {
                 at_ms: now,
                 output_tokens: request.output_length,

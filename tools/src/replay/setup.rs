@@ -1,5 +1,6 @@
 //! The trace of a replay, and its store: its creation, and the checks of an existing one.
 
+use std::iter::Peekable;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -14,7 +15,8 @@ use crate::trace::{Request, Trace, TraceError};
 /// The arguments of every replay.
 #[derive(Args, Clone, Debug)]
 pub struct Setup {
-    /// Mooncake trace: one JSON object a line, with hash_ids of 512-token blocks
+    /// Mooncake trace, or a recording of `larder record --requests`: one JSON object a line, with
+    /// hash_ids of blocks; may be compressed by zstd
     pub trace: PathBuf,
     /// Stop after this many requests
     #[arg(long)]
@@ -29,8 +31,10 @@ impl Setup {
     pub fn requests(
         &self,
         interrupt: &Interrupt,
-    ) -> Result<impl Iterator<Item = Result<Request, TraceError>> + use<>, TraceError> {
-        Ok(Trace::open(&self.trace, interrupt)?.take(self.limit()))
+    ) -> Result<Peekable<impl Iterator<Item = Result<Request, TraceError>> + use<>>, TraceError>
+    {
+        let requests = Trace::open(&self.trace, interrupt)?.take(self.limit());
+        Ok(requests.peekable())
     }
 
     /// Most requests to read.

@@ -212,13 +212,13 @@ fn ceiling(setup: &Setup, interrupt: &Interrupt) -> Result<(f64, u64), Failure> 
     let mut seen = HashSet::new();
     let (mut hit, mut requested) = (0, 0);
     for request in setup.requests(interrupt)? {
-        let blocks = request?.hash_ids;
-        hit += blocks
-            .iter()
-            .take_while(|block| seen.contains(*block))
-            .count() as u64;
-        requested += blocks.len() as u64;
-        seen.extend(blocks);
+        let request = request?;
+        let (blocks, asked) = (&request.hash_ids, request.asked());
+        let found = blocks[asked.clone()].iter();
+        hit += found.take_while(|block| seen.contains(*block)).count() as u64;
+        requested += asked.len() as u64;
+        let stored = blocks.get(asked.start..request.stored());
+        seen.extend(stored.unwrap_or_default().iter().copied());
     }
     Ok((usage::ratio(hit, requested), requested))
 }

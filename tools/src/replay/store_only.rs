@@ -1,7 +1,8 @@
 //! A trace against the store alone, with the use pattern of a server: the longest stored prefix is
 //! read, the rest put.
 //!
-//! One page is one 512-token block. Every byte read is compared with the content that the page's
+//! One page is one block of the trace. A store that another process serves is used as its client.
+//! Every byte read is compared with the content that the page's
 //! key defines. A store with pages of an earlier run is continued, so a replay can be killed at any
 //! moment and started again. `--ack-log` and `--check-log` prove that pages acknowledged before the
 //! kill are still present ([`crate::ack_log`]).
@@ -9,6 +10,7 @@
 //! Defends against a wrong store: its capacity and the shape of its replay pages must be the
 //! requested ones.
 
+use std::iter::Peekable;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -25,7 +27,7 @@ use crate::bench;
 use crate::disk::DiskFacts;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
-use crate::open::{DiskArgs, closing};
+use crate::open::{DiskArgs, with_any};
 use crate::place;
 use crate::policy::Policy;
 use crate::report::{self, Lines, Report};
@@ -218,7 +220,8 @@ pub(super) fn with_report<T>(
     let shape = workload::shape(args.page_bytes, 1)?;
     // The trace and the logs are opened first: a wrong path, or a wrong kind of file, must not
     // leave a store behind.
-    let requests = args.setup.requests(interrupt)?;
+    let mut requests = args.setup.requests(interrupt)?;
+    let block_tokens = block_tokens(&mut requests);
     let log = args.ack_log.as_deref().map(AckLog::open).transpose()?;
     let acks = Acks {
         log,
@@ -234,14 +237,40 @@ pub(super) fn with_report<T>(
     });
     create_missing(&args.store, &options, &shape)?;
     let input = Input {
-        requests,
+        requests: one_size(args, requests, block_tokens),
+        block_tokens,
         acks,
         history,
         shape,
     };
-    let store = Store::open(&args.store, args.disk.options(args.policy))?;
-    closing(&store, |store| {
+    with_any(&args.store, args.disk.options(args.policy), |store| {
         take(replay(args, store, input, interrupt)?).map(Some)
+    })
+}
+
+/// Tokens of a block of the trace: those of its first request.
+fn block_tokens(requests: &mut Peekable<impl Iterator<Item = Result<Request, TraceError>>>) -> u32 {
+    let first = requests.peek().and_then(|first| first.as_ref().ok());
+    first.map_or(BLOCK_TOKENS, Request::block_tokens)
+}
+
+/// The requests, up to a block of another size: all pages of a store have one.
+fn one_size(
+    args: &StoreArgs,
+    requests: impl Iterator<Item = Result<Request, TraceError>>,
+    block_tokens: u32,
+) -> impl Iterator<Item = Result<Request, Failure>> {
+    let path = args.setup.trace.clone();
+    requests.map(move |request| {
+        let request = request?;
+        match request.block_tokens() {
+            tokens if tokens == block_tokens => Ok(request),
+            other => Err(Failure::usage(format!(
+                "{}: it has blocks of {block_tokens} tokens and blocks of {other}, of different \
+                 models; replay each of them alone (each line states its `block_tokens`)",
+                path.display()
+            ))),
+        }
     })
 }
 
@@ -255,6 +284,7 @@ impl StoreArgs {
 /// The inputs of a replay, all of them readable.
 struct Input<R> {
     requests: R,
+    block_tokens: u32,
     acks: Acks,
     history: Option<History>,
     shape: PageShape,
@@ -263,12 +293,12 @@ struct Input<R> {
 fn replay(
     args: &StoreArgs,
     store: &Store,
-    mut input: Input<impl Iterator<Item = Result<Request, TraceError>>>,
+    mut input: Input<impl Iterator<Item = Result<Request, Failure>>>,
     interrupt: &Interrupt,
 ) -> Result<ReplayReport, Failure> {
     let started = Instant::now();
     check_capacity(store, &args.store, args.capacity(), args.capacity())?;
-    let namespace = workload::namespace(MODEL, BLOCK_TOKENS, input.shape)?;
+    let namespace = workload::namespace(MODEL, input.block_tokens, input.shape)?;
     check_namespace(store, &args.store, &namespace)?;
     let namespace = store.namespace(&namespace)?;
     let mut session = Session::new(store, namespace, &input.shape)?;
@@ -285,7 +315,9 @@ fn replay(
         if interrupt.is_raised() {
             break;
         }
-        session.serve(&workload::chain(&request?.hash_ids), &mut input.acks)?;
+        let request = request?;
+        let keys = workload::chain(&request.hash_ids);
+        session.serve_part(&keys, request.asked(), request.stored(), &mut input.acks)?;
         bar.inc(1);
         if args
             .flush_every

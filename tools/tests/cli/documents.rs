@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use larder_format::{SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS};
 
 use super::page::{is_complete, keys_of, knows, sections};
+use super::served::{absent_keys, namespace};
 use super::support::{flip, overwrite, superblocks};
 use super::*;
 
@@ -187,8 +188,17 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
         .unwrap();
     let served = first_document(&mut owner);
     let client = Store::attach(Path::new(empty), OpenOptions::default());
+    if let Ok(client) = &client {
+        let looked = client.namespace(&namespace());
+        looked
+            .map(|id| client.longest_prefix(id, &absent_keys(1)))
+            .unwrap();
+    }
     let told = larder(&["stat", empty, "--json"]).output().unwrap();
     let checked = larder(&["stat", empty, "--check", "--json"])
+        .output()
+        .unwrap();
+    let recorded = larder(&["record", empty, &at("traffic"), "--for", "1ms", "--json"])
         .output()
         .unwrap();
     let off = larder(&["remote", "off", empty, "--json"])
@@ -203,6 +213,7 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.note("serve", served.as_bytes());
     let told = printed.note("stat", &told.stdout);
     printed.note("stat", &checked.stdout);
+    printed.note("record", &recorded.stdout);
     printed.note("remote on", &[off.stdout, on.stdout].concat());
     assert!(["uring", "threads"].contains(&told["disk"].as_str().unwrap()));
 

@@ -23,6 +23,7 @@
 //! | `arrivals` | a handle's reads of pages that are on their way from beneath the store |
 //! | `spaces` | the namespaces of a handle |
 //! | `emptier` | a connection to an owner that empties segments, for a compaction |
+//! | `tape` | a connection to an owner that records the traffic |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
@@ -68,6 +69,7 @@ mod remote;
 mod role;
 mod server;
 mod spaces;
+pub mod tape;
 
 mod books;
 pub mod wire;

@@ -6,6 +6,7 @@
 //! | `accept` | the listening socket: new connections, and the socket's file |
 //! | `serve` | a connection from its greeting to its end |
 //! | [`answer`] | the reply to each request |
+//! | `noted` | the calls of clients, for a recording |
 //! | `tally` | the processes that use the store, with their counters |
 //! | `totals` | the totals of all processes, and their copies in the clients |
 //! | `emptying` | segments that clients want emptied |
@@ -56,6 +57,7 @@ mod books;
 mod emptying;
 mod held;
 pub mod ledger;
+mod noted;
 mod peer;
 mod places;
 mod reads;
@@ -366,6 +368,7 @@ impl Shared {
         session.hang_up();
         self.store.data.board.leave(row_of(session.id));
         session.leases.end(self.store.books());
+        self.store.local.traffic.end(session.id);
         let left = session.ledger.leave(self.store.catalog(), &self.map);
         self.watch.left(session, &left);
         let has_fills = self.leave_slots(session);
@@ -458,6 +461,7 @@ impl Shared {
                 .filter_map(|of| self.stopped(of))
                 .collect(),
             ended_client: self.watch.ended(),
+            curve: self.store.local.curve_report(),
         }
     }
 }

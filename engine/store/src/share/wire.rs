@@ -29,6 +29,7 @@ use crate::catalog::Pinned;
 use crate::protocol::Protocol;
 use crate::staging::{Slot, SlotEnd};
 use crate::totals::{Measures, Totals};
+use crate::traffic::{Salt, Taken};
 pub(super) use frames::arrives;
 pub use frames::{WireError, parse, parse_greeting, receive, send};
 pub use report::{
@@ -240,6 +241,12 @@ pub enum Request<'a> {
     UseBeneath {
         is_used: bool,
     },
+    /// Takes the calls of all processes since the last question; the first one begins a recording,
+    /// which ends with the asker. Keys are hashed with the salt. For an owner with the feature
+    /// [`TRAFFIC`](crate::protocol::TRAFFIC).
+    Record {
+        salt: Salt,
+    },
 }
 
 /// A key inside a message.
@@ -304,6 +311,7 @@ pub enum Reply {
     Heir(ClientId),
     /// Pages moved out of a segment; `None` if it holds other pages by now.
     Emptied(Option<u64>),
+    Recorded(Taken),
 }
 
 /// A page that may be read, and its slot where it is shared.
@@ -399,6 +407,8 @@ pub enum Failure {
     Denied(Denial),
     /// The owner does not know the message.
     Unsupported,
+    /// Another process records.
+    Recorded,
 }
 
 /// Why a process may not be a client. Ids are those of the owner's user namespace.

@@ -31,8 +31,10 @@ use super::services::Services;
 use crate::api::ReadOnlyVolume;
 use crate::beneath::{Beneath, BeneathReport};
 use crate::catalog::{Catalog, NamespaceShape};
+use crate::curve::{Curve, CurveReport};
 use crate::recovery::scan::{Spot, read_descriptors};
 use crate::spaces::{AgesOfSpaces, OTHER, SpaceAges};
+use crate::traffic::Traffic;
 
 /// How often a waiting request ticks the core.
 const TICK_WHILE_WAITING: Duration = Duration::from_secs(1);
@@ -85,6 +87,8 @@ pub struct Local {
     /// The ages of pages at their use.
     used: Mutex<AgesBySlot>,
     beneath: OnceLock<Arc<dyn Beneath>>,
+    pub(crate) traffic: Traffic,
+    pub(crate) curve: Curve,
     /// The place beneath knows that this use of the store is over.
     has_parted: AtomicBool,
     /// Weak reference to itself, for completions.
@@ -131,6 +135,7 @@ impl Local {
         services: Services,
     ) -> Arc<Local> {
         let (store, began_ms) = (core.config().store, core.config().began_ms);
+        let size_blocks = core.space_view().usable_blocks;
         Arc::new_cyclic(|this| Local {
             core: Mutex::new(core),
             core_turn: Mutex::default(),
@@ -152,6 +157,8 @@ impl Local {
             began_ms,
             used: Mutex::default(),
             beneath: OnceLock::new(),
+            traffic: Traffic::default(),
+            curve: Curve::new(size_blocks),
             has_parted: AtomicBool::new(false),
             this: this.clone(),
         })
@@ -243,6 +250,14 @@ impl Local {
             }
         }
         all
+    }
+
+    /// The hit rate at other sizes.
+    pub(crate) fn curve_report(&self) -> CurveReport {
+        let size_blocks = self.with_core(|core| core.space_view()).usable_blocks;
+        self.curve.resize(size_blocks);
+        let name = |id| self.shape(id).map(|shape| shape.fingerprint.to_string());
+        self.curve.report(self.now_ms(), name)
     }
 
     /// Runs a command, then carries out its effects.

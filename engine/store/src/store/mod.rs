@@ -17,6 +17,7 @@
 //! | `data` | the data path of a handle, and the counters of its calls |
 //! | `get` | reads on callers' threads |
 //! | `recheck` | for a read-only handle: whether a segment is still in the generation it has read |
+//! | `noted` | the calls of the owner itself, for a recording |
 //! | `notices` | log lines about refused and failed puts |
 //! | `hang` | which volumes have gone silent |
 //! | `leases` | the leases that a handle has taken |
@@ -34,6 +35,7 @@ mod leases;
 mod lessons;
 pub mod local;
 pub mod mover;
+mod noted;
 mod notices;
 pub mod opening;
 mod prewriter;
@@ -249,8 +251,13 @@ impl LocalStore {
         let Some(_gate) = self.enter() else {
             return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
         };
-        self.data
-            .get(&*self.local, namespace, pages, deadline, read_as)
+        let statuses = self
+            .data
+            .get(&*self.local, namespace, pages, deadline, read_as);
+        if read_as == ReadAs::Use {
+            self.note_get(namespace, pages, &statuses);
+        }
+        statuses
     }
 
     /// Like [`LocalStore::read`] for a use, shared with clients.
@@ -264,8 +271,11 @@ impl LocalStore {
         let Some(_gate) = self.enter() else {
             return vec![GetStatus::Miss(MissReason::Closed); pages.len()];
         };
-        self.data
-            .get_staged(&*self.local, stage, namespace, pages, deadline)
+        let statuses = self
+            .data
+            .get_staged(&*self.local, stage, namespace, pages, deadline);
+        self.note_get(namespace, pages, &statuses);
+        statuses
     }
 
     /// Counts the pages of a get of a request.
@@ -407,9 +417,11 @@ impl PageStore for LocalStore {
             _ if self.read_only => Refusal::ReadOnly,
             None => Refusal::Closed,
             Some(_) => {
-                return self
+                let statuses = self
                     .data
                     .put(&*self.local, namespace, pages, options, recall);
+                self.note_put(namespace, pages, &statuses);
+                return statuses;
             }
         };
         vec![PutStatus::Refused(why); pages.len()]
@@ -443,14 +455,19 @@ impl PageStore for LocalStore {
         let Some(_gate) = self.enter() else {
             return 0;
         };
-        self.data.longest_prefix(&*self.local, namespace, keys)
+        let found = self.data.longest_prefix(&*self.local, namespace, keys);
+        self.note_lookup(namespace, keys, found);
+        found
     }
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
         let Some(_gate) = self.enter() else {
             return vec![false; keys.len()];
         };
-        self.data.contains(&*self.local, namespace, keys)
+        let found = self.data.contains(&*self.local, namespace, keys);
+        let leading = found.iter().take_while(|is_found| **is_found).count();
+        self.note_lookup(namespace, keys, leading);
+        found
     }
 
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {

@@ -54,6 +54,7 @@ use crate::open::patient;
 use crate::place::directory_of;
 use crate::policy::Policy;
 use crate::report as output;
+use crate::trace::L3 as L3_TRACE;
 use crate::usage;
 use crate::workload;
 use drive::Run;
@@ -77,7 +78,17 @@ pub fn run(args: &TiersArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
             trace.display()
         )));
     }
-    drop(args.setup.requests(interrupt)?);
+    let mut requests = args.setup.requests(interrupt)?;
+    if let Some(Ok(first)) = requests.peek()
+        && first.tier.as_deref() == Some(L3_TRACE)
+    {
+        return Err(Failure::usage(format!(
+            "{}: a recording of L3, which lacks what L1 and L2 served: `larder replay store` takes \
+             it",
+            trace.display()
+        )));
+    }
+    drop(requests);
     plan.config(Setting::All)?;
     let device = args.device()?;
     let store_bytes = plan.scaled_bytes()?;

@@ -30,6 +30,7 @@ impl From<Failure> for StoreError {
             Failure::ReadOnlyService => StoreError::ReadOnlyService,
             Failure::Write(what) | Failure::Protocol(what) => StoreError::WriteFailed(what),
             Failure::Unsupported => StoreError::OwnerOlder,
+            Failure::Recorded => StoreError::Recorded,
             Failure::Version { .. } | Failure::Denied(_) => StoreError::OwnerGone,
         }
     }

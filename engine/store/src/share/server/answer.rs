@@ -239,6 +239,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Empty { .. } => return nonsense("no segments are emptied here"),
             Request::UseBeneath { .. } => return nonsense("nothing lies beneath here"),
             Request::Arrive { .. } => return nonsense("nothing arrives here"),
+            Request::Record { .. } => return nonsense("nothing is recorded here"),
         })
     }
 

@@ -239,6 +239,19 @@ impl Shared {
         if let Request::UseBeneath { is_used } = request {
             return Some(Reply::Count(self.store.local.use_beneath(is_used).into()));
         }
+        if let Request::Record { salt } = request {
+            return Some(self.record(session, salt));
+        }
+        let noted = self.noted(&request);
+        let reply = self.decide(session, request);
+        if let Some(noted) = noted {
+            self.note(session, &noted, reply.as_ref());
+        }
+        reply
+    }
+
+    /// The same for requests about pages and counters.
+    fn decide(&self, session: &Arc<Session>, request: Request<'_>) -> Option<Reply> {
         self.answer_reads(session, request)
             .or_else(|request| self.answer_books(session, request))
             .or_else(|request| self.empty(session, request))

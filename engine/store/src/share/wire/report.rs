@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::{Settings, Stats};
 use crate::beneath::BeneathReport;
 use crate::counts::{Departed, Process};
+use crate::curve::CurveReport;
 use crate::protocol::{Agreed, Protocol};
 use crate::staging::StagingReport;
 use crate::totals::Totals;
@@ -217,6 +218,8 @@ pub struct Report {
     pub stopped_clients: Vec<StoppedClient>,
     /// The last client that ended in the middle of puts.
     pub ended_client: Option<EndedClient>,
+    /// The hit rate at other sizes, for the lookups since the owner opened the store.
+    pub curve: CurveReport,
 }
 
 /// The clients of one release.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use larder_base::ids::NamespaceId;
 use larder_base::planted;
 use larder_base::runtime::Instant;
+use larder_core::capacity::footprint;
 use larder_core::core::{Fault, NAMESPACES_MAX, RequestId};
 use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
@@ -69,10 +70,12 @@ impl Catalog for Local {
     }
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
-        let mut orphans = Vec::new();
-        let found =
-            self.index
-                .longest_prefix(namespace.into(), keys, self.lease(namespace), &mut orphans);
+        let (mut orphans, lease) = (Vec::new(), self.lease(namespace));
+        let blocks = (lease.blocks_per_page, self.footprint(lease.blocks_per_page));
+        self.curve.looked_up(namespace, blocks, keys, lease.now_ms);
+        let found = self
+            .index
+            .longest_prefix(namespace.into(), keys, lease, &mut orphans);
         self.adopt(&orphans);
         let Some((beneath, fingerprint)) = self.beneath(namespace) else {
             return found;
@@ -88,10 +91,12 @@ impl Catalog for Local {
     }
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
-        let mut orphans = Vec::new();
-        let found =
-            self.index
-                .contains(namespace.into(), keys, self.lease(namespace), &mut orphans);
+        let (mut orphans, lease) = (Vec::new(), self.lease(namespace));
+        let blocks = (lease.blocks_per_page, self.footprint(lease.blocks_per_page));
+        self.curve.looked_up(namespace, blocks, keys, lease.now_ms);
+        let found = self
+            .index
+            .contains(namespace.into(), keys, lease, &mut orphans);
         self.adopt(&orphans);
         if let Some((beneath, fingerprint)) = self.beneath(namespace) {
             let there = keys.iter().zip(&found).filter(|(_, is_there)| **is_there);
@@ -274,7 +279,15 @@ impl Allocator for Local {
         if let Some((beneath, fingerprint)) = self.beneath(namespace) {
             beneath.asked(fingerprint, asks);
         }
-        self.with_core(|core| core.reserve(namespace.into(), asks, hint))
+        let (id, grants) = self.with_core(|core| core.reserve(namespace.into(), asks, hint));
+        let granted = grants.iter();
+        let granted = granted.take_while(|grant| !matches!(grant, Grant::Refused(_)));
+        if let Some(shape) = self.shape(namespace) {
+            let stored = asks[..granted.count()].iter().map(|ask| &ask.key);
+            let blocks = self.footprint(shape.shape.page_blocks());
+            self.curve.put(namespace, blocks, stored);
+        }
+        (id, grants)
     }
 
     fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
@@ -314,6 +327,12 @@ impl Allocator for Local {
 }
 
 impl Local {
+    /// Usable blocks that a page of so many blocks takes.
+    fn footprint(&self, page_blocks: u32) -> u32 {
+        let blocks = footprint(self.map.segment_blocks(), page_blocks);
+        u32::try_from(blocks).unwrap_or(u32::MAX)
+    }
+
     /// Waits for a deletion. Without room for its records it had no effect on some keys: when
     /// reclaim has won room, it is made `again`. `room` was seen before it was made.
     fn wait_for_record(
