@@ -159,7 +159,7 @@ pub(crate) unsafe fn options<T: Options>(at: *const T) -> Result<T, Failure> {
             .cast::<u8>()
             .copy_from_nonoverlapping(known.as_ptr(), known.len());
     }
-    // SAFETY: fields of the caller, and zeros for those that it does not know.
+    // SAFETY: fields of the caller, and zeros in place of unknown ones.
     Ok(unsafe { options.assume_init() })
 }
 

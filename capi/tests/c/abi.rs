@@ -53,7 +53,8 @@ fn a_program_of_a_later_library_is_refused_by_the_loader() {
     );
     let map = write(
         "map",
-        "LARDER_1 { global: larder_abi; local: *; };\nLARDER_1.1 { global: larder_added; } LARDER_1;\n",
+        "LARDER_1 { global: larder_abi; local: *; };\n\
+         LARDER_1.1 { global: larder_added; } LARDER_1;\n",
     );
     let mut compiler = Command::new("cc");
     compiler.args(["-shared", "-fPIC", "-Wl,-soname,liblarder.so.1"]);

@@ -73,13 +73,13 @@ pub fn linked(source: &Path, include: &Path, language: Language, flags: &[&str])
     let library = prefix().join("lib");
     let name = source.file_stem().unwrap().to_str().unwrap();
     let kind = flags.concat().len();
-    let to = prefix().join(format!("{name}-{language:?}-{kind}-{}", std::process::id()));
+    let to = prefix().join(format!("{name}-{language:?}-{kind}"));
     let mut command = language.compiler();
     command.arg(format!("-I{}", include.display())).args(flags);
     command.arg(source).arg("-o").arg(&to);
     command.arg(format!("-L{}", library.display()));
     command
-        .arg("-llarder")
+        .args(["-llarder", "-lm"])
         .arg(format!("-Wl,-rpath,{}", library.display()));
     done(&mut command);
     to

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 
-use crate::installed::{Language, SANITIZED, compiled, done, run};
+use crate::installed::{Language, SANITIZED, compiled, done, home, linked, prefix, run};
 
 /// Runs a program as C and as C++, with the sanitizers and without.
 fn in_all_ways(name: &str) {
@@ -45,6 +45,26 @@ fn a_panic_in_any_function_is_an_internal_error() {
     let planted = run(&compiled("panics.c", Language::C11, SANITIZED), &[]);
     // All functions but those without a result, which free or name something.
     assert_eq!(planted.trim(), "19");
+}
+
+#[test]
+fn the_example_serves_from_the_store_after_a_kill_with_the_same_words() {
+    let source = home().join("examples/engine.c");
+    let include = prefix().join("include");
+    let program = linked(&source, &include, Language::C11, &["-O2"]);
+    let printed = run(&program, &[]);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert_eq!(lines.len(), 6, "{printed}");
+    assert!(
+        lines.iter().all(|line| line.ends_with("words the same")),
+        "{printed}"
+    );
+    for (line, stored) in lines[3..].iter().zip(["560", "576", "608"]) {
+        assert!(
+            line.contains(&format!(" {stored} from the store")),
+            "{printed}"
+        );
+    }
 }
 
 /// The program of the faults.
