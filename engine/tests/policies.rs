@@ -460,8 +460,14 @@ fn an_overfilled_store_holds_its_promises_under_a_random_order() {
 fn an_overfilled_store_holds_its_promises_under_the_learned_order() {
     let options = OpenOptions::default().with(|o| o.eviction = Some(policy::learned()));
     let home = overfill(&options);
-    // It is too small for the learned order, and so for tables.
+    // It is too small for the learned order, and so for its costs.
     assert!(!home.path.with_file_name("store.lessons").exists());
+}
+
+#[test]
+fn the_learned_policy_leaves_a_store_of_few_segments_to_lru() {
+    let mut policy = larder_core::policy::make(&policy::learned());
+    assert!(policy.opened(159).is_some() && policy.opened(160).is_none());
 }
 
 #[test]

@@ -107,7 +107,7 @@ def test_a_hint_has_a_class_a_priority_and_a_session(store):
 
 def test_the_policy_of_eviction_is_the_learned_one_unless_another_is_named(tmp_path):
     for opening in (make, Store.open):
-        for policy, order in (({}, "lru: the store has fewer than 600 segments"), ({"policy": "lru"}, "lru")):
+        for policy, order in (({}, "lru: the store has fewer than 160 segments"), ({"policy": "lru"}, "lru")):
             with opening(tmp_path, **policy) as store:
                 assert store.stats()["eviction"] == order
 

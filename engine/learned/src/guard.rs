@@ -19,10 +19,6 @@
 
 use super::recency::{Epoch, Recency};
 
-/// In a store of fewer segments the learned order scatters so many holes over them that reclaim
-/// gives up what the order gains.
-pub(super) const SEGMENTS_MIN: usize = 600;
-
 /// The lead at which a trial ends, and that at which it has succeeded: parts of the capacity, and
 /// besides so many times the usual lead of a request. One long chain decides nothing.
 const LOST: (f64, f64) = (1.0 / 64.0, 4.0);
@@ -51,8 +47,6 @@ pub(super) enum Order {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
-    /// Follows LRU for good.
-    Off,
     /// Follows LRU: nothing was evicted yet. The part of the capacity after which the first trial
     /// begins then.
     Filling(f64),
@@ -102,14 +96,13 @@ impl Guard {
     pub(super) fn order(&self) -> Order {
         match self.phase {
             Phase::Trial(_) => Order::Learned,
-            Phase::Off | Phase::Filling(_) | Phase::Waiting(_) => Order::Lru,
+            Phase::Filling(_) | Phase::Waiting(_) => Order::Lru,
         }
     }
 
     /// Why the store does not follow the learned order.
     pub(super) fn reason(&self) -> Option<String> {
         match self.phase {
-            Phase::Off => Some(format!("the store has fewer than {SEGMENTS_MIN} segments")),
             Phase::Filling(_) => Some("no page was evicted since the open".to_owned()),
             Phase::Waiting(left) => Some(format!(
                 "{}; the next trial begins after {} MiB of new pages",
@@ -143,22 +136,12 @@ impl Guard {
         self.recency.recalled(epoch, bytes);
     }
 
-    pub(super) fn is_off(&self) -> bool {
-        matches!(self.phase, Phase::Off)
-    }
-
     /// Whether the tables say something about a full store.
     pub(super) fn is_ripe(&self) -> bool {
         match self.phase {
-            Phase::Off => false,
             Phase::Filling(first) => first == 0.0,
             Phase::Waiting(_) | Phase::Trial(_) => true,
         }
-    }
-
-    /// The store follows LRU for good.
-    pub(super) fn stay_with_lru(&mut self) {
-        self.phase = Phase::Off;
     }
 
     /// The epoch of pages that are used now.
@@ -182,7 +165,7 @@ impl Guard {
         let usual = self.square.sqrt();
         let bound = |(share, times)| share * capacity + times * usual;
         match &mut self.phase {
-            Phase::Off | Phase::Filling(_) => None,
+            Phase::Filling(_) => None,
             Phase::Waiting(left) => {
                 *left -= (1.0 - held) * size;
                 (*left <= 0.0).then(|| self.switch(Phase::Trial(0.0)))
@@ -334,17 +317,5 @@ mod tests {
         guard.evicts();
         assert_eq!(wait(&mut guard), 1);
         assert_eq!(guard.order(), Order::Learned);
-    }
-
-    #[test]
-    fn a_store_that_stays_with_lru_begins_no_trial() {
-        let mut guard = Guard::default();
-        guard.stay_with_lru();
-        for _ in 0..3 * PAGES {
-            guard.holds(PAGES * PAGE);
-            guard.evicts();
-            assert_eq!(guard.used(None, PAGE, false, NOW), None);
-        }
-        assert!(guard.reason().is_some());
     }
 }

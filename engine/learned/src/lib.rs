@@ -69,7 +69,7 @@ use larder_format::KeyPrefix;
 use budget::Budget;
 use class::{ClassId, Classes, Traits};
 use ghost::{Ghosts, Memory};
-use guard::{Guard, Order, SEGMENTS_MIN, Switched};
+use guard::{Guard, Order, Switched};
 use hazard::{Hazards, REFRESH, TICKS};
 #[cfg(debug_assertions)]
 use larder_core::planted;
@@ -86,6 +86,10 @@ const SAME_REQUEST: u32 = TICKS / 4;
 /// The lines of reclaim while the store follows LRU: shares of the range of ages.
 const COLD_SHARE: u32 = 20;
 const WARM_SHARE: u32 = 4;
+
+/// Below this number of segments a store follows LRU for good: reclaim would drop and copy more
+/// than the order gains.
+const SEGMENTS_MIN: usize = 160;
 
 /// Pages of a chain that count for the worth of its first one.
 const CHAIN: usize = 3;
@@ -468,16 +472,17 @@ impl EvictionPolicy for Learned {
 }
 
 impl EvictionOrder for Learned {
-    fn opened(&mut self, segments: usize) {
-        if segments < SEGMENTS_MIN {
+    fn opened(&mut self, segments: usize) -> Option<String> {
+        let is_small = segments < SEGMENTS_MIN;
+        is_small.then(|| {
             tracing::info!(
                 segments,
                 "eviction follows the LRU order: the store has fewer than {SEGMENTS_MIN} segments, \
-                 and reclaim would move too much under the learned one; create it with smaller \
-                 segments (--segment-size)"
+                 and reclaim would drop and move too much under the learned one; create it with \
+                 smaller segments (--segment-size)"
             );
-            self.guard.stay_with_lru();
-        }
+            format!("the store has fewer than {SEGMENTS_MIN} segments")
+        })
     }
 
     fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
@@ -519,9 +524,6 @@ impl EvictionOrder for Learned {
     }
 
     fn lessons(&self) -> Vec<u8> {
-        if self.guard.is_off() {
-            return Vec::new();
-        }
         let moment = Moment {
             now: self.now,
             epoch: self.guard.now(),
@@ -532,7 +534,7 @@ impl EvictionOrder for Learned {
     }
 
     fn note(&self, page: PageNumber, key: KeyPrefix) -> Option<u128> {
-        let known = self.pages.find(page.0).filter(|_| !self.guard.is_off());
+        let known = self.pages.find(page.0);
         known.map(|page| notes::write(key, page))
     }
 

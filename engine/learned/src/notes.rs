@@ -7,8 +7,8 @@
 //!    15..0   epoch of the last use
 //! ```
 //!
-//! Keys are hashes: the words, sorted, lie in buckets of about eight by their highest bits. Pages of
-//! one key in two namespaces share a word, that of either one.
+//! Keys are hashes: the words, sorted, lie in buckets of about eight by their highest bits. Pages
+//! of one key in two namespaces share a word, that of either one.
 
 use larder_format::KeyPrefix;
 

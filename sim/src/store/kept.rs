@@ -13,7 +13,7 @@ struct Save {
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Kept {
-    /// The present run, and the one that wrote to the volumes before it.
+    /// The present run, and the last run before it that wrote to the volumes.
     run: u32,
     run_before: u32,
     /// Notes since the last save.

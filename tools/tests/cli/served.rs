@@ -75,7 +75,7 @@ fn the_settings_of_the_owner_are_shown_and_a_client_with_others_warns_once() {
     assert_eq!(told["sync"], "always");
     assert_eq!(told["lease_seconds"], 7.0);
     assert_eq!(told["prewrite"], true);
-    let small = "lru: the store has fewer than 600 segments";
+    let small = "lru: the store has fewer than 160 segments";
     assert_eq!(told["eviction"], small);
     says(&["stat", at], 0, &[small]);
     says(&["stat", at], 0, &["sync always, lease 7 s, prewrite true"]);

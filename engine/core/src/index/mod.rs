@@ -163,6 +163,11 @@ impl Index {
         self.state.write().choose(policy);
     }
 
+    /// Evicts the least recently used page, for this reason.
+    pub fn stay_with_lru(&self, reason: &str) {
+        self.state.write().lru = format!("lru: {reason}");
+    }
+
     /// The lines of reclaim of such a policy. It gets the blocks of pages that puts and reclaim
     /// have written. `None` without such a policy: the caller derives the lines from heats.
     pub fn lines(&self, put: u64, copied: u64) -> Option<ReclaimLines> {
@@ -554,11 +559,7 @@ impl Index {
 
     /// The order of eviction that is followed, for people, and how often that has changed.
     pub fn order(&self) -> (String, u64) {
-        let state = self.state.read();
-        let chosen = state
-            .chosen()
-            .map(|chosen| (chosen.order(), chosen.scale()));
-        chosen.unwrap_or_else(|| ("lru".to_owned(), 0))
+        self.state.read().order()
     }
 
     /// Names the scale of all worths. It changes with the order of the chosen policy, and without

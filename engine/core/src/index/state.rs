@@ -44,6 +44,8 @@ pub(super) struct State {
     cold: Lru,
     /// A policy of another crate in place of `cold`, which is empty then.
     chosen: Option<Box<Chosen>>,
+    /// The order of `cold`, for people.
+    pub(super) lru: String,
     counted: Counted,
     pages: usize,
     /// Number of pages of each namespace, up to the highest namespace that had some.
@@ -62,6 +64,7 @@ impl State {
             slab: Slab::new(),
             cold: Lru::new(),
             chosen: None,
+            lru: "lru".to_owned(),
             counted: Counted::new(capacity_blocks),
             pages: 0,
             of_namespace: Vec::new(),
@@ -95,6 +98,14 @@ impl State {
         match &self.chosen {
             None => self.epoch,
             Some(chosen) => chosen.scale(),
+        }
+    }
+
+    /// See [`Index::order`](super::Index::order).
+    pub(super) fn order(&self) -> (String, u64) {
+        match &self.chosen {
+            None => (self.lru.clone(), 0),
+            Some(chosen) => (chosen.order(), chosen.scale()),
         }
     }
 

@@ -12,9 +12,11 @@ use super::{
 
 /// See the module.
 pub trait EvictionOrder: EvictionPolicy {
-    /// A store of so many segments is opened. Comes first.
-    fn opened(&mut self, segments: usize) {
+    /// A store of so many segments is opened. Comes first. For a reason against its order the store
+    /// follows LRU until it is closed, without the policy.
+    fn opened(&mut self, segments: usize) -> Option<String> {
         let _ = segments;
+        None
     }
 
     /// Pages of these names may arrive or leave next: a policy that remembers names can fetch its

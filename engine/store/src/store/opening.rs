@@ -119,12 +119,16 @@ fn recover_current<E: Extra>(
         ));
         if let Some(policy) = &options.eviction {
             let mut policy = make(policy);
-            policy.opened(usize::try_from(segments).unwrap_or(usize::MAX));
-            if let Some(lessons) = Lessons::beside(volumes) {
-                let (lessons, notes) = lessons.read();
-                policy.recall(&lessons, notes);
+            let segments = usize::try_from(segments).unwrap_or(usize::MAX);
+            if let Some(reason) = policy.opened(segments) {
+                index.stay_with_lru(&reason);
+            } else {
+                if let Some(lessons) = Lessons::beside(volumes) {
+                    let (lessons, notes) = lessons.read();
+                    policy.recall(&lessons, notes);
+                }
+                index.choose(policy);
             }
-            index.choose(policy);
         }
         let (recovery, pages) =
             recover_pages(&disk, &volumes.superblocks(), &index, options.read_only);

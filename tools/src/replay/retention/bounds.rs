@@ -36,7 +36,7 @@ struct Pair {
 impl Pair {
     fn play(trace: &Trace, segments: u32) -> Pair {
         let requests = requests(trace);
-        let percent = |percent| Geometry::keeping(percent, FILL, &requests);
+        let percent = |percent| Geometry::keeping(percent, FILL, None, &requests);
         let geometry = (1..1000)
             .map(|step| percent(f64::from(step) / 10.0).unwrap())
             .find(|geometry| geometry.segments >= segments)
@@ -134,7 +134,7 @@ fn a_store_that_pages_fill_less_keeps_as_many_and_copies_less() {
     let requests = requests(&trace.collect());
     let never = Interrupt::never();
     let [full, less] = [FILL, 60.0].map(|fill| {
-        let geometry = Geometry::keeping(10.0, fill, &requests).unwrap();
+        let geometry = Geometry::keeping(10.0, fill, None, &requests).unwrap();
         let played = play(&requests, &geometry, Policy::Lru, Hints::None, &[], &never).unwrap();
         (geometry, played)
     });

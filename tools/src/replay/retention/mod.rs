@@ -68,6 +68,9 @@ pub struct RetentionArgs {
     /// Percent of the store's room that pages fill at most: the lower, the less reclaim copies
     #[arg(long, value_name = "PERCENT", default_value_t = volume::FILL, value_parser = fill)]
     fill: f64,
+    /// Number of segments of the store; without it segments have 16 MiB, eight pages
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..1 << 24))]
+    segments: Option<u32>,
     /// Begin with the tables that the policy learns on this trace
     #[arg(long, value_name = "TRACE")]
     learned_on: Option<PathBuf>,
@@ -92,7 +95,7 @@ pub fn run(args: &RetentionArgs, interrupt: &Interrupt) -> Result<Ending, Failur
         .transpose()?;
     let mut rows = Vec::new();
     for percent in &args.percent {
-        let geometry = Geometry::keeping(*percent, args.fill, &requests)?;
+        let geometry = Geometry::keeping(*percent, args.fill, args.segments, &requests)?;
         let play = |requests, policy, lessons: &[u8]| {
             play(requests, &geometry, policy, args.hints, lessons, interrupt)
         };

@@ -12,7 +12,7 @@ use larder_core::core::{
 };
 use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Grant, ReservationId};
-use larder_core::index::{Index, Lease, NamespaceSlot, ReadAs};
+use larder_core::index::{Index, Lease, NamespaceSlot, ReadAs, SEGMENT_BLOCKS_MAX};
 use larder_core::policy::order::EvictionOrder;
 use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
 use larder_format::{BLOCK_BYTES, PageKey, Run, Serial, StoreId};
@@ -25,7 +25,7 @@ use crate::size::ByteSize;
 use crate::trace::BLOCK_TOKENS;
 use crate::workload;
 
-/// Bytes of a page and of a segment, and their blocks.
+/// Bytes of a page, and of a segment whose number is not given, and their blocks.
 const PAGE_BYTES: u64 = 2 << 20;
 const SEGMENT_BYTES: u64 = 16 << 20;
 const PAGE_BLOCKS: u32 = (PAGE_BYTES / BLOCK_BYTES as u64) as u32;
@@ -46,6 +46,7 @@ type Block = [u8; BLOCK_BYTES];
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Geometry {
     pub segments: u32,
+    segment_blocks: u32,
     /// Most blocks of pages that it keeps, and most pages.
     blocks: u64,
     pub pages: usize,
@@ -53,41 +54,49 @@ pub(super) struct Geometry {
 
 impl Geometry {
     /// The smallest store that keeps this part of the blocks of a trace, and fills at most so many
-    /// percent of its room with them.
+    /// percent of its room with them: of segments of 16 MiB, or of so many segments.
     pub(super) fn keeping(
         percent: f64,
         fill: f64,
+        segments: Option<u32>,
         requests: &Requests,
     ) -> Result<Geometry, Failure> {
         let wanted = (percent / 100.0 * requests.distinct() as f64) as u64;
-        let footprint = footprint(SEGMENT_BLOCKS, PAGE_BLOCKS);
-        let usable = |segments: u32| usable_blocks(u64::from(segments), 1, SEGMENT_BLOCKS);
-        let kept = |segments: u32| usable(segments).checked_div(footprint).unwrap_or(0);
-        let sizes = 1..=u32::MAX >> 8;
-        let mut range = (*sizes.start(), *sizes.end());
+        let filled = |segments: u32| (f64::from(segments) * FILL / fill).ceil() as u32;
+        let of_size = |size: u32| {
+            let (segments, segment_blocks) = match segments {
+                Some(segments) => (segments, size),
+                None => (size, SEGMENT_BLOCKS),
+            };
+            let blocks = usable_blocks(u64::from(segments), 1, segment_blocks);
+            let kept = blocks.checked_div(footprint(segment_blocks, PAGE_BLOCKS));
+            Geometry {
+                segments: filled(segments),
+                segment_blocks,
+                blocks,
+                pages: kept.unwrap_or(0) as usize,
+            }
+        };
+        let most = segments.map_or(u32::MAX >> 8, |_| SEGMENT_BLOCKS_MAX);
+        let mut range = (1, most);
         while range.0 < range.1 {
             let middle = range.0 + (range.1 - range.0) / 2;
-            range = if kept(middle) >= wanted {
+            range = if of_size(middle).pages as u64 >= wanted {
                 (range.0, middle)
             } else {
                 (middle + 1, range.1)
             };
         }
-        let segments = range.0;
-        if wanted == 0 || kept(segments) < wanted {
+        let found = of_size(range.0);
+        if wanted == 0 || (found.pages as u64) < wanted {
             return Err(Failure::usage(format!(
-                "no store keeps {percent} % of the trace's {} blocks in segments of {} with pages \
+                "no store keeps {percent} % of the trace's {} blocks in such segments with pages \
                  of {}; give another --percent",
                 requests.distinct(),
-                ByteSize(SEGMENT_BYTES),
                 ByteSize(PAGE_BYTES)
             )));
         }
-        Ok(Geometry {
-            segments: (f64::from(segments) * FILL / fill).ceil() as u32,
-            blocks: usable(segments),
-            pages: kept(segments) as usize,
-        })
+        Ok(found)
     }
 }
 
@@ -114,6 +123,7 @@ pub(super) struct Volume {
     core: Core,
     index: Arc<Index>,
     namespace: NamespaceSlot,
+    segment_blocks: u32,
     /// By byte offset.
     blocks: HashMap<u64, Box<Block>>,
     settled: HashMap<ReservationId, Vec<PutStatus>>,
@@ -128,7 +138,7 @@ impl Volume {
         geometry: &Geometry,
         policy: Option<Box<dyn EvictionOrder>>,
     ) -> Result<Volume, Failure> {
-        let blocks = u64::from(geometry.segments) * u64::from(SEGMENT_BLOCKS);
+        let blocks = u64::from(geometry.segments) * u64::from(geometry.segment_blocks);
         let index = Arc::new(Index::new(geometry.segments as usize, blocks));
         if let Some(policy) = policy {
             index.choose(policy);
@@ -153,7 +163,7 @@ impl Volume {
         };
         let config = Config {
             store: STORE,
-            segment_blocks: SEGMENT_BLOCKS,
+            segment_blocks: geometry.segment_blocks,
             sync: SyncPolicy::Relaxed,
             write_bytes_max: u64::MAX,
             copy_blocks_max: u64::MAX,
@@ -164,6 +174,7 @@ impl Volume {
             core: Core::new(config, recovered, index.clone()),
             index,
             namespace: NamespaceSlot(0),
+            segment_blocks: geometry.segment_blocks,
             blocks: HashMap::new(),
             settled: HashMap::new(),
             wants_reclaim: false,
@@ -329,7 +340,7 @@ impl Volume {
             store: STORE,
             volume: 0,
             number: victim.number,
-            segment_blocks: SEGMENT_BLOCKS,
+            segment_blocks: self.segment_blocks,
         };
         let blocks = (0..victim.blocks).filter_map(|index| {
             let block = self.blocks.get(&spot.block_offset(index))?;
