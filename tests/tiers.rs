@@ -147,7 +147,7 @@ fn where_the_load_is_above_what_the_servers_can_do_times_are_not_compared() {
     let more = ["--only", "--instances", "4", "--tflops", "2000"];
     let people = larder(&arguments(&trace, &store, &more)).output().unwrap();
     let text = String::from_utf8(people.stdout).unwrap();
-    assert!(text.contains("TTFT p50 p99"), "{text}");
+    assert!(text.contains("TTFT p50 p90 p99"), "{text}");
     assert!(!text.contains("not compared"), "{text}");
 }
 

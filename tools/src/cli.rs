@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
-    manuals, record, remote, replay, serve, stat, superblock, verify, volume,
+    manuals, plan, record, remote, replay, serve, stat, superblock, verify, volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -49,6 +49,7 @@ enum Command {
     Export(export::ExportArgs),
     Import(import::ImportArgs),
     Bench(bench::BenchArgs),
+    Plan(plan::PlanArgs),
     Record(record::RecordArgs),
     Replay(replay::ReplayArgs),
     Doctor(doctor::DoctorArgs),
@@ -105,6 +106,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Record(args) => record::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Doctor(args) => doctor::run(args, program),

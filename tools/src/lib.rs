@@ -17,6 +17,7 @@
 //! | `export`, `import` | pages of a store to a file, and from one into a store |
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
+//! | `plan` | the disk to buy, and whether it is worth it |
 //! | `record` | records the traffic of a served store |
 //! | `replay` | runs a request trace against a store, or through all three tiers |
 //! | `bench` | measures puts, gets, lookups and loads |
@@ -43,6 +44,8 @@
 //! | [`place`] | the place of a store on the command line |
 //! | [`disk`] | the disk that moves a store's bytes, as documents state it |
 //! | [`trace`] | request traces |
+//! | `model` | the bytes that a model keeps of a token, and the computation of a prefill |
+//! | `verdict` | whether a store is worth its disk |
 //! | `zstd` | compressed text |
 //! | `report` | the output: a document, or lines for people |
 //! | `failure` | exit codes, and the sentence of a failure |
@@ -85,9 +88,11 @@ pub mod log;
 mod losses;
 mod manuals;
 mod metrics;
+mod model;
 mod open;
 mod owner;
 pub mod place;
+mod plan;
 pub mod policy;
 mod program;
 mod record;
@@ -105,6 +110,7 @@ mod superblock;
 pub mod trace;
 mod turns;
 mod usage;
+mod verdict;
 mod verify;
 mod volume;
 mod workload;

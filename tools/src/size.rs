@@ -28,6 +28,17 @@ const FRACTION_DIGITS_MAX: usize = 15;
 /// Longest duration: 100 years. A deadline so far ahead fits an `Instant`.
 pub const DURATION_MAX: Duration = Duration::from_secs(36_500 * 24 * 60 * 60);
 
+/// Reads a number above 0 for the command line.
+///
+/// # Errors
+/// A sentence for people.
+pub fn above_zero(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
+        _ => Err("a number above 0 is needed".to_owned()),
+    }
+}
+
 /// A number of bytes, written `64GiB` on the command line and printed `64 GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ByteSize(pub u64);

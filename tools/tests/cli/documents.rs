@@ -110,6 +110,16 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let policy = ["replay", "policy", trace, "--percent", "50"];
     printed.run(&policy, 0);
     printed.run(&["replay", "l4", trace], 0);
+    let disk = [
+        "--disk-read",
+        "5",
+        "--disk-write",
+        "2",
+        "--drive-writes",
+        "9",
+    ];
+    let plan = ["plan", "--trace", trace, "--size", "1TiB"];
+    printed.run(&[&plan[..], &disk].concat(), 0);
     let acks = std::fs::read_to_string(acks).unwrap();
     let key = acks.split_whitespace().nth(1).unwrap();
 

@@ -8,16 +8,16 @@ use super::serve;
 use super::support::{json, says, text};
 
 /// Documents of eight blocks, some of them asked for more often than others: more than fit.
-fn documents(path: &Path) {
+pub fn documents(path: &Path) {
     let mut state = 7_u64;
     let mut text = String::new();
-    for _ in 0..3000 {
+    for at in 0..3000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005);
         state = state.wrapping_add(1_442_695_040_888_963_407);
         let part = (state >> 33) as f64 / f64::from(1 << 31);
         let first = (part * part * 2500.0) as u64 * 8;
         let blocks: Vec<u64> = (first..first + 8).collect();
-        writeln!(text, "{{\"hash_ids\": {blocks:?}}}").unwrap();
+        writeln!(text, "{{\"timestamp\": {at}, \"hash_ids\": {blocks:?}}}").unwrap();
     }
     std::fs::write(path, text).unwrap();
 }

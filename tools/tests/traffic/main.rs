@@ -5,6 +5,7 @@
 mod support;
 
 mod curve;
+mod plan;
 mod record;
 
 use std::io::{BufRead, BufReader};

@@ -17,8 +17,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use larder_tiers::cache::{READERS, Time};
 use larder_tiers::core::{OpId, Order};
 
-use super::model::Load;
 use super::shared::{Nanos, SharedDisk};
+use crate::model::Load;
 
 /// Nanoseconds of a second.
 pub const SECOND: f64 = 1e9;

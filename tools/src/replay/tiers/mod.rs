@@ -21,12 +21,10 @@
 //! | `outcome` | the result of a run |
 //! | `speed` | the measured speed of the disk and the memory |
 //! | `machine` | virtual time: clock, disk and links, for the servers' caches |
-//! | `model` | the cache size and the computation of models |
 //! | `shared` | a disk that several transfers share |
 
 mod drive;
 mod machine;
-mod model;
 mod outcome;
 mod plan;
 mod report;
@@ -109,7 +107,10 @@ pub fn run(args: &TiersArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
         .then(|| Untold::new(&args.store, &options))
         .transpose()?;
     let shape = on_disk(&plan.page)?;
-    let measured = speed::disk(directory_of(&args.store), &shape, interrupt)?;
+    let measured = match args.disk() {
+        Some(given) => given,
+        None => speed::disk(directory_of(&args.store), &shape, interrupt)?,
+    };
     if interrupt.is_raised() {
         return Ok(Ending::Interrupted);
     }

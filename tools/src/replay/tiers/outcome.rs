@@ -111,6 +111,8 @@ impl Served {
 pub struct Quantiles {
     /// The median.
     pub p50_seconds: f64,
+    /// 90 of 100 are not greater.
+    pub p90_seconds: f64,
     /// 99 of 100 are not greater.
     pub p99_seconds: f64,
 }
@@ -123,6 +125,7 @@ impl Quantiles {
         let of = |percent| nearest_rank(&times, percent).map_or(0.0, seconds);
         Quantiles {
             p50_seconds: of(50),
+            p90_seconds: of(90),
             p99_seconds: of(99),
         }
     }
@@ -144,6 +147,7 @@ mod tests {
             (quantiles.p50_seconds, quantiles.p99_seconds),
             (100.0, 198.0)
         );
+        assert_eq!(quantiles.p90_seconds, 180.0);
         assert_eq!(Quantiles::of(std::iter::empty()), Quantiles::default());
     }
 }

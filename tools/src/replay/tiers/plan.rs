@@ -13,15 +13,17 @@ use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
 use larder_tiers::model::page_shape;
 use serde::de::DeserializeOwned;
 
-use super::model::{Compute, MODELS, Model};
+use super::machine::nanos;
+use super::speed::DiskSpeed;
 use crate::failure::Failure;
 use crate::l1;
+use crate::model::{Compute, MODELS, Model};
 use crate::place;
 use crate::replay::setup::Setup;
-use crate::size::ByteSize;
+use crate::size::{ByteSize, above_zero};
 
 /// Tokens of the prompt by which a server's speed is judged.
-const USUAL_TOKENS: u32 = 8192;
+pub const USUAL_TOKENS: u32 = 8192;
 
 /// Tokens of a page at most: eight blocks.
 const PAGE_TOKENS_MAX: u32 = 4096;
@@ -43,8 +45,7 @@ pub struct TiersArgs {
     /// Size of each server's L2
     #[arg(long, value_name = "SIZE")]
     pub l2: ByteSize,
-    /// Whose pages: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3, or the config.json of a
-    /// dense model with grouped-query attention
+    /// Whose pages: llama-3.1-8b, llama-3.1-70b, qwen3-32b, deepseek-v3, or a config.json
     #[arg(long, default_value = &*MODELS[0].name, value_parser = Model::named)]
     pub model: Arc<Model>,
     /// Tokens of a page
@@ -58,7 +59,7 @@ pub struct TiersArgs {
     #[arg(long, default_value = "timeout", value_parser = named::<PrefetchPolicy>)]
     pub prefetch_policy: PrefetchPolicy,
     /// How many times as fast as in the trace requests come
-    #[arg(long, default_value_t = 1.0, value_parser = positive)]
+    #[arg(long, default_value_t = 1.0, value_parser = above_zero)]
     pub rate: f64,
     /// Servers, each with an L1 and an L2 of its own
     #[arg(long, value_name = "N", default_value_t = 1,
@@ -69,13 +70,22 @@ pub struct TiersArgs {
         value_parser = clap::value_parser!(u32).range(1..))]
     scale: u32,
     /// GB/s between L2 and L1, each way [default: memcpy's speed here]
-    #[arg(long, value_name = "GB/s", value_parser = positive)]
+    #[arg(long, value_name = "GB/s", value_parser = above_zero)]
     link: Option<f64>,
+    /// GB/s that a disk to be bought reads [default: those of the disk here]
+    #[arg(long, value_name = "GB/s", value_parser = above_zero, requires = "disk_write")]
+    disk_read: Option<f64>,
+    /// GB/s that it writes
+    #[arg(long, value_name = "GB/s", value_parser = above_zero, requires = "disk_read")]
+    disk_write: Option<f64>,
+    /// Microseconds of its reads and writes besides their bytes
+    #[arg(long, value_name = "US", value_parser = above_zero, requires = "disk_read")]
+    disk_latency: Option<f64>,
     /// TFLOP/s that a prefill reaches, all accelerators of a server together: an H200 by default
-    #[arg(long, default_value_t = 600.0, value_parser = positive)]
+    #[arg(long, default_value_t = 600.0, value_parser = above_zero)]
     tflops: f64,
     /// GB/s of their memory
-    #[arg(long, value_name = "GB/s", default_value_t = 4800.0, value_parser = positive)]
+    #[arg(long, value_name = "GB/s", default_value_t = 4800.0, value_parser = above_zero)]
     hbm: f64,
     /// Read only pages from L3 that are expected faster than computing them
     #[arg(long)]
@@ -92,13 +102,6 @@ pub struct TiersArgs {
 /// By its name in configuration files.
 fn named<T: DeserializeOwned>(name: &str) -> Result<T, String> {
     serde_json::from_value(serde_json::Value::from(name)).map_err(|error| error.to_string())
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(number) if number.is_finite() && number > 0.0 => Ok(number),
-        _ => Err("a number above 0 is needed".to_owned()),
-    }
 }
 
 /// The tiers in use, in the order of the output.
@@ -170,6 +173,17 @@ impl TiersArgs {
             flops: self.tflops * 1e12,
             memory_bytes_per_second: self.hbm * 1e9,
         }
+    }
+
+    /// The disk to be bought, unless the one here is measured.
+    pub fn disk(&self) -> Option<DiskSpeed> {
+        let latency = nanos(self.disk_latency.unwrap_or(0.0) / 1e6);
+        let speed = |gigabytes: f64| (gigabytes * 1e9, latency);
+        let both = self.disk_read.zip(self.disk_write);
+        both.map(|(read, write)| DiskSpeed {
+            read: speed(read),
+            write: speed(write),
+        })
     }
 
     /// The device that holds L1.

@@ -10,16 +10,17 @@ use serde::Serialize;
 use super::drive::Run;
 use super::machine::Speeds;
 use super::outcome::{Moved, Quantiles, Timing, seconds};
-use super::plan::{Plan, Setting};
+use super::plan::{Plan, Setting, USUAL_TOKENS};
 use super::shared::Nanos;
 use crate::disk::DiskFacts;
 use crate::failure::Ending;
 use crate::report::{Lines, Report, rows};
 use crate::size::ByteSize;
 use crate::usage;
+use crate::verdict::{Facts, Verdict};
 
 /// Width of a column of the table.
-const COLUMN: usize = 17;
+const COLUMN: usize = 22;
 
 /// The store's own figures, and its state before.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -59,6 +60,8 @@ struct SpeedReport {
     write_bytes_per_second: f64,
     write_latency_us: f64,
     link_bytes_per_second: f64,
+    /// Whether the disk here was measured, or another one was given.
+    disk_is_measured: bool,
     /// Whether the link has memcpy's speed here, or was given.
     link_is_measured: bool,
 }
@@ -134,6 +137,8 @@ pub struct TiersReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     ttft_refused: Option<String>,
     #[serde(flatten)]
+    verdict: Verdict,
+    #[serde(flatten)]
     cost: Cost,
 }
 
@@ -174,11 +179,13 @@ impl TiersReport {
                 write_bytes_per_second: speeds.write.0,
                 write_latency_us: seconds(speeds.write.1) * 1e6,
                 link_bytes_per_second: speeds.link,
+                disk_is_measured: args.disk().is_none(),
                 link_is_measured: args.link().is_none(),
             },
             store,
             settings: settings.collect(),
             ttft_refused,
+            verdict: facts(plan, speeds, runs).verdict(),
             cost,
         }
     }
@@ -191,6 +198,41 @@ impl TiersReport {
         Ending::Done
             .or_interrupted(self.cost.interrupted)
             .or_findings(self.settings.iter().any(is_bad) || self.store.damaged_pages > 0)
+    }
+}
+
+/// The facts of a verdict on L3.
+fn facts(plan: &Plan<'_>, speeds: &Speeds, runs: &[(Setting, Run)]) -> Facts {
+    let of = |wanted: Setting| {
+        let found = runs.iter().find(|(setting, _)| *setting == wanted);
+        found.map(|(_, run)| run)
+    };
+    let served = |run: &Run| -> f64 {
+        let service = run.served.timings.iter().map(|timing| timing.service);
+        seconds(service.sum())
+    };
+    let saved = of(Setting::All)
+        .zip(of(Setting::L1L2))
+        .map(|(all, without)| {
+            let days = seconds(all.ended.max(1)) / 86_400.0;
+            (served(without) - served(all)) / days
+        });
+    let hit_rate = of(Setting::All).map(|run| {
+        let l3 = run.served.found.l3 * u64::from(plan.args.page_size);
+        usage::ratio(l3, l3 + run.served.computed_tokens)
+    });
+    let pages = f64::from(USUAL_TOKENS) / f64::from(plan.args.page_size);
+    let (rate, latency) = speeds.read;
+    let read = pages * speeds.page_bytes as f64 / rate + seconds(latency);
+    let model = &plan.args.model;
+    let prefill = model.prefill_seconds(&plan.args.compute(), USUAL_TOKENS.into(), 0);
+    let ms = |seconds: f64| Some(seconds * 1e6 / f64::from(USUAL_TOKENS));
+    Facts {
+        hit_rate,
+        read_ms: ms(read),
+        prefill_ms: ms(prefill),
+        saved_seconds_per_day: saved,
+        ..Facts::default()
     }
 }
 
@@ -278,6 +320,7 @@ impl Report for TiersReport {
             ));
         }
         self.awareness(&mut lines);
+        lines.text(&*self.verdict.verdict_reason);
         for setting in &self.settings {
             for leak in &setting.leaks {
                 lines.text(format!("Leaked with {}: {leak}", setting.setting));
@@ -291,8 +334,8 @@ impl Report for TiersReport {
 }
 
 const TOO_LONG: &str = "  too long for L1";
-const QUEUEING: &str = "Queueing p50 p99";
-const TTFT: &str = "TTFT p50 p99";
+const QUEUEING: &str = "Queueing p50 p90 p99";
+const TTFT: &str = "TTFT p50 p90 p99";
 
 /// A value of a setting, with pages of so many bytes.
 type Value = fn(&SettingReport, u64) -> String;
@@ -323,7 +366,7 @@ const ROWS: &[(&str, Value)] = &[
     ("Load / capacity", |s, _| {
         s.load.map_or("-".to_owned(), |load| format!("{load:.2}"))
     }),
-    ("Service p50 p99", |s, _| both(Some(&s.service))),
+    ("Service p50 p90 p99", |s, _| both(Some(&s.service))),
     ("  waiting for loads", |s, _| both(Some(&s.stall))),
     (QUEUEING, |s, _| both(s.queueing.as_ref())),
     (TTFT, |s, _| both(s.ttft.as_ref())),
@@ -344,7 +387,8 @@ fn size(bytes: u64) -> String {
 
 fn both(times: Option<&Quantiles>) -> String {
     times.map_or(String::new(), |t| {
-        format!("{:.3} {:.3} s", t.p50_seconds, t.p99_seconds)
+        let (p50, p90, p99) = (t.p50_seconds, t.p90_seconds, t.p99_seconds);
+        format!("{p50:.3} {p90:.3} {p99:.3} s")
     })
 }
 
@@ -357,7 +401,10 @@ impl TiersReport {
             "Servers" => "{}, each with {} of L1 and {} of L2; {}, {}",
                 self.instances, size(self.l1_bytes), size(self.l2_bytes), name(&self.write_policy),
                 name(&self.prefetch_policy);
-            "Disk, measured" => "reads {} and {:.0} us a call, writes {} and {:.0} us",
+            match speeds.disk_is_measured {
+                true => "Disk, measured",
+                false => "Disk, as given",
+            } => "reads {} and {:.0} us a call, writes {} and {:.0} us",
                 usage::rate(speeds.read_bytes_per_second), speeds.read_latency_us,
                 usage::rate(speeds.write_bytes_per_second), speeds.write_latency_us;
         }

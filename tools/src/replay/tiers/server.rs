@@ -25,10 +25,10 @@ use larder_tiers::prompt::{Prompt, Scope};
 use larder_tiers::{Cache, Config, Parts};
 
 use super::machine::{Event, Machine, ServerNumber, nanos};
-use super::model::{Compute, Model, prefill_end};
 use super::outcome::{Found, Served, Timing};
 use super::shared::Nanos;
 use crate::failure::Failure;
+use crate::model::{Compute, Model, prefill_end};
 use crate::trace::{self, BLOCK_TOKENS};
 use crate::workload::Words;
 
