@@ -1,6 +1,7 @@
 //! A page as blocks and entries.
 
 use std::mem;
+use std::ops::Range;
 
 use thiserror::Error;
 
@@ -121,7 +122,8 @@ impl Codec {
     /// If the stream is not one of a page of this length.
     pub fn decode(&self, stream: &[u8], parts: &mut [&mut [u8]]) -> Result<(), Malformed> {
         let plain_bytes = parts.iter().map(|part| part.len()).sum();
-        let (entries, _) = entries_of(stream, plain_bytes)?;
+        let blocks_max = blocks_max(stream.len(), plain_bytes)?;
+        let (entries, _) = entries_of(&stream[blocks_max..], stream.len(), plain_bytes)?;
         let mut into = Scatter {
             parts: parts.iter_mut(),
             part: &mut [],
@@ -150,7 +152,8 @@ impl Codec {
             plain: plain_bytes,
             stored,
         })?;
-        let (entries, mut end) = entries_of(stream, plain_bytes)?;
+        let blocks_max = blocks_max(stored, plain_bytes)?;
+        let (entries, mut end) = entries_of(&stream[blocks_max..], stored, plain_bytes)?;
         let mut copy = [0; BLOCK_BYTES];
         for (block, entry) in entries.iter().enumerate().rev() {
             let first = block * BLOCK_BYTES;
@@ -170,6 +173,46 @@ impl Codec {
                 let copy = &mut copy[..end - start];
                 copy.copy_from_slice(&page[start..end]);
                 self.decode_block(block, *entry, copy, &mut page[first..last])?;
+            }
+            end = start;
+        }
+        Ok(())
+    }
+
+    /// The same for a page in several parts: its stream is the first `stored` bytes of all parts
+    /// together. Each block is copied once more than in a page of one part.
+    ///
+    /// # Errors
+    /// As [`Codec::decode_in_place`].
+    pub fn decode_in_parts(&self, parts: &mut [&mut [u8]], stored: usize) -> Result<(), Malformed> {
+        if let [page] = parts {
+            return self.decode_in_place(page, stored);
+        }
+        let plain_bytes = parts.iter().map(|part| part.len()).sum();
+        if stored > plain_bytes {
+            return Err(Malformed::Length {
+                plain: plain_bytes,
+                stored,
+            });
+        }
+        let blocks_max = blocks_max(stored, plain_bytes)?;
+        let mut entries = vec![0; stored - blocks_max];
+        copy_out(parts, blocks_max, &mut entries);
+        let (entries, mut end) = entries_of(&entries, stored, plain_bytes)?;
+        let (mut copy, mut apart) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
+        for (block, entry) in entries.iter().enumerate().rev() {
+            let first = block * BLOCK_BYTES;
+            let last = plain_bytes.min(first + BLOCK_BYTES);
+            let start = end - entry.stored.bytes(last - first);
+            let stored = &mut copy[..end - start];
+            copy_out(parts, start, stored);
+            match within(parts, first..last) {
+                Some(plain) => self.decode_block(block, *entry, stored, plain)?,
+                None => {
+                    let plain = &mut apart[..last - first];
+                    self.decode_block(block, *entry, stored, plain)?;
+                    copy_in(parts, first, plain);
+                }
             }
             end = start;
         }
@@ -213,25 +256,70 @@ fn lengths(plain_bytes: usize) -> impl Iterator<Item = usize> {
     starts.map(move |start| BLOCK_BYTES.min(plain_bytes - start))
 }
 
-/// The entries of a stream, whose blocks lie within it, and the end of its blocks.
-fn entries_of(stream: &[u8], plain_bytes: usize) -> Result<(Vec<Entry>, usize), Malformed> {
-    let length = Malformed::Length {
-        plain: plain_bytes,
-        stored: stream.len(),
-    };
-    let entry_bytes = plain_bytes.div_ceil(BLOCK_BYTES) * ENTRY_BYTES;
-    let blocks_max = stream.len().checked_sub(entry_bytes).ok_or(length)?;
-    let (entries, _) = stream[blocks_max..].as_chunks::<ENTRY_BYTES>();
+/// Most bytes that the blocks of a stream have.
+fn blocks_max(stored: usize, plain: usize) -> Result<usize, Malformed> {
+    let entry_bytes = plain.div_ceil(BLOCK_BYTES) * ENTRY_BYTES;
+    let length = Malformed::Length { plain, stored };
+    stored.checked_sub(entry_bytes).ok_or(length)
+}
+
+/// The entries of a stream of `stored` bytes, whose blocks lie before them, and the end of its
+/// blocks.
+fn entries_of(
+    bytes: &[u8],
+    stored: usize,
+    plain_bytes: usize,
+) -> Result<(Vec<Entry>, usize), Malformed> {
+    let (entries, _) = bytes.as_chunks::<ENTRY_BYTES>();
     let (mut found, mut end) = (Vec::with_capacity(entries.len()), 0);
     for (block, (entry, plain)) in entries.iter().zip(lengths(plain_bytes)).enumerate() {
         let entry = Entry::decode(*entry, plain).ok_or(Malformed::Entry { block })?;
         end += entry.stored.bytes(plain);
         found.push(entry);
     }
-    if end > blocks_max {
-        return Err(length);
+    if end + bytes.len() > stored {
+        return Err(Malformed::Length {
+            plain: plain_bytes,
+            stored,
+        });
     }
     Ok((found, end))
+}
+
+/// The bytes of some parts at a range, if they lie in one part.
+fn within<'a>(parts: &'a mut [&mut [u8]], range: Range<usize>) -> Option<&'a mut [u8]> {
+    let mut begin = 0;
+    for part in parts {
+        let end = begin + part.len();
+        if range.start < end {
+            return part.get_mut(range.start - begin..range.end - begin);
+        }
+        begin = end;
+    }
+    None
+}
+
+/// Copies bytes out of parts, from a position among all their bytes on.
+fn copy_out(parts: &[&mut [u8]], mut from: usize, mut into: &mut [u8]) {
+    for part in parts {
+        let some = part.get(from..).unwrap_or_default();
+        from = from.saturating_sub(part.len());
+        let (now, later) = into.split_at_mut(some.len().min(into.len()));
+        now.copy_from_slice(&some[..now.len()]);
+        into = later;
+    }
+}
+
+/// Copies bytes into parts, from a position among all their bytes on.
+fn copy_in(parts: &mut [&mut [u8]], mut at: usize, mut bytes: &[u8]) {
+    for part in parts {
+        let length = part.len();
+        let some = part.get_mut(at..).unwrap_or_default();
+        at = at.saturating_sub(length);
+        let (now, later) = bytes.split_at(some.len().min(bytes.len()));
+        some[..now.len()].copy_from_slice(now);
+        bytes = later;
+    }
 }
 
 /// Takes blocks from the parts of a page. A block in several parts is copied.

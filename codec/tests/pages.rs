@@ -94,7 +94,14 @@ proptest! {
             let mut apart: Vec<_> = parts.iter().map(|part| vec![0; part.len()]).collect();
             let mut memory: Vec<_> = apart.iter_mut().map(|part| &mut part[..]).collect();
             Codec::new().decode(&into[..length], &mut memory).expect("a stream");
-            prop_assert_eq!(apart.concat(), page);
+            prop_assert_eq!(apart.concat(), &page[..]);
+            let mut within = into[..length].to_vec();
+            within.resize(page.len(), 0x5a);
+            let mut rest = &mut within[..];
+            let cut = |cut: &[usize]| rest.split_off_mut(..cut[1] - cut[0]).unwrap_or_default();
+            let mut memory: Vec<_> = cuts.windows(2).map(cut).collect();
+            Codec::new().decode_in_parts(&mut memory, length).expect("a stream");
+            prop_assert_eq!(within, page);
         }
     }
 
@@ -125,6 +132,9 @@ proptest! {
         let stored = stream.len().min(plain);
         let mut page = stream;
         page.resize(plain, 0);
+        let (one, other) = page.split_at_mut(plain / 3);
+        let _ = Codec::new().decode_in_parts(&mut [one, other], stored);
+        let _ = Codec::new().decode_in_parts(&mut [one, other], plain + 1);
         let _ = Codec::new().decode_in_place(&mut page, stored);
     }
 }

@@ -204,6 +204,7 @@ fn batch_of(chain: u64) -> Vec<Publish> {
             place: Place {
                 segment: SegmentId((chain % SEGMENTS as u64) as u32),
                 start: (page as u32 * BLOCKS_PER_PAGE) % SEGMENT_BLOCKS_MAX,
+                saved: 0,
             },
             checksum: page,
             unproven: false,

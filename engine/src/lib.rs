@@ -108,11 +108,11 @@ pub use larder_store::api::{
 #[doc(inline)]
 pub use larder_store::counts::{Departed, Process};
 #[doc(inline)]
+pub use larder_store::encoder::CodecChoice;
+#[doc(inline)]
 pub use larder_store::error::{StoreError, advice};
 #[doc(inline)]
 pub use larder_store::share::{Part, Report, Store, report};
-#[doc(inline)]
-pub use larder_store::staging::StagingReport;
 #[cfg(not(feature = "simulated"))]
 #[doc(inline)]
 pub use larder_store::volume::create::CreateOptions;

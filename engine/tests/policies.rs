@@ -50,6 +50,7 @@ fn pages(keys: &[PageKey], hint: Hint) -> Vec<Publish> {
         place: Place {
             segment: SegmentId(0),
             start: 2 + u32::try_from(at).unwrap(),
+            saved: 0,
         },
         checksum: 1,
         unproven: false,
@@ -292,6 +293,7 @@ fn a_chain_leaves_as_a_whole_the_deepest_page_first_or_not_at_all() {
     let place = |at: u32| Place {
         segment: SegmentId(0),
         start: 2 + at,
+        saved: 0,
     };
     let evict = |at: usize, now_ms, stays: Option<usize>| -> Vec<_> {
         let stays = stays.map(|at: usize| keys[at].prefix());

@@ -31,7 +31,8 @@ use larder_engine::{
 use larder_store::protocol::{Protocol, variants};
 use larder_store::share::keys::blob;
 use larder_store::share::wire::{
-    Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, parse, parse_greeting, receive, send,
+    Failure, LandedPut, Link, MAGIC, PlaceGrant, Reply, Request, parse, parse_greeting, receive,
+    send,
 };
 use larder_store::volume::socket::socket_path;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -206,6 +207,13 @@ fn plain(reply: Vec<u8>) -> Vec<u8> {
     postcard::to_stdvec(&Reply::Welcome(welcome)).unwrap()
 }
 
+fn link(depth: u32) -> Link {
+    Link {
+        depth,
+        ..Link::default()
+    }
+}
+
 /// Makes the recording of this release: one conversation with each message that a client sends on
 /// its first connection.
 fn record(home: &Home) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
@@ -281,7 +289,7 @@ fn record(home: &Home) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
         &Request::Reserve {
             namespace,
             keys: new,
-            links: (0..PAGES as u32).map(|depth| (None, depth)).collect(),
+            links: (0..PAGES as u32).map(link).collect(),
         },
         true,
     );

@@ -34,6 +34,7 @@ fn page(keys: &[PageKey], at: usize) -> Publish {
         place: Place {
             segment: SegmentId(0),
             start: 2,
+            saved: 0,
         },
         checksum: 1,
         unproven: false,

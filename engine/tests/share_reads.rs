@@ -15,8 +15,9 @@ use larder_core::counters::{Counted, Counts};
 use larder_engine::format::{Namespace, PageKey, Rank};
 use larder_engine::{
     AlignedBuf, GetPage, GetStatus, MissReason, OpenOptions, PageStore, Part, Process as User,
-    PutStatus, SharedReads, StagingReport, Store, report,
+    PutStatus, SharedReads, Store, report,
 };
+use larder_store::staging::StagingReport;
 
 const ROLE: &str = "LARDER_TEST_SHARED_READER";
 

@@ -235,6 +235,7 @@ impl Store {
             key,
             parent: None,
             depth: 0,
+            saved: 0,
         };
         let (id, grants) = self.core.reserve(SLOT, &[ask], Hint::default());
         let Grant::Write(extent) = grants[0] else {

@@ -28,11 +28,12 @@
 //!  unnamed   fingerprint (16), page_blocks (4)
 //!  pages     64 bytes each:
 //!       0      1  flags         bit 0: has a parent
-//!       1      3  zero
+//!       1      1  codec         0 none, 1 bf16
+//!       2      2  zero
 //!       4      4  depth         pages before it in its chain
 //!       8     32  key
 //!      40     12  parent        if it has one
-//!      52      4  zero
+//!      52      4  saved         blocks of the plain page that a codec saved; zero without one
 //!      56      8  checksum      its PageChecksum
 //!  end       pages (8), blocks (8), left_out (8)
 //! ```
@@ -111,7 +112,9 @@ pub struct ArchivedPage {
     pub parent: Option<KeyPrefix>,
     /// Number of pages before this page in the chain.
     pub depth: u32,
-    /// Its [`PageChecksum`](crate::PageChecksum).
+    /// Blocks of the plain page that are not in its payload: zero, unless a codec made it smaller.
+    pub saved: u32,
+    /// The [`PageChecksum`](crate::PageChecksum) of its payload.
     pub checksum: u64,
 }
 
@@ -220,7 +223,12 @@ fn payloads(
     so_far: &Course,
 ) -> Result<(u64, u64), Damage> {
     let count = pages.len() as u64;
-    let blocks = count.saturating_mul(u64::from(page_blocks));
+    let mut blocks = 0_u64;
+    for page in pages {
+        let payload = page_blocks.checked_sub(page.saved).filter(|left| *left > 0);
+        let payload = payload.ok_or_else(|| damaged("saved", page.saved))?;
+        blocks = blocks.saturating_add(u64::from(payload));
+    }
     let fits = count <= head.pages.saturating_sub(so_far.pages)
         && blocks <= head.blocks.saturating_sub(so_far.blocks);
     if pages.is_empty() || pages.len() > ARCHIVED_PAGES_MAX || !fits {
@@ -409,14 +417,15 @@ fn write_page(writer: &mut Writer<'_>, page: &ArchivedPage) {
     } else {
         0
     });
-    writer.reserved(3);
+    writer.u8(u8::from(page.saved > 0));
+    writer.reserved(2);
     writer.u32(page.depth);
     writer.bytes(page.key.as_bytes());
     match &page.parent {
         Some(parent) => writer.bytes(parent.as_bytes()),
         None => writer.reserved(12),
     }
-    writer.reserved(4);
+    writer.u32(page.saved);
     writer.u64(page.checksum);
 }
 
@@ -472,12 +481,16 @@ fn read_pages(body: &[u8], count: u32) -> Result<Vec<ArchivedPage>, Damage> {
 fn read_page(bytes: &[u8; PAGE_BYTES]) -> Result<ArchivedPage, Damage> {
     let mut reader = Reader::new(bytes);
     let flags = reader.u8()?;
-    reader.reserved(3)?;
+    let codec = reader.u8()?;
+    reader.reserved(2)?;
     let depth = reader.u32()?;
     let key = PageKey::from_bytes(reader.array()?);
     let parent = KeyPrefix::from_bytes(reader.array()?);
-    reader.reserved(4)?;
+    let saved = reader.u32()?;
     let checksum = reader.u64()?;
+    if codec != u8::from(saved > 0) {
+        return Err(damaged("codec", codec));
+    }
     let has_parent = flags & FLAG_PARENT != 0;
     let no_parent = *parent.as_bytes() == [0; 12];
     if flags & !FLAG_PARENT != 0 || !(has_parent || no_parent) {
@@ -487,6 +500,7 @@ fn read_page(bytes: &[u8; PAGE_BYTES]) -> Result<ArchivedPage, Damage> {
         key,
         parent: has_parent.then_some(parent),
         depth,
+        saved,
         checksum,
     })
 }

@@ -64,6 +64,32 @@ fn the_writer_counts_written_pages_and_blocks() {
 }
 
 #[test]
+fn payloads_of_encoded_pages_have_fewer_blocks() {
+    let pages = |saved: [u32; 2]| {
+        ArchiveItem::Pages(
+            saved
+                .map(|saved| ArchivedPage {
+                    saved,
+                    ..archived_page(1)
+                })
+                .to_vec(),
+        )
+    };
+    let head = archive_head(2, 10);
+    let mut writer = ArchiveWriter::new(ARCHIVE);
+    let mut reader = ArchiveReader::new();
+    for item in [head, archive_unnamed(5), pages([0, 2])] {
+        let block = writer.item(&item).unwrap();
+        assert_eq!(reader.item(&*block), Ok(item));
+    }
+    assert_eq!(writer.counts(0).blocks, 5 + 3);
+    assert_eq!(reader.offset(), (3 + 5 + 3) * BLOCK_BYTES as u64);
+    for saved in [5, 6] {
+        assert!(writer.item(&pages([0, saved])).is_err());
+    }
+}
+
+#[test]
 fn any_flipped_byte_of_a_structure_is_refused() {
     let blocks = encode_archive(ARCHIVE, &archive_items());
     for (index, block) in blocks.iter().enumerate() {
@@ -206,6 +232,7 @@ prop_compose! {
             parent: parent.map(KeyPrefix::from_bytes),
             depth,
             checksum,
+            saved: 0,
         }
     }
 }

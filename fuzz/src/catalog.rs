@@ -8,6 +8,7 @@ use larder_core::index::{Lease, NamespaceSlot, ReadAs, SegmentId};
 use larder_engine::format::{Namespace, PageKey};
 use larder_engine::{Hint, NamespaceId, PutStatus, Stats, StoreError};
 use larder_store::catalog::{Allocator, Catalog, Direct, Landed, NamespaceShape, Pinned, Putting};
+use larder_store::encoder::CodecChoice;
 
 use crate::machine::Machine;
 
@@ -45,10 +46,7 @@ impl Catalog for CoreCatalog {
         if inner.shapes.len() <= at {
             inner.shapes.resize(at + 1, None);
         }
-        inner.shapes[at] = Some(NamespaceShape {
-            fingerprint: namespace.fingerprint(),
-            shape: *namespace.shape(),
-        });
+        inner.shapes[at] = Some(NamespaceShape::of(namespace, CodecChoice::Off));
         Ok(id)
     }
 
@@ -148,6 +146,10 @@ impl Catalog for CoreCatalog {
 }
 
 impl Allocator for CoreCatalog {
+    fn peek(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
+        self.inner().machine.index.peek(namespace.into(), keys)
+    }
+
     fn reserve(
         &self,
         namespace: NamespaceId,

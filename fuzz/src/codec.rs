@@ -46,7 +46,10 @@ fn hostile(stream: &[u8], plain: usize) {
         answers.push(Codec::of(form).decode(stream, &mut [&mut page]));
         let stored = stream.len().min(plain);
         page[..stored].copy_from_slice(&stream[..stored]);
+        let mut again = page.clone();
         let _ = Codec::of(form).decode_in_place(&mut page, stored);
+        let (one, other) = again.split_at_mut(plain / 3);
+        let _ = Codec::of(form).decode_in_parts(&mut [one, other], stored);
     }
     assert!(
         answers.windows(2).all(|pair| pair[0] == pair[1]),

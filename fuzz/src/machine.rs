@@ -250,6 +250,7 @@ impl Machine {
                 key: page.key,
                 parent: page.parent,
                 depth: page.depth,
+                saved: 0,
             })
             .collect();
         let (id, grants) = self.with_core(|core| core.reserve(namespace, &asks, Hint::default()));

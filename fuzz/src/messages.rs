@@ -21,8 +21,8 @@ use larder_store::share::answer::{Answer, Desk, Greeting, Later, count, done, gr
 use larder_store::share::keys::blob;
 use larder_store::share::ledger::{Awaited, Ledger};
 use larder_store::share::wire::{
-    Failure, LandedPut, MAGIC, PinnedPage, PlaceGrant, Reply, Request, Welcome, WireError, parse,
-    parse_greeting, receive, send,
+    Failure, LandedPut, Link, MAGIC, PinnedPage, PlaceGrant, Reply, Request, Welcome, WireError,
+    parse, parse_greeting, receive, send,
 };
 use larder_store::volume::guard::Marks;
 
@@ -153,7 +153,7 @@ impl Owner {
         let reserve = Request::Reserve {
             namespace: 0,
             keys: &blob[32..],
-            links: vec![(None, 1)],
+            links: vec![link(1)],
         };
         owner.send_request(&mut bystander, &reserve);
         owner.pinned = bystander.places[0].1.segment;
@@ -456,12 +456,14 @@ fn request<'a>(
             Place {
                 segment: SegmentId(0),
                 start: 0,
+                saved: 0,
             },
             |(_, place)| place,
         ),
         _ => Place {
             segment: SegmentId(feed.awkward() as u32),
             start: feed.awkward() as u32,
+            saved: feed.awkward() as u32,
         },
     };
     match what % 18 {
@@ -485,8 +487,13 @@ fn request<'a>(
             keys,
             findings: (0..feed.below(5))
                 .map(|_| {
-                    let finding = [Finding::Good, Finding::Mismatch, Finding::Unreadable];
-                    (place(feed), finding[feed.below(3)])
+                    let finding = [
+                        Finding::Good,
+                        Finding::Mismatch,
+                        Finding::Unreadable,
+                        Finding::Undecodable,
+                    ];
+                    (place(feed), finding[feed.below(4)])
                 })
                 .collect(),
         },
@@ -496,7 +503,11 @@ fn request<'a>(
             links: (0..count)
                 .map(|_| {
                     let parent = (feed.byte() & 1 == 0).then(|| [feed.byte(); 32]);
-                    (parent, feed.awkward() as u32)
+                    Link {
+                        parent,
+                        depth: feed.awkward() as u32,
+                        saved: feed.awkward() as u32 & 3,
+                    }
                 })
                 .collect(),
         },
@@ -566,7 +577,7 @@ fn read_by_owner() -> Vec<u8> {
         Request::Reserve {
             namespace: 0,
             keys,
-            links: vec![(None, 0); 3],
+            links: vec![link(0); 3],
         },
         Request::Commit {
             reservation: u64::from(RUN) << 32,
@@ -593,6 +604,7 @@ fn read_by_owner() -> Vec<u8> {
                 Place {
                     segment: SegmentId(0),
                     start: 2,
+                    saved: 0,
                 },
                 Finding::Mismatch,
             )],
@@ -613,10 +625,18 @@ fn read_by_owner() -> Vec<u8> {
     bytes
 }
 
+fn link(depth: u32) -> Link {
+    Link {
+        depth,
+        ..Link::default()
+    }
+}
+
 fn read_by_client() -> Vec<u8> {
     let place = Place {
         segment: SegmentId(5),
         start: 7,
+        saved: 0,
     };
     let replies = [
         Reply::Welcome(Welcome {

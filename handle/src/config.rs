@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use larder_disk::probe::Want;
-use larder_engine::SyncPolicy;
+use larder_engine::{CodecChoice, SyncPolicy};
 use larder_tools::l4::L4Config;
 use larder_tools::policy::Policy;
 use larder_tools::size::{self, ByteSize};
@@ -19,13 +19,14 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Larder's keys, without those of the remotes.
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 14] = [
     "path",
     "size",
     "weights_tag",
     "on_error",
     "retry",
     "prewrite",
+    "codec",
     "disk",
     "sync",
     "lease",
@@ -74,6 +75,8 @@ pub struct Config {
     pub retry: Duration,
     /// Whether the unwritten blocks of a store are written in advance, in the background.
     pub prewrite: bool,
+    /// Whether puts encode pages.
+    pub codec: CodecChoice,
     /// The I/O method.
     pub disk: Want,
     /// When pages become durable.
@@ -301,6 +304,7 @@ impl Config {
             )?,
             retry,
             prewrite: keys.take("prewrite")?.unwrap_or(true),
+            codec: keys.read("codec", |word| word.parse())?.unwrap_or_default(),
             disk: keys
                 .read("disk", |word| word.parse().map_err(|e| format!("{e}")))?
                 .unwrap_or_default(),

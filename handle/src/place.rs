@@ -226,6 +226,7 @@ pub fn open_options(config: &Config) -> OpenOptions {
         o.eviction = config.policy.maker();
         o.hang_limit = config.timeout;
         o.prewrite = config.prewrite;
+        o.codec = config.codec;
     })
 }
 

@@ -80,7 +80,7 @@ impl From<MissReason> for Status {
     fn from(why: MissReason) -> Status {
         match why {
             MissReason::Absent => Status::Absent,
-            MissReason::Damaged => Status::Damaged,
+            MissReason::Damaged | MissReason::Undecodable => Status::Damaged,
             MissReason::Unfinished => Status::Unfinished,
             MissReason::ReadError => Status::ReadError,
             MissReason::Deadline => Status::Deadline,

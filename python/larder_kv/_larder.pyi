@@ -53,6 +53,7 @@ class Store:
         lease: float = 10.0,
         hang_limit: float = 10.0,
         prewrite: bool = False,
+        codec: Literal["off", "bf16", "auto"] = "off",
         disk: str = "auto",
         policy: Literal["lru", "learned"] = "learned",
         l4: Mapping[str, Any] | None = None,
@@ -67,9 +68,10 @@ class Store:
         ``remarks`` has a line if such pages leave much of its room unused. ``lease``: seconds that
         a lookup protects the pages it finds. ``hang_limit``: seconds after which a silent volume's
         pages miss at once. ``policy``: the order in which a full store evicts pages
-        (docs/retention.md). ``l4``: the keys of the remotes beneath the store, by their names in
+        (docs/retention.md). ``codec``: whether puts encode pages without loss, so that more of them
+        fit (docs/codec.md). ``l4``: the keys of the remotes beneath the store, by their names in
         docs/remote.md; they work in the process that owns the store. The owner's ``sync``,
-        ``lease``, ``prewrite`` and ``policy`` hold.
+        ``lease``, ``prewrite``, ``codec`` and ``policy`` hold.
 
         Raises ValueError for a wrong argument, StoreError for a store that cannot be attached."""
 
@@ -86,6 +88,7 @@ class Store:
         lease: float = 10.0,
         hang_limit: float = 10.0,
         prewrite: bool = False,
+        codec: Literal["off", "bf16", "auto"] = "off",
         disk: str = "auto",
         policy: Literal["lru", "learned"] = "learned",
         l4: Mapping[str, Any] | None = None,

@@ -25,6 +25,8 @@ class Config(NamedTuple):
     #: Pause before the next attempt to attach.
     retry: float
     prewrite: bool
+    #: `off`, `bf16` or `auto`.
+    codec: str
     disk: str
     sync: str
     lease: float
@@ -60,6 +62,7 @@ class Config(NamedTuple):
             lease=self.lease,
             hang_limit=self.timeout,
             prewrite=self.prewrite,
+            codec=self.codec,
             disk=self.disk,
             policy=self.policy,
             l4=self.l4,

@@ -149,3 +149,5 @@ class Usage(NamedTuple):
     pages: int
     #: On the device.
     bytes: int
+    #: Without a codec.
+    plain_bytes: int

@@ -361,6 +361,7 @@ impl Draft {
                 parent: page.parent.map(|parent| parent.prefix()),
                 depth: page.depth,
                 checksum: checksum.finish(),
+                saved: 0,
             };
             seals.extend(key.map(|key| page_seal(key, fingerprint, &record, payload)));
             records.push(record);
@@ -557,6 +558,10 @@ impl<'a> Reading<'a, '_> {
                     self.announced = usize::try_from(head.pages).unwrap_or(usize::MAX);
                 }
                 ArchiveItem::Namespace(namespace) => self.namespace(namespace)?,
+                // Runs are plain.
+                ArchiveItem::Pages(pages) if pages.iter().any(|page| page.saved > 0) => {
+                    return Err(RunFault::Pages);
+                }
                 ArchiveItem::Pages(pages) => self.group(&pages, start + BLOCK_BYTES)?,
                 ArchiveItem::End(_) => {}
             }

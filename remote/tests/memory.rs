@@ -133,6 +133,7 @@ fn ask(agent: &Agent, model: &str, seed: u64, pages: u32) {
             key: key(at),
             parent: at.checked_sub(1).map(key),
             depth: at,
+            saved: 0,
         })
         .collect();
     agent.asked(namespace.fingerprint(), &asks);

@@ -236,10 +236,7 @@ impl World {
                 .push(Described {
                     name,
                     version,
-                    place: Place {
-                        segment,
-                        start: page.start,
-                    },
+                    place: Place::of(segment, page),
                     volume,
                     block: at,
                     content: content.clone(),

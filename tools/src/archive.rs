@@ -327,6 +327,7 @@ mod tests {
                     parent: None,
                     depth,
                     checksum: checksum.finish(),
+                    saved: 0,
                 };
                 sink.page(page, &payload).unwrap();
             }

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use indicatif::ProgressBar;
 use larder_engine::format::OVERHEAD_BYTES;
-use larder_engine::{CreateOptions, OpenOptions, PageStore, Store, StoreError};
+use larder_engine::{CodecChoice, CreateOptions, OpenOptions, PageStore, Store, StoreError};
 use larder_offline::survey::{Survey, SurveyOptions};
 use larder_offline::{Compacted, Copied};
 use larder_store::recovery::scan::Case;
@@ -40,6 +40,10 @@ pub struct CompactArgs {
     /// Size of the new store (64GiB, 512MiB, bytes) [default: as this one]
     #[arg(long, requires = "into")]
     size: Option<ByteSize>,
+    /// The codec of the new store's pages: off, bf16 or auto [default: bf16 if pages of this store
+    /// are encoded, else off]
+    #[arg(long, value_name = "CODEC", requires = "into")]
+    codec: Option<CodecChoice>,
     /// Print the plan and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -395,7 +399,8 @@ fn into(
         return Ok(report);
     }
     larder_engine::create(new, &options.with(|o| o.dry_run = false)).map_err(taken)?;
-    let store = Store::open(new, OpenOptions::default())?;
+    let codec = args.codec.unwrap_or_else(|| codec_of(survey));
+    let store = Store::open(new, OpenOptions::default().with(|o| o.codec = codec))?;
     let bar = bar("copying");
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let copied = larder_offline::copy_into(survey, &store, &mut progress);
@@ -413,6 +418,14 @@ fn into(
     report.interrupted = copied.interrupted;
     report.copied = Some(copied);
     Ok(report)
+}
+
+/// The codec with which the pages of a store take no more room than now.
+fn codec_of(survey: &Survey) -> CodecChoice {
+    match survey.live().any(|page| page.saved > 0) {
+        true => CodecChoice::Bf16,
+        false => CodecChoice::Off,
+    }
 }
 
 /// The obstacle to a new store, in words for a user who cannot have it overwritten here.

@@ -272,8 +272,10 @@ struct Section {
     /// Position among the survey's namespaces.
     namespace: usize,
     pages: Vec<RecordId>,
-    /// Bytes of each page, padding included.
-    page_bytes: u64,
+    /// Blocks of a plain page.
+    page_blocks: u32,
+    /// Bytes of all payloads.
+    bytes: u64,
 }
 
 impl Choice {
@@ -326,7 +328,7 @@ impl Choice {
     }
 
     fn bytes(&self) -> u64 {
-        self.sections.iter().map(Section::bytes).sum()
+        self.sections.iter().map(|section| section.bytes).sum()
     }
 
     fn rows(&self, survey: &Survey) -> Vec<NamespaceRow> {
@@ -344,16 +346,15 @@ impl Choice {
 
 impl Section {
     fn new(survey: &Survey, namespace: usize, pages: Vec<RecordId>) -> Section {
-        let first = pages.first().map(|&first| survey.page_of(first));
+        let found = || pages.iter().map(|&page| survey.page_of(page));
         Section {
             namespace,
-            page_bytes: first.map_or(0, |page| page.bytes),
+            page_blocks: found().next().map_or(0, |page| {
+                page.saved + u32::try_from(page.bytes / BLOCK_BYTES as u64).unwrap_or(0)
+            }),
+            bytes: found().map(|page| page.bytes).sum(),
             pages,
         }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.pages.len() as u64 * self.page_bytes
     }
 
     /// The archive's entry for the namespace. `None` when the store knows neither its record nor a
@@ -363,11 +364,9 @@ impl Section {
         if let Some(record) = &facts.record {
             return Some(ArchivedNamespace::Whole(record.clone()));
         }
-        let blocks = self.page_bytes / BLOCK_BYTES as u64;
-        let page_blocks = u32::try_from(blocks).ok().filter(|&blocks| blocks > 0)?;
-        Some(ArchivedNamespace::Unnamed {
+        (self.page_blocks > 0).then_some(ArchivedNamespace::Unnamed {
             fingerprint: facts.fingerprint,
-            page_blocks,
+            page_blocks: self.page_blocks,
         })
     }
 }
@@ -439,6 +438,7 @@ impl Progress<'_> {
                     key: page.key,
                     parent: page.parent,
                     depth: page.depth,
+                    saved: page.saved,
                     checksum: page.checksum,
                 };
                 sink.page(archived, bytes)?;

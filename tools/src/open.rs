@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use larder_disk::probe::Want;
 use larder_engine::{
-    OpenOptions, PageStore, PutOptions, SharedReads, Store, StoreError, SyncPolicy,
+    CodecChoice, OpenOptions, PageStore, PutOptions, SharedReads, Store, StoreError, SyncPolicy,
 };
 
 use crate::failure::Failure;
@@ -57,6 +57,10 @@ pub struct ShareArgs {
     /// Write unused blocks once in the background; later puts are faster
     #[arg(long)]
     prewrite: bool,
+    /// Encode pages of values in bf16 without loss, so that more of them fit: off, bf16 (all), or
+    /// auto (namespaces of bf16, while it is worthwhile); the store's owner decides
+    #[arg(long, value_name = "CODEC", default_value_t)]
+    codec: CodecChoice,
     /// How long a lookup protects the pages that it found; the store's owner decides [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = size::duration)]
     lease: Option<Duration>,
@@ -115,6 +119,7 @@ impl ShareArgs {
             };
             o.staging_bytes = self.staging.map_or(o.staging_bytes, |size| size.0);
             o.prewrite = self.prewrite;
+            o.codec = self.codec;
             o.lease = self.lease.unwrap_or(o.lease);
         })
     }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::Args;
 use larder_base::latency::Buckets;
 use larder_core::counters::{Counted, Counts, Latencies, StoreCounts, Value};
-use larder_engine::{LatencySummary, Stats};
+use larder_engine::{CodecChoice, LatencySummary, Stats};
 use larder_store::beneath::BeneathReport;
 use larder_store::share;
 use larder_store::share::{VolumeDamage, VolumeState};
@@ -86,7 +86,7 @@ struct StatReport {
     /// Clients that are gone, and whose writes may still be in flight.
     lingering_clients: u32,
     /// The memory through which clients share their reads.
-    staging: larder_engine::StagingReport,
+    staging: larder_store::staging::StagingReport,
     /// Pages that clients are reading, and puts of clients in flight.
     reads_in_flight: u64,
     puts_in_flight: u64,
@@ -96,10 +96,12 @@ struct StatReport {
     /// Processes that compact the store.
     compactions: u32,
     /// The settings of all processes that use the store: the time at which puts are durable, the
-    /// protection of pages by a lookup, and whether unused blocks are written beforehand.
+    /// protection of pages by a lookup, whether unused blocks are written beforehand, and whether
+    /// puts encode pages.
     sync: String,
     lease_seconds: f64,
     prewrite: bool,
+    codec: CodecChoice,
     #[serde(flatten)]
     processes: Processes,
     /// Volumes whose paths no longer lead to the files that the owner serves.
@@ -240,6 +242,7 @@ impl StatReport {
             sync: told.settings.sync.to_string(),
             lease_seconds: told.settings.lease.as_secs_f64(),
             prewrite: told.settings.prewrite,
+            codec: told.settings.codec,
             stats: told.stats,
             disk_reason,
             curve,
@@ -290,8 +293,8 @@ impl Report for StatReport {
             lines.row("Compaction", "under way: see the pages moved below");
         }
         rows! { lines:
-            "Settings" => "sync {}, lease {} s, prewrite {}",
-                self.sync, self.lease_seconds, self.prewrite;
+            "Settings" => "sync {}, lease {} s, prewrite {}, codec {}",
+                self.sync, self.lease_seconds, self.prewrite, self.codec;
         }
         if stats.prewritten_bytes > 0 {
             let written = size(stats.prewritten_bytes);

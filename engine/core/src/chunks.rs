@@ -1,4 +1,4 @@
-//! A growable array that never moves its elements.
+//! Growable arrays that never move their elements.
 //!
 //! A `Vec` of ten million entries doubles by copying 320 MB while every lookup waits, and then
 //! holds up to twice the memory that it needs. This one grows by chunks of 2^`BITS` elements: none
@@ -70,5 +70,49 @@ impl<T, const BITS: u32> Chunks<T, BITS> {
     pub fn ram_bytes(&self) -> usize {
         let elements: usize = self.chunks.iter().map(Vec::capacity).sum();
         elements * size_of::<T>() + self.chunks.capacity() * size_of::<Vec<T>>()
+    }
+}
+
+/// Numbers of which most stretches are zero: a chunk in which no number was ever set takes no
+/// memory.
+#[derive(Debug)]
+pub struct Sparse {
+    chunks: Vec<Option<Box<[u32]>>>,
+}
+
+impl Sparse {
+    pub const fn new() -> Self {
+        Self { chunks: Vec::new() }
+    }
+
+    #[inline]
+    pub fn get(&self, index: usize) -> u32 {
+        let chunk = self.chunks.get(index >> CHUNK_BITS);
+        chunk
+            .and_then(Option::as_ref)
+            .map_or(0, |chunk| chunk[index & ((1 << CHUNK_BITS) - 1)])
+    }
+
+    pub fn set(&mut self, index: usize, number: u32) {
+        let at = index >> CHUNK_BITS;
+        if at >= self.chunks.len() {
+            if number == 0 {
+                return;
+            }
+            self.chunks.resize_with(at + 1, || None);
+        }
+        let chunk = &mut self.chunks[at];
+        if number == 0 && chunk.is_none() {
+            return;
+        }
+        let chunk = chunk.get_or_insert_with(|| vec![0; 1 << CHUNK_BITS].into_boxed_slice());
+        chunk[index & ((1 << CHUNK_BITS) - 1)] = number;
+    }
+
+    /// Bytes allocated.
+    pub fn ram_bytes(&self) -> usize {
+        let chunks = self.chunks.iter().flatten();
+        let elements: usize = chunks.map(|chunk| size_of_val(&**chunk)).sum();
+        elements + self.chunks.capacity() * size_of::<Option<Box<[u32]>>>()
     }
 }

@@ -176,6 +176,10 @@ counters! {
                 "pages that it found and did not read, because it did not know the time of a read \
                  yet";
         }
+        "larder_encoded_bytes{form}", "Bytes of pages that puts encoded, plain and as stored" {
+            encoded_plain_bytes: u64 = "plain", "bytes of pages that puts encoded";
+            encoded_stored_bytes: u64 = "stored", "bytes that these pages take";
+        }
     }
 }
 
@@ -194,6 +198,7 @@ counters! {
             wrong_shape: u64 = "wrong_shape",
                 "the buffers do not have the shape of the namespace's pages";
             closed: u64 = "closed", "the store was closed during the call";
+            undecodable: u64 = "undecodable", "the codec could not decode it";
         }
     }
 }
@@ -262,6 +267,12 @@ counters! {
         "larder_get_seconds", "Time of calls of get" { get: Buckets; }
         "larder_put_seconds", "Time of calls of put, with waits for room" { put: Buckets; }
         "larder_flush_seconds", "Time of calls of flush" { flush: Buckets; }
+        "larder_encode_seconds", "Time of the codec for a page of a put" {
+            encode: Buckets;
+        }
+        "larder_decode_seconds", "Time of the codec for a page of a get" {
+            decode: Buckets;
+        }
         "larder_device_read_seconds",
         "Time of reads from the devices of the volumes" { device_read: Buckets; }
         "larder_device_write_seconds",
@@ -284,6 +295,7 @@ impl Misses {
             MissReason::Stale => &mut self.stale,
             MissReason::WrongShape => &mut self.wrong_shape,
             MissReason::Closed => &mut self.closed,
+            MissReason::Undecodable => &mut self.undecodable,
         };
         *of_reason = of_reason.saturating_add(1);
     }
@@ -345,9 +357,9 @@ mod tests {
         assert_eq!(counts.list(), list);
         assert_eq!(
             (counts.hits, counts.misses.absent, counts.failed),
-            (1, 2, 16)
+            (1, 2, 17)
         );
-        assert_eq!(counts.misses.total(), (2..=10).sum::<u64>());
+        assert_eq!(counts.misses.total(), (2..=11).sum::<u64>());
         let longer: Vec<u64> = list.iter().copied().chain([99]).collect();
         assert_eq!(Counts::from_list(&longer), counts);
         let short = Counts::from_list(&list[..1]);
@@ -367,11 +379,12 @@ mod tests {
             MissReason::Stale,
             MissReason::WrongShape,
             MissReason::Closed,
+            MissReason::Undecodable,
         ];
         for (times, reason) in (1..).zip(reasons) {
             (0..times).for_each(|_| misses.count(reason));
         }
-        assert_eq!(misses.list(), (1..=9).collect::<Vec<u64>>());
+        assert_eq!(misses.list(), (1..=10).collect::<Vec<u64>>());
         for (row, _) in misses.rows() {
             assert_eq!(row.name, row.value);
         }

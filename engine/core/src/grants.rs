@@ -80,6 +80,9 @@ pub struct Ask {
     pub parent: Option<PageKey>,
     /// Pages before it in its chain.
     pub depth: u32,
+    /// Blocks of the plain page that are not stored, below the number of its blocks: zero, unless a
+    /// codec made it smaller.
+    pub saved: u32,
 }
 
 /// The answer to one [`Ask`].
@@ -107,4 +110,6 @@ pub enum Finding {
     Mismatch,
     /// The device could not read them.
     Unreadable,
+    /// Its bytes match its checksum, and the codec cannot decode them.
+    Undecodable,
 }

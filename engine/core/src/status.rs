@@ -99,6 +99,8 @@ pub enum MissReason {
     WrongShape,
     /// The store is closed.
     Closed,
+    /// Its bytes hold their checksum, and cannot be decoded; the page is forgotten.
+    Undecodable,
 }
 
 impl fmt::Display for MissReason {
@@ -113,6 +115,7 @@ impl fmt::Display for MissReason {
             MissReason::Stale => "stale",
             MissReason::WrongShape => "wrong shape",
             MissReason::Closed => "closed",
+            MissReason::Undecodable => "undecodable",
         })
     }
 }

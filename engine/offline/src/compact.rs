@@ -218,7 +218,7 @@ impl Compaction {
             let stays = |(_, page): &&(usize, Move)| self.owner.is_at(page, page.from);
             let first_left = batch.iter().find(stays).filter(|_| !moved_all);
             self.next = first_left.map_or(last + 1, |(at, _)| *at);
-            let moved: u64 = moves.iter().map(|page| u64::from(page.record.blocks)).sum();
+            let moved: u64 = moves.iter().map(|page| u64::from(page.record.stored)).sum();
             self.done_blocks += moved;
             self.report(progress);
             if first_left.is_some() || self.outcome.interrupted {
@@ -244,7 +244,7 @@ impl Compaction {
                 continue;
             };
             // Each very large page needs a descriptor block of its own.
-            blocks += u64::from(page.record.blocks) + 1;
+            blocks += u64::from(page.record.stored) + 1;
             let is_much = blocks > MOVE_BYTES / BLOCK_BYTES as u64;
             if blocks > room || is_much && !batch.is_empty() {
                 break;

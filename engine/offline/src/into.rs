@@ -4,15 +4,17 @@
 //! they are put. The other store takes them like any put: with versions of its own, into its own
 //! geometry. Every page that cannot be copied is counted.
 
-use std::io::IoSlice;
+use std::io::{self, IoSlice};
 use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::memory::AlignedBuf;
 use larder_core::status::PutStatus;
+use larder_disk::DiskError;
 use larder_disk::mailbox::{ReadAt, read_all};
 use larder_format::{BLOCK_BYTES, Namespace, PageChecksum, PageKey, PageShape};
 use larder_store::api::{PageStore, PutOptions, PutPage};
+use larder_store::encoder::decode;
 use larder_store::error::StoreError;
 use larder_store::recovery::{Found, Whole};
 use serde::Serialize;
@@ -80,7 +82,7 @@ pub fn copy_into(
         };
         for steps in steps.chunks(batch.pages_at_once()) {
             batch.copy(steps, &mut copied)?;
-            done += steps.len() as u64 * batch.page_bytes();
+            done += batch.stored_bytes(steps);
             copied.interrupted = progress(done, total).is_break();
             if copied.interrupted {
                 break;
@@ -109,6 +111,13 @@ impl Batch<'_> {
         u64::from(self.namespace.shape().page_blocks()) * BLOCK_BYTES as u64
     }
 
+    fn stored_bytes(&self, steps: &[Step]) -> u64 {
+        let places = steps
+            .iter()
+            .map(|step| self.survey.place_of(&self.pages[step.page]));
+        places.map(|place| place.bytes as u64).sum()
+    }
+
     fn pages_at_once(&self) -> usize {
         usize::try_from(MOVE_BYTES / self.page_bytes().max(1)).map_or(1, |pages| pages.max(1))
     }
@@ -123,7 +132,10 @@ impl Batch<'_> {
         let mut good = Vec::with_capacity(found.len());
         for (page, bytes) in found.into_iter().zip(results) {
             match bytes {
-                Ok(bytes) if self.is_whole(page, &bytes) => good.push((page, bytes)),
+                Ok(bytes) if self.is_whole(page, &bytes) => match self.plain(page, bytes)? {
+                    Some(bytes) => good.push((page, bytes)),
+                    None => copied.damaged_pages += 1,
+                },
                 Ok(_) if !page.proven => copied.unfinished_pages += 1,
                 Err(source) if source.is_of_this_process() => {
                     let path = self.survey.volumes[0].path.clone();
@@ -147,6 +159,25 @@ impl Batch<'_> {
         let mut checksum = PageChecksum::new(self.namespace.fingerprint(), &page.extra.key);
         checksum.blocks(bytes);
         checksum.finish() == page.checksum
+    }
+
+    /// A page as it was put. `None` if it cannot be decoded.
+    fn plain(
+        &self,
+        page: &Found<Whole>,
+        bytes: AlignedBuf,
+    ) -> Result<Option<AlignedBuf>, StoreError> {
+        if page.place.saved == 0 {
+            return Ok(Some(bytes));
+        }
+        let page_bytes = usize::try_from(self.page_bytes()).unwrap_or(usize::MAX);
+        let no_memory = |error: io::Error| StoreError::NotRead {
+            path: self.survey.volumes[0].path.clone(),
+            source: DiskError::Os(error.raw_os_error().unwrap_or_default()),
+        };
+        let mut plain = AlignedBuf::zeroed(page_bytes).map_err(no_memory)?;
+        let decoded = decode(self.namespace.shape(), &bytes, &mut plain);
+        Ok(decoded.ok().map(|()| plain))
     }
 
     fn put(&self, pages: &[(&Found<Whole>, AlignedBuf)]) -> Vec<PutStatus> {

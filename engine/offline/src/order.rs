@@ -349,6 +349,7 @@ mod tests {
             place: Place {
                 segment: SegmentId(0),
                 start,
+                saved: 0,
             },
             checksum: 0,
             parent: parent.map(prefix),

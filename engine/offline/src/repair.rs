@@ -268,12 +268,11 @@ fn drop_pages(owner: &Owner, pages: &[DamagedPage]) -> Result<(), StoreError> {
             .iter()
             .filter_map(|page| {
                 let slot = *slots.get(&page.namespace)?;
-                let place = Place {
-                    segment: page.segment.id(&owner.spots)?,
-                    start: page.start,
-                };
+                let segment = page.segment.id(&owner.spots)?;
                 let found = owner.local.index.locate(slot, &page.key)?;
-                (found.place == place).then_some((slot, place, *page))
+                let place = found.place;
+                let is_there = (place.segment, place.start) == (segment, page.start);
+                is_there.then_some((slot, place, *page))
             })
             .collect();
         let mut rest = there.as_slice();
@@ -303,8 +302,8 @@ fn drop_batch(
         .iter()
         .map(|(slot, place, _)| {
             let spot = &owner.spots[place.segment.0 as usize];
-            let blocks = owner.namespaces[usize::from(slot.0)].1;
-            spot.data(place.start, blocks)
+            let plain = owner.namespaces[usize::from(slot.0)].1;
+            spot.data(place.start, plain.saturating_sub(place.saved))
         })
         .collect();
     let results = read_all(owner.local.disk.as_ref(), &reads);

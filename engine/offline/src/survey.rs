@@ -77,6 +77,8 @@ pub struct Page {
     pub offset: u64,
     /// Bytes of its payload, padding included.
     pub bytes: u64,
+    /// Blocks of the plain page that a codec saved.
+    pub saved: u32,
     /// When the page was put, in seconds since 1970; 0 if it is not known.
     pub put_unix_s: u32,
     /// The version.
@@ -303,6 +305,7 @@ impl Survey {
             segment,
             offset: self.offset(found),
             bytes: self.records.bytes(found),
+            saved: found.place.saved,
             put_unix_s: found.extra.put_unix_s,
             birth: found.birth,
             commit: found.commit,
@@ -337,8 +340,10 @@ impl Records {
         start..end
     }
 
+    /// Blocks of a page as it is stored.
     fn blocks(&self, found: &Found<Whole>) -> u32 {
-        self.page_blocks[usize::from(found.slot.0)]
+        let plain = self.page_blocks[usize::from(found.slot.0)];
+        plain.saturating_sub(found.place.saved)
     }
 
     fn bytes(&self, found: &Found<Whole>) -> u64 {

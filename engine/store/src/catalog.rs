@@ -8,15 +8,18 @@
 //! catalog in another process can serve handles here. The process that decides has an
 //! [`Allocator`].
 
+use std::sync::Arc;
+
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::Instant;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
-use larder_core::index::{ReadAs, SegmentId};
+use larder_core::index::{Place, ReadAs, SegmentId};
 use larder_core::status::PutStatus;
-use larder_format::{Namespace, PageKey};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
 use crate::api::Stats;
+use crate::encoder::{CodecChoice, Encoder};
 use crate::error::StoreError;
 
 /// A page that may be read: its segment is pinned until [`Catalog::unpin`].
@@ -118,6 +121,9 @@ pub trait Putting {
     /// for each page requested. The writes of all pages must be over.
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>>;
 
+    /// See [`Allocator::peek`].
+    fn peek(&mut self, keys: &[PageKey]) -> Vec<bool>;
+
     /// See [`Allocator::room`].
     fn room(&self) -> u64;
 
@@ -127,6 +133,9 @@ pub trait Putting {
 
 /// A catalog that decides itself.
 pub trait Allocator: Catalog {
+    /// For each key whether it is stored. Changes no lease and no heat.
+    fn peek(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool>;
+
     /// Gives pages with this hint extents; one grant a page. Never waits.
     fn reserve(
         &self,
@@ -196,6 +205,10 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
     /// No other process decides.
     fn stay(&mut self) {}
 
+    fn peek(&mut self, keys: &[PageKey]) -> Vec<bool> {
+        self.allocator.peek(self.namespace, keys)
+    }
+
     fn wait(&mut self, reservations: &[ReservationId]) -> Vec<Vec<PutStatus>> {
         let one = |reservation: &ReservationId| self.allocator.wait(*reservation);
         reservations.iter().map(one).collect()
@@ -217,4 +230,32 @@ pub struct NamespaceShape {
     pub fingerprint: larder_format::Fingerprint,
     /// Sizes of the parts.
     pub shape: larder_format::PageShape,
+    /// Whether puts encode pages, as the owner of the store has decided.
+    pub codec: CodecChoice,
+    /// Decides which pages puts encode; `None` for none.
+    pub encoder: Option<Arc<Encoder>>,
+}
+
+impl NamespaceShape {
+    /// The facts of a namespace.
+    #[must_use]
+    pub fn of(namespace: &Namespace, codec: CodecChoice) -> NamespaceShape {
+        NamespaceShape {
+            fingerprint: namespace.fingerprint(),
+            shape: *namespace.shape(),
+            codec,
+            encoder: Encoder::of(codec, namespace),
+        }
+    }
+
+    /// Bytes of a plain page on the device.
+    pub(crate) fn page_bytes(&self) -> usize {
+        self.shape.page_blocks() as usize * BLOCK_BYTES
+    }
+
+    /// Bytes of the page at a place.
+    pub(crate) fn stored_bytes(&self, place: Place) -> usize {
+        let blocks = self.shape.page_blocks().saturating_sub(place.saved);
+        blocks as usize * BLOCK_BYTES
+    }
 }

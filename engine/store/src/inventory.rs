@@ -109,4 +109,6 @@ pub struct Usage {
     pub pages: u64,
     /// Their bytes on the device.
     pub bytes: u64,
+    /// Their bytes as plain pages: more, if a codec made some smaller.
+    pub plain_bytes: u64,
 }

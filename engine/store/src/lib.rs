@@ -55,6 +55,7 @@
 //! | [`traffic`] | the calls of all processes, for a recording |
 //! | [`counts`] | the processes that use a store, with their counters |
 //! | [`api`] | the interface for callers: the trait `PageStore`, options, statistics |
+//! | [`encoder`] | which pages of puts are encoded by a codec |
 //! | [`beneath`] | the seam for a place beneath the store, beyond the node |
 //! | [`protocol`] | the version and the features of the messages between owner and clients |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
@@ -84,6 +85,7 @@ pub mod beneath;
 pub mod catalog;
 pub mod counts;
 pub mod curve;
+pub mod encoder;
 pub mod error;
 pub mod fit;
 #[cfg(test)]

@@ -205,6 +205,7 @@ impl<'a> Process<'a> {
                 key: *key,
                 parent: depth.checked_sub(1).map(|up| chain[up as usize]),
                 depth,
+                saved: 0,
             })
             .collect();
         for _ in 0..10_000 {

@@ -266,7 +266,10 @@ impl Pair {
 
     fn fresh_place(&mut self) -> Place {
         self.places += 1;
-        place(self.places % SEGMENTS, self.places)
+        Place {
+            saved: self.places % 3,
+            ..place(self.places % SEGMENTS, self.places)
+        }
     }
 
     fn place_of(&mut self, name: Name, truly: bool) -> Place {
@@ -498,6 +501,13 @@ impl Pair {
 
     fn compare(&mut self) {
         self.index.check_invariants().unwrap();
+        let mut saved: BTreeMap<u16, u64> = BTreeMap::new();
+        for ((namespace, ..), page) in &self.model.pages {
+            *saved.entry(*namespace).or_default() += u64::from(page.place.saved);
+        }
+        for (namespace, saved) in saved {
+            assert_eq!(self.index.saved_of(NamespaceSlot(namespace)), saved);
+        }
         assert_eq!(self.index.len(), self.model.pages.len());
         let mut views: BTreeMap<Name, PageView> = BTreeMap::new();
         self.index.each(|view| {

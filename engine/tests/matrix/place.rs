@@ -138,6 +138,7 @@ fn row_14_a_deletion_that_is_acknowledged_while_a_sync_runs_falls_due_again() {
         key: chain(1, 1)[0],
         parent: None,
         depth: 0,
+        saved: 0,
     };
     let (page, _) = core.reserve(slot, &[ask], Hint::default());
     serve(&mut core);

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use larder_engine::{OpenOptions, PageStore, Part, PutStatus, Store, StoreError, report};
 use larder_store::protocol::Protocol;
-use larder_store::share::wire::{Failure, MAGIC, PlaceGrant, Reply, Request, parse, receive, send};
+use larder_store::share::wire::{
+    Failure, Link, MAGIC, PlaceGrant, Reply, Request, parse, receive, send,
+};
 use larder_store::volume::socket::socket_path;
 
 use super::attach;
@@ -196,7 +198,7 @@ fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_the_ne
         Reply::Done
     ));
     let record = namespace("m", &[65536]).encode().to_vec();
-    let Reply::Namespace(namespace) =
+    let Reply::Namespace(namespace, _) =
         parse(&ask(&mut stream, &Request::Namespace { record: &record })).unwrap()
     else {
         panic!("no namespace");
@@ -204,7 +206,7 @@ fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_the_ne
     let reserve = Request::Reserve {
         namespace,
         keys: &[7; 32],
-        links: vec![(None, 0)],
+        links: vec![Link::default()],
     };
     let Reply::Reserved { grants, .. } = parse(&ask(&mut stream, &reserve)).unwrap() else {
         panic!("no grant");

@@ -286,6 +286,7 @@ pub fn archived_page(fill: u8) -> ArchivedPage {
         parent: (fill > 1).then(|| key(fill - 1).prefix()),
         depth: u32::from(fill) - 1,
         checksum: u64::from(fill) << 40,
+        saved: 0,
     }
 }
 

@@ -82,6 +82,7 @@ fn parse_config(config: &str) -> PyResult<String> {
         "on_error": on_error,
         "retry": config.retry.as_secs_f64(),
         "prewrite": config.prewrite,
+        "codec": config.codec,
         "disk": config.disk.to_string(),
         "sync": sync,
         "lease": config.lease.as_secs_f64(),

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_disk::probe::Want;
-use larder_engine::{Class, Count, Hint, Part, PutOptions, SyncPolicy};
+use larder_engine::{Class, CodecChoice, Count, Hint, Part, PutOptions, SyncPolicy};
 use larder_format::PageKey;
 use larder_handle::chain::Chain;
 use larder_handle::config::{Config, OnError, Transfer};
@@ -120,6 +120,7 @@ fn configured(
     lease: f64,
     hang_limit: f64,
     prewrite: bool,
+    codec: &str,
     disk: &str,
     policy: &str,
     l4: Option<&Bound<'_, PyAny>>,
@@ -135,6 +136,7 @@ fn configured(
         }
     };
     let disk: Want = disk.parse().map_err(|e| wrong(format!("`disk`: {e}")))?;
+    let codec: CodecChoice = codec.parse().map_err(|e| wrong(format!("`codec`: {e}")))?;
     let policy: Policy = policy
         .parse()
         .map_err(|e| wrong(format!("`policy`: {e}")))?;
@@ -149,6 +151,7 @@ fn configured(
         on_error: OnError::Fail,
         retry: Duration::from_secs(30),
         prewrite,
+        codec,
         disk,
         sync,
         lease: seconds(lease)?,
@@ -185,7 +188,8 @@ fn opened(
 impl Store {
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
-        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto",
+        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="off",
+        disk="auto",
         policy=Policy::default().word(), l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn attach(
@@ -199,12 +203,13 @@ impl Store {
         lease: f64,
         hang_limit: f64,
         prewrite: bool,
+        codec: &str,
         disk: &str,
         policy: &str,
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
         let config = configured(
-            path, size, sync, lease, hang_limit, prewrite, disk, policy, l4,
+            path, size, sync, lease, hang_limit, prewrite, codec, disk, policy, l4,
         )?;
         let fitting = page_bytes.filter(|_| must_fit);
         opened(py, fitting, || Handle::attach(&config, page_bytes, create))
@@ -212,7 +217,8 @@ impl Store {
 
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
-        read_only=false, sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, disk="auto",
+        read_only=false, sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="off",
+        disk="auto",
         policy=Policy::default().word(), l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn open(
@@ -227,12 +233,13 @@ impl Store {
         lease: f64,
         hang_limit: f64,
         prewrite: bool,
+        codec: &str,
         disk: &str,
         policy: &str,
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
         let config = configured(
-            path, size, sync, lease, hang_limit, prewrite, disk, policy, l4,
+            path, size, sync, lease, hang_limit, prewrite, codec, disk, policy, l4,
         )?;
         let fitting = page_bytes.filter(|_| must_fit);
         opened(py, fitting, || {
@@ -353,7 +360,7 @@ impl Store {
         rows.iter()
             .map(|row| {
                 let digest = PyBytes::new(py, row.namespace.as_bytes());
-                class.call1((digest, row.pages, row.bytes))
+                class.call1((digest, row.pages, row.bytes, row.plain_bytes))
             })
             .collect()
     }

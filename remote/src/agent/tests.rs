@@ -123,6 +123,7 @@ fn asks(pages: usize) -> Vec<Ask> {
         key: key(0, at),
         parent: at.checked_sub(1).map(|before| key(0, before)),
         depth: at as u32,
+        saved: 0,
     };
     (0..pages).map(ask).collect()
 }

@@ -429,7 +429,8 @@ impl Caller {
             | MissReason::Unfinished
             | MissReason::ReadError
             | MissReason::Stale
-            | MissReason::WrongShape => true,
+            | MissReason::WrongShape
+            | MissReason::Undecodable => true,
             // A handle closes only in `Caller::close`, after all calls.
             MissReason::Closed => got.had_owner,
             MissReason::Deadline | MissReason::Hung => false,

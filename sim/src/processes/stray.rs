@@ -14,7 +14,7 @@ use larder_sim_runtime::{note, thread};
 use larder_store::protocol::Protocol;
 use larder_store::share::keys::blob;
 use larder_store::share::wire::{
-    Failure, LandedPut, MAGIC, PlaceGrant, Reply, Request, WireError, parse, parse_greeting,
+    Failure, LandedPut, Link, MAGIC, PlaceGrant, Reply, Request, WireError, parse, parse_greeting,
     receive, send,
 };
 
@@ -98,7 +98,7 @@ fn try_to(shared: &Shared) -> Result<(), WireError> {
         let keys: Vec<_> = keys.map(|name| state.plan.key(name)).collect();
         (state.plan.namespaces[namespace].encode().to_vec(), keys)
     };
-    let Reply::Namespace(namespace) = line.ask(&Request::Namespace { record: &record })? else {
+    let Reply::Namespace(namespace, _) = line.ask(&Request::Namespace { record: &record })? else {
         return Ok(());
     };
     reserve_unmarked(shared, &mut line, namespace, blob(&keys[..1]))?;
@@ -126,7 +126,7 @@ fn reserve_unmarked(
     let reply = line.ask(&Request::Reserve {
         namespace,
         keys: key,
-        links: vec![(None, 0)],
+        links: vec![Link::default()],
     })?;
     let Reply::Reserved { grants, .. } = reply else {
         panic!("a request for room is answered by {reply:?}");

@@ -16,7 +16,8 @@ const BATCH_BYTES: usize = 8 << 20;
 /// A message of the reading thread.
 pub enum Step {
     Namespace(ArchivedNamespace),
-    /// Pages of the last named namespace, with contiguous payloads.
+    /// Pages of the last named namespace, with the payload of each at the begin of its share of
+    /// the memory, which has the bytes of a plain page.
     Pages(Vec<ArchivedPage>, AlignedBuf),
 }
 
@@ -85,7 +86,8 @@ impl<R: Read> Batches<R> {
         let mut good = 0;
         let mut read = Ok(());
         for (payload, page) in payloads {
-            read = self.source.payload(namespace, page, payload);
+            let stored = page_bytes - page.saved as usize * BLOCK_BYTES;
+            read = self.source.payload(namespace, page, &mut payload[..stored]);
             if read.is_err() {
                 break;
             }

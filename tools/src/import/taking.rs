@@ -8,6 +8,7 @@ use indicatif::ProgressBar;
 use larder_engine::AlignedBuf;
 use larder_engine::format::{ArchivedNamespace, ArchivedPage, BLOCK_BYTES, PageShape};
 use larder_engine::{NamespaceId, PageStore, PutPage, PutStatus, Refusal, Store};
+use larder_store::encoder::decode;
 use larder_store::inventory::Inventory;
 
 use super::batches::Step;
@@ -29,6 +30,12 @@ const SPARES_OTHERS: Why = Why {
     kind: "no_space",
     reason: "no room without evicting other pages: enlarge the store with `larder create --grow`, \
         or use --force, and import again",
+};
+
+/// The reason why a page that its archive holds encoded is not stored.
+const UNDECODABLE: Why = Why {
+    kind: "undecodable",
+    reason: "not what the codec makes of a page: it was encoded wrongly, or by a later release",
 };
 
 /// The storing half of an import.
@@ -59,7 +66,7 @@ impl Taking<'_> {
                     home = Home::find(self.store, &namespace)?;
                     is_full = false;
                 }
-                Step::Pages(pages, memory) => {
+                Step::Pages(pages, mut memory) => {
                     // Others may have taken the room since it was checked, and a pipe tells neither
                     // the sizes of its pages nor whether they are in the store. After the first
                     // refused page, later ones of its chain would be stored in vain.
@@ -69,7 +76,7 @@ impl Taking<'_> {
                             is_full = true;
                             home.refuse(self.store, &pages, report);
                         }
-                        Some(home) => bar.inc(home.take(self.store, &pages, &memory, report)),
+                        Some(home) => bar.inc(home.take(self.store, &pages, &mut memory, report)),
                         None => report.refuse(UNKNOWN_NAMESPACE, pages.len() as u64),
                     }
                     // The reader may have ended already.
@@ -135,15 +142,17 @@ impl Home {
         self.shape.page_blocks() as usize * BLOCK_BYTES
     }
 
-    /// Stores pages whose payloads are contiguous. Returns their bytes.
+    /// Stores pages, each with its payload at the begin of its share of `memory`. Returns their
+    /// bytes.
     fn take(
         &self,
         store: &Store,
         pages: &[ArchivedPage],
-        payloads: &[u8],
+        memory: &mut [u8],
         report: &mut ImportReport,
     ) -> u64 {
         let page_bytes = self.page_bytes();
+        let pages = &self.decoded(pages, memory, report)[..];
         let statuses = if report.dry_run {
             let keys: Vec<_> = pages.iter().map(|page| page.key).collect();
             let there = store.contains(self.id, &keys);
@@ -153,12 +162,38 @@ impl Home {
                 .map(|there| would_be(there, fits))
                 .collect()
         } else {
-            self.put(store, pages, payloads, page_bytes)
+            self.put(store, pages, memory, page_bytes)
         };
         for status in statuses {
             report.note(status, page_bytes as u64);
         }
         (pages.len() * page_bytes) as u64
+    }
+
+    /// Makes the pages in `memory` plain and contiguous. Returns them, without pages that cannot be
+    /// decoded.
+    fn decoded(
+        &self,
+        pages: &[ArchivedPage],
+        memory: &mut [u8],
+        report: &mut ImportReport,
+    ) -> Vec<ArchivedPage> {
+        let page_bytes = self.page_bytes();
+        let mut plain = Vec::with_capacity(pages.len());
+        for (at, page) in pages.iter().enumerate() {
+            let share = at * page_bytes..(at + 1) * page_bytes;
+            if page.saved > 0 {
+                let stored = page_bytes - page.saved as usize * BLOCK_BYTES;
+                let stream = memory[share.clone()][..stored].to_vec();
+                if decode(&self.shape, &stream, &mut memory[share.clone()]).is_err() {
+                    report.refuse(UNDECODABLE, 1);
+                    continue;
+                }
+            }
+            memory.copy_within(share, plain.len() * page_bytes);
+            plain.push(*page);
+        }
+        plain
     }
 
     fn put(

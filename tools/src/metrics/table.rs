@@ -7,6 +7,7 @@ use larder_disk::health::Health;
 use larder_engine::Stats;
 use larder_store::beneath::BeneathReport;
 use larder_store::curve::{CurveReport, FACTORS};
+use larder_store::inventory::Usage;
 use larder_store::share::{Report, View, VolumeDamage, VolumeState};
 use larder_store::spaces::{AgesOfSpaces, Spaces};
 use larder_store::totals::Totals;
@@ -335,35 +336,39 @@ fn content(table: &mut Table, stats: &Stats) {
 
 fn namespaces(table: &mut Table, view: &View) {
     let (named, further) = view.spaces.split_at(view.spaces.len().min(NAMESPACES_MAX));
-    let mut rows: Vec<([String; 2], u64, u64)> = Vec::new();
+    let mut rows: Vec<([String; 2], [u64; 3])> = Vec::new();
+    let counts = |usage: &Usage| [usage.pages, usage.bytes, usage.plain_bytes];
     for space in named {
         let model = space.namespace.as_ref().map(|of| of.fields().model.clone());
         let labels = [space.usage.namespace.to_string(), model.unwrap_or_default()];
-        rows.push((labels, space.usage.pages, space.usage.bytes));
+        rows.push((labels, counts(&space.usage)));
     }
     if !further.is_empty() {
-        let pages = further.iter().map(|space| space.usage.pages).sum();
-        let bytes = further.iter().map(|space| space.usage.bytes).sum();
-        rows.push(([OTHER.to_owned(), String::new()], pages, bytes));
+        let further = further.iter().map(|space| counts(&space.usage));
+        let sum = further.fold([0; 3], |sum, of| [0, 1, 2].map(|at| sum[at] + of[at]));
+        rows.push(([OTHER.to_owned(), String::new()], sum));
     }
     samples! { table:
         "larder_namespaces", "Namespaces with pages": gauge(view.spaces.len() as u64);
     }
-    for ([name, model], pages, _) in &rows {
-        let metric = "larder_namespace_pages{kv_namespace,model}";
-        table.sample(
-            metric,
+    let metrics = [
+        (
+            "larder_namespace_pages{kv_namespace,model}",
             "Pages of a namespace",
-            &[name, model],
-            gauge(*pages),
-        );
-    }
-    for ([name, model], _, bytes) in &rows {
-        let (metric, help) = (
+        ),
+        (
             "larder_namespace_bytes{kv_namespace,model}",
             "Bytes of the pages of a namespace",
-        );
-        table.sample(metric, help, &[name, model], gauge(*bytes));
+        ),
+        (
+            "larder_namespace_plain_bytes{kv_namespace,model}",
+            "Bytes of the pages of a namespace without a codec",
+        ),
+    ];
+    for (at, (metric, help)) in metrics.into_iter().enumerate() {
+        for ([name, model], counts) in &rows {
+            table.sample(metric, help, &[name, model], gauge(counts[at]));
+        }
     }
 }
 
@@ -564,7 +569,7 @@ fn totals(table: &mut Table, totals: &Totals) {
 #[cfg(test)]
 pub(super) mod tests {
     use larder_engine::format::Fingerprint;
-    use larder_store::inventory::{Space, Usage};
+    use larder_store::inventory::Space;
 
     use super::*;
 
@@ -577,6 +582,7 @@ pub(super) mod tests {
                 namespace: Fingerprint::from_bytes(bytes),
                 pages: 1,
                 bytes: 4096,
+                plain_bytes: 4096,
             };
             Space {
                 usage,

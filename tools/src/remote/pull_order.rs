@@ -97,6 +97,7 @@ mod tests {
             parent: parent.map(|parent| key(parent).prefix()),
             depth: u32::from(parent.is_some()),
             checksum: 0,
+            saved: 0,
         };
         let outline = Outline {
             namespace: namespace(),

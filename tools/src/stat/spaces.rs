@@ -2,6 +2,7 @@
 
 use larder_core::ages::Ages;
 use larder_core::counters::Counted;
+use larder_store::inventory::Usage;
 use larder_store::share::View;
 use larder_store::spaces::{Reads, Tokens};
 use serde::Serialize;
@@ -23,6 +24,8 @@ pub(super) struct Space {
     /// Its pages in the store, and their bytes.
     pages: u64,
     bytes: u64,
+    /// The bytes of its pages without a codec.
+    plain_bytes: u64,
     /// Its reads and tokens, by all processes.
     #[serde(flatten)]
     reads: Reads,
@@ -34,10 +37,16 @@ pub(super) fn spaces(view: &View) -> Vec<Space> {
     let mut spaces: Vec<Space> = Vec::new();
     for of in &view.spaces {
         let is_listed = spaces.len() < NAMESPACES_MAX;
-        let (pages, bytes) = (of.usage.pages, of.usage.bytes);
+        let Usage {
+            pages,
+            bytes,
+            plain_bytes,
+            ..
+        } = of.usage;
         if !is_listed && let Some(other) = spaces.iter_mut().find(|space| space.is_other()) {
             other.pages += pages;
             other.bytes += bytes;
+            other.plain_bytes += plain_bytes;
             continue;
         }
         let named = of.namespace.as_ref().filter(|_| is_listed);
@@ -45,6 +54,7 @@ pub(super) fn spaces(view: &View) -> Vec<Space> {
             model: named.map(|named| named.fields().model.clone()),
             pages,
             bytes,
+            plain_bytes,
             ..Space::empty(match is_listed {
                 true => of.usage.namespace.to_string(),
                 false => OTHER.to_owned(),
@@ -70,6 +80,7 @@ impl Space {
             model: None,
             pages: 0,
             bytes: 0,
+            plain_bytes: 0,
             reads: Reads::default(),
             pages_missed: 0,
         }
@@ -90,6 +101,7 @@ pub(super) fn lines(spaces: &[Space], lines: &mut Lines) {
         "model",
         "pages",
         "size",
+        "plain",
         "hits",
         "misses",
         "asked",
@@ -103,6 +115,7 @@ pub(super) fn lines(spaces: &[Space], lines: &mut Lines) {
             space.model.clone().unwrap_or_else(|| "?".to_owned()),
             space.pages.to_string(),
             ByteSize(space.bytes).to_string(),
+            ByteSize(space.plain_bytes).to_string(),
             space.reads.hits.to_string(),
             space.pages_missed.to_string(),
             (tokens.found + tokens.not_found).to_string(),

@@ -21,6 +21,9 @@ use crate::support::text;
 pub const EVEN: Model = Model("even", &[64 << 10]);
 pub const RAGGED: Model = Model("ragged", &[5000, 300]);
 
+/// Pages that a codec makes smaller.
+pub const SMOOTH: Model = Model("smooth", &[64 << 10, 70_000]);
+
 /// A namespace by its model and the parts of its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Model(pub &'static str, pub &'static [u32]);
@@ -54,9 +57,16 @@ impl Model {
             key ^ u8::try_from(at / 32 % 251).unwrap()
         };
         let parts = self.1.iter().enumerate();
-        parts
+        let mut parts: Vec<Vec<u8>> = parts
             .map(|(part, &bytes)| (0..bytes as usize).map(|at| byte(part, at)).collect())
-            .collect()
+            .collect();
+        if self == SMOOTH {
+            // Values in bf16 with exponents of eight neighbours.
+            for [_, high] in parts.iter_mut().flat_map(|part| part.as_chunks_mut().0) {
+                *high = *high & 0x83 | 0x3c;
+            }
+        }
+        parts
     }
 }
 

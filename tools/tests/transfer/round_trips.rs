@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::process::{Child, Stdio};
 
-use larder_engine::PageStore;
+use larder_engine::{CodecChoice, OpenOptions, PageStore, Store};
 use larder_format::ArchiveItem;
+use larder_store::inventory::Inventory;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::home::{EVEN, RAGGED, archived, items, put, put_after, put_from};
+use crate::home::{EVEN, RAGGED, SMOOTH, archived, items, put, put_after, put_from};
 use crate::support::home::{Home, SEGMENT_BYTES};
 use crate::support::honest::{Process, eventually, found};
 use crate::support::sparse::pack;
@@ -59,6 +60,38 @@ fn pages_go_between_stores_of_any_shape_whole_and_with_their_places_in_their_cha
         // The next import takes the same pages.
         source = target;
     }
+}
+
+#[test]
+fn encoded_pages_go_through_an_archive_as_they_are_stored() {
+    let home = Home::new();
+    let keys = chain(1, 20);
+    let encoding = || OpenOptions::default().with(|o| o.codec = CodecChoice::Bf16);
+    let usage = |store: &Store| store.usage().unwrap()[0];
+    let source = Store::open(&home.path, encoding()).unwrap();
+    put(&source, SMOOTH, &keys);
+    let stored = usage(&source);
+    assert!(stored.bytes < stored.plain_bytes);
+    source.close().unwrap();
+    let archive = home.export("archive", &[]);
+    let structures = 64 << 10;
+    let length = archive.metadata().unwrap().len();
+    assert!((stored.bytes..stored.bytes + structures).contains(&length));
+
+    // A store without a codec gets plain pages.
+    let target = Home::new();
+    target.report("import", &[text(&archive)], 0);
+    assert_eq!(target.pages(), home.pages());
+    assert_eq!(target.having(SMOOTH, &keys), keys.len());
+    assert_eq!(target.with(|store| usage(store).bytes), stored.plain_bytes);
+    target.report("verify", &["--deep"], 0);
+
+    // A new store from it with a codec.
+    let compact = target.beside("compact");
+    let options = ["--into", text(&compact), "--codec", "bf16"];
+    target.report("compact", &options, 0);
+    let store = Store::open(&compact, OpenOptions::default()).unwrap();
+    assert_eq!(usage(&store), stored);
 }
 
 #[test]

@@ -18,6 +18,19 @@ pub struct Found {
     pub next: Option<usize>,
 }
 
+/// The pages of one namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceUse {
+    /// Its fingerprint.
+    pub namespace: Fingerprint,
+    /// Stored pages.
+    pub pages: u64,
+    /// Their blocks, as plain pages.
+    pub blocks: u64,
+    /// Their blocks, as stored.
+    pub stored: u64,
+}
+
 /// See the module.
 pub struct Books<'a> {
     pub(super) base: &'a mut Base,
@@ -69,10 +82,7 @@ impl Books<'_> {
             let page = Move {
                 namespace,
                 record: *record,
-                from: Place {
-                    segment,
-                    start: record.start,
-                },
+                from: Place::of(segment, record),
             };
             if record.namespace == fingerprint && is_live(self.base, &page) {
                 found.keys.push(record.key);
@@ -112,15 +122,21 @@ impl Books<'_> {
         }
     }
 
-    /// Each namespace with pages: how many, and their blocks.
-    pub fn usage(&self) -> Vec<(Fingerprint, u64, u64)> {
+    /// The namespaces with pages.
+    pub fn usage(&self) -> Vec<NamespaceUse> {
         let states = self.base.namespaces.iter();
         let usage = states.map(|(slot, state)| {
             let pages = self.base.index.pages_of(slot) as u64;
+            let saved = self.base.index.saved_of(slot);
             let blocks = pages * u64::from(state.page_blocks);
-            (state.fingerprint, pages, blocks)
+            NamespaceUse {
+                namespace: state.fingerprint,
+                pages,
+                blocks,
+                stored: blocks.saturating_sub(saved),
+            }
         });
-        usage.filter(|(_, pages, _)| *pages > 0).collect()
+        usage.filter(|usage| usage.pages > 0).collect()
     }
 
     /// The namespaces whose records are known.

@@ -301,6 +301,7 @@ mod tests {
             let place = Place {
                 segment: SEGMENT,
                 start: number.into(),
+                saved: 0,
             };
             evicted.left(NamespaceSlot(0), key(number).prefix(), place, generation);
         }

@@ -66,6 +66,7 @@ use crate::planted;
 use crate::policy::AdmissionPolicy;
 use base::{Base, Event, IoContext, Watermarks};
 use books::Books;
+pub use books::NamespaceUse;
 use durability::Durability;
 pub use evicted::Evictions;
 pub use journal::BLOCKS_IN_FLIGHT_MAX;
@@ -133,7 +134,7 @@ impl Core {
         }
         let namespaces = Namespaces::new(recovered.namespaces);
         index.each(|page| {
-            let blocks = namespaces.page_blocks(page.namespace);
+            let blocks = namespaces.stored_blocks(page.namespace, page.place);
             segments.add_live(page.place.segment, blocks);
         });
         let mut base = Base::new(config, index, namespaces, marks, recovered.first);
@@ -674,7 +675,8 @@ impl Core {
         let mut live: BTreeMap<SegmentId, u64> = BTreeMap::new();
         let mut taken = 0;
         self.base.index.each(|page| {
-            let blocks = self.base.namespaces.page_blocks(page.namespace);
+            let namespaces = &self.base.namespaces;
+            let blocks = namespaces.stored_blocks(page.namespace, page.place);
             *live.entry(page.place.segment).or_default() += u64::from(blocks);
             taken += footprint(segments.segment_blocks(), blocks);
         });

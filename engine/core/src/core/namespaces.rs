@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use larder_format::{Fingerprint, Namespace, Serial};
 
 use super::types::NamespaceInit;
-use crate::index::{NamespaceSlot, SegmentId};
+use crate::index::{NamespaceSlot, Place, SegmentId};
 
 /// Most namespaces of one store: as many as 16 bits of an index entry can name.
 pub const NAMESPACES_MAX: usize = u16::MAX as usize;
@@ -84,8 +84,14 @@ impl Namespaces {
         self.list.get(usize::from(slot))?.record.as_ref()
     }
 
+    /// Blocks of a plain page.
     pub(super) fn page_blocks(&self, slot: NamespaceSlot) -> u32 {
         self.get(slot).page_blocks
+    }
+
+    /// Blocks that a page takes at its place.
+    pub(super) fn stored_blocks(&self, slot: NamespaceSlot, place: Place) -> u32 {
+        self.page_blocks(slot).saturating_sub(place.saved)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (NamespaceSlot, &NamespaceState)> {

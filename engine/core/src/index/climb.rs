@@ -39,7 +39,7 @@ impl Climb {
             let entry = slab.entry(at);
             let worth = state.worth(at).max(self.below[at.0 as usize]);
             if entry.spot.has(LIVE) {
-                let worthiest = &mut self.segments[entry.spot.place().segment.0 as usize];
+                let worthiest = &mut self.segments[entry.spot.segment().0 as usize];
                 *worthiest = (*worthiest).max(Some(worth));
             }
             let parent = slab.link(at).parent;

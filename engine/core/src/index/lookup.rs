@@ -385,7 +385,7 @@ fn locate(state: &State, id: PageId) -> Option<Located> {
     }
     let entry = state.slab().entry(id);
     Some(Located {
-        place: entry.spot.place(),
+        place: state.slab().place(id),
         checksum: entry.checksum,
         unproven: entry.spot.has(UNPROVEN),
     })

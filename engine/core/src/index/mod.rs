@@ -20,8 +20,8 @@
 //!   table growing, under a millisecond with ten million pages (figures in `table`). The one
 //!   exception is the lowering of all heats, once in a billion calls (see [`Heat`]): 21 to 33 ms.
 //! - At most 64 bytes of RAM a page at any moment of its growth, from 200,000 pages up: 32 of
-//!   entry, 8 of links, 6.4 to 9.6 of table, and 8 for each leaf. RAM follows the highest number of
-//!   pages there ever were.
+//!   entry, 8 of links, 6.4 to 9.6 of table, and 8 for each leaf. 4 more where a codec makes pages
+//!   smaller. RAM follows the highest number of pages there ever were.
 //! - It is deterministic: no clock, and no order that depends on an address. Only the place of a
 //!   name in the table is random, so that a caller who chooses keys cannot make them collide.
 //!
@@ -349,7 +349,7 @@ impl Index {
     ///
     /// It checks every entry: for the rare segment whose descriptors cannot be read.
     pub fn forget_segment(&self, segment: SegmentId, gone: impl FnMut(Departed)) {
-        self.sweep(0..u32::MAX, |spot| spot.place().segment == segment, gone);
+        self.sweep(0..u32::MAX, |spot| spot.segment() == segment, gone);
     }
 
     /// Evicts the coldest leaf without a valid lease at `now_ms` for which `stays` is false; `None`
@@ -516,7 +516,12 @@ impl Index {
 
     /// Stored pages of one namespace.
     pub fn pages_of(&self, namespace: NamespaceSlot) -> usize {
-        self.state.read().pages_of(namespace)
+        self.state.read().share_of(namespace).pages
+    }
+
+    /// Blocks that a codec saved of the pages of one namespace.
+    pub fn saved_of(&self, namespace: NamespaceSlot) -> u64 {
+        self.state.read().share_of(namespace).saved
     }
 
     /// Whether no page is stored.

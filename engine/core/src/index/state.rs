@@ -35,6 +35,14 @@ pub(super) struct Arrived {
     pub(super) table_grew: bool,
 }
 
+/// The pages of one namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Share {
+    pub(super) pages: usize,
+    /// Their blocks that a codec saved.
+    pub(super) saved: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State {
@@ -48,8 +56,8 @@ pub(super) struct State {
     pub(super) lru: String,
     counted: Counted,
     pages: usize,
-    /// Number of pages of each namespace, up to the highest namespace that had some.
-    of_namespace: Vec<usize>,
+    /// By namespace, up to the highest one that had pages.
+    of_namespace: Vec<Share>,
     /// Grows when heats are lowered: a stamp drawn before is invalid after.
     epoch: u64,
     /// The next stamp.
@@ -168,23 +176,25 @@ impl State {
         self.pages
     }
 
-    /// Pages of one namespace.
-    pub(super) fn pages_of(&self, namespace: NamespaceSlot) -> usize {
-        let count = self.of_namespace.get(usize::from(namespace.0));
-        count.copied().unwrap_or(0)
+    pub(super) fn share_of(&self, namespace: NamespaceSlot) -> Share {
+        let share = self.of_namespace.get(usize::from(namespace.0));
+        share.copied().unwrap_or_default()
     }
 
-    fn count_in(&mut self, namespace: NamespaceSlot) {
+    fn count_in(&mut self, namespace: NamespaceSlot, saved: u32) {
         let at = usize::from(namespace.0);
         if at >= self.of_namespace.len() {
-            self.of_namespace.resize(at + 1, 0);
+            self.of_namespace.resize(at + 1, Share::default());
         }
-        self.of_namespace[at] += 1;
+        self.of_namespace[at].pages += 1;
+        self.of_namespace[at].saved += u64::from(saved);
         self.pages += 1;
     }
 
-    fn count_out(&mut self, namespace: NamespaceSlot) {
-        self.of_namespace[usize::from(namespace.0)] -= 1;
+    fn count_out(&mut self, namespace: NamespaceSlot, saved: u32) {
+        let share = &mut self.of_namespace[usize::from(namespace.0)];
+        share.pages -= 1;
+        share.saved -= u64::from(saved);
         self.pages -= 1;
     }
 
@@ -244,14 +254,17 @@ impl State {
         place: Place,
     ) -> Option<PageId> {
         self.find(namespace, key)
-            .filter(|id| self.slab.entry(*id).spot.place() == place)
+            .filter(|id| self.slab.place(*id) == place)
     }
 
     // ---- single fields
 
     pub(super) fn move_to(&mut self, id: PageId, place: Place) {
-        let entry = self.slab.entry_mut(id);
-        entry.spot = Spot::new(place, entry.spot.namespace(), entry.spot.flags());
+        let (spot, from) = (self.slab.entry(id).spot, self.slab.place(id));
+        self.count_out(spot.namespace(), from.saved);
+        self.count_in(spot.namespace(), place.saved);
+        self.slab
+            .set_spot(id, place, spot.namespace(), spot.flags());
     }
 
     pub(super) fn set_proven(&mut self, id: PageId) {
@@ -304,7 +317,8 @@ impl State {
             }
             let spot = Spot::new(page.place, page.namespace, LIVE | unproven | orphan);
             let mark = Mark::new(heat, false);
-            let (id, table_grew) = self.insert(Entry::new(spot, page.checksum, page.key, mark));
+            let entry = Entry::new(spot, page.checksum, page.key, mark);
+            let (id, table_grew) = self.insert(entry, page.place.saved);
             if let Some(parent) = parent {
                 self.link(id, parent);
             }
@@ -315,20 +329,17 @@ impl State {
                 table_grew,
             };
         };
-        let entry = self.slab.entry_mut(id);
-        let was = entry.spot;
+        let (was, lay) = (self.slab.entry(id).spot, self.slab.place(id));
         let returns = !was.has(LIVE);
         let orphan = if returns {
             ORPHAN
         } else {
             was.flags() & ORPHAN
         };
+        let flags = was.flags() & QUEUED | LIVE | unproven | orphan;
+        self.slab.set_spot(id, page.place, page.namespace, flags);
+        let entry = self.slab.entry_mut(id);
         entry.checksum = page.checksum;
-        entry.spot = Spot::new(
-            page.place,
-            page.namespace,
-            was.flags() & QUEUED | LIVE | unproven | orphan,
-        );
         if page.parent == Parent::Head {
             entry.spot.clear(ORPHAN);
         } else if orphan != 0 {
@@ -336,11 +347,13 @@ impl State {
         }
         self.warm(id, heat, floor);
         let outcome = if returns {
-            self.count_in(page.namespace);
+            self.count_in(page.namespace, page.place.saved);
             self.tell(|chosen, view| chosen.arrived(view, id, page.told));
             Published::New
         } else {
-            Published::Replaced(was.place())
+            self.count_out(page.namespace, lay.saved);
+            self.count_in(page.namespace, page.place.saved);
+            Published::Replaced(lay)
         };
         Arrived {
             id,
@@ -364,11 +377,11 @@ impl State {
         }
     }
 
-    fn insert(&mut self, entry: Entry) -> (PageId, bool) {
+    fn insert(&mut self, entry: Entry, saved: u32) -> (PageId, bool) {
         let names = self.names;
         let hash = hash_of(names, &entry);
-        self.count_in(entry.spot.namespace());
-        let id = self.slab.insert(entry);
+        self.count_in(entry.spot.namespace(), saved);
+        let id = self.slab.insert(entry, saved);
         let slab = &self.slab;
         let rebuilt = self
             .table
@@ -453,7 +466,7 @@ impl State {
         let mut at = head;
         loop {
             let entry = self.slab.entry(at);
-            let (namespace, segment) = (entry.spot.namespace(), entry.spot.place().segment);
+            let (namespace, segment) = (entry.spot.namespace(), entry.spot.segment());
             if entry.mark().is_leased(floor) || stays(namespace, entry.key(), segment) {
                 return None;
             }
@@ -481,7 +494,7 @@ impl State {
         let departed = Departed {
             namespace: entry.spot.namespace(),
             key: entry.key(),
-            place: entry.spot.place(),
+            place: self.slab.place(id),
             worth,
             scale,
         };
@@ -489,7 +502,7 @@ impl State {
             self.slab.link_mut(id).children -= 1;
         }
         self.unlink(id, mark.heat(), floor);
-        self.count_out(departed.namespace);
+        self.count_out(departed.namespace, departed.place.saved);
         if self.slab.link(id).children > 0 {
             let ghost = self.slab.entry_mut(id);
             ghost.spot.clear(LIVE | UNPROVEN | ORPHAN);
@@ -540,7 +553,7 @@ impl State {
             let entry = slab.entry_mut(id);
             if children == 0 && entry.spot.has(LIVE) {
                 let mark = entry.mark();
-                if is_parked(entry.spot.place().segment) {
+                if is_parked(entry.spot.segment()) {
                     return Standing::Parked(mark.heat());
                 }
                 let stays = mark.is_leased(floor) || stays(entry.spot.namespace(), entry.key());
@@ -621,7 +634,7 @@ impl State {
             namespace: entry.spot.namespace(),
             key: entry.key(),
             parent,
-            place: entry.spot.place(),
+            place: self.slab.place(id),
             checksum: entry.checksum,
             heat: entry.mark().heat(),
             children,
@@ -637,7 +650,7 @@ impl State {
             + self.cold.ram_bytes()
             + self.chosen.as_ref().map_or(0, |chosen| chosen.ram_bytes())
             + self.counted.ram_bytes()
-            + self.of_namespace.capacity() * size_of::<usize>()
+            + self.of_namespace.capacity() * size_of::<Share>()
     }
 }
 
@@ -651,46 +664,4 @@ fn hash_of(names: NameHasher, entry: &Entry) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::types::Told;
-    use super::*;
-
-    fn publish(state: &mut State, number: u8) {
-        let page = Publish {
-            namespace: NamespaceSlot(0),
-            key: KeyPrefix::from_bytes([number; 12]),
-            parent: Parent::Head,
-            place: Place {
-                segment: SegmentId(0),
-                start: u32::from(number),
-            },
-            checksum: 0,
-            unproven: false,
-            told: Told::default(),
-        };
-        let heat = state.draw().unwrap_or(Heat(0));
-        let id = state
-            .publish(&page, None, heat, Heat(u32::MAX), &mut Vec::new())
-            .id;
-        state.queue_if_leaf(id);
-    }
-
-    #[test]
-    fn pages_unused_for_a_billion_calls_become_one_age_and_the_newer_keep_their_order() {
-        let mut state = State::new(0, Heat(0));
-        publish(&mut state, 3);
-        publish(&mut state, 2);
-        *state.clock.get_mut() = u64::from(HEAT_END - 2);
-        publish(&mut state, 1);
-        publish(&mut state, 0);
-        assert_eq!(state.draw(), None);
-        assert_eq!(state.lower_heats(Heat(u32::MAX)), HEAT_END / 2);
-        assert_eq!(state.draw(), Some(Heat(HEAT_END / 2)));
-        assert_eq!(state.check(), Ok(()));
-        let heats: Vec<u32> =
-            std::iter::from_fn(|| state.evict(Heat(u32::MAX), |_, _| false, |_| false))
-                .map(|page| page.worth.0)
-                .collect();
-        assert_eq!(heats, [0, 0, HEAT_END / 2 - 2, HEAT_END / 2 - 1]);
-    }
-}
+mod tests;

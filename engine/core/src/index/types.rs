@@ -2,7 +2,7 @@
 //! that its calls take and return.
 
 use larder_base::ids::NamespaceId;
-use larder_format::KeyPrefix;
+use larder_format::{KeyPrefix, PageRecord};
 
 use crate::policy::{Use, Worth};
 use serde::{Deserialize, Serialize};
@@ -31,13 +31,27 @@ impl From<NamespaceId> for NamespaceSlot {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SegmentId(pub u32);
 
-/// Where a page's payload begins.
+/// Where a page's payload lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Place {
     /// The segment that holds the page.
     pub segment: SegmentId,
     /// First block of the page within the segment, below [`SEGMENT_BLOCKS_MAX`].
     pub start: u32,
+    /// Blocks of the plain page that are not stored: zero, unless a codec made it smaller.
+    pub saved: u32,
+}
+
+impl Place {
+    /// The place of a page by its record in this segment.
+    #[must_use]
+    pub fn of(segment: SegmentId, record: &PageRecord) -> Place {
+        Place {
+            segment,
+            start: record.start,
+            saved: record.blocks.saturating_sub(record.stored),
+        }
+    }
 }
 
 /// How recently a page was used: the stamp of the last call that used it. Greater is hotter.
@@ -70,7 +84,7 @@ pub struct Lease {
 /// A located page, for a reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Located {
-    /// Where its payload begins.
+    /// Where its payload lies.
     pub place: Place,
     /// Its payload checksum, which also covers its whole key and its namespace.
     pub checksum: u64,
@@ -110,7 +124,7 @@ pub struct Publish {
     pub key: KeyPrefix,
     /// The page before it.
     pub parent: Parent,
-    /// Where its payload begins.
+    /// Where its payload lies.
     pub place: Place,
     /// Its payload checksum.
     pub checksum: u64,
@@ -179,7 +193,7 @@ pub struct PageView {
     pub key: KeyPrefix,
     /// Its parent, if it is stored and linked.
     pub parent: Option<KeyPrefix>,
-    /// Where its payload begins.
+    /// Where its payload lies.
     pub place: Place,
     /// Its payload checksum.
     pub checksum: u64,

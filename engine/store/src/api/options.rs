@@ -13,6 +13,7 @@ use larder_disk::probe::Want;
 use serde::{Deserialize, Serialize};
 
 use crate::beneath::Beneath;
+use crate::encoder::CodecChoice;
 use crate::protocol::Protocol;
 
 /// Whether processes that attach to one store share their reads. A page that several of them
@@ -114,6 +115,8 @@ pub struct OpenOptions {
     /// `Store::attach`. The owner's setting applies to all processes, a
     /// client's setting to its own reads.
     pub shared_reads: SharedReads,
+    /// Whether puts encode pages. Off by default. The owner's setting applies to all processes.
+    pub codec: CodecChoice,
     /// A place beneath the store, used while this process is the owner.
     pub(crate) beneath: Option<Arc<dyn Beneath>>,
     /// The catalog protocol that this process speaks: that of this release, except in tests.
@@ -143,6 +146,7 @@ impl Default for OpenOptions {
             keeps_ownership: false,
             eviction: None,
             admission: None,
+            codec: CodecChoice::Off,
             beneath: None,
             protocol: Protocol::default(),
             shared_reads: SharedReads::Auto,
@@ -162,6 +166,8 @@ pub struct Settings {
     pub lease: Duration,
     /// [`OpenOptions::prewrite`].
     pub prewrite: bool,
+    /// [`OpenOptions::codec`].
+    pub codec: CodecChoice,
 }
 
 impl Default for Settings {
@@ -192,6 +198,7 @@ impl OpenOptions {
             sync: self.sync,
             lease: self.lease,
             prewrite: self.prewrite,
+            codec: self.codec,
         }
     }
 }
@@ -209,7 +216,11 @@ impl fmt::Display for Settings {
             sync,
             lease,
             prewrite,
+            codec,
         } = self;
-        write!(f, "sync {sync}, lease {lease:?}, prewrite {prewrite}")
+        write!(
+            f,
+            "sync {sync}, lease {lease:?}, prewrite {prewrite}, codec {codec}"
+        )
     }
 }

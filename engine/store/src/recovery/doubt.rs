@@ -131,7 +131,8 @@ impl<E> Payloads<'_, E> {
     }
 
     fn place(&self, found: &Found<E>) -> ReadAt {
-        let blocks = self.namespaces[usize::from(found.slot.0)].page_blocks;
+        let plain = self.namespaces[usize::from(found.slot.0)].page_blocks;
+        let blocks = plain.saturating_sub(found.place.saved);
         self.spots[found.place.segment.0 as usize].data(found.place.start, blocks)
     }
 }

@@ -381,11 +381,10 @@ impl<E: Extra> Gathered<E> {
         if *size == 0 {
             *size = page.blocks;
         }
-        // No writer of this release encodes pages.
-        if *size != page.blocks || page.stored != page.blocks {
+        if *size != page.blocks {
             return Err(Disbelief::Size);
         }
-        room.take(page.blocks)?;
+        room.take(page.stored)?;
         if !visible {
             return Ok(());
         }
@@ -394,10 +393,7 @@ impl<E: Extra> Gathered<E> {
             key: page.key.prefix(),
             birth: page.birth,
             commit,
-            place: Place {
-                segment,
-                start: page.start,
-            },
+            place: Place::of(segment, page),
             checksum: page.checksum,
             parent: page.parent,
             depth: page.depth,
@@ -489,7 +485,7 @@ impl SegmentSummary {
 }
 
 impl<E> Found<E> {
-    fn publish(&self, blocks: u32) -> Publish {
+    fn publish(&self, plain_blocks: u32) -> Publish {
         let parent = match self.parent {
             Some(key) => Parent::Key(key),
             None if self.depth == 0 => Parent::Head,
@@ -504,7 +500,7 @@ impl<E> Found<E> {
             unproven: !self.proven,
             told: Told {
                 depth: self.depth,
-                blocks,
+                blocks: plain_blocks.saturating_sub(self.place.saved),
                 hint: Hint::default(),
                 new_pages: None,
             },

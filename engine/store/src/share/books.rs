@@ -68,10 +68,11 @@ impl Inventory for Remote {
     }
 
     fn usage(&self) -> Result<Vec<Usage>, StoreError> {
-        let row = |(namespace, pages, bytes): (DigestBytes, u64, u64)| Usage {
-            namespace: Fingerprint::from_bytes(namespace),
+        let row = |(digest, pages, bytes, plain_bytes): (DigestBytes, u64, u64, u64)| Usage {
+            namespace: Fingerprint::from_bytes(digest),
             pages,
             bytes,
+            plain_bytes,
         };
         match self.ask(&Request::Usage) {
             Ok(Reply::Usage(rows)) => Ok(rows.into_iter().map(row).collect()),

@@ -606,6 +606,7 @@ mod tests {
             key: PageKey::from_bytes([at; 32]),
             parent: None,
             depth: 0,
+            saved: 0,
         });
         (remote.namespace(&namespace).unwrap(), asks)
     }

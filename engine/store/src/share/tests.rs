@@ -16,7 +16,7 @@ use larder_core::status::{GetStatus, PutStatus};
 use larder_format::{Namespace, PageKey, PageShape, TokenUnits, page_keys};
 
 use super::remote::{ReachError, Remote};
-use super::wire::{MAGIC, Reply, Request, parse, receive, send};
+use super::wire::{Link, MAGIC, Reply, Request, parse, receive, send};
 use crate::api::{GetPage, OpenOptions, PageStore, PutOptions, PutPage};
 use crate::catalog::Catalog;
 use crate::honest::{eventually, skipped};
@@ -321,7 +321,7 @@ fn a_client_that_waits_for_its_own_unwritten_put_does_not_block_a_close() {
     let reserve = Request::Reserve {
         namespace: id.0,
         keys: &[1; 32],
-        links: vec![(None, 0)],
+        links: vec![Link::default()],
     };
     let Reply::Reserved { reservation, .. } = ask(&reserve) else {
         panic!("no reservation");

@@ -26,6 +26,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::catalog::Pinned;
+use crate::encoder::CodecChoice;
 use crate::protocol::Protocol;
 use crate::staging::{Slot, SlotEnd};
 use crate::totals::{Measures, Totals};
@@ -106,13 +107,13 @@ pub enum Request<'a> {
         #[serde(deserialize_with = "few")]
         findings: Vec<(Place, Finding)>,
     },
-    /// Parents and depths, one per key.
+    /// One link per key.
     Reserve {
         namespace: u16,
         #[serde(borrow, with = "serde_bytes")]
         keys: &'a [u8],
         #[serde(deserialize_with = "few")]
-        links: Vec<(Option<PageKeyBytes>, u32)>,
+        links: Vec<Link>,
     },
     /// No reply.
     Commit {
@@ -203,8 +204,14 @@ pub enum Request<'a> {
         #[serde(borrow, with = "serde_bytes")]
         keys: &'a [u8],
         #[serde(deserialize_with = "few")]
-        links: Vec<(Option<PageKeyBytes>, u32)>,
+        links: Vec<Link>,
         hint: Hint,
+    },
+    /// For each key whether it is stored. Changes nothing.
+    Peek {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
     },
     /// The memory that the processes of the store share: pacing, and how the volumes answer.
     /// Answered with [`Reply::Common`] and its file attached, or with [`Reply::Done`] when there is
@@ -252,6 +259,15 @@ pub enum Request<'a> {
 /// A key inside a message.
 pub type PageKeyBytes = [u8; KEY_BYTES];
 
+/// A page of a reservation, besides its key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Link {
+    pub parent: Option<PageKeyBytes>,
+    pub depth: u32,
+    /// See [`Ask`](larder_core::grants::Ask).
+    pub saved: u32,
+}
+
 /// A namespace's fingerprint inside a message.
 pub type DigestBytes = [u8; 16];
 
@@ -262,7 +278,8 @@ pub enum Reply {
     Done,
     Count(u64),
     Flags(#[serde(deserialize_with = "few")] Vec<bool>),
-    Namespace(u16),
+    /// Its number, and whether puts into it encode pages.
+    Namespace(u16, CodecChoice),
     Pinned(#[serde(deserialize_with = "few")] Vec<Option<PinnedPage>>),
     Reserved {
         reservation: u64,
@@ -298,7 +315,7 @@ pub enum Reply {
         pages: Vec<(DigestBytes, PageKeyBytes)>,
     },
     /// Namespace, pages, bytes on the device.
-    Usage(#[serde(deserialize_with = "few")] Vec<(DigestBytes, u64, u64)>),
+    Usage(#[serde(deserialize_with = "few")] Vec<(DigestBytes, u64, u64, u64)>),
     /// Comes with a file descriptor.
     Common,
     /// As JSON. The owner sends it on its own, on the first connection of a client with the feature
@@ -508,6 +525,15 @@ mod tests {
     use crate::protocol::variants;
     use crate::share::keys::keys_of;
 
+    fn link() -> impl Strategy<Value = Link> {
+        let any = (any::<Option<PageKeyBytes>>(), any::<u32>(), any::<u32>());
+        any.prop_map(|(parent, depth, saved)| Link {
+            parent,
+            depth,
+            saved,
+        })
+    }
+
     fn keys() -> impl Strategy<Value = Vec<u8>> {
         prop::collection::vec(any::<[u8; KEY_BYTES]>(), 0..5).prop_map(|keys| keys.concat())
     }
@@ -529,7 +555,7 @@ mod tests {
         fn a_request_arrives_as_it_was_sent_and_not_when_it_is_cut(
             keys in keys(),
             namespace in any::<u16>(),
-            links in prop::collection::vec((any::<Option<PageKeyBytes>>(), any::<u32>()), 0..5),
+            links in prop::collection::vec(link(), 0..5),
             cut in any::<prop::sample::Index>(),
         ) {
             let sent = Request::Reserve { namespace, keys: &keys, links };

@@ -1,7 +1,7 @@
 //! The books of a store in this process: see [`Inventory`].
 
 use larder_base::ids::NamespaceId;
-use larder_core::core::{Descriptors, Evictions, Victim};
+use larder_core::core::{Descriptors, Evictions, NamespaceUse, Victim};
 use larder_core::index::Leased;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
@@ -89,10 +89,11 @@ impl Inventory for Local {
     }
 
     fn usage(&self) -> Result<Vec<Usage>, StoreError> {
-        let usage = |(namespace, pages, blocks): (_, u64, u64)| Usage {
-            namespace,
-            pages,
-            bytes: blocks * BLOCK_BYTES as u64,
+        let usage = |row: NamespaceUse| Usage {
+            namespace: row.namespace,
+            pages: row.pages,
+            bytes: row.stored * BLOCK_BYTES as u64,
+            plain_bytes: row.blocks * BLOCK_BYTES as u64,
         };
         let rows = self.with_core(|core| core.books().usage());
         Ok(rows.into_iter().map(usage).collect())

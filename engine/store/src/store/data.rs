@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::latency::{DeviceLatencies, Latency};
+use larder_codec::Codec;
 use larder_core::counters::{Counted, Counts, Latencies, Tally};
 use larder_core::status::GetStatus;
 use larder_disk::{Board, Disk, Pacing, Piece};
 use larder_format::PageKey;
 
+use super::get::Decoder;
 use super::hang::Hangs;
 use super::notices::Notices;
 use super::recheck::Recheck;
@@ -33,6 +35,8 @@ pub struct DataPath {
     pub(super) recheck: Option<Recheck>,
     pub(super) counters: Counters,
     pub(super) notices: Notices,
+    pub(super) codec: Codec,
+    pub(super) decoder: Decoder,
 }
 
 #[derive(Default)]
@@ -49,6 +53,8 @@ pub(super) struct Counters {
     pub(super) gets: Latency,
     pub(super) lookups: Latency,
     pub(super) flushes: Latency,
+    /// Times of the codec, page by page.
+    pub(super) encodes: Latency,
 }
 
 impl DataPath {
@@ -62,6 +68,8 @@ impl DataPath {
             recheck: None,
             counters: Counters::default(),
             notices: Notices::default(),
+            codec: Codec::new(),
+            decoder: Decoder::default(),
         }
     }
 
@@ -113,6 +121,8 @@ impl DataPath {
         latencies.get = self.counters.gets.buckets();
         latencies.put = self.counters.puts.buckets();
         latencies.flush = self.counters.flushes.buckets();
+        latencies.encode = self.counters.encodes.buckets();
+        latencies.decode = self.decoder.times.buckets();
         latencies.device_read = self.device.reads.buckets();
         latencies.device_write = self.device.writes.buckets();
         latencies.device_sync = self.device.syncs.buckets();

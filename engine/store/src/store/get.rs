@@ -10,7 +10,8 @@
 //! page. If the bytes of a page were not its own, it is looked up once more: the place may have
 //! been stale.
 
-use std::io::IoSliceMut;
+mod verify;
+
 use std::sync::Arc;
 
 use larder_base::ids::NamespaceId;
@@ -24,11 +25,13 @@ use larder_disk::mailbox::Mailbox;
 use larder_disk::{
     Action, Buffer, DiskError, Done, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose,
 };
-use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
+use larder_format::PageKey;
 
 use super::{Counters, DataPath};
 use crate::api::GetPage;
 use crate::catalog::{Catalog, NamespaceShape, Pinned};
+pub(super) use verify::{Decoder, decode, first, fits, is_aligned};
+use verify::{failed, take};
 
 /// A page that is being read.
 #[derive(Clone, Copy)]
@@ -44,7 +47,7 @@ struct Group {
     answered: bool,
 }
 
-/// Bytes of aligned copies that one call uses at once.
+/// Bytes of a call that are read at once into memory of its own.
 const BOUNCE_BYTES: usize = 64 << 20;
 
 /// Bytes of page data that a call reads before it looks up the rest: enough to keep the device busy
@@ -62,13 +65,6 @@ pub(super) fn get<C: Catalog + ?Sized>(
     let Some(shape) = catalog.shape(namespace) else {
         return vec![GetStatus::Miss(MissReason::Absent); pages.len()];
     };
-    let bounces =
-        |page: &GetPage<'_, '_>| fits(&shape, page.parts) && !is_aligned(&shape, page.parts);
-    let slice = if pages.iter().any(bounces) {
-        BOUNCE_BYTES / page_bytes(&shape)
-    } else {
-        pages.len()
-    };
     let get = Get {
         catalog,
         data,
@@ -77,15 +73,7 @@ pub(super) fn get<C: Catalog + ?Sized>(
         deadline,
         read_as,
     };
-    let mut statuses = Vec::with_capacity(pages.len());
-    for pages in pages.chunks_mut(slice.max(1)) {
-        statuses.extend(get.slice(pages));
-    }
-    statuses
-}
-
-pub(super) fn page_bytes(shape: &NamespaceShape) -> usize {
-    shape.shape.page_blocks() as usize * BLOCK_BYTES
+    get.all(pages)
 }
 
 /// The facts that all pages of a call share.
@@ -99,7 +87,7 @@ pub(super) struct Get<'a, C: Catalog + ?Sized> {
 }
 
 impl<'a, C: Catalog + ?Sized> Get<'a, C> {
-    fn slice(&self, pages: &mut [GetPage<'_, '_>]) -> Vec<GetStatus> {
+    fn all(&self, pages: &mut [GetPage<'_, '_>]) -> Vec<GetStatus> {
         let mut statuses = vec![GetStatus::Miss(MissReason::Absent); pages.len()];
         let mut asked = Vec::with_capacity(pages.len());
         for (index, page) in pages.iter().enumerate() {
@@ -111,7 +99,7 @@ impl<'a, C: Catalog + ?Sized> Get<'a, C> {
         }
         let mut pins = self.pins(&[]);
         let mut reads = self.start(Vec::new(), pages);
-        let first = (FIRST_BYTES / page_bytes(self.shape)).max(1);
+        let first = (FIRST_BYTES / self.shape.page_bytes()).max(1);
         let (first, rest) = asked.split_at(first.min(asked.len()));
         for some in [first, rest] {
             let jobs = self.pin(some, pages);
@@ -235,85 +223,6 @@ impl<C: Catalog + ?Sized> Drop for Pins<'_, C> {
     }
 }
 
-pub(super) fn fits(shape: &NamespaceShape, parts: &[IoSliceMut<'_>]) -> bool {
-    let sizes = shape.shape.part_sizes();
-    parts.len() == sizes.len()
-        && parts
-            .iter()
-            .zip(sizes)
-            .all(|(part, &size)| part.len() == size as usize)
-}
-
-/// Whether the device can read straight into these parts.
-fn is_aligned(shape: &NamespaceShape, parts: &[IoSliceMut<'_>]) -> bool {
-    shape.shape.is_aligned()
-        && parts
-            .iter()
-            .all(|part| (part.as_ptr() as usize).is_multiple_of(BLOCK_BYTES))
-}
-
-fn copy_out(shape: &NamespaceShape, bytes: &[u8], parts: &mut [IoSliceMut<'_>]) {
-    for (index, part) in parts.iter_mut().enumerate() {
-        let start = usize::try_from(shape.shape.part_offset(index)).unwrap_or(usize::MAX);
-        if let Some(from) = bytes.get(start..start.saturating_add(part.len())) {
-            part.copy_from_slice(from);
-        }
-    }
-}
-
-fn verify(
-    shape: &NamespaceShape,
-    page: &GetPage<'_, '_>,
-    pinned: &Pinned,
-    findings: &mut Vec<(PageKey, Extent, Finding)>,
-) -> GetStatus {
-    let mut checksum = PageChecksum::new(shape.fingerprint, &page.key);
-    for part in page.parts.iter() {
-        checksum.part(part);
-    }
-    judge(&page.key, pinned, checksum.finish(), findings)
-}
-
-/// The status of a page by its checksum.
-pub(super) fn judge(
-    key: &PageKey,
-    pinned: &Pinned,
-    checksum: u64,
-    findings: &mut Vec<(PageKey, Extent, Finding)>,
-) -> GetStatus {
-    if checksum == pinned.checksum || planted!(SkippedChecksum) {
-        if pinned.unproven {
-            findings.push((*key, pinned.extent, Finding::Good));
-        }
-        return GetStatus::Hit;
-    }
-    findings.push((*key, pinned.extent, Finding::Mismatch));
-    GetStatus::Miss(if pinned.unproven {
-        MissReason::Unfinished
-    } else {
-        MissReason::Damaged
-    })
-}
-
-pub(super) fn failed(
-    key: &PageKey,
-    pinned: &Pinned,
-    error: DiskError,
-    findings: &mut Vec<(PageKey, Extent, Finding)>,
-) -> GetStatus {
-    GetStatus::Miss(match error {
-        DiskError::Deadline => MissReason::Deadline,
-        DiskError::Shutdown => MissReason::Closed,
-        DiskError::Os(libc::ETIME) => MissReason::Hung,
-        DiskError::Os(_) | DiskError::NoProgress => {
-            if error.is_of_the_medium() {
-                findings.push((*key, pinned.extent, Finding::Unreadable));
-            }
-            MissReason::ReadError
-        }
-    })
-}
-
 /// The outcome of one page's read.
 struct Outcome {
     job: usize,
@@ -332,8 +241,12 @@ pub(super) struct Reads<'a> {
     mailbox: Arc<Mailbox>,
     /// Operations in flight.
     left: usize,
+    /// Bytes that are read into memory of this call until it waits for all reads.
+    owned: usize,
     /// Outcomes not processed yet.
     ready: Vec<Outcome>,
+    /// Jobs that wait until others have given back the memory that they were read into.
+    waiting: Vec<usize>,
     deadline: Option<Instant>,
     /// Reads that were still queued at the deadline have been given up.
     is_expired: bool,
@@ -355,10 +268,12 @@ impl<'a> Reads<'a> {
             data,
             shape,
             ready: Vec::new(),
+            waiting: Vec::new(),
             jobs: Vec::new(),
             groups: Vec::new(),
             mailbox: Arc::default(),
             left: 0,
+            owned: 0,
             deadline,
             is_expired: false,
             silent_since: Instant::now(),
@@ -403,18 +318,28 @@ impl<'a> Reads<'a> {
                 let Job { page, pinned } = &self.jobs[job];
                 statuses[*page] = match result {
                     Ok(bounced) => {
-                        if let Some(bytes) = bounced {
-                            copy_out(self.shape, &bytes, pages[*page].parts);
-                        }
-                        verify(self.shape, &pages[*page], pinned, findings)
+                        let page = &mut pages[*page];
+                        take(
+                            &self.data.decoder,
+                            self.shape,
+                            page,
+                            pinned,
+                            bounced.as_deref(),
+                            findings,
+                        )
                     }
                     Err(error) => failed(&pages[*page].key, pinned, error, findings),
                 };
             }
-            if again.is_empty() {
+            if again.is_empty() && self.waiting.is_empty() {
                 break;
             }
             for job in again.drain(..) {
+                self.submit(pages, job..job + 1, 0);
+            }
+            // No read is in flight.
+            self.owned = 0;
+            for job in std::mem::take(&mut self.waiting) {
                 self.submit(pages, job..job + 1, 0);
             }
         }
@@ -428,7 +353,6 @@ impl<'a> Reads<'a> {
         merge: usize,
     ) {
         let mut ops = Vec::with_capacity(jobs.len());
-        let page_bytes = page_bytes(self.shape);
         let mut next = jobs.start;
         while next < jobs.end {
             let first = self.jobs[next].pinned.extent;
@@ -437,17 +361,24 @@ impl<'a> Reads<'a> {
                 next += 1;
                 continue;
             }
-            let direct = is_aligned(self.shape, pages[self.jobs[next].page].parts);
-            let end = if direct {
+            let direct = self.is_direct(next, pages);
+            let (end, bytes) = if direct {
                 self.neighbours(next, jobs.end, merge, pages)
             } else {
-                next + 1
+                (next + 1, self.shape.stored_bytes(first.place))
             };
             let buffer = if direct {
                 Buffer::Borrowed(self.pieces(next..end, pages))
+            } else if self.owned > 0 && self.owned + bytes > BOUNCE_BYTES {
+                self.waiting.push(next);
+                next = end;
+                continue;
             } else {
-                match AlignedBuf::zeroed(page_bytes) {
-                    Ok(bytes) => Buffer::Owned(bytes),
+                match AlignedBuf::zeroed(bytes) {
+                    Ok(memory) => {
+                        self.owned += bytes;
+                        Buffer::Owned(memory)
+                    }
                     Err(_) => {
                         self.give_up(next, DiskError::Os(libc::ENOMEM));
                         next = end;
@@ -461,10 +392,7 @@ impl<'a> Reads<'a> {
                 &self.data.counters.bounced_pages
             };
             Counters::add(counter, (end - next) as u64);
-            Counters::add(
-                &self.data.counters.bytes_read,
-                ((end - next) * page_bytes) as u64,
-            );
+            Counters::add(&self.data.counters.bytes_read, bytes as u64);
             self.data.hangs.asked(first.volume);
             ops.push(Op {
                 volume: first.volume,
@@ -503,43 +431,50 @@ impl<'a> Reads<'a> {
         });
     }
 
-    /// One past the last job that is read together with job `first`.
+    fn is_direct(&self, job: usize, pages: &[GetPage<'_, '_>]) -> bool {
+        is_aligned(self.shape, pages[self.jobs[job].page].parts)
+    }
+
+    /// One past the last job that is read together with job `first`, and the bytes of all.
     fn neighbours(
         &self,
         first: usize,
         limit: usize,
         merge: usize,
         pages: &[GetPage<'_, '_>],
-    ) -> usize {
+    ) -> (usize, usize) {
         let start = self.jobs[first].pinned.extent;
         let parts = self.shape.shape.parts();
-        let page_bytes = page_bytes(self.shape);
+        let mut bytes = self.shape.stored_bytes(start.place);
         let mut end = first + 1;
         while end < limit {
-            let job = &self.jobs[end];
-            let count = end - first + 1;
-            let extent = job.pinned.extent;
-            let adjacent = extent.volume == start.volume
-                && extent.offset == start.offset + ((count - 1) * page_bytes) as u64;
-            let small = count * page_bytes <= merge && count * parts <= PIECES_MAX;
-            if !adjacent || !small || !is_aligned(self.shape, pages[job.page].parts) {
+            let extent = self.jobs[end].pinned.extent;
+            let with_this = bytes + self.shape.stored_bytes(extent.place);
+            let adjacent =
+                extent.volume == start.volume && extent.offset == start.offset + bytes as u64;
+            let small = with_this <= merge && (end - first + 1) * parts <= PIECES_MAX;
+            if !adjacent || !small || !self.is_direct(end, pages) {
                 break;
             }
+            bytes = with_this;
             end += 1;
         }
-        end
+        (end, bytes)
     }
 
     /// The memory of some jobs' pages, with adjacent pieces joined.
     fn pieces(&self, jobs: std::ops::Range<usize>, pages: &mut [GetPage<'_, '_>]) -> Vec<Piece> {
         let mut pieces: Vec<Piece> = Vec::with_capacity(jobs.len() * self.shape.shape.parts());
         for job in &self.jobs[jobs] {
+            let mut left = self.shape.stored_bytes(job.pinned.extent.place);
             for part in pages[job.page].parts.iter_mut() {
+                let len = part.len().min(left);
+                left -= len;
                 push_piece(
                     &mut pieces,
                     Piece {
                         ptr: part.as_mut_ptr(),
-                        len: part.len(),
+                        len,
                     },
                 );
             }

@@ -28,10 +28,11 @@ use larder_format::{Fingerprint, PageKey, StoreId};
 use super::mover;
 use super::notices::Notices;
 use super::services::Services;
-use crate::api::ReadOnlyVolume;
+use crate::api::{OpenOptions, ReadOnlyVolume};
 use crate::beneath::{Beneath, BeneathReport};
 use crate::catalog::{Catalog, NamespaceShape};
 use crate::curve::{Curve, CurveReport};
+use crate::encoder::CodecChoice;
 use crate::recovery::scan::{Spot, read_descriptors};
 use crate::spaces::{AgesOfSpaces, OTHER, SpaceAges};
 use crate::traffic::Traffic;
@@ -76,6 +77,7 @@ pub struct Local {
     store: StoreId,
     map: SegmentMap,
     lease: Duration,
+    codec: CodecChoice,
     services: Services,
     epoch: Instant,
     next_request: AtomicU64,
@@ -131,7 +133,7 @@ impl Local {
         index: Arc<Index>,
         disk: Arc<dyn Disk>,
         map: SegmentMap,
-        lease: Duration,
+        options: &OpenOptions,
         services: Services,
     ) -> Arc<Local> {
         let (store, began_ms) = (core.config().store, core.config().began_ms);
@@ -148,7 +150,8 @@ impl Local {
             shapes: Mutex::default(),
             store,
             map,
-            lease,
+            lease: options.lease,
+            codec: options.codec,
             services,
             epoch: Instant::now(),
             next_request: AtomicU64::new(0),
@@ -601,7 +604,7 @@ mod tests {
             index,
             disk,
             SegmentMap::new(&[SEGMENTS], SEGMENT_BLOCKS),
-            Duration::ZERO,
+            &OpenOptions::default(),
             Services::new(Vec::new()),
         )
     }
@@ -616,6 +619,7 @@ mod tests {
             key: PageKey::from_bytes([1; 32]),
             parent: None,
             depth: 0,
+            saved: 0,
         };
         let (reservation, grants) = local.reserve(id, Hint::default(), &[ask]);
         assert!(matches!(grants[0], Grant::Write(_)));

@@ -176,14 +176,7 @@ impl LocalStore {
         }
         let config = config(&volumes, options);
         let services = services(&volumes);
-        let local = catalog(
-            config,
-            recovery,
-            index,
-            disk.clone(),
-            options.lease,
-            services,
-        );
+        let local = catalog(config, recovery, index, disk.clone(), options, services);
         if let Some(policy) = &options.admission {
             local.with_core(|core| core.admit_by(make(policy)));
         }

@@ -45,7 +45,7 @@ pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
         .map(|copy| ReadAt {
             volume: copy.from.volume,
             offset: copy.from.offset,
-            bytes: copy.page.record.blocks as usize * BLOCK_BYTES,
+            bytes: copy.page.record.stored as usize * BLOCK_BYTES,
         })
         .collect();
     let mut outcomes = vec![Copied::NotRead; pages.len()];

@@ -256,12 +256,12 @@ pub fn catalog(
     recovery: Recovery,
     index: Arc<Index>,
     disk: Arc<dyn Disk>,
-    lease: Duration,
+    options: &OpenOptions,
     services: Services,
 ) -> Arc<Local> {
     let map = SegmentMap::new(&recovery.recovered.volumes, config.segment_blocks);
     let core = Core::new(config, recovery.recovered, index.clone());
-    Local::new(core, index, disk, map, lease, services)
+    Local::new(core, index, disk, map, options, services)
 }
 
 /// The log's view of these volumes' services.

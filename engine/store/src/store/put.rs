@@ -14,10 +14,14 @@
 //! The descriptors are written while the page data is still in flight. A page whose write failed is
 //! written once more, in another segment, and on the next volume if there are several.
 //!
+//! Where a codec is on, the pages of a window that are not stored yet are encoded before their
+//! extents are asked for, since an extent has the size of the encoded page.
+//!
 //! A put may be given up ([`Recall`]) while it waits. The rule for the caller's memory: each
 //! stretch of code that reads it holds a [`Reading`], and after a recall there is none. A write
 //! that the device completes after a recall counts as failed, because its bytes may be others.
 
+mod encoded;
 mod windows;
 
 use larder_base::ids::NamespaceId;
@@ -52,6 +56,9 @@ const HANDED_BYTES_MAX: usize = 4 << 20;
 /// Bytes of one call in flight: enough to keep a device busy that finishes out of order.
 const IN_FLIGHT_BYTES: usize = 128 << 20;
 
+/// Most plain bytes of encoded pages of one call in flight.
+const ENCODED_BYTES: usize = 32 << 20;
+
 /// Most page data with checksums computed before the extents are known: as much as the processor's
 /// cache holds.
 const AHEAD_BYTES: usize = 2 << 20;
@@ -82,6 +89,7 @@ pub(super) fn put<C: Catalog + ?Sized>(
         windows: Windows::default(),
         landed: Vec::new(),
         handed: 0,
+        spare: Vec::new(),
     };
     call.store(&fitting, until);
     let failed: Vec<usize> = fitting
@@ -108,8 +116,7 @@ fn count(data: &DataPath, shape: &NamespaceShape, statuses: &[PutStatus]) {
             }
         }
     }
-    let bytes = u64::from(shape.shape.page_blocks()) * BLOCK_BYTES as u64;
-    counts.bytes_put = counts.pages_put * bytes;
+    counts.bytes_put = counts.pages_put * shape.page_bytes() as u64;
     data.counters.calls.add(counts);
     Counters::add(&data.counters.refused_read_only, read_only);
 }
@@ -163,6 +170,8 @@ struct Call<'a> {
     landed: Vec<(ReservationId, Vec<usize>)>,
     /// Bytes submitted to the disk so far.
     handed: usize,
+    /// Memory of encoded pages that have landed.
+    spare: Vec<AlignedBuf>,
 }
 
 /// Pages of a window that are adjacent on disk and are written together.
@@ -240,8 +249,7 @@ impl Call<'_> {
         let mut rest = members;
         while !rest.is_empty() {
             let count = (window_bytes / page_bytes).max(1).min(rest.len());
-            while self.windows.left > 0 && self.windows.bytes + count * page_bytes > IN_FLIGHT_BYTES
-            {
+            while self.windows.left > 0 && !self.may_launch(count * page_bytes) {
                 self.wait();
             }
             if self.is_recalled() {
@@ -259,7 +267,14 @@ impl Call<'_> {
     }
 
     fn page_bytes(&self) -> usize {
-        self.shape.shape.page_blocks() as usize * BLOCK_BYTES
+        self.shape.page_bytes()
+    }
+
+    /// Whether a window of so many plain bytes fits the memory of a call.
+    fn may_launch(&self, bytes: usize) -> bool {
+        let encodes = self.shape.encoder.is_some();
+        self.windows.bytes + bytes <= IN_FLIGHT_BYTES
+            && (!encodes || self.windows.encoded + bytes <= ENCODED_BYTES)
     }
 
     /// Reports windows with ended writes to the catalog.
@@ -271,6 +286,7 @@ impl Call<'_> {
         for window in windows {
             landed.push((window.reservation, window.landed));
             self.landed.push((window.reservation, window.members));
+            self.spare.extend(window.encoded.into_memory());
         }
         self.putting.landed(&landed);
     }
@@ -278,23 +294,27 @@ impl Call<'_> {
     /// Reserves room for these pages, starts their writes, and commits. Returns how many were
     /// admitted, and why the next one was not.
     fn launch(&mut self, members: &[usize]) -> (usize, Option<Refusal>) {
+        let encoded = self.encode(members);
         let (pages, shape, recall) = (self.pages, self.shape, self.recall);
-        let ask = |&index: &usize| Ask {
+        let ask = |(at, &index): (usize, &usize)| Ask {
             key: pages[index].key,
             parent: pages[index].parent,
             depth: pages[index].depth,
+            saved: encoded.saved(at),
         };
-        let asks: Vec<Ask> = members.iter().map(ask).collect();
+        let asks: Vec<Ask> = members.iter().enumerate().map(ask).collect();
         let ahead_max = (AHEAD_BYTES / self.page_bytes()).min(members.len());
-        let mut ahead = Vec::with_capacity(ahead_max);
+        let mut ahead = encoded.checksums(members.len());
+        let mut next = 0;
         let mut meanwhile = || {
             let Some(_reading) = read(recall) else {
                 return false;
             };
-            if ahead.len() < ahead_max {
-                ahead.push(checksum(shape, &pages[members[ahead.len()]]));
+            if next < ahead_max {
+                ahead[next].get_or_insert_with(|| checksum(shape, &pages[members[next]]));
+                next += 1;
             }
-            ahead.len() < ahead_max
+            next < ahead_max
         };
         let (reservation, grants) = self.putting.reserve(&asks, &mut meanwhile);
         let refused = grants.iter().zip(0..).find_map(|(grant, at)| match grant {
@@ -310,6 +330,7 @@ impl Call<'_> {
             bytes: 0,
             landed: Vec::with_capacity(grants.len()),
             bounced: Vec::new(),
+            encoded,
         };
         let (idle, checksums) = self.write(window, &grants, &ahead);
         self.putting.commit(reservation, &checksums);
@@ -325,7 +346,7 @@ impl Call<'_> {
         &mut self,
         mut window: Window,
         grants: &[Grant],
-        ahead: &[u64],
+        ahead: &[Option<u64>],
     ) -> (Option<Window>, Vec<Option<u64>>) {
         let mut checksums = vec![None; grants.len()];
         let Some(_reading) = read(self.recall) else {
@@ -342,9 +363,8 @@ impl Call<'_> {
         let number = self.windows.add(window);
         let mut sum = |pages: &mut Vec<(usize, usize)>| {
             for (ask, page) in pages.drain(..) {
-                let known = ahead
-                    .get(ask + usize::from(planted!(ShiftedChecksum)))
-                    .copied();
+                let at = ask + usize::from(planted!(ShiftedChecksum));
+                let known = ahead.get(at).copied().flatten();
                 checksums[ask] =
                     Some(known.unwrap_or_else(|| checksum(self.shape, &self.pages[page])));
             }
@@ -392,17 +412,21 @@ impl Call<'_> {
     /// The adjacent pages of a window, in stretches of at most `bytes_max` or one page. Pages are
     /// dropped if there is no memory to copy them.
     fn stretches(&self, window: &mut Window, grants: &[Grant], bytes_max: usize) -> Vec<Stretch> {
-        let page_bytes = self.page_bytes();
         let mut stretches: Vec<Stretch> = Vec::new();
         for (ask, grant) in grants.iter().enumerate() {
             let Grant::Write(extent) = *grant else {
                 continue;
             };
             let index = window.members[ask];
-            let Some(pieces) = self.pieces(&self.pages[index], page_bytes, window) else {
+            let pieces = match window.encoded.piece(ask) {
+                Some(piece) => Some(vec![piece]),
+                None => self.pieces(&self.pages[index], window),
+            };
+            let Some(pieces) = pieces else {
                 window.landed.push((ask, true));
                 continue;
             };
+            let page_bytes = self.shape.stored_bytes(extent.place);
             let fits = stretches.last().is_some_and(|stretch| {
                 stretch.extent.volume == extent.volume
                     && stretch.extent.offset + stretch.bytes as u64 == extent.offset
@@ -432,12 +456,7 @@ impl Call<'_> {
     }
 
     /// The memory to write a page from: its own, or an aligned copy that the window keeps.
-    fn pieces(
-        &self,
-        page: &PutPage<'_>,
-        page_bytes: usize,
-        window: &mut Window,
-    ) -> Option<Vec<Piece>> {
+    fn pieces(&self, page: &PutPage<'_>, window: &mut Window) -> Option<Vec<Piece>> {
         if is_aligned(self.shape, page) {
             Counters::add(&self.data.counters.direct_pages, 1);
             return Some(
@@ -450,7 +469,7 @@ impl Call<'_> {
                     .collect(),
             );
         }
-        let copy = self.bounce(page, page_bytes)?;
+        let copy = self.bounce(page)?;
         Counters::add(&self.data.counters.bounced_pages, 1);
         let piece = Piece {
             ptr: copy.as_ptr().cast_mut(),
@@ -461,8 +480,8 @@ impl Call<'_> {
     }
 
     /// An aligned copy of a page, each part padded with zeros to whole blocks.
-    fn bounce(&self, page: &PutPage<'_>, page_bytes: usize) -> Option<AlignedBuf> {
-        let mut copy = AlignedBuf::zeroed(page_bytes).ok()?;
+    fn bounce(&self, page: &PutPage<'_>) -> Option<AlignedBuf> {
+        let mut copy = AlignedBuf::zeroed(self.page_bytes()).ok()?;
         for (index, part) in page.parts.iter().enumerate() {
             let start = usize::try_from(self.shape.shape.part_offset(index)).ok()?;
             copy.get_mut(start..start + part.len())?
@@ -530,6 +549,10 @@ mod tests {
             self.inner.wait(reservations)
         }
 
+        fn peek(&mut self, keys: &[PageKey]) -> Vec<bool> {
+            self.inner.peek(keys)
+        }
+
         fn room(&self) -> u64 {
             self.inner.room()
         }
@@ -569,6 +592,7 @@ mod tests {
             statuses: &mut statuses,
             landed: Vec::new(),
             handed: 0,
+            spare: Vec::new(),
         };
         let all: Vec<usize> = (0..pages.len()).collect();
         call.store(&all, Instant::now() + wait);

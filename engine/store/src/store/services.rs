@@ -74,6 +74,7 @@ impl Services {
     pub(super) fn tell_damaged(&self, page: &DamagedPage) {
         let fault = match page.finding {
             Finding::Unreadable => "the device does not return it",
+            Finding::Undecodable => "the codec cannot decode it",
             Finding::Mismatch | Finding::Good => "its bytes do not match its checksum",
         };
         tracing::warn!(

@@ -33,7 +33,7 @@ use larder_disk::{
 };
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
-use super::get::{Get, Job, Reads, fits, page_bytes};
+use super::get::{Get, Job, Reads, decode, first, fits, is_aligned};
 use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::GetPage;
@@ -106,7 +106,7 @@ pub(crate) fn get(
         area: &area,
     };
     let window_bytes = WINDOW_BYTES_MAX.min(area.bytes() / WINDOWS_IN_AREA);
-    let window_pages = (window_bytes / page_bytes(&shape)).max(1);
+    let window_pages = (window_bytes / shape.page_bytes()).max(1);
     let mut statuses = Vec::with_capacity(pages.len());
     let mut patience = PATIENCE;
     let mut under_way: Option<Window<'_, '_, '_, '_>> = None;
@@ -236,11 +236,8 @@ impl<'a, 'b, 'c, 'd> Window<'a, 'b, 'c, 'd> {
         for copy in &mut self.held.copies {
             let page = &mut self.pages[copy.page];
             match call.wait(copy.slot.id, patience) {
-                Look::Ready if call.copy(copy, page) => {
-                    self.statuses[copy.page] = GetStatus::Hit;
-                    if copy.pinned.unproven {
-                        findings.push((page.key, copy.pinned.extent, Finding::Good));
-                    }
+                Look::Ready if let Some(status) = call.copy(copy, page, &mut findings) => {
+                    self.statuses[copy.page] = status;
                     Counters::add(&call.get.data.counters.staged_pages, 1);
                     continue;
                 }
@@ -288,23 +285,66 @@ impl Call<'_> {
         look
     }
 
-    /// Copies a page out of its slot. Returns whether the copy is correct.
-    fn copy(&self, copy: &Copy, page: &mut GetPage<'_, '_>) -> bool {
-        let mut checksum = PageChecksum::new(self.get.shape.fingerprint, &page.key);
-        for (index, part) in page.parts.iter_mut().enumerate() {
-            let Ok(mut offset) = usize::try_from(self.get.shape.shape.part_offset(index)) else {
-                return false;
-            };
-            for some in part.chunks_mut(COPY_BYTES) {
-                if !self.area.copy(copy.slot.id, offset, some) {
-                    return false;
+    /// Copies a page out of its slot. `None` if the copy is wrong.
+    fn copy(
+        &self,
+        copy: &Copy,
+        page: &mut GetPage<'_, '_>,
+        findings: &mut Vec<(PageKey, Extent, Finding)>,
+    ) -> Option<GetStatus> {
+        let Get { data, shape, .. } = &self.get;
+        let place = copy.pinned.extent.place;
+        let stored = shape.stored_bytes(place);
+        let mut checksum = PageChecksum::new(shape.fingerprint, &page.key);
+        let mut private = Vec::new();
+        if place.saved > 0 {
+            // Decoded from memory that no other process can change.
+            if is_aligned(shape, page.parts) {
+                let mut offset = 0;
+                for part in first(page.parts, stored) {
+                    self.copy_part(copy, offset, part, &mut checksum)?;
+                    offset += part.len();
                 }
-                // Whole blocks, except the last of the part, which is padded.
-                checksum.part(some);
-                offset += some.len();
+            } else {
+                private.resize(stored, 0);
+                self.copy_part(copy, 0, &mut private, &mut checksum)?;
+            }
+        } else {
+            for (index, part) in page.parts.iter_mut().enumerate() {
+                let offset = usize::try_from(shape.shape.part_offset(index)).ok()?;
+                self.copy_part(copy, offset, part, &mut checksum)?;
             }
         }
-        checksum.finish() == copy.pinned.checksum
+        if checksum.finish() != copy.pinned.checksum {
+            return None;
+        }
+        if copy.pinned.unproven {
+            findings.push((page.key, copy.pinned.extent, Finding::Good));
+        }
+        let bounced = Some(&private[..]).filter(|bytes| !bytes.is_empty());
+        Some(match place.saved {
+            0 => GetStatus::Hit,
+            _ => decode(&data.decoder, page, &copy.pinned, bounced, stored, findings),
+        })
+    }
+
+    /// Copies some bytes of a slot, and adds them to a checksum: whole blocks, except the last of a
+    /// part, which is padded. `None` if the slot has other content by now.
+    fn copy_part(
+        &self,
+        copy: &Copy,
+        mut offset: usize,
+        into: &mut [u8],
+        checksum: &mut PageChecksum,
+    ) -> Option<()> {
+        for some in into.chunks_mut(COPY_BYTES) {
+            if !self.area.copy(copy.slot.id, offset, some) {
+                return None;
+            }
+            checksum.part(some);
+            offset += some.len();
+        }
+        Some(())
     }
 }
 
@@ -379,12 +419,12 @@ impl Fills {
 
     /// Starts the reads assigned to this process.
     fn start(call: &Call<'_>, copies: &[Copy]) -> Fills {
-        let bytes = page_bytes(call.get.shape);
         let mut pages: Vec<&Copy> = copies.iter().filter(|copy| copy.slot.fill).collect();
         pages.sort_unstable_by_key(|copy| (copy.pinned.extent.volume, copy.pinned.extent.offset));
         let mut groups: VecDeque<Group> = VecDeque::new();
         for copy in pages {
             let (extent, slot) = (copy.pinned.extent, copy.slot.id);
+            let bytes = call.get.shape.stored_bytes(extent.place);
             let hung = call.get.data.hangs.is_hung(extent.volume);
             let Some(piece) = call.area.piece(slot, bytes).filter(|_| !hung) else {
                 call.area.settle(slot, false);
@@ -392,7 +432,7 @@ impl Fills {
             };
             Counters::add(&call.get.data.counters.bytes_read, bytes as u64);
             let neighbour = groups.back_mut().filter(|group| {
-                let read = group.slots.len() * bytes;
+                let read: usize = group.pieces.iter().map(|piece| piece.len).sum();
                 group.extent.volume == extent.volume
                     && group.extent.offset + read as u64 == extent.offset
                     && read + bytes <= MERGE_BYTES_MAX

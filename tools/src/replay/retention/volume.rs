@@ -251,6 +251,7 @@ impl Volume {
                     key: keys[at],
                     parent: at.checked_sub(1).map(|parent| keys[parent]),
                     depth: at as u32,
+                    saved: 0,
                 })
                 .collect();
             let statuses = self.put_once(&asks, hint);

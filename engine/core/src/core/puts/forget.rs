@@ -108,7 +108,7 @@ impl Puts {
         key: KeyPrefix,
         place: Place,
     ) {
-        let blocks = below.base.namespaces.page_blocks(namespace);
+        let blocks = below.base.namespaces.stored_blocks(namespace, place);
         below.segments.drop_live(place.segment, blocks);
         below.base.counters.store.evicted += 1;
         let (born_ms, now_ms) = (
@@ -203,7 +203,7 @@ impl Puts {
             return;
         }
         below.base.evicted.left_whole(namespace, *key, place);
-        let blocks = below.base.namespaces.page_blocks(namespace);
+        let blocks = below.base.namespaces.stored_blocks(namespace, place);
         below.segments.drop_live(place.segment, blocks);
         self.log_eviction(below, namespace, prefix, place.segment);
         if unproven {
@@ -243,7 +243,8 @@ impl Puts {
             index.remove_namespace(slot, |page| {
                 let generation = segments.get(page.place.segment).generation();
                 base.evicted.left(slot, page.key, page.place, generation);
-                segments.drop_live(page.place.segment, claimed);
+                let blocks = claimed.saturating_sub(page.place.saved);
+                segments.drop_live(page.place.segment, blocks);
                 segments.note_damaged(base, slot, page.key, page.place, Finding::Mismatch);
             });
         }
@@ -278,13 +279,13 @@ impl Puts {
         };
         let records: Option<Vec<Record>> = keys.iter().map(tombstone).collect();
         let placed = write_tombstones(below, request, records);
-        let blocks = below.base.namespaces.page_blocks(namespace);
         let mut found = 0;
         for key in &keys[..placed] {
             if let Some(ticket) = self.in_flight.remove(&(namespace, key.prefix())) {
                 self.pending[ticket].deleted = true;
             }
             if let Some(place) = below.base.index.remove(namespace, key.prefix()) {
+                let blocks = below.base.namespaces.stored_blocks(namespace, place);
                 below.segments.drop_live(place.segment, blocks);
                 found += 1;
             }
@@ -304,10 +305,10 @@ impl Puts {
         if !below.segments.takes_writes() {
             return (0, None);
         }
-        let blocks = below.base.namespaces.page_blocks(namespace);
-        let segments = &mut *below.segments;
+        let (segments, namespaces) = (&mut *below.segments, &below.base.namespaces);
         let mut found = 0;
         let next = below.base.index.remove_some_of(namespace, from, |page| {
+            let blocks = namespaces.stored_blocks(namespace, page.place);
             segments.drop_live(page.place.segment, blocks);
             found += 1;
         });
@@ -340,11 +341,11 @@ impl Puts {
         let state = below.base.namespaces.get_mut(namespace);
         // Puts under way have an older version: they find themselves cleared when they settle.
         state.cleared = version;
-        let blocks = state.page_blocks;
         self.in_flight.retain(|(other, _), _| *other != namespace);
-        let segments = &mut *below.segments;
+        let (segments, namespaces) = (&mut *below.segments, &below.base.namespaces);
         let mut found = 0;
         below.base.index.remove_namespace(namespace, |page| {
+            let blocks = namespaces.stored_blocks(namespace, page.place);
             segments.drop_live(page.place.segment, blocks);
             found += 1;
         });

@@ -54,6 +54,7 @@ struct Pending {
     page: NewPage,
     version: Serial,
     place: Place,
+    /// Blocks at its place.
     blocks: u32,
     /// When it was put, in seconds since 1970.
     put_unix_s: u32,
@@ -82,6 +83,8 @@ pub(super) struct NewPage {
     pub key: PageKey,
     pub parent: Option<KeyPrefix>,
     pub depth: u32,
+    /// See [`Place`].
+    pub saved: u32,
     pub hint: Hint,
     /// See [`Told`](crate::index::Told).
     pub new_pages: Option<u32>,
@@ -94,6 +97,7 @@ impl From<&Move> for NewPage {
             key: page.record.key,
             parent: page.record.parent,
             depth: page.record.depth,
+            saved: page.from.saved,
             // The index keeps it.
             hint: Hint::default(),
             new_pages: None,
@@ -390,7 +394,7 @@ impl Pending {
             depth: self.page.depth,
             birth: self.version,
             start: self.place.start,
-            blocks: self.blocks,
+            blocks: self.blocks + self.place.saved,
             stored: self.blocks,
             put_unix_s: self.put_unix_s,
             checksum: self.checksum,

@@ -100,9 +100,11 @@ impl Puts {
             None => counters.store.deleted += 1,
         }
         if let Some(Published::Replaced(old)) = outcome {
-            below.segments.drop_live(old.segment, page.blocks);
+            let namespaces = &below.base.namespaces;
+            let blocks = namespaces.stored_blocks(page.page.namespace, old);
+            below.segments.drop_live(old.segment, blocks);
             below.segments.forwarded(old.segment, segment, commit);
-            counters.replaced += 1;
+            below.base.counters.replaced += 1;
         }
         let first = (page.reservation, page.index, PutStatus::Stored);
         let followers = page.followers.into_iter();

@@ -67,6 +67,7 @@ impl Puts {
                 key: ask.key,
                 parent: ask.parent.map(|key| key.prefix()),
                 depth: ask.depth,
+                saved: ask.saved,
                 hint,
                 new_pages,
             };
@@ -151,7 +152,7 @@ impl Puts {
             key: page.key,
             depth: page.depth,
             hint: page.hint,
-            bytes: bytes(u64::from(below.base.namespaces.page_blocks(page.namespace))),
+            bytes: bytes(u64::from(blocks_of(below.base, page))),
             taken_bytes: bytes(taken),
             usable_bytes: bytes(usable),
             now: Duration::from_millis(below.base.now_ms),
@@ -187,10 +188,7 @@ impl Puts {
         page: NewPage,
         origin: Origin,
     ) -> Result<Extent, Refusal> {
-        let blocks = match origin {
-            Origin::Put => below.base.namespaces.page_blocks(page.namespace),
-            Origin::Copy(page) => page.record.blocks,
-        };
+        let blocks = blocks_of(below.base, &page);
         if below.segments.data_blocks() <= u64::from(blocks) {
             return Err(Refusal::TooLarge);
         }
@@ -216,6 +214,10 @@ impl Puts {
         let Some(place) = reservation.place_page(below, stream, blocks, born_ms) else {
             below.base.call_reclaim();
             return Err(Refusal::NoSpace);
+        };
+        let place = Place {
+            saved: page.saved,
+            ..place
         };
         let ticket = self.pending.insert(Pending {
             reservation: id,
@@ -347,6 +349,12 @@ impl Reservation {
         }
         Some(place)
     }
+}
+
+/// Blocks that a page takes.
+fn blocks_of(base: &Base, page: &NewPage) -> u32 {
+    let blocks = base.namespaces.page_blocks(page.namespace);
+    blocks.saturating_sub(page.saved)
 }
 
 /// A put that names a parent fills it in where an earlier put did not. A long search along the

@@ -56,13 +56,13 @@ fn has_no_room(view: View<'_>, id: SegmentId) -> bool {
 }
 
 /// Most blocks that copies of so many blocks take: a descriptor block for each page is the worst
-/// case.
+/// case. A codec stores three of four blocks at least.
 fn blocks_to_copy(view: View<'_>, live: u64) -> u32 {
     let sizes = view
         .base
         .namespaces
         .iter()
-        .map(|(_, state)| state.page_blocks);
+        .map(|(_, state)| state.page_blocks - state.page_blocks / 4);
     let smallest = sizes.filter(|blocks| *blocks > 0).min().unwrap_or(1);
     let blocks = live + live / u64::from(smallest);
     u32::try_from(blocks).unwrap_or(u32::MAX)

@@ -106,7 +106,7 @@ struct Copying {
 pub fn batch(moves: &[Move], blocks_max: u64) -> usize {
     let mut blocks = 0;
     let fitting = moves.iter().take_while(|page| {
-        blocks += u64::from(page.record.blocks);
+        blocks += u64::from(page.record.stored);
         blocks <= blocks_max
     });
     fitting.count().clamp(1, moves.len().max(1))
@@ -388,7 +388,8 @@ fn drop_pages(below: &mut Below<'_>, id: SegmentId) {
     let (index, generation) = (Arc::clone(&base.index), segments.get(id).generation());
     index.forget_segment(id, |page| {
         let (namespace, key, place) = (page.namespace, page.key, page.place);
-        segments.drop_live(place.segment, base.namespaces.page_blocks(namespace));
+        let blocks = base.namespaces.stored_blocks(namespace, place);
+        segments.drop_live(place.segment, blocks);
         base.evicted.left(namespace, key, place, generation);
         segments.note_damaged(base, namespace, key, place, Finding::Unreadable);
     });

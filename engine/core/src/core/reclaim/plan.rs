@@ -345,16 +345,14 @@ impl Forwarding {
                 let Some(namespace) = below.base.namespaces.slot_of(&record.namespace) else {
                     return;
                 };
-                let start = record.start;
                 let page = Move {
                     namespace,
                     record: *record,
-                    from: Place { segment, start },
+                    from: Place::of(segment, record),
                 };
                 // A record of another size is wrong: recovery did not trust it either.
                 let blocks = below.base.namespaces.page_blocks(namespace);
-                let is_plain = record.blocks == blocks && record.stored == blocks;
-                if is_plain && is_live(below.base, &page) {
+                if record.blocks == blocks && is_live(below.base, &page) {
                     self.pages.push(page);
                 }
             }
@@ -482,7 +480,7 @@ impl Dropping {
     ) -> Dropping {
         let segments = &*below.segments;
         let unused = segments.unused_blocks(victim);
-        let sizes = worths.iter().map(|(_, page)| u64::from(page.record.blocks));
+        let sizes = worths.iter().map(|(_, page)| u64::from(page.record.stored));
         let page = sizes.clone().max().unwrap_or(0);
         let total: u64 = sizes.sum();
         let won = if unused > page { unused } else { 0 };
@@ -540,7 +538,7 @@ impl Dropping {
                 // Used since: it has its turn after the pages that are colder now.
                 Some(now) if now > worth => self.kept.push((now, page)),
                 Some(_) if !puts.evict_chain(below, &page) => self.kept.push((worth, page)),
-                Some(_) | None => self.total -= u64::from(page.record.blocks),
+                Some(_) | None => self.total -= u64::from(page.record.stored),
             }
         }
         if self.rest.len() > 0 {
@@ -591,7 +589,7 @@ impl Dropping {
             if worth_of(base, &page).is_some() {
                 self.kept.push((worth, page));
             } else {
-                self.total -= u64::from(page.record.blocks);
+                self.total -= u64::from(page.record.stored);
             }
         }
         if self.rest.len() > 0 {

@@ -65,6 +65,7 @@ impl Segments {
             let place = Place {
                 segment: id,
                 start: self.get_mut(id).take_page(data, reserved),
+                saved: 0,
             };
             self.in_flight_blocks += u64::from(data);
             self.taken_blocks += self.footprint(data);

@@ -1,6 +1,6 @@
 //! Checks the invariants of the state, for tests and the simulation.
 
-use super::State;
+use super::{Share, State};
 use crate::index::slab::{LIVE, ORPHAN, PageId, QUEUED};
 
 impl State {
@@ -16,7 +16,7 @@ impl State {
     /// Returns the number of pages that point at each slot.
     fn check_slots(&self) -> Result<Vec<u32>, String> {
         let mut children = vec![0_u32; self.slab.slots()];
-        let mut of_namespace = vec![0_usize; self.of_namespace.len()];
+        let mut of_namespace = vec![Share::default(); self.of_namespace.len()];
         let (mut pages, mut ghosts) = (0, 0);
         for id in self.slab.ids() {
             let entry = self.slab.entry(id);
@@ -26,8 +26,10 @@ impl State {
                 continue;
             }
             *(if is_page { &mut pages } else { &mut ghosts }) += 1;
-            if let Some(count) = of_namespace.get_mut(usize::from(entry.spot.namespace().0)) {
-                *count += usize::from(is_page);
+            let share = of_namespace.get_mut(usize::from(entry.spot.namespace().0));
+            if let Some(share) = share.filter(|_| is_page) {
+                share.pages += 1;
+                share.saved += u64::from(self.slab.place(id).saved);
             }
             let found = self.find_slot(entry.spot.namespace(), entry.key());
             if found != Some(id) {

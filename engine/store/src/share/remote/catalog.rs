@@ -42,13 +42,12 @@ impl Catalog for Remote {
             record: namespace.encode(),
         };
         match self.ask_fast(&request) {
-            Ok(Reply::Namespace(id)) => {
+            Ok(Reply::Namespace(id, codec)) => {
                 let id = NamespaceId(id);
-                let shape = NamespaceShape {
-                    fingerprint: namespace.fingerprint(),
-                    shape: *namespace.shape(),
-                };
-                self.shapes.lock().insert(id, shape);
+                let mut shapes = self.shapes.lock();
+                shapes
+                    .entry(id)
+                    .or_insert_with(|| NamespaceShape::of(namespace, codec));
                 Ok(id)
             }
             Ok(Reply::Failed(failure)) => Err(failure.into()),

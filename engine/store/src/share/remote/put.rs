@@ -13,12 +13,13 @@ use larder_base::runtime::Instant;
 use larder_core::grants::{Ask, Grant, ReservationId};
 use larder_core::hint::Hint;
 use larder_core::status::{PutStatus, Refusal};
+use larder_format::PageKey;
 
 use super::Remote;
 use super::line::{ANSWER_PATIENCE, Line};
 use crate::catalog::{Landed, Putting};
 use crate::share::keys::blob;
-use crate::share::wire::{KEYS_MAX, LandedPut, PlaceGrant, Reply, Request, send};
+use crate::share::wire::{KEYS_MAX, LandedPut, Link, PlaceGrant, Reply, Request, send};
 
 /// Interval of a put's heartbeats while it sends nothing else.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
@@ -118,7 +119,11 @@ impl<'a> RemotePut<'a> {
         self.queue_heartbeat();
         let keys: Vec<_> = asks.iter().map(|ask| ask.key).collect();
         let (namespace, keys) = (self.namespace.0, blob(&keys));
-        let link = |ask: &Ask| (ask.parent.map(|parent| *parent.as_bytes()), ask.depth);
+        let link = |ask: &Ask| Link {
+            parent: ask.parent.map(|parent| *parent.as_bytes()),
+            depth: ask.depth,
+            saved: ask.saved,
+        };
         let links = asks.iter().map(link).collect();
         self.queue(&match self.remote.hint_for_owner(self.hint) {
             None => Request::Reserve {
@@ -195,6 +200,22 @@ impl Putting for RemotePut<'_> {
                 ReservationId(u64::MAX),
                 vec![Grant::Refused(Refusal::Closed); asks.len()],
             ),
+        }
+    }
+
+    fn peek(&mut self, keys: &[PageKey]) -> Vec<bool> {
+        self.queue_heartbeat();
+        self.queue(&Request::Peek {
+            namespace: self.namespace.0,
+            keys: blob(keys),
+        });
+        self.reply_pending = true;
+        self.flush();
+        let answer = self.receive(Some(ANSWER_PATIENCE));
+        self.reply_pending = false;
+        match answer {
+            Some(Reply::Flags(flags)) if flags.len() == keys.len() => flags,
+            _ => vec![false; keys.len()],
         }
     }
 
@@ -417,6 +438,7 @@ mod tests {
             key: PageKey::from_bytes([1; 32]),
             parent: None,
             depth: 0,
+            saved: 0,
         }]
     }
 

@@ -18,7 +18,7 @@ use crate::error::StoreError;
 use crate::protocol::{Agreed, Protocol};
 use crate::share::keys::keys_of;
 use crate::share::wire::{
-    Failure, LandedPut, MAGIC, PageKeyBytes, PlaceGrant, Reply, Request, parse_greeting,
+    Failure, LandedPut, Link, MAGIC, PlaceGrant, Reply, Request, parse_greeting,
 };
 use crate::volume::guard::Marks;
 
@@ -112,6 +112,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
         let keys = match &request {
             Request::LongestPrefix { keys, .. }
             | Request::Contains { keys, .. }
+            | Request::Peek { keys, .. }
             | Request::Touch { keys, .. }
             | Request::TouchHinted { keys, .. }
             | Request::Pin { keys, .. }
@@ -130,13 +131,19 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Marked => return nonsense("this client's mark is not on the volumes"),
             Request::Namespace { record } => match Namespace::decode(record) {
                 Ok(namespace) => match catalog.namespace(&namespace) {
-                    Ok(id) => Reply::Namespace(id.0),
+                    Ok(id) => {
+                        let codec = catalog.shape(id).map(|shape| shape.codec);
+                        Reply::Namespace(id.0, codec.unwrap_or_default())
+                    }
                     Err(error) => Reply::Failed(error.into()),
                 },
                 Err(error) => return nonsense(&error.to_string()),
             },
             Request::LongestPrefix { namespace, .. } => {
                 Reply::Count(catalog.longest_prefix(NamespaceId(namespace), keys) as u64)
+            }
+            Request::Peek { namespace, .. } => {
+                Reply::Flags(catalog.peek(NamespaceId(namespace), keys))
             }
             Request::Contains { namespace, .. } => {
                 Reply::Flags(catalog.contains(NamespaceId(namespace), keys))
@@ -248,24 +255,29 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
         ledger: &Ledger,
         (namespace, hint): (u16, Hint),
         keys: &[PageKey],
-        links: Vec<(Option<PageKeyBytes>, u32)>,
+        links: Vec<Link>,
     ) -> Reply {
         if links.len() != keys.len() {
             return Reply::Failed(Failure::Protocol("a link for each key".to_owned()));
         }
         let namespace = NamespaceId(namespace);
-        let pages = keys.iter().zip(links);
-        let asks: Vec<Ask> = pages
-            .map(|(key, (parent, depth))| Ask {
-                key: *key,
-                parent: parent.map(PageKey::from_bytes),
-                depth,
-            })
-            .collect();
         let Some(shape) = self.catalog.shape(namespace) else {
             return Reply::Failed(Failure::UnknownNamespace);
         };
-        let page_bytes = u64::from(shape.shape.page_blocks()) * BLOCK_BYTES as u64;
+        let page_blocks = shape.shape.page_blocks();
+        if links.iter().any(|link| link.saved >= page_blocks) {
+            return Reply::Failed(Failure::Protocol("a page of no blocks".to_owned()));
+        }
+        let pages = keys.iter().zip(links);
+        let asks: Vec<Ask> = pages
+            .map(|(key, link)| Ask {
+                key: *key,
+                parent: link.parent.map(PageKey::from_bytes),
+                depth: link.depth,
+                saved: link.saved,
+            })
+            .collect();
+        let page_bytes = u64::from(page_blocks) * BLOCK_BYTES as u64;
         let reserved = ledger.reserve(
             self.catalog,
             (namespace, hint),

@@ -39,7 +39,8 @@ impl Shared {
             Request::Evictions { since } => Some(answered(books.evictions(since), evicted)),
             Request::Usage => Some(answered(books.usage(), |rows| {
                 let row = |row: crate::inventory::Usage| {
-                    (*row.namespace.as_bytes(), row.pages, row.bytes)
+                    let digest = *row.namespace.as_bytes();
+                    (digest, row.pages, row.bytes, row.plain_bytes)
                 };
                 Reply::Usage(rows.into_iter().map(row).collect())
             })),

@@ -445,7 +445,11 @@ fn fitting(put_bytes: u64, page_bytes: u64, share_bytes: u64) -> usize {
 
 /// An extent in a segment: pins are counted by segment.
 fn head_of(map: &SegmentMap, segment: SegmentId) -> Extent {
-    map.extent(Place { segment, start: 0 })
+    map.extent(Place {
+        segment,
+        start: 0,
+        saved: 0,
+    })
 }
 
 impl Held {

@@ -49,7 +49,7 @@ impl<'a> Noted<'a> {
             kind,
             namespace: NamespaceId(*namespace),
             keys: keys_of(keys)?,
-            parents: links.map(|(parent, _)| *parent).collect(),
+            parents: links.map(|link| link.parent).collect(),
         })
     }
 }

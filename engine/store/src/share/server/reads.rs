@@ -12,7 +12,7 @@ use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Mutex, OnceLock};
 use larder_core::grants::Extent;
 use larder_core::index::{ReadAs, SegmentId};
-use larder_format::{BLOCK_BYTES, PageKey};
+use larder_format::PageKey;
 
 use super::session::Session;
 use super::shared::Shared;
@@ -136,13 +136,14 @@ impl Shared {
         self.watch.call();
         let staging = self.reads.shared(namespace);
         let shape = self.store.catalog().shape(namespace);
-        let bytes = shape.map_or(0, |shape| shape.shape.page_blocks() as usize * BLOCK_BYTES);
+        let bytes = |place| shape.as_ref().map_or(0, |shape| shape.stored_bytes(place));
         let mut held = session.reads.lock();
         let pages = keys
             .iter()
             .zip(pages)
             .map(|(key, page)| {
                 let page = page?;
+                let bytes = bytes(page.extent.place);
                 let slot = staging
                     .and_then(|staging| held.take(staging, namespace, key, page.checksum, bytes));
                 Some(StagedPage {

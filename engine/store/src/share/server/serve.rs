@@ -179,7 +179,7 @@ impl Shared {
             let Some(reply) = reply else {
                 continue;
             };
-            if let Reply::Namespace(id) = reply {
+            if let Reply::Namespace(id, _) = reply {
                 self.named(session, NamespaceId(id));
             }
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));

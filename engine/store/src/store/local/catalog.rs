@@ -50,10 +50,7 @@ impl Catalog for Local {
         if shapes.len() <= at {
             shapes.resize(at + 1, None);
         }
-        shapes[at] = Some(NamespaceShape {
-            fingerprint: namespace.fingerprint(),
-            shape: *namespace.shape(),
-        });
+        shapes[at].get_or_insert_with(|| NamespaceShape::of(namespace, self.codec));
         drop(shapes);
         if let Some(beneath) = self.beneath.get() {
             beneath.opened(namespace);
@@ -270,6 +267,10 @@ impl Catalog for Local {
 }
 
 impl Allocator for Local {
+    fn peek(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
+        self.index.peek(namespace.into(), keys)
+    }
+
     fn reserve(
         &self,
         namespace: NamespaceId,

@@ -8,6 +8,7 @@ use larder_base::planted;
 use larder_core::grants::ReservationId;
 use larder_disk::mailbox::Mailbox;
 
+use super::encoded::Encoded;
 use crate::api::Recall;
 
 /// Longest single wait for the device's answers. Between two waits the put sends its heartbeat.
@@ -26,6 +27,7 @@ pub(super) struct Window {
     pub(super) landed: Vec<(usize, bool)>,
     /// Aligned copies of pages with unaligned memory.
     pub(super) bounced: Vec<AlignedBuf>,
+    pub(super) encoded: Encoded,
 }
 
 /// The windows of a call that are in flight. Dropping them waits for the disk: the memory is the
@@ -39,12 +41,15 @@ pub(super) struct Windows {
     pub(super) left: usize,
     /// Bytes in flight.
     pub(super) bytes: usize,
+    /// Bytes of memory for encoded pages.
+    pub(super) encoded: usize,
 }
 
 impl Windows {
     /// Adds a window whose operations are about to begin. Returns its number.
     pub(super) fn add(&mut self, window: Window) -> usize {
         self.bytes += window.bytes;
+        self.encoded += window.encoded.memory_bytes();
         self.list.push(Some(window));
         self.list.len() - 1
     }
@@ -75,6 +80,7 @@ impl Windows {
             window.landed.extend(pages.map(|&ask| (ask, is_good)));
             if window.left == 0 {
                 self.bytes -= window.bytes;
+                self.encoded -= window.encoded.memory_bytes();
                 landed.extend(slot.take());
             }
         }

@@ -60,6 +60,7 @@ fn asks(count: u8) -> Vec<Ask> {
         key: PageKey::from_bytes([at; 32]),
         parent: None,
         depth: 0,
+        saved: 0,
     };
     (1..=count).map(ask).collect()
 }

@@ -1,0 +1,62 @@
+//! The memory of the index.
+
+use super::*;
+
+#[test]
+fn no_page_takes_more_than_64_bytes_even_when_all_are_leaves() {
+    let index = Index::new(1, AMPLE_BLOCKS);
+    let mut worst = 0;
+    for batch in 0..1800 {
+        let heads: Vec<Publish> = (0..256)
+            .map(|number| page(key(batch, number), Parent::Head, place(0, number)))
+            .collect();
+        index.publish(&heads);
+        if index.len() > 200_000 {
+            worst = worst.max(index.ram_bytes() / index.len());
+        }
+    }
+    assert!((40..64).contains(&worst), "{worst} bytes a page");
+}
+
+#[test]
+fn churn_at_a_fixed_number_of_pages_takes_no_more_than_64_bytes_a_page() {
+    const PAGES: u32 = 200_000;
+    let index = Index::new(1, AMPLE_BLOCKS);
+    let publish = |number| {
+        index.publish(&[page(key(number, 0), Parent::Head, place(0, 0))]);
+    };
+    (0..PAGES).for_each(publish);
+    (PAGES..3 * PAGES).for_each(|number| {
+        index.evict_coldest(0, |_, _| false, |_| false).unwrap();
+        publish(number);
+    });
+    assert_eq!(index.len(), PAGES as usize);
+    assert!(
+        index.ram_bytes() / index.len() < 64,
+        "{}",
+        index.ram_bytes()
+    );
+    index.check_invariants().unwrap();
+}
+
+#[test]
+fn pages_that_a_codec_made_smaller_take_four_bytes_more_and_others_none() {
+    const PAGES: u32 = 200_000;
+    let ram_bytes = |saved: u32| {
+        let index = Index::new(1, AMPLE_BLOCKS);
+        let place = Place {
+            saved,
+            ..place(0, 0)
+        };
+        for number in 0..PAGES {
+            index.publish(&[page(key(number, 0), Parent::Head, place)]);
+        }
+        assert_eq!(index.saved_of(NS), u64::from(PAGES * saved));
+        index.check_invariants().unwrap();
+        index.ram_bytes()
+    };
+    let (without, with) = (ram_bytes(0), ram_bytes(5));
+    // The last chunk is not full.
+    let most = (4 * PAGES + (64 << 10) + 4096) as usize;
+    assert!((1..=most).contains(&(with - without)), "{with}, {without}");
+}
