@@ -1,18 +1,21 @@
-"""Wheels and static commands of both architectures."""
+"""Wheels, static commands and C libraries of both architectures."""
 
+import gzip
 import hashlib
 import json
 import shutil
+import tarfile
 import tomllib
 import uuid
 import zipfile
 from base64 import urlsafe_b64encode
 from datetime import datetime, timezone
 
-from .base import GNU, MUSL, run
+from .base import GNU, MUSL, needs, run
 
 #: The oldest C library of a wheel.
 GLIBC = "manylinux_2_28"
+GLIBC_LIBRARY = "2.28"
 PROFILE = "ship"
 
 
@@ -45,6 +48,42 @@ def wheel(release, architecture):
     to = release.out / built.name
     settle(built, to, release)
     return to
+
+
+def library(release, architecture):
+    """The C library of an architecture: headers, the shared library, the archive, files for pkg-config and CMake."""
+    target = GNU.format(architecture)
+    tools = {name.upper(): needs(f"{architecture}-linux-gnu-{name}", f"binutils-{architecture}-linux-gnu".replace("_", "-"))
+             for name in ("ld", "objcopy", "ar")}
+    release.rust(target)
+    run(
+        release.tools / "cargo-zigbuild", "zigbuild", "--locked", "--profile", PROFILE, "--package", "larder-capi",
+        "--features", "remote", "--target", f"{target}.{GLIBC_LIBRARY}", cwd=release.tree, env=release.environment(),
+    )
+    name = f"larder-capi-{release.version}-linux-{architecture}"
+    prefix = release.target / "libraries" / name
+    shutil.rmtree(prefix, ignore_errors=True)
+    compiler = f"{release.tools}/python -m ziglang cc -target {architecture}-linux-gnu.{GLIBC_LIBRARY} -s"
+    run(
+        release.tree / "capi/install", prefix, "--archive", release.target / target / PROFILE / "liblarder_capi.a",
+        env={**release.environment(), **tools, "CC": compiler},
+    )
+    shutil.copy2(release.tree / "LICENSE", prefix / "LICENSE")
+    to = release.out / f"{name}.tar.gz"
+    pack(prefix, to, release)
+    return to
+
+
+def pack(directory, to, release):
+    """An archive that depends on the files alone."""
+    def settled(entry):
+        entry.mtime, entry.uid, entry.gid, entry.uname, entry.gname = release.epoch, 0, 0, "", ""
+        return entry
+
+    with open(to, "wb") as file, gzip.GzipFile("", "wb", mtime=release.epoch, fileobj=file) as packed:
+        with tarfile.open(fileobj=packed, mode="w", format=tarfile.GNU_FORMAT) as archive:
+            for path in sorted(directory.rglob("*")):
+                archive.add(path, f"{directory.name}/{path.relative_to(directory)}", recursive=False, filter=settled)
 
 
 def settle(built, to, release):
