@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_engine::{Class, Hint, PutOptions as EnginePut};
-use larder_format::{TokenUnits, namespace_seed, page_keys};
+use larder_format::{PageKey, TokenUnits, namespace_seed, page_keys};
 use larder_handle::chain::Chain;
 use larder_handle::identity::Identity;
 use larder_handle::region::{slices, slices_mut};
@@ -25,6 +25,22 @@ pub struct Namespace {
 
 /// A longer wait has the same effect.
 const LONG: Duration = Duration::from_secs(100_000_000);
+
+/// A namespace, and keys in it.
+///
+/// # Safety
+/// By the header.
+unsafe fn named<'a>(
+    ns: *const Namespace,
+    keys: *const u8,
+    count: usize,
+) -> Result<(&'a Space, &'a [PageKey]), Failure> {
+    // SAFETY: by the header.
+    let ns = unsafe { given::object(ns, "ns") }?;
+    // SAFETY: by the header.
+    let keys = unsafe { given::keys(keys, count) }?;
+    Ok((&ns.space, keys))
+}
 
 /// Where the pages of a put stand, and the engine's options.
 ///
@@ -163,10 +179,8 @@ pub unsafe extern "C" fn larder_longest_prefix(
     let call = || {
         let place = given::place(found, "found")?;
         // SAFETY: by the header.
-        let ns = unsafe { given::object(ns, "ns") }?;
-        // SAFETY: by the header.
-        let keys = unsafe { given::keys(keys, count) }?;
-        let found = ns.space.longest_prefix(keys);
+        let (space, keys) = unsafe { named(ns, keys, count) }?;
+        let found = space.longest_prefix(keys);
         // SAFETY: by the header.
         unsafe { place.write(found) };
         Ok(())
@@ -186,11 +200,9 @@ pub unsafe extern "C" fn larder_contains(
 ) -> i32 {
     let call = || {
         // SAFETY: by the header.
-        let ns = unsafe { given::object(ns, "ns") }?;
-        // SAFETY: by the header.
-        let keys = unsafe { given::keys(keys, count) }?;
+        let (space, keys) = unsafe { named(ns, keys, count) }?;
         given::place_for(statuses, count)?;
-        let codes = ns.space.contains(keys, None);
+        let codes = space.contains(keys, None);
         // SAFETY: by the header.
         unsafe { given::set_all(statuses, &codes) };
         Ok(())
@@ -212,10 +224,8 @@ pub unsafe extern "C" fn larder_put(
 ) -> i32 {
     let call = || {
         // SAFETY: by the header.
-        let ns = unsafe { given::object(ns, "ns") }?;
-        // SAFETY: by the header.
-        let keys = unsafe { given::keys(keys, pages) }?;
-        let sizes = &ns.space.parts;
+        let (space, keys) = unsafe { named(ns, keys, pages) }?;
+        let sizes = &space.parts;
         // SAFETY: by the header.
         let starts = unsafe { given::part_starts(parts, pages, sizes, false) }?;
         // SAFETY: by the header.
@@ -223,7 +233,7 @@ pub unsafe extern "C" fn larder_put(
         given::place_for(statuses, pages)?;
         // SAFETY: each part has its bytes, which do not change during the call, by the header.
         let memory = unsafe { slices(&starts, sizes) };
-        let codes = ns.space.put(keys, chain, &memory, options, None);
+        let codes = space.put(keys, chain, &memory, options, None);
         // SAFETY: by the header.
         unsafe { given::set_all(statuses, &codes) };
         Ok(())
@@ -245,16 +255,14 @@ pub unsafe extern "C" fn larder_get(
 ) -> i32 {
     let call = || {
         // SAFETY: by the header.
-        let ns = unsafe { given::object(ns, "ns") }?;
-        // SAFETY: by the header.
-        let keys = unsafe { given::keys(keys, pages) }?;
-        let sizes = &ns.space.parts;
+        let (space, keys) = unsafe { named(ns, keys, pages) }?;
+        let sizes = &space.parts;
         // SAFETY: by the header.
         let starts = unsafe { given::part_starts(parts, pages, sizes, true) }?;
         given::place_for(statuses, pages)?;
         // SAFETY: no two parts overlap, and nothing else uses them during the call, by the header.
         let mut memory = unsafe { slices_mut(&starts, sizes) };
-        let codes = ns.space.get(keys, &mut memory, given::moment(timeout_ms));
+        let codes = space.get(keys, &mut memory, given::moment(timeout_ms));
         // SAFETY: by the header.
         unsafe { given::set_all(statuses, &codes) };
         Ok(())
@@ -273,10 +281,8 @@ pub unsafe extern "C" fn larder_touch(
 ) -> i32 {
     let call = || {
         // SAFETY: by the header.
-        let ns = unsafe { given::object(ns, "ns") }?;
-        // SAFETY: by the header.
-        let keys = unsafe { given::keys(keys, count) }?;
-        ns.space.touch(keys, Hint::default());
+        let (space, keys) = unsafe { named(ns, keys, count) }?;
+        space.touch(keys, Hint::default());
         Ok(())
     };
     // SAFETY: by the header.
@@ -294,10 +300,8 @@ pub unsafe extern "C" fn larder_delete(
 ) -> i32 {
     let call = || {
         // SAFETY: by the header.
-        let ns = unsafe { given::object(ns, "ns") }?;
-        // SAFETY: by the header.
-        let keys = unsafe { given::keys(keys, count) }?;
-        let gone = ns.space.delete(keys)?;
+        let (space, keys) = unsafe { named(ns, keys, count) }?;
+        let gone = space.delete(keys)?;
         // SAFETY: by the header.
         unsafe { given::set(removed, gone) };
         Ok(())

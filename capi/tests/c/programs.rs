@@ -27,7 +27,17 @@ fn wrong_arguments_are_errors() {
 
 #[test]
 fn handles_are_of_no_use_in_a_child_of_fork() {
-    in_all_ways("forked.c");
+    // Not with the address sanitizer: its allocator may be locked at the moment of a fork, and then
+    // the child waits without end.
+    run(
+        &compiled(
+            "forked.c",
+            Language::C11,
+            &["-fsanitize=undefined", "-fno-sanitize-recover=all"],
+        ),
+        &[],
+    );
+    run(&compiled("forked.c", Language::Cpp17, &[]), &[]);
 }
 
 #[test]
