@@ -304,7 +304,7 @@ impl Config {
             )?,
             retry,
             prewrite: keys.take("prewrite")?.unwrap_or(true),
-            codec: keys.read("codec", |word| word.parse())?.unwrap_or_default(),
+            codec: keys.read("codec", str::parse)?.unwrap_or_default(),
             disk: keys
                 .read("disk", |word| word.parse().map_err(|e| format!("{e}")))?
                 .unwrap_or_default(),

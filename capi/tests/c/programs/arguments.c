@@ -66,7 +66,7 @@ static void stores(const char *path) {
     FAILS(LARDER_E_ARGUMENT, larder_attach(empty, &later.known, &store, e));
     CHECK(store == NULL);
     later.added = 0;
-    later.known.settings = "{\"sync\": \"relaxed\", \"policy\": \"lru\"}";
+    later.known.settings = "{\"sync\": \"relaxed\", \"policy\": \"lru\", \"codec\": \"off\"}";
     DONE(larder_attach(empty, &later.known, &store, e));
     DONE(larder_close(store, LARDER_FOREVER, e));
     larder_store_free(store);
