@@ -61,9 +61,10 @@ enum Phase {
 pub(super) struct Guard {
     recency: Recency,
     phase: Phase,
-    /// The lead of the request at this time, and the mean square of those before it.
+    /// The lead of the request at this time, the mean square of those before it, and its root.
     request: (u32, f64),
     square: f64,
+    usual: f64,
     /// Trials that failed since one succeeded.
     failed: i32,
     switches: u64,
@@ -79,6 +80,7 @@ impl Default for Guard {
             phase: Phase::Filling(FIRST),
             request: (0, 0.0),
             square: 0.0,
+            usual: 0.0,
             failed: 0,
             switches: 0,
             capacity: 0,
@@ -162,7 +164,7 @@ impl Guard {
         let size = bytes as f64;
         let gain = (f64::from(u8::from(is_hit)) - held) * size;
         let capacity = self.capacity as f64;
-        let usual = self.square.sqrt();
+        let usual = self.usual;
         let bound = |(share, times)| share * capacity + times * usual;
         match &mut self.phase {
             Phase::Filling(_) => None,
@@ -197,6 +199,7 @@ impl Guard {
         }
         if lead != 0.0 {
             self.square = FADE * self.square + (1.0 - FADE) * lead * lead;
+            self.usual = self.square.sqrt();
         }
         self.request = (now, gain);
     }

@@ -257,7 +257,12 @@ impl Hazards {
 
     /// Gives some classes the index that follows from the last refresh, and lets their uses fade.
     /// Whether there were some.
+    #[inline]
     pub(super) fn index_some(&mut self) -> bool {
+        self.indexed < self.products.len() && self.index_next()
+    }
+
+    fn index_next(&mut self) -> bool {
         let fade = (-f64::from(REFRESH / TICKS) / HALF_LIFE_SECONDS).exp2() as f32;
         let last = self.products.len().min(self.indexed + INDEXED_AT_ONCE);
         let some = self.indexed..last;

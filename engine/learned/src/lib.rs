@@ -150,7 +150,10 @@ impl Default for Learned {
 }
 
 fn ticks(time: Duration) -> u32 {
-    let ticks = time.as_millis().saturating_mul(u128::from(TICKS)) / 1000;
+    let (whole, rest) = (time.as_secs(), time.subsec_millis());
+    let ticks = whole
+        .saturating_mul(u64::from(TICKS))
+        .saturating_add(u64::from(rest * TICKS / 1000));
     u32::try_from(ticks).unwrap_or(u32::MAX)
 }
 

@@ -49,6 +49,7 @@ pub(super) struct View<'a> {
 pub(super) struct Chosen {
     policy: Box<dyn EvictionOrder>,
     seen: Seen,
+    times: Mutex<Times>,
     /// Leaves that had to stay when the policy returned them, by their heat then. No stamp drawn
     /// since `aside_since` can have ended all their leases.
     aside: Heap,
@@ -80,7 +81,6 @@ struct Seen {
     notes: Chunks<Note>,
     /// By namespace: the blocks of a page.
     blocks: Vec<u32>,
-    times: Mutex<Times>,
 }
 
 /// Hint, and depth (23 bits), whether the page is set aside or parked (1 bit), hits (8 bits).
@@ -195,7 +195,7 @@ impl Seen {
             && !self.note(id).is_aside()
     }
 
-    fn facts(&self, view: View<'_>, id: PageId) -> PageFacts {
+    fn facts(&self, view: View<'_>, id: PageId, times: &mut Times) -> PageFacts {
         let entry = view.slab.entry(id);
         let note = self.note(id);
         let namespace = entry.spot.namespace().0;
@@ -203,7 +203,7 @@ impl Seen {
         let blocks = self.blocks.get(usize::from(namespace)).copied();
         let parent = view.slab.link(id).parent;
         let is_stored = parent != PageId::NONE && view.slab.entry(parent).spot.has(LIVE);
-        let (idle, now) = self.times.lock().of(heat);
+        let (idle, now) = times.of(heat);
         PageFacts {
             namespace: NamespaceId(namespace),
             key: entry.key(),
@@ -233,8 +233,8 @@ impl Chosen {
             seen: Seen {
                 notes: Chunks::new(),
                 blocks: Vec::new(),
-                times: Mutex::default(),
             },
+            times: Mutex::default(),
             aside: Heap::new(),
             aside_since: Heat(u32::MAX),
             parked: Vec::new(),
@@ -254,25 +254,27 @@ impl Chosen {
         self.seen.tell(view.slab, id, told);
         let facts = PageFacts {
             new_pages: told.new_pages,
-            ..self.seen.facts(view, id)
+            ..self.seen.facts(view, id, self.times.get_mut())
         };
         self.policy.arrived(PageNumber(id.0), &facts);
     }
 
     pub(super) fn linked(&mut self, view: View<'_>, id: PageId) {
-        let facts = self.seen.facts(view, id);
+        let facts = self.seen.facts(view, id, self.times.get_mut());
         self.policy.linked(PageNumber(id.0), &facts);
     }
 
-    /// A page is about to leave. Returns whether its slot is set aside, and so stays QUEUED.
-    pub(super) fn left(&mut self, view: View<'_>, id: PageId, why: Departure) -> bool {
-        let facts = self.seen.facts(view, id);
+    /// A page is about to leave. Returns its worth, and whether its slot is set aside, and so stays
+    /// QUEUED.
+    pub(super) fn left(&mut self, view: View<'_>, id: PageId, why: Departure) -> (Worth, bool) {
+        let facts = self.seen.facts(view, id, self.times.get_mut());
+        let worth = self.policy.worth(PageNumber(id.0), &facts);
         self.policy.left(PageNumber(id.0), &facts, why);
-        self.seen.note(id).is_aside()
+        (worth, self.seen.note(id).is_aside())
     }
 
     pub(super) fn file(&mut self, view: View<'_>, id: PageId) {
-        let facts = self.seen.facts(view, id);
+        let facts = self.seen.facts(view, id, self.times.get_mut());
         self.policy.file(PageNumber(id.0), &facts);
     }
 
@@ -295,6 +297,7 @@ impl Chosen {
 
     pub(super) fn report_uses(&mut self, view: View<'_>) {
         let Noted { ids, calls } = self.noted.get_mut();
+        let times = self.times.get_mut();
         let mut begin = 0;
         for (end, used) in calls.drain(..) {
             for id in &ids[begin..end] {
@@ -307,7 +310,7 @@ impl Chosen {
                 }
                 let facts = PageFacts {
                     new_pages: used.new_pages,
-                    ..self.seen.facts(view, *id)
+                    ..self.seen.facts(view, *id, times)
                 };
                 self.policy.used(PageNumber(id.0), &facts, used.by);
             }
@@ -317,7 +320,7 @@ impl Chosen {
     }
 
     pub(super) fn note_time(&self, stamp: Heat, now_ms: u64) {
-        self.seen.times.lock().note(stamp, now_ms);
+        self.times.lock().note(stamp, now_ms);
     }
 
     // ---- decisions
@@ -334,7 +337,7 @@ impl Chosen {
         self.take_back(slab, counted, next, floor);
         let mut wrong = 0;
         loop {
-            let seen = &self.seen;
+            let (seen, times) = (&self.seen, self.times.get_mut());
             let found = self.policy.coldest(&mut |page| {
                 let id = PageId(page.0);
                 if !seen.is_held(slab, page) {
@@ -349,7 +352,7 @@ impl Chosen {
                     counted,
                     next,
                 };
-                Some(seen.facts(view, id))
+                Some(seen.facts(view, id, times))
             });
             let Some(page) = found else {
                 if self.aside_since >= next {
@@ -427,7 +430,7 @@ impl Chosen {
     }
 
     pub(super) fn worth(&self, view: View<'_>, id: PageId) -> Worth {
-        let facts = self.seen.facts(view, id);
+        let facts = self.seen.facts(view, id, &mut self.times.lock());
         self.policy.worth(PageNumber(id.0), &facts)
     }
 
@@ -469,7 +472,7 @@ impl Chosen {
         if self.aside.top().is_some() {
             self.aside_since = Heat(self.aside_since.0.saturating_sub(cut));
         }
-        self.seen.times.get_mut().lower(cut);
+        self.times.get_mut().lower(cut);
     }
 
     /// Bytes allocated.
@@ -477,7 +480,7 @@ impl Chosen {
         self.policy.ram_bytes()
             + self.seen.notes.ram_bytes()
             + self.seen.blocks.capacity() * size_of::<u32>()
-            + self.seen.times.lock().list.capacity() * size_of::<(Heat, u64)>()
+            + self.times.lock().list.capacity() * size_of::<(Heat, u64)>()
             + self.aside.ram_bytes()
             + self.parked.capacity() * size_of::<PageId>()
             + self.noted.lock().ram_bytes()

@@ -484,13 +484,15 @@ impl State {
     /// a ghost.
     pub(super) fn take_out(&mut self, id: PageId, floor: Heat, why: Departure) -> (Departed, Mark) {
         self.report_uses();
-        let (worth, scale) = (self.worth(id), self.scale());
-        if self.tell(|chosen, view| chosen.left(view, id, why)) == Some(false) {
+        let scale = self.scale();
+        let told = self.tell(|chosen, view| chosen.left(view, id, why));
+        if told.is_some_and(|(_, is_aside)| !is_aside) {
             // The next page of this slot is filed anew.
             self.slab.entry_mut(id).spot.clear(QUEUED);
         }
         let entry = self.slab.entry(id);
         let mark = entry.mark();
+        let worth = told.map_or(Worth(mark.heat().0), |(worth, _)| worth);
         let departed = Departed {
             namespace: entry.spot.namespace(),
             key: entry.key(),
