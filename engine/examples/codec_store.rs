@@ -12,7 +12,8 @@
 //!
 //! Prints one JSON document a round, and the medians at the end: the ratio of the store with the
 //! codec to the plain one for puts and gets; the processor time of a get above that of the plain
-//! one, in copies (memcpy) of its pages; the ratio of the p50 of one page; stored bytes.
+//! one, in copies (memcpy) of its pages; the ratio of the p50 of one page; plain bytes for each
+//! stored byte; and the pages that a full store keeps.
 
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss, missing_docs)]
 
@@ -50,8 +51,16 @@ struct Slow {
 
 #[derive(Default)]
 struct Queue {
-    ops: Mutex<(VecDeque<(Instant, Op)>, Option<Instant>, bool)>,
+    held: Mutex<Held>,
     changed: Condvar,
+}
+
+#[derive(Default)]
+struct Held {
+    ops: VecDeque<(Instant, Op)>,
+    /// When all before are done.
+    free_at: Option<Instant>,
+    is_over: bool,
 }
 
 impl Slow {
@@ -69,10 +78,10 @@ impl Slow {
 
 impl Queue {
     fn hand_out(&self, to: &dyn Disk) {
-        let mut held = self.ops.lock().unwrap();
+        let mut held = self.held.lock().unwrap();
         loop {
             let now = Instant::now();
-            let (ops, _, is_over) = &mut *held;
+            let Held { ops, is_over, .. } = &mut *held;
             let mut due = Vec::new();
             while ops.front().is_some_and(|(at, _)| *at <= now || *is_over) {
                 due.extend(ops.pop_front().map(|(_, op)| op));
@@ -82,7 +91,7 @@ impl Queue {
                 drop(held);
                 // SAFETY: the contract of the call that queued them.
                 unsafe { to.submit(due) };
-                held = self.ops.lock().unwrap();
+                held = self.held.lock().unwrap();
                 continue;
             }
             if *is_over {
@@ -98,8 +107,7 @@ impl Queue {
 
 impl Disk for Slow {
     unsafe fn submit(&self, ops: Vec<Op>) {
-        let mut held = self.queue.ops.lock().unwrap();
-        let (queue, free_at, _) = &mut *held;
+        let mut held = self.queue.held.lock().unwrap();
         for op in ops {
             let bytes = match &op.action {
                 Action::Read { buffer, .. } | Action::Write { buffer, .. } => match buffer {
@@ -109,9 +117,10 @@ impl Disk for Slow {
                 Action::Sync => 0,
             };
             let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
-            let begin = free_at.unwrap_or_else(Instant::now).max(Instant::now());
-            *free_at = Some(begin + takes);
-            queue.push_back((begin + takes, op));
+            let now = Instant::now();
+            let done = held.free_at.map_or(now, |free_at| free_at.max(now)) + takes;
+            held.free_at = Some(done);
+            held.ops.push_back((done, op));
         }
         self.queue.changed.notify_one();
     }
@@ -130,7 +139,7 @@ impl Disk for Slow {
     }
 
     fn shutdown(&self) {
-        self.queue.ops.lock().unwrap().2 = true;
+        self.queue.held.lock().unwrap().is_over = true;
         self.queue.changed.notify_one();
         self.inner.shutdown();
     }
@@ -197,6 +206,26 @@ fn main() {
         plain_bytes_by_stored: median(|of| of.plain_bytes_by_stored),
     };
     println!("medians: {}", serde_json::to_string(&medians).unwrap());
+    let [plain, codec] = [CodecChoice::Off, CodecChoice::Bf16]
+        .map(|codec| kept(&directory, &content, page_bytes, codec));
+    let ratio = codec as f64 / plain as f64;
+    println!("pages kept by a full store: {plain} plain, {codec} with the codec, {ratio:.3}");
+}
+
+/// Pages that a store keeps after puts of twice its size.
+fn kept(directory: &Path, content: &[u8], page_bytes: usize, codec: CodecChoice) -> u64 {
+    let path = directory.join(format!("{codec}.store"));
+    let _ = std::fs::remove_file(&path);
+    create(&path, &CreateOptions::new(STORE_BYTES)).unwrap();
+    let mut side = Side::open(&path, codec, page_bytes, None);
+    for chain in 0..2 * STORE_BYTES / CALL_BYTES as u64 {
+        side.put(
+            content,
+            &keys_of(chain, CALL_BYTES / page_bytes),
+            &mut Times::default(),
+        );
+    }
+    side.store.usage().unwrap()[0].pages
 }
 
 /// One round of both stores, the plain one first in every second one.
@@ -285,6 +314,19 @@ impl Side {
     fn put_and_get(&mut self, content: &[u8], keys: &[PageKey]) -> Times {
         let mut times = Times::default();
         let batch = (CALL_BYTES / self.page_bytes).max(1);
+        self.put(content, keys, &mut times);
+        self.store.flush().unwrap();
+        for some in keys.chunks(batch) {
+            let (began, cpu) = (Instant::now(), cpu_seconds());
+            self.get(some);
+            times.get_seconds += began.elapsed().as_secs_f64();
+            times.get_cpu += cpu_seconds() - cpu;
+        }
+        times
+    }
+
+    fn put(&mut self, content: &[u8], keys: &[PageKey], times: &mut Times) {
+        let batch = (CALL_BYTES / self.page_bytes).max(1);
         let mut at = 0;
         for (call, some) in keys.chunks(batch).enumerate() {
             for slot in self
@@ -325,14 +367,6 @@ impl Side {
             times.put_cpu += cpu_seconds() - cpu;
             assert!(statuses.iter().all(|status| status.is_present()));
         }
-        self.store.flush().unwrap();
-        for some in keys.chunks(batch) {
-            let (began, cpu) = (Instant::now(), cpu_seconds());
-            self.get(some);
-            times.get_seconds += began.elapsed().as_secs_f64();
-            times.get_cpu += cpu_seconds() - cpu;
-        }
-        times
     }
 
     fn get(&mut self, keys: &[PageKey]) {

@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::latency::{DeviceLatencies, Latency};
-use larder_codec::Codec;
 use larder_core::counters::{Counted, Counts, Latencies, Tally};
 use larder_core::status::GetStatus;
 use larder_disk::{Board, Disk, Pacing, Piece};
 use larder_format::PageKey;
 
-use super::get::Decoder;
+use super::coding::{Decoder, Encoding};
 use super::hang::Hangs;
 use super::notices::Notices;
 use super::recheck::Recheck;
@@ -35,7 +34,7 @@ pub struct DataPath {
     pub(super) recheck: Option<Recheck>,
     pub(super) counters: Counters,
     pub(super) notices: Notices,
-    pub(super) codec: Codec,
+    pub(super) encoding: Encoding,
     pub(super) decoder: Decoder,
 }
 
@@ -53,8 +52,6 @@ pub(super) struct Counters {
     pub(super) gets: Latency,
     pub(super) lookups: Latency,
     pub(super) flushes: Latency,
-    /// Times of the codec, page by page.
-    pub(super) encodes: Latency,
 }
 
 impl DataPath {
@@ -68,7 +65,7 @@ impl DataPath {
             recheck: None,
             counters: Counters::default(),
             notices: Notices::default(),
-            codec: Codec::new(),
+            encoding: Encoding::default(),
             decoder: Decoder::default(),
         }
     }
@@ -121,7 +118,7 @@ impl DataPath {
         latencies.get = self.counters.gets.buckets();
         latencies.put = self.counters.puts.buckets();
         latencies.flush = self.counters.flushes.buckets();
-        latencies.encode = self.counters.encodes.buckets();
+        latencies.encode = self.encoding.times.buckets();
         latencies.decode = self.decoder.times.buckets();
         latencies.device_read = self.device.reads.buckets();
         latencies.device_write = self.device.writes.buckets();

@@ -30,7 +30,7 @@ use larder_format::PageKey;
 use super::{Counters, DataPath};
 use crate::api::GetPage;
 use crate::catalog::{Catalog, NamespaceShape, Pinned};
-pub(super) use verify::{Decoder, decode, first, fits, is_aligned};
+pub(super) use verify::{decode, first, fits, is_aligned};
 use verify::{failed, take};
 
 /// A page that is being read.

@@ -16,6 +16,7 @@
 //! | `staged` | gets that are shared with other processes |
 //! | `data` | the data path of a handle, and the counters of its calls |
 //! | `get` | reads on callers' threads |
+//! | `coding` | the codec of a handle: memory, times, a log line |
 //! | `recheck` | for a read-only handle: whether a segment is still in the generation it has read |
 //! | `noted` | the calls of the owner itself, for a recording |
 //! | `notices` | log lines about refused and failed puts |
@@ -25,6 +26,7 @@
 
 mod books;
 mod calls;
+mod coding;
 mod data;
 mod get;
 #[cfg(feature = "simulated")]

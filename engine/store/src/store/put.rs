@@ -34,6 +34,7 @@ use larder_core::status::{PutFailure, PutStatus, Refusal};
 use larder_disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
 use larder_format::{BLOCK_BYTES, PageChecksum};
 
+use super::coding::ENCODED_BYTES;
 use super::get::push_piece;
 use super::{Counters, DataPath};
 use crate::api::{PutOptions, PutPage, Reading, Recall};
@@ -55,9 +56,6 @@ const HANDED_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of one call in flight: enough to keep a device busy that finishes out of order.
 const IN_FLIGHT_BYTES: usize = 128 << 20;
-
-/// Most plain bytes of encoded pages of one call in flight.
-const ENCODED_BYTES: usize = 32 << 20;
 
 /// Most page data with checksums computed before the extents are known: as much as the processor's
 /// cache holds.
@@ -89,7 +87,6 @@ pub(super) fn put<C: Catalog + ?Sized>(
         windows: Windows::default(),
         landed: Vec::new(),
         handed: 0,
-        spare: Vec::new(),
     };
     call.store(&fitting, until);
     let failed: Vec<usize> = fitting
@@ -170,8 +167,6 @@ struct Call<'a> {
     landed: Vec<(ReservationId, Vec<usize>)>,
     /// Bytes submitted to the disk so far.
     handed: usize,
-    /// Memory of encoded pages that have landed.
-    spare: Vec<AlignedBuf>,
 }
 
 /// Pages of a window that are adjacent on disk and are written together.
@@ -286,7 +281,7 @@ impl Call<'_> {
         for window in windows {
             landed.push((window.reservation, window.landed));
             self.landed.push((window.reservation, window.members));
-            self.spare.extend(window.encoded.into_memory());
+            self.data.encoding.give_back(window.encoded.into_memory());
         }
         self.putting.landed(&landed);
     }
@@ -592,7 +587,6 @@ mod tests {
             statuses: &mut statuses,
             landed: Vec::new(),
             handed: 0,
-            spare: Vec::new(),
         };
         let all: Vec<usize> = (0..pages.len()).collect();
         call.store(&all, Instant::now() + wait);

@@ -1,11 +1,8 @@
 //! From the bytes that were read of a page to the page in the caller's memory.
 
 use std::io::IoSliceMut;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_base::latency::Latency;
 use larder_base::planted;
-use larder_codec::Codec;
 use larder_core::grants::{Extent, Finding};
 use larder_core::status::{GetStatus, MissReason};
 use larder_disk::DiskError;
@@ -13,6 +10,7 @@ use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
 use crate::api::GetPage;
 use crate::catalog::{NamespaceShape, Pinned};
+use crate::store::coding::Decoder;
 
 pub(in crate::store) fn fits(shape: &NamespaceShape, parts: &[IoSliceMut<'_>]) -> bool {
     let sizes = shape.shape.part_sizes();
@@ -29,15 +27,6 @@ pub(in crate::store) fn is_aligned(shape: &NamespaceShape, parts: &[IoSliceMut<'
         && parts
             .iter()
             .all(|part| (part.as_ptr() as usize).is_multiple_of(BLOCK_BYTES))
-}
-
-/// Decodes pages of gets.
-#[derive(Default)]
-pub(in crate::store) struct Decoder {
-    codec: Codec,
-    /// Times, page by page.
-    pub(in crate::store) times: Latency,
-    is_logged: AtomicBool,
 }
 
 fn copy_out(shape: &NamespaceShape, bytes: &[u8], parts: &mut [IoSliceMut<'_>]) {
@@ -114,14 +103,7 @@ pub(in crate::store) fn decode(
     match decoded {
         Ok(()) => GetStatus::Hit,
         Err(error) => {
-            if !decoder.is_logged.swap(true, Ordering::Relaxed) {
-                tracing::error!(
-                    %error,
-                    "a page cannot be decoded: it was encoded wrongly, or is decoded wrongly by \
-                     this process; turn the codec off, and report the fault (counted in \
-                     misses.undecodable; logged once)"
-                );
-            }
+            decoder.note(&error);
             findings.retain(|(_, extent, _)| *extent != pinned.extent);
             findings.push((page.key, pinned.extent, Finding::Undecodable));
             GetStatus::Miss(MissReason::Undecodable)

@@ -7,7 +7,8 @@ use larder_core::counters::Counts;
 use larder_disk::Piece;
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
-use super::{Call, ENCODED_BYTES, read};
+use super::{Call, read};
+use crate::store::coding::ENCODED_BYTES;
 
 /// Encoded pages, one after the other in one piece of memory.
 #[derive(Default)]
@@ -65,7 +66,7 @@ impl Call<'_> {
         let Some(encoder) = &self.shape.encoder else {
             return encoded;
         };
-        let page_bytes = self.page_bytes();
+        let (page_bytes, encoding) = (self.page_bytes(), &self.data.encoding);
         if page_bytes > ENCODED_BYTES {
             return encoded;
         }
@@ -74,7 +75,7 @@ impl Call<'_> {
         let new: Vec<usize> = (0..members.len())
             .filter(|&at| !is_stored.get(at).copied().unwrap_or(false) && encoder.takes())
             .collect();
-        let Some(mut memory) = self.memory_of(new.len() * page_bytes) else {
+        let Some(mut memory) = encoding.memory(new.len() * page_bytes) else {
             return encoded;
         };
         encoded.pages.resize_with(members.len(), || None);
@@ -84,12 +85,10 @@ impl Call<'_> {
                 break;
             };
             let page = &self.pages[members[at]];
-            let timed = self.data.counters.encodes.timed();
+            let timed = encoding.times.timed();
             let parts: Vec<&[u8]> = page.parts.iter().map(|part| &**part).collect();
-            let made = self
-                .data
-                .codec
-                .encode(&parts, BLOCK_BYTES, &mut memory[end..]);
+            let into = &mut memory[end..];
+            let made = encoding.codec.encode(&parts, BLOCK_BYTES, into);
             drop(timed);
             let bytes = end..end + made.unwrap_or(page_bytes);
             encoder.took(blocks(page_bytes), blocks(bytes.len()));
@@ -110,19 +109,6 @@ impl Call<'_> {
         self.data.counters.calls.add(counts);
         encoded.memory = Some(memory);
         encoded
-    }
-
-    /// Memory for so many bytes: that of a landed window, if there is some. `None` if there is
-    /// none, or none is needed.
-    fn memory_of(&mut self, bytes: usize) -> Option<AlignedBuf> {
-        if bytes == 0 {
-            return None;
-        }
-        let fits = |memory: &AlignedBuf| memory.len() >= bytes;
-        match self.spare.iter().position(fits) {
-            Some(at) => Some(self.spare.swap_remove(at)),
-            None => AlignedBuf::zeroed(bytes).ok(),
-        }
     }
 }
 
