@@ -35,6 +35,8 @@ pub struct Stage {
     pub store: PathBuf,
     log: PathBuf,
     capacity: &'static str,
+    /// The pages are smooth values, and the store has a codec.
+    encodes: bool,
     pub dice: Pcg64Mcg,
 }
 
@@ -48,7 +50,7 @@ pub enum Promise {
 }
 
 impl Stage {
-    /// A stage with a new store of so many volumes in `capacity` bytes.
+    /// A stage with a new store of so many volumes in `capacity` bytes. Every second one encodes.
     pub fn new(volumes: usize, capacity: &'static str, seed: u64) -> Stage {
         let directory = super::directory();
         let store = directory.path().join("store");
@@ -61,12 +63,15 @@ impl Stage {
             create.arg("--volume").arg(path);
         }
         assert!(create.stdout(Stdio::null()).status().unwrap().success());
-        println!("stage: seed {seed}");
+        let encodes = seed % 2 == 1;
+        println!("stage: seed {seed}, encodes: {encodes}");
+        std::fs::write(directory.path().join("content"), smooth(seed)).unwrap();
         Stage {
             directory,
             store,
             log,
             capacity,
+            encodes,
             dice: Pcg64Mcg::seed_from_u64(seed),
         }
     }
@@ -115,6 +120,10 @@ impl Stage {
     fn replay(&self, trace: &Path) -> Command {
         let mut child = larder(&["replay", "store", text(trace), "--store", text(&self.store)]);
         child.args(["--capacity", self.capacity, "--page-bytes", "64KiB"]);
+        if self.encodes {
+            let content = self.beside("content");
+            child.args(["--codec", "bf16", "--content", text(&content)]);
+        }
         child
     }
 
@@ -208,6 +217,16 @@ impl Stage {
         assert_eq!(report["check"]["wrong_pages"], 0, "{report:#}");
         report
     }
+}
+
+/// Values in bf16 with exponents of eight neighbours.
+fn smooth(seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; 1 << 20];
+    Pcg64Mcg::seed_from_u64(seed).fill(&mut bytes[..]);
+    for [_, high] in bytes.as_chunks_mut().0 {
+        *high = *high & 0x83 | 0x3c;
+    }
+    bytes
 }
 
 /// A capacity in which nothing has to be evicted before [`is_used_up`].

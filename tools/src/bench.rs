@@ -31,7 +31,7 @@ use crate::place;
 use crate::report;
 use crate::size::ByteSize;
 use crate::usage::{self, Meter};
-use crate::workload::{self, Link, PageBuffers};
+use crate::workload::{self, Content, Link, PageBuffers};
 use result::{BenchReport, Counts};
 
 /// Pages of a chain that `get` reads. The chains do not depend on the batch, so runs with different
@@ -88,6 +88,10 @@ pub struct BenchArgs {
     /// Pages of a call; of a chain of load
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     batch: u64,
+    /// Pages of put and get are pieces of this file, KV of a model for example, in place of words
+    /// that no codec makes smaller
+    #[arg(long, value_name = "FILE")]
+    content: Option<PathBuf>,
     /// Length of the chain that exists looks up
     #[arg(long, default_value_t = 2048, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     keys: u64,
@@ -148,6 +152,8 @@ pub struct Plan<'a> {
     pub op: Op,
     /// Parts of a page.
     pub parts: u32,
+    /// Their content.
+    pub content: Content,
     /// Pages to put or get in all.
     pub pages: u64,
     /// Pages of a call.
@@ -207,11 +213,13 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         PAGE_BYTES
     };
     let shape = workload::shape(args.page_bytes.unwrap_or(default), args.parts)?;
+    let content = Content::of(args.content.as_deref(), &shape)?;
     let options = args.share.options();
     let plan = Plan {
         path: &args.path,
         op,
         parts: args.parts,
+        content,
         pages: args.pages,
         batch: args.batch,
         keys: args.keys,
@@ -289,7 +297,7 @@ fn measure(
         plan,
         store,
         namespace: store.namespace(&workload::namespace(NAMESPACE, PAGE_TOKENS, *shape)?)?,
-        buffers: PageBuffers::new(shape, row)?,
+        buffers: PageBuffers::new(shape, row)?.with(plan.content.clone()),
         batch,
         meter: Meter::new(plan.by_turns),
         counts: Counts::default(),

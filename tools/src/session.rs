@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 use crate::usage::Meter;
-use crate::workload::{self, Link, PageBuffers};
+use crate::workload::{self, Content, Link, PageBuffers};
 
 /// Most bytes of pages in one call; longer chains take several.
 const CALL_BYTES: u64 = 32 << 20;
@@ -124,6 +124,13 @@ impl<'a> Session<'a> {
             counts: Counts::default(),
             unstored: None,
         })
+    }
+
+    /// This session, for pages with this content.
+    #[must_use]
+    pub fn with(mut self, content: Content) -> Self {
+        self.buffers = self.buffers.with(content);
+        self
     }
 
     /// Serves one request, whose pages have these keys.

@@ -13,8 +13,11 @@
 //! [`Meter`] alone.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
 
 use larder_engine::AlignedBuf;
 use larder_engine::{GetPage, GetStatus, NamespaceId, PageStore, PutPage, PutStatus};
@@ -220,6 +223,57 @@ impl Words {
     }
 }
 
+/// The content of pages.
+#[derive(Clone, Debug, Default)]
+pub enum Content {
+    /// Words that follow from key, part and place. No codec makes them smaller.
+    #[default]
+    Words,
+    /// Pieces of these bytes, chosen by the key: KV of a model, for example.
+    Pieces(Arc<[u8]>),
+}
+
+impl Content {
+    /// The pieces of a file, which has a part of a page at least. Words without a file.
+    ///
+    /// # Errors
+    /// If it cannot be read, or is too short.
+    pub fn of(file: Option<&Path>, shape: &PageShape) -> Result<Self, Failure> {
+        let Some(path) = file else {
+            return Ok(Content::Words);
+        };
+        let failed = |why: String| Failure::usage(format!("{}: {why}", path.display()));
+        let bytes = fs::read(path).map_err(|error| failed(error.to_string()))?;
+        let part = (0..shape.parts()).map(|part| shape.part_bytes(part)).max();
+        if bytes.len() < part.unwrap_or(0) as usize {
+            return Err(failed("it is shorter than a part of a page".to_owned()));
+        }
+        Ok(Content::Pieces(bytes.into()))
+    }
+
+    fn fill(&self, key: &PageKey, part: usize, out: &mut [u8]) {
+        match self {
+            Content::Words => Words::of(key, part).fill(out),
+            Content::Pieces(bytes) => out.copy_from_slice(piece(bytes, key, part, out.len())),
+        }
+    }
+
+    fn is(&self, key: &PageKey, part: usize, found: &[u8]) -> bool {
+        match self {
+            Content::Words => Words::of(key, part).match_part(found),
+            Content::Pieces(bytes) => found == piece(bytes, key, part, found.len()),
+        }
+    }
+}
+
+/// The piece of a part of a page. Pieces begin at whole blocks.
+fn piece<'a>(bytes: &'a [u8], key: &PageKey, part: usize, length: usize) -> &'a [u8] {
+    let starts = (bytes.len() - length) / larder_format::BLOCK_BYTES + 1;
+    let drawn = Words::of(key, part).start % starts as u64;
+    let start = usize::try_from(drawn).unwrap_or(0) * larder_format::BLOCK_BYTES;
+    &bytes[start..start + length]
+}
+
 /// A page of a chain: its key and where it stands.
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
@@ -250,6 +304,7 @@ pub fn links(keys: &[PageKey]) -> Vec<Link> {
 pub struct PageBuffers {
     /// For the life of the process, as a server's host pool is.
     memory: &'static mut [u8],
+    content: Content,
     shape: PageShape,
     slots: usize,
     slot_bytes: usize,
@@ -277,10 +332,18 @@ impl PageBuffers {
         memory.fill(0xa5);
         Ok(PageBuffers {
             memory,
+            content: Content::Words,
             shape: *shape,
             slots,
             slot_bytes,
         })
+    }
+
+    /// These buffers, for pages with this content.
+    #[must_use]
+    pub fn with(mut self, content: Content) -> Self {
+        self.content = content;
+        self
     }
 
     /// Registers the memory with the store's disk.
@@ -310,7 +373,8 @@ impl PageBuffers {
         for part in 0..self.shape.parts() {
             let range = self.part_range(part);
             let start = slot * self.slot_bytes;
-            Words::of(key, part).fill(&mut self.memory[start + range.start..start + range.end]);
+            let part_memory = &mut self.memory[start + range.start..start + range.end];
+            self.content.fill(key, part, part_memory);
         }
     }
 
@@ -318,7 +382,7 @@ impl PageBuffers {
     pub fn holds(&self, slot: usize, key: &PageKey) -> bool {
         let bytes = &self.memory[slot * self.slot_bytes..][..self.slot_bytes];
         (0..self.shape.parts())
-            .all(|part| Words::of(key, part).match_part(&bytes[self.part_range(part)]))
+            .all(|part| self.content.is(key, part, &bytes[self.part_range(part)]))
     }
 
     /// Makes the bytes of `pages`, at most as many as there are slots, and then puts them, `batch`

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use larder_engine::{CreateOptions, PageStore, Store};
+use larder_engine::{CodecChoice, CreateOptions, PageStore, Store};
 use larder_format::{PageKey, PageShape};
 use larder_store::fit::page_bytes_on_disk;
 
@@ -35,7 +35,7 @@ use crate::session::{Counts, Session, Witness};
 use crate::size::ByteSize;
 use crate::trace::{BLOCK_TOKENS, Request, TraceError};
 use crate::usage;
-use crate::workload;
+use crate::workload::{self, Content};
 
 /// The model that names the namespace of replay pages.
 const MODEL: &str = "replay";
@@ -69,6 +69,13 @@ pub struct StoreArgs {
     /// have all that was put into it
     #[arg(long, value_name = "FILE")]
     pub(super) check_log: Option<PathBuf>,
+    /// Pages are pieces of this file, KV of a model for example, in place of words that no codec
+    /// makes smaller
+    #[arg(long, value_name = "FILE")]
+    pub(super) content: Option<PathBuf>,
+    /// Encode pages of values in bf16: off, bf16 or auto; the store's owner decides
+    #[arg(long, value_name = "CODEC", default_value_t)]
+    pub(super) codec: CodecChoice,
     #[command(flatten)]
     pub(super) disk: DiskArgs,
     /// Which pages go first when the store is full
@@ -243,9 +250,12 @@ pub(super) fn with_report<T>(
         history,
         shape,
     };
-    with_any(&args.store, args.disk.options(args.policy), |store| {
-        take(replay(args, store, input, interrupt)?).map(Some)
-    })
+    let options = args.disk.options(args.policy);
+    with_any(
+        &args.store,
+        options.with(|o| o.codec = args.codec),
+        |store| take(replay(args, store, input, interrupt)?).map(Some),
+    )
 }
 
 /// Tokens of a block of the trace: those of its first request.
@@ -301,7 +311,8 @@ fn replay(
     let namespace = workload::namespace(MODEL, input.block_tokens, input.shape)?;
     check_namespace(store, &args.store, &namespace)?;
     let namespace = store.namespace(&namespace)?;
-    let mut session = Session::new(store, namespace, &input.shape)?;
+    let content = Content::of(args.content.as_deref(), &input.shape)?;
+    let mut session = Session::new(store, namespace, &input.shape)?.with(content);
     let usable_pages = store.stats().usable_pages(page_bytes_on_disk(&input.shape));
     if usable_pages == 0 {
         return Err(does_not_fit(&args.store));

@@ -19,7 +19,7 @@ use crate::interrupt::Interrupt;
 use crate::open::closing;
 use crate::policy::Policy;
 use crate::size::ByteSize;
-use crate::workload;
+use crate::workload::{self, Content};
 
 /// Bytes that a measurement moves, about.
 const SAMPLE_BYTES: u64 = 128 << 20;
@@ -92,6 +92,7 @@ pub fn disk(
                 path: &path,
                 op,
                 parts,
+                content: Content::Words,
                 pages,
                 batch,
                 keys: 0,
