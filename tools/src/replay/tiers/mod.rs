@@ -111,6 +111,7 @@ pub fn run(args: &TiersArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
         Some(given) => given,
         None => speed::disk(directory_of(&args.store), &shape, interrupt)?,
     };
+    let measured = args.of_plain(measured);
     if interrupt.is_raised() {
         return Ok(Ending::Interrupted);
     }

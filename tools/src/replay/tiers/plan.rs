@@ -14,6 +14,7 @@ use larder_tiers::model::page_shape;
 use serde::de::DeserializeOwned;
 
 use super::machine::nanos;
+use super::shared::Nanos;
 use super::speed::DiskSpeed;
 use crate::failure::Failure;
 use crate::l1;
@@ -78,6 +79,10 @@ pub struct TiersArgs {
     /// GB/s that it writes
     #[arg(long, value_name = "GB/s", value_parser = above_zero, requires = "disk_read")]
     disk_write: Option<f64>,
+    /// Plain bytes for each byte in the store, which has a codec: the plain size of a namespace by
+    /// its size, of `larder stat`
+    #[arg(long, value_name = "RATIO", default_value_t = 1.0, value_parser = codec_ratio)]
+    codec_ratio: f64,
     /// Microseconds of its reads and writes besides their bytes
     #[arg(long, value_name = "US", value_parser = above_zero, requires = "disk_read")]
     disk_latency: Option<f64>,
@@ -97,6 +102,14 @@ pub struct TiersArgs {
     /// Only with all three tiers: no runs to compare with
     #[arg(long)]
     pub only: bool,
+}
+
+fn codec_ratio(text: &str) -> Result<f64, String> {
+    let ratio = above_zero(text)?;
+    let is_one = (1.0..=2.0).contains(&ratio);
+    is_one
+        .then_some(ratio)
+        .ok_or_else(|| "1 to 2 is possible".to_owned())
 }
 
 /// By its name in configuration files.
@@ -186,6 +199,15 @@ impl TiersArgs {
         })
     }
 
+    /// The speed of plain bytes on a disk of this speed.
+    pub fn of_plain(&self, disk: DiskSpeed) -> DiskSpeed {
+        let plain = |(bytes, latency): (f64, Nanos)| (bytes * self.codec_ratio, latency);
+        DiskSpeed {
+            read: plain(disk.read),
+            write: plain(disk.write),
+        }
+    }
+
     /// The device that holds L1.
     pub fn device(&self) -> Result<Arc<dyn Device>, Failure> {
         l1::device(self.cuda)
@@ -248,7 +270,8 @@ impl Plan<'_> {
     /// The scaled size of the store.
     pub fn scaled_bytes(&self) -> Result<u64, Failure> {
         let (page, scaled) = (on_disk(&self.page)?, on_disk(&self.scaled)?);
-        let bytes = u128::from(self.args.capacity.0) * u128::from(page_bytes_on_disk(&scaled))
+        let plain = (self.args.capacity.0 as f64 * self.args.codec_ratio) as u64;
+        let bytes = u128::from(plain) * u128::from(page_bytes_on_disk(&scaled))
             / u128::from(page_bytes_on_disk(&page));
         Ok(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
