@@ -243,7 +243,8 @@ impl Curve {
         hashes.filter(|hash| *hash <= threshold).collect()
     }
 
-    /// A lookup of these pages, with the blocks of each and the usable blocks that each takes.
+    /// A lookup of these pages, with the blocks of each and the usable blocks that each takes. It
+    /// waits for no other thread: a lookup beside another one may not be counted.
     pub(crate) fn looked_up(
         &self,
         namespace: NamespaceId,
@@ -252,7 +253,9 @@ impl Curve {
         now_ms: u64,
     ) {
         let sampled = self.sampled(namespace, keys.iter());
-        let mut state = self.state.lock();
+        let Some(mut state) = self.state.try_lock() else {
+            return;
+        };
         let threshold = self.threshold.load(Ordering::Relaxed);
         let rate = rate_of(threshold);
         let since_ms = *state.since_ms.get_or_insert(now_ms);
@@ -413,10 +416,14 @@ impl State {
 
     /// A use of a page: the blocks of sampled pages since its last use; `None` if it is not there.
     fn used(&mut self, hash: u64, blocks: u32) -> Option<u64> {
-        let page = *self.pages.get(&hash)?;
+        if self.order.next == self.order.at.len() {
+            self.close_up();
+        }
+        let page = self.pages.get_mut(&hash)?;
         let since = self.order.since(page.place);
-        self.order.remove(page);
-        self.enter(hash, blocks);
+        self.order.remove(*page);
+        let place = self.order.push(hash, blocks);
+        *page = Page { place, blocks };
         Some(since)
     }
 
