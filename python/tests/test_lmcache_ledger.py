@@ -123,7 +123,7 @@ def test_evictions_are_known_although_the_store_fails_while_they_are_read(
 
 def pages_of(adapter, space):
     """How many chunks the store holds in a space."""
-    usage = {digest: pages for digest, pages, _ in adapter._store.usage()}
+    usage = {row.digest: row.pages for row in adapter._store.usage()}
     return usage.get(space.namespace.digest, 0)
 
 

@@ -296,7 +296,7 @@ def test_all_resets_of_a_server_need_one_namespace(tmp_path, hash_bytes):
             getattr(engine.manager, "on_reset_flushed", lambda: None)()
         assert engine.load(chain) == (0, 0)
     with Store.open(tmp_path, disk="threads") as store:
-        assert sorted(pages for _, pages, _ in store.usage()) == [8, 24]
+        assert sorted(row.pages for row in store.usage()) == [8, 24]
 
 
 def test_a_reset_without_new_weights_keeps_what_is_stored(tmp_path):

@@ -561,7 +561,7 @@ class LarderL2Adapter(L2AdapterInterface):
         kill. Raises ``larder_kv.StoreError``.
         """
         is_done = True
-        held = {digest: pages for digest, pages, _ in self._store.usage()}
+        held = {row.digest: row.pages for row in self._store.usage()}
         for digest, entries in self._ledger.by_space().items():
             count = held.get(digest, 0)
             if count == len(entries):
