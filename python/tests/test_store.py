@@ -370,22 +370,6 @@ def test_a_page_behind_a_gap_is_stored_and_found_by_no_prefix(store):
     assert pages.get(chain[64:], read) == OK and read == content(1)
 
 
-def test_a_codec_makes_pages_smaller_and_gives_their_bytes_back(tmp_path):
-    page = 1 << 20
-    # Values in bf16 with neighbouring exponents.
-    values = bytearray(b"".join(bytes([at % 256, 0x3C + at % 3]) for at in range(page // 2)) * 4)
-    with make(tmp_path, codec="bf16") as store:
-        pages = name(store, parts=[page])
-        assert pages.put(keys(4), values) == OK * 4
-        into = bytearray(len(values))
-        assert pages.get(keys(4), into) == OK * 4 and into == values
-        [usage] = store.usage()
-        assert usage.plain_bytes == 4 * page and usage.bytes < usage.plain_bytes * 3 // 4 + 65536
-        assert store.stats()["live_bytes"] == usage.bytes
-    with pytest.raises(ValueError, match="codec.*off, bf16 or auto"):
-        make(tmp_path, codec="zstd")
-
-
 def until_unleased(store):
     end = time.monotonic() + PATIENCE
     while store.stats()["leased_bytes"]:

@@ -42,6 +42,7 @@ const COPY_BYTES: usize = 64 << 20;
 const COPIES: usize = 5;
 
 /// Bytes per second of a disk, and additional nanoseconds for each call.
+#[derive(Clone, Copy)]
 pub struct DiskSpeed {
     /// Of reads.
     pub read: (f64, Nanos),
