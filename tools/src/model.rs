@@ -5,7 +5,7 @@
 //! left out: below a percent of a prefill. Four models are known by name. Others are read from
 //! their files: models with grouped-query attention (Llama, Qwen, Mistral) or MLA (DeepSeek, Kimi),
 //! dense ones and mixtures of experts. A model whose layers do not all keep the KV of every token
-//! is refused by the name of what is different: its bytes a token would be wrong.
+//! is refused by the name of the difference: its bytes a token would be wrong.
 //!
 //! The time of a prefill follows from its bottleneck: the multiplications, or the memory reads of
 //! weights and KV. All layers are alike. Where a model has a few of another kind (the first three

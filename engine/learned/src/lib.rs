@@ -115,7 +115,7 @@ pub(crate) struct Learned {
     /// What the clock showed at the open.
     begun: u32,
     refreshed: u32,
-    /// What is known of pages that have yet to arrive, and how far the clock was set back since.
+    /// Facts of pages that have yet to arrive, and how far the clock was set back since.
     notes: Notes,
     set_back: u32,
     /// Mean index of the leaves evicted lately.
