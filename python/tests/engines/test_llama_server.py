@@ -1,5 +1,7 @@
 """examples/llama-larder in front of the real llama-server."""
 
+import mmap
+import struct
 import sys
 import time
 from pathlib import Path
@@ -45,6 +47,52 @@ def test_llama_server_gives_the_words_of_its_own_cached_prompt_ten_times_sooner(
     assert again["timings"]["cache_n"] == own["timings"]["cache_n"] == 1999
     assert "restored" in proxy.end()
     llama.end()
+
+
+def flip(store, wanted, beyond):
+    """Flips a byte so far behind each place of these bytes."""
+    with open(store, "r+b") as file, mmap.mmap(file.fileno(), 0) as content:
+        places, at = [], content.find(wanted)
+        while at >= 0:
+            places.append(at + beyond)
+            at = content.find(wanted, at + 1)
+        for place in places:
+            content[place] ^= 0xff
+    return len(places)
+
+
+def test_flipped_bytes_are_computed_anew_with_the_same_words(tmp_path):
+    def answered():
+        llama = Llama(tmp_path / "slots")
+        proxy = Proxy(tmp_path, llama.url, LLAMA / "model.gguf", "1GiB")
+        answer = complete(proxy.url, prompt, 16)
+        said = proxy.end()
+        assert llama.process.poll() is None
+        llama.end()
+        return answer["content"], answer["timings"]["cache_n"], said
+
+    llama = Llama(tmp_path / "slots")
+    prompt = story(llama.url, 1000)
+    own = complete(llama.url, prompt, 16)["content"]
+    llama.end()
+    words, _, said = answered()
+    (length,) = (int(line.split()[-2]) for line in said.splitlines() if ": stored " in line)
+    assert words == own
+    restored = (own, 999)
+    tokens = struct.pack("<100i", *prompt[:100])
+    places = {
+        "a key or value behind the tokens": (tokens, 4 * len(prompt) + 300_001),
+        "the tokens": (tokens, 42),
+        "the entries of the index": (struct.pack("<Q", length) + bytes(4000), 7),
+    }
+    for place, (wanted, beyond) in places.items():
+        assert answered()[:2] == restored, place
+        flipped = flip(tmp_path / "store/larder.store", wanted, beyond)
+        words, cached, said = answered()
+        print(f"a byte in {place} ({flipped} places): {cached} tokens restored, words {'the same' if words == own else 'OTHER'}")
+        assert flipped > 0 and words == own and cached == 0, said
+        assert "restored" not in said, said
+    assert answered()[:2] == restored
 
 
 def test_a_chat_of_ten_turns_writes_few_states(tmp_path):
