@@ -162,6 +162,20 @@ impl Talk {
         );
     }
 
+    /// Stops it. A signal is sent, and each thread stops at its next step.
+    fn stop(&self) {
+        self.signal("STOP");
+        let tasks = PathBuf::from(format!("/proc/{}/task", self.child.id()));
+        let is_stopped = |task: fs::DirEntry| {
+            let stat = fs::read_to_string(task.path().join("stat")).unwrap();
+            stat.rsplit_once(')').unwrap().1.starts_with(" T")
+        };
+        let all = || tasks.read_dir().unwrap().map(Result::unwrap);
+        while !all().all(is_stopped) {
+            std::thread::yield_now();
+        }
+    }
+
     fn ends_well(mut self) {
         assert!(self.child.wait().unwrap().success());
     }
@@ -174,7 +188,7 @@ fn pages_of_a_stopped_owner_miss_in_time_and_those_of_a_killed_one_are_found_aga
     assert_eq!(owner.line(), "ready");
     let mut client = Talk::begin("join", directory.path());
     assert_eq!(client.line(), ["OK"; 8].join(" "));
-    owner.signal("STOP");
+    owner.stop();
     client.go_on();
     let missed = client.line();
     assert!(!missed.contains("OK"), "{missed}");
