@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
@@ -150,7 +150,7 @@ impl Talk {
     }
 
     fn go_on(&mut self) {
-        let mut input = self.child.stdin.take().unwrap();
+        let input = self.child.stdin.as_mut().unwrap();
         input.write_all(b"\n").unwrap();
     }
 
@@ -199,4 +199,78 @@ fn pages_of_a_stopped_owner_miss_in_time_and_those_of_a_killed_one_are_found_aga
         one_step("read", directory.path()).trim(),
         ["OK"; 8].join(" ")
     );
+}
+
+/// A file system in memory, until it is dropped.
+struct Disk {
+    mounted: PathBuf,
+}
+
+impl Disk {
+    /// `None` where none can be mounted, which is reported.
+    fn mount(mounted: PathBuf) -> Option<Disk> {
+        fs::create_dir(&mounted).unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=48m", "tmpfs"]);
+        let is_mounted = mount
+            .arg(&mounted)
+            .output()
+            .is_ok_and(|out| out.status.success());
+        if !is_mounted {
+            println!("SKIPPED: a disk that fills, a file system is mounted by root alone");
+        }
+        is_mounted.then_some(Disk { mounted })
+    }
+
+    /// Moves a store's file there, without its empty blocks. A link is left behind.
+    fn take_in(&self, store: &Path) {
+        let moved = self.mounted.join("store");
+        done(
+            Command::new("cp")
+                .arg("--sparse=always")
+                .arg(store)
+                .arg(&moved),
+        );
+        fs::remove_file(store).unwrap();
+        symlink(&moved, store).unwrap();
+    }
+
+    /// Fills it with another file.
+    fn fill(&self) -> PathBuf {
+        let other = self.mounted.join("other");
+        let mut file = File::create(&other).unwrap();
+        while file.write_all(&[1; 1 << 16]).is_ok() {}
+        other
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(&self.mounted)
+            .status();
+    }
+}
+
+#[test]
+fn a_disk_that_fills_refuses_pages_and_the_store_works_again_with_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let Some(disk) = Disk::mount(directory.path().join("disk")) else {
+        return;
+    };
+    let path = directory.path().join("store");
+    one_step("write", &path);
+    disk.take_in(&path.join("larder.store"));
+    let mut program = Talk::begin("full", &path);
+    assert_eq!(program.line(), "ready");
+    let other = disk.fill();
+    program.go_on();
+    assert_eq!(program.line(), "READ_ONLY_SERVICE");
+    assert_eq!(program.line(), "served");
+    fs::remove_file(other).unwrap();
+    program.go_on();
+    assert_eq!(program.line(), "stored");
+    program.ends_well();
+    assert_eq!(one_step("read", &path).trim(), ["OK"; 8].join(" "));
 }

@@ -3,6 +3,8 @@
  *   read PATH            opens the store and prints the status of each page
  *   own PATH             puts pages, prints a line, and serves other processes until it is killed
  *   join PATH            reads as a client, prints statuses, waits for a line, and reads again
+ *   full PATH            after a line puts pages until the disk is full, and prints the status of the
+ *                        page refused; after another line puts them until all are stored
  */
 #include "check.h"
 
@@ -17,31 +19,85 @@ static void shown(const larder_status *statuses) {
     fflush(stdout);
 }
 
-static void put(larder_namespace *ns) {
-    memory given = filled(PAGES, 3);
+/* Puts the pages of the conversation `seed`. */
+static void put_all(larder_namespace *ns, uint32_t seed, larder_status *statuses) {
+    memory given = filled(PAGES, 2 + seed);
     uint8_t keys[PAGES * LARDER_KEY_BYTES];
-    larder_status statuses[PAGES];
-    chained(ns, 1, PAGES, keys);
+    chained(ns, seed, PAGES, keys);
     DONE(larder_put(ns, keys, given.parts, PAGES, NULL, statuses, e));
-    CHECK(count_of(statuses, PAGES, LARDER_OK) == PAGES);
     freed(&given);
 }
 
-static void get(larder_namespace *ns) {
-    memory given = filled(PAGES, 3), read = allocated(PAGES);
+/* Reads them, and compares the bytes of those that are read. */
+static void get_all(larder_namespace *ns, uint32_t seed, larder_status *statuses) {
+    memory given = filled(PAGES, 2 + seed), read = allocated(PAGES);
     uint8_t keys[PAGES * LARDER_KEY_BYTES];
-    larder_status statuses[PAGES];
     size_t at;
-    chained(ns, 1, PAGES, keys);
+    chained(ns, seed, PAGES, keys);
     DONE(larder_get(ns, keys, read.parts, PAGES, 2000, statuses, e));
     for (at = 0; at < PAGES; at++) {
         if (statuses[at] != LARDER_OK) continue;
         CHECK(memcmp(given.first + at * FIRST_PART, read.first + at * FIRST_PART, FIRST_PART) == 0);
         CHECK(memcmp(given.second + at * SECOND_PART, read.second + at * SECOND_PART, SECOND_PART) == 0);
     }
-    shown(statuses);
     freed(&given);
     freed(&read);
+}
+
+static void put(larder_namespace *ns) {
+    larder_status statuses[PAGES];
+    put_all(ns, 1, statuses);
+    CHECK(count_of(statuses, PAGES, LARDER_OK) == PAGES);
+}
+
+static void get(larder_namespace *ns) {
+    larder_status statuses[PAGES];
+    get_all(ns, 1, statuses);
+    shown(statuses);
+}
+
+static void await_line(void) {
+    char line[16];
+    CHECK(read(0, line, sizeof line) >= 0);
+}
+
+/* Puts on a disk that is full, and on the same one with room again. */
+static void fill(larder_store *store, larder_namespace *ns) {
+    larder_status statuses[PAGES];
+    larder_error *error = NULL;
+    uint32_t seed, last;
+    size_t at;
+
+    printf("ready\n");
+    fflush(stdout);
+    await_line();
+    for (last = 2;; last++) {
+        put_all(ns, last, statuses);
+        for (at = 0; at < PAGES && statuses[at] <= LARDER_DUPLICATE; at++) continue;
+        if (at < PAGES && statuses[at] != LARDER_BUSY && statuses[at] != LARDER_NO_SPACE) break;
+    }
+    printf("%s\n", larder_status_name(statuses[at]));
+    /* What was put before may be durable. If not, the flush says so. */
+    if (larder_flush(store, &error) != LARDER_DONE) {
+        CHECK(larder_error_code(error) == LARDER_E_STORE);
+        CHECK(strlen(larder_error_text(error)) > 10);
+    }
+    larder_error_free(error);
+    get_all(ns, 1, statuses);
+    CHECK(count_of(statuses, PAGES, LARDER_OK) == PAGES);
+    for (seed = 2; seed <= last; seed++) get_all(ns, seed, statuses);
+    printf("served\n");
+    fflush(stdout);
+    await_line();
+    do {
+        put_all(ns, last + 1, statuses);
+    } while (count_of(statuses, PAGES, LARDER_OK) + count_of(statuses, PAGES, LARDER_DUPLICATE) < PAGES);
+    DONE(larder_flush(store, e));
+    for (seed = 1; seed <= last + 1; seed++) {
+        get_all(ns, seed, statuses);
+        if (seed == 1 || seed > last) CHECK(count_of(statuses, PAGES, LARDER_OK) == PAGES);
+    }
+    printf("stored\n");
 }
 
 int main(int argc, char **argv) {
@@ -49,7 +105,6 @@ int main(int argc, char **argv) {
     larder_store *store = NULL;
     larder_namespace *ns = NULL;
     larder_error *error = NULL;
-    char line[16];
 
     CHECK(argc == 3);
     options.size = 256u << 20;
@@ -74,9 +129,8 @@ int main(int argc, char **argv) {
         printf("ready\n");
         fflush(stdout);
     }
-    if (strcmp(argv[1], "own") == 0 || strcmp(argv[1], "join") == 0) {
-        CHECK(read(0, line, sizeof line) >= 0);
-    }
+    if (strcmp(argv[1], "own") == 0 || strcmp(argv[1], "join") == 0) await_line();
+    if (strcmp(argv[1], "full") == 0) fill(store, ns);
     if (strcmp(argv[1], "join") == 0) get(ns);
     larder_namespace_free(ns);
     (void)larder_close(store, 20000, NULL);
