@@ -50,8 +50,8 @@ def wheel(release, architecture):
     return to
 
 
-def library(release, architecture):
-    """The C library of an architecture: headers, the shared library, the archive, files for pkg-config and CMake."""
+def library(release, architecture, papers):
+    """The C library of an architecture: headers, the shared library, the archive, files for pkg-config and CMake, `papers`."""
     target = GNU.format(architecture)
     tools = {name.upper(): needs(f"{architecture}-linux-gnu-{name}", f"binutils-{architecture}-linux-gnu".replace("_", "-"))
              for name in ("ld", "objcopy", "ar")}
@@ -68,7 +68,10 @@ def library(release, architecture):
         release.tree / "capi/install", prefix, "--archive", release.target / target / PROFILE / "liblarder_capi.a",
         env={**release.environment(), **tools, "CC": compiler},
     )
-    shutil.copy2(release.tree / "LICENSE", prefix / "LICENSE")
+    documents = prefix / "share/doc/larder-capi"
+    documents.mkdir(parents=True)
+    for paper in [release.tree / "LICENSE", *papers]:
+        shutil.copy2(paper, documents)
     to = release.out / f"{name}.tar.gz"
     pack(prefix, to, release)
     return to
