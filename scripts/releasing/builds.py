@@ -25,7 +25,7 @@ def command(release, architecture):
     release.rust(target)
     run(
         release.tools / "cargo-zigbuild", "zigbuild", "--locked", "--profile", PROFILE, "--package", "larder",
-        "--features", "remote", "--target", target, cwd=release.tree, env=release.environment(),
+        "--features", "charts,remote", "--target", target, cwd=release.tree, env=release.environment(),
     )
     made = release.out / f"larder-{release.version}-linux-{architecture}"
     shutil.copy2(release.target / target / PROFILE / "larder", made)

@@ -12,7 +12,7 @@ from .builds import moment, serial
 LICENCES = ("LICEN", "COPYING", "NOTICE", "COPYRIGHT")
 #: Crates that a product is built from: what it is, its features, its target. A wheel has its list of components inside.
 PRODUCTS = {
-    "larder": ("application", "larder/remote", MUSL),
+    "larder": ("application", "larder/charts,larder/remote", MUSL),
     "larder-capi": ("library", "larder-capi/remote", GNU),
     "larder-python": ("library", "larder-python/module", GNU),
 }

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
-    manuals, plan, record, remote, replay, serve, stat, superblock, verify, volume,
+    manuals, plan, record, remote, replay, serve, stat, superblock, top, verify, volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -57,6 +57,7 @@ enum Command {
     DoctorChecks(doctor::apart::ChecksArgs),
     Serve(serve::ServeArgs),
     Stat(stat::StatArgs),
+    Top(top::TopArgs),
     Delete(delete::DeleteArgs),
     Remote(remote::RemoteArgs),
     Exporter(exporter::ExporterArgs),
@@ -113,6 +114,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::DoctorChecks(args) => doctor::apart::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Top(args) => top::run(args),
         Command::Delete(args) => delete::run(args),
         Command::Remote(args) => remote::run(args),
         Command::Exporter(args) => exporter::run(args),

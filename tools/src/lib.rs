@@ -23,6 +23,7 @@
 //! | `bench` | measures puts, gets, lookups and loads |
 //! | `demo` | a first minute without preparation |
 //! | `doctor` | shows the features and the obstacles of this machine |
+//! | `top` | a live screen of a served store |
 //! | `serve`, `stat` | own a store for other processes; query its owner |
 //! | `exporter` | the owner's answer as metrics, over HTTP |
 //! | `gone` | options of earlier versions, and their replacements |
@@ -54,6 +55,7 @@
 //! | [`log`] | the log on stderr |
 //! | `program` | the running program: its next start, its messages on stderr |
 //! | `usage`, `turns` | meters, taking turns |
+//! | `shown` | names from outside, on a screen and in a page |
 //! | [`size`] | sizes, durations and dates |
 //!
 //! Conventions: `--json` prints one document on stdout, people get lines. Progress goes to stderr
@@ -104,9 +106,12 @@ mod report;
 mod selection;
 mod serve;
 mod session;
+#[cfg(feature = "charts")]
+mod shown;
 pub mod size;
 mod stat;
 mod superblock;
+mod top;
 pub mod trace;
 mod turns;
 mod usage;

@@ -1,8 +1,8 @@
 //! `larder stat`: asks the owner of a store for its state.
 
 mod curve;
-mod processes;
-mod spaces;
+pub mod processes;
+pub mod spaces;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -502,7 +502,7 @@ impl Report for CheckReport {
 }
 
 /// Obstacles to normal service of the store.
-fn troubles(told: &share::Report) -> Vec<String> {
+pub fn troubles(told: &share::Report) -> Vec<String> {
     let unreadable = told.stats.unreadable_segments;
     let disk = (unreadable > 0).then(|| {
         format!(
@@ -528,7 +528,7 @@ fn troubles(told: &share::Report) -> Vec<String> {
 }
 
 /// Faults beside which the store is served in full.
-fn warnings(told: &share::Report) -> Vec<String> {
+pub fn warnings(told: &share::Report) -> Vec<String> {
     let damaged = told.damaged_volumes.iter();
     let at_open = damaged.filter(|volume| volume.damage == VolumeDamage::AtOpen);
     let remote = told.beneath.iter().filter(|l4| !l4.works);

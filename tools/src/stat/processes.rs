@@ -12,44 +12,44 @@ use crate::size::ByteSize;
 
 /// A process, or several together.
 #[derive(Serialize)]
-pub(super) struct Row {
+pub struct Row {
     /// The process; absent for several together.
     #[serde(flatten)]
-    process: Option<Identity>,
+    pub process: Option<Identity>,
     /// `None` if the release of the process does not send counters.
     counts: Option<Counts>,
     pages_missed: Option<u64>,
     /// Of the pages that gets requested; `None` if there are none.
-    hit_rate: Option<f64>,
-    rates: Option<Rates>,
+    pub hit_rate: Option<f64>,
+    pub rates: Option<Rates>,
 }
 
 #[derive(Serialize)]
-struct Identity {
+pub struct Identity {
     /// Number among the clients; `None` for the owner.
     client: Option<u32>,
-    pid: Option<u32>,
+    pub pid: Option<u32>,
     name: Option<String>,
     release: String,
-    uptime_seconds: f64,
+    pub uptime_seconds: f64,
 }
 
 /// Counters per second.
 #[derive(Serialize)]
-struct Rates {
+pub struct Rates {
     /// Length of the time that they are the average of.
     interval_seconds: f64,
-    pages_hit_per_second: f64,
+    pub pages_hit_per_second: f64,
     pages_missed_per_second: f64,
-    read_bytes_per_second: f64,
-    put_bytes_per_second: f64,
+    pub read_bytes_per_second: f64,
+    pub put_bytes_per_second: f64,
 }
 
 /// The processes of a store.
 #[derive(Serialize)]
-pub(super) struct Processes {
+pub struct Processes {
     /// The owner, then its clients. Empty if the owner's release does not list them.
-    processes: Vec<Row>,
+    pub processes: Vec<Row>,
     /// The clients that have gone.
     departed: Departed,
     /// All of them together.
@@ -58,7 +58,7 @@ pub(super) struct Processes {
 
 /// The counters of the report before, for the rates of a watch.
 #[derive(Default)]
-pub(super) struct Before {
+pub struct Before {
     at: Option<Instant>,
     /// By number among the clients; `None` is the owner.
     of: HashMap<Option<u32>, Counts>,
@@ -86,7 +86,7 @@ impl Row {
         }
     }
 
-    fn label(&self, several: &str) -> String {
+    pub fn label(&self, several: &str) -> String {
         let Some(process) = &self.process else {
             return several.to_owned();
         };
@@ -113,7 +113,7 @@ impl Rates {
 
 impl Processes {
     /// Rates are averages since the report before; in the first one, since each process attached.
-    pub(super) fn of(report: &Report, before: &mut Before) -> Processes {
+    pub fn of(report: &Report, before: &mut Before) -> Processes {
         let now = Instant::now();
         let watched = before.at.replace(now).map(|at| (now - at).as_secs_f64());
         let then = std::mem::take(&mut before.of);
@@ -145,13 +145,13 @@ impl Processes {
     }
 
     /// Whether the owner's release lists them.
-    pub(super) fn are_listed(&self) -> bool {
+    pub fn are_listed(&self) -> bool {
         !self.processes.is_empty()
     }
 
     /// The table for people. A reason of misses, or for which found pages are not read, has a
     /// column if there is such a page.
-    pub(super) fn lines(&self, lines: &mut Lines) {
+    pub fn lines(&self, lines: &mut Lines) {
         let total = self.total.counts.unwrap_or_default();
         let reasons = nonzero(&total, "larder_page_misses{reason}");
         let unread = nonzero(&total, "larder_unread_pages{reason}");
@@ -245,7 +245,7 @@ fn cells(row: &Row, several: &str, reasons: &[Counter], unread: &[Counter]) -> V
 }
 
 /// An uptime in its two largest units.
-pub(super) fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     let seconds = seconds as u64;
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {

@@ -16,24 +16,24 @@ const LINES_MAX: usize = 16;
 
 /// A namespace, or all further ones together.
 #[derive(Serialize)]
-pub(super) struct Space {
+pub struct Space {
     /// Its fingerprint, or `other`.
-    fingerprint: String,
+    pub fingerprint: String,
     /// `None` if its record is lost, and for several together.
-    model: Option<String>,
+    pub model: Option<String>,
     /// Its pages in the store, and their bytes.
-    pages: u64,
-    bytes: u64,
+    pub pages: u64,
+    pub bytes: u64,
     /// The bytes of its pages without a codec.
     plain_bytes: u64,
     /// Its reads and tokens, by all processes.
     #[serde(flatten)]
-    reads: Reads,
-    pages_missed: u64,
+    pub reads: Reads,
+    pub pages_missed: u64,
 }
 
 /// The namespaces with pages, the largest ones first, then the others that were read.
-pub(super) fn spaces(view: &View) -> Vec<Space> {
+pub fn spaces(view: &View) -> Vec<Space> {
     let mut spaces: Vec<Space> = Vec::new();
     for of in &view.spaces {
         let is_listed = spaces.len() < NAMESPACES_MAX;
@@ -92,7 +92,7 @@ impl Space {
 }
 
 /// A line for each of the first namespaces.
-pub(super) fn lines(spaces: &[Space], lines: &mut Lines) {
+pub fn lines(spaces: &[Space], lines: &mut Lines) {
     if spaces.is_empty() {
         return;
     }
@@ -131,7 +131,7 @@ pub(super) fn lines(spaces: &[Space], lines: &mut Lines) {
 }
 
 /// Ages in a sentence.
-pub(super) fn ages_line(ages: &Ages) -> String {
+pub fn ages_line(ages: &Ages) -> String {
     let within = |share| match ages.within_s(share) {
         Some(seconds) => format!("at most {}", super::processes::duration(seconds as f64)),
         None => "above 30 d".to_owned(),
@@ -145,7 +145,7 @@ pub(super) fn ages_line(ages: &Ages) -> String {
 }
 
 /// The tokens of all requests in a sentence.
-pub(super) fn tokens_line(tokens: &Tokens) -> String {
+pub fn tokens_line(tokens: &Tokens) -> String {
     let asked = tokens.found + tokens.not_found;
     if asked == 0 {
         return "no request counted".to_owned();
