@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
-    manuals, plan, record, remote, replay, serve, stat, superblock, top, verify, volume,
+    manuals, plan, record, remote, replay, serve, sheet, stat, superblock, top, verify, volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -58,6 +58,7 @@ enum Command {
     Serve(serve::ServeArgs),
     Stat(stat::StatArgs),
     Top(top::TopArgs),
+    Report(sheet::SheetArgs),
     Delete(delete::DeleteArgs),
     Remote(remote::RemoteArgs),
     Exporter(exporter::ExporterArgs),
@@ -115,6 +116,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Serve(args) => serve::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Top(args) => top::run(args),
+        Command::Report(args) => sheet::run(args),
         Command::Delete(args) => delete::run(args),
         Command::Remote(args) => remote::run(args),
         Command::Exporter(args) => exporter::run(args),

@@ -54,15 +54,15 @@ pub struct Finding {
     /// The segment's number on that volume, if the fault concerns a segment.
     segment: Option<u32>,
     /// Byte offset in the volume, if the fault has a place.
-    offset: Option<u64>,
+    pub offset: Option<u64>,
     /// The page's key, if the fault concerns a page.
     key: Option<String>,
     /// One word for programs: the kind of fault.
     kind: &'static str,
     /// The fault.
-    reason: String,
+    pub reason: String,
     /// Its cost, and the remedy.
-    advice: &'static str,
+    pub advice: &'static str,
 }
 
 /// A surveyed store, or its remains.

@@ -17,6 +17,7 @@
 //! | `export`, `import` | pages of a store to a file, and from one into a store |
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
+//! | `sheet` | a report about a store or a trace, in one HTML file |
 //! | `plan` | the disk to buy, and whether it is worth it |
 //! | `record` | records the traffic of a served store |
 //! | `replay` | runs a request trace against a store, or through all three tiers |
@@ -106,6 +107,7 @@ mod report;
 mod selection;
 mod serve;
 mod session;
+mod sheet;
 #[cfg(feature = "charts")]
 mod shown;
 pub mod size;

@@ -46,6 +46,8 @@ pub struct Request {
     pub block_tokens: Option<u32>,
     /// The tier that got the request; none for requests of users.
     pub tier: Option<String>,
+    /// The model that was asked, in a recording.
+    pub model: Option<String>,
     /// The first block that the tier was asked for, and the block behind the last one.
     asked: Option<(usize, usize)>,
     /// The blocks that are stored after the request, from the first one on.

@@ -9,7 +9,7 @@
 //! | `distances` | the hits of a trace in an LRU store of any size |
 //! | `room` | how many pages a store of a size keeps |
 
-mod distances;
+pub mod distances;
 mod room;
 mod source;
 

@@ -17,7 +17,7 @@ pub struct Row {
     #[serde(flatten)]
     pub process: Option<Identity>,
     /// `None` if the release of the process does not send counters.
-    counts: Option<Counts>,
+    pub counts: Option<Counts>,
     pages_missed: Option<u64>,
     /// Of the pages that gets requested; `None` if there are none.
     pub hit_rate: Option<f64>,

@@ -4,6 +4,7 @@
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
+mod page;
 mod screen;
 mod terminal;
 

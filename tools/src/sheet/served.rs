@@ -1,0 +1,543 @@
+//! The facts of a store in use, from its owner.
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use larder_base::latency::{BOUNDS_NS, Buckets};
+use larder_core::ages::{Ages, BOUNDS_S};
+use larder_core::counters::{Counted, Value};
+use larder_store::curve::FACTORS;
+use larder_store::share::{Report, View, VolumeState};
+
+use super::answers;
+use super::chart::{self, Axis};
+use super::page::{Page, Section, Table};
+use crate::drives::{self, Drive};
+use crate::failure::Failure;
+use crate::owner::{answering_line, eviction_line, monthly, pacing_line, process};
+use crate::report::count;
+use crate::size::{ByteSize, Time, date};
+use crate::stat::processes::{Before, Processes, duration};
+use crate::stat::spaces::{Space, ages_line, spaces, tokens_line};
+use crate::stat::{troubles, warnings};
+
+/// Most bars of a chart.
+const BARS_MAX: usize = 16;
+
+/// Longest wait for the reports of drives: a drive may hang.
+const DRIVES_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Names in words, in the order of the page.
+const CALLS: [(&str, &str); 9] = [
+    ("lookup", "lookups"),
+    ("get", "gets"),
+    ("put", "puts"),
+    ("flush", "flushes"),
+    ("device_read", "reads of the device"),
+    ("device_write", "writes of the device"),
+    ("device_sync", "syncs of the device"),
+    ("encode", "encoding of a page"),
+    ("decode", "decoding of a page"),
+];
+
+/// Counters that state a fault when they are not 0, by the begin of their metric.
+const FAULTS: [&str; 6] = [
+    "larder_page_misses",
+    "larder_refused",
+    "larder_failed_pages",
+    "larder_aborted",
+    "larder_removed_pages",
+    "larder_syncs",
+];
+
+/// Values of labels of these metrics that are no fault.
+const USUAL: [&str; 4] = ["absent", "evicted", "deleted", "ok"];
+
+/// The page of a store.
+pub fn page(path: &Path, view: &View) -> Result<Page, Failure> {
+    let spaces = spaces(view);
+    let drives = drives_of(&view.report);
+    Ok(Page {
+        title: format!("Larder store {}", path.display()),
+        facts: facts(view),
+        answers: answers::of_store(view, &spaces, &drives),
+        sections: vec![
+            incidents(&view.report),
+            curve(view, &spaces)?,
+            namespaces(&spaces)?,
+            processes(&view.report),
+            evictions(&view.report)?,
+            latencies(&view.report)?,
+            wear(view, &drives),
+            remote(&view.report),
+        ],
+    })
+}
+
+/// The drives under the volumes. None if they do not answer soon, or if a volume hangs.
+fn drives_of(report: &Report) -> Vec<Drive> {
+    let volumes = &report.answering_volumes;
+    if volumes.iter().any(|of| of.state == VolumeState::Hung) {
+        return Vec::new();
+    }
+    let paths: Vec<PathBuf> = volumes.iter().map(|of| of.path.clone()).collect();
+    let (tell, told) = mpsc::channel();
+    // A thread that waits for a drive ends with this process.
+    let asking = thread::Builder::new().spawn(move || drop(tell.send(drives::under_all(&paths))));
+    let found = asking.ok().map(|_| told.recv_timeout(DRIVES_PATIENCE));
+    found.and_then(Result::ok).unwrap_or_default()
+}
+
+fn facts(view: &View) -> Vec<(&'static str, String)> {
+    let report = &view.report;
+    let stats = &report.stats;
+    let now = larder_base::system::processes::unix_seconds() as u64;
+    vec![
+        ("Made", date(now)),
+        (
+            "Owner",
+            format!(
+                "{}, for {}; {}",
+                process(report.pid),
+                duration(answers::open_seconds(view)),
+                count(u64::from(report.clients), "client")
+            ),
+        ),
+        (
+            "Size",
+            format!(
+                "{}, {} of it for pages",
+                ByteSize(stats.capacity_bytes),
+                ByteSize(stats.usable_bytes)
+            ),
+        ),
+        (
+            "Pages",
+            format!(
+                "{}, {}; {} of the usable bytes in use",
+                stats.pages,
+                ByteSize(stats.live_bytes),
+                percent(
+                    stats.taken_bytes as f64,
+                    stats.usable_bytes.saturating_sub(stats.taken_bytes) as f64
+                )
+            ),
+        ),
+        ("Tokens", tokens_line(&report.totals.spaces.total().tokens)),
+        (
+            "Counted",
+            "since the first of the owners that followed each other".to_owned(),
+        ),
+    ]
+}
+
+/// A part of a sum in percent.
+pub fn percent(part: f64, rest: f64) -> String {
+    match part + rest {
+        sum if sum > 0.0 => format!("{:.1} %", 100.0 * part / sum),
+        _ => "-".to_owned(),
+    }
+}
+
+/// An axis from 0 to 100 %.
+pub fn percent_axis(name: &str) -> Axis<'_> {
+    Axis {
+        name,
+        places: &[0.0, 25.0, 50.0, 75.0, 100.0],
+        label: &|at| format!("{at:.0} %"),
+    }
+}
+
+fn incidents(report: &Report) -> Section {
+    let mut section = Section::new("Incidents");
+    let now: Vec<String> = troubles(report)
+        .into_iter()
+        .chain(warnings(report))
+        .collect();
+    match now.is_empty() {
+        true => section.text.push("Nothing is wrong now.".to_owned()),
+        false => section.text.extend(now),
+    }
+    let (counts, store) = (&report.totals.counts, &report.totals.store);
+    let rows = counts.rows().into_iter().chain(store.rows());
+    let faults = rows.filter_map(|(row, value)| {
+        let is_fault = FAULTS.iter().any(|of| row.metric.starts_with(of));
+        match value {
+            Value::Count(count @ 1..) if is_fault && !USUAL.contains(&row.value) => {
+                let meaning = match row.meaning == row.help || row.value.is_empty() {
+                    true => row.help.to_owned(),
+                    false => format!("{}: {}", row.help, row.meaning),
+                };
+                Some(vec![meaning, count.to_string()])
+            }
+            _ => None,
+        }
+    });
+    let rows: Vec<Vec<String>> = faults.collect();
+    if !rows.is_empty() {
+        section.tables.push(Table {
+            headings: vec!["Counted", "number"],
+            rows,
+        });
+    }
+    section
+}
+
+fn curve(view: &View, spaces: &[Space]) -> Result<Section, Failure> {
+    let report = &view.report.curve;
+    let total = report.total();
+    let mut section = Section::new("Hit rate by size");
+    if total.pages_requested == 0 {
+        section.text.push("Nothing was looked up yet.".to_owned());
+        return Ok(section);
+    }
+    let percents = total.hit_rates.iter().map(|rate| rate * 100.0);
+    let points: Vec<(f64, f64)> = FACTORS.iter().map(|of| of.log2()).zip(percents).collect();
+    let places: Vec<f64> = [0.25_f64, 0.5, 1.0, 2.0, 4.0, 8.0].map(f64::log2).to_vec();
+    let size = report.size_bytes as f64;
+    let x = Axis {
+        name: "size for pages",
+        places: &places,
+        label: &|at| {
+            let bytes = ByteSize((size * at.exp2()) as u64);
+            format!("{}x, {bytes}", at.exp2())
+        },
+    };
+    let present = points.iter().find(|(x, _)| *x == 0.0).copied();
+    let svg = chart::line(&points, (&x, &percent_axis("pages found")), present)?;
+    section.charts.push((
+        svg,
+        format!(
+            "Pages that a store of each size would find, of {} looked up in {}; the ring is the \
+             present size",
+            total.pages_requested,
+            duration(report.seconds)
+        ),
+    ));
+    section.text.push(
+        "The curve is that of a store that evicts the least recently used pages: a lower bound for \
+         a store with a learned order."
+            .to_owned(),
+    );
+    let named = |fingerprint: &str| {
+        let known = spaces.iter().find(|space| space.fingerprint == fingerprint);
+        known
+            .and_then(|space| space.model.clone())
+            .unwrap_or_else(|| fingerprint.to_owned())
+    };
+    let row = |name: String, rates: &[f64], asked: u64| {
+        let mut row = vec![name, asked.to_string()];
+        row.extend(rates.iter().map(|rate| format!("{:.1} %", rate * 100.0)));
+        row
+    };
+    let mut rows = vec![row(
+        "all".to_owned(),
+        &total.hit_rates,
+        total.pages_requested,
+    )];
+    rows.extend(report.spaces.iter().map(|of| {
+        let rough = if of.is_rough { " (rough)" } else { "" };
+        let name = format!("{}{rough}", named(&of.fingerprint));
+        row(name, &of.hit_rates, of.pages_requested)
+    }));
+    let mut headings = vec!["Namespace", "looked up"];
+    headings.extend([
+        "0.25x", "0.5x", "0.75x", "1x", "1.5x", "2x", "3x", "4x", "6x", "8x",
+    ]);
+    section.tables.push(Table { headings, rows });
+    Ok(section)
+}
+
+/// Bars of the largest namespaces; none without any bytes.
+pub fn bytes_chart(bytes: &[u64]) -> Result<Option<(String, String)>, Failure> {
+    let shown: Vec<f64> = bytes.iter().take(BARS_MAX).map(|of| *of as f64).collect();
+    let most = shown.iter().copied().fold(0.0, f64::max);
+    if most == 0.0 {
+        return Ok(None);
+    }
+    let places: Vec<f64> = (0..shown.len()).map(|at| at as f64).collect();
+    let x = Axis {
+        name: "namespace, by its number in the table",
+        places: &places,
+        label: &|at| format!("{}", at as u64 + 1),
+    };
+    let up = chart::byte_steps(most);
+    let y = Axis {
+        name: "bytes",
+        places: &up,
+        label: &|at| ByteSize(at as u64).to_string(),
+    };
+    let svg = chart::bars(&shown, (&x, &y))?;
+    let about = match bytes.len() > BARS_MAX {
+        true => format!(
+            "Bytes of the {BARS_MAX} largest of {} namespaces",
+            bytes.len()
+        ),
+        false => "Bytes of each namespace".to_owned(),
+    };
+    Ok(Some((svg, about)))
+}
+
+fn namespaces(spaces: &[Space]) -> Result<Section, Failure> {
+    let mut section = Section::new("Namespaces");
+    let bytes: Vec<u64> = spaces.iter().map(|space| space.bytes).collect();
+    section.charts.extend(bytes_chart(&bytes)?);
+    let row = |(at, space): (usize, &Space)| {
+        let tokens = space.reads.tokens;
+        vec![
+            space.model.clone().unwrap_or_else(|| "?".to_owned()),
+            (at + 1).to_string(),
+            space.fingerprint.chars().take(12).collect(),
+            space.pages.to_string(),
+            ByteSize(space.bytes).to_string(),
+            space.reads.hits.to_string(),
+            percent(space.reads.hits as f64, space.pages_missed as f64),
+            percent(tokens.found as f64, tokens.not_found as f64),
+        ]
+    };
+    let mut headings = vec!["Model", "number", "namespace", "pages", "size"];
+    headings.extend(["pages read", "hit rate", "tokens found"]);
+    section.tables.push(Table {
+        headings,
+        rows: spaces.iter().enumerate().map(row).collect(),
+    });
+    Ok(section)
+}
+
+fn processes(report: &Report) -> Section {
+    let mut section = Section::new("Processes");
+    let listed = Processes::of(report, &mut Before::default());
+    let row = |row: &crate::stat::processes::Row| {
+        let process = row.process.as_ref();
+        let counts = row.counts.unwrap_or_default();
+        vec![
+            row.label(""),
+            process
+                .and_then(|of| of.pid)
+                .map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
+            process.map_or_else(String::new, |of| duration(of.uptime_seconds)),
+            counts.hits.to_string(),
+            row.hit_rate
+                .map_or_else(|| "-".to_owned(), |rate| percent(rate, 1.0 - rate)),
+            ByteSize(counts.bytes_read).to_string(),
+            ByteSize(counts.bytes_put).to_string(),
+        ]
+    };
+    section.tables.push(Table {
+        headings: vec![
+            "Process",
+            "pid",
+            "up",
+            "pages read",
+            "hit rate",
+            "read",
+            "put",
+        ],
+        rows: listed.processes.iter().map(row).collect(),
+    });
+    section
+}
+
+/// The upper bound of a bucket of ages.
+pub fn age_label(at: f64) -> String {
+    let bound = BOUNDS_S.get(at as usize).copied();
+    match bound {
+        None => "more".to_owned(),
+        Some(seconds @ ..3600) => format!("{}min", seconds / 60),
+        Some(seconds @ ..86_400) => format!("{}h", seconds / 3600),
+        Some(seconds) => format!("{}d", seconds / 86_400),
+    }
+}
+
+fn evictions(report: &Report) -> Result<Section, Failure> {
+    let mut section = Section::new("Ages at eviction");
+    let stats = &report.stats;
+    let ages = report.totals.ages.total();
+    section.text.push(format!(
+        "{} evicted; the order is {}.",
+        count(report.totals.store.evicted, "page"),
+        eviction_line(stats)
+    ));
+    section
+        .charts
+        .extend(ages_chart(&ages.evicted, "evicted pages")?);
+    section.text.push(match ages.used.pages() {
+        0 => "No page with a known age was read.".to_owned(),
+        _ => format!("Pages are read at these ages: {}.", ages_line(&ages.used)),
+    });
+    Ok(section)
+}
+
+fn ages_chart(ages: &Ages, what: &str) -> Result<Option<(String, String)>, Failure> {
+    let all = ages.pages();
+    if all == 0 {
+        return Ok(None);
+    }
+    let values = ages.counts.map(|count| count as f64 * 100.0 / all as f64);
+    let places: Vec<f64> = (0..values.len()).map(|at| at as f64).collect();
+    let x = Axis {
+        name: "age, at most",
+        places: &places,
+        label: &age_label,
+    };
+    let svg = chart::bars(&values, (&x, &percent_axis(what)))?;
+    Ok(Some((
+        svg,
+        format!("Ages of {all} {what}: {}", ages_line(ages)),
+    )))
+}
+
+fn latencies(report: &Report) -> Result<Section, Failure> {
+    let mut section = Section::new("Latencies");
+    let rows = report.totals.latencies.rows();
+    let times = |name: &str| {
+        rows.iter().find_map(|(row, value)| match value {
+            Value::Times(times) if row.name == name => Some(*times),
+            _ => None,
+        })
+    };
+    if let Some(reads) = times("device_read").filter(|times| times.count() > 0) {
+        section.charts.push(times_chart(reads)?);
+    }
+    let bound = |times: &Buckets, part| match times.bound(part) {
+        Some(bound) => Time(bound).to_string(),
+        None => "over 10 s".to_owned(),
+    };
+    let row = |(name, words): &(&str, &str)| {
+        let times = times(name).filter(|times| times.count() > 0)?;
+        Some(vec![
+            (*words).to_owned(),
+            times.count().to_string(),
+            Time(times.mean()).to_string(),
+            bound(times, 0.5),
+            bound(times, 0.99),
+            bound(times, 1.0),
+        ])
+    };
+    section.tables.push(Table {
+        headings: vec![
+            "Time of",
+            "measured",
+            "mean",
+            "half below",
+            "99 % below",
+            "all below",
+        ],
+        rows: CALLS.iter().filter_map(row).collect(),
+    });
+    section.text.push(format!(
+        "Writes beside reads: {}.",
+        pacing_line(&report.stats)
+    ));
+    Ok(section)
+}
+
+/// The times of reads: every third bound has a label.
+fn times_chart(times: &Buckets) -> Result<(String, String), Failure> {
+    let all = times.count().max(1) as f64;
+    let values: Vec<f64> = times
+        .counts
+        .iter()
+        .map(|count| *count as f64 * 100.0 / all)
+        .collect();
+    let places: Vec<f64> = (0..values.len()).step_by(3).map(|at| at as f64).collect();
+    let x = Axis {
+        name: "time of a read of the device, at most",
+        places: &places,
+        label: &|at| match BOUNDS_NS.get(at as usize) {
+            Some(ns) => Time(Duration::from_nanos(*ns)).to_string(),
+            None => "more".to_owned(),
+        },
+    };
+    let svg = chart::bars(&values, (&x, &percent_axis("reads")))?;
+    Ok((
+        svg,
+        format!("Times of {} reads of the device", times.count()),
+    ))
+}
+
+fn wear(view: &View, drives: &[Drive]) -> Section {
+    let mut section = Section::new("Wear");
+    let written = &view.report.totals.store.written;
+    let all = written.total();
+    section.text.push(match answers::written_per_day(view) {
+        Some(bytes) => format!("{} written a day.", ByteSize(bytes as u64)),
+        None => "The owner opened the store less than a minute ago.".to_owned(),
+    });
+    let rows = written.rows();
+    let row = |(row, value): &(larder_core::counters::Counter, Value<'_>)| match value {
+        Value::Count(bytes @ 1..) => Some(vec![
+            row.meaning.to_owned(),
+            ByteSize(*bytes).to_string(),
+            percent(*bytes as f64, all.saturating_sub(*bytes) as f64),
+        ]),
+        _ => None,
+    };
+    section.tables.push(Table {
+        headings: vec!["Written", "bytes", "share"],
+        rows: rows.iter().filter_map(row).collect(),
+    });
+    let unknown = || "-".to_owned();
+    let row = |drive: &Drive| match &drive.health {
+        Err(error) => vec![drive.name.clone(), drives::advice(error).to_owned()],
+        Ok(health) => vec![
+            drive.name.clone(),
+            if health.is_critical {
+                "reports a failure"
+            } else {
+                "well"
+            }
+            .to_owned(),
+            health
+                .used_percent
+                .map_or_else(unknown, |used| format!("{used} %")),
+            health.spare_percent.map_or_else(unknown, |(left, least)| {
+                format!("{left} % ({least} % least)")
+            }),
+            health
+                .written_bytes
+                .map_or_else(unknown, |bytes| ByteSize(bytes).to_string()),
+            health
+                .media_errors
+                .map_or_else(unknown, |errors| errors.to_string()),
+        ],
+    };
+    if !drives.is_empty() {
+        let mut headings = vec!["Drive", "state", "life used", "spare blocks"];
+        headings.extend(["written in its life", "errors"]);
+        section.tables.push(Table {
+            headings,
+            rows: drives.iter().map(row).collect(),
+        });
+    }
+    section
+        .text
+        .extend(view.report.answering_volumes.iter().map(answering_line));
+    section
+}
+
+fn remote(report: &Report) -> Section {
+    let mut section = Section::new("Remote");
+    let Some(l4) = &report.beneath else {
+        section
+            .text
+            .push("No remote lies beneath this store.".to_owned());
+        return section;
+    };
+    section.text.push(format!("{}: {}.", l4.place, l4.state));
+    section.text.extend(monthly(l4));
+    let row = |(name, count): (&String, &u64)| {
+        let value = match name.contains("bytes") {
+            true => ByteSize(*count).to_string(),
+            false => count.to_string(),
+        };
+        vec![name.replace('_', " "), value]
+    };
+    section.tables.push(Table {
+        headings: vec!["Counted since the owner opened the store", "number"],
+        rows: l4.counts.iter().map(row).collect(),
+    });
+    section
+}
