@@ -12,6 +12,8 @@
 //! - A call uses its pages from the last one to the first, as the store does. So a page is never
 //!   older than the page behind it in its chain, and a hit has all pages before it.
 //! - Pages further away than in the largest size are forgotten.
+//! - A lookup notes its sampled pages. They are counted by the housekeeper when they are many, by
+//!   a put before its own pages, and by a report.
 //! - After two days of lookups all counters are halved: they cover one to two days.
 
 use std::collections::HashMap;
@@ -19,7 +21,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::ids::NamespaceId;
-use larder_base::runtime::Mutex;
+use larder_base::runtime::{Mutex, MutexGuard};
 use larder_format::PageKey;
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +39,10 @@ const PLACES_MAX: usize = 1 << 15;
 
 /// Places of an empty order.
 const PLACES_MIN: usize = 1 << 10;
+
+/// Most lookups that are noted and not counted, and most of their sampled pages. Further ones are
+/// not part of the curve.
+const NOTED_MAX: usize = 1 << 13;
 
 /// The part of the threshold that is left when it falls.
 const FALL: f64 = 0.875;
@@ -82,7 +88,35 @@ pub struct SpaceCurve {
 pub(crate) struct Curve {
     /// Pages with a hash below it are sampled.
     threshold: AtomicU64,
+    /// Locked before `noted`.
     state: Mutex<State>,
+    noted: Mutex<Noted>,
+}
+
+/// Lookups that are not counted yet.
+#[derive(Default)]
+struct Noted {
+    lookups: Vec<Lookup>,
+    /// The sampled pages of all these lookups, each from its last page to its first.
+    hashes: Vec<u64>,
+}
+
+#[derive(Clone, Copy)]
+struct Lookup {
+    namespace: NamespaceId,
+    page_blocks: u32,
+    /// Usable blocks that a page takes.
+    blocks: u32,
+    pages: usize,
+    /// Its sampled pages.
+    sampled: usize,
+    at_ms: u64,
+}
+
+impl Noted {
+    fn fill(&self) -> usize {
+        self.lookups.len().max(self.hashes.len())
+    }
 }
 
 /// Hashes are hashes already.
@@ -127,6 +161,8 @@ struct State {
     counted: Vec<(Option<NamespaceId>, Counted)>,
     /// The time of the first lookup that the counters cover.
     since_ms: Option<u64>,
+    /// The memory of the lookups that were counted last.
+    spare: Noted,
 }
 
 /// The order of uses: places in time, each with the blocks of the page that was used then. Sums of
@@ -218,13 +254,15 @@ impl Curve {
                 size_blocks,
                 counted: Vec::new(),
                 since_ms: None,
+                spare: Noted::default(),
             }),
+            noted: Mutex::default(),
         }
     }
 
     /// The store has another size from now on.
     pub(crate) fn resize(&self, size_blocks: u64) {
-        let mut state = self.state.lock();
+        let mut state = self.counted();
         if state.size_blocks != size_blocks {
             state.size_blocks = size_blocks;
             state.counted.clear();
@@ -232,56 +270,69 @@ impl Curve {
         }
     }
 
-    /// The sampled pages among these, from the last one to the first.
-    fn sampled<'a>(
-        &self,
-        namespace: NamespaceId,
-        keys: impl DoubleEndedIterator<Item = &'a PageKey>,
-    ) -> Vec<u64> {
-        let threshold = self.threshold.load(Ordering::Relaxed);
-        let hashes = keys.rev().map(|key| hash(namespace, key));
-        hashes.filter(|hash| *hash <= threshold).collect()
-    }
-
-    /// A lookup of these pages, with the blocks of each and the usable blocks that each takes. It
-    /// waits for no other thread: a lookup beside another one may not be counted.
+    /// Notes a lookup of these pages, with the blocks of each and the usable blocks that each
+    /// takes. It waits for no other thread: a lookup beside another one may not be noted. True if
+    /// the noted lookups are to be counted.
     pub(crate) fn looked_up(
         &self,
         namespace: NamespaceId,
         (page_blocks, blocks): (u32, u32),
         keys: &[PageKey],
         now_ms: u64,
-    ) {
-        let sampled = self.sampled(namespace, keys.iter());
-        let Some(mut state) = self.state.try_lock() else {
-            return;
+    ) -> bool {
+        let Some(mut noted) = self.noted.try_lock() else {
+            return false;
         };
-        let threshold = self.threshold.load(Ordering::Relaxed);
-        let rate = rate_of(threshold);
-        let since_ms = *state.since_ms.get_or_insert(now_ms);
-        if now_ms.saturating_sub(since_ms) > HALVED_MS {
-            state.halve(now_ms);
+        let before = noted.fill();
+        if before >= NOTED_MAX {
+            return false;
         }
-        let mut counted = Counted {
-            asked: keys.len() as f64,
+        let first = noted.hashes.len();
+        noted.hashes.extend(self.sampled(namespace, keys.iter()));
+        let lookup = Lookup {
+            namespace,
             page_blocks,
-            ..Counted::default()
+            blocks,
+            pages: keys.len(),
+            sampled: noted.hashes.len() - first,
+            at_ms: now_ms,
         };
-        for hash in sampled {
-            if hash > threshold {
-                continue;
-            }
-            counted.estimated += 1.0 / rate;
-            if let Some(since) = state.used(hash, blocks) {
-                let distance = since as f64 / rate + f64::from(blocks);
-                for (hits, factor) in counted.hits.iter_mut().zip(FACTORS) {
-                    if distance <= factor * state.size_blocks as f64 {
-                        *hits += 1.0 / rate;
-                    }
-                }
-            }
+        noted.lookups.push(lookup);
+        before < NOTED_MAX / 2 && noted.fill() >= NOTED_MAX / 2
+    }
+
+    /// The sampled pages among these, from the last one to the first.
+    fn sampled<'a>(
+        &self,
+        namespace: NamespaceId,
+        keys: impl DoubleEndedIterator<Item = &'a PageKey>,
+    ) -> impl Iterator<Item = u64> {
+        let threshold = self.threshold.load(Ordering::Relaxed);
+        let hashes = keys.rev().map(move |key| hash(namespace, key));
+        hashes.filter(move |hash| *hash <= threshold)
+    }
+
+    /// Counts the noted lookups.
+    pub(crate) fn count(&self) {
+        drop(self.counted());
+    }
+
+    /// The state, after the noted lookups.
+    fn counted(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        let mut noted = std::mem::take(&mut state.spare);
+        std::mem::swap(&mut *self.noted.lock(), &mut noted);
+        let threshold = self.threshold.load(Ordering::Relaxed);
+        let mut hashes = &noted.hashes[..];
+        for lookup in &noted.lookups {
+            let (sampled, others) = hashes.split_at(lookup.sampled);
+            hashes = others;
+            state.looked_up(lookup, sampled, threshold);
         }
-        state.count(namespace, &counted);
+        noted.lookups.clear();
+        noted.hashes.clear();
+        state.spare = noted;
+        state
     }
 
     /// These pages are stored by a put, newly or already, and take so many usable blocks each.
@@ -291,11 +342,11 @@ impl Curve {
         blocks: u32,
         keys: impl DoubleEndedIterator<Item = &'a PageKey>,
     ) {
-        let sampled = self.sampled(namespace, keys);
+        let sampled: Vec<u64> = self.sampled(namespace, keys).collect();
         if sampled.is_empty() {
             return;
         }
-        let mut state = self.state.lock();
+        let mut state = self.counted();
         let mut threshold = self.threshold.load(Ordering::Relaxed);
         for hash in sampled {
             if hash > threshold || state.used(hash, blocks).is_some() {
@@ -317,7 +368,7 @@ impl Curve {
         now_ms: u64,
         name: impl Fn(NamespaceId) -> Option<String>,
     ) -> CurveReport {
-        let state = self.state.lock();
+        let state = self.counted();
         let block = larder_format::BLOCK_BYTES as f64;
         let all: f64 = state.counted.iter().map(|(_, of)| of.asked).sum();
         let mut spaces: Vec<SpaceCurve> = Vec::new();
@@ -397,6 +448,32 @@ impl Counted {
 }
 
 impl State {
+    /// Counts a lookup, with its sampled pages as of a threshold at or above this one.
+    fn looked_up(&mut self, lookup: &Lookup, sampled: &[u64], threshold: u64) {
+        let rate = rate_of(threshold);
+        let since_ms = *self.since_ms.get_or_insert(lookup.at_ms);
+        if lookup.at_ms.saturating_sub(since_ms) > HALVED_MS {
+            self.halve(lookup.at_ms);
+        }
+        let mut counted = Counted {
+            asked: lookup.pages as f64,
+            page_blocks: lookup.page_blocks,
+            ..Counted::default()
+        };
+        for hash in sampled.iter().filter(|hash| **hash <= threshold) {
+            counted.estimated += 1.0 / rate;
+            if let Some(since) = self.used(*hash, lookup.blocks) {
+                let distance = since as f64 / rate + f64::from(lookup.blocks);
+                for (hits, factor) in counted.hits.iter_mut().zip(FACTORS) {
+                    if distance <= factor * self.size_blocks as f64 {
+                        *hits += 1.0 / rate;
+                    }
+                }
+            }
+        }
+        self.count(lookup.namespace, &counted);
+    }
+
     fn count(&mut self, namespace: NamespaceId, more: &Counted) {
         let known = self
             .counted

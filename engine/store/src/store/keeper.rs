@@ -1,5 +1,6 @@
-//! The housekeeper thread: ticks the core when something is due, runs the steps of reclaim, and
-//! keeps the policy's lessons. The reads and copies of a step are carried out on this thread.
+//! The housekeeper thread: ticks the core when something is due, runs the steps of reclaim, keeps
+//! the policy's lessons, and counts lookups for the curve. The reads and copies of a step are
+//! carried out on this thread.
 //!
 //! It sleeps until it is notified.
 
@@ -68,7 +69,7 @@ fn run(local: &Local, mut lessons: Option<Lessons>) {
     keep(true);
     loop {
         let mut inbox = local.inbox.lock();
-        while !inbox.reclaim && inbox.stop == stopping {
+        while !inbox.reclaim && !inbox.lookups && inbox.stop == stopping {
             match inbox.wake_at {
                 Some(at) => {
                     let now = local.now_ms();
@@ -85,7 +86,11 @@ fn run(local: &Local, mut lessons: Option<Lessons>) {
         stopping = inbox.stop;
         inbox.reclaim = false;
         inbox.wake_at = None;
+        let lookups = std::mem::take(&mut inbox.lookups);
         drop(inbox);
+        if lookups {
+            local.curve.count();
+        }
         if stopping {
             local.with_core(Core::stop_reclaim);
         }

@@ -59,6 +59,8 @@ struct Answers {
 pub(super) struct Inbox {
     pub reclaim: bool,
     pub stop: bool,
+    /// Lookups are to be counted for the curve.
+    pub lookups: bool,
     /// When the core wants a tick, in milliseconds since the store's epoch.
     pub wake_at: Option<u64>,
 }

@@ -11,7 +11,7 @@ use larder_core::core::{Fault, NAMESPACES_MAX, RequestId};
 use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
-use larder_core::index::{ReadAs, SegmentId};
+use larder_core::index::{Lease, ReadAs, SegmentId};
 use larder_core::status::PutStatus;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
@@ -68,8 +68,7 @@ impl Catalog for Local {
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
         let (mut orphans, lease) = (Vec::new(), self.lease(namespace));
-        let blocks = (lease.blocks_per_page, self.footprint(lease.blocks_per_page));
-        self.curve.looked_up(namespace, blocks, keys, lease.now_ms);
+        self.note(namespace, keys, lease);
         let found = self
             .index
             .longest_prefix(namespace.into(), keys, lease, &mut orphans);
@@ -89,8 +88,7 @@ impl Catalog for Local {
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
         let (mut orphans, lease) = (Vec::new(), self.lease(namespace));
-        let blocks = (lease.blocks_per_page, self.footprint(lease.blocks_per_page));
-        self.curve.looked_up(namespace, blocks, keys, lease.now_ms);
+        self.note(namespace, keys, lease);
         let found = self
             .index
             .contains(namespace.into(), keys, lease, &mut orphans);
@@ -328,6 +326,15 @@ impl Allocator for Local {
 }
 
 impl Local {
+    /// Notes a lookup for the curve.
+    fn note(&self, namespace: NamespaceId, keys: &[PageKey], lease: Lease) {
+        let blocks = (lease.blocks_per_page, self.footprint(lease.blocks_per_page));
+        if self.curve.looked_up(namespace, blocks, keys, lease.now_ms) {
+            self.inbox.lock().lookups = true;
+            self.inbox_changed.notify_one();
+        }
+    }
+
     /// Usable blocks that a page of so many blocks takes.
     fn footprint(&self, page_blocks: u32) -> u32 {
         let blocks = footprint(self.map.segment_blocks(), page_blocks);
