@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import queue
 import signal
+import time
 import traceback
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,16 +22,45 @@ from support.trees import CONFIGS, Engine, Trees, same
 #: Tests fork: SGLang takes ten seconds to import.
 FORK = multiprocessing.get_context("fork")
 
-#: Seconds between two looks whether the processes that a test waits for still run. A slow machine
-#: is no failure: `tests/run` ends a test that hangs.
+#: Seconds between two looks whether the processes that a test waits for still run.
 LOOK = 1
+
+#: Seconds without an answer after which processes hang: each wait of a backend ends within two
+#: minutes. A slow machine is no failure.
+HANG = 600
+
+
+def threads(pid):
+    """The threads of a process as the kernel shows them: name, state, and the place of a wait."""
+    for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        shown = []
+        for name in ("comm", "stat", "wchan", "syscall", "stack"):
+            try:
+                shown.append((task / name).read_text().strip())
+            except OSError as error:
+                shown.append(str(error))
+        yield "\n  ".join(shown)
+
+
+def stacks(pid, file):
+    """The stacks of a process that hangs, by `faulthandler` and by the kernel."""
+    os.kill(pid, signal.SIGUSR1)
+    until = time.monotonic() + 10
+    while "most recent call first" not in file.read_text() and time.monotonic() < until:
+        os.sched_yield()
+    return "\n".join([f"process {pid}", file.read_text(), *threads(pid)])
 
 
 def together(count, work, *arguments):
-    """Runs `work(rank, count, *arguments)` in so many processes; what each returned, by rank."""
+    """Runs `work(rank, count, *arguments)` in so many processes; what each returned, by rank. The last
+    argument is the directory of the test.
+    """
     answers = FORK.Queue()
+    dumps = [arguments[-1] / f"stacks {rank}" for rank in range(count)]
 
     def run(rank):
+        dump = dumps[rank].open("w")
+        faulthandler.register(signal.SIGUSR1, file=dump)
         try:
             answers.put((rank, work(rank, count, *arguments), None))
         except BaseException:
@@ -38,6 +70,7 @@ def together(count, work, *arguments):
     for process in processes:
         process.start()
     found = {}
+    heard = time.monotonic()
     try:
         while len(found) < count:
             ended = [rank for rank in range(count) if not processes[rank].is_alive()]
@@ -46,9 +79,13 @@ def together(count, work, *arguments):
                 rank, answer, error = answers.get(timeout=LOOK)
             except queue.Empty:
                 assert not gone, f"ranks {gone} ended without an answer"
+                if time.monotonic() - heard > HANG:
+                    left = [rank for rank in range(count) if rank not in found]
+                    pytest.fail("\n".join(stacks(processes[rank].pid, dumps[rank]) for rank in left))
                 continue
             assert error is None, f"rank {rank}: {error}"
             found[rank] = answer
+            heard = time.monotonic()
     finally:
         for process in processes:
             process.join(timeout=10)
@@ -158,8 +195,11 @@ def store_until_killed(said, path):
 
 
 def hear(heard, process):
+    begun = time.monotonic()
     while not heard.poll(LOOK):
         assert process.is_alive(), "nothing is acknowledged any more"
+        if time.monotonic() - begun > HANG:
+            pytest.fail("\n".join(threads(process.pid)))
     return heard.recv()
 
 
