@@ -10,6 +10,7 @@ use larder_engine::format::{
 };
 use larder_sim_runtime::medium::Content;
 
+use crate::classes::Class;
 use crate::oracle::{Name, VersionId};
 use crate::setup::BLOCK;
 use crate::world::{Described, Epoch, World};
@@ -225,6 +226,16 @@ impl World {
                 .oracle
                 .find(name, page.checksum)
                 .expect("a version that was never written");
+            let known = self.oracle.version(version);
+            let stored = known.stored_blocks(page.checksum);
+            assert_eq!(
+                (page.blocks, Some(page.stored)),
+                (known.blocks, stored),
+                "{version:?} is recorded with another length than its own"
+            );
+            if page.stored < page.blocks {
+                self.tally.count(Class::Encoded);
+            }
             let put_time = self.put_times.entry(page.birth).or_insert(page.put_unix_s);
             assert_eq!(
                 *put_time, page.put_unix_s,
@@ -306,13 +317,13 @@ impl World {
         let located = slot.and_then(|slot| live.index.locate(slot, &info.key));
         let version = self.oracle.version(page.version);
         let is_there = located
-            .is_some_and(|found| found.place == page.place && found.checksum == version.checksum);
+            .is_some_and(|found| found.place == page.place && version.has_checksum(found.checksum));
         if !is_there || version.rotten {
             return;
         }
         let (volume, start) = self.address(page.place);
         let volumes = self.disk.volumes();
-        let payload: Vec<Content> = (start..start + version.blocks as usize)
+        let payload: Vec<Content> = (start..start + self.blocks_at(page.version, page.place))
             .map(|at| volumes[volume].durable(at).clone())
             .collect();
         assert!(
@@ -360,6 +371,13 @@ impl World {
                 .oracle
                 .find(name, page.checksum)
                 .expect("the index holds a checksum that was never put under this name");
+            let stored = self.oracle.version(version).stored_blocks(page.checksum);
+            let length = self.blocks_at(version, page.place) as u32;
+            assert_eq!(
+                Some(length),
+                stored,
+                "{version:?} is in the index with another length than its own"
+            );
             take(name, version, page.place, page.unproven);
         });
     }
@@ -379,6 +397,6 @@ fn is_zero(content: &Content) -> bool {
     match content {
         Content::Zero => true,
         Content::Data(word) => *word == 0,
-        Content::Bytes(bytes) => bytes.iter().all(|byte| *byte == 0),
+        Content::Coded(_, bytes) | Content::Bytes(bytes) => bytes.iter().all(|byte| *byte == 0),
     }
 }

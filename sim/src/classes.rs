@@ -106,6 +106,8 @@ classes! {
         EmptiedForCaller => "segment emptied for a caller, its pages kept",
         CountedLease => "page under a counted lease",
         EvictionTold => "page that left, told to a caller who keeps books",
+        Encoded => "page that a codec made smaller, recorded or found at the end",
+        Miscoded => "encoded page with wrong bytes under a right checksum",
         ReaderBeside => "page read by a process beside the owner",
     }
     shared {

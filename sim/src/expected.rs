@@ -134,7 +134,7 @@ impl World {
         let all = self.metadata(parsed);
         let records = || all.iter().flat_map(Metadata::durable_records);
         let copies = records().filter_map(|record| match record {
-            Record::Page(page) if page.checksum == known.checksum => Some(page.birth),
+            Record::Page(page) if known.has_checksum(page.checksum) => Some(page.birth),
             _ => None,
         });
         copies.max().is_some_and(|birth| {
@@ -192,7 +192,7 @@ impl World {
         let volumes = self.disk.volumes();
         let see = |at: usize| match see(&volumes[volume], at) {
             Content::Bytes(bytes) => Some(bytes.clone()),
-            Content::Zero | Content::Data(_) => None,
+            Content::Zero | Content::Data(_) | Content::Coded(..) => None,
         };
         let headers = (first..begin).filter_map(|at| spot.parse_headers(&see(at)?[..])[0].ok());
         let blocks = (0..).zip((begin..end).rev()).filter_map(|(index, at)| {
@@ -220,10 +220,10 @@ impl World {
         let known = self.oracle.version(version);
         let volumes = self.disk.volumes();
         let is_kept = |record: &Record| match record {
-            Record::Page(page) if page.checksum == known.checksum => {
+            Record::Page(page) if known.has_checksum(page.checksum) => {
                 let start = first + page.start as usize;
                 let payload =
-                    (start..start + known.blocks as usize).map(|at| volumes[volume].durable(at));
+                    (start..start + page.stored as usize).map(|at| volumes[volume].durable(at));
                 let payload: Vec<Content> = payload.cloned().collect();
                 self.oracle.is_payload(version, &payload)
             }

@@ -291,7 +291,7 @@ impl World {
         }
         match self.disk.volumes()[volume].visible(at) {
             Content::Zero => Kind::Nothing,
-            Content::Data(_) => Kind::Payload,
+            Content::Data(_) | Content::Coded(..) => Kind::Payload,
             Content::Bytes(_) => Kind::Descriptor(segment),
         }
     }
@@ -324,7 +324,7 @@ impl World {
     fn excuse_block(&mut self, volume: usize, at: usize, block: &Content) {
         match block {
             Content::Zero => {}
-            Content::Data(_) => {
+            Content::Data(_) | Content::Coded(..) => {
                 if let Some(version) = self.oracle.owner(block) {
                     self.oracle.version_mut(version).rotten = true;
                 }
@@ -539,6 +539,26 @@ impl World {
                 self.spoil_one(class);
             }
         }
+        if self.fault(self.setup.faults.miscodes) {
+            self.miscode();
+        }
+    }
+
+    /// A page proves to have been encoded wrongly: its bytes have the checksum that was stated.
+    fn miscode(&mut self) {
+        let volume = self.dice.below(self.setup.volumes.len());
+        let Some((at, _)) = self.find_victim(Class::Miscoded, volume) else {
+            return;
+        };
+        let content = self.disk.volumes()[volume].visible(at).clone();
+        if let Some((version, wrong)) = self.oracle.miscode(&content) {
+            self.count(Class::Miscoded);
+            self.note(at as u64, || {
+                format!("{version:?} is miscoded at {volume}:{at}")
+            });
+            self.oracle.version_mut(version).rotten = true;
+            self.disk.volumes()[volume].spoil(at, wrong);
+        }
     }
 
     fn spoil_one(&mut self, class: Class) {
@@ -623,7 +643,7 @@ impl World {
             let is_there = *self.disk.volumes()[volume].visible(at) != Content::Zero;
             let fits = match (class, kind) {
                 (_, Kind::Nothing | Kind::Superblock(_)) => false,
-                (Class::RotPayload, kind) => kind == Kind::Payload,
+                (Class::RotPayload | Class::Miscoded, kind) => kind == Kind::Payload,
                 (Class::RotDescriptor, kind) => matches!(kind, Kind::Descriptor(_)),
                 (Class::RotHeader | Class::RotHeaders, kind) => matches!(kind, Kind::Header(_)),
                 (_, kind) => !wants_metadata || kind != Kind::Payload,

@@ -25,6 +25,7 @@
 //! | `oracle` | the promises |
 //! | `disk` | a disk over the media of `larder_sim_runtime`, with its faults |
 //! | `lines` | the threads of a simulated disk |
+//! | `coded` | contents that a codec can shrink |
 //! | `setup` | the parameters that a seed draws before its run |
 //! | `kernel` | the system calls on the way to the disk |
 //! | `classes` | the classes of faults, with counts |
@@ -40,6 +41,7 @@
 mod agents;
 mod checks;
 mod classes;
+mod coded;
 mod disk;
 pub mod exhaustive;
 mod expected;

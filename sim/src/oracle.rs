@@ -5,11 +5,15 @@
 //! another page or of a deleted page are recognised. Versions and deletions are ordered by the
 //! moment of their reservation. The store's own version numbers have the same order.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use larder_core::index::SegmentId;
 use larder_engine::format::{Namespace, PageChecksum, PageKey};
 use larder_sim_runtime::dice::mix;
-use larder_sim_runtime::medium::Content;
+use larder_sim_runtime::medium::{Block, Content, word_of};
 
+use crate::coded::{self, Coded};
 use crate::setup::{BLOCK, Setup};
 
 /// A page's name: its position in the list of all names.
@@ -36,8 +40,10 @@ pub struct Version {
     pub reserved_at: u64,
     /// A moment before its reservation.
     pub begun_at: u64,
-    pub checksum: u64,
+    checksum: u64,
     pub blocks: u32,
+    /// Its form by the codec, if that is smaller. The store may keep either form.
+    coded: Option<Coded>,
     /// Must survive a power loss as long as it is in the index.
     pub durable: bool,
     /// The version that must survive in place of this one: an older version of the page, in this
@@ -69,8 +75,27 @@ struct Deletion {
     spoiled: bool,
 }
 
+impl Version {
+    /// Whether this is the checksum of one of its forms.
+    pub fn has_checksum(&self, checksum: u64) -> bool {
+        self.stored_blocks(checksum).is_some()
+    }
+
+    /// The blocks of the form with this checksum.
+    pub fn stored_blocks(&self, checksum: u64) -> Option<u32> {
+        let coded = self.coded.as_ref();
+        let coded = coded.filter(|coded| coded.checksum == checksum);
+        let plain = (self.checksum == checksum).then_some(self.blocks);
+        plain.or_else(|| Some(coded?.blocks.len() as u32))
+    }
+}
+
 pub struct Oracle {
     salt: u64,
+    /// Pages have values that a codec can shrink.
+    is_coded: bool,
+    /// By digest: the blocks of the codec, and the versions that they belong to.
+    coded: BTreeMap<u64, VersionId>,
     names: Vec<NameInfo>,
     /// Number of names in one namespace.
     names_each: usize,
@@ -107,6 +132,8 @@ impl Oracle {
         }
         Oracle {
             salt,
+            is_coded: setup.codec.is_some(),
+            coded: BTreeMap::new(),
             names,
             names_each: setup.chains * setup.depth,
             versions: Vec::new(),
@@ -151,12 +178,23 @@ impl Oracle {
             self.content(id, at).render(block);
             checksum.blocks(block);
         }
+        let coded = self.is_coded.then(|| {
+            let checksum = PageChecksum::new(namespace.fingerprint(), &self.names[name.0].key);
+            Coded::of(out, checksum)
+        });
+        let coded = coded.flatten();
+        for digest in coded.iter().flat_map(|coded| &coded.blocks) {
+            let other = self.coded.insert(*digest, id);
+            let is_own = other.is_none_or(|other| other == id);
+            assert!(is_own, "two versions with the same encoded block");
+        }
         self.versions.push(Version {
             name,
             reserved_at: now,
             begun_at: now,
             checksum: checksum.finish(),
             blocks,
+            coded,
             durable: false,
             in_place_of: None,
             dropped: None,
@@ -181,7 +219,7 @@ impl Oracle {
         let versions = self.names[name.0].versions.iter().rev();
         versions
             .copied()
-            .find(|version| self.versions[version.0].checksum == checksum)
+            .find(|version| self.versions[version.0].has_checksum(checksum))
     }
 
     /// Whether `is` holds for a later version of the same page.
@@ -206,12 +244,31 @@ impl Oracle {
 
     /// The version that a block of page data belongs to.
     pub fn owner(&self, block: &Content) -> Option<VersionId> {
-        let Content::Data(word) = *block else {
-            return None;
+        let word = match *block {
+            Content::Data(word) => word,
+            Content::Coded(digest, _) => return self.coded.get(&digest).copied(),
+            Content::Zero | Content::Bytes(_) => return None,
         };
-        let id = VersionId((word >> 40) as usize);
-        let at = (word >> 24) as u32 & 0xffff;
+        let (id, at) = match self.is_coded {
+            true => coded::block_of(word),
+            false => ((word >> 40) as usize, (word >> 24) as u32 & 0xffff),
+        };
+        let id = VersionId(id);
         (id.0 < self.versions.len() && self.content(id, at) == *block).then_some(id)
+    }
+
+    /// The content of one block of memory.
+    pub fn content_of(&self, block: &Block) -> Content {
+        let content = match word_of(block) {
+            Some(0) => return Content::Zero,
+            Some(word) => Content::Data(word),
+            None if self.is_coded => Content::coded(block),
+            None => return Content::Bytes(Arc::new(*block)),
+        };
+        match self.owner(&content) {
+            Some(_) => content,
+            None => Content::Bytes(Arc::new(*block)),
+        }
     }
 
     /// A block of a version: the version, the block's number, and a word that shows that the block
@@ -222,14 +279,47 @@ impl Oracle {
             "a run has fewer versions and smaller pages"
         );
         let name = (id.0 as u64) << 16 | u64::from(at);
+        if self.is_coded {
+            return Content::Data(coded::word(id.0, at, self.salt));
+        }
         Content::Data(name << 24 | mix(self.salt, name) & 0xff_ffff | 1)
     }
 
+    /// Whether these blocks are one of the forms of a version.
     pub fn is_payload(&self, id: VersionId, blocks: &[Content]) -> bool {
-        blocks.len() == self.versions[id.0].blocks as usize
-            && (0..)
-                .zip(blocks)
-                .all(|(at, block)| *block == self.content(id, at))
+        let version = &self.versions[id.0];
+        if blocks.len() == version.blocks as usize {
+            let mut all = (0..).zip(blocks);
+            return all.all(|(at, block)| *block == self.content(id, at));
+        }
+        let digests = blocks.iter().map(coded::digest);
+        let coded = version.coded.as_ref();
+        coded.is_some_and(|coded| digests.eq(coded.blocks.iter().copied().map(Some)))
+    }
+
+    /// A block of the codec with wrong bytes, under the same checksum, which no decoder takes.
+    pub fn miscode(&mut self, block: &Content) -> Option<(VersionId, Content)> {
+        let id = self.owner(block)?;
+        let Content::Coded(digest, bytes) = block else {
+            return None;
+        };
+        let version = &self.versions[id.0];
+        let at = version
+            .coded
+            .as_ref()?
+            .blocks
+            .iter()
+            .position(|of| of == digest)?;
+        let mut page = vec![0; version.blocks as usize * BLOCK];
+        for (at, out) in (0..).zip(page.chunks_exact_mut(BLOCK)) {
+            self.content(id, at).render(out);
+        }
+        let wrong = coded::miscoded(&page, at, bytes)?;
+        let Content::Coded(digest, _) = wrong else {
+            return None;
+        };
+        self.coded.insert(digest, id);
+        Some((id, wrong))
     }
 
     // ---- deletions

@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use larder_engine::SyncPolicy;
 use larder_engine::format::{
     Features, History, Holder, Namespace, OVERHEAD_BYTES, OpenState, PageShape, Run, StoreId,
     Superblock, VolumeEntry, VolumeId, superblock_offsets,
 };
+use larder_engine::{CodecChoice, SyncPolicy};
 use larder_sim_runtime::dice::Dice;
 
 use crate::classes::Class;
@@ -54,6 +54,8 @@ pub struct Faults {
     pub misdirected_write: f64,
     /// A read returns another block's content.
     pub misdirected_read: f64,
+    /// A step shows that a page was encoded wrongly.
+    pub miscodes: f64,
     /// A step spoils stored content of the device.
     pub at_rest: AtRest,
     /// System calls that are interrupted or come back short.
@@ -120,7 +122,7 @@ impl Faults {
     /// Whether the device may spoil content that it once held.
     pub fn spoils(&self) -> bool {
         let at_rest = self.at_rest.each();
-        self.lost_write + self.misdirected_write > 0.0
+        self.lost_write + self.misdirected_write + self.miscodes > 0.0
             || at_rest.iter().any(|(_, probability)| *probability > 0.0)
     }
 
@@ -245,6 +247,9 @@ pub struct Setup {
     /// Callers have segments emptied, as a compaction does.
     pub compacts: bool,
     pub faults: Faults,
+    /// The codec of puts, and the share of the openings with it. `None`: the contents cannot be
+    /// made smaller.
+    pub codec: Option<(CodecChoice, f64)>,
     /// Steps between two full checks. Cheap checks run at each step.
     pub check_every: u64,
 }
@@ -293,7 +298,32 @@ impl Setup {
             keeps_books: dice.chance(0.3),
             compacts: dice.chance(0.3),
             faults: Faults::draw(dice, steps),
+            codec: None,
             check_every: dice.pick(&[1, 25, 50, 50, 50, 50, 50, 50]),
+        }
+    }
+
+    /// Half of the seeds have a codec, and pages that it can make smaller: those of few blocks
+    /// stay as they are.
+    pub fn draw_codec(&mut self, dice: &mut Dice) {
+        if dice.chance(0.5) {
+            return;
+        }
+        let choice = dice.pick(&[CodecChoice::Bf16, CodecChoice::Bf16, CodecChoice::Auto]);
+        self.codec = Some((choice, dice.pick(&[0.5, 1.0, 1.0])));
+        self.segment_blocks = dice.pick(&[32, 48, 48, 64, 96]);
+        let most = self.segment_blocks as usize / 4;
+        for (index, space) in self.namespaces.iter_mut().enumerate() {
+            let page = match dice.chance(0.8) {
+                true => CODED_BLOCKS_MIN + dice.below(most - CODED_BLOCKS_MIN + 1),
+                false => 1 + dice.below(CODED_BLOCKS_MIN),
+            };
+            *space = namespace(index, page as u32);
+        }
+        // Longer memory of encoded pages would be mapped, and stay mapped after a kill.
+        self.batch = self.batch.min(WINDOW_BLOCKS_MAX / most);
+        if dice.chance(0.3) {
+            self.faults.miscodes = dice.pick(&[2.0, 10.0]) / self.steps as f64;
         }
     }
 
@@ -311,6 +341,15 @@ impl Setup {
         superblocks(store, self.segment_blocks, volumes)
     }
 }
+
+/// Mixed with a seed, for the dice that draw whether it has a codec: no other draw depends on them.
+pub const CODEC: u64 = 0xc0dec;
+
+/// Blocks of a page that the codec makes smaller, at least.
+const CODED_BLOCKS_MIN: usize = 6;
+
+/// Blocks of the pages of a call with a codec, at most.
+const WINDOW_BLOCKS_MAX: usize = 64;
 
 /// Copies of a superblock.
 pub const COPIES: usize = 3;

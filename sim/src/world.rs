@@ -6,6 +6,7 @@ use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder_core::index::{Index, NamespaceSlot, Place, SegmentId};
+use larder_engine::CodecChoice;
 use larder_engine::format::{Fingerprint, Run, SEGMENTS_OFFSET, Serial, StoreId, Superblock};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::{Content, Medium};
@@ -156,9 +157,17 @@ pub struct World {
 
 impl World {
     /// A world with these dice. `salt` makes the bytes of its pages differ from those of other
-    /// worlds.
-    pub fn new(mut dice: Dice, salt: u64, journal: Option<Journal>) -> World {
-        let setup = Setup::draw(&mut dice);
+    /// worlds. With dice for a codec, half of the worlds have a codec.
+    pub fn new(
+        mut dice: Dice,
+        salt: u64,
+        mut codec: Option<Dice>,
+        journal: Option<Journal>,
+    ) -> World {
+        let mut setup = Setup::draw(&mut dice);
+        if let Some(codec) = &mut codec {
+            setup.draw_codec(codec);
+        }
         if journal.is_some() {
             eprintln!("{setup:?}");
         }
@@ -218,6 +227,14 @@ impl World {
 
     pub fn fault(&mut self, probability: f64) -> bool {
         !self.calm && self.dice.chance(probability)
+    }
+
+    /// The codec of the puts of an opening.
+    pub fn draw_codec(&mut self) -> CodecChoice {
+        match self.setup.codec {
+            Some((choice, share)) if self.dice.chance(share) => choice,
+            _ => CodecChoice::Off,
+        }
     }
 
     /// A digest of all events, and their counts.
@@ -308,9 +325,14 @@ impl World {
         self.oracle.is_dead(version) && !self.headless.contains(&place.segment)
     }
 
+    /// Blocks of a version that is stored at this place.
+    pub fn blocks_at(&self, version: VersionId, place: Place) -> usize {
+        (self.oracle.version(version).blocks - place.saved) as usize
+    }
+
     pub fn is_intact(&self, version: VersionId, place: Place) -> bool {
         let (volume, start) = self.address(place);
-        let count = self.oracle.version(version).blocks as usize;
+        let count = self.blocks_at(version, place);
         let volumes = self.disk.volumes();
         let blocks: Vec<Content> = (start..start + count)
             .map(|at| volumes[volume].visible(at).clone())

@@ -6,13 +6,15 @@
 //! flight stay with the driver of the medium. It hands a write over when it decides that the write
 //! happens, in whole or in part.
 //!
-//! A block that repeats one word, as the payload of the simulation's pages, is kept as that word.
+//! A block that repeats one word, as the payload of the simulation's pages, is kept as that word. A
+//! block of a page that a codec made smaller is kept as bytes, with a digest of these.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use larder_format::BLOCK_BYTES;
+use rapidhash::v3::rapidhash_v3;
 
 use crate::dice::{Dice, mix};
 
@@ -26,17 +28,28 @@ pub enum Content {
     Zero,
     /// Page data: the whole block repeats this word.
     Data(u64),
+    /// Page data as a codec stores it, with a digest.
+    Coded(u64, Arc<Block>),
     /// Metadata, or the rest of a torn write.
     Bytes(Arc<Block>),
 }
 
 impl Content {
+    /// Page data as a codec stores it.
+    #[must_use]
+    pub fn coded(block: &Block) -> Content {
+        if let Some(word) = word_of(block) {
+            return Content::Data(word);
+        }
+        Content::Coded(rapidhash_v3(block), Arc::new(*block))
+    }
+
     /// Its bytes.
     pub fn render(&self, out: &mut [u8]) {
         match self {
             Content::Zero => out.fill(0),
             Content::Data(word) => out.as_chunks_mut().0.fill(word.to_le_bytes()),
-            Content::Bytes(bytes) => out.copy_from_slice(&bytes[..]),
+            Content::Coded(_, bytes) | Content::Bytes(bytes) => out.copy_from_slice(&bytes[..]),
         }
     }
 
@@ -59,30 +72,37 @@ impl Content {
         match self {
             Content::Zero => Content::Data(1),
             Content::Data(word) => Content::Data(word ^ (1 << (word % 64))),
-            Content::Bytes(bytes) => {
-                let mut bytes = bytes.clone();
-                // Each time another bit is flipped: rotting twice must not restore the block.
-                let sum: usize = bytes.iter().map(|byte| usize::from(*byte)).sum();
-                let at = 24 + sum % 127;
-                Arc::make_mut(&mut bytes)[at] ^= 1 << (at % 8);
-                Content::Bytes(bytes)
-            }
+            Content::Coded(_, bytes) => Content::coded(&flipped(bytes)),
+            Content::Bytes(bytes) => Content::Bytes(flipped(bytes)),
         }
     }
+}
+
+/// A block with one bit flipped. Each time it is another bit: rotting twice must not restore the
+/// block.
+fn flipped(block: &Arc<Block>) -> Arc<Block> {
+    let mut bytes = block.clone();
+    let sum: usize = bytes.iter().map(|byte| usize::from(*byte)).sum();
+    let at = 24 + sum % 127;
+    Arc::make_mut(&mut bytes)[at] ^= 1 << (at % 8);
+    bytes
+}
+
+/// The word that a block repeats.
+#[must_use]
+pub fn word_of(block: &Block) -> Option<u64> {
+    let (first, _) = block.split_first_chunk()?;
+    (block[8..] == block[..BLOCK_BYTES - 8]).then_some(u64::from_le_bytes(*first))
 }
 
 /// Blocks of bytes as contents, with the shortest form of each block.
 #[must_use]
 pub fn shortest(bytes: &[u8]) -> Vec<Content> {
-    let blocks = bytes.chunks_exact(BLOCK_BYTES);
-    let shortest = |block: &[u8]| {
-        if block[8..] != block[..BLOCK_BYTES - 8] {
-            return contents(block).remove(0);
-        }
-        match u64::from_le_bytes(block[..8].try_into().unwrap()) {
-            0 => Content::Zero,
-            word => Content::Data(word),
-        }
+    let blocks = bytes.as_chunks().0.iter();
+    let shortest = |block: &Block| match word_of(block) {
+        Some(0) => Content::Zero,
+        Some(word) => Content::Data(word),
+        None => Content::Bytes(Arc::new(*block)),
     };
     blocks.map(shortest).collect()
 }
@@ -355,7 +375,11 @@ impl Medium {
 
     /// Spoils a block: reads see other bytes from here on.
     pub fn rot(&mut self, block: usize) {
-        let rotten = self.visible[block].rotten();
+        self.spoil(block, self.visible[block].rotten());
+    }
+
+    /// Spoils a block: reads see this content from here on.
+    pub fn spoil(&mut self, block: usize, rotten: Content) {
         self.visible[block] = rotten.clone();
         self.durable[block] = rotten;
         for written in &mut self.unsynced {
@@ -410,7 +434,7 @@ impl Medium {
         for (at, content) in (0..).zip(&self.durable) {
             digest = match content {
                 Content::Zero => digest,
-                Content::Data(word) => mix(digest ^ at, *word),
+                Content::Data(word) | Content::Coded(word, _) => mix(digest ^ at, *word),
                 Content::Bytes(bytes) => mix(
                     digest ^ at,
                     u64::from_le_bytes(bytes[16..24].try_into().unwrap()),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_engine::format::PageKey;
-use larder_engine::{GetPage, NamespaceId, PageStore, PutOptions, PutPage, Store};
+use larder_engine::{CodecChoice, GetPage, NamespaceId, PageStore, PutOptions, PutPage, Store};
 use larder_remote::RunName;
 use larder_remote::agent::{Admission, Agent, AgentOptions, CONNECTIONS_MAX};
 use larder_sim_runtime::dice::{Dice, mix};
@@ -84,7 +84,8 @@ impl Node {
         let remote = Faulty { service, node: at };
         let service = remote.service.clone();
         let agent = Agent::new(Box::new(remote), options);
-        let opened = Store::attach(plan.path(), plan.options(false).over(agent.clone()));
+        let options = plan.options(false, CodecChoice::Off);
+        let opened = Store::attach(plan.path(), options.over(agent.clone()));
         let store = Arc::new(opened.expect("a node opens its store"));
         let shared: Arc<dyn PageStore> = store.clone();
         agent.start(&shared).expect("threads start");

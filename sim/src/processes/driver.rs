@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use larder_core::core::Core;
-use larder_engine::{PageStore, Part, Store, StoreError};
+use larder_engine::{CodecChoice, PageStore, Part, Store, StoreError};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::time::Instant;
 use larder_sim_runtime::{Event, Machine, Odds, Process, Setup, Step, World, note, thread};
@@ -18,6 +18,7 @@ use super::plan::Plan;
 use super::process::{Caller, Doing, Running, Shared, State};
 use super::promises::Promises;
 use crate::classes::{Class, Tally};
+use crate::setup::CODEC;
 use crate::totals::Totals;
 use crate::world::{Journal, Recorded};
 
@@ -62,7 +63,8 @@ struct Driver {
 /// If a promise is broken.
 pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     let mut dice = Dice::new(seed);
-    let plan = Plan::draw(&mut dice);
+    let mut plan = Plan::draw(&mut dice);
+    plan.draw_codec(&mut Dice::new(mix(seed, CODEC)));
     let setup = Setup {
         seed: dice.between(0, u64::MAX),
         switch_one_in: dice.pick(&[4, 16, 100]),
@@ -85,7 +87,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
         compactions_begun: 0,
         begun: world.now(),
         shared: Rc::new(RefCell::new(State {
-            promises: Promises::new(seed, always),
+            promises: Promises::new(seed, always, plan.codec.is_some()),
             plan,
             dice,
             totals: Totals::default(),
@@ -167,9 +169,9 @@ impl Driver {
         let keepers = self.shared.borrow().plan.keepers;
         let keeps_ownership = self.strikes(keepers);
         let (options, path) = {
-            let state = self.shared.borrow();
-            let options = state.plan.options(keeps_ownership);
-            (options, state.plan.path().to_owned())
+            let State { plan, dice, .. } = &mut *self.shared.borrow_mut();
+            let options = plan.options(keeps_ownership, plan.pick_codec(dice));
+            (options, plan.path().to_owned())
         };
         self.world.spawn(process, "main", {
             let running = running.clone();
@@ -268,7 +270,10 @@ impl Driver {
         let done = Rc::new(Cell::new(false));
         let (options, path) = {
             let state = self.shared.borrow();
-            (state.plan.options(false), state.plan.path().to_owned())
+            (
+                state.plan.options(false, CodecChoice::Off),
+                state.plan.path().to_owned(),
+            )
         };
         self.world.spawn(process, "main", {
             let (running, done, shared) = (running.clone(), done.clone(), self.shared.clone());

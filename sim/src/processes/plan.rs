@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder_core::capacity::segments_min;
 use larder_disk::probe::Want;
 use larder_engine::format::{BLOCK_BYTES, Namespace, PageKey, PageShape, StoreId, Superblock};
-use larder_engine::{OpenOptions, SharedReads, SyncPolicy, policy};
+use larder_engine::{CodecChoice, OpenOptions, SharedReads, SyncPolicy, policy};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
@@ -70,6 +70,9 @@ pub struct Plan {
     pub odds: Odds,
     /// A forked child of a process uses its handle.
     pub forks: f64,
+    /// The codec of the processes that have one, and their share. `None`: the contents cannot be
+    /// made smaller.
+    pub codec: Option<(CodecChoice, f64)>,
     /// Pages are evicted by the learned policy.
     learns: bool,
     /// The share of processes that keep the ownership, and ask an owner for it that does not.
@@ -163,8 +166,32 @@ impl Plan {
                 ..odds
             },
             forks,
+            codec: None,
             learns: dice.chance(0.3),
             keepers,
+        }
+    }
+
+    /// Half of the seeds have a codec, and pages that it can make smaller.
+    pub fn draw_codec(&mut self, dice: &mut Dice) {
+        if dice.chance(0.5) {
+            return;
+        }
+        self.codec = Some((CodecChoice::Bf16, dice.pick(&[0.5, 1.0])));
+        let shapes: [&[u32]; 4] = [&[6], &[6, 1], &[4, 4], &[3, 3]];
+        for (number, space) in self.namespaces.iter_mut().enumerate() {
+            *space = namespace(number, dice.pick(&shapes));
+        }
+        if self.is_tight {
+            self.segment_blocks = dice.pick(&[48, 64]);
+        }
+    }
+
+    /// The codec of a process.
+    pub fn pick_codec(&self, dice: &mut Dice) -> CodecChoice {
+        match self.codec {
+            Some((choice, share)) if dice.chance(share) => choice,
+            _ => CodecChoice::Off,
         }
     }
 
@@ -217,9 +244,10 @@ impl Plan {
     }
 
     /// Options of a process. It keeps the ownership, or hands it over to a client that keeps it.
-    pub fn options(&self, keeps_ownership: bool) -> OpenOptions {
+    pub fn options(&self, keeps_ownership: bool, codec: CodecChoice) -> OpenOptions {
         OpenOptions::default().with(|o| {
             o.keeps_ownership = keeps_ownership;
+            o.codec = codec;
             o.disk = Want::Threads;
             o.depth = 3;
             o.sync = self.sync;

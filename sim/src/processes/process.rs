@@ -196,6 +196,12 @@ impl Caller {
                 self.longest_prefix(&namespaces, &names);
             }
         }
+        let has_codec = self.shared.borrow().plan.codec.is_some();
+        if has_codec && let Ok(usage) = self.store.usage() {
+            let encoded = usage.iter().filter(|usage| usage.bytes < usage.plain_bytes);
+            let tally = &mut self.shared.borrow_mut().tally;
+            tally.count_many(Class::Encoded, encoded.count() as u64);
+        }
     }
 
     fn namespaces(&self) -> Vec<NamespaceId> {

@@ -23,6 +23,8 @@ use larder_engine::PutStatus;
 use larder_engine::format::BLOCK_BYTES;
 use larder_sim_runtime::dice::mix;
 
+use crate::coded;
+
 /// A moment: the number of the begins and ends of calls before it.
 pub type Moment = u64;
 
@@ -56,6 +58,8 @@ struct Deletion {
 #[derive(Debug)]
 pub struct Promises {
     salt: u64,
+    /// A codec can shrink the contents.
+    is_coded: bool,
     moment: Moment,
     versions: Vec<Version>,
     deletions: Vec<Deletion>,
@@ -66,8 +70,9 @@ pub struct Promises {
 }
 
 impl Promises {
-    pub fn new(salt: u64, always: bool) -> Promises {
+    pub fn new(salt: u64, always: bool, is_coded: bool) -> Promises {
         Promises {
+            is_coded,
             missing: 0,
             salt,
             moment: 0,
@@ -84,6 +89,9 @@ impl Promises {
 
     /// The word that block `block` of a version repeats.
     fn word(&self, version: VersionId, block: usize) -> u64 {
+        if self.is_coded {
+            return coded::word(version.0, block as u32, self.salt);
+        }
         let name = (version.0 as u64) << 16 | block as u64;
         name << 24 | mix(self.salt, name) & 0xff_ffff
     }
@@ -101,7 +109,10 @@ impl Promises {
     fn version_of(&self, parts: &[&[u8]]) -> Option<VersionId> {
         let first = parts.first()?.get(..8)?;
         let word = u64::from_le_bytes(first.try_into().ok()?);
-        let version = VersionId((word >> 40) as usize);
+        let version = VersionId(match self.is_coded {
+            true => coded::block_of(word).0,
+            false => (word >> 40) as usize,
+        });
         let blocks = parts.iter().flat_map(|part| part.chunks_exact(BLOCK_BYTES));
         let is_whole = (0..).zip(blocks).all(|(block, bytes)| {
             let word = self.word(version, block).to_le_bytes();

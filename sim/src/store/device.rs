@@ -56,23 +56,11 @@ fn check_lent(buffer: &Buffer, lent: &[(usize, usize)]) {
     );
 }
 
-/// The content of one block.
-fn content_of(world: &World, block: &Block) -> Content {
-    let word = u64::from_le_bytes(block[..8].try_into().expect("a word"));
-    if block[8..] == block[..BLOCK - 8] {
-        let data = Content::Data(word);
-        match word {
-            0 => return Content::Zero,
-            _ if world.oracle.owner(&data).is_some() => return data,
-            _ => {}
-        }
-    }
-    Content::Bytes(Arc::new(*block))
-}
-
 fn contents_of(world: &World, buffer: &Buffer) -> Vec<Content> {
     let mut contents = Vec::with_capacity(buffer.len() / BLOCK);
-    each_block(buffer, |block| contents.push(content_of(world, block)));
+    each_block(buffer, |block| {
+        contents.push(world.oracle.content_of(block));
+    });
     contents
 }
 
@@ -81,7 +69,7 @@ fn holds(block: &Block, content: &Content) -> bool {
     let word = match content {
         Content::Zero => 0,
         Content::Data(word) => *word,
-        Content::Bytes(bytes) => return **bytes == *block,
+        Content::Coded(_, bytes) | Content::Bytes(bytes) => return **bytes == *block,
     };
     block[..8] == word.to_le_bytes() && block[8..] == block[..BLOCK - 8]
 }
@@ -240,7 +228,8 @@ impl State {
         }
         let is_page = {
             let volumes = self.world.disk.volumes();
-            matches!(volumes[volume].visible(start), Content::Data(_))
+            let content = volumes[volume].visible(start);
+            matches!(content, Content::Data(_) | Content::Coded(..))
         };
         let (misdirected, from) = match is_page && self.epoch.is_some() {
             true => self.world.read_from(volume, start, count),

@@ -32,7 +32,8 @@ pub enum End {
 }
 
 pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
-    let state = shared.lock();
+    let mut state = shared.lock();
+    let codec = state.world.draw_codec();
     let setup = &state.world.setup;
     OpenOptions::default().with(|o| {
         o.sync = setup.sync;
@@ -40,6 +41,7 @@ pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
         o.write_bytes_max = setup.write_bytes_max;
         o.degraded = true;
         o.read_only = read_only;
+        o.codec = codec;
         if !read_only {
             let seed = state.world.totals.opens;
             o.eviction = state.leases.eviction(seed);

@@ -236,7 +236,10 @@ impl State {
                     self.misdirected > pages.misdirected || world.oracle.has_bad_version(name);
                 let fits = match why {
                     MissReason::Absent => before.is_none() || before != now,
-                    MissReason::Damaged | MissReason::Unfinished | MissReason::ReadError => {
+                    MissReason::Damaged
+                    | MissReason::Unfinished
+                    | MissReason::ReadError
+                    | MissReason::Undecodable => {
                         let is_dropped = before.is_none() || before != now;
                         assert!(
                             is_dropped || self.misdirected > pages.misdirected,
