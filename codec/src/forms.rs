@@ -9,6 +9,8 @@ pub struct Form(Kind);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Portable,
+    #[cfg(debug_assertions)]
+    SkipsAnEscape,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "aarch64")]
@@ -37,11 +39,21 @@ impl Form {
         Self::all().pop().unwrap_or(Self(Kind::Portable))
     }
 
+    /// A wrong form, for a test of tests: it skips the first escape of each block.
+    #[cfg(debug_assertions)]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn that_skips_an_escape() -> Self {
+        Self(Kind::SkipsAnEscape)
+    }
+
     /// The name of the instructions.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
             Kind::Portable => "portable",
+            #[cfg(debug_assertions)]
+            Kind::SkipsAnEscape => "portable, with a mistake",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx2 => "AVX2",
             #[cfg(target_arch = "aarch64")]
@@ -52,13 +64,13 @@ impl Form {
     /// See [`portable::encode`].
     pub(crate) fn encode(self, plain: &[u8], base: u8, out: &mut [u8]) -> Option<(usize, u32)> {
         match self.0 {
-            Kind::Portable => portable::encode(plain, base, out),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `all` found these instructions.
             Kind::Avx2 => unsafe { crate::avx2::encode(plain, base, out) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: `all` found these instructions.
             Kind::Neon => unsafe { crate::neon::encode(plain, base, out) },
+            _ => portable::encode(plain, base, out),
         }
     }
 
@@ -66,6 +78,8 @@ impl Form {
     pub(crate) fn decode(self, stored: &[u8], base: u8, plain: &mut [u8]) -> Option<u32> {
         match self.0 {
             Kind::Portable => portable::decode(stored, base, plain),
+            #[cfg(debug_assertions)]
+            Kind::SkipsAnEscape => portable::decode_and_skip(stored, base, plain),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `all` found these instructions.
             Kind::Avx2 => unsafe { crate::avx2::decode(stored, base, plain) },
@@ -88,13 +102,13 @@ impl Form {
     /// See [`portable::sum`].
     pub(crate) fn sum(self, plain: &[u8]) -> u32 {
         match self.0 {
-            Kind::Portable => portable::sum(plain),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `all` found these instructions.
             Kind::Avx2 => unsafe { crate::avx2::sum(plain) },
             #[cfg(target_arch = "aarch64")]
             // SAFETY: `all` found these instructions.
             Kind::Neon => unsafe { crate::neon::sum(plain) },
+            _ => portable::sum(plain),
         }
     }
 }

@@ -166,6 +166,35 @@ fn each_flipped_bit_of_an_encoded_page_is_a_miss() {
     assert_eq!(pool.get(&keys), expected);
 }
 
+#[test]
+fn row_32_a_page_that_was_encoded_wrongly_is_a_miss_of_its_own_and_is_put_again() {
+    /// The polynomial of the checksum: a difference of bytes that it does not show.
+    const UNSEEN: u128 = 0x9a6c_9329_ac4b_c9b5 << 1 | 1;
+    let home = Home::with_store(112 * MIB);
+    let store = home.open_with(with(CodecChoice::Bf16));
+    let keys = chain(1, 2);
+    let pool = Pool::new(&store, SMOOTH, &[65_536]);
+    assert_eq!(pool.put(&keys), vec![PutStatus::Stored; 2]);
+    store.flush().unwrap();
+    let options = FileOptions::new().read(true).write(true).clone();
+    let file = options.open(&home.path).unwrap();
+    let begin = first_page(&file);
+    let mut bytes = [0; 9];
+    file.read_exact_at(&mut bytes, begin).unwrap();
+    for (byte, unseen) in bytes.iter_mut().zip(UNSEEN.to_le_bytes()) {
+        *byte ^= unseen;
+    }
+    file.write_all_at(&bytes, begin).unwrap();
+    let refused = GetStatus::Miss(MissReason::Undecodable);
+    assert_eq!(pool.get(&keys), [refused, GetStatus::Hit]);
+    assert_eq!(store.stats().misses, 1);
+    // It has been dropped.
+    let absent = GetStatus::Miss(MissReason::Absent);
+    assert_eq!(pool.get(&keys), [absent, GetStatus::Hit]);
+    assert_eq!(pool.put(&keys), [PutStatus::Stored, PutStatus::Duplicate]);
+    assert_eq!(pool.hits(&keys), 2);
+}
+
 /// Where the first page begins: the first segment with content, behind its header.
 fn first_page(file: &std::fs::File) -> u64 {
     let segments = larder_engine::format::SEGMENTS_OFFSET;

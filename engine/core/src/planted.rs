@@ -124,6 +124,14 @@ larder_base::bugs! {
         LooseLease,
         /// A segment that keeps pages is reported as emptied.
         VainEmptying,
+        /// The decoder of the codec skips an escape.
+        SkippedEscape,
+        /// A page that takes the place of another one in the index keeps the length of that one.
+        KeptLength,
+        /// A page is decoded twice.
+        DecodedTwice,
+        /// The sums of a decoded page are not checked.
+        UncheckedSum,
         /// Callers who keep books are not told of pages that eviction takes.
         UntoldEviction,
     }

@@ -27,6 +27,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use larder_base::planted;
 use larder_format::KeyPrefix;
 
 use super::types::{Heat, NamespaceSlot, Place, SEGMENT_BLOCKS_MAX, SEGMENTS_MAX, SegmentId};
@@ -262,7 +263,9 @@ impl Slab {
         flags: u64,
     ) {
         self.entry_mut(id).spot = Spot::new(place, namespace, flags);
-        self.saved.set(id.at(), place.saved);
+        if !planted!(KeptLength) {
+            self.saved.set(id.at(), place.saved);
+        }
     }
 
     pub(super) fn link(&self, id: PageId) -> Link {

@@ -46,13 +46,21 @@ impl Encoding {
 /// Decodes pages of gets.
 #[derive(Default)]
 pub(super) struct Decoder {
-    pub(super) codec: Codec,
+    codec: Codec,
     /// Times, page by page.
     pub(super) times: Latency,
     is_logged: AtomicBool,
 }
 
 impl Decoder {
+    pub(super) fn codec(&self) -> Codec {
+        #[cfg(debug_assertions)]
+        if larder_base::planted!(SkippedEscape) {
+            return Codec::of(larder_codec::Form::that_skips_an_escape());
+        }
+        self.codec
+    }
+
     /// A page with the bytes that were put could not be decoded.
     pub(super) fn note(&self, error: &Malformed) {
         if !self.is_logged.swap(true, Ordering::Relaxed) {

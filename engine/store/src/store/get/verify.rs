@@ -3,6 +3,7 @@
 use std::io::IoSliceMut;
 
 use larder_base::planted;
+use larder_codec::Malformed;
 use larder_core::grants::{Extent, Finding};
 use larder_core::status::{GetStatus, MissReason};
 use larder_disk::DiskError;
@@ -96,12 +97,18 @@ pub(in crate::store) fn decode(
 ) -> GetStatus {
     let _timed = decoder.times.timed();
     let mut parts: Vec<&mut [u8]> = page.parts.iter_mut().map(|part| &mut **part).collect();
-    let decoded = match bounced {
-        Some(bytes) => decoder.codec.decode(bytes, &mut parts),
-        None => decoder.codec.decode_in_parts(&mut parts, stored),
+    let codec = decoder.codec();
+    let mut decode = || match bounced {
+        Some(bytes) => codec.decode(bytes, &mut parts),
+        None => codec.decode_in_parts(&mut parts, stored),
     };
+    let mut decoded = decode();
+    if planted!(DecodedTwice) {
+        decoded = decoded.and_then(|()| decode());
+    }
     match decoded {
         Ok(()) => GetStatus::Hit,
+        Err(Malformed::Sum { .. }) if planted!(UncheckedSum) => GetStatus::Hit,
         Err(error) => {
             decoder.note(&error);
             findings.retain(|(_, extent, _)| *extent != pinned.extent);
