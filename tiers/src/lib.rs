@@ -64,4 +64,4 @@ pub mod tree;
 pub use cache::{Cache, CacheError, Parts};
 pub use config::Config;
 pub use model::Model;
-pub use prefix::{Ask, PrefixCache, PrefixOptions, Sequence};
+pub use prefix::{Ask, PrefixCache, PrefixOptions, Sequence, Slots};

@@ -49,6 +49,11 @@ larder_base::bugs! {
         KeepsBareNodes,
         /// A load does not wait for the forwards that still use its destination pages.
         LoadBeforeForward,
+        /// The end of a request does not note its last forward at the pages of the tree that it
+        /// had.
+        UntouchedSharedPages,
+        /// Pages that an insert frees are loaded while forwards of their request use them.
+        UntouchedDuplicates,
         /// Lost pages are freed while requests and loads hold them.
         FreesLostPagesAtOnce,
         /// The end of a backup affects only the last of the parts into which its node was split.

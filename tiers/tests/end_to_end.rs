@@ -655,8 +655,10 @@ fn memory_of_a_load_whose_forward_never_ends_is_not_freed() {
     cache.evict(2);
     let (_promise, forward) = Ticket::promised();
     let mut running = begin(&mut cache, 100);
-    cache.extend(&mut running, 9).unwrap();
-    cache.finish(running, true, &forward);
+    // It has all pages of L1.
+    let tokens = shape.page_tokens() as usize * cache.core().free_pages().0 as usize;
+    cache.extend(&mut running, tokens).unwrap();
+    cache.finish(running, false, &forward);
     let mut loading = begin(&mut cache, 0);
     let loaded = cache.load_back(&mut loading, 100);
     assert!(matches!(loaded, Ok(LoadBack::Started(_, 2))), "{loaded:?}");

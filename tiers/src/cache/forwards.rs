@@ -47,12 +47,6 @@ impl Forwards {
         is_it.then_some(newest.fence)
     }
 
-    /// Whether no forward is running and this ticket has settled successfully. Then nothing needs
-    /// to wait.
-    pub(super) fn is_past(&self, ticket: &Ticket) -> bool {
-        self.given.is_empty() && ticket.poll() == Ok(true)
-    }
-
     /// Adds a forward and returns its number.
     pub(super) fn push(&mut self, ticket: &Ticket) -> Fence {
         self.newest.0 += 1;
@@ -97,9 +91,10 @@ impl Forwards {
         ended
     }
 
-    /// A ticket that settles when all submitted forwards are over.
-    pub(super) fn all_over(&self) -> Ticket {
-        let running = self.given.iter().filter(|given| !given.ticket.is_settled());
+    /// A ticket that settles when all forwards up to this one are over.
+    pub(super) fn over_until(&self, fence: Fence) -> Ticket {
+        let given = self.given.iter().take_while(|given| given.fence <= fence);
+        let running = given.filter(|given| !given.ticket.is_settled());
         Ticket::all_over(running.map(|given| given.ticket.clone()))
     }
 }

@@ -302,8 +302,7 @@ impl Cache {
         pages_max: usize,
     ) -> Result<LoadBack, Broken> {
         self.look_at_forwards();
-        let newest = self.forwards.newest();
-        let result = self.core.load_back(request, pages_max, newest);
+        let result = self.core.load_back(request, pages_max);
         self.carry_out();
         result
     }
@@ -445,13 +444,14 @@ impl Cache {
         inserted
     }
 
-    /// The number of the forward with this ticket.
+    /// The number of the forward with this ticket. A forward that has ended successfully needs
+    /// none: nothing waits for it. Other ranks may not see its end yet.
     fn fence(&mut self, forward: &Ticket) -> Fence {
+        if !self.agreed.has_ranks() && forward.poll() == Ok(true) {
+            return Fence::default();
+        }
         if let Some(fence) = self.forwards.known(forward) {
             return fence;
-        }
-        if !self.agreed.has_ranks() && self.forwards.is_past(forward) {
-            return self.forwards.newest();
         }
         let fence = self.forwards.push(forward);
         self.agreed.expect(Line::Forward, Awaited::Forward(fence));

@@ -6,7 +6,7 @@ use super::agree::{Line, Work as Awaited};
 use super::lent::LentPages;
 use super::workers::Work;
 use super::{Cache, Copy};
-use crate::core::{Done, OpId, Order, Outcome};
+use crate::core::{Done, Fence, OpId, Order, Outcome};
 use crate::runs::{L1, L2, Runs};
 use crate::tree::LoadId;
 
@@ -26,7 +26,7 @@ impl Cache {
                     backups.push(id);
                     stored.extend(pairs(&l1, &l2));
                 }
-                Order::Load { id, l2, l1, .. } => self.load(id, pairs(&l1, &l2)),
+                Order::Load { id, l2, l1, after } => self.load(id, pairs(&l1, &l2), after),
                 order => self.ask_l3(order),
             }
         }
@@ -48,9 +48,9 @@ impl Cache {
         self.copy_begun(ids, Ticket::done(), stored);
     }
 
-    fn load(&mut self, id: OpId, pairs: Vec<PagePair>) {
+    fn load(&mut self, id: OpId, pairs: Vec<PagePair>, after: Fence) {
         self.agreed.expect(Line::Load, Awaited::Order(id));
-        let after = self.forwards.all_over();
+        let after = self.forwards.over_until(after);
         let loaded = self.transfer(pairs).and_then(|transfer| {
             self.device
                 .load(transfer, &after)

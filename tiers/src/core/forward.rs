@@ -21,6 +21,7 @@ use std::collections::BTreeSet;
 use super::flight::Pending;
 use super::{Core, Event, Fence, RequestId, TierName};
 use crate::planted::planted;
+use crate::runs::{L1, Runs};
 use crate::tree::NodeId;
 
 /// Pages of the request were lost in a failed forward or load. The request cannot continue. Restart
@@ -104,6 +105,23 @@ impl Core {
             end,
             pages,
         });
+    }
+
+    /// A request that had these pages has none of them any more, or ends. No forward after
+    /// `forward` touches them for it.
+    pub(super) fn touched(&mut self, pages: impl IntoIterator<Item = u32>, forward: Fence) {
+        for page in pages {
+            if let Some(touched) = self.touched.get_mut(page as usize) {
+                *touched = forward.max(*touched);
+            }
+        }
+    }
+
+    /// The newest forward that may still touch these free pages.
+    pub(super) fn last_touch(&self, pages: &Runs<L1>) -> Fence {
+        let fences = pages.page_numbers();
+        let fences = fences.filter_map(|page| self.touched.get(page as usize).copied());
+        fences.max().unwrap_or_default()
     }
 
     /// A request has ended. Its pending inserts continue without it.

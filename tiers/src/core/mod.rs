@@ -12,9 +12,10 @@
 //! transfer are released, only when the scheduler passes it in. The pages of a transfer are held
 //! from its order to its completion, so no page is reused while a copy touches it.
 //!
-//! Fences: forward passes are numbered in the order in which they are inserted. A load overwrites
-//! L1, so it waits for the newest forward. A backup is ordered after the forwards of its pages have
-//! ended successfully.
+//! Fences: forward passes are numbered in the order in which they are inserted, and execute in this
+//! order. A load overwrites pages of L1, so it waits for the newest forward of an ended request
+//! that had one of them. A backup is ordered after the forwards of its pages have ended
+//! successfully.
 //!
 //! Invariant ([`Core::validate`]): every page of a pool that is not free has exactly one owner: the
 //! tree, a request, a transfer, a prefetch, or a loss (pages of a failed load or forward that
@@ -87,6 +88,8 @@ pub struct Core {
     tree: Tree,
     vocabulary: Vocabulary,
     l1: PagePool<L1>,
+    /// By page of L1: the newest forward of the ended requests that had it.
+    touched: Vec<Fence>,
     l2: PagePool<L2>,
     flights: BTreeMap<OpId, Flight>,
     loads: usize,
@@ -137,6 +140,7 @@ impl Core {
             ),
             vocabulary: Vocabulary::new(config.wide_tokens_max),
             l1: PagePool::new(config.l1_pages),
+            touched: vec![Fence::default(); config.l1_pages as usize + 1],
             l2: PagePool::new(config.l2_pages),
             flights: BTreeMap::new(),
             loads: 0,

@@ -26,7 +26,8 @@ pub enum Order {
         l2: Runs<L2>,
         /// The destination.
         l1: Runs<L1>,
-        /// Starts after all forwards up to this one have ended, whether they succeeded or failed.
+        /// Starts after all forwards up to this one have ended, whether they succeeded or failed:
+        /// no later one of a former owner touches the destination.
         after: Fence,
     },
     /// Write pages of L2 to L3.

@@ -171,8 +171,7 @@ impl Core {
     }
 
     /// Decides whether the L2 part of a request is loaded: at most `pages_max` pages, or none.
-    /// Without a load, the request computes those tokens and nothing else changes. The load waits
-    /// for all forwards up to `after`.
+    /// Without a load, the request computes those tokens and nothing else changes.
     ///
     /// # Errors
     /// The request is broken.
@@ -180,9 +179,7 @@ impl Core {
         &mut self,
         request: &mut Request,
         pages_max: usize,
-        after: Fence,
     ) -> Result<LoadBack, Broken> {
-        self.newest = self.newest.max(after);
         self.check(request)?;
         let Some(l2_lock) = request.l2_lock.take() else {
             return Ok(LoadBack::Nothing);
@@ -314,6 +311,9 @@ impl Core {
             counted: request.counted,
             priority: request.priority,
         });
+        if !planted!(UntouchedDuplicates) {
+            self.touched(inserted.duplicates.page_numbers(), forward);
+        }
         self.free_l1(&inserted.duplicates);
         request.row.hand_over(own_from, &inserted.runs);
         request.counted = request.counted.max(inserted.pages);
@@ -419,6 +419,11 @@ impl Core {
 
     fn end(&mut self, request: Request, forward: Fence) -> Prompt {
         self.newest = self.newest.max(forward);
+        let first = match planted!(UntouchedSharedPages) {
+            true => request.row.shared_pages(),
+            false => 0,
+        };
+        self.touched(request.row.pages()[first..].iter().copied(), forward);
         for lock in [request.lock, request.l2_lock].into_iter().flatten() {
             self.tree.unlock(lock);
         }

@@ -252,7 +252,7 @@ impl Core {
         let after = if planted!(LoadBeforeForward) {
             Fence::default()
         } else {
-            self.newest
+            self.last_touch(&l1)
         };
         let order = Order::Load { id, l2, l1, after };
         self.orders.push_back(order);

@@ -43,8 +43,8 @@
 //! # Forwards
 //!
 //! On a CPU, [`Sequence::row`] and [`Sequence::row_mut`] are the rows of L1 as slices. They wait
-//! for the loads that fill them. On a GPU, [`Sequence::pages`] has the page numbers behind the
-//! tickets of those loads, and [`PrefixCache::l1`] has the addresses. A forward that runs on is
+//! for the loads that fill them. On a GPU, [`Sequence::slots`] has the page numbers and
+//! the tickets of those loads, and [`PrefixCache::l1`] has the addresses. A forward that runs on is
 //! passed with its ticket ([`Sequence::computed_by`]). If it fails, its pages leave the cache, and
 //! each sequence that depends on them is broken: its calls return [`Broken`](crate::core::Broken).
 //! Before output is used, [`Sequence::verify`] answers whether all forwards behind it have ended
@@ -95,7 +95,7 @@ use crate::core::{Busy, Core, Event, Leak, Stats};
 pub use crate::model::Model;
 pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};
 pub use options::{L1Memory, PrefixOptions};
-pub use sequence::{Cached, Sequence};
+pub use sequence::{Cached, Sequence, Slots};
 pub use waiting::{Ask, Begin, Waiting};
 
 use shared::{Poller, Shared};

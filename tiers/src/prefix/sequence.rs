@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_base::runtime::after;
-use larder_kernels::{ChunkAt, Gated, LayerTickets, Ticket};
+use larder_kernels::{ChunkAt, LayerTickets, Ticket};
 
 use super::error::{Closed, RowError, SequenceError};
 use super::shared::Shared;
@@ -43,6 +43,43 @@ impl Cached {
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.l1 + self.l2 + self.l3
+    }
+}
+
+/// Where the KV of a sequence is. A forward writes only the slots of tokens that are not cached. It
+/// reads the cached ones of a layer behind the tickets of that layer. If a load fails after the
+/// launch, the sequence is broken.
+#[derive(Clone, Copy, Debug)]
+pub struct Slots<'a> {
+    row: &'a Row,
+    loads: &'a [LayerTickets],
+}
+
+impl<'a> Slots<'a> {
+    /// The pages, in the order of their tokens.
+    #[must_use]
+    pub fn pages(&self) -> &'a [u32] {
+        self.row.pages()
+    }
+
+    /// Number of tokens with a slot.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.row.tokens()
+    }
+
+    /// The slot of a token: `page_tokens` slots a page.
+    #[must_use]
+    pub fn slot(&self, token: usize) -> Option<u64> {
+        self.row.slot(token)
+    }
+
+    /// The tickets of the loads that fill this layer of the cached pages. A stream waits for each
+    /// of them ([`Device::hold`]); the host need not.
+    ///
+    /// [`Device::hold`]: larder_kernels::Device::hold
+    pub fn tickets(&self, layer: u32) -> impl Iterator<Item = Ticket> + use<'a> {
+        self.loads.iter().map(move |load| load.layer(layer))
     }
 }
 
@@ -106,8 +143,8 @@ impl Sequence {
     }
 
     /// The row of a position: KV of one token in one layer of one part (0: K or latent, 1: V).
-    /// Waits for the load that fills it. That load waits for all forwards whose tickets have not
-    /// settled.
+    /// Waits for the load that fills it. That load waits for the forwards of the former owners of
+    /// its pages.
     ///
     /// # Errors
     /// The load failed; there is no such row; or L1 is not in host memory.
@@ -166,20 +203,20 @@ impl Sequence {
         self.request().map(|request| request.row_and_loads().0)
     }
 
-    /// The pages of L1, behind the tickets of the loads that fill the cached ones. For a GPU: the
-    /// forward of a layer waits for the tickets of that layer ([`Gated::gates`]), and writes only
-    /// the slots of tokens that are not cached.
+    /// The pages of L1 that it has, at once, and the tickets of the loads that fill the cached
+    /// ones. For a forward that is launched before these loads have ended.
     ///
     /// # Errors
     /// The sequence is broken, or the cache is closed.
-    pub fn pages(&self) -> Result<Gated<&Row>, SequenceError> {
+    pub fn slots(&self) -> Result<Slots<'_>, SequenceError> {
         let request = self.request().ok_or(Closed)?;
         if self.shared.with(|cache| cache.is_broken(request))? {
             return Err(Broken.into());
         }
-        let row = Gated::free(request.row_and_loads().0);
-        let gates = self.gates.iter().cloned();
-        Ok(gates.fold(row, Gated::behind))
+        Ok(Slots {
+            row: request.row_and_loads().0,
+            loads: &self.gates,
+        })
     }
 
     /// Appends a token, with its slot. Waits up to a second for copies that will free pages.
@@ -303,8 +340,8 @@ impl Sequence {
     }
 
     /// Ends the sequence and keeps its computed whole pages, as [`Sequence::share`] does. Returns
-    /// the number of their tokens. Waits for the loads of its cached pages. As for
-    /// [`Sequence::row`], these wait for all forwards whose tickets have not settled.
+    /// the number of their tokens. Waits for the loads of its cached pages, as [`Sequence::row`]
+    /// does.
     ///
     /// # Errors
     /// The sequence is broken: it keeps nothing that it has not shared. Or the cache is closed.

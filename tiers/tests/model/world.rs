@@ -546,11 +546,10 @@ impl World {
         }
         let at = waiting[self.below(waiting.len())];
         let quota = [0, 3, 100, 100][self.below(4)];
-        let fence = Fence(self.fence);
         let running = &mut self.running[at];
         let before = running.request.row_and_loads().0.shared_pages();
         let is_broken = self.core.is_broken(&running.request);
-        let result = self.core.load_back(&mut running.request, quota, fence);
+        let result = self.core.load_back(&mut running.request, quota);
         assert_eq!(result.is_err(), is_broken);
         let after = running.request.row_and_loads().0.shared_pages();
         if let Ok(LoadBack::Started(load, pages)) = result {
@@ -576,7 +575,8 @@ impl World {
             self.insert(at);
         }
         let running = self.running.swap_remove(at);
-        self.core.finish(running.request, false, Fence(self.fence));
+        let last = Fence(running.forwards);
+        self.core.finish(running.request, false, last);
     }
 
     fn prefetch(&mut self) {

@@ -6,13 +6,13 @@ use std::thread;
 use std::time::Instant;
 
 use larder_kernels::host::Moment;
-use larder_kernels::{Direction, HostDevice, Ticket};
+use larder_kernels::{DeviceError, Direction, HostDevice, Ticket};
 use larder_tiers::core::Core;
-use larder_tiers::prefix::L1Memory;
+use larder_tiers::prefix::{L1Memory, SequenceError};
 
 use super::engine::PAGE;
 use super::honest::eventually;
-use super::rules::{options, prompt};
+use super::rules::{is_empty, options, prompt};
 use super::{PATIENCE, serve, toy};
 
 #[test]
@@ -56,4 +56,73 @@ fn pages_computed_behind_a_load_in_flight_are_kept() {
     });
     assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
     assert_eq!(cache.begin(&all).unwrap().cached().tokens(), 6 * PAGE);
+}
+
+#[test]
+fn a_load_does_not_wait_for_a_forward_that_had_none_of_its_pages() {
+    let cache = options(20, 40).over(None).unwrap();
+    serve(&cache, &toy(), &prompt(3));
+    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    cache.evict(20).unwrap();
+    let other: Vec<u64> = prompt(3).into_iter().rev().collect();
+    let mut running = cache.begin(&other).unwrap();
+    let (promise, ticket) = Ticket::promised();
+    running.computed_by(other.len(), &ticket).unwrap();
+    let again = cache.begin(&prompt(3)).unwrap();
+    assert_eq!(again.cached().l2, 3 * PAGE);
+    let slots = again.slots().unwrap();
+    assert_eq!((slots.pages().len(), slots.tokens()), (4, prompt(3).len()));
+    let taken = running.slots().unwrap();
+    assert!(
+        slots
+            .pages()
+            .iter()
+            .all(|page| !taken.pages().contains(page))
+    );
+    slots.tickets(1).for_each(|ticket| ticket.wait().unwrap());
+    assert!(again.is_loaded());
+    promise.settle(Ok(()));
+    drop((running, again));
+    is_empty(&cache);
+}
+
+#[test]
+fn nothing_of_a_forward_behind_a_load_that_fails_is_kept() {
+    let may_fail = Arc::new(AtomicBool::new(false));
+    let is_free = may_fail.clone();
+    let device = HostDevice::with_faults(Box::new(move |moment| {
+        if moment != Moment::Copy(Direction::Load, 1) {
+            return Ok(());
+        }
+        eventually("the load may fail", || is_free.load(Ordering::Acquire));
+        Err(DeviceError::Closed)
+    }));
+    let options = options(10, 20).with(|o| {
+        o.polls_itself = false;
+        o.l1 = Some(L1Memory::Host(device.unwrap()));
+    });
+    let cache = options.over(None).unwrap();
+    serve(&cache, &toy(), &prompt(3));
+    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    cache.evict(10).unwrap();
+    let all = prompt(6);
+    let mut sequence = cache.begin(&all).unwrap();
+    let slots = sequence.slots().unwrap();
+    assert_eq!((sequence.cached().l2, slots.pages().len()), (3 * PAGE, 7));
+    let load: Vec<Ticket> = slots.tickets(1).collect();
+    let (promise, ticket) = Ticket::promised();
+    sequence.computed_by(all.len(), &ticket).unwrap();
+    promise.settle(Ok(()));
+    assert_eq!(sequence.verify(), Ok(false));
+    sequence.share().unwrap();
+    may_fail.store(true, Ordering::Release);
+    eventually("the load fails", || load.iter().all(Ticket::is_settled));
+    eventually("the sequence is broken", || {
+        let verified = sequence.verify();
+        assert_ne!(verified, Ok(true));
+        matches!(verified, Err(SequenceError::Broken(_)))
+    });
+    assert!(matches!(sequence.keep(), Err(SequenceError::Broken(_))));
+    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    assert_eq!(cache.begin(&all).unwrap().cached().tokens(), 3 * PAGE);
 }

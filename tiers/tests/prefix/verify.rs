@@ -8,7 +8,7 @@ use std::task::{Context, Wake, Waker};
 use std::time::Instant;
 
 use larder_kernels::host::Moment;
-use larder_kernels::{DeviceError, Direction, HostDevice, LayerTickets, Ticket};
+use larder_kernels::{DeviceError, Direction, HostDevice, Ticket};
 use larder_tiers::Ask;
 use larder_tiers::prefix::{L1Memory, SequenceError};
 
@@ -20,16 +20,14 @@ use super::{PATIENCE, serve, toy};
 /// Lets a load fail, and waits until it has.
 struct Fails {
     may_fail: Arc<AtomicBool>,
-    gates: Mutex<Vec<LayerTickets>>,
+    load: Mutex<Vec<Ticket>>,
 }
 
 impl Wake for Fails {
     fn wake(self: Arc<Self>) {
         self.may_fail.store(true, Ordering::Release);
-        let gates = self.gates.lock().unwrap();
-        eventually("the load fails", || {
-            gates.iter().all(|gate| gate.outcome().is_some())
-        });
+        let load = self.load.lock().unwrap();
+        eventually("the load fails", || load.iter().all(Ticket::is_settled));
     }
 }
 
@@ -59,14 +57,15 @@ fn a_load_that_fails_during_a_verification_is_not_verified() {
         (loading.cached().l2, loading.is_loaded()),
         (3 * PAGE, false)
     );
-    let gates = loading.pages().unwrap().gates().to_vec();
+    let slots = loading.slots().unwrap();
+    let load = [0, 1].into_iter().flat_map(|layer| slots.tickets(layer));
+    let load = Mutex::new(load.collect());
     let other: Vec<u64> = prompt(3).into_iter().rev().collect();
     let mut running = cache.begin(&other).unwrap();
     let (promise, ticket) = Ticket::promised();
     running.computed_by(PAGE, &ticket).unwrap();
     // A future without room is woken by the progress of the verification.
-    let gates = Mutex::new(gates);
-    let waker = Waker::from(Arc::new(Fails { may_fail, gates }));
+    let waker = Waker::from(Arc::new(Fails { may_fail, load }));
     let mut asked = pin!(cache.ask(&Ask::new(&prompt(8)[1..])).unwrap());
     let mut context = Context::from_waker(&waker);
     assert!(asked.as_mut().poll(&mut context).is_pending());

@@ -169,7 +169,7 @@ fn an_insert_brings_evicted_nodes_back_without_a_copy() {
     assert_eq!(matched(&mut core, &scope, 0..16), (0, 4));
     let again = prompt(&mut core, &scope, 0..16);
     let mut request = computed(&mut core, again, 0);
-    core.load_back(&mut request, 0, Fence(0)).unwrap();
+    core.load_back(&mut request, 0).unwrap();
     core.finish(request, true, Fence(0));
     assert_eq!(matched(&mut core, &scope, 0..16), (4, 0));
     assert_eq!(core.stats().duplicates, 0);
@@ -448,7 +448,7 @@ fn with_write_back_l2_first_drops_copies_of_pages_in_l1() {
     // A returns to L1, so both tiers have it. The third prompt is in L2 only and was used before A.
     let again = prompt(&mut core, &scope, a.clone());
     let mut request = core.start(again, 0);
-    core.load_back(&mut request, 100, Fence(0)).unwrap();
+    core.load_back(&mut request, 100).unwrap();
     answer(&mut core, Outcome::Copied(true));
     let other = prompt(&mut core, &scope, b.clone());
     run(&mut core, other, 0);
@@ -480,7 +480,7 @@ fn fail_above(first_fails_first: bool) {
     core.evict(100);
     let short = prompt(&mut core, &scope, 0..17);
     let mut short = core.start(short, 0);
-    core.load_back(&mut short, 100, Fence(0)).unwrap();
+    core.load_back(&mut short, 100).unwrap();
     let long = prompt(&mut core, &scope, 0..33);
     let mut long = core.start(long, 0);
     assert_eq!(
@@ -488,7 +488,7 @@ fn fail_above(first_fails_first: bool) {
         1,
         "the first half is behind the first load"
     );
-    core.load_back(&mut long, 100, Fence(0)).unwrap();
+    core.load_back(&mut long, 100).unwrap();
     let (Some(Order::Load { id: first, .. }), Some(Order::Load { id: second, .. })) =
         (core.next_order(), core.next_order())
     else {
