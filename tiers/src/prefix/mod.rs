@@ -95,7 +95,7 @@ use crate::core::{Busy, Core, Event, Leak, Stats};
 pub use crate::model::Model;
 pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};
 pub use options::{L1Memory, PrefixOptions};
-pub use sequence::{Cached, Sequence, Slots};
+pub use sequence::{Cached, Replaced, Sequence, Slots};
 pub use waiting::{Ask, Begin, Waiting};
 
 use shared::{Poller, Shared};

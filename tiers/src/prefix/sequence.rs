@@ -46,6 +46,17 @@ impl Cached {
     }
 }
 
+/// A page of a sequence in place of which it has a page of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Replaced {
+    /// Its place in [`Slots::pages`].
+    pub at: usize,
+    /// The page that the sequence had.
+    pub former: u32,
+    /// The page of the tree.
+    pub page: u32,
+}
+
 /// Where the KV of a sequence is. A forward writes only the slots of tokens that are not cached. It
 /// reads the cached ones of a layer behind the tickets of that layer. If a load fails after the
 /// launch, the sequence is broken.
@@ -291,6 +302,9 @@ impl Sequence {
     /// Gives the computed whole pages to the tree, where other sequences find them, and from where
     /// they go to L2 and L3. For example after a prefill.
     ///
+    /// Returns the pages that the tree already had: the sequence has those of the tree now, and its
+    /// own are free. Forwards that are launched later use the pages of the tree.
+    ///
     /// No page enters the tree behind pages that may never be filled. So the pages stay with the
     /// sequence while its cached pages are being loaded: share them when [`Sequence::is_loaded`] is
     /// true, or at the end ([`Sequence::keep`]). They also stay behind a load of the same pages
@@ -298,9 +312,20 @@ impl Sequence {
     ///
     /// # Errors
     /// The sequence is broken, or the cache is closed.
-    pub fn share(&mut self) -> Result<(), SequenceError> {
+    pub fn share(&mut self) -> Result<Vec<Replaced>, SequenceError> {
         let tokens = if self.is_loaded() { self.computed } else { 0 };
-        self.insert(tokens)
+        let row = self.row_of_pages().ok_or(Closed)?;
+        let (first, former) = (row.shared_pages(), row.own_pages().to_vec());
+        self.insert(tokens)?;
+        let row = self.row_of_pages().ok_or(Closed)?;
+        let pages = row.pages()[first..].iter().zip(former).enumerate();
+        let replaced = pages.filter(|(_, (page, former))| *page != former);
+        let replaced = replaced.map(|(at, (page, former))| Replaced {
+            at: first + at,
+            former,
+            page: *page,
+        });
+        Ok(replaced.collect())
     }
 
     fn insert(&mut self, tokens: usize) -> Result<(), SequenceError> {

@@ -278,7 +278,7 @@ impl<'t> Engine<'t> {
         running.computed = until;
         let mut result = running.sequence.computed_by(until, &ticket);
         if shares {
-            result = result.and_then(|()| running.sequence.share());
+            result = result.and_then(|()| running.sequence.share().map(drop));
         }
         if result.is_ok() && until == running.tokens.len() {
             running.tokens.push(word);

@@ -16,7 +16,7 @@ use larder_tiers::core::Broken;
 use larder_tiers::l3::{L3, StoreL3};
 use larder_tiers::model::{Stripe, page_shape};
 use larder_tiers::prefix::{
-    Begin, BeginError, CloseError, L1Memory, OpenError, RowError, SequenceError,
+    Begin, BeginError, CloseError, L1Memory, OpenError, Replaced, RowError, SequenceError,
 };
 use larder_tiers::{Ask, CacheError, Model, PrefixCache, PrefixOptions};
 
@@ -248,6 +248,31 @@ fn a_push_into_a_reserved_slot_of_a_broken_sequence_is_an_error() {
     let refused = sequence.push(2);
     assert_eq!(refused, Err(SequenceError::Broken(Broken)));
     assert_eq!(sequence.len(), tokens.len() + 1);
+}
+
+#[test]
+fn a_share_returns_the_pages_that_the_cache_already_had() {
+    let cache = options(20, 20).over(None).unwrap();
+    let tokens = prompt(3);
+    let mut both = [(); 2].map(|()| cache.begin(&tokens).unwrap());
+    let [first, second] = &mut both;
+    let former = second.slots().unwrap().pages().to_vec();
+    first.computed(2 * PAGE).unwrap();
+    second.computed(tokens.len()).unwrap();
+    assert_eq!(first.share(), Ok(Vec::new()));
+    let replaced = second.share().unwrap();
+    let pages = second.slots().unwrap().pages();
+    let expected: Vec<Replaced> = [0, 1]
+        .map(|at| Replaced {
+            at,
+            former: former[at],
+            page: first.slots().unwrap().pages()[at],
+        })
+        .into();
+    assert_eq!(replaced, expected);
+    assert_eq!((pages[0], pages[1]), (replaced[0].page, replaced[1].page));
+    assert_eq!(pages[2..], former[2..]);
+    assert_eq!(second.share(), Ok(Vec::new()));
 }
 
 #[test]
