@@ -49,6 +49,7 @@
 //! | [`recovery`] | from descriptors on disk to a core and an index |
 //! | [`volume`] | files and block devices: creating, locking, superblocks |
 //! | [`catalog`] | the boundary between handle and allocation: reserve, write, commit |
+//! | [`history`] | counters of all processes over the time of an owner |
 //! | [`totals`] | counters of all processes, across owners |
 //! | [`curve`] | the hit rate of a store of another size |
 //! | [`spaces`] | reads by namespace |
@@ -88,6 +89,7 @@ pub mod curve;
 pub mod encoder;
 pub mod error;
 pub mod fit;
+pub mod history;
 #[cfg(test)]
 #[path = "../../../tests/support/honest.rs"]
 mod honest;

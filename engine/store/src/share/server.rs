@@ -89,6 +89,7 @@ use super::bell::Wish;
 use super::wire::{ReleaseCount, Report};
 use crate::api::{OpenOptions, PageStore};
 use crate::error::{StoreError, io_error};
+use crate::history::History;
 use crate::protocol::{Agreed, Protocol};
 use crate::store::LocalStore;
 use crate::totals::Totals;
@@ -147,6 +148,7 @@ impl Server {
             places,
             answering,
             soundness,
+            history: Mutex::new(History::after(wish.former)),
             welcome: template,
             probes,
             socket: socket.clone(),
@@ -462,6 +464,7 @@ impl Shared {
                 .collect(),
             ended_client: self.watch.ended(),
             curve: self.store.local.curve_report(),
+            history: self.history.lock().report(),
         }
     }
 }

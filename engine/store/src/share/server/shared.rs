@@ -23,6 +23,7 @@ use super::soundness::Soundness;
 use super::watch::Watch;
 use crate::api::Settings;
 use crate::counts::Departed;
+use crate::history::History;
 use crate::protocol::{Agreed, Protocol};
 use crate::share::bell::Bell;
 use crate::share::wire::Welcome;
@@ -34,6 +35,7 @@ pub(super) struct Shared {
     pub(super) places: Places,
     pub(super) answering: Answering,
     pub(super) soundness: Soundness,
+    pub(super) history: Mutex<History>,
     pub(super) socket: PathBuf,
     pub(super) welcome: Template,
     pub(super) map: SegmentMap,

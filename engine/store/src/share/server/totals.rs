@@ -76,7 +76,17 @@ impl Shared {
             self.answering.look(&self.store);
             self.soundness.look(&self.store);
             self.tell_all();
+            self.look_at_history();
             self.pause(EVERY);
+        }
+    }
+
+    /// Ends the row of the history that is due.
+    fn look_at_history(&self) {
+        let seconds = self.begun.elapsed().as_secs_f64();
+        if self.history.lock().is_due(seconds) {
+            let totals = self.totals(&self.sessions.lock());
+            self.history.lock().look(seconds, &totals);
         }
     }
 

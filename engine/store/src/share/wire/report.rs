@@ -8,6 +8,7 @@ use crate::api::{Settings, Stats};
 use crate::beneath::BeneathReport;
 use crate::counts::{Departed, Process};
 use crate::curve::CurveReport;
+use crate::history::HistoryReport;
 use crate::protocol::{Agreed, Protocol};
 use crate::staging::StagingReport;
 use crate::totals::Totals;
@@ -220,6 +221,8 @@ pub struct Report {
     pub ended_client: Option<EndedClient>,
     /// The hit rate at other sizes, for the lookups since the owner opened the store.
     pub curve: CurveReport,
+    /// Counters over the time since the owner opened the store.
+    pub history: HistoryReport,
 }
 
 /// The clients of one release.
