@@ -20,6 +20,9 @@ const PRESENT: RGBColor = RGBColor(0xb4, 0x4a, 0x00);
 const SIZE: (u32, u32) = (720, 280);
 const FONT_SIZE: i32 = 18;
 
+/// Bars that fill the width, at least.
+const BARS_MIN: usize = 6;
+
 /// Most points with a dot each.
 const DOTS_MAX: usize = 16;
 
@@ -62,16 +65,18 @@ enum Marks<'a> {
 /// A line through points, which are in order. `present` has a ring.
 pub fn line(
     points: &[(f64, f64)],
-    axes: (&Axis<'_>, &Axis<'_>),
+    (x, y): (&Axis<'_>, &Axis<'_>),
     present: Option<(f64, f64)>,
 ) -> Result<String, Failure> {
-    let across = span(points.iter().map(|(x, _)| *x));
-    drawn(across, axes, Marks::Line(points, present)).map_err(|error| failed(&error))
+    let ends = x.places.iter().copied();
+    let across = span(points.iter().map(|(x, _)| *x).chain(ends));
+    drawn(across, (x, y), Marks::Line(points, present)).map_err(|error| failed(&error))
 }
 
 /// Bars beside each other.
 pub fn bars(values: &[f64], axes: (&Axis<'_>, &Axis<'_>)) -> Result<String, Failure> {
-    let across = -0.6..values.len().max(1) as f64 - 0.4;
+    // A few bars are not wider than others.
+    let across = -0.6..values.len().max(BARS_MIN) as f64 - 0.4;
     drawn(across, axes, Marks::Bars(values)).map_err(|error| failed(&error))
 }
 
@@ -87,7 +92,7 @@ fn drawn(
         .margin(12)
         .margin_right(56)
         .x_label_area_size(48)
-        .y_label_area_size(84)
+        .y_label_area_size(96)
         .build_cartesian_2d(Placed::new(across, x), Placed::new(up, y))?;
     let font = ("sans-serif", FONT_SIZE).into_font().color(&INK);
     chart

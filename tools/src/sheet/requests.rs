@@ -8,7 +8,7 @@ use larder_core::ages::BOUNDS_S;
 use super::answers;
 use super::chart::{self, Axis};
 use super::page::{Page, Section, Table};
-use super::served::{age_label, percent, percent_axis};
+use super::served::{age_label, percent, percent_axis, time_chart};
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::plan::distances::Distances;
@@ -250,29 +250,6 @@ fn over_time(facts: &Facts) -> Result<Section, Failure> {
         "Blocks that were used before, of the blocks asked for".to_owned(),
     ));
     Ok(section)
-}
-
-/// A share by seconds.
-pub fn time_chart(points: &[(f64, f64)], seconds: f64) -> Result<String, Failure> {
-    let units = [
-        (86_400.0, "days"),
-        (3600.0, "hours"),
-        (60.0, "minutes"),
-        (1.0, "seconds"),
-    ];
-    let unit = units.into_iter().find(|(of, _)| seconds >= 2.0 * of);
-    let (unit, name) = unit.unwrap_or((1.0, "seconds"));
-    let places = chart::steps(seconds / unit).into_iter();
-    let places: Vec<f64> = places
-        .map(|at| at * unit)
-        .filter(|at| *at <= seconds * 1.001)
-        .collect();
-    let x = Axis {
-        name,
-        places: &places,
-        label: &|at| format!("{}", (at / unit * 100.0).round() / 100.0),
-    };
-    chart::line(points, (&x, &percent_axis("found")), None)
 }
 
 fn ages(facts: &Facts) -> Result<Section, Failure> {

@@ -9,6 +9,7 @@ use larder_base::latency::{BOUNDS_NS, Buckets};
 use larder_core::ages::{Ages, BOUNDS_S};
 use larder_core::counters::{Counted, Value};
 use larder_store::curve::FACTORS;
+use larder_store::history::HistoryRow;
 use larder_store::share::{Report, View, VolumeState};
 
 use super::answers;
@@ -66,6 +67,7 @@ pub fn page(path: &Path, view: &View) -> Result<Page, Failure> {
         sections: vec![
             incidents(&view.report),
             curve(view, &spaces)?,
+            over_time(&view.report)?,
             namespaces(&spaces)?,
             processes(&view.report),
             evictions(&view.report)?,
@@ -148,6 +150,92 @@ pub fn percent_axis(name: &str) -> Axis<'_> {
         places: &[0.0, 25.0, 50.0, 75.0, 100.0],
         label: &|at| format!("{at:.0} %"),
     }
+}
+
+/// A share by seconds.
+pub fn time_chart(points: &[(f64, f64)], seconds: f64) -> Result<String, Failure> {
+    over_seconds(points, seconds, &percent_axis("found"))
+}
+
+fn over_seconds(points: &[(f64, f64)], seconds: f64, y: &Axis<'_>) -> Result<String, Failure> {
+    let units = [
+        (86_400.0, "days"),
+        (3600.0, "hours"),
+        (60.0, "minutes"),
+        (1.0, "seconds"),
+    ];
+    let unit = units.into_iter().find(|(of, _)| seconds >= 2.0 * of);
+    let (unit, name) = unit.unwrap_or((1.0, "seconds"));
+    let places = chart::steps(seconds / unit).into_iter();
+    let places: Vec<f64> = places
+        .map(|at| at * unit)
+        .filter(|at| *at <= seconds * 1.001)
+        .collect();
+    let x = Axis {
+        name,
+        places: &places,
+        label: &|at| format!("{}", (at / unit * 100.0).round() / 100.0),
+    };
+    chart::line(points, (&x, y), None)
+}
+
+/// The part of what was asked for that was found, since the owner opened the store: tokens, if a
+/// caller counts them, else pages.
+fn over_time(report: &Report) -> Result<Section, Failure> {
+    let mut section = Section::new("Hits over time");
+    let history = &report.history;
+    let counts_tokens = |row: &HistoryRow| row.found_tokens + row.not_found_tokens > 0;
+    let has_tokens = history.rows.iter().any(counts_tokens);
+    let point = |(at, row): (usize, &HistoryRow)| {
+        let (found, not_found) = match has_tokens {
+            true => (row.found_tokens, row.not_found_tokens),
+            false => (row.hits, row.misses),
+        };
+        let asked = found + not_found;
+        let seconds = (at as f64 + 0.5) * history.row_seconds;
+        (asked > 0).then(|| (seconds, found as f64 * 100.0 / asked as f64))
+    };
+    let points: Vec<(f64, f64)> = history.rows.iter().enumerate().filter_map(point).collect();
+    if points.is_empty() {
+        section
+            .text
+            .push("Nothing was asked for since the owner opened the store.".to_owned());
+        return Ok(section);
+    }
+    let seconds = history.rows.len() as f64 * history.row_seconds;
+    let what = match has_tokens {
+        true => "Tokens found, of the tokens asked for",
+        false => "Pages found, of the pages read",
+    };
+    section.charts.push((
+        time_chart(&points, seconds)?,
+        format!(
+            "{what}, in each {} since the owner opened the store",
+            duration(history.row_seconds)
+        ),
+    ));
+    let read = history
+        .rows
+        .iter()
+        .map(|row| row.read_bytes as f64 / history.row_seconds);
+    let most = read.clone().fold(0.0, f64::max);
+    if most > 0.0 {
+        let points = read
+            .enumerate()
+            .map(|(at, of)| ((at as f64 + 0.5) * history.row_seconds, of));
+        let up = chart::byte_steps(most);
+        let y = Axis {
+            name: "read a second",
+            places: &up,
+            label: &|at| ByteSize(at as u64).to_string(),
+        };
+        let points: Vec<(f64, f64)> = points.collect();
+        section.charts.push((
+            over_seconds(&points, seconds, &y)?,
+            "Bytes read from the devices a second".to_owned(),
+        ));
+    }
+    Ok(section)
 }
 
 fn incidents(report: &Report) -> Section {
@@ -541,3 +629,6 @@ fn remote(report: &Report) -> Section {
     });
     section
 }
+
+#[cfg(test)]
+mod tests;

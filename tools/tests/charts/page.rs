@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::support::honest::skipped;
+use super::support::honest::{found, skipped};
 use super::support::{
     directory, ends, fails, flip, json, make_trace, overwrite, superblocks, text,
 };
@@ -182,11 +182,16 @@ fn a_used_store_has_its_charts_on_light_and_dark_screens() {
     let sizes = ["--capacity", "256MiB", "--page-bytes", "16KiB"];
     let replay = ["replay", "store", text(&trace), "--store", text(&path)];
     json(&[&replay[..], &sizes].concat());
-    let out = report(&path, 0);
+    // The owner counts in rows of five seconds.
+    let out = found("a row of the history", || {
+        let out = report(&path, 0);
+        let html = std::fs::read_to_string(&out).unwrap();
+        html.contains("Bytes read from the devices").then_some(out)
+    });
     let Some(light) = drawn(&out, &["--blink-settings=preferredColorScheme=1"]) else {
         return;
     };
-    charts_are_readable(&light, 3);
+    charts_are_readable(&light, 5);
     has(&light, &QUESTIONS);
     has(
         &light,
@@ -201,6 +206,7 @@ fn a_used_store_has_its_charts_on_light_and_dark_screens() {
     let headings = light["headings"].to_string();
     for heading in [
         "Hit rate by size",
+        "Hits over time",
         "Namespaces",
         "Latencies",
         "Wear",
