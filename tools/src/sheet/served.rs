@@ -284,14 +284,11 @@ fn curve(view: &View, spaces: &[Space]) -> Result<Section, Failure> {
     let percents = total.hit_rates.iter().map(|rate| rate * 100.0);
     let points: Vec<(f64, f64)> = FACTORS.iter().map(|of| of.log2()).zip(percents).collect();
     let places: Vec<f64> = [0.25_f64, 0.5, 1.0, 2.0, 4.0, 8.0].map(f64::log2).to_vec();
-    let size = report.size_bytes as f64;
+    let name = format!("size; 1x is {} for pages", ByteSize(report.size_bytes));
     let x = Axis {
-        name: "size for pages",
+        name: &name,
         places: &places,
-        label: &|at| {
-            let bytes = ByteSize((size * at.exp2()) as u64);
-            format!("{}x, {bytes}", at.exp2())
-        },
+        label: &|at| format!("{}x", at.exp2()),
     };
     let present = points.iter().find(|(x, _)| *x == 0.0).copied();
     let svg = chart::line(&points, (&x, &percent_axis("pages found")), present)?;

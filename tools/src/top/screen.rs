@@ -205,7 +205,14 @@ fn facts(seen: &Seen, view: &View) -> Vec<Line<'static>> {
         "Evictions",
         format!("{}; {}", stats.evicted, eviction_line(stats)),
     ));
-    lines.push(row("  ages", ages_line(&totals.ages.total().evicted)));
+    let ages = totals.ages.total().evicted;
+    lines.push(row(
+        "  ages",
+        match ages.pages() {
+            0 => "none known yet".to_owned(),
+            _ => ages_line(&ages),
+        },
+    ));
     lines.push(row("Pacing", pacing_line(stats)));
     lines.push(row("Remote", remote(view)));
     lines
@@ -230,7 +237,7 @@ fn volumes(view: &View) -> Option<Line<'static>> {
     };
     let p99 = match worst.p99_seconds {
         0.0 => "idle for 10 s".to_owned(),
-        seconds => format!("99 % of the last 10 s below {seconds} s"),
+        seconds => format!("99 % below {seconds} s for 10 s"),
     };
     let device = match worst.device.as_str() {
         "" => shown(&worst.path.to_string_lossy()),
@@ -239,7 +246,7 @@ fn volumes(view: &View) -> Option<Line<'static>> {
     Some(row(
         "Volume",
         format!(
-            "{others}{}, oldest operation {:.1} s, {p99}; {device}",
+            "{others}{}, oldest {:.1} s, {p99}; {device}",
             worst.state.as_str(),
             worst.oldest_seconds
         ),

@@ -198,7 +198,7 @@ fn a_used_store_has_its_charts_on_light_and_dark_screens() {
         &[
             "Nothing is wrong now.",
             "replay",
-            "1x, ",
+            "1x is ",
             "8x",
             "the ring is the present size",
         ],
