@@ -10,6 +10,7 @@
 //! | [`latency`] | histograms of latencies: of the devices, and of calls |
 //! | [`failure`] | why a disk did not carry out an operation |
 //! | [`memory`] | aligned, huge-page backed buffers |
+//! | [`ahead`] | cache lines that are fetched ahead |
 //! | [`sidecar`] | a small file beside a store that the store can do without |
 //! | [`seldom`] | limits how often a log line is repeated |
 //! | [`random`] | random bytes for identities |
@@ -24,6 +25,7 @@
 #![cfg(not(all(test, feature = "simulated")))]
 #![allow(missing_docs, reason = "no crate outside of this project uses it")]
 
+pub mod ahead;
 pub mod bugs;
 pub mod failure;
 #[cfg(not(feature = "simulated"))]

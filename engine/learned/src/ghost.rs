@@ -7,8 +7,11 @@
 //! them by as many new pages as the store holds.
 //!
 //! The table grows by one bucket at a time (linear hashing): the next one in turn is split.
+//!
+//! A page that leaves is noted, and remembered later: its bucket is fetched meanwhile.
 
 use super::recency::Epoch;
+use larder_base::ahead::fetch;
 use larder_core::chunks::Chunks;
 
 /// What is remembered of a page: hits and children, both counted up to a limit. It has 6 bits.
@@ -73,14 +76,15 @@ const SHARE: usize = 3;
 /// A power of two: 82 KiB.
 const BUCKET_BITS: u32 = 10;
 
-/// The newest word comes first. Two cache lines.
+/// The newest word comes first. Two cache lines, or three.
 #[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
 struct Bucket {
-    words: u8,
-    /// Bits of the tag above the facts.
-    facts: [u8; WAYS],
     tags: [u16; WAYS],
     epochs: [Epoch; WAYS],
+    /// Bits of the tag above the facts.
+    facts: [u8; WAYS],
+    words: u8,
 }
 
 impl Bucket {
@@ -100,16 +104,22 @@ impl Bucket {
     }
 }
 
+/// Most pages that have left and are not remembered yet.
+const NOTED_MAX: usize = 16;
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Ghosts {
     buckets: Chunks<Bucket, BUCKET_BITS>,
+    /// The page that left last comes last.
+    noted: Vec<(u64, Memory, Epoch)>,
 }
 
 impl Default for Ghosts {
     fn default() -> Ghosts {
         Ghosts {
             buckets: Chunks::new(),
+            noted: Vec::with_capacity(NOTED_MAX),
         }
     }
 }
@@ -132,6 +142,7 @@ impl Ghosts {
     pub(super) fn expect(&mut self, pages: usize) {
         let wanted = (pages * SHARE).div_ceil(2 * WAYS);
         while self.buckets.len() < wanted {
+            self.remember_noted();
             let new = self.buckets.len();
             // A word does not say to which of the two it belongs: both get a copy.
             let split = match new.checked_ilog2() {
@@ -142,29 +153,42 @@ impl Ghosts {
         }
     }
 
-    /// Fetches the cache lines of the bucket of a key. The result has no meaning.
-    pub(super) fn fetch(&self, key: u64) -> u16 {
-        if self.buckets.len() == 0 {
-            return 0;
+    /// Fetches the cache lines of the bucket of a key.
+    #[inline]
+    pub(super) fn fetch(&self, key: u64) {
+        if self.buckets.len() > 0 {
+            let bucket = self.buckets.get(bucket_of(key, self.buckets.len()));
+            fetch(&bucket.tags);
+            fetch(&bucket.facts);
+            fetch(&bucket.words);
         }
-        let bucket = self.buckets.get(bucket_of(key, self.buckets.len()));
-        u16::from(bucket.words) ^ bucket.tags[0] ^ bucket.epochs[WAYS - 1]
     }
 
     /// Remembers a page.
     pub(super) fn put(&mut self, key: u64, memory: Memory, epoch: Epoch) {
-        if self.buckets.len() == 0 {
-            return;
+        self.fetch(key);
+        self.noted.push((key, memory, epoch));
+        if self.noted.len() == NOTED_MAX {
+            self.remember_noted();
         }
-        let (tag, rest) = tag_of(key);
-        let bucket = self.buckets.get_mut(bucket_of(key, self.buckets.len()));
-        bucket.open(0);
-        bucket.facts[0] = rest | memory.bits();
-        (bucket.tags[0], bucket.epochs[0]) = (tag, epoch);
+    }
+
+    fn remember_noted(&mut self) {
+        for (key, memory, epoch) in self.noted.drain(..) {
+            if self.buckets.len() > 0 {
+                let (tag, rest) = tag_of(key);
+                let at = bucket_of(key, self.buckets.len());
+                let bucket = self.buckets.get_mut(at);
+                bucket.open(0);
+                bucket.facts[0] = rest | memory.bits();
+                (bucket.tags[0], bucket.epochs[0]) = (tag, epoch);
+            }
+        }
     }
 
     /// Forgets a page that comes back; its facts.
     pub(super) fn take(&mut self, key: u64) -> Option<(Memory, Epoch)> {
+        self.remember_noted();
         if self.buckets.len() == 0 {
             return None;
         }
@@ -181,7 +205,7 @@ impl Ghosts {
     }
 
     pub(super) fn ram_bytes(&self) -> usize {
-        self.buckets.ram_bytes()
+        self.buckets.ram_bytes() + self.noted.capacity() * size_of::<(u64, Memory, Epoch)>()
     }
 }
 

@@ -58,6 +58,8 @@ struct Row {
 pub(super) struct Hazards {
     /// Lower ends of the steps, in ticks.
     ends: [u32; AGES],
+    /// The step of the least age of so many bits.
+    octaves: [u8; u32::BITS as usize + 1],
     rows: Vec<Row>,
     /// The hazard and the index of all classes together.
     pooled: [f64; AGES],
@@ -93,8 +95,14 @@ fn prior(step: usize) -> f64 {
 impl Default for Hazards {
     fn default() -> Hazards {
         let pooled: [f64; AGES] = std::array::from_fn(prior);
+        let ends: [u32; AGES] = std::array::from_fn(|step| (end(step) * f64::from(TICKS)) as u32);
+        let octaves = std::array::from_fn(|bits| {
+            let least = if bits == 0 { 0 } else { 1 << (bits - 1) };
+            (ends.partition_point(|end| *end <= least) - 1) as u8
+        });
         let mut hazards = Hazards {
-            ends: std::array::from_fn(|step| (end(step) * f64::from(TICKS)) as u32),
+            ends,
+            octaves,
             rows: Vec::new(),
             pooled,
             pooled_index: index(&pooled),
@@ -156,8 +164,16 @@ impl Hazards {
         Some(hazards)
     }
 
+    #[inline]
     fn step(&self, age: u32) -> usize {
-        self.ends.partition_point(|end| *end <= age) - 1
+        let octave = age.checked_ilog2().map_or(0, |octave| octave + 1);
+        let mut step = usize::from(self.octaves[octave as usize]);
+        while let Some(end) = self.ends.get(step + 1)
+            && *end <= age
+        {
+            step += 1;
+        }
+        step
     }
 
     /// A page of a class was used at this age.

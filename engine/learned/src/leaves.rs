@@ -21,14 +21,15 @@ const HEAP_BITS: u32 = 9;
 type Heap = Chunks<u64, HEAP_BITS>;
 
 /// The top of a class without leaves.
-const NO_TOP: (f32, u32) = (f32::INFINITY, u32::MAX);
+const NO_TOP: u64 = u64::MAX;
 
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Leaves {
     heaps: Vec<Heap>,
-    /// By class: the index of its oldest leaf, and the last use of that.
-    tops: Vec<(f32, u32)>,
+    /// By class: the bits of the index of its oldest leaf, and the last use of that. Positive
+    /// numbers are in the order of their bits.
+    tops: Vec<u64>,
     /// When the tops were computed; `None`: they have to be.
     valued: Option<u32>,
     /// Classes whose tops have changed since.
@@ -120,19 +121,19 @@ impl Leaves {
             while let Some(class) = self.changed.pop() {
                 let at = usize::from(class);
                 let top = oldest(&mut self.heaps[at], pages);
-                self.tops[at] = top.map_or(NO_TOP, |(last, _)| (index(class, last), last));
+                self.tops[at] = top.map_or(NO_TOP, |(last, _)| {
+                    word(index(class, last).max(0.0).to_bits(), last)
+                });
             }
-            let (at, least) = self.tops.iter().copied().enumerate().reduce(|least, top| {
-                let is_less = top.1.0 < least.1.0 || top.1.0 == least.1.0 && top.1.1 < least.1.1;
-                if is_less { top } else { least }
-            })?;
+            let least = self.tops.iter().copied().min()?;
             if least == NO_TOP {
                 return None;
             }
+            let at = self.tops.iter().position(|top| *top == least)?;
             // Its page may have been used since the value was computed.
             let top = oldest(&mut self.heaps[at], pages);
             if let Some((last, id)) = top
-                && last == least.1
+                && last == unpack(least).1
             {
                 pages.get_mut(id).at = NONE;
                 self.hole = Some(at as ClassId);
@@ -147,7 +148,7 @@ impl Leaves {
         let heaps: usize = self.heaps.iter().map(Heap::ram_bytes).sum();
         heaps
             + self.heaps.capacity() * size_of::<Heap>()
-            + self.tops.capacity() * size_of::<(f32, u32)>()
+            + self.tops.capacity() * size_of::<u64>()
             + self.changed.capacity() * size_of::<ClassId>()
     }
 }

@@ -489,11 +489,14 @@ impl EvictionOrder for Learned {
     }
 
     fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
-        let fetched = names.map(|(namespace, key)| {
-            let ghost = self.ghosts.fetch(number(namespace, key));
-            u64::from(ghost) ^ self.notes.fetch(key)
-        });
-        std::hint::black_box(fetched.fold(0, |all, word| all ^ word));
+        for (namespace, key) in names {
+            self.ghosts.fetch(number(namespace, key));
+            self.notes.fetch(key);
+        }
+    }
+
+    fn fetch_used(&self, pages: &mut dyn Iterator<Item = PageNumber>) {
+        pages.for_each(|page| self.pages.fetch(page.0));
     }
 
     fn linked(&mut self, page: PageNumber, facts: &PageFacts) {

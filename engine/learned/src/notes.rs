@@ -10,6 +10,7 @@
 //! Keys are hashes: the words, sorted, lie in buckets of about eight by their highest bits. Pages
 //! of one key in two namespaces share a word, that of either one.
 
+use larder_base::ahead::fetch;
 use larder_format::KeyPrefix;
 
 use super::pages::Page;
@@ -82,14 +83,16 @@ impl Notes {
         &self.notes[begin as usize..self.ends[bucket] as usize]
     }
 
-    /// Fetches the cache lines of the bucket of a key. The result has no meaning.
-    pub(super) fn fetch(&self, key: KeyPrefix) -> u64 {
-        if self.is_empty() {
-            return 0;
+    /// Fetches the cache lines of the bucket of a key.
+    pub(super) fn fetch(&self, key: KeyPrefix) {
+        if !self.is_empty() {
+            let bucket = self.bucket(named(key));
+            bucket
+                .first()
+                .into_iter()
+                .chain(bucket.last())
+                .for_each(fetch);
         }
-        let bucket = self.bucket(named(key));
-        let word = |note: Option<&u128>| note.copied().map_or(0, |note| note as u64);
-        word(bucket.first()) ^ word(bucket.last())
     }
 
     pub(super) fn find(&self, key: KeyPrefix) -> Option<Page> {

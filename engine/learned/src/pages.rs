@@ -1,5 +1,6 @@
 //! The facts of stored pages, 16 bytes each, by their numbers.
 
+use larder_base::ahead::fetch;
 use larder_core::chunks::Chunks;
 
 use super::class::{CLASS_BITS, ClassId};
@@ -108,6 +109,11 @@ impl Pages {
     #[inline]
     pub(super) fn get(&self, id: u32) -> &Page {
         self.0.get(id as usize)
+    }
+
+    /// Fetches the cache line of a page that was put.
+    pub(super) fn fetch(&self, id: u32) {
+        fetch(self.get(id));
     }
 
     #[inline]

@@ -484,6 +484,10 @@ impl EvictionOrder for Learned {
         self.policy.fetch(names);
     }
 
+    fn fetch_used(&self, pages: &mut dyn Iterator<Item = PageNumber>) {
+        self.policy.fetch_used(pages);
+    }
+
     fn linked(&mut self, page: PageNumber, facts: &PageFacts) {
         self.policy.linked(page, facts);
     }

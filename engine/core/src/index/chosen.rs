@@ -14,6 +14,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use larder_base::ahead::fetch;
 use larder_base::ids::NamespaceId;
 use larder_format::{BLOCK_BYTES, KeyPrefix};
 use larder_sync::Mutex;
@@ -244,7 +245,7 @@ impl Chosen {
 
     // ---- the facts for the policy
 
-    /// Pages of these names are about to be published, or to leave.
+    /// Pages of these names are about to be published.
     pub(super) fn fetch(&self, names: impl Iterator<Item = (NamespaceSlot, KeyPrefix)>) {
         let mut names = names.map(|(namespace, key)| (NamespaceId(namespace.0), key));
         self.policy.fetch(&mut names);
@@ -300,7 +301,14 @@ impl Chosen {
         let times = self.times.get_mut();
         let mut begin = 0;
         for (end, used) in calls.drain(..) {
-            for id in &ids[begin..end] {
+            let run = &ids[begin..end];
+            for id in run {
+                fetch(self.seen.notes.get(id.0 as usize));
+                view.slab.fetch_link(*id);
+            }
+            let mut pages = run.iter().map(|id| PageNumber(id.0));
+            self.policy.fetch_used(&mut pages);
+            for id in run {
                 let note = self.seen.note_mut(*id);
                 if used.by != Use::Lookup {
                     note.count_hit();

@@ -8,6 +8,7 @@
 
 use std::sync::atomic::Ordering;
 
+use larder_base::ahead::fetch;
 use larder_base::runtime::RwLockReadGuard;
 use larder_format::PageKey;
 
@@ -399,12 +400,10 @@ fn find_all(state: &State, namespace: NamespaceSlot, keys: &[PageKey], ids: &mut
     let mut hashes = [0; HOLD_KEYS];
     let hashes = &mut hashes[..keys.len()];
     let names = state.names();
-    let mut fetched = 0;
     for (key, hash) in keys.iter().zip(&mut *hashes) {
         *hash = names.hash(namespace, key.prefix());
-        fetched ^= state.table().fetch(*hash);
+        state.table().fetch(*hash);
     }
-    std::hint::black_box(fetched);
     for ((hash, key), id) in hashes.iter().zip(keys).zip(&mut *ids) {
         *id = match state.table().guess(*hash) {
             Guess::Perhaps(id) => id,
@@ -412,11 +411,9 @@ fn find_all(state: &State, namespace: NamespaceSlot, keys: &[PageKey], ids: &mut
             Guess::Elsewhere => state.find(namespace, key.prefix()).unwrap_or(PageId::NONE),
         };
     }
-    let mut fetched = 0;
     for id in ids.iter().filter(|id| **id != PageId::NONE) {
-        fetched ^= state.slab().entry(*id).checksum;
+        fetch(state.slab().entry(*id));
     }
-    std::hint::black_box(fetched);
     for (key, id) in keys.iter().zip(ids) {
         if *id == PageId::NONE {
             continue;

@@ -27,6 +27,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use larder_base::ahead::fetch;
 use larder_base::planted;
 use larder_format::KeyPrefix;
 
@@ -270,6 +271,11 @@ impl Slab {
 
     pub(super) fn link(&self, id: PageId) -> Link {
         *self.links.get(id.at())
+    }
+
+    /// Fetches the cache line of a link.
+    pub(super) fn fetch_link(&self, id: PageId) {
+        fetch(self.links.get(id.at()));
     }
 
     pub(super) fn link_mut(&mut self, id: PageId) -> &mut Link {

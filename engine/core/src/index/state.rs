@@ -283,11 +283,9 @@ impl State {
     /// Fetches the cache lines that publishing these pages reads first, so that no page waits for
     /// another page's miss.
     pub(super) fn fetch(&self, pages: &[Publish]) {
-        let lines = pages.iter().map(|page| {
-            let hash = self.names.hash(page.namespace, page.key);
-            self.table.fetch(hash)
-        });
-        std::hint::black_box(lines.fold(0, |all, line| all ^ line));
+        for page in pages {
+            self.table.fetch(self.names.hash(page.namespace, page.key));
+        }
         if let Some(chosen) = &self.chosen {
             chosen.fetch(pages.iter().map(|page| (page.namespace, page.key)));
         }
@@ -569,10 +567,12 @@ impl State {
             None => self.cold.coldest(next, floor, |id| look(slab, id))?,
             Some(chosen) => {
                 let id = chosen.coldest(slab, &self.counted, (next, floor), look)?;
-                // The misses of the two tables that forget it overlap.
-                let entry = self.slab.entry(id);
-                std::hint::black_box(self.table.fetch(hash_of(self.names, entry)));
-                chosen.fetch(std::iter::once((entry.spot.namespace(), entry.key())));
+                // Its parent goes next, mostly.
+                let parent = self.slab.link(id).parent;
+                if parent != PageId::NONE {
+                    self.table
+                        .fetch(hash_of(self.names, self.slab.entry(parent)));
+                }
                 id
             }
         };

@@ -23,6 +23,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
+use larder_base::ahead::fetch;
 use larder_base::random::random_bytes;
 use larder_format::KeyPrefix;
 
@@ -294,14 +295,15 @@ impl Table {
         &mut self.shards[shard]
     }
 
-    /// Fetches the line of a hash into the cache. The value has no meaning.
+    /// Fetches the line of a hash into the cache.
     #[inline]
-    pub(super) fn fetch(&self, hash: u64) -> u64 {
+    pub(super) fn fetch(&self, hash: u64) {
         let shard = self.shard(hash);
         shard
             .lines
             .get(shard.home(hash))
-            .map_or(0, |line| line.tags[0])
+            .into_iter()
+            .for_each(fetch);
     }
 
     /// The result of the hash's own line. A slot it names belongs to another page once in

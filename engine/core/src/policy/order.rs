@@ -19,10 +19,16 @@ pub trait EvictionOrder: EvictionPolicy {
         None
     }
 
-    /// Pages of these names may arrive or leave next: a policy that remembers names can fetch its
-    /// memory of them, so that no page waits for another page's cache miss.
+    /// Pages of these names may arrive next: a policy that remembers names can fetch its memory of
+    /// them, so that no page waits for another page's cache miss.
     fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {
         let _ = names;
+    }
+
+    /// These stored pages were used, and [`EvictionPolicy::used`] comes next for each: it can fetch
+    /// its facts of them.
+    fn fetch_used(&self, pages: &mut dyn Iterator<Item = PageNumber>) {
+        let _ = pages;
     }
 
     /// A page that arrived before its parent is linked to it: `facts.parent` names it from now on.
