@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 from sglang.srt.mem_cache.memory_pool import DSATokenToKVPool, MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.pool_host import base
 from sglang.srt.mem_cache.pool_host.dsa import DSAIndexerPoolHost, make_dsa_indexer_pool_decl
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.runtime_context import get_parallel
+
+# SGLang leaves 10 GiB of the host's memory free, which other processes may have taken here.
+base.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
 
 #: Pools whose device half must live as long as they do.
 _KEPT = []
