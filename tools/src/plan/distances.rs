@@ -97,6 +97,11 @@ impl Distances {
         self.stored.sort_unstable();
     }
 
+    /// Different blocks that were asked for or stored.
+    pub fn blocks(&self) -> u64 {
+        self.last.len() as u64
+    }
+
     /// Blocks asked for that a store of so many blocks has.
     pub fn hits(&self, blocks: u64) -> u64 {
         within(&self.asked, blocks)

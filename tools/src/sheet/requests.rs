@@ -87,7 +87,7 @@ impl Facts {
 
     /// Sizes in blocks, doubled from one to the next: up to the size that keeps all blocks.
     fn sizes(&self) -> Vec<u64> {
-        let all = self.distances.puts(u64::MAX).max(1);
+        let all = self.distances.blocks().max(1);
         let last = u64::BITS - all.leading_zeros();
         (last.saturating_sub(9)..=last)
             .map(|power| 1 << power)
@@ -111,10 +111,7 @@ pub fn page(path: &Path, interrupt: &Interrupt) -> Result<Page, Failure> {
                 "Asked for",
                 format!("{} blocks of {tokens} tokens", facts.distances.blocks_asked),
             ),
-            (
-                "Different",
-                format!("{} blocks to be stored", facts.distances.puts(u64::MAX)),
-            ),
+            ("Different", format!("{} blocks", facts.distances.blocks())),
         ],
         answers: questions(&facts, tokens),
         sections: vec![
@@ -307,4 +304,23 @@ fn absent() -> Section {
             .to_owned(),
     );
     section
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn sizes_reach_the_blocks_that_a_recorded_request_asked_for_and_did_not_store() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let blocks: Vec<u64> = (0..90).collect();
+        let line = format!("{{\"hash_ids\": {blocks:?}, \"stored\": 0}}\n");
+        std::fs::write(file.path(), line.repeat(2)).unwrap();
+        let page = page(file.path(), &Interrupt::never()).unwrap();
+        let (_, size) = &page.answers[0];
+        assert!(size.contains("A store of 128 blocks"), "{size}");
+        assert!(size.contains("finds 50.0 %"), "{size}");
+    }
 }
