@@ -7,7 +7,7 @@ use std::path::Path;
 use larder_base::system::devices;
 use larder_base::system::files::{self, FileId};
 use larder_disk::probe::{Fact, Level, filesystem};
-use larder_engine::{HolderState, LockHolder, StoreError};
+use larder_engine::{CodecChoice, HolderState, LockHolder, StoreError};
 use larder_format::{FORMAT_VERSION, OpenState, Superblock};
 use larder_store::share;
 use larder_store::share::VolumeState;
@@ -236,6 +236,7 @@ fn about(report: &share::Report, facts: &mut Facts) {
     facts.push(Fact::ok("protocol", protocol(report)));
     pacing(report, facts);
     eviction(report, facts);
+    codec(report, facts);
     remote(report, facts);
     service(report, facts);
     places(report, facts);
@@ -330,6 +331,33 @@ fn eviction(report: &share::Report, facts: &mut Facts) {
     // Empty: the owner's release does not say.
     if !report.stats.eviction.is_empty() {
         facts.push(Fact::ok("eviction", eviction_line(&report.stats)));
+    }
+}
+
+/// The share of the pages of puts that the codec made smaller, and its ratio. Of `auto`, a share
+/// below the whole shows that it leaves pages plain.
+fn codec(report: &share::Report, facts: &mut Facts) {
+    let counts = &report.totals.counts;
+    let (put, plain) = (counts.bytes_put, counts.encoded_plain_bytes);
+    if plain > 0 {
+        let ratio = plain as f64 / counts.encoded_stored_bytes.max(1) as f64;
+        let what = format!(
+            "{} of {} that were put are encoded: {ratio:.2} plain bytes for each stored byte",
+            ByteSize(plain),
+            ByteSize(put),
+        );
+        facts.push(Fact::ok("codec", what));
+    } else if put > 0 && report.settings.codec == CodecChoice::Bf16 {
+        let what = "no page that was put got smaller: turn it off, it costs time (`--codec off`)";
+        facts.push(Fact::warn("codec", what));
+    }
+    let undecodable = counts.misses.undecodable;
+    if undecodable > 0 {
+        let what = format!(
+            "{undecodable} pages with right checksums could not be decoded: turn it off (`--codec \
+             off`), and report the fault"
+        );
+        facts.push(Fact::fail("codec", what));
     }
 }
 

@@ -1,5 +1,6 @@
 //! A served store: its directory stands for it, and its settings are shown.
 
+use std::fs;
 use std::io::IoSliceMut;
 use std::time::{Duration, Instant};
 
@@ -30,10 +31,16 @@ pub fn namespace() -> Namespace {
 
 /// A store under the name that a backend gives it, and its owner with settings of its own.
 fn served(directory: &TempDir) -> (Process, String) {
+    served_with(
+        directory,
+        &["--sync", "always", "--lease", "7s", "--prewrite"],
+    )
+}
+
+fn served_with(directory: &TempDir, settings: &[&str]) -> (Process, String) {
     let path = directory.path().join("larder.store");
     json(&["create", text(&path), "--size", STORE_SIZE]);
-    let settings = ["--sync", "always", "--lease", "7s", "--prewrite"];
-    let mut owner = larder(&[&["serve", text(directory.path())][..], &settings].concat())
+    let mut owner = larder(&[&["serve", text(directory.path())][..], settings].concat())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -93,6 +100,36 @@ fn the_settings_of_the_owner_are_shown_and_a_client_with_others_warns_once() {
     assert_eq!(warnings(&[]), 1);
     let same = ["--sync", "always", "--lease", "7s", "--prewrite"];
     assert_eq!(warnings(&same), 0);
+}
+
+#[test]
+fn the_pages_that_the_codec_made_smaller_are_shown() {
+    let directory = directory();
+    let (at, content) = (text(directory.path()), directory.path().join("kv"));
+    let (_owner, _) = served_with(&directory, &["--codec", "bf16"]);
+    let put = [
+        "bench",
+        at,
+        "--op",
+        "put",
+        "--shared",
+        "--page-bytes",
+        "64KiB",
+    ];
+    let put = [&put[..], &["--pages", "64"]].concat();
+    ends(&put, 0);
+    let said = doctor(&[at]);
+    assert!(said.contains("no page that was put got smaller"), "{said}");
+    // Values in bf16 from 1 to 2.
+    let values =
+        (0..1_u32 << 20).flat_map(|at| [at.wrapping_mul(0x9e37_79b9) as u8 >> 1 | 0x80, 0x3f]);
+    fs::write(&content, Vec::from_iter(values)).unwrap();
+    ends(&[&put[..], &["--content", text(&content)]].concat(), 0);
+    let said = doctor(&[at]);
+    assert!(
+        said.contains("1.23 plain bytes for each stored byte"),
+        "{said}"
+    );
 }
 
 #[test]
