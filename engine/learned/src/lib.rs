@@ -206,17 +206,17 @@ impl Learned {
         }
         let page = self.pages.get_mut(id);
         page.last = now;
+        page.epoch = self.guard.now();
         page.return_to();
         // In the heap of the same class its entry is corrected when it comes to the top.
-        self.classify(id, class);
+        if page.class() != class {
+            self.classify(id, class);
+        }
     }
 
     /// Gives a page another class.
     fn classify(&mut self, id: u32, class: ClassId) {
         let page = *self.pages.get(id);
-        if page.class() == class {
-            return;
-        }
         if page.is_filed() {
             self.leaves.remove(&mut self.pages, id);
         }
@@ -227,9 +227,8 @@ impl Learned {
     }
 
     /// Tells the guard the use of a page, which was used last in the epoch `before`.
-    fn count(&mut self, id: u32, facts: &PageFacts, before: Option<Epoch>, is_hit: bool) {
+    fn count(&mut self, facts: &PageFacts, before: Option<Epoch>, is_hit: bool) {
         let switched = self.guard.used(before, facts.bytes, is_hit, self.now);
-        self.pages.get_mut(id).epoch = self.guard.now();
         self.follow(switched);
     }
 
@@ -360,7 +359,7 @@ impl EvictionPolicy for Learned {
             self.pass(parent.0, page.0);
             self.adopt(parent.0);
         }
-        self.count(page.0, facts, known.map(|(_, epoch)| epoch), false);
+        self.count(facts, known.map(|(_, epoch)| epoch), false);
         self.seen(page.0, facts, false);
     }
 
@@ -376,7 +375,7 @@ impl EvictionPolicy for Learned {
             known.set_memory(known.memory().used());
         }
         let before = known.epoch;
-        self.count(page.0, facts, Some(before), true);
+        self.count(facts, Some(before), true);
         self.seen(page.0, facts, again);
     }
 
