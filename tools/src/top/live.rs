@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::mpsc::{self, TryRecvError};
 use std::time::Duration;
 
+use ratatui::crossterm::SynchronizedUpdate;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::looks::{self, Seen};
@@ -53,7 +54,12 @@ pub fn run(path: &Path, every: Duration) -> Result<Ending, Failure> {
                 ));
             }
         }
-        if let Err(error) = terminal.draw(|frame| screen::draw(frame, &mut seen)) {
+        // A terminal that knows synchronized updates shows whole frames alone.
+        let drawn = io::stdout().sync_update(|_| {
+            terminal.draw(|frame| screen::draw(frame, &mut seen))?;
+            Ok(())
+        });
+        if let Err(error) = drawn.and_then(|drawn| drawn) {
             break Err(lost(error));
         }
         match next_key() {

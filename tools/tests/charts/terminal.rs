@@ -12,11 +12,16 @@ use nix::pty::{Winsize, openpty};
 
 use crate::support::honest::{Process, eventually, found};
 
+/// The end of a frame: of a synchronized update.
+const FRAME_END: &[u8] = b"\x1b[?2026l";
+
 /// See the module.
 pub struct Terminal {
     child: Process,
     keys: File,
     emulator: Arc<Mutex<vt100::Parser>>,
+    /// The rows of the last whole frame; after the end of the command, the rows that are left.
+    frame: Arc<Mutex<Vec<String>>>,
     reader: JoinHandle<String>,
 }
 
@@ -44,17 +49,27 @@ impl Terminal {
         let cells = |number| NonZeroU16::new(number).unwrap();
         let emulator = vt100::Parser::new(cells(rows), cells(columns), 0);
         let emulator = Arc::new(Mutex::new(emulator));
+        let frame = Arc::<Mutex<Vec<String>>>::default();
         let keys = File::from(pty.master);
         let mut master = keys.try_clone().unwrap();
         let reader = std::thread::spawn({
-            let emulator = emulator.clone();
+            let (emulator, frame) = (emulator.clone(), frame.clone());
             move || {
                 // A read of a terminal fails once no process has it open any more.
-                let (mut sent, mut some) = (Vec::new(), [0; 4096]);
+                let (mut sent, mut some, mut drawn) = (Vec::new(), [0; 4096], 0);
                 while let Ok(count @ 1..) = master.read(&mut some) {
                     sent.extend_from_slice(&some[..count]);
-                    emulator.lock().unwrap().process(&some[..count]);
+                    while let Some(at) = memchr::memmem::find(&sent[drawn..], FRAME_END) {
+                        let until = drawn + at + FRAME_END.len();
+                        let mut emulator = emulator.lock().unwrap();
+                        emulator.process(&sent[drawn..until]);
+                        *frame.lock().unwrap() = rows_of(&emulator);
+                        drawn = until;
+                    }
                 }
+                let mut emulator = emulator.lock().unwrap();
+                emulator.process(&sent[drawn..]);
+                *frame.lock().unwrap() = rows_of(&emulator);
                 String::from_utf8_lossy(&sent).into_owned()
             }
         });
@@ -62,23 +77,17 @@ impl Terminal {
             child,
             keys,
             emulator,
+            frame,
             reader,
         }
     }
 
-    /// The rows of the screen.
-    pub fn rows(&self) -> Vec<String> {
-        let emulator = self.emulator.lock().unwrap();
-        let (_, columns) = emulator.screen().size();
-        emulator.screen().rows(0, columns.get()).collect()
-    }
-
-    /// Waits until the screen shows all of these words. Its rows then.
+    /// Waits until a whole frame shows all of these words. Its rows then.
     #[track_caller]
     pub fn shows(&self, words: &[&str]) -> Vec<String> {
         let mut last = Vec::new();
         found(&format!("the screen shows {words:?}"), || {
-            last = self.rows();
+            last = self.frame.lock().unwrap().clone();
             let text = last.join("\n");
             words.iter().all(|word| text.contains(word)).then_some(())
         });
@@ -104,4 +113,9 @@ impl Terminal {
         assert!(!sent.contains("panicked"), "{sent}");
         sent
     }
+}
+
+fn rows_of(emulator: &vt100::Parser) -> Vec<String> {
+    let (_, columns) = emulator.screen().size();
+    emulator.screen().rows(0, columns.get()).collect()
 }
