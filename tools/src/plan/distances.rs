@@ -98,6 +98,7 @@ impl Distances {
     }
 
     /// Different blocks that were asked for or stored.
+    #[cfg(feature = "charts")]
     pub fn blocks(&self) -> u64 {
         self.last.len() as u64
     }
