@@ -23,7 +23,7 @@ pub fn advice(error: &io::Error) -> &'static str {
             "run as root to read it"
         }
         io::ErrorKind::PermissionDenied => {
-            "the report takes the capability CAP_SYS_ADMIN, in a container too"
+            "to read it takes the capability CAP_SYS_ADMIN, also in a container"
         }
         io::ErrorKind::NotFound => {
             "its device node is not here: a container, or PrivateDevices= of a unit, hides it"

@@ -1,7 +1,6 @@
 //! Counters of a store over the time since its owner opened it, in fixed memory: at most
 //! [`ROWS_MAX`] rows of equal length. When they are full, each two of them become one.
 
-use larder_core::counters::Counted;
 use serde::{Deserialize, Serialize};
 
 use crate::totals::Totals;
@@ -26,10 +25,6 @@ pub struct HistoryReport {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HistoryRow {
-    /// Pages that gets returned, and that they did not.
-    pub hits: u64,
-    /// See `hits`.
-    pub misses: u64,
     /// Tokens of requests that were found, and that were not.
     pub found_tokens: u64,
     /// See `found_tokens`.
@@ -38,8 +33,6 @@ pub struct HistoryRow {
     pub read_bytes: u64,
     /// See `read_bytes`.
     pub put_bytes: u64,
-    /// Pages evicted.
-    pub evicted: u64,
 }
 
 /// The history that an owner keeps.
@@ -55,25 +48,19 @@ impl HistoryRow {
         let counts = &totals.counts;
         let tokens = totals.spaces.total().tokens;
         HistoryRow {
-            hits: counts.hits,
-            misses: counts.misses.total(),
             found_tokens: tokens.found,
             not_found_tokens: tokens.not_found,
             read_bytes: counts.bytes_read,
             put_bytes: counts.bytes_put,
-            evicted: totals.store.evicted,
         }
     }
 
     fn with(self, other: HistoryRow, with: impl Fn(u64, u64) -> u64) -> HistoryRow {
         HistoryRow {
-            hits: with(self.hits, other.hits),
-            misses: with(self.misses, other.misses),
             found_tokens: with(self.found_tokens, other.found_tokens),
             not_found_tokens: with(self.not_found_tokens, other.not_found_tokens),
             read_bytes: with(self.read_bytes, other.read_bytes),
             put_bytes: with(self.put_bytes, other.put_bytes),
-            evicted: with(self.evicted, other.evicted),
         }
     }
 }
@@ -129,9 +116,9 @@ impl History {
 mod tests {
     use super::*;
 
-    fn totals(hits: u64) -> Totals {
+    fn totals(bytes: u64) -> Totals {
         let mut totals = Totals::default();
-        totals.counts.hits = hits;
+        totals.counts.bytes_read = bytes;
         totals
     }
 
@@ -150,12 +137,12 @@ mod tests {
             seconds <= 100_000.0 && seconds > 100_000.0 - report.row_seconds,
             "{seconds}"
         );
-        let hits: u64 = report.rows.iter().map(|row| row.hits).sum();
-        assert_eq!(hits as f64, seconds);
+        let bytes: u64 = report.rows.iter().map(|row| row.read_bytes).sum();
+        assert_eq!(bytes as f64, seconds);
         let equal = report
             .rows
             .iter()
-            .all(|row| row.hits as f64 == report.row_seconds);
+            .all(|row| row.read_bytes as f64 == report.row_seconds);
         assert!(equal, "{report:?}");
     }
 
@@ -165,7 +152,7 @@ mod tests {
         history.look(21.0, &totals(8));
         let rows = history.report().rows;
         assert_eq!(
-            rows.iter().map(|row| row.hits).collect::<Vec<_>>(),
+            rows.iter().map(|row| row.read_bytes).collect::<Vec<_>>(),
             [8, 0, 0, 0]
         );
     }

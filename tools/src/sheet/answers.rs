@@ -1,11 +1,11 @@
 //! The questions of an operator, answered from the facts.
 
 use larder_base::system::processes::unix_seconds;
-use larder_core::counters::Counted;
 use larder_store::curve::FACTORS;
 use larder_store::share::View;
 
 use crate::drives::Drive;
+use crate::report::count;
 use crate::shown::shown;
 use crate::size::ByteSize;
 use crate::stat::processes::duration;
@@ -19,6 +19,9 @@ pub const WEAR: &str = "When is the drive worn out?";
 pub const WORTH: &str = "Is it worth it?";
 
 const DAY_S: f64 = 86_400.0;
+
+/// Lookups of a shorter time are said to be few.
+const ENOUGH_S: f64 = 3600.0;
 
 /// Gain of a larger store, in points, that is worth a remark.
 const GAIN_POINTS: f64 = 5.0;
@@ -59,7 +62,8 @@ pub fn gain(now: f64, double: f64, four: f64) -> String {
         ),
         false => format!(
             "No. It finds {percent:.1} % of the pages that are looked up. A store of twice the \
-             size would find only {double:.1} points more, of four times the size {four:.1} points."
+             size would find only {double:.1} points more, of four times the size only {four:.1} \
+             points more."
         ),
     }
 }
@@ -77,7 +81,15 @@ fn size(view: &View) -> String {
                   is full."
         }
     };
-    format!("{}{full}", gain(now, double, four))
+    let seconds = view.report.curve.seconds;
+    let little = match seconds < ENOUGH_S {
+        true => format!(
+            " Little is known yet: the lookups of {}.",
+            duration(seconds)
+        ),
+        false => String::new(),
+    };
+    format!("{}{full}{little}", gain(now, double, four))
 }
 
 fn share(part: u64, all: u64) -> f64 {
@@ -121,8 +133,8 @@ fn users(view: &View, spaces: &[Space]) -> String {
     match largest.is_empty() {
         true => format!("{processes} It has no pages yet."),
         false => format!(
-            "{processes} Largest of {}: {}.",
-            spaces.len(),
+            "{processes} The largest of {}: {}.",
+            count(spaces.len() as u64, "namespace"),
             largest.join(", ")
         ),
     }
@@ -208,10 +220,11 @@ fn worth(view: &View) -> String {
             duration(seconds)
         ),
     };
-    let missed = totals.counts.misses.total();
     let read = format!(
-        " {} pages were read, {} were missing.",
-        totals.counts.hits, missed
+        " {} were read ({}), and {} put.",
+        count(totals.counts.hits, "page"),
+        ByteSize(totals.counts.bytes_read),
+        ByteSize(totals.counts.bytes_put)
     );
     format!("{}{counted}{read}", verdict.verdict_reason)
 }

@@ -130,7 +130,7 @@ fn facts(view: &View) -> Vec<(&'static str, String)> {
         ("Tokens", tokens_line(&report.totals.spaces.total().tokens)),
         (
             "Counted",
-            "since the first of the owners that followed each other".to_owned(),
+            "by this owner, and by those before it that handed their counters over".to_owned(),
         ),
     ]
 }
@@ -179,61 +179,50 @@ fn over_seconds(points: &[(f64, f64)], seconds: f64, y: &Axis<'_>) -> Result<Str
     chart::line(points, (&x, y), None)
 }
 
-/// The part of what was asked for that was found, since the owner opened the store: tokens, if a
-/// caller counts them, else pages.
+/// The part of the tokens asked for that was found, and the bytes that were read and put.
 fn over_time(report: &Report) -> Result<Section, Failure> {
-    let mut section = Section::new("Hits over time");
+    let mut section = Section::new("Hits and bytes over time");
     let history = &report.history;
-    let counts_tokens = |row: &HistoryRow| row.found_tokens + row.not_found_tokens > 0;
-    let has_tokens = history.rows.iter().any(counts_tokens);
     let point = |(at, row): (usize, &HistoryRow)| {
-        let (found, not_found) = match has_tokens {
-            true => (row.found_tokens, row.not_found_tokens),
-            false => (row.hits, row.misses),
-        };
-        let asked = found + not_found;
+        let asked = row.found_tokens + row.not_found_tokens;
         let seconds = (at as f64 + 0.5) * history.row_seconds;
-        (asked > 0).then(|| (seconds, found as f64 * 100.0 / asked as f64))
+        (asked > 0).then(|| (seconds, row.found_tokens as f64 * 100.0 / asked as f64))
     };
     let points: Vec<(f64, f64)> = history.rows.iter().enumerate().filter_map(point).collect();
-    if points.is_empty() {
-        section
-            .text
-            .push("Nothing was asked for since the owner opened the store.".to_owned());
-        return Ok(section);
-    }
     let seconds = history.rows.len() as f64 * history.row_seconds;
-    let what = match has_tokens {
-        true => "Tokens found, of the tokens asked for",
-        false => "Pages found, of the pages read",
-    };
-    section.charts.push((
-        time_chart(&points, seconds)?,
-        format!(
-            "{what}, in each {} since the owner opened the store",
-            duration(history.row_seconds)
-        ),
-    ));
-    let read = history
-        .rows
-        .iter()
-        .map(|row| row.read_bytes as f64 / history.row_seconds);
-    let most = read.clone().fold(0.0, f64::max);
-    if most > 0.0 {
-        let points = read
-            .enumerate()
-            .map(|(at, of)| ((at as f64 + 0.5) * history.row_seconds, of));
-        let up = chart::byte_steps(most);
-        let y = Axis {
-            name: "read a second",
-            places: &up,
-            label: &|at| ByteSize(at as u64).to_string(),
-        };
-        let points: Vec<(f64, f64)> = points.collect();
-        section.charts.push((
-            over_seconds(&points, seconds, &y)?,
-            "Bytes read from the devices a second".to_owned(),
-        ));
+    match points.is_empty() {
+        true => section
+            .text
+            .push("No caller has counted its tokens since the owner opened the store.".to_owned()),
+        false => section.charts.push((
+            time_chart(&points, seconds)?,
+            format!(
+                "Tokens found of the tokens asked for, in each {} since the owner opened the store",
+                duration(history.row_seconds)
+            ),
+        )),
+    }
+    let read: Vec<u64> = history.rows.iter().map(|row| row.read_bytes).collect();
+    let put: Vec<u64> = history.rows.iter().map(|row| row.put_bytes).collect();
+    for (name, bytes) in [("read from the devices", read), ("of pages put", put)] {
+        let rates = bytes.iter().enumerate().map(|(at, bytes)| {
+            let seconds = (at as f64 + 0.5) * history.row_seconds;
+            (seconds, *bytes as f64 / history.row_seconds)
+        });
+        let points: Vec<(f64, f64)> = rates.collect();
+        let most = points.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+        if most > 0.0 {
+            let up = chart::byte_steps(most);
+            let y = Axis {
+                name: "bytes a second",
+                places: &up,
+                label: &|at| ByteSize(at as u64).to_string(),
+            };
+            let about = format!("Bytes {name}, a second");
+            section
+                .charts
+                .push((over_seconds(&points, seconds, &y)?, about));
+        }
     }
     Ok(section)
 }
@@ -383,7 +372,7 @@ fn namespaces(spaces: &[Space]) -> Result<Section, Failure> {
         ]
     };
     let mut headings = vec!["Model", "number", "namespace", "pages", "size"];
-    headings.extend(["pages read", "hit rate", "tokens found"]);
+    headings.extend(["pages read", "reads without loss", "tokens found"]);
     section.tables.push(Table {
         headings,
         rows: spaces.iter().enumerate().map(row).collect(),
@@ -416,12 +405,15 @@ fn processes(report: &Report) -> Section {
             "pid",
             "up",
             "pages read",
-            "hit rate",
-            "read",
-            "put",
+            "reads without loss",
+            "bytes read",
+            "bytes put",
         ],
         rows: listed.processes.iter().map(row).collect(),
     });
+    section
+        .text
+        .push("The calls of clients that have left are in the totals alone.".to_owned());
     section
 }
 
@@ -512,6 +504,11 @@ fn latencies(report: &Report) -> Result<Section, Failure> {
         ],
         rows: CALLS.iter().filter_map(row).collect(),
     });
+    section.text.push(
+        "A call has one page or many; gets and puts wait for the device, lookups do not. Times are \
+         upper bounds, but for the means."
+            .to_owned(),
+    );
     section.text.push(format!(
         "Writes beside reads: {}.",
         pacing_line(&report.stats)

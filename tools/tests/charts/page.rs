@@ -206,7 +206,7 @@ fn a_used_store_has_its_charts_on_light_and_dark_screens() {
     let headings = light["headings"].to_string();
     for heading in [
         "Hit rate by size",
-        "Hits over time",
+        "Hits and bytes over time",
         "Namespaces",
         "Latencies",
         "Wear",

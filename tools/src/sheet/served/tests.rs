@@ -19,7 +19,7 @@ fn view() -> View {
     report.totals.latencies.device_read.record(1, u64::MAX);
     report.history.row_seconds = 40.0;
     report.history.rows = vec![HistoryRow::default(); 200];
-    report.history.rows[7].hits = PAGES;
+    report.history.rows[7].found_tokens = PAGES;
     report.history.rows[7].read_bytes = u64::MAX;
     report.curve.size_bytes = PAGES << 22;
     let space = |number: u64| SpaceCurve {
