@@ -117,8 +117,8 @@ pub enum RowError {
         /// The first position whose row the sequence owns.
         first: usize,
     },
-    /// L1 is not in host memory: use [`Sequence::pages`](super::Sequence::pages).
-    #[error("L1 is not in host memory; use the addresses of Sequence::pages")]
+    /// L1 is not in host memory: use [`Sequence::slots`](super::Sequence::slots).
+    #[error("L1 is not in host memory; use the addresses of Sequence::slots")]
     NotOnHost,
     /// The load of the row failed, or there is no such layer or part.
     #[error(transparent)]
