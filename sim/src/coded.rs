@@ -43,16 +43,18 @@ fn encode(page: &[u8]) -> Option<Vec<u8>> {
     Some(stored)
 }
 
-/// The word that a block of a version repeats: four values in bf16, with 11 bits each of the
-/// version, of the block's number, and of a check. The high bits of their exponents decide how far
-/// the codec can shrink them.
+/// The word that a block of a version repeats: four values in bf16. Their signs and mantissas have
+/// the version and the number of the block, and 4 bits of a check: each block that the codec stores
+/// has some of them, so that it is of one version alone. The low bits of the exponents have the
+/// rest of the check. Their high bits decide how far the codec can shrink the values.
 pub fn word(version: usize, at: u32, salt: u64) -> u64 {
     assert!(
         version < 1 << 20 && at < 1 << 8,
         "a run has fewer versions and smaller pages"
     );
     let name = (version as u64) << 8 | u64::from(at);
-    let facts = name << 16 | mix(salt, name) & 0xffff;
+    let check = mix(salt, name);
+    let named = name << 4 | check & 0xf;
     // Values with an exponent that the codec escapes. With two of four it stores a block plain.
     let far = match mix(salt, version as u64) % 4 {
         0 => 0,
@@ -61,19 +63,20 @@ pub fn word(version: usize, at: u32, salt: u64) -> u64 {
         _ => 2,
     };
     (0..4).fold(0, |word, lane| {
-        let bits = facts >> (11 * lane) & 0x7ff;
-        let exponent = if lane < far { 0xe0 } else { 0x78 };
-        word << 16 | (bits & 0x400) << 5 | exponent << 7 | bits & 0x3ff
+        let bits = named >> (8 * lane) & 0xff;
+        let high = if lane < far { 0xe0 } else { 0x78 };
+        let exponent = high | check >> (4 + 3 * lane) & 7;
+        word << 16 | (bits & 0x80) << 8 | exponent << 7 | bits & 0x7f
     })
 }
 
 /// The version and the number of the block that repeats a word, if any does.
 pub fn block_of(word: u64) -> (usize, u32) {
-    let facts = (0..4).rev().fold(0, |facts, lane| {
+    let named = (0..4).rev().fold(0, |named, lane| {
         let value = word >> (48 - 16 * lane) & 0xffff;
-        facts << 11 | value >> 5 & 0x400 | value & 0x3ff
+        named << 8 | value >> 8 & 0x80 | value & 0x7f
     });
-    ((facts >> 24) as usize, (facts >> 16) as u32 & 0xff)
+    ((named >> 12) as usize, (named >> 4) as u32 & 0xff)
 }
 
 /// A difference of bytes that no checksum of a page shows: the polynomial of the checksum itself.
