@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use larder_kernels::host::Moment;
 use larder_kernels::{DeviceError, Direction, HostDevice, Ticket};
+use larder_tiers::PrefixCache;
 use larder_tiers::core::Core;
 use larder_tiers::prefix::{L1Memory, SequenceError};
 
@@ -15,15 +16,17 @@ use super::honest::eventually;
 use super::rules::{is_empty, options, prompt};
 use super::{PATIENCE, serve, toy};
 
-#[test]
-fn pages_computed_behind_a_load_in_flight_are_kept() {
-    let may_load = Arc::new(AtomicBool::new(false));
-    let is_free = may_load.clone();
+/// A cache that has three pages of [`prompt`] in L2 alone. The second layer of a load waits until
+/// the flag is true, and ends as given.
+pub fn with_a_held_load(outcome: Result<(), DeviceError>) -> (PrefixCache, Arc<AtomicBool>) {
+    let may_end = Arc::new(AtomicBool::new(false));
+    let is_free = may_end.clone();
     let device = HostDevice::with_faults(Box::new(move |moment| {
-        if moment == Moment::Copy(Direction::Load, 1) {
-            eventually("the load may end", || is_free.load(Ordering::Acquire));
+        if moment != Moment::Copy(Direction::Load, 1) {
+            return Ok(());
         }
-        Ok(())
+        eventually("the load may end", || is_free.load(Ordering::Acquire));
+        outcome.clone()
     }));
     let options = options(10, 20).with(|o| {
         o.polls_itself = false;
@@ -33,6 +36,12 @@ fn pages_computed_behind_a_load_in_flight_are_kept() {
     serve(&cache, &toy(), &prompt(3));
     assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
     cache.evict(10).unwrap();
+    (cache, may_end)
+}
+
+#[test]
+fn pages_computed_behind_a_load_in_flight_are_kept() {
+    let (cache, may_load) = with_a_held_load(Ok(()));
     let all = prompt(6);
     let mut sequence = cache.begin(&all).unwrap();
     assert_eq!(
@@ -88,23 +97,7 @@ fn a_load_does_not_wait_for_a_forward_that_had_none_of_its_pages() {
 
 #[test]
 fn nothing_of_a_forward_behind_a_load_that_fails_is_kept() {
-    let may_fail = Arc::new(AtomicBool::new(false));
-    let is_free = may_fail.clone();
-    let device = HostDevice::with_faults(Box::new(move |moment| {
-        if moment != Moment::Copy(Direction::Load, 1) {
-            return Ok(());
-        }
-        eventually("the load may fail", || is_free.load(Ordering::Acquire));
-        Err(DeviceError::Closed)
-    }));
-    let options = options(10, 20).with(|o| {
-        o.polls_itself = false;
-        o.l1 = Some(L1Memory::Host(device.unwrap()));
-    });
-    let cache = options.over(None).unwrap();
-    serve(&cache, &toy(), &prompt(3));
-    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
-    cache.evict(10).unwrap();
+    let (cache, may_fail) = with_a_held_load(Err(DeviceError::Closed));
     let all = prompt(6);
     let mut sequence = cache.begin(&all).unwrap();
     let slots = sequence.slots().unwrap();

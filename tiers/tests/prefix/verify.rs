@@ -5,17 +5,15 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
-use std::time::Instant;
 
-use larder_kernels::host::Moment;
-use larder_kernels::{DeviceError, Direction, HostDevice, Ticket};
+use larder_kernels::{DeviceError, Ticket};
 use larder_tiers::Ask;
-use larder_tiers::prefix::{L1Memory, SequenceError};
+use larder_tiers::prefix::SequenceError;
 
 use super::engine::PAGE;
 use super::honest::eventually;
-use super::rules::{options, prompt};
-use super::{PATIENCE, serve, toy};
+use super::loads::with_a_held_load;
+use super::rules::prompt;
 
 /// Lets a load fail, and waits until it has.
 struct Fails {
@@ -33,25 +31,7 @@ impl Wake for Fails {
 
 #[test]
 fn a_load_that_fails_during_a_verification_is_not_verified() {
-    let may_fail = Arc::new(AtomicBool::new(false));
-    let is_free = may_fail.clone();
-    let device = HostDevice::with_faults(Box::new(move |moment| {
-        if moment != Moment::Copy(Direction::Load, 1) {
-            return Ok(());
-        }
-        eventually("the test lets the load fail", || {
-            is_free.load(Ordering::Acquire)
-        });
-        Err(DeviceError::Closed)
-    }));
-    let options = options(10, 20).with(|o| {
-        o.polls_itself = false;
-        o.l1 = Some(L1Memory::Host(device.unwrap()));
-    });
-    let cache = options.over(None).unwrap();
-    serve(&cache, &toy(), &prompt(3));
-    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
-    cache.evict(10).unwrap();
+    let (cache, may_fail) = with_a_held_load(Err(DeviceError::Closed));
     let mut loading = cache.begin(&prompt(3)).unwrap();
     assert_eq!(
         (loading.cached().l2, loading.is_loaded()),
