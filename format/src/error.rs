@@ -21,6 +21,8 @@ pub enum Structure {
     DescriptorBlock,
     /// The closing statement of a volume.
     ClosingStatement,
+    /// A copy of the quotas.
+    Quotas,
     /// A structure of an archive.
     Archive,
 }
@@ -35,6 +37,7 @@ impl Structure {
             Structure::SegmentHeader => *b"LARDERSH",
             Structure::DescriptorBlock => *b"LARDERDB",
             Structure::ClosingStatement => *b"LARDERCL",
+            Structure::Quotas => *b"LARDERQU",
             Structure::Archive => *b"LARDERAR",
         }
     }
@@ -54,6 +57,7 @@ impl Structure {
             Structure::SegmentHeader => "segment header",
             Structure::DescriptorBlock => "descriptor block",
             Structure::ClosingStatement => "closing statement",
+            Structure::Quotas => "quotas",
             Structure::Archive => "structure of an archive",
         }
     }

@@ -32,7 +32,8 @@
 //! | module | owns |
 //! |---|---|
 //! | `archive` | pages in a portable file |
-//! | `superblock`, `closing`, `descriptor`, `segment` | one structure each, with its layout |
+//! | `superblock`, `closing`, `quotas` | one structure each, with its layout |
+//! | `descriptor`, `segment` | one structure each |
 //! | `record` | one record of a descriptor block |
 //! | `frame` | the parts common to all structures: prologue, CRC, levels of trust |
 //! | `error` | the kinds of damage of a block |
@@ -67,6 +68,7 @@ mod geometry;
 mod ids;
 mod key;
 mod namespace;
+mod quotas;
 mod record;
 mod segment;
 mod serial;
@@ -89,14 +91,18 @@ pub use features::{Features, Label};
 pub use frame::Checked;
 pub use geometry::{
     CLOSING_OFFSET, Geometry, GeometryError, HEADER_BLOCKS, OVERHEAD_BYTES, PROBE_OFFSET,
-    RESERVED_OFFSET, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, TAIL_BYTES, segments_that_fit,
-    superblock_offsets, tail_offset,
+    RESERVED_OFFSET, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, TAIL_BYTES, quotas_offsets,
+    segments_that_fit, superblock_offsets, tail_offset,
 };
 pub use ids::{ArchiveId, HexError, SegmentNo, StoreId, VolumeId};
 pub use key::{KeyPrefix, PageKey, TokenUnits, namespace_seed, page_keys};
 pub use namespace::{
     Fingerprint, NAMESPACE_BYTES_MAX, Namespace, NamespaceBuilder, NamespaceError, NamespaceFields,
     Rank,
+};
+pub use quotas::{
+    QUOTA_NAME_BYTES_MAX, QUOTAS_BYTES, QUOTAS_MAX, Quota, QuotaError, QuotaGroup, Quotas,
+    TENANT_FIELD,
 };
 pub use record::{PageHome, PageRecord, Record};
 pub use segment::{Identity, SegmentAddress, SegmentHeader, SegmentState};

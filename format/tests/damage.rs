@@ -15,7 +15,7 @@ struct Sample {
     again: fn(&[u8]) -> Option<Block>,
 }
 
-fn samples() -> [Sample; 7] {
+fn samples() -> [Sample; 8] {
     let superblock = |block: &[u8]| {
         Superblock::decode(block)
             .ok()
@@ -56,6 +56,11 @@ fn samples() -> [Sample; 7] {
             name: "closing statement",
             block: encode_closing(&closing_statement()),
             again: |block| decode_closing(block).ok().map(|it| encode_closing(&it)),
+        },
+        Sample {
+            name: "quotas",
+            block: encode_quotas(&quotas()),
+            again: |block| decode_quotas(block).ok().map(|it| encode_quotas(&it)),
         },
         Sample {
             name: "namespace",
@@ -134,6 +139,10 @@ fn one_structure_is_never_taken_for_another() {
     assert_eq!(
         refused(decode_closing(&descriptors)),
         magic(Structure::ClosingStatement)
+    );
+    assert_eq!(
+        refused(decode_quotas(&descriptors)),
+        magic(Structure::Quotas)
     );
     assert_eq!(
         refused(DescriptorBlock::check(&*superblock)),

@@ -96,6 +96,11 @@ pub fn damaged_pages_line(stats: &Stats) -> Option<String> {
     })
 }
 
+/// Quotas that cannot be read, for people.
+pub fn unread_quotas_line(fault: &str) -> String {
+    format!("the quotas cannot be read ({fault}): none is in force until they are set anew")
+}
+
 /// How a volume answers, for people.
 pub fn answering_line(volume: &share::AnsweringVolume) -> String {
     let place = on_device(volume);

@@ -15,6 +15,7 @@ use larder_base::latency::Buckets;
 use larder_core::counters::{Counted, Counts, Latencies, StoreCounts, Value};
 use larder_engine::{CodecChoice, LatencySummary, Stats};
 use larder_store::beneath::BeneathReport;
+use larder_store::quotas::QuotaReport;
 use larder_store::share;
 use larder_store::share::{VolumeDamage, VolumeState};
 use larder_store::spaces::{SpaceAges, Tokens};
@@ -26,7 +27,7 @@ use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::owner::{
     answering_line, damaged_line, damaged_pages_line, displaced_line, ended_line, eviction_line,
-    monthly, pacing_line, process, stopped_line, unserved,
+    monthly, pacing_line, process, stopped_line, unread_quotas_line, unserved,
 };
 use crate::place;
 use crate::program::complain;
@@ -128,6 +129,8 @@ struct StatReport {
     shows_curve: bool,
     /// The remote beneath the store, if there is one.
     l4: Option<BeneathReport>,
+    /// The quotas of the store.
+    quotas: QuotaReport,
 }
 
 /// Counters of all processes, under this owner and the owners before it.
@@ -248,6 +251,7 @@ impl StatReport {
             curve,
             shows_curve: false,
             l4: told.beneath,
+            quotas: told.quotas,
         })
     }
 }
@@ -316,6 +320,9 @@ impl Report for StatReport {
         }
         if let Some(pages) = damaged_pages_line(stats) {
             lines.row("Damaged", pages);
+        }
+        if let Some(fault) = &self.quotas.fault {
+            lines.row("Quotas", unread_quotas_line(fault));
         }
         for volume in &stats.read_only_volumes {
             rows! { lines:
@@ -521,7 +528,9 @@ pub fn troubles(told: &share::Report) -> Vec<String> {
     let damaged = damaged.filter(|volume| volume.damage != VolumeDamage::AtOpen);
     let late = told.answering_volumes.iter();
     let late = late.filter(|volume| volume.state != VolumeState::Answering);
-    let of_the_disk = disk.into_iter().chain(late.map(answering_line));
+    let quotas = told.quotas.fault.as_deref().map(unread_quotas_line);
+    let disk = disk.into_iter().chain(quotas);
+    let of_the_disk = disk.chain(late.map(answering_line));
     let stopped = told.stopped_clients.iter().map(stopped_line);
     let of_files = read_only.chain(displaced).chain(damaged.map(damaged_line));
     of_the_disk.chain(of_files).chain(stopped).collect()

@@ -57,6 +57,7 @@
 //! | [`counts`] | the processes that use a store, with their counters |
 //! | [`api`] | the interface for callers: the trait `PageStore`, options, statistics |
 //! | [`encoder`] | which pages of puts are encoded by a codec |
+//! | [`quotas`] | the quotas of a store, as people and programs see them |
 //! | [`beneath`] | the seam for a place beneath the store, beyond the node |
 //! | [`protocol`] | the version and the features of the messages between owner and clients |
 //! | [`fit`] | whether pages fit segments, and the segment size that suits a page |
@@ -95,6 +96,7 @@ pub mod history;
 mod honest;
 pub mod inventory;
 pub mod protocol;
+pub mod quotas;
 pub mod recovery;
 pub mod share;
 pub mod spaces;

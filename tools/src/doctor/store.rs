@@ -21,7 +21,7 @@ use super::facts::Facts;
 use super::{RELEASE, beneath, remedy};
 use crate::owner::{
     answering_line, damaged_line, damaged_pages_line, displaced_line, ended_line, eviction_line,
-    history, monthly, on_device, pacing_line, process, stopped_line,
+    history, monthly, on_device, pacing_line, process, stopped_line, unread_quotas_line,
 };
 use crate::place::volume_at;
 use crate::refusal::explained;
@@ -223,8 +223,13 @@ pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
     };
     let report = asked.and_then(Result::ok);
     facts.push(Fact::new("store in use", level, what));
-    if let Some(report) = report {
-        about(&report, facts);
+    match (report, volumes.present().next()) {
+        (Some(report), _) => about(&report, facts),
+        // Another holder may be writing them.
+        (None, Some((_, first))) if !locked => {
+            quotas(first.quotas_beside_owner().fault(), facts);
+        }
+        _ => {}
     }
 }
 
@@ -243,6 +248,14 @@ fn about(report: &share::Report, facts: &mut Facts) {
     answers(report, facts);
     clients(report, facts);
     damage(report, facts);
+    quotas(report.quotas.fault.as_deref(), facts);
+}
+
+/// Quotas that cannot be read.
+fn quotas(fault: Option<&str>, facts: &mut Facts) {
+    if let Some(fault) = fault {
+        facts.push(Fact::fail("quotas", unread_quotas_line(fault)));
+    }
 }
 
 /// The damage that the owner has found.

@@ -465,6 +465,7 @@ impl Shared {
             ended_client: self.watch.ended(),
             curve: self.store.local.curve_report(),
             history: self.history.lock().report(),
+            quotas: self.store.quota_report(),
         }
     }
 }

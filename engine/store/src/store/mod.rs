@@ -60,14 +60,17 @@ use larder_core::hint::Hint;
 use larder_core::index::ReadAs;
 use larder_core::policy::make;
 use larder_core::status::{GetStatus, MissReason, PutStatus, Refusal};
-use larder_format::{Namespace, PageKey};
+use larder_disk::Witness;
+use larder_format::{Namespace, PageKey, Quota};
 
 use crate::api::{Count, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::{Allocator, Catalog};
 use crate::error::StoreError;
 use crate::inventory::Inventory;
+use crate::quotas::QuotaReport;
 use crate::recovery::Damage;
 use crate::volume::holes::holes;
+use crate::volume::quotas::QuotaState;
 use crate::volume::{Access, Volumes, length};
 use data::Counters;
 pub use data::DataPath;
@@ -90,6 +93,8 @@ pub struct LocalStore {
     pub(crate) local: Arc<Local>,
     pub(crate) data: DataPath,
     pub(crate) volumes: Mutex<Volumes>,
+    /// Changed with `volumes` held.
+    quotas: Mutex<QuotaState>,
     keeper: Mutex<Option<Housekeeper>>,
     prewriter: Mutex<Option<Prewriter>>,
     /// The counted leases of this handle.
@@ -156,6 +161,8 @@ impl LocalStore {
         if !options.read_only {
             begin_run(&mut volumes, disk.as_ref(), &mut recovery)?;
         }
+        let patient = Witness::new(disk.clone(), volumes.patience.clone());
+        let quotas = volumes.open_quotas(&patient, !options.read_only);
         let superblock = volumes.superblock();
         let recheck = options
             .read_only
@@ -212,6 +219,7 @@ impl LocalStore {
             local,
             data,
             volumes: Mutex::new(volumes),
+            quotas: Mutex::new(quotas),
             keeper: Mutex::new(keeper),
             prewriter: Mutex::new(prewriter),
             leases: LeaseBook::default(),
@@ -285,6 +293,29 @@ impl LocalStore {
     /// The books of this store, with leases that no handle has entered.
     pub(crate) fn books(&self) -> &dyn Inventory {
         &*self.local
+    }
+
+    /// The quotas of the store.
+    pub fn quotas(&self) -> QuotaState {
+        self.quotas.lock().clone()
+    }
+
+    pub(crate) fn quota_report(&self) -> QuotaReport {
+        QuotaReport {
+            fault: self.quotas().fault().map(str::to_owned),
+        }
+    }
+
+    /// Sets the quotas of the store.
+    ///
+    /// # Errors
+    /// Those of [`Volumes::set_quotas`]: then a later open may find the former ones or these.
+    pub fn set_quotas(&self, list: Vec<Quota>) -> Result<(), StoreError> {
+        let _gate = self.enter_to_write()?;
+        let volumes = self.volumes.lock();
+        let quotas = volumes.set_quotas(self.data.disk.as_ref(), list)?;
+        *self.quotas.lock() = QuotaState::Known(quotas);
+        Ok(())
     }
 
     /// The namespaces with full records in the store.

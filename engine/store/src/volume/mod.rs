@@ -13,6 +13,7 @@
 //! | [`create`] | creating and enlarging |
 //! | [`holes`] | unallocated and shared parts of a file |
 //! | `simulated` | volumes of the simulation, whose segments are smaller than the format allows |
+//! | [`quotas`] | the quotas of a store, in its first volume |
 //! | `set` | all volumes of a store |
 //! | `file` | one file: opening, locking, its superblock before there is a disk |
 //! | `guard` | marks on the volumes: a mark outlives a killed client as long as its I/O does |
@@ -23,6 +24,7 @@ pub mod create;
 mod file;
 pub mod guard;
 pub mod holes;
+pub mod quotas;
 mod set;
 #[cfg(feature = "simulated")]
 pub mod simulated;

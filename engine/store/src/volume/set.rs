@@ -312,8 +312,8 @@ impl Volumes {
             .map_or_else(PathBuf::new, |(_, volume)| volume.path.clone())
     }
 
-    /// Writes the superblocks of the volumes at the ends that their files have now, as they are,
-    /// and makes them durable. The next update writes them there too.
+    /// Writes the superblocks of the volumes, and the quotas, at the ends that their files have
+    /// now, as they are, and makes them durable. The next update writes them there too.
     ///
     /// # Errors
     /// The error of the system.
@@ -337,7 +337,8 @@ impl Volumes {
             });
         }
         self.write(disk, writes)?;
-        self.sync(disk)
+        self.sync(disk)?;
+        self.mend_quotas(disk)
     }
 
     /// The highest epoch in any superblock.

@@ -10,6 +10,7 @@ use crate::counts::{Departed, Process};
 use crate::curve::CurveReport;
 use crate::history::HistoryReport;
 use crate::protocol::{Agreed, Protocol};
+use crate::quotas::QuotaReport;
 use crate::staging::StagingReport;
 use crate::totals::Totals;
 
@@ -223,6 +224,8 @@ pub struct Report {
     pub curve: CurveReport,
     /// Counters over the time since the owner opened the store.
     pub history: HistoryReport,
+    /// The quotas of the store.
+    pub quotas: QuotaReport,
 }
 
 /// The clients of one release.

@@ -1,0 +1,405 @@
+//! The quotas of a store, in three copies in its first volume, which is never lost.
+//!
+//! A writer replaces the copies one after the other, the oldest first, and syncs each before the
+//! next. Copies that are not whole are the oldest. So a crash at any moment leaves the old quotas
+//! or the new ones: the first write harms no copy that counts, unless all three are equal, and
+//! then two of these are left.
+//!
+//! Quotas are unreadable if no copy is whole and a copy was ever complete. The first change of all
+//! writes copy A before any other. So a damaged copy A beside two blank ones is a first change that
+//! a crash cut short, and there are no quotas yet. A copy that the device does not read is never
+//! taken for one.
+
+use larder_base::memory::AlignedBuf;
+use larder_base::system::files;
+use larder_disk::mailbox::{ReadAt, WriteAt, read_all, sync_all};
+use larder_disk::{Disk, DiskError};
+use larder_format::{Damage, QUOTAS_BYTES, Quota, QuotaError, Quotas, StoreId, quotas_offsets};
+
+use super::{Volume, Volumes};
+use crate::error::{StoreError, io_error};
+
+/// The volume with the quotas.
+const FIRST: usize = 0;
+
+/// What a store knows of its quotas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum QuotaState {
+    /// They are these.
+    Known(Quotas),
+    /// There are some, and no copy can be used: the fault of the first copy that is not blank.
+    Unreadable(String),
+}
+
+impl Default for QuotaState {
+    fn default() -> QuotaState {
+        QuotaState::Known(Quotas::default())
+    }
+}
+
+impl QuotaState {
+    /// The quotas in force: none while they cannot be read.
+    #[must_use]
+    pub fn list(&self) -> &[Quota] {
+        match self {
+            QuotaState::Known(quotas) => &quotas.list,
+            QuotaState::Unreadable(_) => &[],
+        }
+    }
+
+    /// Why they cannot be read.
+    #[must_use]
+    pub fn fault(&self) -> Option<&str> {
+        match self {
+            QuotaState::Known(_) => None,
+            QuotaState::Unreadable(fault) => Some(fault),
+        }
+    }
+}
+
+/// Why a copy cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Fault {
+    #[error("unreadable: {0}")]
+    Unreadable(DiskError),
+    #[error("{0}")]
+    Damaged(Damage),
+}
+
+/// The three copies as they were read.
+#[derive(Debug)]
+struct Copies([Result<Quotas, Fault>; 3]);
+
+impl Copies {
+    fn of(bytes: [Result<Vec<u8>, DiskError>; 3], store: StoreId) -> Copies {
+        Copies(bytes.map(|copy| {
+            let copy = copy.map_err(Fault::Unreadable)?;
+            Quotas::decode(&copy, store).map_err(Fault::Damaged)
+        }))
+    }
+
+    /// The whole copy that counts.
+    fn newest(&self) -> Option<&Quotas> {
+        let whole = self.0.iter().flatten();
+        whole.max_by_key(|quotas| quotas.generation)
+    }
+
+    fn state(&self) -> QuotaState {
+        if let Some(newest) = self.newest() {
+            return QuotaState::Known(newest.clone());
+        }
+        let is_blank =
+            |copy: &Result<Quotas, Fault>| matches!(copy, Err(Fault::Damaged(Damage::Blank(_))));
+        let is_unread = |copy: &Result<Quotas, Fault>| matches!(copy, Err(Fault::Unreadable(_)));
+        let [first, others @ ..] = &self.0;
+        if others.iter().all(is_blank) && !is_unread(first) {
+            return QuotaState::default();
+        }
+        let bad = self.0.iter().filter(|copy| !is_blank(copy));
+        let mut faults = bad.filter_map(|copy| copy.as_ref().err());
+        let fault = faults.next().map(ToString::to_string);
+        QuotaState::Unreadable(fault.unwrap_or_default())
+    }
+
+    /// The copies in the order in which a writer replaces them.
+    fn order(&self) -> [usize; 3] {
+        let mut order = [0, 1, 2];
+        // Stable: of equal ones copy A is the first.
+        order.sort_by_key(|at| self.0[*at].as_ref().map_or(0, |quotas| quotas.generation));
+        order
+    }
+
+    /// Whether a copy lacks the quotas that count.
+    fn some_lag(&self) -> bool {
+        let newest = self.newest();
+        newest.is_some_and(|newest| self.0.iter().any(|copy| copy.as_ref() != Ok(newest)))
+    }
+}
+
+impl Volume {
+    /// The quotas of the store of this first volume, read beside its owner, if it has one.
+    pub fn quotas_beside_owner(&self) -> QuotaState {
+        let read = |offset| {
+            let mut buffer = AlignedBuf::zeroed(QUOTAS_BYTES).map_err(os)?;
+            let mut done = 0;
+            while done < QUOTAS_BYTES {
+                match files::read_at(&self.file, &mut buffer[done..], offset + done as u64) {
+                    Ok(0) => break,
+                    Ok(count) => done += count,
+                    Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(os(error)),
+                }
+            }
+            Ok(buffer[..done].to_vec())
+        };
+        Copies::of(quotas_offsets(self.bytes).map(read), self.superblock.store).state()
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn os(error: std::io::Error) -> DiskError {
+    DiskError::Os(error.raw_os_error().unwrap_or(libc::EIO))
+}
+
+impl Volumes {
+    #[cfg(test)]
+    fn quotas(&self, disk: &dyn Disk) -> QuotaState {
+        self.copies(disk).state()
+    }
+
+    /// The quotas of a store that is opened, to be written to or not.
+    pub(crate) fn open_quotas(&self, disk: &dyn Disk, writes: bool) -> QuotaState {
+        let state = self.copies(disk).state();
+        let path = self.first_path();
+        if let Some(fault) = state.fault() {
+            tracing::error!(
+                "{}: the quotas cannot be read ({fault}): none is in force until they are set anew",
+                path.display()
+            );
+        } else if writes && let Err(error) = self.mend_quotas(disk) {
+            tracing::warn!("a copy of the quotas cannot be repaired: {error}");
+        }
+        state
+    }
+
+    fn copies(&self, disk: &dyn Disk) -> Copies {
+        let reads = self.quota_places().map(|offset| ReadAt {
+            volume: FIRST,
+            offset,
+            bytes: QUOTAS_BYTES,
+        });
+        let mut read = read_all(disk, &reads).into_iter();
+        let bytes = reads.map(|_| match read.next() {
+            Some(bytes) => bytes.map(|bytes| bytes.to_vec()),
+            None => Err(DiskError::Shutdown),
+        });
+        Copies::of(bytes, self.superblock().store)
+    }
+
+    fn quota_places(&self) -> [u64; 3] {
+        let first = self.list[FIRST].as_ref();
+        quotas_offsets(first.map_or(0, |volume| volume.bytes))
+    }
+
+    /// Sets the quotas. Returns them with their new generation.
+    ///
+    /// # Errors
+    /// [`StoreError::Quotas`], and the error of the system: then a later open may find the old ones
+    /// or these.
+    pub fn set_quotas(&self, disk: &dyn Disk, list: Vec<Quota>) -> Result<Quotas, StoreError> {
+        let copies = self.copies(disk);
+        let last = copies.newest().map_or(0, |newest| newest.generation);
+        let quotas = Quotas {
+            generation: last.saturating_add(1),
+            list,
+        };
+        self.write_quotas(disk, &quotas, &copies.order())?;
+        Ok(quotas)
+    }
+
+    /// Completes a change that a crash cut short, and repairs single copies.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn mend_quotas(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+        let copies = self.copies(disk);
+        match copies.newest() {
+            Some(newest) if copies.some_lag() => {
+                let mut order = copies.order().to_vec();
+                order.retain(|at| copies.0[*at].as_ref() != Ok(newest));
+                self.write_quotas(disk, newest, &order)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn write_quotas(
+        &self,
+        disk: &dyn Disk,
+        quotas: &Quotas,
+        order: &[usize],
+    ) -> Result<(), StoreError> {
+        let copy = quotas.encode(self.superblock().store);
+        let copy = copy.map_err(StoreError::Quotas)?;
+        let places = self.quota_places();
+        for at in order {
+            let failed = |error| io_error("writing the quotas of", &self.first_path(), error);
+            let mut memory = AlignedBuf::zeroed(copy.len()).map_err(failed)?;
+            memory.copy_from_slice(&copy);
+            let offset = places[*at];
+            let write = WriteAt {
+                volume: FIRST,
+                offset,
+                memory,
+            };
+            self.write(disk, vec![write])?;
+            let synced = sync_all(disk, &[FIRST]).into_iter();
+            let failed = |error| io_error("syncing the quotas of", &self.first_path(), error);
+            synced
+                .into_iter()
+                .collect::<Result<(), DiskError>>()
+                .map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+impl From<QuotaError> for StoreError {
+    fn from(error: QuotaError) -> StoreError {
+        StoreError::Quotas(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::FileExt;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use larder_disk::probe::Want;
+    use larder_format::{BLOCK_BYTES, QuotaGroup};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::api::OpenOptions;
+    use crate::volume::create::{CreateOptions, create};
+    use crate::volume::{Access, OWNER};
+
+    const STORE: StoreId = StoreId::from_bytes([9; 16]);
+
+    /// Quotas of so many models.
+    fn quotas(generation: u64, models: u64) -> Quotas {
+        let list = (0..models).map(|number| Quota {
+            group: QuotaGroup::Model(format!("{number:03}")),
+            min: generation,
+            max: None,
+            max_age_s: None,
+        });
+        Quotas {
+            generation,
+            list: list.collect(),
+        }
+    }
+
+    fn read(copies: &[Vec<u8>; 3]) -> Copies {
+        Copies::of(copies.clone().map(Ok), STORE)
+    }
+
+    proptest! {
+        /// Three changes, cut short after any write, in which any blocks of a copy are there.
+        #[test]
+        fn a_crash_at_each_write_keeps_the_old_quotas_or_the_new_ones(
+            models in prop::collection::vec(1..60_u64, 3),
+            crash in 0..9_usize,
+            landed in prop::collection::vec(any::<bool>(), QUOTAS_BYTES / BLOCK_BYTES),
+        ) {
+            let mut copies = [(); 3].map(|()| vec![0; QUOTAS_BYTES]);
+            let mut old = Quotas::default();
+            let mut writes = 0;
+            for models in models {
+                let found = read(&copies);
+                prop_assert_eq!(found.state(), QuotaState::Known(old.clone()));
+                let new = quotas(old.generation + 1, models);
+                let bytes = new.encode(STORE).unwrap();
+                for at in found.order() {
+                    if writes == crash {
+                        for (block, _) in landed.iter().enumerate().filter(|(_, is_there)| **is_there) {
+                            let range = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
+                            copies[at][range.clone()].copy_from_slice(&bytes[range]);
+                        }
+                        let state = read(&copies).state();
+                        prop_assert!(state == QuotaState::Known(old) || state == QuotaState::Known(new));
+                        return Ok(());
+                    }
+                    copies[at].copy_from_slice(&bytes);
+                    writes += 1;
+                }
+                prop_assert!(!read(&copies).some_lag());
+                old = new;
+            }
+        }
+    }
+
+    #[test]
+    fn quotas_of_which_no_copy_is_whole_are_not_taken_for_none() {
+        let whole = quotas(4, 2).encode(STORE).unwrap();
+        let blank = vec![0; QUOTAS_BYTES];
+        let mut bad = whole.clone();
+        bad[100] ^= 1;
+        let state = |copies: [&Vec<u8>; 3]| read(&copies.map(Clone::clone)).state();
+        let is_unreadable = |state: QuotaState| state.fault().is_some() && state.list().is_empty();
+        assert!(is_unreadable(state([&bad, &bad, &bad])));
+        assert!(is_unreadable(state([&bad, &bad, &blank])));
+        assert!(is_unreadable(state([&blank, &bad, &blank])));
+        assert!(is_unreadable(state([&blank, &blank, &bad])));
+        // One whole copy is enough, wherever it is.
+        let known = QuotaState::Known(quotas(4, 2));
+        assert_eq!(state([&bad, &blank, &whole]), known);
+        assert_eq!(state([&whole, &bad, &bad]), known);
+        // The first change of all, cut short.
+        assert_eq!(state([&bad, &blank, &blank]), QuotaState::default());
+        // A copy that the device does not read may be anything.
+        let eio = || Err(DiskError::Os(libc::EIO));
+        let copies = Copies::of([eio(), Ok(blank.clone()), Ok(blank)], STORE);
+        assert!(is_unreadable(copies.state()));
+    }
+
+    /// The volumes of a store, alone, and their disk.
+    fn open(path: &Path) -> (Volumes, Arc<dyn Disk>) {
+        let mut volumes = Volumes::open(path, &[], Access::Exclusive, false).unwrap();
+        let options = OpenOptions::default().with(|o| o.disk = Want::Threads);
+        let disk = volumes.open_disk(&options, None, OWNER).unwrap();
+        (volumes, disk)
+    }
+
+    #[test]
+    fn the_copies_of_a_file_replace_each_other_and_its_end_moves_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = &directory.path().join("store");
+        let options = |size, grow| {
+            CreateOptions::new(size).with(|o| {
+                o.segment_size = Some(16 << 20);
+                o.grow = grow;
+            })
+        };
+        create(path, &options(130 << 20, false)).unwrap();
+        let wreck = |copy: usize| {
+            let file = std::fs::File::options().write(true).open(path).unwrap();
+            let offset = quotas_offsets(file.metadata().unwrap().len())[copy];
+            file.write_all_at(&[1; 512], offset).unwrap();
+        };
+        let list = |models| quotas(1, models).list;
+        {
+            let (volumes, disk) = open(path);
+            assert_eq!(volumes.quotas(&*disk), QuotaState::default());
+            assert_eq!(volumes.set_quotas(&*disk, list(2)).unwrap().generation, 1);
+            assert_eq!(volumes.set_quotas(&*disk, list(40)).unwrap().generation, 2);
+            disk.shutdown();
+        }
+        wreck(0);
+        wreck(2);
+        let (volumes, disk) = open(path);
+        assert_eq!(volumes.quotas(&*disk).list(), list(40));
+        assert_eq!(volumes.open_quotas(&*disk, true).list(), list(40));
+        disk.shutdown();
+        drop((volumes, disk));
+        // The copies were repaired, and one moves to the new end.
+        wreck(1);
+        create(path, &options(178 << 20, true)).unwrap();
+        wreck(0);
+        wreck(1);
+        let (volumes, disk) = open(path);
+        assert_eq!(volumes.open_quotas(&*disk, false).list(), list(40));
+        wreck(2);
+        let state = volumes.open_quotas(&*disk, true);
+        assert!(state.fault().is_some() && state.list().is_empty());
+        let first = volumes.list[FIRST].as_ref().unwrap();
+        assert_eq!(first.quotas_beside_owner(), state);
+        // Set anew.
+        volumes.set_quotas(&*disk, list(1)).unwrap();
+        assert_eq!(volumes.quotas(&*disk).list(), list(1));
+        disk.shutdown();
+    }
+}
