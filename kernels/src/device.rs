@@ -8,7 +8,7 @@ use crate::pool::{ChunkAt, HostMemory, L1Pool, L2Pool};
 use crate::shape::KvShape;
 use crate::tensors::Tensors;
 use crate::ticket::{Gated, Ticket};
-use crate::transfer::Transfer;
+use crate::transfer::{RowCopy, Transfer};
 
 /// Holds an L1 pool and copies between it and L2 pools of the host.
 ///
@@ -77,6 +77,27 @@ pub trait Device: Send + Sync {
     /// The device has no streams, is dead, or cannot make a stream wait for this ticket; or the
     /// stream cannot be used.
     fn hold(&self, stream: ForeignStream, ticket: &Ticket) -> Result<(), DeviceError>;
+
+    /// Whether forwards run on streams, behind which the rows of a page are copied.
+    fn has_streams(&self) -> bool;
+
+    /// Copies the first rows of a page to another page of the pool, in all layers and parts, behind
+    /// all work enqueued so far on the stream of the forwards. Work enqueued on it later finds
+    /// them. A device without streams gets none, and has copied the rows when it returns.
+    ///
+    /// # Errors
+    /// There are no such pages or rows; the stream is missing, or cannot be used; or the device has
+    /// no streams, or is dead.
+    ///
+    /// # Safety
+    /// Until the ticket settles, nothing outside the stream writes the source or touches the
+    /// destination.
+    unsafe fn copy_rows(
+        &self,
+        pool: &L1Pool,
+        copy: RowCopy,
+        stream: Option<ForeignStream>,
+    ) -> Result<Ticket, DeviceError>;
 
     /// Copies one chunk out of L1 and waits for the copy. For checks, not for serving.
     ///

@@ -143,6 +143,17 @@ pub enum DeviceError {
     /// A stream was passed to a device without streams.
     #[error("the host device has no streams; wait for the ticket itself")]
     NoStreams,
+    /// Rows are copied behind the forwards, and their stream was not passed.
+    #[error("rows of a GPU are copied on the stream of the forwards; pass that stream")]
+    StreamNeeded,
+    /// The pages do not have these rows.
+    #[error("a page has {page_tokens} rows, {rows} cannot be copied")]
+    NoSuchRows {
+        /// Rows to copy.
+        rows: u32,
+        /// Rows of a page.
+        page_tokens: u32,
+    },
     /// The device cannot make a stream wait for this ticket.
     #[error("the ticket is of another device and not settled; wait for it first")]
     ForeignTicket,

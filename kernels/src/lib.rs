@@ -67,4 +67,4 @@ pub use pool::{ChunkAt, HostMemory, L1Pool, L2Pool};
 pub use shape::{Attention, KvCounts, KvShape, PAGE_BYTES_LIMIT, ShapeError};
 pub use tensors::{Place, Tensor, Tensors, TensorsError};
 pub use ticket::{Gated, LayerTickets, Promise, Ticket};
-pub use transfer::{Copy2d, Direction, PagePair, Rows, Transfer};
+pub use transfer::{Copy2d, Direction, PagePair, RowCopy, Rows, Transfer};

@@ -25,6 +25,50 @@ pub struct PagePair {
     pub l2: u32,
 }
 
+/// The first rows of a page of L1, to be copied to another page of L1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowCopy {
+    /// The page with the rows.
+    pub from: u32,
+    /// The page that gets them.
+    pub to: u32,
+    /// Number of rows: of tokens.
+    pub rows: u32,
+}
+
+impl RowCopy {
+    /// The bytes of the rows in one layer of one part, and their addresses in each of them: source
+    /// and destination.
+    ///
+    /// # Errors
+    /// The pool has no such pages or rows.
+    pub(crate) fn pieces(
+        self,
+        pool: &L1Pool,
+    ) -> Result<(usize, impl Iterator<Item = (u64, u64)> + '_), DeviceError> {
+        let shape = pool.shape();
+        page_exists(Tier::L1, self.from, pool.pages())?;
+        page_exists(Tier::L1, self.to, pool.pages())?;
+        let (page, page_tokens) = (self.to, shape.page_tokens());
+        if self.from == page {
+            let tier = Tier::L1;
+            return Err(DeviceError::PageTwice { tier, page });
+        }
+        if self.rows > page_tokens {
+            let rows = self.rows;
+            return Err(DeviceError::NoSuchRows { rows, page_tokens });
+        }
+        let bytes = self.rows as usize * shape.row_bytes() as usize;
+        let places = (0..shape.parts())
+            .flat_map(move |part| (0..shape.layers()).map(move |layer| (part, layer)));
+        let pieces = places.map(move |(part, layer)| {
+            let of = |page| pool.chunk(ChunkAt { part, layer, page });
+            (of(self.from), of(self.to))
+        });
+        Ok((bytes, pieces))
+    }
+}
+
 /// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {

@@ -619,7 +619,7 @@ fn a_missing_driver_function_is_reported_by_name() {
         );
         tried += 1;
     }
-    assert_eq!(tried, 39);
+    assert_eq!(tried, 40);
 }
 
 #[test]

@@ -34,7 +34,7 @@ use crate::ticket::StreamEvent;
 use crate::transfer::{Copy2d, Direction};
 
 /// All driver functions that this crate calls.
-const FUNCTIONS: [&str; 39] = [
+const FUNCTIONS: [&str; 40] = [
     "cuInit",
     "cuDriverGetVersion",
     "cuDeviceGet",
@@ -69,6 +69,7 @@ const FUNCTIONS: [&str; 39] = [
     "cuPointerGetAttribute",
     "cuMemcpyHtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyDtoDAsync_v2",
     "cuMemcpy2DAsync_v2",
     "cuModuleLoadData",
     "cuModuleGetFunction",
@@ -467,6 +468,24 @@ impl Streams {
                 unsafe { sys::cuMemcpyDtoHAsync_v2(host, l1, bytes, stream) }.result()
             }),
         }
+    }
+
+    /// One copy from device memory to device memory, on a stream of an engine.
+    ///
+    /// # Safety
+    /// `bytes` bytes at both addresses are valid and do not overlap. Until the copy is done,
+    /// nothing outside the stream writes the source or touches the destination.
+    pub(super) unsafe fn copy_within(
+        &self,
+        stream: RawStream,
+        from: u64,
+        to: u64,
+        bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.enqueue(stream, "cuMemcpyDtoDAsync", || {
+            // SAFETY: guaranteed by the caller.
+            unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.0) }.result()
+        })
     }
 
     /// Many copies, by copy engines.

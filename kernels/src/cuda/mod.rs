@@ -56,7 +56,7 @@ use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Pool, L2Pool};
 use crate::shape::KvShape;
 use crate::tensors::Tensors;
 use crate::ticket::{Gated, LayerTickets, Ticket};
-use crate::transfer::{Copy2d, Direction, Transfer};
+use crate::transfer::{Copy2d, Direction, RowCopy, Transfer};
 use cache::Cache;
 use copies::{Batch, has_batches};
 use driver::{Context, Function, Module, RawStream, Streams};
@@ -554,6 +554,35 @@ impl Device for CudaDevice {
 
     fn hold(&self, stream: ForeignStream, ticket: &Ticket) -> Result<(), DeviceError> {
         self.order(foreign(stream), ticket)
+    }
+
+    fn has_streams(&self) -> bool {
+        true
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        pool: &L1Pool,
+        rows: RowCopy,
+        stream: Option<ForeignStream>,
+    ) -> Result<Ticket, DeviceError> {
+        let stream = foreign(stream.ok_or(DeviceError::StreamNeeded)?);
+        if pool.device() != self.id {
+            return Err(DeviceError::ForeignPool);
+        }
+        let (bytes, mut pieces) = rows.pieces(pool)?;
+        let copied = pieces.try_for_each(|(from, to)| {
+            // SAFETY: the rows of two different pages of the pool. The caller ensures that nothing
+            // outside the stream writes the source or touches the destination.
+            unsafe { self.streams.copy_within(stream, from, to, bytes) }
+        });
+        copied
+            .and_then(|()| self.streams.record(stream))
+            .map(Ticket::of_event)
+            .inspect_err(|_| {
+                // The pages are used again after the copies that have begun.
+                let _ = self.streams.synchronize(stream);
+            })
     }
 
     unsafe fn read_l1(

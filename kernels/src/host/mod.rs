@@ -26,7 +26,7 @@ use crate::pool::{ChunkAt, DeviceId, HostMemory, L1Pool, L2Pool, ZeroedBytes};
 use crate::shape::KvShape;
 use crate::tensors::Tensors;
 use crate::ticket::{Gated, LayerTickets, Ticket};
-use crate::transfer::{Direction, Transfer};
+use crate::transfer::{Direction, RowCopy, Transfer};
 pub use faults::{Faults, Moment};
 use stream::{Job, Stream};
 
@@ -210,6 +210,32 @@ impl Device for HostDevice {
 
     fn hold(&self, _stream: ForeignStream, _ticket: &Ticket) -> Result<(), DeviceError> {
         Err(DeviceError::NoStreams)
+    }
+
+    fn has_streams(&self) -> bool {
+        false
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        pool: &L1Pool,
+        rows: RowCopy,
+        stream: Option<ForeignStream>,
+    ) -> Result<Ticket, DeviceError> {
+        if stream.is_some() {
+            return Err(DeviceError::NoStreams);
+        }
+        if pool.device() != self.id {
+            return Err(DeviceError::ForeignPool);
+        }
+        let (bytes, pieces) = rows.pieces(pool)?;
+        for (from, to) in pieces {
+            let (from, to) = (copy::host_pointer(from), copy::host_pointer(to));
+            // SAFETY: the rows of two different pages of the pool. The caller ensures that nothing
+            // else writes the source or touches the destination.
+            unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+        }
+        Ok(Ticket::done())
     }
 
     unsafe fn read_l1(
