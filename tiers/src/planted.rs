@@ -54,6 +54,16 @@ larder_base::bugs! {
         UntouchedSharedPages,
         /// Pages that an insert frees are loaded while forwards of their request use them.
         UntouchedDuplicates,
+        /// A truncation copies rows of pages whose forwards have not ended.
+        CutsUnsettledPages,
+        /// A truncation copies rows while a forward touches the page that gets them.
+        CopiesRowsUnderForward,
+        /// A truncation does not note the last forwards of the pages that it gives up.
+        UntouchedCut,
+        /// A truncated request writes into the page of the tree in which its tokens end.
+        CutKeepsTheTreesPage,
+        /// The tokens of a truncation stay in the prompt.
+        CutKeepsThePrompt,
         /// Lost pages are freed while requests and loads hold them.
         FreesLostPagesAtOnce,
         /// The end of a backup affects only the last of the parts into which its node was split.

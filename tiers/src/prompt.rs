@@ -166,9 +166,14 @@ impl Prompt {
     /// Removes all but the first `tokens` tokens. A prompt of bigrams keeps its first token, which
     /// determines its root.
     pub fn truncate(&mut self, tokens: usize) {
-        let units = tokens.saturating_sub(usize::from(self.root.bigram));
-        self.words.truncate(units);
+        self.words.truncate(self.units_of(tokens));
         self.keys.truncate(self.words.len() / self.page_tokens);
+    }
+
+    /// Number of units of its first `tokens` tokens.
+    #[must_use]
+    pub fn units_of(&self, tokens: usize) -> usize {
+        tokens.saturating_sub(usize::from(self.root.bigram))
     }
 
     /// The root of the prompt.

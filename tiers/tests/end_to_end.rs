@@ -15,7 +15,7 @@ use larder_format::PageKey;
 use larder_kernels::host::{Faults, Moment};
 use larder_kernels::{
     ChunkAt, Device, DeviceError, Direction, ForeignStream, Gated, HostDevice, HostMemory, KvShape,
-    L1Pool, L2Pool, LayerTickets, Layout, Refused, Tensors, Ticket, Transfer, pool_bytes,
+    L1Pool, L2Pool, LayerTickets, Layout, Refused, RowCopy, Tensors, Ticket, Transfer, pool_bytes,
 };
 use larder_tiers::cache::Time;
 use larder_tiers::config::{PrefetchPolicy, WritePolicy};
@@ -613,6 +613,19 @@ impl Device for Hung {
 
     fn hold(&self, _: ForeignStream, _: &Ticket) -> Result<(), DeviceError> {
         Err(DeviceError::NoStreams)
+    }
+
+    fn has_streams(&self) -> bool {
+        false
+    }
+
+    unsafe fn copy_rows(
+        &self,
+        _: &L1Pool,
+        _: RowCopy,
+        _: Option<ForeignStream>,
+    ) -> Result<Ticket, DeviceError> {
+        Err(DeviceError::Closed)
     }
 
     unsafe fn read_l1(&self, _: &L1Pool, _: ChunkAt, _: &mut [u8]) -> Result<(), DeviceError> {

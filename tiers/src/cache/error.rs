@@ -3,7 +3,7 @@
 use larder_kernels::{DeviceError, KvShape, L2Pool};
 
 use crate::config::{Config, ConfigError};
-use crate::core::{Broken, DoneError};
+use crate::core::{Broken, DoneError, TruncateError};
 use crate::l3::L3;
 use crate::model::{counted, stored};
 use crate::ranks::RanksError;
@@ -75,6 +75,17 @@ pub enum ChunkError {
     #[error(transparent)]
     Broken(#[from] Broken),
     /// A load failed, or there is no such chunk.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// Why a request is not truncated: nothing has changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CutError {
+    /// The request, or its pages.
+    #[error(transparent)]
+    Request(#[from] TruncateError),
+    /// The stream is missing, or the device has none.
     #[error(transparent)]
     Device(#[from] DeviceError),
 }

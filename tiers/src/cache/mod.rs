@@ -98,7 +98,8 @@ use std::time::Instant;
 
 use larder_base::fork::Origin;
 use larder_kernels::{
-    ChunkAt, Device, DeviceError, Gated, L1Pool, L2Pool, LayerTickets, Ticket, Transfer,
+    ChunkAt, Device, DeviceError, ForeignStream, Gated, L1Pool, L2Pool, LayerTickets, Ticket,
+    Transfer,
 };
 
 use crate::config::Config;
@@ -112,7 +113,7 @@ use crate::prompt::{Prompt, Scope, VocabularyFull};
 use crate::ranks::Ranks;
 use crate::tree::{LoadId, Matched};
 
-pub use error::{CacheError, ChunkError};
+pub use error::{CacheError, ChunkError, CutError};
 pub use memory::{HostMemoryOptions, host_memory};
 pub use time::Time;
 pub use workers::READERS;
@@ -320,6 +321,43 @@ impl Cache {
         let result = self.core.extend(request, tokens);
         self.carry_out();
         result
+    }
+
+    /// Keeps the first `tokens` tokens of a request: those behind were rejected. Its forwards have
+    /// been passed to [`Cache::insert`] or [`Cache::insert_first`]. No page of the tree
+    /// changes: if the kept tokens end within one, their rows are copied to an own page. On a
+    /// device with streams, `stream` is that of the forwards, and the copy runs on it. Returns the
+    /// ticket of the copy, if there is one: the last forward of the request.
+    ///
+    /// # Errors
+    /// The request is broken, shared pages are not settled, or L1 has no page for the rows. Or the
+    /// stream is missing, or the device has none. Nothing has changed.
+    pub fn truncate(
+        &mut self,
+        request: &mut Request,
+        tokens: usize,
+        stream: Option<ForeignStream>,
+    ) -> Result<Option<Ticket>, CutError> {
+        self.look_at_forwards();
+        match (self.device.has_streams(), stream) {
+            (true, None) => return Err(DeviceError::StreamNeeded.into()),
+            (false, Some(_)) => return Err(DeviceError::NoStreams.into()),
+            _ => {}
+        }
+        let copy = self.core.truncate(request, tokens, stream.is_some());
+        self.carry_out();
+        let Some(copy) = copy? else {
+            return Ok(None);
+        };
+        // SAFETY: forwards and loads of the source have ended, and it is in the tree, so nothing
+        // writes it: a load into it comes behind the forward below. The destination belongs to the
+        // request, and no transfer has it; forwards that touch it are ordered by the stream, or
+        // have ended.
+        let copied = unsafe { self.device.copy_rows(&self.l1, copy, stream) };
+        let ticket = copied.unwrap_or_else(Ticket::failed);
+        let fence = self.fence(&ticket);
+        self.core.rows_copied(request, copy, fence);
+        Ok(Some(ticket))
     }
 
     /// The L1 pages of a request, guarded by the loads that still fill some of them. The ticket of

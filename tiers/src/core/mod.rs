@@ -26,6 +26,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `audit` | checks of the invariant |
+//! | `truncate` | the end of a request taken back: rejected speculation |
 //! | `request` | the steps of a request: start, load back, extend, insert, finish |
 //! | `forward` | inserts whose forward has not ended; failed forwards |
 //! | `transfer` | backups, loads, puts, and the effects of their completions |
@@ -46,6 +47,7 @@ mod report;
 mod request;
 mod room;
 mod transfer;
+mod truncate;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
@@ -66,6 +68,7 @@ pub use prefetch::Retries;
 pub use report::{Declines, Event, Stats, TierName};
 pub use request::{ExtendError, InsertEnd, LoadBack, NoRoom, Request};
 pub use room::Evicted;
+pub use truncate::TruncateError;
 
 /// The cache is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -18,19 +18,19 @@ use crate::tree::{Hold, LoadId, Lock, NodeId, Offer, Wait};
 #[derive(Debug)]
 #[must_use = "a request that is not finished holds its pages for ever"]
 pub struct Request {
-    id: RequestId,
-    prompt: Prompt,
-    row: Row,
+    pub(super) id: RequestId,
+    pub(super) prompt: Prompt,
+    pub(super) row: Row,
     priority: i32,
     /// Holds the L1 part.
-    lock: Option<Lock>,
+    pub(super) lock: Option<Lock>,
     /// Holds the L2 part after the L1 part while it may still be loaded.
-    l2_lock: Option<Lock>,
-    l2_pages: usize,
+    pub(super) l2_lock: Option<Lock>,
+    pub(super) l2_pages: usize,
     /// Loads that fill pages of the row.
-    loads: Vec<LoadId>,
+    pub(super) loads: Vec<LoadId>,
     /// Number of pages that have been counted as hits.
-    counted: usize,
+    pub(super) counted: usize,
 }
 
 impl Request {
@@ -255,7 +255,7 @@ impl Core {
         self.broken.contains(&request.id) || request.lock.as_ref().is_some_and(is_lost)
     }
 
-    fn check(&self, request: &Request) -> Result<(), Broken> {
+    pub(super) fn check(&self, request: &Request) -> Result<(), Broken> {
         if self.is_broken(request) {
             return Err(Broken);
         }

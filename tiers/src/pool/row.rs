@@ -10,6 +10,7 @@
 
 use std::num::NonZeroU32;
 
+use crate::planted::planted;
 use crate::pool::pages::PagePool;
 use crate::runs::{L1, Runs};
 
@@ -105,6 +106,24 @@ impl Row {
             *page = number;
         }
         self.shared = self.shared.max(until);
+    }
+
+    /// Keeps the first `tokens` tokens, which end in the pages of the tree: `own` is the first own
+    /// page of the row if it has none, and gets the rows of a page of the tree that is kept in
+    /// part. Own pages that the row has stay, with their slots.
+    ///
+    /// Returns the pages of the tree that the row had behind the whole ones.
+    pub(crate) fn cut(&mut self, tokens: usize, own: &Runs<L1>) -> Vec<u32> {
+        let per_page = self.page_tokens.get() as usize;
+        let mut kept = tokens / per_page;
+        if planted!(CutKeepsTheTreesPage) && !tokens.is_multiple_of(per_page) {
+            kept += 1;
+        }
+        let gone: Vec<u32> = self.pages.drain(kept..self.shared).collect();
+        self.pages.extend(own.page_numbers());
+        self.tokens = tokens.max(self.tokens - gone.len() * per_page);
+        self.shared = tokens / per_page;
+        gone
     }
 
     /// Ends the row and returns its own pages, which must be freed.

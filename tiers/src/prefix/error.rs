@@ -5,8 +5,8 @@ use larder_engine::format::NamespaceError;
 use larder_kernels::DeviceError;
 use larder_remote::l4::L4Error;
 
-use crate::cache::CacheError;
-use crate::core::{Broken, NoRoom};
+use crate::cache::{CacheError, CutError};
+use crate::core::{Broken, NoRoom, TruncateError};
 
 /// The cache was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -85,6 +85,15 @@ pub enum SequenceError {
     /// used.
     #[error(transparent)]
     Broken(#[from] Broken),
+    /// The kept tokens of a truncation end in shared pages whose forwards and loads have not all
+    /// ended: try again when [`Sequence::verify`](super::Sequence::verify) is true. Nothing has
+    /// changed.
+    #[error("the kept tokens end in shared pages that are still written or loaded; verify first")]
+    Unsettled,
+    /// A truncation on a GPU lacks the stream of the forwards, or there is none on a CPU. Nothing
+    /// has changed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// More tokens were reported as computed than the sequence has.
     #[error("{computed} tokens cannot be computed, the sequence has {tokens}")]
     Beyond {
@@ -96,6 +105,17 @@ pub enum SequenceError {
     /// The cache is closed.
     #[error(transparent)]
     Closed(#[from] Closed),
+}
+
+impl From<CutError> for SequenceError {
+    fn from(error: CutError) -> SequenceError {
+        match error {
+            CutError::Request(TruncateError::Broken(broken)) => broken.into(),
+            CutError::Request(TruncateError::NoRoom(no_room)) => no_room.into(),
+            CutError::Request(TruncateError::Unsettled) => SequenceError::Unsettled,
+            CutError::Device(error) => error.into(),
+        }
+    }
 }
 
 /// Why there is no slice of a row.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_base::runtime::after;
-use larder_kernels::{ChunkAt, LayerTickets, Ticket};
+use larder_kernels::{ChunkAt, ForeignStream, LayerTickets, Ticket};
 
 use super::error::{Closed, RowError, SequenceError};
 use super::shared::Shared;
@@ -262,6 +262,54 @@ impl Sequence {
             Ok(())
         })??;
         self.tokens += 1;
+        Ok(())
+    }
+
+    /// Keeps the first `tokens` tokens, or all if it has no more: those behind were rejected. Their
+    /// slots stay for later tokens, as far as the sequence owns them. Report the forwards that have
+    /// written them before.
+    ///
+    /// Shared pages never change. If the kept tokens end within one, their rows are copied to an
+    /// own page, at once. On a GPU the copy needs the stream of the forwards:
+    /// [`Sequence::truncate_on`].
+    ///
+    /// # Errors
+    /// The sequence is broken, or the cache is closed. The kept tokens end in shared pages that are
+    /// not settled, or L1 has no page for their rows. Or L1 is on a GPU.
+    pub fn truncate(&mut self, tokens: usize) -> Result<(), SequenceError> {
+        self.cut(tokens, None)
+    }
+
+    /// As [`Sequence::truncate`], on a GPU. The copy of the rows, if it is needed, runs on the
+    /// stream of the forwards: behind all that are enqueued on it, and before later ones. If it
+    /// fails, the sequence is broken.
+    ///
+    /// # Errors
+    /// Those of [`Sequence::truncate`]. Or the device has no streams.
+    pub fn truncate_on(
+        &mut self,
+        tokens: usize,
+        stream: ForeignStream,
+    ) -> Result<(), SequenceError> {
+        self.cut(tokens, Some(stream))
+    }
+
+    fn cut(&mut self, tokens: usize, stream: Option<ForeignStream>) -> Result<(), SequenceError> {
+        if tokens >= self.tokens {
+            return Ok(());
+        }
+        // A load that has ended is over for the core only after a poll.
+        self.shared.poll()?;
+        let request = self.request.as_mut().ok_or(Closed)?;
+        let (copied, forward) = self.shared.with(|cache| {
+            let copied = cache.truncate(request, tokens, stream);
+            (copied, cache.newest_forward())
+        })?;
+        if let Some(ticket) = copied? {
+            (self.ticket, self.forward) = (ticket, forward);
+        }
+        self.tokens = tokens;
+        self.computed = self.computed.min(tokens);
         Ok(())
     }
 

@@ -95,6 +95,12 @@ impl Tree {
             .is_some_and(|at| self.node(at).has(PENDING))
     }
 
+    /// Whether a forward that writes L1 pages on the path to a node is pending.
+    pub(crate) fn is_path_pending(&self, node: NodeId) -> bool {
+        let from = self.place(node).unwrap_or(NONE);
+        self.upward(from).any(|at| self.node(at).has(PENDING))
+    }
+
     /// The forward that writes the last `pages` L1 pages up to a node's end has ended successfully.
     pub(crate) fn end_forward(&mut self, node: NodeId, pages: usize) {
         for at in self.parts(node, pages) {

@@ -12,6 +12,7 @@
 
 mod device;
 mod forwards;
+mod truncate;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::num::NonZeroUsize;
@@ -52,6 +53,8 @@ struct Running {
     inserted_with: Vec<u64>,
     /// Its forwards since its last insert. The next ticket covers all of them.
     since_insert: Vec<u64>,
+    /// Its partly filled page, with the mark of the rows that a truncation has copied into it.
+    copied: Option<(u32, PageKey)>,
     /// It was inserted with a forward that the core knows to have failed, or held pages tainted by
     /// such a forward.
     must_break: bool,
@@ -240,8 +243,9 @@ impl World {
             0..10 => self.start(),
             10..18 => self.load_back(),
             18..34 => self.forward(),
-            34..39 => self.finish(),
-            39..43 => {
+            34..38 => self.finish(),
+            38..41 => self.truncate(),
+            41..43 => {
                 let pages = [4, 4, 4, 50][self.below(4)];
                 self.core.evict(pages);
             }
@@ -492,6 +496,7 @@ impl World {
             forwards: 0,
             inserted_with: Vec::new(),
             since_insert: Vec::new(),
+            copied: None,
             must_break: false,
             may_break: false,
         });

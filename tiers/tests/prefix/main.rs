@@ -22,6 +22,7 @@ mod refuses;
 mod remotes;
 mod rules;
 mod sizes;
+mod truncate;
 mod verify;
 
 use std::time::{Duration, Instant};

@@ -36,6 +36,7 @@ struct Seen {
     broken: u64,
     dropped: u64,
     no_room: u64,
+    truncated: u64,
     from_l1: u64,
     from_l2: u64,
     from_l3: u64,
@@ -169,6 +170,10 @@ impl<'t> Engine<'t> {
                 self.seen.dropped += 1;
             }
             15 => self.rest(),
+            17 if !self.running.is_empty() => {
+                let at = self.below(self.running.len());
+                self.truncate(at);
+            }
             16 if self.below(3) == 0 => {
                 // As after a restart: only L3 has pages.
                 self.waiting.clear();
@@ -295,6 +300,43 @@ impl<'t> Engine<'t> {
         }
     }
 
+    /// Takes words of the answer back, or tokens of the prompt. The rows behind the cut are garbage
+    /// then.
+    fn truncate(&mut self, at: usize) {
+        let running = &mut self.running[at];
+        let computed = running.computed.min(running.tokens.len());
+        let kept = 1 + self.dice.random_range(0..computed.max(1));
+        match running.sequence.truncate(kept) {
+            Ok(()) => {}
+            Err(SequenceError::Unsettled) => return self.settle_all(),
+            Err(SequenceError::NoRoom(_)) => return,
+            Err(SequenceError::Broken(_)) => return self.give_up(at),
+            Err(error) => panic!("{error}"),
+        }
+        running.tokens.truncate(kept);
+        running.computed = running.computed.min(kept);
+        self.seen.truncated += 1;
+        // The rest of the prompt, or the word that was accepted instead.
+        let (prompt, all) = &self.prompts[running.prompt];
+        for token in &all[kept..prompt.len().max(kept + 1)] {
+            match running.sequence.push(*token) {
+                Ok(()) => running.tokens.push(*token),
+                Err(SequenceError::NoRoom(_)) => {
+                    self.seen.no_room += 1;
+                    drop(self.running.swap_remove(at));
+                    return;
+                }
+                Err(SequenceError::Broken(_)) => return self.give_up(at),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let rows = running.sequence.len();
+        for position in kept..rows {
+            let row = running.sequence.row_mut(0, 0, position).unwrap();
+            row.fill(0x3e);
+        }
+    }
+
     /// Computes the rows up to a position. Returns the next word, and whether the forward fails:
     /// its rows are garbage then. `None` if a load has failed.
     fn forward(&mut self, at: usize, until: usize) -> Option<(u64, bool)> {
@@ -368,7 +410,7 @@ fn no_word_differs_from_the_uncached_run_and_nothing_leaks() {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
     let one = number("LARDER_ENGINE_RUN").map(|run| run / 8..run / 8 + 1);
     let groups = one.unwrap_or(0..number("LARDER_ENGINE_RUNS").unwrap_or(400) / 8);
-    let (toy, mut all, begun) = (toy(), [0; 9], Instant::now());
+    let (toy, mut all, begun) = (toy(), [0; 10], Instant::now());
     for group in groups {
         let (prompts, l3) = (prompts(&toy, group), Arc::<Memory>::default());
         for run in 8 * group..8 * group + 8 {
@@ -381,6 +423,7 @@ fn no_word_differs_from_the_uncached_run_and_nothing_leaks() {
                 broken,
                 dropped,
                 no_room,
+                truncated,
                 from_l1,
                 from_l2,
                 from_l3,
@@ -392,6 +435,7 @@ fn no_word_differs_from_the_uncached_run_and_nothing_leaks() {
                 broken,
                 dropped,
                 no_room,
+                truncated,
                 from_l1,
                 from_l2,
                 from_l3,
@@ -403,8 +447,8 @@ fn no_word_differs_from_the_uncached_run_and_nothing_leaks() {
     }
     let seconds = Duration::as_secs(&begun.elapsed());
     println!(
-        "answers, broken, dropped, without room, tokens from L1, L2, L3, failed pages, failed \
-         copies: {all:?} in {seconds} s"
+        "answers, broken, dropped, without room, truncated, tokens from L1, L2, L3, failed pages, \
+         failed copies: {all:?} in {seconds} s"
     );
     assert!(
         !all.contains(&0),

@@ -1,6 +1,8 @@
 //! Forwards: submitted, run in order, sometimes failing; and the notifications of their ends to the
 //! core.
 
+use std::ops::Range;
+
 use larder_tiers::core::{Broken, ExtendError, Fence, OpId, Order, Request};
 use rand::RngExt;
 
@@ -51,8 +53,11 @@ impl World {
             self.core.extend_prompt(prompt, [decoded]).unwrap();
             1
         };
+        // A truncation leaves slots.
+        let computed = has.min(units);
+        let slots = (computed + more).saturating_sub(has);
         let running = &mut self.running[at];
-        if self.core.extend(&mut running.request, more).is_err() {
+        if self.core.extend(&mut running.request, slots).is_err() {
             if self.below(3) == 0 {
                 self.finish_one(at, false);
             }
@@ -61,7 +66,7 @@ impl World {
         for page in self.running[at].request.own_pages() {
             self.inserted.remove(page);
         }
-        self.submit(at, has);
+        self.submit(at, computed..computed + more);
         if self.below(3) > 0 {
             self.insert(at);
         }
@@ -90,27 +95,24 @@ impl World {
         self.run_request(request, scope, tokens);
     }
 
-    /// Submits the forward for the slots that a request got since it had `before` tokens.
-    pub(super) fn submit(&mut self, at: usize, before: usize) {
+    /// Submits the forward for these tokens of a request.
+    pub(super) fn submit(&mut self, at: usize, tokens: Range<usize>) {
         self.fence += 1;
         let running = &self.running[at];
         let keys = self.keys(&running.scope, &running.tokens);
         let (row, loads) = running.request.row_and_loads();
-        let read_to = before / self.page_tokens;
-        let reads = row
-            .pages()
-            .iter()
-            .copied()
-            .zip(keys.iter().copied())
-            .take(read_to)
-            .collect();
-        let full = row.tokens() / self.page_tokens;
-        let pages = row.pages().iter().enumerate().skip(read_to);
+        let read_to = tokens.start / self.page_tokens;
+        let whole = row.pages().iter().copied().zip(keys.iter().copied());
+        let reads = whole.take(read_to).chain(running.copied).collect();
+        let full = tokens.end / self.page_tokens;
+        let pages = row.pages().iter().enumerate();
+        let pages = pages.take(tokens.end.div_ceil(self.page_tokens));
+        let pages = pages.skip(read_to);
         // A partly filled page has no content yet.
         let writes = pages
             .map(|(at, page)| (*page, keys.get(at).copied().filter(|_| at < full)))
             .collect();
-        let is_begun = !before.is_multiple_of(self.page_tokens);
+        let is_begun = !tokens.start.is_multiple_of(self.page_tokens);
         self.forwards.push(Forward {
             fence: self.fence,
             since: running.since_insert.clone(),
@@ -119,6 +121,7 @@ impl World {
             writes,
             loads: loads.iter().map(|load| OpId::from(*load)).collect(),
         });
+        self.running[at].copied = None;
         self.running[at].forwards = self.fence;
         self.running[at].since_insert.push(self.fence);
     }
