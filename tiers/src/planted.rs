@@ -64,6 +64,8 @@ larder_base::bugs! {
         CutKeepsTheTreesPage,
         /// The tokens of a truncation stay in the prompt.
         CutKeepsThePrompt,
+        /// A request gets rows of another tenant unchanged.
+        KeepsForeignRows,
         /// Lost pages are freed while requests and loads hold them.
         FreesLostPagesAtOnce,
         /// The end of a backup affects only the last of the parts into which its node was split.

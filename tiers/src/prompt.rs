@@ -43,6 +43,16 @@ pub struct RootKey {
     bigram: bool,
 }
 
+impl RootKey {
+    /// A number for its extra key and salt: another one for others, 0 for neither.
+    pub(crate) fn tenant(&self) -> u64 {
+        let first = self
+            .seed
+            .and_then(|seed| seed.as_bytes().first_chunk().copied());
+        first.map_or(0, u64::from_le_bytes)
+    }
+}
+
 /// No further token can be numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

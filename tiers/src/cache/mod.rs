@@ -69,6 +69,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `clean` | rows of other tenants, zeroed |
 //! | `orders` | the execution of the core's orders |
 //! | `ending` | the last copies before a drop, and the drop |
 //! | `workers` | threads that wait for L3 |
@@ -81,6 +82,7 @@
 //! | `time` | real time, or the time of a replay |
 
 mod agree;
+mod clean;
 mod ending;
 mod error;
 mod failures;
@@ -319,6 +321,7 @@ impl Cache {
     /// [`NoRoom`]: crate::core::NoRoom
     pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), ExtendError> {
         let result = self.core.extend(request, tokens);
+        self.clean();
         self.carry_out();
         result
     }
@@ -345,6 +348,7 @@ impl Cache {
             _ => {}
         }
         let copy = self.core.truncate(request, tokens, stream.is_some());
+        self.clean();
         self.carry_out();
         let Some(copy) = copy? else {
             return Ok(None);

@@ -93,6 +93,10 @@ pub struct Core {
     l1: PagePool<L1>,
     /// By page of L1: the newest forward of the ended requests that had it.
     touched: Vec<Fence>,
+    /// By page of L1: the tenant whose rows it has.
+    tenants: Vec<u64>,
+    /// Pages that a request got, with rows of another tenant.
+    unclean: Vec<u32>,
     l2: PagePool<L2>,
     flights: BTreeMap<OpId, Flight>,
     loads: usize,
@@ -144,6 +148,8 @@ impl Core {
             vocabulary: Vocabulary::new(config.wide_tokens_max),
             l1: PagePool::new(config.l1_pages),
             touched: vec![Fence::default(); config.l1_pages as usize + 1],
+            tenants: vec![0; config.l1_pages as usize + 1],
+            unclean: Vec::new(),
             l2: PagePool::new(config.l2_pages),
             flights: BTreeMap::new(),
             loads: 0,

@@ -224,7 +224,10 @@ impl Core {
         if let Some(before) = std::mem::replace(&mut request.lock, lock) {
             self.tree.unlock(before);
         }
+        let before = request.row.pages().len();
         request.row.share(&l1);
+        let tenant = request.prompt.root().tenant();
+        self.take_over(&request.row.pages()[before..], tenant, true);
         request.loads.push(load);
         LoadBack::Started(load, pages)
     }
@@ -240,7 +243,10 @@ impl Core {
         if free < needed {
             self.evict(needed - free);
         }
+        let before = request.row.pages().len();
         let extended = request.row.extend(&mut self.l1, tokens);
+        let tenant = request.prompt.root().tenant();
+        self.take_over(&request.row.pages()[before..], tenant, false);
         extended.ok_or_else(|| {
             let short = needed.saturating_sub(self.l1.free_pages() as usize);
             let pending = self.backup_pages_out();

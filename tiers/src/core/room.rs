@@ -2,6 +2,7 @@
 
 use super::{Core, Event, TierName};
 use crate::config::{L3Write, WritePolicy};
+use crate::planted::planted;
 use crate::runs::{L1, L2, Runs};
 use crate::tree::{Gone, NodeId};
 
@@ -65,6 +66,25 @@ impl Core {
             self.evict(pages - free);
         }
         self.l1.allocate(u32::try_from(pages).ok()?)
+    }
+
+    /// Pages are those of a tenant now. Notes the pages that have rows of another tenant and are
+    /// not overwritten as a whole, unless a forward still touches them.
+    pub(super) fn take_over(&mut self, pages: &[u32], tenant: u64, is_overwritten: bool) {
+        for page in pages {
+            let at = *page as usize;
+            let former = std::mem::replace(&mut self.tenants[at], tenant);
+            let is_foreign = former != tenant && !is_overwritten && !planted!(KeepsForeignRows);
+            if is_foreign && self.touched[at] <= self.ended {
+                self.unclean.push(*page);
+            }
+        }
+    }
+
+    /// The pages that requests got since the last call and that have rows of another tenant.
+    /// Their rows must not be read before they are written: zero them where the host reads them.
+    pub fn take_unclean(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.unclean)
     }
 
     /// Allocates L2 pages, after evictions if necessary.

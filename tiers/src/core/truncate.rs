@@ -32,10 +32,11 @@ pub enum TruncateError {
 }
 
 impl Core {
-    /// Keeps the first `tokens` tokens of a request, all of whose forwards have been reported. Own pages stay with their slots; pages of the
-    /// tree behind the kept tokens are given up. Returns the copy of rows that the caller must
-    /// carry out before the next forward, and report by [`Core::rows_copied`]. `is_ordered`: a
-    /// stream orders that copy behind all forwards so far; else it is carried out at once.
+    /// Keeps the first `tokens` tokens of a request, whose forwards have all been reported. Own
+    /// pages stay with their slots; pages of the tree behind the kept tokens are given up. Returns
+    /// the copy of rows that the caller must carry out before the next forward, and report by
+    /// [`Core::rows_copied`]. `is_ordered`: a stream orders that copy behind all forwards so far;
+    /// else it is carried out at once.
     ///
     /// # Errors
     /// Nothing has changed, except evicted pages.
@@ -99,6 +100,8 @@ impl Core {
             self.tree.unlock(before);
         }
         let gone = request.row.cut(units, &own);
+        let (own, tenant): (Vec<u32>, _) = (own.page_numbers().collect(), request.prompt.root());
+        self.take_over(&own, tenant.tenant(), false);
         request.loads.clear();
         if !planted!(UntouchedCut) {
             self.touched(gone.iter().copied(), self.newest);

@@ -108,6 +108,8 @@ pub struct World {
     inserts: HashMap<u64, HashSet<RequestId>>,
     /// Tainted L1 pages, with the failed forward.
     taint: HashMap<u32, u64>,
+    /// The scope of the request that last got an L1 page.
+    tenants: HashMap<u32, Scope>,
     failed_loads: HashSet<OpId>,
     loads_out: HashSet<OpId>,
     told: BTreeMap<TierName, HashSet<PageKey>>,
@@ -189,6 +191,7 @@ impl World {
             inserts: HashMap::new(),
             speaks: HashMap::new(),
             taint: HashMap::new(),
+            tenants: HashMap::new(),
             failed_loads: HashSet::new(),
             loads_out: HashSet::new(),
             told: [TierName::L1, TierName::L2, TierName::L3]
@@ -559,11 +562,32 @@ impl World {
         let after = running.request.row_and_loads().0.shared_pages();
         if let Ok(LoadBack::Started(load, pages)) = result {
             assert_eq!(after, before + pages);
+            self.got(at, before);
             let keys = self.keys(&self.running[at].scope, &self.running[at].tokens);
             self.loading
                 .insert(load.into(), keys[before..after].to_vec());
         } else {
             assert_eq!(after, before);
+        }
+    }
+
+    /// A request got the pages of its row from `from` on. They have rows of its own tenant, or are
+    /// zeroed, unless a forward may touch them.
+    fn got(&mut self, at: usize, from: usize) {
+        let unclean = self.core.take_unclean();
+        let running = &self.running[at];
+        let (scope, row) = (&running.scope, running.request.row_and_loads().0);
+        let is_same =
+            |of: &Scope| (&of.extra_key, &of.cache_salt) == (&scope.extra_key, &scope.cache_salt);
+        for page in &row.pages()[from..] {
+            let former = self.tenants.insert(*page, scope.clone());
+            let former = former.unwrap_or_default();
+            let is_idle = self.forwards.is_empty() && self.ran.is_empty();
+            let is_own = row.own_pages().contains(page);
+            assert!(
+                is_same(&former) || unclean.contains(page) || !is_own || !is_idle,
+                "a request gets rows of another tenant"
+            );
         }
     }
 

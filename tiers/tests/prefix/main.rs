@@ -22,6 +22,7 @@ mod refuses;
 mod remotes;
 mod rules;
 mod sizes;
+mod tenants;
 mod truncate;
 mod verify;
 

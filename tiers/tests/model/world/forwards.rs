@@ -57,12 +57,14 @@ impl World {
         let computed = has.min(units);
         let slots = (computed + more).saturating_sub(has);
         let running = &mut self.running[at];
+        let before = running.request.row_and_loads().0.pages().len();
         if self.core.extend(&mut running.request, slots).is_err() {
             if self.below(3) == 0 {
                 self.finish_one(at, false);
             }
             return;
         }
+        self.got(at, before);
         for page in self.running[at].request.own_pages() {
             self.inserted.remove(page);
         }

@@ -52,6 +52,9 @@ impl World {
         if let Some(copy) = copy {
             assert_eq!(copy.from, before.pages()[kept]);
             assert_eq!((copy.to, copy.rows as usize), (row.pages()[kept], rows));
+            if before.own_pages().is_empty() {
+                self.got(at, kept);
+            }
             self.inserted.remove(&copy.to);
             let key = keys[kept];
             let mark = namespace_seed(Some(&format!("{key} {rows}")), None).unwrap();
