@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::agree::Agreed;
+use super::workers::Stuck;
 use super::{Cache, CacheError};
 
 impl Cache {
@@ -42,6 +43,17 @@ impl Cache {
             }
         }
         Ok(())
+    }
+}
+
+impl Cache {
+    /// Ends the cache, as its drop does, but waits for calls of L3 until `deadline` at the latest.
+    /// Returns the calls that have not returned by then.
+    pub fn end(mut self, deadline: Instant) -> Stuck {
+        match &mut self.workers {
+            Some(workers) if !self.origin.is_inherited() => workers.end(Some(deadline)),
+            _ => Stuck::default(),
+        }
     }
 }
 

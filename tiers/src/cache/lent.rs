@@ -43,6 +43,11 @@ impl LentPages {
         })
     }
 
+    /// Bytes of the pages.
+    pub(super) fn bytes(&self) -> u64 {
+        self.pages.len() as u64 * u64::from(self.pool.shape().page_bytes())
+    }
+
     fn is_gathered(&self) -> bool {
         self.pool.layout() == Layout::LayerFirst
     }

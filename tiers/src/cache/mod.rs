@@ -118,7 +118,7 @@ use crate::tree::{LoadId, Matched};
 pub use error::{CacheError, ChunkError, CutError};
 pub use memory::{HostMemoryOptions, host_memory};
 pub use time::Time;
-pub use workers::READERS;
+pub use workers::{READERS, Stuck, leaked_bytes};
 
 use agree::{Agreed, End, Line, Work as Awaited};
 use error::{check_l3, check_pool};

@@ -4,12 +4,17 @@
 //! submission order. Several reads run concurrently, each for a separate prefetch, so that a
 //! stalled read does not delay the others. When [`Ends`] is dropped, each thread ends after its
 //! current work, because no one receives the answer. The work left in the queues is dropped.
+//!
+//! Faults covered: a call of L3 that does not return. Its thread is left behind with the memory that
+//! was lent to the call ([`Workers::end`]).
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use larder_base::fork::Origin;
 use larder_engine::Count;
@@ -75,6 +80,26 @@ impl Terms {
     }
 }
 
+/// Calls of L3 that had not returned when their cache ended. The pages of L2 that they use stay, and
+/// so does the L3, until they return.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stuck {
+    /// Calls.
+    pub calls: usize,
+    /// Bytes of L2 lent to them. The memory of the whole pool stays.
+    pub bytes: u64,
+}
+
+/// Bytes lent to calls of L3 that had not returned when their caches ended, in this process.
+static LEAKED: AtomicU64 = AtomicU64::new(0);
+
+/// Bytes of L2 that were lent to calls of L3 when their caches ended, in this process: see
+/// [`Stuck`].
+#[must_use]
+pub fn leaked_bytes() -> u64 {
+    LEAKED.load(Ordering::Relaxed)
+}
+
 /// A completion, with the duration of a read in microseconds.
 pub(super) struct Answer {
     pub(super) done: Done,
@@ -84,11 +109,18 @@ pub(super) struct Answer {
 /// Number of concurrent reads from L3.
 pub const READERS: usize = 4;
 
+/// How long the end waits at least: threads without a call end within it.
+const ENDING: Duration = Duration::from_millis(100);
+
 /// The threads.
 pub(super) struct Workers {
     ends: Option<Ends>,
     threads: Vec<JoinHandle<()>>,
     woken: Arc<OnceLock<Waker>>,
+    /// Bytes lent to calls in progress.
+    lent: Arc<AtomicU64>,
+    /// Its senders end with the threads.
+    ended: Receiver<Infallible>,
     origin: Origin,
 }
 
@@ -99,6 +131,7 @@ impl Workers {
         let (asking, to_ask) = channel();
         let (reading, to_read) = channel();
         let (writing, to_write) = channel();
+        let (alive, ended) = channel();
         let mut workers = Workers {
             ends: Some(Ends {
                 answers,
@@ -108,13 +141,19 @@ impl Workers {
             }),
             threads: Vec::new(),
             woken: Arc::default(),
+            lent: Arc::default(),
+            ended,
             origin: Origin::here(),
         };
         let mut start = |name: &str, queue: &Arc<Mutex<Receiver<Work>>>| {
             let (l3, queue, answer) = (l3.clone(), queue.clone(), answer.clone());
-            let woken = workers.woken.clone();
+            let (woken, lent) = (workers.woken.clone(), workers.lent.clone());
+            let alive: Sender<Infallible> = alive.clone();
             let thread = std::thread::Builder::new().name(format!("larder-l3-{name}"));
-            let thread = thread.spawn(move || serve(&*l3, terms, &queue, &answer, &woken))?;
+            let thread = thread.spawn(move || {
+                serve(&*l3, terms, &queue, &answer, &woken, &lent);
+                drop((l3, alive));
+            })?;
             workers.threads.push(thread);
             Ok::<(), std::io::Error>(())
         };
@@ -154,6 +193,42 @@ impl Workers {
     }
 }
 
+impl Workers {
+    /// Ends the threads after the calls in progress, at `deadline` at the latest. Later, threads
+    /// whose calls have not returned stay, with the memory lent to those.
+    pub(super) fn end(&mut self, deadline: Option<Instant>) -> Stuck {
+        self.ends = None;
+        let is_over = match deadline {
+            None => true,
+            Some(deadline) => {
+                let wait = deadline.saturating_duration_since(Instant::now());
+                self.ended.recv_timeout(wait.max(ENDING)) != Err(RecvTimeoutError::Timeout)
+            }
+        };
+        let mut stuck = Stuck::default();
+        for thread in self.threads.drain(..) {
+            if is_over || thread.is_finished() {
+                // The panic has already been reported. The thread's orders are never answered, but
+                // the core is dropped too.
+                let _ = thread.join();
+            } else {
+                stuck.calls += 1;
+            }
+        }
+        if stuck.calls > 0 {
+            stuck.bytes = self.lent.load(Ordering::Relaxed);
+            LEAKED.fetch_add(stuck.bytes, Ordering::Relaxed);
+            // runbook: calls of L3 have not returned
+            tracing::error!(
+                "{} calls of L3 have not returned: {} bytes of L2 that they use are not freed",
+                stuck.calls,
+                stuck.bytes
+            );
+        }
+        stuck
+    }
+}
+
 impl Drop for Workers {
     fn drop(&mut self) {
         if self.origin.is_inherited() {
@@ -161,12 +236,23 @@ impl Drop for Workers {
             std::mem::forget((self.ends.take(), std::mem::take(&mut self.threads)));
             return;
         }
-        self.ends = None;
-        for thread in self.threads.drain(..) {
-            // The panic has already been reported. The thread's orders are never answered, but the
-            // core is dropped too.
-            let _ = thread.join();
-        }
+        self.end(None);
+    }
+}
+
+/// Counts the bytes of a call while it lives.
+struct Lent<'a>(&'a AtomicU64, u64);
+
+impl Lent<'_> {
+    fn new(lent: &AtomicU64, bytes: u64) -> Lent<'_> {
+        lent.fetch_add(bytes, Ordering::Relaxed);
+        Lent(lent, bytes)
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Ordering::Relaxed);
     }
 }
 
@@ -176,6 +262,7 @@ fn serve(
     queue: &Mutex<Receiver<Work>>,
     answers: &Sender<Answer>,
     woken: &OnceLock<Waker>,
+    lent: &AtomicU64,
 ) {
     // One thread waits for work while it holds the lock. The others wait for the lock.
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -199,6 +286,7 @@ fn serve(
                 (id, found)
             }
             Work::Get { id, keys, mut into } => {
+                let _lent = Lent::new(lent, into.bytes());
                 let pages = into.get(l3, &keys);
                 read_micros = u64::try_from(started.elapsed().as_micros()).ok();
                 l3.count(Count::Served {
@@ -213,7 +301,10 @@ fn serve(
                 parent,
                 depth,
                 from,
-            } => (id, from.put(l3, &keys, parent, depth)),
+            } => {
+                let _lent = Lent::new(lent, from.bytes());
+                (id, from.put(l3, &keys, parent, depth))
+            }
             Work::Touch { keys } => {
                 l3.touch(&keys);
                 continue;

@@ -21,7 +21,8 @@ pub use files::{FilesError, FilesL3};
 pub use store::StoreL3;
 
 /// See the module documentation. The keys of a call are consecutive in their chain. Each call
-/// returns: the end of a cache waits for the calls in progress.
+/// returns: the end of a cache waits for the calls in progress, and leaks the memory lent to a call
+/// that does not return in time.
 pub trait L3: Send + Sync {
     /// The namespace of its pages. A cache checks that it describes the pages of its pools: see
     /// [`Model::namespace`](crate::Model::namespace). `None`: pages of any shape.

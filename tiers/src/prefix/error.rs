@@ -5,7 +5,7 @@ use larder_engine::format::NamespaceError;
 use larder_kernels::DeviceError;
 use larder_remote::l4::L4Error;
 
-use crate::cache::{CacheError, CutError};
+use crate::cache::{CacheError, CutError, Stuck};
 use crate::core::{Broken, NoRoom, TruncateError};
 
 /// The cache was closed.
@@ -159,6 +159,13 @@ pub enum CloseError {
         /// Inserts whose forwards had not ended.
         inserts: usize,
     },
+    /// Calls of L3 have not returned. What they use is not freed, and a store stays open.
+    #[error(
+        "{} calls of L3 have not returned: {} bytes of L2 are not freed, and the store is not \
+         closed; look at the device of the store",
+        .0.calls, .0.bytes
+    )]
+    Stuck(Stuck),
     /// The store could not make everything durable.
     #[error("the store of L3: {0}")]
     Store(#[from] StoreError),

@@ -227,17 +227,19 @@ impl PrefixCache {
     }
 
     /// Ends the cache: waits until kept pages are in L3, makes them durable, and closes the store.
-    /// Waiting requests end, and sequences that are left can still be dropped.
+    /// Waiting requests end, and sequences that are left can still be dropped. The last quarter of
+    /// the [`PrefixOptions::close_wait`] is for the calls of L3 that are then in progress.
     ///
     /// # Errors
-    /// Pages were not written within the [`PrefixOptions::close_wait`], or not made durable. The
-    /// store is closed in any case.
+    /// Pages were not written in time, or not made durable; or a call of L3 has not returned. The
+    /// store is closed, except under a call that has not returned.
     pub fn close(mut self) -> Result<(), CloseError> {
+        let deadline = after(self.close_wait);
         self.poller = None;
         let _warm = self.shared.with(Cache::tell_warmth);
-        let is_settled = self.settle(after(self.close_wait));
+        let is_settled = self.settle(after(self.close_wait / 4 * 3));
         let left = self.with_core(|core| (core.orders_out(), core.inserts_pending()));
-        self.shared.end();
+        self.end(deadline)?;
         self.l4 = None;
         if let Some(store) = self.store.take() {
             let flushed = store.flush();
@@ -249,14 +251,25 @@ impl PrefixCache {
             _ => Ok(()),
         }
     }
+
+    fn end(&mut self, deadline: Instant) -> Result<(), CloseError> {
+        let stuck = self.shared.end(deadline);
+        if stuck.calls == 0 {
+            return Ok(());
+        }
+        // Their ends could wait for the calls.
+        std::mem::forget((self.l4.take(), self.store.take()));
+        Err(CloseError::Stuck(stuck))
+    }
 }
 
 impl Drop for PrefixCache {
     /// Ends the cache without [`PrefixCache::close`]: waiting requests and later calls of sequences
-    /// end with [`Closed`]. Waits for copies and for calls of L3 in progress, and for nothing
-    /// behind them.
+    /// end with [`Closed`]. Waits for copies and for calls of L3 in progress, for these at most the
+    /// [`PrefixOptions::close_wait`], and for nothing behind them.
     fn drop(&mut self) {
         self.poller = None;
-        self.shared.end();
+        // The calls are logged and counted.
+        let _stuck = self.end(after(self.close_wait));
     }
 }

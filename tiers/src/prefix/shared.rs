@@ -16,7 +16,7 @@ use larder_kernels::L1Pool;
 use larder_sync::{Condvar, Mutex};
 
 use super::error::Closed;
-use crate::cache::Cache;
+use crate::cache::{Cache, Stuck};
 
 /// The first pause after progress.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
@@ -215,15 +215,16 @@ impl Shared {
         }
     }
 
-    /// Ends the cache for all calls, waiting ones first, and then drops it: that waits for copies
-    /// and for calls of L3 in progress. A forked child does nothing: the lock may be held for ever.
-    pub(super) fn end(&self) {
+    /// Ends the cache for all calls, waiting ones first, and then drops it: that waits for copies,
+    /// and until `deadline` for calls of L3 in progress. Returns the calls that have not returned.
+    /// A forked child does nothing: the lock may be held for ever.
+    pub(super) fn end(&self, deadline: Instant) -> Stuck {
         if self.origin.is_inherited() {
-            return;
+            return Stuck::default();
         }
         let cache = self.cache.lock().take();
         self.signal.give();
-        drop(cache);
+        cache.map_or(Stuck::default(), |cache| cache.end(deadline))
     }
 }
 
