@@ -69,6 +69,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `prefetch` | reads from L3 for waiting requests |
 //! | `clean` | rows of other tenants, zeroed |
 //! | `orders` | the execution of the core's orders |
 //! | `ending` | the last copies before a drop, and the drop |
@@ -90,6 +91,7 @@ mod forwards;
 mod lent;
 mod memory;
 mod orders;
+mod prefetch;
 mod time;
 mod workers;
 
@@ -106,8 +108,8 @@ use larder_kernels::{
 
 use crate::config::Config;
 use crate::core::{
-    Broken, Busy, Core, Declined, Done, Event, ExtendError, Fence, InsertEnd, LoadBack, OpId,
-    Outcome, PrefetchId, PrefetchState, Request, Stats,
+    Broken, Busy, Core, Done, Event, ExtendError, Fence, InsertEnd, LoadBack, OpId, Outcome,
+    Request, Stats,
 };
 use crate::l3::L3;
 use crate::pool::Row;
@@ -531,47 +533,6 @@ impl Cache {
         if let Some(until) = self.forwards.over(fence) {
             self.core.forwards_ended(until);
         }
-    }
-
-    /// Starts to read into L2 the pages that L3 has after the cached part of a prompt, at most as
-    /// many as the share of prefetches in L2 has left ([`PrefetchConfig::l2_percent_max`]). Poll
-    /// the prefetch until it has ended, or cancel it: until then its pages count towards that
-    /// share.
-    ///
-    /// [`PrefetchConfig::l2_percent_max`]: crate::config::PrefetchConfig::l2_percent_max
-    ///
-    /// # Errors
-    /// Nothing was started, with the reason.
-    pub fn prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
-        let result = self.core.prefetch(prompt);
-        self.carry_out();
-        result
-    }
-
-    /// The state of a prefetch for which a request waits. All ranks must call this.
-    ///
-    /// # Errors
-    /// The group of ranks is broken.
-    pub fn poll_prefetch(&mut self, id: PrefetchId) -> Result<PrefetchState, CacheError> {
-        let overdue = self.core.is_prefetch_overdue(id, self.time.now_us());
-        let overdue = self.agreed.any(overdue)?;
-        let state = self.core.poll_prefetch(id, overdue);
-        self.carry_out();
-        Ok(state)
-    }
-
-    /// The number of pages that a prefetch has brought, or the reason why it brought none, without
-    /// waiting any longer: the pages that have arrived stay, and the prefetch is over.
-    pub fn end_prefetch(&mut self, id: PrefetchId) -> PrefetchState {
-        let state = self.core.poll_prefetch(id, true);
-        self.carry_out();
-        state
-    }
-
-    /// Cancels a prefetch whose request has ended. No page is kept.
-    pub fn cancel_prefetch(&mut self, id: PrefetchId) {
-        self.core.cancel_prefetch(id);
-        self.carry_out();
     }
 
     /// Evicts at least `pages` pages from L1, or as many as possible.

@@ -5,8 +5,8 @@
 //! stalled read does not delay the others. When [`Ends`] is dropped, each thread ends after its
 //! current work, because no one receives the answer. The work left in the queues is dropped.
 //!
-//! Faults covered: a call of L3 that does not return. Its thread is left behind with the memory that
-//! was lent to the call ([`Workers::end`]).
+//! Faults covered: a call of L3 that does not return. Its thread is left behind with the memory
+//! that was lent to the call ([`Workers::end`]).
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,8 +80,8 @@ impl Terms {
     }
 }
 
-/// Calls of L3 that had not returned when their cache ended. The pages of L2 that they use stay, and
-/// so does the L3, until they return.
+/// Calls of L3 that had not returned when their cache ended. The pages of L2 that they use stay,
+/// and so does the L3, until they return.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stuck {
     /// Calls.

@@ -194,6 +194,13 @@ impl Core {
         }
     }
 
+    /// Whether a prefetch has not ended.
+    #[must_use]
+    pub fn is_prefetch_waiting(&self, id: PrefetchId) -> bool {
+        let stage = self.prefetches.get(&id).map(|prefetch| &prefetch.stage);
+        matches!(stage, Some(Stage::Asked | Stage::Reading { .. }))
+    }
+
     /// The state of a prefetch. With `overdue`, the prefetch ends now with the pages that have
     /// arrived. A prefetch that is over is removed.
     pub fn poll_prefetch(&mut self, id: PrefetchId, overdue: bool) -> PrefetchState {

@@ -142,8 +142,7 @@ impl Core {
     /// because it is always computed. The following part in L2 is held until [`Core::load_back`]
     /// decides.
     pub fn start(&mut self, prompt: Prompt, priority: i32) -> Request {
-        let per_page = self.page_tokens.get() as usize;
-        let usable = prompt.words().len().saturating_sub(1) / per_page * per_page;
+        let usable = self.usable(&prompt);
         let matched = self
             .tree
             .match_prefix(prompt.root(), &prompt.words()[..usable]);
@@ -168,6 +167,21 @@ impl Core {
             row,
             priority,
         }
+    }
+
+    /// Number of words of a prompt that a request may have from the tree.
+    fn usable(&self, prompt: &Prompt) -> usize {
+        let per_page = self.page_tokens.get() as usize;
+        prompt.words().len().saturating_sub(1) / per_page * per_page
+    }
+
+    /// Number of available pages ([`Core::available_pages`]) with which L1 has room for a request
+    /// of `pages` pages. Its pages in L1 are not available to itself.
+    #[must_use]
+    pub fn room_for(&self, prompt: &Prompt, pages: usize) -> usize {
+        let words = &prompt.words()[..self.usable(prompt)];
+        let (in_l1, evictable) = self.tree.peek_l1(prompt.root(), words);
+        pages.saturating_sub(in_l1) + evictable
     }
 
     /// Decides whether the L2 part of a request is loaded: at most `pages_max` pages, or none.

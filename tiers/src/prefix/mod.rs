@@ -72,10 +72,12 @@
 //! | `waiting` | a request before it has its pages |
 //! | `sequence` | a running request |
 //! | `shared` | the cache behind its lock, and the thread that polls it |
+//! | `queue` | requests whose futures wait |
 //! | `error` | the errors |
 
 mod error;
 mod options;
+mod queue;
 mod sequence;
 mod shared;
 mod waiting;

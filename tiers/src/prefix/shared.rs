@@ -1,5 +1,7 @@
 //! The cache behind its lock, the signal of its progress, and the thread that polls it.
 //!
+//! Futures wait in a [`Queue`]. Progress wakes only the requests that can go on.
+//!
 //! The thread sleeps while the cache is idle. While work is in flight it polls in pauses that grow
 //! from [`PAUSE_MIN`] to [`PAUSE_MAX`], because copies of a device wake no one. An answer of L3
 //! wakes it at once. Threads that wait for something of the cache poll it in the same way. Every
@@ -13,9 +15,10 @@ use std::time::{Duration, Instant};
 
 use larder_base::fork::Origin;
 use larder_kernels::L1Pool;
-use larder_sync::{Condvar, Mutex};
+use larder_sync::{Condvar, Mutex, MutexGuard};
 
 use super::error::Closed;
+use super::queue::{Place, Queue};
 use crate::cache::{Cache, Stuck};
 
 /// The first pause after progress.
@@ -27,69 +30,37 @@ const PAUSE_MAX: Duration = Duration::from_millis(2);
 /// Time between two reports of used pages to L3.
 const WARMTH_EVERY: Duration = Duration::from_secs(1);
 
-/// The progress of a cache: its threads wait for it, and its wakers are woken.
+/// The progress of a cache: its threads wait for it.
 #[derive(Default)]
 struct Signal {
-    state: Mutex<Progress>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Progress {
     /// Number of signals.
-    count: u64,
-    wakers: Vec<Waker>,
-    /// The time of the last signal.
-    last: Option<Instant>,
+    count: Mutex<u64>,
+    changed: Condvar,
 }
 
 impl Signal {
     fn count(&self) -> u64 {
-        self.state.lock().count
+        *self.count.lock()
     }
 
     fn give(&self) {
-        let mut state = self.state.lock();
-        state.count += 1;
-        state.last = Some(Instant::now());
-        let wakers = std::mem::take(&mut state.wakers);
-        drop(state);
+        *self.count.lock() += 1;
         self.changed.notify_all();
-        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Waits for a signal after `seen`, or for the time.
     fn wait(&self, seen: u64, until: Option<Instant>) {
-        let mut state = self.state.lock();
-        while state.count == seen {
+        let mut count = self.count.lock();
+        while *count == seen {
             match until {
-                None => self.changed.wait(&mut state),
+                None => self.changed.wait(&mut count),
                 Some(until) => {
-                    if self.changed.wait_until(&mut state, until).timed_out() {
+                    if self.changed.wait_until(&mut count, until).timed_out() {
                         return;
                     }
                 }
             }
         }
-    }
-
-    fn add(&self, waker: &Waker) {
-        let wakers = &mut self.state.lock().wakers;
-        if !wakers.iter().any(|known| known.will_wake(waker)) {
-            wakers.push(waker.clone());
-        }
-    }
-
-    fn has_wakers(&self) -> bool {
-        !self.state.lock().wakers.is_empty()
-    }
-
-    /// Whether wakers have had no signal for a while. The time of one of their prefetches may be
-    /// over, which is no progress of the cache.
-    fn is_overdue(&self) -> bool {
-        let state = self.state.lock();
-        let is_late = state.last.is_none_or(|last| last.elapsed() >= PAUSE_MAX);
-        is_late && !state.wakers.is_empty()
     }
 }
 
@@ -103,6 +74,8 @@ impl Wake for Signal {
 pub(super) struct Shared {
     /// `None` after the end.
     cache: Mutex<Option<Cache>>,
+    /// Requests whose futures wait. Locked after the cache.
+    queue: Mutex<Queue>,
     signal: Arc<Signal>,
     /// The time of the last report of used pages to L3.
     told: Mutex<Instant>,
@@ -120,6 +93,7 @@ impl Shared {
         Shared {
             page_tokens: l1.shape().page_tokens() as usize,
             cache: Mutex::new(Some(cache)),
+            queue: Mutex::default(),
             signal,
             told: Mutex::new(Instant::now()),
             l1,
@@ -162,15 +136,23 @@ impl Shared {
     /// Processes completions, reports used pages to L3 from time to time, and wakes requests whose
     /// time for L3 may be over. Returns whether anything ended, and whether nothing is in flight.
     pub(super) fn poll(&self) -> Result<(bool, bool), Closed> {
-        let (ended, is_idle) = self.with(|cache| {
+        let (ended, is_idle, ready) = self.with(|cache| {
             let mut told = self.told.lock();
             if told.elapsed() >= WARMTH_EVERY {
                 *told = Instant::now();
                 cache.tell_warmth();
             }
-            (polled(cache), cache.is_idle())
+            let ended = polled(cache);
+            let mut queue = self.queue.lock();
+            // The time of a prefetch may be over, which is no progress of the cache.
+            let ready = match ended || queue.is_overdue(PAUSE_MAX) {
+                true => queue.ready(cache),
+                false => Vec::new(),
+            };
+            (ended, cache.is_idle(), ready)
         })?;
-        if ended || self.signal.is_overdue() {
+        ready.into_iter().for_each(Waker::wake);
+        if ended {
             self.signal.give();
         }
         Ok((ended, is_idle))
@@ -203,15 +185,23 @@ impl Shared {
 
     /// Notifies waiting requests that a sequence has freed pages.
     pub(super) fn has_freed(&self) {
-        if !self.origin.is_inherited() {
-            self.signal.give();
-        }
+        let ready = self.with(|cache| self.queue.lock().ready(cache));
+        let Ok(ready) = ready else {
+            return;
+        };
+        ready.into_iter().for_each(Waker::wake);
+        self.signal.give();
     }
 
-    /// Wakes `waker` at the next progress.
-    pub(super) fn wake_later(&self, waker: &Waker) {
+    /// The requests whose futures wait. For calls that hold the cache.
+    pub(super) fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock()
+    }
+
+    /// A request waits no longer.
+    pub(super) fn leave(&self, place: Place) {
         if !self.origin.is_inherited() {
-            self.signal.add(waker);
+            self.queue.lock().leave(place);
         }
     }
 
@@ -223,6 +213,8 @@ impl Shared {
             return Stuck::default();
         }
         let cache = self.cache.lock().take();
+        let waiting = self.queue.lock().take_all();
+        waiting.into_iter().for_each(Waker::wake);
         self.signal.give();
         cache.map_or(Stuck::default(), |cache| cache.end(deadline))
     }
@@ -292,7 +284,7 @@ fn poll_until(shared: &Shared, is_ending: &AtomicBool) {
             pause = PAUSE_MIN;
             continue;
         }
-        let is_asleep = is_idle && !shared.signal.has_wakers();
+        let is_asleep = is_idle && shared.queue.lock().is_empty();
         shared
             .signal
             .wait(seen, (!is_asleep).then(|| Instant::now() + pause));

@@ -9,6 +9,7 @@ use larder_base::runtime::after;
 use larder_kernels::Ticket;
 
 use super::error::BeginError;
+use super::queue::{Need, Place};
 use super::sequence::{Cached, Sequence};
 use super::shared::Shared;
 use crate::cache::Cache;
@@ -71,7 +72,9 @@ impl<'t> Ask<'t> {
 pub struct Waiting {
     shared: Arc<Shared>,
     /// `None` after it has begun.
-    prompt: Option<Prompt>,
+    prompt: Option<Arc<Prompt>>,
+    /// Where its future waits.
+    place: Option<Place>,
     tokens: usize,
     reserved: usize,
     priority: i32,
@@ -82,6 +85,7 @@ pub struct Waiting {
 }
 
 /// The result of an attempt to begin.
+#[expect(clippy::large_enum_variant, reason = "it is matched at once, never kept")]
 pub enum Begin {
     /// The sequence has its cached pages and its slots.
     Ready(Sequence),
@@ -108,7 +112,8 @@ impl Waiting {
         })??;
         Ok(Waiting {
             shared,
-            prompt: Some(prompt),
+            prompt: Some(Arc::new(prompt)),
+            place: None,
             tokens: ask.tokens.len(),
             reserved: ask.reserved,
             priority: ask.priority,
@@ -145,6 +150,25 @@ impl Waiting {
         })?;
         let (pages, available) = self.no_room.unwrap_or_default();
         begun.unwrap_or(Err(BeginError::NoRoom { pages, available }))
+    }
+
+    /// What it waits for, if it has not begun.
+    fn need(&self) -> Option<Need> {
+        let prompt = self.prompt.clone()?;
+        Some(match self.prefetch {
+            Some(id) => Need::Prefetch(id),
+            None => Need::Room {
+                pages: (self.tokens + self.reserved).div_ceil(self.shared.page_tokens()),
+                prompt,
+            },
+        })
+    }
+
+    /// Its future waits no longer.
+    fn leave(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.shared.leave(place);
+        }
     }
 
     fn step(&mut self, is_over: bool) -> Result<Option<Sequence>, BeginError> {
@@ -192,7 +216,7 @@ impl Waiting {
             self.no_room = Some((pages, available));
             return Ok(None);
         }
-        let mut request = cache.start(prompt.clone(), self.priority);
+        let mut request = cache.start(Prompt::clone(prompt), self.priority);
         // The pages that it has matched cannot be evicted any more.
         let in_l1 = request.tokens();
         let (pages, available) = room(cache, in_l1 / page_tokens);
@@ -230,10 +254,24 @@ impl Future for Waiting {
     type Output = Result<Sequence, BeginError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        // Before the attempt, so that no progress in between is missed.
-        self.shared.wake_later(context.waker());
-        match self.step(false) {
-            Ok(Some(sequence)) => Poll::Ready(Ok(sequence)),
+        let shared = self.shared.clone();
+        let step = shared.with(|cache| {
+            let step = self.step_in(cache, false);
+            // Progress comes with the cache, which is held until the request waits.
+            if matches!(step, Ok(None)) {
+                let waker = context.waker();
+                self.place = self.need().map(|need| {
+                    let mut queue = shared.queue();
+                    queue.wait(self.place, need, waker)
+                });
+            }
+            step
+        });
+        match step.unwrap_or_else(|closed| Err(closed.into())) {
+            Ok(Some(sequence)) => {
+                self.leave();
+                Poll::Ready(Ok(sequence))
+            }
             Ok(None) => Poll::Pending,
             Err(error) => Poll::Ready(Err(error)),
         }
@@ -242,6 +280,7 @@ impl Future for Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
+        self.leave();
         if let Some(id) = self.prefetch {
             // After the end of the cache there is nothing to cancel.
             let _closed = self.shared.with(|cache| cache.cancel_prefetch(id));

@@ -194,8 +194,28 @@ impl Tree {
     #[must_use]
     pub fn peek(&self, root: RootKey, words: &[u32]) -> (usize, usize) {
         let (mut l1, mut l2) = (0, 0);
+        self.look(root, words, |node, pages| {
+            *(if node.l1.is_empty() { &mut l2 } else { &mut l1 }) += pages;
+        });
+        (l1, l2)
+    }
+
+    /// Number of pages of a prompt in L1, and how many of those could be evicted. Changes nothing.
+    pub(crate) fn peek_l1(&self, root: RootKey, words: &[u32]) -> (usize, usize) {
+        let (mut l1, mut evictable) = (0, 0);
+        self.look(root, words, |node, pages| {
+            if !node.l1.is_empty() {
+                l1 += pages;
+                evictable += if node.is_l1_held() { 0 } else { pages };
+            }
+        });
+        (l1, evictable)
+    }
+
+    /// Looks at the nodes of a prompt, with the number of pages that it has of each.
+    fn look(&self, root: RootKey, words: &[u32], mut at_node: impl FnMut(&Node, usize)) {
         let Some(&root) = self.roots.get(&root) else {
-            return (l1, l2);
+            return;
         };
         let per_page = self.page_tokens;
         let (mut at, mut rest) = (root, words);
@@ -208,14 +228,13 @@ impl Tree {
                 break;
             }
             let common = common_pages(&node.words, rest, per_page);
-            *(if node.l1.is_empty() { &mut l2 } else { &mut l1 }) += common;
+            at_node(node, common);
             if common < node.pages() {
                 break;
             }
             at = child;
             rest = &rest[common * per_page..];
         }
-        (l1, l2)
     }
 
     /// Records a use of a node.

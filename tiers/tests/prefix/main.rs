@@ -25,6 +25,7 @@ mod sizes;
 mod tenants;
 mod truncate;
 mod verify;
+mod wakes;
 
 use std::time::{Duration, Instant};
 
