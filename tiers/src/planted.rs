@@ -66,6 +66,10 @@ larder_base::bugs! {
         CutKeepsThePrompt,
         /// A request gets rows of another tenant unchanged.
         KeepsForeignRows,
+        /// Pages of former weights are matched.
+        WeightsIgnored,
+        /// A request continues after its weights were replaced.
+        OutlivesItsWeights,
         /// Lost pages are freed while requests and loads hold them.
         FreesLostPagesAtOnce,
         /// The end of a backup affects only the last of the parts into which its node was split.

@@ -34,6 +34,38 @@ pub struct Scope {
     pub bigram: bool,
 }
 
+/// The weights under which pages are computed: those of the model until others replace them. Pages
+/// of other weights have other keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Weights {
+    tag: Option<String>,
+    /// Number of replacements so far.
+    changes: u64,
+}
+
+impl Weights {
+    /// These weights are replaced.
+    pub(crate) fn replace(&mut self, tag: &str) {
+        self.tag = Some(tag.to_owned());
+        self.changes += 1;
+    }
+
+    /// Number of replacements so far.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// The seed of a prompt whose scope has this one.
+    fn seed(&self, of_scope: Option<PageKey>) -> Option<PageKey> {
+        let Some(tag) = self.tag.as_deref().filter(|_| !planted!(WeightsIgnored)) else {
+            return of_scope;
+        };
+        let scope = of_scope.map(|seed| seed.to_string());
+        let tagged = namespace_seed(Some(tag), scope.as_deref())?;
+        namespace_seed(Some("larder-weights"), Some(&tagged.to_string()))
+    }
+}
+
 /// The root of the forest for a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RootKey {
@@ -113,6 +145,9 @@ impl Vocabulary {
 #[derive(Clone, Debug)]
 pub struct Prompt {
     root: RootKey,
+    /// The seed of its scope alone, and the weights in its root.
+    of_scope: Option<PageKey>,
+    weights: u64,
     words: Vec<u32>,
     keys: Vec<PageKey>,
     page_tokens: NonZeroUsize,
@@ -130,9 +165,12 @@ impl Prompt {
         } else {
             scope.cache_salt.as_deref()
         };
+        let of_scope = namespace_seed(scope.extra_key.as_deref(), salt);
         Prompt {
+            of_scope,
+            weights: 0,
             root: RootKey {
-                seed: namespace_seed(scope.extra_key.as_deref(), salt),
+                seed: of_scope,
                 first: None,
                 bigram: scope.bigram,
             },
@@ -184,6 +222,30 @@ impl Prompt {
     #[must_use]
     pub fn units_of(&self, tokens: usize) -> usize {
         tokens.saturating_sub(usize::from(self.root.bigram))
+    }
+
+    /// The root of the prompt under these weights.
+    pub(crate) fn root_under(&self, weights: &Weights) -> RootKey {
+        let mut root = self.root;
+        if self.weights != weights.changes() {
+            root.seed = weights.seed(self.of_scope);
+        }
+        root
+    }
+
+    /// The pages of the prompt are those of these weights.
+    pub(crate) fn renew(&mut self, weights: &Weights) {
+        if self.weights != weights.changes() {
+            self.root = self.root_under(weights);
+            self.weights = weights.changes();
+            self.keys.clear();
+            self.is_counted = false;
+        }
+    }
+
+    /// The number of replacements of weights before those of the prompt.
+    pub(crate) fn weights(&self) -> u64 {
+        self.weights
     }
 
     /// The root of the prompt.

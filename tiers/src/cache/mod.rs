@@ -548,6 +548,13 @@ impl Cache {
         self.carry_out();
     }
 
+    /// The model has other weights from now on: see [`Core::new_weights`]. Pass all forwards that
+    /// were computed with the former ones before. All ranks must call this.
+    pub fn new_weights(&mut self, tag: &str) {
+        self.core.new_weights(tag);
+        self.carry_out();
+    }
+
     /// Drops all cached pages of L1 and L2.
     ///
     /// # Errors

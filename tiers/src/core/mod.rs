@@ -54,7 +54,7 @@ use std::num::NonZeroU32;
 
 use crate::config::{Config, ConfigError, WritePolicy};
 use crate::pool::{PagePool, Row};
-use crate::prompt::{Prompt, Scope, Vocabulary, VocabularyFull};
+use crate::prompt::{Prompt, Scope, Vocabulary, VocabularyFull, Weights};
 use crate::runs::{L1, L2, Runs, Tier};
 use crate::tree::{Matched, NodeId, Tree, TreeCounts};
 use flight::{Flight, Pending, Prefetch};
@@ -90,6 +90,7 @@ pub struct Core {
     page_tokens: NonZeroU32,
     tree: Tree,
     vocabulary: Vocabulary,
+    weights: Weights,
     l1: PagePool<L1>,
     /// By page of L1: the newest forward of the ended requests that had it.
     touched: Vec<Fence>,
@@ -146,6 +147,7 @@ impl Core {
                 config.write_policy == WritePolicy::WriteBack,
             ),
             vocabulary: Vocabulary::new(config.wide_tokens_max),
+            weights: Weights::default(),
             l1: PagePool::new(config.l1_pages),
             touched: vec![Fence::default(); config.l1_pages as usize + 1],
             tenants: vec![0; config.l1_pages as usize + 1],
@@ -193,10 +195,10 @@ impl Core {
     #[must_use]
     pub fn prompt(&self, scope: &Scope) -> Prompt {
         let page_tokens = self.page_tokens.try_into();
-        Prompt::new(
-            scope,
-            page_tokens.unwrap_or(std::num::NonZero::<usize>::MIN),
-        )
+        let page_tokens = page_tokens.unwrap_or(std::num::NonZero::<usize>::MIN);
+        let mut prompt = Prompt::new(scope, page_tokens);
+        prompt.renew(&self.weights);
+        prompt
     }
 
     /// Adds tokens to a prompt.
@@ -219,14 +221,16 @@ impl Core {
 
     /// The cached part of a prompt. Takes no lock: the result is valid until the next call.
     pub fn match_prefix(&mut self, prompt: &Prompt) -> Matched {
-        self.tree.match_prefix(prompt.root(), prompt.words())
+        let root = prompt.root_under(&self.weights);
+        self.tree.match_prefix(root, prompt.words())
     }
 
     /// Number of pages of a prompt in L1, and number of following pages in L2 only. Changes
     /// nothing, not even the recency of use.
     #[must_use]
     pub fn peek(&self, prompt: &Prompt) -> (usize, usize) {
-        self.tree.peek(prompt.root(), prompt.words())
+        let root = prompt.root_under(&self.weights);
+        self.tree.peek(root, prompt.words())
     }
 
     /// The next order to execute.
@@ -300,24 +304,45 @@ impl Core {
         if locks > 0 || orders > 0 {
             return Err(Busy { locks, orders });
         }
-        while let Some((node, in_l2)) = self.tree.next_of_l1(&[]) {
-            let gone = if in_l2 {
-                self.tree.leave_l1(node)
-            } else if let Some(gone) = self.tree.remove_subtree(node) {
-                gone
-            } else {
-                break;
+        self.drop_unheld();
+        self.refused.clear();
+        self.paused.clear();
+        self.tree.take_bereft(false);
+        Ok(())
+    }
+
+    /// The model has other weights from now on, named by `tag`: pages computed under other tags are
+    /// not matched. All running requests are broken. Pages that nothing holds are dropped; the
+    /// others, and those of copies in flight, stay under the former tag until they are evicted.
+    /// Prompts stay valid.
+    pub fn new_weights(&mut self, tag: &str) {
+        self.weights.replace(tag);
+        self.drop_unheld();
+    }
+
+    /// Number of calls of [`Core::new_weights`].
+    #[must_use]
+    pub fn weights_replaced(&self) -> u64 {
+        self.weights.changes()
+    }
+
+    /// Drops all pages that nothing holds.
+    fn drop_unheld(&mut self) {
+        let mut held = Vec::new();
+        while let Some((node, in_l2)) = self.tree.next_of_l1(&held) {
+            let gone = match in_l2 {
+                true => Some(self.tree.leave_l1(node)),
+                false => self.tree.remove_subtree(node),
             };
-            self.give_back(gone);
+            match gone {
+                Some(gone) => drop(self.give_back(gone)),
+                None => held.push(node),
+            }
         }
         while let Some(node) = self.tree.next_of_l2() {
             let gone = self.tree.remove(node);
             self.give_back(gone);
         }
-        self.refused.clear();
-        self.paused.clear();
-        self.tree.take_bereft(false);
-        Ok(())
     }
 
     fn fresh_id(&mut self) -> OpId {

@@ -57,6 +57,7 @@ impl Core {
     /// # Errors
     /// Nothing was started, with the reason.
     pub fn prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
+        prompt.renew(&self.weights);
         let result = self.try_prefetch(prompt);
         if let Err(declined) = result {
             self.count_declined(declined);

@@ -141,7 +141,8 @@ impl Core {
     /// Starts a request on the part of its prompt that is in L1. The last token is excluded,
     /// because it is always computed. The following part in L2 is held until [`Core::load_back`]
     /// decides.
-    pub fn start(&mut self, prompt: Prompt, priority: i32) -> Request {
+    pub fn start(&mut self, mut prompt: Prompt, priority: i32) -> Request {
+        prompt.renew(&self.weights);
         let usable = self.usable(&prompt);
         let matched = self
             .tree
@@ -180,7 +181,8 @@ impl Core {
     #[must_use]
     pub fn room_for(&self, prompt: &Prompt, pages: usize) -> usize {
         let words = &prompt.words()[..self.usable(prompt)];
-        let (in_l1, evictable) = self.tree.peek_l1(prompt.root(), words);
+        let root = prompt.root_under(&self.weights);
+        let (in_l1, evictable) = self.tree.peek_l1(root, words);
         pages.saturating_sub(in_l1) + evictable
     }
 
@@ -272,7 +274,10 @@ impl Core {
     #[must_use]
     pub fn is_broken(&self, request: &Request) -> bool {
         let is_lost = |lock: &Lock| self.tree.is_lost(lock) && !planted!(HidesLosses);
-        self.broken.contains(&request.id) || request.lock.as_ref().is_some_and(is_lost)
+        let is_old = request.prompt.weights() != self.weights.changes();
+        is_old && !planted!(OutlivesItsWeights)
+            || self.broken.contains(&request.id)
+            || request.lock.as_ref().is_some_and(is_lost)
     }
 
     pub(super) fn check(&self, request: &Request) -> Result<(), Broken> {

@@ -196,6 +196,21 @@ impl PrefixCache {
         self.shared.with(|cache| cache.evict(pages))
     }
 
+    /// The model has other weights from now on, named by `tag`. Running sequences are broken, and
+    /// nothing that was computed before is matched: neither here nor in L3, where the tag is part
+    /// of the keys. Processes that share a store share the pages of equal tags. Pages that are on
+    /// their way to L3 arrive there under the former tag. Waiting requests go on under the new one.
+    ///
+    /// Report all forwards of the former weights before, or drop their sequences.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn new_weights(&self, tag: &str) -> Result<(), Closed> {
+        self.shared.with(|cache| cache.new_weights(tag))?;
+        self.shared.has_freed();
+        Ok(())
+    }
+
     /// Drops all cached pages of L1 and L2.
     ///
     /// # Errors

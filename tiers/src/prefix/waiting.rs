@@ -75,6 +75,8 @@ pub struct Waiting {
     prompt: Option<Arc<Prompt>>,
     /// Where its future waits.
     place: Option<Place>,
+    /// Number of replacements of weights before its prefetch.
+    weights: u64,
     tokens: usize,
     reserved: usize,
     priority: i32,
@@ -85,7 +87,10 @@ pub struct Waiting {
 }
 
 /// The result of an attempt to begin.
-#[expect(clippy::large_enum_variant, reason = "it is matched at once, never kept")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is matched at once, never kept"
+)]
 pub enum Begin {
     /// The sequence has its cached pages and its slots.
     Ready(Sequence),
@@ -100,7 +105,7 @@ impl Waiting {
         }
         let slots = ask.tokens.len().saturating_add(ask.reserved);
         let pages = slots.div_ceil(shared.page_tokens());
-        let (prompt, prefetch) = shared.with(|cache| {
+        let (prompt, prefetch, weights) = shared.with(|cache| {
             let l1_pages = cache.core().config().l1_pages;
             if pages > l1_pages as usize {
                 return Err(BeginError::TooLong { pages, l1_pages });
@@ -108,12 +113,13 @@ impl Waiting {
             let mut prompt = cache.core().prompt(&ask.scope);
             cache.extend_or_cut(&mut prompt, ask.tokens);
             let prefetch = cache.prefetch(&mut prompt).ok();
-            Ok((prompt, prefetch))
+            Ok((prompt, prefetch, cache.core().weights_replaced()))
         })??;
         Ok(Waiting {
             shared,
             prompt: Some(Arc::new(prompt)),
             place: None,
+            weights,
             tokens: ask.tokens.len(),
             reserved: ask.reserved,
             priority: ask.priority,
@@ -182,6 +188,7 @@ impl Waiting {
         cache: &mut Cache,
         is_over: bool,
     ) -> Result<Option<Sequence>, BeginError> {
+        self.renew(cache);
         if let Some(id) = self.prefetch {
             let state = if is_over {
                 cache.end_prefetch(id)
@@ -198,6 +205,22 @@ impl Waiting {
             self.prefetch = None;
         }
         self.start(cache)
+    }
+
+    /// Looks its prompt up again after its weights were replaced.
+    fn renew(&mut self, cache: &mut Cache) {
+        let weights = cache.core().weights_replaced();
+        let Some(prompt) = self.prompt.as_ref().filter(|_| weights != self.weights) else {
+            return;
+        };
+        let mut prompt = Prompt::clone(prompt);
+        if let Some(former) = self.prefetch.take() {
+            cache.cancel_prefetch(former);
+        }
+        self.weights = weights;
+        self.from_l3 = 0;
+        self.prefetch = cache.prefetch(&mut prompt).ok();
+        self.prompt = Some(Arc::new(prompt));
     }
 
     /// Takes the cached pages and the slots. Without room it takes nothing.

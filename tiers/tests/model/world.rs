@@ -12,6 +12,7 @@
 
 mod device;
 mod forwards;
+mod tenants;
 mod truncate;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -108,6 +109,8 @@ pub struct World {
     inserts: HashMap<u64, HashSet<RequestId>>,
     /// Tainted L1 pages, with the failed forward.
     taint: HashMap<u32, u64>,
+    /// The tag of the weights, once they were replaced.
+    weights: Option<String>,
     /// The scope of the request that last got an L1 page.
     tenants: HashMap<u32, Scope>,
     failed_loads: HashSet<OpId>,
@@ -192,6 +195,7 @@ impl World {
             speaks: HashMap::new(),
             taint: HashMap::new(),
             tenants: HashMap::new(),
+            weights: None,
             failed_loads: HashSet::new(),
             loads_out: HashSet::new(),
             told: [TierName::L1, TierName::L2, TierName::L3]
@@ -264,6 +268,8 @@ impl World {
             97 => {
                 if self.below(10) == 0 {
                     self.retry_failed();
+                } else if self.below(6) == 0 {
+                    self.new_weights();
                 }
             }
             98 => {
@@ -417,7 +423,12 @@ impl World {
         } else {
             TokenUnits::Single
         };
-        let seed = namespace_seed(scope.extra_key.as_deref(), scope.cache_salt.as_deref());
+        let mut seed = namespace_seed(scope.extra_key.as_deref(), scope.cache_salt.as_deref());
+        if let Some(tag) = &self.weights {
+            let scope = seed.map(|seed| seed.to_string());
+            let tagged = namespace_seed(Some(tag), scope.as_deref()).unwrap();
+            seed = namespace_seed(Some("larder-weights"), Some(&tagged.to_string()));
+        }
         let page_tokens = NonZeroUsize::new(self.page_tokens).unwrap();
         page_keys(tokens, page_tokens, seed, units)
     }
@@ -568,26 +579,6 @@ impl World {
                 .insert(load.into(), keys[before..after].to_vec());
         } else {
             assert_eq!(after, before);
-        }
-    }
-
-    /// A request got the pages of its row from `from` on. They have rows of its own tenant, or are
-    /// zeroed, unless a forward may touch them.
-    fn got(&mut self, at: usize, from: usize) {
-        let unclean = self.core.take_unclean();
-        let running = &self.running[at];
-        let (scope, row) = (&running.scope, running.request.row_and_loads().0);
-        let is_same =
-            |of: &Scope| (&of.extra_key, &of.cache_salt) == (&scope.extra_key, &scope.cache_salt);
-        for page in &row.pages()[from..] {
-            let former = self.tenants.insert(*page, scope.clone());
-            let former = former.unwrap_or_default();
-            let is_idle = self.forwards.is_empty() && self.ran.is_empty();
-            let is_own = row.own_pages().contains(page);
-            assert!(
-                is_same(&former) || unclean.contains(page) || !is_own || !is_idle,
-                "a request gets rows of another tenant"
-            );
         }
     }
 

@@ -26,6 +26,7 @@ mod tenants;
 mod truncate;
 mod verify;
 mod wakes;
+mod weights;
 
 use std::time::{Duration, Instant};
 
