@@ -1,4 +1,5 @@
-//! The main job on a request trace: nothing wrong, as many hits as an exact LRU, few extra writes.
+//! The main job on a request trace: nothing wrong, as many hits as an exact LRU, few extra writes,
+//! and most of the hits under a budget of writes.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -104,4 +105,32 @@ fn the_chat_trace_in_4_gib_hits_like_an_exact_lru() {
         write_amplification_max: 1.3,
     };
     replays_like_an_exact_lru(&path, &read_trace(&path), &sizes);
+}
+
+#[test]
+fn half_of_the_bytes_keep_85_percent_of_the_hits_of_the_chat_trace() {
+    let Some(path) = chat_trace() else { return };
+    let path = path.to_str().unwrap();
+    let report = json(&[
+        "replay",
+        "policy",
+        path,
+        "--percent",
+        "10",
+        "--hints",
+        "sglang",
+        "--write-budget",
+        "50",
+    ]);
+    let budget = &report["capacities"][0]["budgets"][0];
+    let lost = budget["hits_lost"].as_f64().unwrap();
+    assert!(lost <= 0.15, "{lost} of the hits are lost");
+    let written = budget["bytes_written"].as_f64().unwrap();
+    let all = report["capacities"][0]["bytes_written"].as_f64().unwrap();
+    let share = written / all;
+    assert!(
+        (0.45..=0.55).contains(&share),
+        "{share} of the bytes are written"
+    );
+    println!("{lost:.3} of the hits lost, {share:.3} of the bytes");
 }

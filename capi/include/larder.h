@@ -94,6 +94,7 @@ typedef uint8_t larder_status;
 #define LARDER_REFUSED 20u           /* an answer of leases, which this header lacks */
 #define LARDER_OTHER 21u             /* another reason */
 #define LARDER_NOT_ADMITTED 22u      /* put: the policy of admission does not take it */
+#define LARDER_BUDGET 23u            /* put: the budget of writes does not take it */
 
 /* ---- version, errors, log ----------------------------------------------------------------- */
 
@@ -124,7 +125,7 @@ typedef struct larder_open_options {
     uint64_t hang_limit_ms; /* so long a volume may be silent until pages miss; 0: 10 s */
     uint64_t read_only;     /* larder_open alone: 1 takes no lock and writes nothing */
     const char *settings;   /* NULL, or JSON with keys of docs/options.md: codec, disk, policy,
-                               prewrite, sync, l4 and its kin */
+                               prewrite, sync, write_budget, l4 and its kin */
 } larder_open_options;
 #define LARDER_OPEN_OPTIONS_INIT {sizeof(larder_open_options), 0, 0, 0, 0, 0, NULL}
 

@@ -14,7 +14,14 @@ use crate::given;
 use crate::types::{Char, OpenOptions};
 
 /// Keys of the settings, besides those of remotes.
-const SETTINGS: [&str; 5] = ["codec", "disk", "policy", "prewrite", "sync"];
+const SETTINGS: [&str; 6] = [
+    "codec",
+    "disk",
+    "policy",
+    "prewrite",
+    "sync",
+    "write_budget",
+];
 
 /// Lease and hang limit without a number.
 const USUAL: Duration = Duration::from_secs(10);

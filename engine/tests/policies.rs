@@ -670,3 +670,23 @@ fn hints_and_refusals_by_a_policy_reach_callers_and_clients_of_a_release_that_kn
         assert_eq!(*touched.lock().unwrap(), [hints[1], hints[0]]);
     }
 }
+
+#[test]
+fn a_budget_of_writes_refuses_new_pages_alone_also_those_of_clients() {
+    let home = Home::with_store(128 * MIB);
+    let keys = chain(1, 5);
+    let store = home.open();
+    Pool::new(&store, "m", &[65536]).put(&keys[..2]);
+    store.close().unwrap();
+    drop(store);
+    let options = OpenOptions::default().with(|o| o.write_budget = "0.001MB/day".parse().unwrap());
+    let owner = Store::attach(&home.path, options).unwrap();
+    let client = Store::attach(&home.path, OpenOptions::default()).unwrap();
+    let (again, refused) = (PutStatus::Duplicate, PutStatus::Refused(Refusal::Budget));
+    for caller in [&owner, &client] {
+        let statuses = Pool::new(caller, "m", &[65536]).put(&keys);
+        assert_eq!(statuses, [again, again, refused, refused, refused]);
+    }
+    let report = larder_engine::report(&home.path).unwrap();
+    assert_eq!(report.totals.store.refused_by_budget, 6);
+}

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use larder_disk::probe::Want;
 use larder_engine::{CodecChoice, SyncPolicy};
+use larder_store::api::WriteBudget;
 use larder_tools::l4::L4Config;
 use larder_tools::policy::Policy;
 use larder_tools::size::{self, ByteSize};
@@ -19,7 +20,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Larder's keys, without those of the remotes.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "path",
     "size",
     "weights_tag",
@@ -31,6 +32,7 @@ const KEYS: [&str; 14] = [
     "sync",
     "lease",
     "policy",
+    "write_budget",
     "timeout",
     "transfer",
     "prefill_rate",
@@ -85,6 +87,8 @@ pub struct Config {
     pub lease: Duration,
     /// Which pages go first when the store is full.
     pub policy: Policy,
+    /// How much the store may write.
+    pub write_budget: WriteBudget,
     /// A batch starts no reads or writes after this time.
     pub timeout: Duration,
     /// How page data is transferred.
@@ -320,6 +324,7 @@ impl Config {
             policy: keys
                 .read("policy", |word| word.parse().map_err(|e| format!("{e}")))?
                 .unwrap_or_default(),
+            write_budget: keys.read("write_budget", str::parse)?.unwrap_or_default(),
             timeout,
             transfer: keys.choose(
                 "transfer",

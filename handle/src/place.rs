@@ -227,6 +227,7 @@ pub fn open_options(config: &Config) -> OpenOptions {
         o.hang_limit = config.timeout;
         o.prewrite = config.prewrite;
         o.codec = config.codec;
+        o.write_budget = config.write_budget;
     })
 }
 

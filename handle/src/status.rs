@@ -56,6 +56,8 @@ named! {
         Other = 21 => "OTHER",
         /// Put: the store's policy of admission does not take it.
         NotAdmitted = 22 => "NOT_ADMITTED",
+        /// Put: the budget of writes does not take it.
+        Budget = 23 => "BUDGET",
     }
 }
 
@@ -117,6 +119,7 @@ impl From<Refusal> for Status {
             Refusal::Exhausted => Status::Exhausted,
             Refusal::ReadOnlyService => Status::ReadOnlyService,
             Refusal::NotAdmitted => Status::NotAdmitted,
+            Refusal::Budget => Status::Budget,
         }
     }
 }

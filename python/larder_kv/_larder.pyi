@@ -56,6 +56,7 @@ class Store:
         codec: Literal["off", "bf16", "auto"] = "off",
         disk: str = "auto",
         policy: Literal["lru", "learned"] = "learned",
+        write_budget: str = "off",
         l4: Mapping[str, Any] | None = None,
     ) -> Store:
         """Uses a store together with other processes. The first is the owner, the others are its
@@ -69,9 +70,10 @@ class Store:
         a lookup protects the pages it finds. ``hang_limit``: seconds after which a silent volume's
         pages miss at once. ``policy``: the order in which a full store evicts pages
         (docs/retention.md). ``codec``: whether puts encode pages without loss, so that more of them
-        fit (docs/codec.md). ``l4``: the keys of the remotes beneath the store, by their names in
+        fit (docs/codec.md). ``write_budget``: how much the store writes, as ``3TB/day`` or
+        ``0.5DWPD`` (docs/retention.md#a-budget-of-writes). ``l4``: the keys of the remotes beneath the store, by their names in
         docs/remote.md; they work in the process that owns the store. The owner's ``sync``,
-        ``lease``, ``prewrite``, ``codec`` and ``policy`` hold.
+        ``lease``, ``prewrite``, ``codec``, ``policy`` and ``write_budget`` hold.
 
         Raises ValueError for a wrong argument, StoreError for a store that cannot be attached."""
 
@@ -91,6 +93,7 @@ class Store:
         codec: Literal["off", "bf16", "auto"] = "off",
         disk: str = "auto",
         policy: Literal["lru", "learned"] = "learned",
+        write_budget: str = "off",
         l4: Mapping[str, Any] | None = None,
     ) -> Store:
         """As :meth:`attach`, for this process alone. ``read_only`` takes no lock and writes

@@ -32,6 +32,8 @@ class Config(NamedTuple):
     lease: float
     #: `learned` or `lru`.
     policy: str
+    #: `off`, bytes a day as `3TB/day`, or drive writes a day as `0.5DWPD`.
+    write_budget: str
     #: Longest wait until a read or write has started.
     timeout: float
     #: Tokens that the engine computes in a second.
@@ -65,6 +67,7 @@ class Config(NamedTuple):
             codec=self.codec,
             disk=self.disk,
             policy=self.policy,
+            write_budget=self.write_budget,
             l4=self.l4,
         )
         stats = store.stats()

@@ -79,6 +79,8 @@ class Status(enum.IntEnum):
     OTHER = 21
     #: put: the owner's policy of admission does not take the page, or a page before it.
     NOT_ADMITTED = 22
+    #: put: the owner's budget of writes does not take the page, or a page before it.
+    BUDGET = 23
 
 
 class PageClass(enum.IntEnum):

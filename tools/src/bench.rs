@@ -569,6 +569,7 @@ pub(crate) fn reason(status: PutStatus) -> String {
                 "the store's serial numbers for this run are used up: open it again"
             }
             Refusal::NotAdmitted => "the store's policy does not take it",
+            Refusal::Budget => "the store's budget of writes does not take it",
         },
         PutStatus::Failed(PutFailure::Write) => "the device did not take it",
         PutStatus::Failed(PutFailure::Sync) => "the device failed the sync that it waited for",

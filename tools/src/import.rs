@@ -248,6 +248,7 @@ fn why(refusal: Refusal) -> Why {
             "the store's serial numbers for this run are used up; import again",
         ),
         Refusal::NotAdmitted => ("not_admitted", "the store's policy does not take them"),
+        Refusal::Budget => ("budget", "the store's budget of writes does not take them"),
     };
     Why { kind, reason }
 }

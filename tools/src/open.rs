@@ -8,6 +8,7 @@ use larder_disk::probe::Want;
 use larder_engine::{
     CodecChoice, OpenOptions, PageStore, PutOptions, SharedReads, Store, StoreError, SyncPolicy,
 };
+use larder_store::api::WriteBudget;
 
 use crate::failure::Failure;
 use crate::policy::Policy;
@@ -61,6 +62,10 @@ pub struct ShareArgs {
     /// auto (namespaces of bf16, while it is worthwhile); the store's owner decides
     #[arg(long, value_name = "CODEC", default_value_t)]
     codec: CodecChoice,
+    /// How much the store writes at most: bytes a day (3TB/day), drive writes a day (0.5DWPD, of
+    /// the store's size), or off; the store's owner decides
+    #[arg(long, value_name = "BUDGET", default_value_t)]
+    write_budget: WriteBudget,
     /// How long a lookup protects the pages that it found; the store's owner decides [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = size::duration)]
     lease: Option<Duration>,
@@ -120,6 +125,7 @@ impl ShareArgs {
             o.staging_bytes = self.staging.map_or(o.staging_bytes, |size| size.0);
             o.prewrite = self.prewrite;
             o.codec = self.codec;
+            o.write_budget = self.write_budget;
             o.lease = self.lease.unwrap_or(o.lease);
         })
     }

@@ -103,6 +103,9 @@ struct StatReport {
     lease_seconds: f64,
     prewrite: bool,
     codec: CodecChoice,
+    write_budget: String,
+    /// The same in bytes.
+    write_budget_bytes_a_day: Option<u64>,
     #[serde(flatten)]
     processes: Processes,
     /// Volumes whose paths no longer lead to the files that the owner serves.
@@ -246,6 +249,9 @@ impl StatReport {
             lease_seconds: told.settings.lease.as_secs_f64(),
             prewrite: told.settings.prewrite,
             codec: told.settings.codec,
+            write_budget: told.settings.write_budget.to_string(),
+            write_budget_bytes_a_day: (told.settings.write_budget)
+                .bytes_a_day(told.stats.capacity_bytes),
             stats: told.stats,
             disk_reason,
             curve,
@@ -297,8 +303,8 @@ impl Report for StatReport {
             lines.row("Compaction", "under way: see the pages moved below");
         }
         rows! { lines:
-            "Settings" => "sync {}, lease {} s, prewrite {}, codec {}",
-                self.sync, self.lease_seconds, self.prewrite, self.codec;
+            "Settings" => "sync {}, lease {} s, prewrite {}, codec {}, write budget {}",
+                self.sync, self.lease_seconds, self.prewrite, self.codec, self.write_budget;
         }
         if stats.prewritten_bytes > 0 {
             let written = size(stats.prewritten_bytes);

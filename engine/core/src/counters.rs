@@ -211,6 +211,10 @@ counters! {
         "Puts refused because every volume was in read-only service" {
             puts_refused_read_only: u64 as "refused_read_only_puts";
         }
+        "larder_refused_budget_pages",
+        "Pages of puts refused because the budget of writes did not take them" {
+            refused_by_budget: u64 as "refused_budget_pages";
+        }
         "larder_aborted_pages",
         "Pages of puts that were given up because their client ended or was stopped" {
             aborted: u64 as "aborted_pages";

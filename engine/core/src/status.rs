@@ -49,6 +49,8 @@ pub enum Refusal {
     ReadOnlyService,
     /// The policy of admission does not take it, or a page before it in the call.
     NotAdmitted,
+    /// The budget of writes does not take it, or a page before it in the call.
+    Budget,
 }
 
 /// Why a page could not be stored.

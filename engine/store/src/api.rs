@@ -7,6 +7,7 @@
 mod count;
 mod options;
 mod stats;
+mod write_budget;
 
 use larder_base::planted;
 use larder_core::hint::{Class, Hint};
@@ -24,6 +25,7 @@ use crate::error::StoreError;
 pub use count::Count;
 pub use options::{DiskWrapper, OpenOptions, Settings, SharedReads, speaking};
 pub use stats::{ReadOnlyVolume, Stats};
+pub use write_budget::WriteBudget;
 
 /// A page store: a [`Store`](crate::share::Store), or another crate's own.
 pub trait PageStore: Send + Sync {

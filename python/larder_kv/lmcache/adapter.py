@@ -38,6 +38,7 @@ _LEFT_OUT = {
     Status.UNREACHABLE,
     Status.EXHAUSTED,
     Status.NOT_ADMITTED,
+    Status.BUDGET,
 }
 
 #: Reads after which the store does not have the chunk any more.

@@ -123,6 +123,7 @@ fn configured(
     codec: &str,
     disk: &str,
     policy: &str,
+    write_budget: &str,
     l4: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<Config> {
     let wrong = |why: String| PyValueError::new_err(why);
@@ -140,6 +141,9 @@ fn configured(
     let policy: Policy = policy
         .parse()
         .map_err(|e| wrong(format!("`policy`: {e}")))?;
+    let write_budget = write_budget
+        .parse()
+        .map_err(|e| wrong(format!("`write_budget`: {e}")))?;
     let seconds = |seconds| buffers::seconds(Some(seconds)).map(Option::unwrap_or_default);
     if path.as_os_str().is_empty() {
         return Err(wrong("`path` is empty".to_owned()));
@@ -156,6 +160,7 @@ fn configured(
         sync,
         lease: seconds(lease)?,
         policy,
+        write_budget,
         timeout: seconds(hang_limit)?,
         transfer: Transfer::Auto,
         prefill_rate: None,
@@ -190,7 +195,7 @@ impl Store {
     #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
         sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="off",
         disk="auto",
-        policy=Policy::default().word(), l4=None))]
+        policy=Policy::default().word(), write_budget="off", l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn attach(
         py: Python<'_>,
@@ -206,10 +211,21 @@ impl Store {
         codec: &str,
         disk: &str,
         policy: &str,
+        write_budget: &str,
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
         let config = configured(
-            path, size, sync, lease, hang_limit, prewrite, codec, disk, policy, l4,
+            path,
+            size,
+            sync,
+            lease,
+            hang_limit,
+            prewrite,
+            codec,
+            disk,
+            policy,
+            write_budget,
+            l4,
         )?;
         let fitting = page_bytes.filter(|_| must_fit);
         opened(py, fitting, || Handle::attach(&config, page_bytes, create))
@@ -219,7 +235,7 @@ impl Store {
     #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
         read_only=false, sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="off",
         disk="auto",
-        policy=Policy::default().word(), l4=None))]
+        policy=Policy::default().word(), write_budget="off", l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn open(
         py: Python<'_>,
@@ -236,10 +252,21 @@ impl Store {
         codec: &str,
         disk: &str,
         policy: &str,
+        write_budget: &str,
         l4: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Store> {
         let config = configured(
-            path, size, sync, lease, hang_limit, prewrite, codec, disk, policy, l4,
+            path,
+            size,
+            sync,
+            lease,
+            hang_limit,
+            prewrite,
+            codec,
+            disk,
+            policy,
+            write_budget,
+            l4,
         )?;
         let fitting = page_bytes.filter(|_| must_fit);
         opened(py, fitting, || {

@@ -251,6 +251,9 @@ fn owner(table: &mut Table, view: &View) {
             Value::Gauge(report.started_unix_s);
         "larder_owner_resident_bytes", "Resident memory of the owner's process":
             gauge(report.rss_bytes);
+        "larder_write_budget_bytes", "Bytes that the store may write a day; 0 without a budget":
+            gauge(report.settings.write_budget.bytes_a_day(report.stats.capacity_bytes)
+                .unwrap_or(0));
         "larder_clients", "Clients attached": gauge(using(view));
         "larder_lingering_clients",
         "Clients that have ended, and whose writes may still be in flight":

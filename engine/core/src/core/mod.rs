@@ -11,6 +11,7 @@
 //! | module | decides |
 //! |---|---|
 //! | `closing` | (the steps of a clean close) |
+//! | `limits` | (the limits of puts, of writes, and of what is kept) |
 //! | `books` | (lists of pages, evictions, usage) |
 //! | `reclaim` | which segment is emptied, and which of its pages are kept |
 //! | `puts` | which pages are admitted, published, evicted, deleted |
@@ -44,6 +45,7 @@ mod closing;
 mod durability;
 mod evicted;
 mod journal;
+mod limits;
 mod namespaces;
 mod puts;
 mod reclaim;
@@ -63,7 +65,6 @@ use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::hint::Hint;
 use crate::index::{Adoption, Index, NamespaceSlot, Place, SegmentId};
 use crate::planted;
-use crate::policy::AdmissionPolicy;
 use base::{Base, Event, IoContext, Watermarks};
 use books::Books;
 pub use books::NamespaceUse;
@@ -337,12 +338,6 @@ impl Core {
     }
 
     // ---- puts
-
-    /// Admits new pages by this policy from now on; without one all are admitted.
-    pub fn admit_by(&mut self, policy: Box<dyn AdmissionPolicy>) {
-        let (_, puts, _) = rooms!(self);
-        puts.admit_by(policy);
-    }
 
     /// Gives pages extents, one grant an ask. Pages that are there already, or on their way, settle
     /// by themselves. When one page is refused, so are all that follow it.
@@ -625,12 +620,6 @@ impl Core {
     #[must_use]
     pub fn read_only_volumes(&self) -> Vec<(usize, DiskError)> {
         self.segments.read_only_volumes()
-    }
-
-    /// Keeps at most so many blocks of pages, as `capacity::usable_blocks` counts them, to leave
-    /// reclaim more room. A limit above that of the geometry changes nothing.
-    pub fn keep_at_most(&mut self, blocks: u64) {
-        self.segments.keep_at_most(blocks);
     }
 
     /// Space now.

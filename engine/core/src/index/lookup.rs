@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use larder_base::ahead::fetch;
 use larder_base::runtime::RwLockReadGuard;
-use larder_format::PageKey;
+use larder_format::{KeyPrefix, PageKey};
 
 use super::slab::{LIVE, Mark, ORPHAN, PageId, UNPROVEN};
 use super::state::State;
@@ -222,6 +222,11 @@ impl Index {
     pub fn locate(&self, namespace: NamespaceSlot, key: &PageKey) -> Option<Located> {
         let state = self.state.read();
         locate(&state, state.find(namespace, key.prefix())?)
+    }
+
+    /// Whether a page is stored. Changes nothing.
+    pub fn has(&self, namespace: NamespaceSlot, key: KeyPrefix) -> bool {
+        self.state.read().find(namespace, key).is_some()
     }
 
     /// Finds `keys` hold by hold. Leases and heats the slots that `take` leaves in its list, until

@@ -12,6 +12,7 @@ use larder_disk::Disk;
 use larder_disk::probe::Want;
 use serde::{Deserialize, Serialize};
 
+use super::write_budget::WriteBudget;
 use crate::beneath::Beneath;
 use crate::encoder::CodecChoice;
 use crate::protocol::Protocol;
@@ -111,6 +112,11 @@ pub struct OpenOptions {
     pub eviction: Option<PolicyMaker<dyn EvictionOrder>>,
     /// Decides which new pages are stored; `None` for all. The owner's policy applies.
     pub admission: Option<PolicyMaker<dyn AdmissionPolicy>>,
+    /// How much the store may write: `"3TB/day".parse()`, or drive writes a day as `0.5DWPD`. Pages
+    /// that the budget does not take are refused, those first that promise the fewest uses. With a
+    /// budget no blocks are prewritten. Off by default. The owner's setting applies to all
+    /// processes.
+    pub write_budget: WriteBudget,
     /// Whether reads are shared with other processes. Only for
     /// `Store::attach`. The owner's setting applies to all processes, a
     /// client's setting to its own reads.
@@ -146,6 +152,7 @@ impl Default for OpenOptions {
             keeps_ownership: false,
             eviction: None,
             admission: None,
+            write_budget: WriteBudget::Off,
             codec: CodecChoice::Off,
             beneath: None,
             protocol: Protocol::default(),
@@ -168,6 +175,8 @@ pub struct Settings {
     pub prewrite: bool,
     /// [`OpenOptions::codec`].
     pub codec: CodecChoice,
+    /// [`OpenOptions::write_budget`].
+    pub write_budget: WriteBudget,
 }
 
 impl Default for Settings {
@@ -197,8 +206,9 @@ impl OpenOptions {
         Settings {
             sync: self.sync,
             lease: self.lease,
-            prewrite: self.prewrite,
+            prewrite: self.prewrite && self.write_budget == WriteBudget::Off,
             codec: self.codec,
+            write_budget: self.write_budget,
         }
     }
 }
@@ -217,10 +227,12 @@ impl fmt::Display for Settings {
             lease,
             prewrite,
             codec,
+            write_budget,
         } = self;
         write!(
             f,
-            "sync {sync}, lease {lease:?}, prewrite {prewrite}, codec {codec}"
+            "sync {sync}, lease {lease:?}, prewrite {prewrite}, codec {codec}, write budget \
+             {write_budget}"
         )
     }
 }

@@ -189,6 +189,9 @@ impl LocalStore {
         if let Some(policy) = &options.admission {
             local.with_core(|core| core.admit_by(make(policy)));
         }
+        if let Some(bytes) = options.write_budget.bytes_a_day(capacity_bytes) {
+            local.with_core(|core| core.limit_writes(bytes));
+        }
         let keeper = if options.read_only {
             None
         } else {
@@ -196,7 +199,7 @@ impl LocalStore {
             let lessons = has_policy.then(|| Lessons::beside(&volumes)).flatten();
             Some(Housekeeper::start(local.clone(), lessons)?)
         };
-        let prewriter = if options.prewrite && !options.read_only {
+        let prewriter = if options.settings().prewrite && !options.read_only {
             Prewriter::start(local.clone(), &volumes).map(Some)
         } else {
             Ok(None)

@@ -49,6 +49,11 @@ impl Notices {
             Refusal::Closed => (6, "the store is closed or has no owner"),
             // The volume's change of service is logged, with its reason; a policy logs for itself.
             Refusal::ReadOnlyService | Refusal::NotAdmitted => return,
+            Refusal::Budget => (
+                11,
+                "the budget of writes does not take them: it takes those first that promise the \
+                 most uses; a larger one (--write-budget) stores more of them",
+            ),
             Refusal::Exhausted => (
                 7,
                 "the serial numbers of this run are used up: open the store again",

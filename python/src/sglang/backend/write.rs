@@ -227,6 +227,7 @@ fn is_left_out(status: PutStatus) -> bool {
                 | Refusal::Unreachable
                 | Refusal::ReadOnlyService
                 | Refusal::NotAdmitted
+                | Refusal::Budget
         )
     )
 }

@@ -6,15 +6,15 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64;
 
 use super::volume::{FILL, Geometry};
-use super::{Hints, play};
+use super::{Hints, Limits, play};
 use crate::interrupt::Interrupt;
 use crate::policy::Policy;
 use crate::replay::requests::Requests;
 
 /// Requests: a time in milliseconds, and the blocks.
-type Trace = Vec<(f64, Vec<u64>)>;
+pub(super) type Trace = Vec<(f64, Vec<u64>)>;
 
-fn requests(trace: &Trace) -> Requests {
+pub(super) fn requests(trace: &Trace) -> Requests {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("trace");
     let line = |(at, blocks): &(f64, Vec<u64>)| {
@@ -43,9 +43,16 @@ impl Pair {
             .unwrap();
         let never = Interrupt::never();
         let hits = |policy| {
-            play(&requests, &geometry, policy, Hints::None, &[], &never)
-                .unwrap()
-                .hits_of
+            play(
+                &requests,
+                &geometry,
+                policy,
+                Hints::None,
+                Limits::default(),
+                &never,
+            )
+            .unwrap()
+            .hits_of
         };
         let asked = trace.iter().map(|(_, blocks)| blocks.len());
         let both = hits(Policy::Lru).into_iter().zip(hits(Policy::Learned));
@@ -91,10 +98,10 @@ fn lead(requests: &[(usize, usize, usize)]) -> f64 {
 }
 
 /// Single pages, drawn with odds that fall with the power of their rank.
-struct Zipf(Vec<f64>);
+pub(super) struct Zipf(Vec<f64>);
 
 impl Zipf {
-    fn new(pages: usize, power: f64) -> Zipf {
+    pub(super) fn new(pages: usize, power: f64) -> Zipf {
         let mut sum = 0.0;
         let odds = (1..=pages).map(|rank| {
             sum += (rank as f64).powf(-power);
@@ -103,7 +110,7 @@ impl Zipf {
         Zipf(odds.collect())
     }
 
-    fn draw(&self, dice: &mut Pcg64) -> u64 {
+    pub(super) fn draw(&self, dice: &mut Pcg64) -> u64 {
         let at = dice.random::<f64>() * self.0[self.0.len() - 1];
         self.0.partition_point(|sum| *sum < at) as u64
     }
@@ -135,7 +142,15 @@ fn a_store_that_pages_fill_less_keeps_as_many_and_copies_less() {
     let never = Interrupt::never();
     let [full, less] = [FILL, 60.0].map(|fill| {
         let geometry = Geometry::keeping(10.0, fill, None, &requests).unwrap();
-        let played = play(&requests, &geometry, Policy::Lru, Hints::None, &[], &never).unwrap();
+        let played = play(
+            &requests,
+            &geometry,
+            Policy::Lru,
+            Hints::None,
+            Limits::default(),
+            &never,
+        )
+        .unwrap();
         (geometry, played)
     });
     assert_eq!(full.0.pages, less.0.pages);

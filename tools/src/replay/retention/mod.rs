@@ -10,12 +10,15 @@
 //! | module | content |
 //! |---|---|
 //! | `bounds` | (tests: how far the learned policy may fall behind LRU) |
+//! | `budgets` | (tests: the bytes and the hits under a budget of writes) |
 //! | `report` | the document and its lines |
 //! | `volume` | a core over a volume without payload |
 //! | `optimum` | the optimum |
 
 #[cfg(test)]
 mod bounds;
+#[cfg(test)]
+mod budgets;
 mod optimum;
 mod report;
 mod volume;
@@ -32,6 +35,7 @@ use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::policy::Policy;
 use crate::report as reports;
+use crate::size;
 use report::{RetentionReport, Row};
 use volume::{Geometry, Played, Volume};
 
@@ -71,6 +75,10 @@ pub struct RetentionArgs {
     /// Number of segments of the store; without it segments have 16 MiB, eight pages
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..1 << 24))]
     segments: Option<u32>,
+    /// Budgets of writes to compare, in hundredths of the bytes that the learned policy writes
+    /// without one
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = size::above_zero)]
+    write_budget: Vec<f64>,
     /// Begin with the tables that the policy learns on this trace
     #[arg(long, value_name = "TRACE")]
     learned_on: Option<PathBuf>,
@@ -96,17 +104,24 @@ pub fn run(args: &RetentionArgs, interrupt: &Interrupt) -> Result<Ending, Failur
     let mut rows = Vec::new();
     for percent in &args.percent {
         let geometry = Geometry::keeping(*percent, args.fill, args.segments, &requests)?;
-        let play = |requests, policy, lessons: &[u8]| {
-            play(requests, &geometry, policy, args.hints, lessons, interrupt)
+        let play = |requests, policy, lessons: &[u8], budget| {
+            let limits = Limits { lessons, budget };
+            play(requests, &geometry, policy, args.hints, limits, interrupt)
         };
-        let lru = play(&requests, Policy::Lru, &[])?;
+        let lru = play(&requests, Policy::Lru, &[], None)?;
         let lessons = match &earlier {
-            Some(earlier) => play(earlier, Policy::Learned, &[])?.lessons,
+            Some(earlier) => play(earlier, Policy::Learned, &[], None)?.lessons,
             None => Vec::new(),
         };
-        let run = play(&requests, Policy::Learned, &lessons)?;
+        let run = play(&requests, Policy::Learned, &lessons, None)?;
         let best = optimum::hits(&requests, geometry.pages);
-        rows.push(Row::new(*percent, &geometry, &run, &lru, best));
+        let mut row = Row::new(*percent, &geometry, &run, &lru, best);
+        for percent in &args.write_budget {
+            let budget = bytes_a_day(&requests, run.written_bytes, *percent);
+            let limited = play(&requests, Policy::Learned, &lessons, Some(budget))?;
+            row.limited(*percent, budget, &limited, &run);
+        }
+        rows.push(row);
         if interrupt.is_raised() {
             break;
         }
@@ -116,20 +131,35 @@ pub fn run(args: &RetentionArgs, interrupt: &Interrupt) -> Result<Ending, Failur
     Ok(Ending::Done.or_interrupted(interrupt.is_raised()))
 }
 
+/// The budget of a day that is this part of so many bytes in the time of the trace.
+fn bytes_a_day(requests: &Requests, written_bytes: u64, percent: f64) -> u64 {
+    const DAY_MS: f64 = 86_400_000.0;
+    let times = || requests.iter().map(|request| request.at_ms);
+    let passed = times().max().unwrap_or(0) - times().min().unwrap_or(0);
+    (percent / 100.0 * written_bytes as f64 * DAY_MS / passed.max(1) as f64) as u64
+}
+
+/// Where a run begins, and what it may write a day.
+#[derive(Clone, Copy, Default)]
+struct Limits<'a> {
+    lessons: &'a [u8],
+    budget: Option<u64>,
+}
+
 fn play(
     requests: &Requests,
     geometry: &Geometry,
     policy: Policy,
     hints: Hints,
-    lessons: &[u8],
+    limits: Limits<'_>,
     interrupt: &Interrupt,
 ) -> Result<Played, Failure> {
     let policy = policy.maker().map(|maker| {
         let mut policy = make(&maker);
-        policy.recall(lessons, Vec::new());
+        policy.recall(limits.lessons, Vec::new());
         policy
     });
-    let mut volume = Volume::new(geometry, policy)?;
+    let mut volume = Volume::new(geometry, policy, limits.budget)?;
     let begun = std::time::Instant::now();
     let mut played = Played::default();
     for request in requests.iter() {
@@ -158,6 +188,7 @@ fn play(
                 volume.put(&keys, stored, Hint::default());
             }
         }
+        played.written_of.push(volume.written());
     }
     volume.sum_up(&mut played)?;
     played.seconds = begun.elapsed().as_secs_f64();

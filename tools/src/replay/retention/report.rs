@@ -57,6 +57,22 @@ pub(super) struct Row {
     /// Time of the run, and of that under LRU.
     seconds: f64,
     lru_seconds: f64,
+    /// The runs under a budget of writes.
+    budgets: Vec<Limited>,
+}
+
+/// A run under a budget of writes.
+#[derive(Serialize)]
+struct Limited {
+    /// Of the bytes that the run without a budget wrote.
+    percent: f64,
+    bytes_a_day: u64,
+    pages_hit: u64,
+    /// Part of the hits of the run without a budget that this one lacks.
+    hits_lost: f64,
+    bytes_written: u64,
+    refused_pages: u64,
+    seconds: f64,
 }
 
 impl Row {
@@ -88,7 +104,21 @@ impl Row {
             policy_bytes: run.policy_bytes,
             seconds: run.seconds,
             lru_seconds: lru.seconds,
+            budgets: Vec::new(),
         }
+    }
+
+    /// Adds a run under a budget, beside the run without one.
+    pub(super) fn limited(&mut self, percent: f64, bytes_a_day: u64, run: &Played, all: &Played) {
+        self.budgets.push(Limited {
+            percent,
+            bytes_a_day,
+            pages_hit: run.hits,
+            hits_lost: 1.0 - ratio(run.hits, all.hits),
+            bytes_written: run.written_bytes,
+            refused_pages: run.refused,
+            seconds: run.seconds,
+        });
     }
 }
 
@@ -135,6 +165,16 @@ impl Report for RetentionReport {
                     row.lru_write_amplification, row.bytes_written >> 30,
                     row.lru_bytes_written >> 30, row.refused_pages, row.policy_bytes >> 10,
                     row.seconds, row.lru_seconds;
+            }
+            for run in &row.budgets {
+                rows! { lines:
+                    format!("  budget of {} %", run.percent) =>
+                        "{:.2}, {:.1} % of the hits lost; {} GiB written ({:.1} %), {} refused, \
+                        {:.1} s",
+                        rate(run.pages_hit), run.hits_lost * 100.0, run.bytes_written >> 30,
+                        ratio(run.bytes_written, row.bytes_written) * 100.0, run.refused_pages,
+                        run.seconds;
+                }
             }
         }
         if self.interrupted {

@@ -106,6 +106,8 @@ pub(super) struct Played {
     pub hits: u64,
     /// By request.
     pub hits_of: Vec<usize>,
+    /// Bytes written up to the end of each request.
+    pub written_of: Vec<u64>,
     pub put: u64,
     pub refused: u64,
     pub written_bytes: u64,
@@ -137,6 +139,7 @@ impl Volume {
     pub(super) fn new(
         geometry: &Geometry,
         policy: Option<Box<dyn EvictionOrder>>,
+        bytes_a_day: Option<u64>,
     ) -> Result<Volume, Failure> {
         let blocks = u64::from(geometry.segments) * u64::from(geometry.segment_blocks);
         let index = Arc::new(Index::new(geometry.segments as usize, blocks));
@@ -184,6 +187,9 @@ impl Volume {
         };
         volume.with_core(|core| core.keep_at_most(geometry.blocks));
         volume.with_core(Core::start);
+        if let Some(bytes) = bytes_a_day {
+            volume.with_core(|core| core.limit_writes(bytes));
+        }
         let shape = workload::shape(ByteSize(PAGE_BYTES), 1)?;
         let namespace = workload::namespace("replay", BLOCK_TOKENS, shape)?;
         let opened = volume.with_core(|core| core.open_namespace(&namespace));
@@ -207,6 +213,11 @@ impl Volume {
         self.now_ms = self.now_ms.max(now_ms);
         let now_ms = self.now_ms;
         self.with_core(|core| core.tick(now_ms));
+    }
+
+    /// Bytes written up to now.
+    pub(super) fn written(&self) -> u64 {
+        self.core.counters().store.written.total()
     }
 
     /// The length of the stored prefix. Changes nothing.

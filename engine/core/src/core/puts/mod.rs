@@ -5,10 +5,14 @@
 //! | `reservations` | which pages are admitted, and where they go |
 //! | `publish` | when a page becomes visible |
 //! | `forget` | evictions, deletions, and pages that turn out damaged |
+//! | `budget` | which new pages are stored under a budget of writes |
+//! | `seen` | the pages that puts asked for lately |
 
+mod budget;
 mod forget;
 mod publish;
 mod reservations;
+mod seen;
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -22,12 +26,14 @@ use super::durability::Durability;
 use super::journal::Journal;
 use super::segments::Segments;
 use super::types::Move;
+use crate::counters::Counted;
 use crate::grants::ReservationId;
 use crate::hint::Hint;
 use crate::index::{Index, NamespaceSlot, Parent, Place, SegmentId};
 use crate::planted;
 use crate::policy::{AdmissionPolicy, Worth};
 use crate::status::{PutFailure, PutStatus};
+use budget::Budget;
 pub(super) use reservations::Reserver;
 use reservations::{Reservation, Run};
 
@@ -138,6 +144,8 @@ pub(super) struct Puts {
     frontier: Option<(u64, Worth)>,
     /// Decides which new pages are stored; without one, all are.
     admission: Option<Box<dyn AdmissionPolicy>>,
+    /// The budget of writes, if there is one.
+    budget: Option<Box<Budget>>,
 }
 
 impl Puts {
@@ -154,6 +162,13 @@ impl Puts {
     /// Admits pages by this policy from now on.
     pub(super) fn admit_by(&mut self, policy: Box<dyn AdmissionPolicy>) {
         self.admission = Some(policy);
+    }
+
+    /// Writes at most so many bytes a day from now on.
+    pub(super) fn limit_writes(&mut self, base: &Base, bytes_a_day: u64) {
+        let written = base.counters.store.written.total();
+        let budget = Budget::new(bytes_a_day, base.now_ms, written);
+        self.budget = Some(Box::new(budget));
     }
 
     // ---- pages under way

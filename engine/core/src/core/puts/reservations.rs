@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
-use larder_format::{BLOCK_BYTES, PageKey, PageRecord};
+use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, PageRecord};
 
+use super::budget::Offer;
 use super::{Below, NewPage, Origin, Pending, Puts};
 use crate::core::base::{Base, Event, Ticket};
 use crate::core::journal::RECORDS;
 use crate::core::segments::segment::Stream;
 use crate::core::types::{Effect, SyncPolicy};
+use crate::counters::Counted;
 use crate::grants::{Ask, Extent, Grant, ReservationId};
 use crate::hint::Hint;
 use crate::index::{Adoption, NamespaceSlot, Place, SegmentId};
@@ -61,6 +63,7 @@ impl Puts {
         let keys: Vec<PageKey> = asks.iter().map(|ask| ask.key).collect();
         let (index, now_ms) = (&below.base.index, below.base.now_ms);
         let new_pages = index.touch_as(namespace, &keys, hint, now_ms);
+        self.begin_of_budget(below.base);
         for (index, ask) in asks.iter().enumerate() {
             let page = NewPage {
                 namespace,
@@ -76,11 +79,21 @@ impl Puts {
                 None => self.reserve_one(below, id, index, page),
             };
             if let Grant::Refused(why) = grant {
+                if why == Refusal::Budget {
+                    below.base.counters.store.refused_by_budget += 1;
+                    // Its first page was offered.
+                    if refused.is_some() {
+                        self.pass(below, &page);
+                    }
+                }
                 refused = Some(why);
                 below.base.counters.refused += 1;
                 self.set_status(below.base, id, index, PutStatus::Refused(why));
             }
             grants.push(grant);
+        }
+        if let Some(budget) = &mut self.budget {
+            budget.end();
         }
         if refused == Some(Refusal::ReadOnlyService) {
             below.base.counters.store.puts_refused_read_only += 1;
@@ -126,6 +139,9 @@ impl Puts {
         if is_new && !self.is_admitted(below, &page) && !planted!(DeafAdmission) {
             return Grant::Refused(Refusal::NotAdmitted);
         }
+        if is_new && !self.is_affordable(below, &page) {
+            return Grant::Refused(Refusal::Budget);
+        }
         if let Some(found) = found.filter(|found| !found.unproven) {
             adopt_if_missing(below.base, &page);
             self.settle_duplicate(below, id, index, found.place.segment);
@@ -157,6 +173,44 @@ impl Puts {
             usable_bytes: bytes(usable),
             now: Duration::from_millis(below.base.now_ms),
         })
+    }
+
+    /// A put begins: what was written since the last one is charged.
+    fn begin_of_budget(&mut self, base: &Base) {
+        if let Some(budget) = &mut self.budget {
+            let written = base.counters.store.written.total();
+            budget.begin(base.now_ms, written, base.index.len(), None);
+        }
+    }
+
+    /// Whether the budget of writes takes a page that is not stored.
+    fn is_affordable(&mut self, below: &Below<'_>, page: &NewPage) -> bool {
+        let Some(budget) = &mut self.budget else {
+            return true;
+        };
+        let (namespace, _) = page.name();
+        let is_there = |parent: KeyPrefix| {
+            let is_under_way = self.in_flight.contains_key(&(namespace, parent));
+            is_under_way || below.base.index.has(namespace, parent)
+        };
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        budget.takes(&Offer {
+            name: page.name(),
+            parent: page.parent.map(|parent| (parent, is_there(parent))),
+            bytes: bytes(u64::from(blocks_of(below.base, page))),
+            in_flight: bytes(below.segments.in_flight_blocks()),
+        })
+    }
+
+    /// A page behind the first one that the budget does not take.
+    fn pass(&mut self, below: &Below<'_>, page: &NewPage) {
+        let (namespace, key) = page.name();
+        if let Some(budget) = &mut self.budget
+            && !below.base.index.has(namespace, key)
+        {
+            let bytes = u64::from(blocks_of(below.base, page)) * BLOCK_BYTES as u64;
+            budget.passes(page.name(), bytes);
+        }
     }
 
     fn settle_duplicate(

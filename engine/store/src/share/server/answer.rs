@@ -319,7 +319,7 @@ pub fn settled(ledger: &Ledger, outcomes: Vec<(Awaited, Vec<PutStatus>)>) -> Rep
 /// A reply as a client without the feature of policies knows it.
 pub(super) fn without_policies(reply: Reply) -> Reply {
     let known = |why: Refusal| match why {
-        Refusal::NotAdmitted => Refusal::Unreachable,
+        Refusal::NotAdmitted | Refusal::Budget => Refusal::Unreachable,
         other => other,
     };
     match reply {
