@@ -13,6 +13,7 @@ mod engine;
 #[path = "../../../tests/support/honest.rs"]
 mod honest;
 mod kills;
+mod launched;
 mod lives;
 mod loads;
 mod memory;
