@@ -103,6 +103,7 @@ classes! {
         Recalled => "put recalled while it waits",
         ChosenEviction => "page evicted by a policy of the caller",
         NotAdmitted => "page refused by a policy of the caller",
+        OverBudget => "page refused by the budget of writes",
         EmptiedForCaller => "segment emptied for a caller, its pages kept",
         CountedLease => "page under a counted lease",
         EvictionTold => "page that left, told to a caller who keeps books",

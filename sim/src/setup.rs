@@ -9,6 +9,7 @@ use larder_engine::format::{
 };
 use larder_engine::{CodecChoice, SyncPolicy};
 use larder_sim_runtime::dice::Dice;
+use larder_store::api::WriteBudget;
 
 use crate::classes::Class;
 use crate::kernel::Odds;
@@ -250,6 +251,8 @@ pub struct Setup {
     /// The codec of puts, and the share of the openings with it. `None`: the contents cannot be
     /// made smaller.
     pub codec: Option<(CodecChoice, f64)>,
+    /// The bytes a day that the store may write, in a tenth of the seeds.
+    pub write_budget: WriteBudget,
     /// Steps between two full checks. Cheap checks run at each step.
     pub check_every: u64,
 }
@@ -299,6 +302,7 @@ impl Setup {
             compacts: dice.chance(0.3),
             faults: Faults::draw(dice, steps),
             codec: None,
+            write_budget: WriteBudget::Off,
             check_every: dice.pick(&[1, 25, 50, 50, 50, 50, 50, 50]),
         }
     }
@@ -327,6 +331,14 @@ impl Setup {
         }
     }
 
+    /// A tenth of the seeds have a budget of writes: so many blocks a second.
+    pub fn draw_budget(&mut self, dice: &mut Dice) {
+        if dice.chance(0.1) {
+            let blocks = dice.pick(&[20, 500, 500, 10_000, 10_000, 100_000]);
+            self.write_budget = WriteBudget::Bytes(blocks * BLOCK as u64 * 86_400);
+        }
+    }
+
     pub fn volume_blocks(&self) -> Vec<usize> {
         let beside = OVERHEAD_BYTES as usize / BLOCK;
         self.volumes
@@ -344,6 +356,9 @@ impl Setup {
 
 /// Mixed with a seed, for the dice that draw whether it has a codec: no other draw depends on them.
 pub const CODEC: u64 = 0xc0dec;
+
+/// The same for the dice that draw whether it has a budget of writes.
+pub const BUDGET: u64 = 0xb0d9e7;
 
 /// Blocks of a page that the codec makes smaller, at least.
 const CODED_BLOCKS_MIN: usize = 6;

@@ -162,11 +162,15 @@ impl World {
         mut dice: Dice,
         salt: u64,
         mut codec: Option<Dice>,
+        mut budget: Option<Dice>,
         journal: Option<Journal>,
     ) -> World {
         let mut setup = Setup::draw(&mut dice);
         if let Some(codec) = &mut codec {
             setup.draw_codec(codec);
+        }
+        if let Some(budget) = &mut budget {
+            setup.draw_budget(budget);
         }
         if journal.is_some() {
             eprintln!("{setup:?}");

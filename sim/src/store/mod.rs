@@ -44,7 +44,7 @@ mod state;
 use larder_sim_runtime::dice::{Dice, mix};
 
 use crate::classes::Tally;
-use crate::setup::CODEC;
+use crate::setup::{BUDGET, CODEC};
 use crate::totals::Totals;
 use crate::world::{Journal, World};
 use driver::Driver;
@@ -52,14 +52,15 @@ use driver::Driver;
 /// Plays a seed. Returns a digest of all events, and their counts.
 pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
     let codec = Dice::new(mix(seed, CODEC));
-    let world = World::new(Dice::new(seed), seed, Some(codec), journal);
+    let budget = Dice::new(mix(seed, BUDGET));
+    let world = World::new(Dice::new(seed), seed, Some(codec), Some(budget), journal);
     Driver::new(world, seed).play()
 }
 
 /// Plays a script: its bytes replace the randomness of callers and faults. The run has at most as
 /// many steps as the script has bytes.
 pub fn play_script(script: &[u8]) -> (u64, Totals, Tally) {
-    let mut world = World::new(Dice::scripted(script), 0, None, None);
+    let mut world = World::new(Dice::scripted(script), 0, None, None, None);
     world.setup.steps = world.setup.steps.min(script.len());
     let seed = world.dice.between(0, u64::from(u16::MAX));
     Driver::new(world, seed).play()

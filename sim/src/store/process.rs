@@ -42,6 +42,7 @@ pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
         o.degraded = true;
         o.read_only = read_only;
         o.codec = codec;
+        o.write_budget = setup.write_budget;
         if !read_only {
             let seed = state.world.totals.opens;
             o.eviction = state.leases.eviction(seed);

@@ -87,7 +87,8 @@ fn put_for_good(caller: &Caller<'_>) {
     let mut last = PutStatus::Refused(Refusal::NoSpace);
     for _ in 0..50 {
         last = caller.put_pages(&[page], Duration::ZERO, None)[0];
-        if last.is_present() || reach > space_of(store).usable_blocks {
+        let is_over_budget = last == PutStatus::Refused(Refusal::Budget);
+        if last.is_present() || is_over_budget || reach > space_of(store).usable_blocks {
             return;
         }
         // Leases lapse, and the housekeeper gets its turn.

@@ -10,8 +10,10 @@ use larder_engine::format::PageKey;
 use larder_engine::{GetStatus, MissReason, PutFailure, PutStatus, Refusal, SyncPolicy};
 use larder_sim_runtime::medium::Content;
 use larder_sim_runtime::time::Instant;
+use larder_store::api::WriteBudget;
 
 use super::state::{Phase, State};
+use crate::classes::Class;
 use crate::oracle::{Name, Oracle, VersionId};
 use crate::setup::BLOCK;
 
@@ -104,6 +106,11 @@ impl State {
                         *why != Refusal::WrongShape,
                         "a page of the right shape is refused"
                     );
+                    if *why == Refusal::Budget {
+                        let budget = self.world.setup.write_budget;
+                        assert_ne!(budget, WriteBudget::Off, "a budget that is off refuses");
+                        self.world.count(Class::OverBudget);
+                    }
                 }
                 PutStatus::Failed(_) => {
                     totals.failed += 1;

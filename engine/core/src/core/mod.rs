@@ -655,7 +655,7 @@ impl Core {
     pub fn check_invariants(&self) -> Result<(), String> {
         self.base.index.check_invariants()?;
         self.segments.check()?;
-        self.puts.check()?;
+        self.puts.check(&self.base)?;
         let segments = &self.segments;
         let suspects = segments.iter().filter(|(_, s)| s.is_suspect()).count();
         if suspects != self.durability.suspects(segments).count() {

@@ -26,7 +26,6 @@ use super::durability::Durability;
 use super::journal::Journal;
 use super::segments::Segments;
 use super::types::Move;
-use crate::counters::Counted;
 use crate::grants::ReservationId;
 use crate::hint::Hint;
 use crate::index::{Index, NamespaceSlot, Parent, Place, SegmentId};
@@ -166,8 +165,7 @@ impl Puts {
 
     /// Writes at most so many bytes a day from now on.
     pub(super) fn limit_writes(&mut self, base: &Base, bytes_a_day: u64) {
-        let written = base.counters.store.written.total();
-        let budget = Budget::new(bytes_a_day, base.now_ms, written);
+        let budget = Budget::new(bytes_a_day, base.now_ms, &base.counters.store.written);
         self.budget = Some(Box::new(budget));
     }
 
@@ -386,7 +384,10 @@ impl Puts {
 
     /// # Errors
     /// The first invariant found broken.
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self, base: &Base) -> Result<(), String> {
+        if let Some(budget) = &self.budget {
+            budget.check(base.now_ms, base.counters.store.written.pages_bytes)?;
+        }
         let put =
             |page: &&Pending| matches!(page.origin, Origin::Put) && page.page.parent.is_some();
         let put = self.pending.values().filter(put).count();

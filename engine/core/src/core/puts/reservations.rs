@@ -139,13 +139,13 @@ impl Puts {
         if is_new && !self.is_admitted(below, &page) && !planted!(DeafAdmission) {
             return Grant::Refused(Refusal::NotAdmitted);
         }
-        if is_new && !self.is_affordable(below, &page) {
-            return Grant::Refused(Refusal::Budget);
-        }
         if let Some(found) = found.filter(|found| !found.unproven) {
             adopt_if_missing(below.base, &page);
             self.settle_duplicate(below, id, index, found.place.segment);
             return Grant::Settles;
+        }
+        if !self.is_affordable(below, &page) {
+            return Grant::Refused(Refusal::Budget);
         }
         match self.grant(below, id, index, page, Origin::Put) {
             Ok(extent) => Grant::Write(extent),
@@ -179,11 +179,11 @@ impl Puts {
     fn begin_of_budget(&mut self, base: &Base) {
         if let Some(budget) = &mut self.budget {
             let written = base.counters.store.written.total();
-            budget.begin(base.now_ms, written, base.index.len(), None);
+            budget.begin(base.now_ms, written, base.index.len());
         }
     }
 
-    /// Whether the budget of writes takes a page that is not stored.
+    /// Whether the budget of writes takes a page that is not stored, or not proven.
     fn is_affordable(&mut self, below: &Below<'_>, page: &NewPage) -> bool {
         let Some(budget) = &mut self.budget else {
             return true;
