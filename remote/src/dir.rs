@@ -29,14 +29,15 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder_base::runtime::Instant;
+use larder_engine::CodecChoice;
 use larder_format::Fingerprint;
 use larder_sync::descriptors;
 use tempfile::NamedTempFile;
 
 use crate::buffer::Buffer;
 use crate::error::RemoteError;
-use crate::remote::{Listed, Published, Remote, Unreadable};
-use crate::run::{RunName, USED, VERSION};
+use crate::remote::{Listed, Published, Remote, Unreadable, codec_of};
+use crate::run::{CODEC, CODEC_BYTES_MAX, RunName, USED, VERSION};
 
 /// Most calls that wait for the file system.
 const CALLS_MAX: usize = 96;
@@ -253,6 +254,30 @@ impl Remote for Dir {
         })
     }
 
+    fn codec(&self, deadline: Instant) -> Result<CodecChoice, RemoteError> {
+        self.call(deadline, move |root| {
+            let Some(file) = found(root, "opening", CODEC, open)? else {
+                return Ok(CodecChoice::Off);
+            };
+            let (path, mut text) = (root.join(CODEC), Vec::new());
+            file.take(CODEC_BYTES_MAX as u64)
+                .read_to_end(&mut text)
+                .map_err(|error| failed("reading", &path, &error))?;
+            codec_of(&path.display().to_string(), &text)
+        })
+    }
+
+    fn set_codec(&self, codec: CodecChoice, deadline: Instant) -> Result<(), RemoteError> {
+        self.call(deadline, move |root| {
+            look_at_mark(root)?;
+            let set = match codec {
+                CodecChoice::Off => absent(fs::remove_file(root.join(CODEC))).map(|_| ()),
+                codec => replace(root, CODEC, format!("{codec}\n").as_bytes()),
+            };
+            set.map_err(|error| failed("setting the codec", &root.join(CODEC), &error))
+        })
+    }
+
     fn now_unix_s(&self, deadline: Instant) -> Result<u64, RemoteError> {
         self.call(deadline, |root| {
             let directory = root.join(VERSION);
@@ -315,7 +340,7 @@ impl Remote for Dir {
         let name = run.mark();
         self.call(deadline, move |root| {
             look_at_mark(root)?;
-            let touched = touch(root, &name);
+            let touched = replace(root, &name, b"");
             touched.map_err(|error| failed("marking the use", &root.join(&name), &error))
         })
     }
@@ -388,19 +413,20 @@ impl Dir {
     }
 }
 
-/// Makes a mark, or replaces it by a new one.
-fn touch(root: &Path, name: &str) -> io::Result<()> {
+/// Makes a small file, or replaces it by a new one.
+fn replace(root: &Path, name: &str, content: &[u8]) -> io::Result<()> {
     check_links(root, name)?;
     let path = root.join(name);
     let of_root = root.metadata()?.permissions();
     for (end, _) in name.match_indices('/') {
         make(&root.join(&name[..end]), of_root.clone())?;
     }
-    let mark = unfinished(path.parent().unwrap_or(root))?;
+    let mut file = unfinished(path.parent().unwrap_or(root))?;
+    file.write_all(content)?;
     let mode = OF_OWNER | of_root.mode() & TO_READ;
     let permissions = Permissions::from_mode(mode);
-    mark.as_file().set_permissions(permissions)?;
-    mark.persist(&path)?;
+    file.as_file().set_permissions(permissions)?;
+    file.persist(&path)?;
     Ok(())
 }
 

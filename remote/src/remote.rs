@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use larder_base::runtime::Instant;
+use larder_engine::CodecChoice;
 use larder_format::Fingerprint;
 
 use crate::buffer::Buffer;
@@ -32,6 +33,23 @@ pub trait Remote: Send + Sync {
     /// # Errors
     /// [`RemoteError`].
     fn mark(&self, deadline: Instant) -> Result<(), RemoteError>;
+
+    /// Whether nodes encode the pages of the objects that they publish. It is a setting of the
+    /// remote; all nodes read plain and encoded pages.
+    ///
+    /// # Errors
+    /// [`RemoteError`], also for the setting of a later release.
+    fn codec(&self, _deadline: Instant) -> Result<CodecChoice, RemoteError> {
+        Ok(CodecChoice::Off)
+    }
+
+    /// Sets [`codec`](Self::codec) for all nodes.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    fn set_codec(&self, _codec: CodecChoice, _deadline: Instant) -> Result<(), RemoteError> {
+        Err(RemoteError::Failed("it keeps no settings".to_owned()))
+    }
 
     /// The time of the clock that stamps the objects, in seconds since 1970. The clock of a node
     /// may differ.
@@ -138,6 +156,17 @@ pub trait Remote: Send + Sync {
         each: &mut dyn FnMut(Result<Listed, Unreadable>) -> ControlFlow<()>,
         patience: Duration,
     ) -> Result<(), RemoteError>;
+}
+
+/// The setting of the codec by its text in a place.
+pub(crate) fn codec_of(place: &str, text: &[u8]) -> Result<CodecChoice, RemoteError> {
+    let text = String::from_utf8_lossy(text);
+    let named = text.trim().parse();
+    named.map_err(|error: String| {
+        RemoteError::Failed(format!(
+            "{place}: {error}; set it again: `larder remote init URL --codec`"
+        ))
+    })
 }
 
 /// The number of runs that are there without a gap from the first, by few questions.

@@ -76,7 +76,7 @@ impl Encoder {
     }
 
     /// Whether the next page is encoded.
-    pub(crate) fn takes(&self) -> bool {
+    pub fn takes(&self) -> bool {
         let Some(phase) = &self.phase else {
             return true;
         };
@@ -95,7 +95,7 @@ impl Encoder {
     }
 
     /// A page that was encoded takes so many blocks.
-    pub(crate) fn took(&self, plain: u32, stored: u32) {
+    pub fn took(&self, plain: u32, stored: u32) {
         let Some(phase) = &self.phase else {
             return;
         };

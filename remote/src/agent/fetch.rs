@@ -13,7 +13,7 @@ use super::desk::{End, Fetch, Incoming};
 use super::speed::arrived;
 use crate::buffer::Buffer;
 use crate::keys::Trust;
-use crate::local;
+use crate::local::{self, Put};
 use crate::planted::planted;
 use crate::run;
 
@@ -74,19 +74,22 @@ impl Agent {
             false => &self.options.trust,
         };
         let opened = run::open(object, &run.name, trust);
-        let (good, faulty): (Vec<_>, Vec<_>) =
-            opened.pages.iter().partition(|page| page.payload.is_ok());
         let mut fault = opened.fault.as_ref().map(ToString::to_string);
         let has = |key: &PageKey| opened.pages.iter().any(|opened| opened.page.key == *key);
         if fault.is_none() && !run.pages.iter().all(has) {
             fault = Some(OTHER_TOKENS.to_owned());
         }
+        let put = opened.namespace.as_ref().and_then(|namespace| {
+            let id = store.namespace(namespace).ok()?;
+            let options = PutOptions::waiting(PUT_WAIT);
+            local::put(store, id, namespace.shape(), &opened.pages, options).ok()
+        });
+        let Put { statuses, faulty } = put.unwrap_or_default();
         let is_faulty = fault.is_some() || !faulty.is_empty();
         self.count(Count::RunsFaulty, u64::from(fault.is_some()));
         self.count(Count::PagesFaulty, faulty.len() as u64);
         if is_faulty && !self.threads.has_warned.swap(true, Ordering::Relaxed) {
-            let page = faulty.iter().find_map(|page| page.payload.err());
-            let reason = fault.or(page.map(|page| page.to_string()));
+            let reason = fault.or(faulty.first().map(ToString::to_string));
             tracing::warn!(
                 run = %run.name,
                 "pages of the remote are not taken: {}; `larder remote verify` lists all (logged \
@@ -94,14 +97,8 @@ impl Agent {
                 reason.unwrap_or_default()
             );
         }
-        let put = opened.namespace.as_ref().and_then(|namespace| {
-            let id = store.namespace(namespace).ok()?;
-            let options = PutOptions::waiting(PUT_WAIT);
-            Some(local::put(store, id, namespace.shape(), &good, options))
-        });
-        let statuses = put.unwrap_or_default();
         let stored = statuses.iter().filter(|status| status.is_present()).count();
-        let refused = good.len() - stored;
+        let refused = opened.pages.len() - faulty.len() - stored;
         self.count(Count::PagesStored, stored as u64);
         self.count(Count::PagesRefused, refused as u64);
         if refused > 0 && !self.threads.has_refused.swap(true, Ordering::Relaxed) {

@@ -93,6 +93,7 @@ impl Agent {
 
     fn found_mark(&self) {
         self.succeeded();
+        self.learn_codec();
         let before = std::mem::replace(&mut self.desk.lock().mark, Mark::Found);
         match before {
             Mark::Found => return,
@@ -101,6 +102,29 @@ impl Agent {
         }
         // Runs may wait for it.
         self.work.notify_all();
+    }
+
+    /// Reads the setting of the codec. An unknown one stays as it was.
+    fn learn_codec(&self) {
+        if !self.may_request(Request::Read) {
+            return;
+        }
+        match self.remote.codec(self.deadline()) {
+            Ok(codec) => {
+                if self.desk.lock().set_codec(codec) {
+                    tracing::info!("objects for {} have the codec {codec}", self.options.place);
+                }
+            }
+            Err(error) => {
+                if !self.threads.has_no_codec.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "the codec of {} is not known: {error}; objects stay as they were before \
+                         (logged once)",
+                        self.options.place
+                    );
+                }
+            }
+        }
     }
 
     /// The remote answers, and has no mark.

@@ -30,6 +30,14 @@ enum NotPublished {
     Failed,
 }
 
+/// A run that the remote has.
+enum Sent {
+    /// This node made its object, of so many bytes.
+    Created(u64),
+    /// It was there.
+    Present,
+}
+
 impl Agent {
     /// Publishes a run, and notes the outcome.
     pub(super) fn send(&self, run: Outgoing, store: &dyn PageStore) {
@@ -40,20 +48,28 @@ impl Agent {
         self.changed.notify_all();
     }
 
-    fn publish(&self, run: &Outgoing, store: &dyn PageStore) -> Result<Published, NotPublished> {
+    fn publish(&self, run: &Outgoing, store: &dyn PageStore) -> Result<Sent, NotPublished> {
         let (namespace, bytes) = self.reserve(run.namespace)?;
         let made = self.make(run, &namespace, store);
         let Ok(Some((name, object))) = made else {
             // The question alone was asked.
-            self.desk.lock().give_back(bytes);
-            return made.map(|_| Published::Present);
+            let mut desk = self.desk.lock();
+            desk.hour.give_back(1);
+            desk.give_back(bytes);
+            return made.map(|_| Sent::Present);
         };
+        let sent = object.len() as u64;
         let published = self.remote.publish(&name, object, self.deadline());
         let mut desk = self.desk.lock();
+        // An encoded object is shorter than its reserve.
+        desk.give_back(bytes.saturating_sub(sent));
         match published {
             Ok(published) => {
                 desk.publications.succeeded();
-                Ok(published)
+                Ok(match published {
+                    Published::Created => Sent::Created(sent),
+                    Published::Present => Sent::Present,
+                })
             }
             // The directory is not mounted any more.
             Err(RemoteError::Unmarked(place)) => {
@@ -135,6 +151,10 @@ impl Agent {
         if !read(store, namespace, &keys, &mut draft) && !planted!(HollowRun) {
             return Err(NotPublished::Absent);
         }
+        let encoder = self.desk.lock().encoder(namespace.fingerprint());
+        if let Some(encoder) = encoder {
+            draft.encode(&encoder);
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         // An object is the same whichever node made it, but for its time.
         let store_id = StoreId::from_bytes([0; 16]);
@@ -143,13 +163,13 @@ impl Agent {
         Ok(Some((name, object)))
     }
 
-    fn published(&self, mut run: Outgoing, outcome: &Result<Published, NotPublished>) {
+    fn published(&self, mut run: Outgoing, outcome: &Result<Sent, NotPublished>) {
         run.tries += 1;
         let is_last = run.tries >= TRIES_MAX;
         let may_come = self.options.admission == Admission::Through || run.tries < 2;
         let (count, again) = match outcome {
-            Ok(Published::Created) => (Count::RunsPublished, false),
-            Ok(Published::Present) => (Count::RunsPresent, false),
+            Ok(Sent::Created(_)) => (Count::RunsPublished, false),
+            Ok(Sent::Present) => (Count::RunsPresent, false),
             Err(NotPublished::Budget) => (Count::RunsDroppedBudget, false),
             Err(NotPublished::Absent) => (Count::RunsDroppedAbsent, may_come && !is_last),
             Err(NotPublished::Failed) => (Count::RunsDroppedFailed, !is_last),
@@ -172,11 +192,10 @@ impl Agent {
             return;
         }
         desk.published(&run, outcome.is_ok(), Instant::now());
-        let bytes = desk.space(run.namespace).map_or(0, |(_, bytes)| bytes);
         drop(desk);
         self.count(count, 1);
-        if matches!(outcome, Ok(Published::Created)) {
-            self.count(Count::BytesPublished, bytes);
+        if let Ok(Sent::Created(bytes)) = outcome {
+            self.count(Count::BytesPublished, *bytes);
         }
     }
 }

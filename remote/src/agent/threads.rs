@@ -34,6 +34,8 @@ pub(super) struct Threads {
     ended: Condvar,
     /// The first fault of an object has been logged.
     pub(super) has_warned: AtomicBool,
+    /// A setting of the codec that could not be read has been logged.
+    pub(super) has_no_codec: AtomicBool,
     /// The first object that could not be read has been logged.
     pub(super) has_left_out: AtomicBool,
     /// The first thread that could not be started has been logged.

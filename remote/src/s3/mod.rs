@@ -26,6 +26,7 @@ use bytes::Bytes;
 use futures_util::TryStreamExt;
 use futures_util::future::try_join_all;
 use futures_util::stream::select_all;
+use larder_engine::CodecChoice;
 use larder_format::Fingerprint;
 use larder_sync::descriptors;
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, Checksum};
@@ -40,8 +41,8 @@ use tokio::sync::oneshot;
 
 use crate::buffer::Buffer;
 use crate::error::{PlaceError, RemoteError};
-use crate::remote::{Listed, Published, Remote, Unreadable};
-use crate::run::{RunName, USED, VERSION};
+use crate::remote::{Listed, Published, Remote, Unreadable, codec_of};
+use crate::run::{CODEC, CODEC_BYTES_MAX, RunName, USED, VERSION};
 use http::{Connector, Date, NoListing};
 
 /// How long the client itself tries a request again. A caller's deadline may be shorter.
@@ -284,6 +285,32 @@ impl Remote for S3 {
         let path = self.path(MARK);
         self.call(deadline, async move {
             store.put(&path, MARK_CONTENT.into()).await.map(|_| ())
+        })
+    }
+
+    fn codec(&self, deadline: Instant) -> Result<CodecChoice, RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(CODEC));
+        let text = self.call(deadline, async move {
+            let got = store.get_opts(&path, range(0..CODEC_BYTES_MAX)).await;
+            match absent(got)? {
+                Some(got) => got.bytes().await.map(Some),
+                None => Ok(None),
+            }
+        })?;
+        let place = || format!("bucket {}: {}", self.place.bucket, self.path(CODEC));
+        text.map_or(Ok(CodecChoice::Off), |text| codec_of(&place(), &text))
+    }
+
+    fn set_codec(&self, codec: CodecChoice, deadline: Instant) -> Result<(), RemoteError> {
+        let (store, path) = (Arc::clone(&self.store), self.path(CODEC));
+        self.call(deadline, async move {
+            match codec {
+                CodecChoice::Off => absent(store.delete(&path).await).map(|_| ()),
+                codec => store
+                    .put(&path, format!("{codec}\n").into())
+                    .await
+                    .map(|_| ()),
+            }
         })
     }
 

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use larder_engine::{
-    CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
+    CodecChoice, CreateOptions, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
 };
-use larder_format::{Fingerprint, PageKey};
+use larder_format::{Fingerprint, Namespace, PageKey, PageShape};
 use larder_remote::agent::{Admission, Agent, AgentOptions, CONNECTIONS_MAX};
 use larder_remote::{Buffer, Listed, Published, Remote, RemoteError, RunName, Unreadable};
 use larder_store::beneath::Beneath;
@@ -23,6 +23,8 @@ pub type Objects = Arc<Mutex<BTreeMap<RunName, Vec<u8>>>>;
 #[derive(Clone, Default)]
 pub struct Watched {
     pub objects: Objects,
+    /// The setting of the codec.
+    pub encodes: bool,
     /// Listed behind the objects.
     pub beside: Vec<Listed>,
     /// Fetches: the run, and the most bytes.
@@ -78,6 +80,13 @@ impl Remote for Watched {
 
     fn mark(&self, _: Instant) -> Result<(), RemoteError> {
         Ok(())
+    }
+
+    fn codec(&self, _: Instant) -> Result<CodecChoice, RemoteError> {
+        Ok(match self.encodes {
+            true => CodecChoice::Bf16,
+            false => CodecChoice::Off,
+        })
     }
 
     fn now_unix_s(&self, _: Instant) -> Result<u64, RemoteError> {
@@ -256,10 +265,23 @@ impl Node {
     }
 
     pub fn put(&self, keys: &[PageKey]) {
-        let payloads: Vec<Vec<u8>> = keys.iter().map(payload).collect();
-        let parts: Vec<[IoSlice<'_>; 2]> = payloads
+        self.put_of(&namespace("model"), keys, payload);
+    }
+
+    /// Puts a chain of a namespace, with pages of this content: parts with their padding.
+    pub fn put_of(
+        &self,
+        namespace: &Namespace,
+        keys: &[PageKey],
+        content: impl Fn(&PageKey) -> Vec<u8>,
+    ) {
+        let contents: Vec<Vec<u8>> = keys.iter().map(content).collect();
+        let parts: Vec<Vec<IoSlice<'_>>> = contents
             .iter()
-            .map(|page| [IoSlice::new(&page[..5000]), IoSlice::new(&page[8192..8492])])
+            .map(|page| {
+                let parts = parts_of(namespace.shape()).into_iter();
+                parts.map(|part| IoSlice::new(&page[part])).collect()
+            })
             .collect();
         let pages: Vec<PutPage<'_>> = (0..keys.len())
             .map(|at| PutPage {
@@ -269,8 +291,8 @@ impl Node {
                 parts: &parts[at],
             })
             .collect();
-        self.store
-            .put(self.id, &pages, PutOptions::waiting(PATIENCE));
+        let id = self.store.namespace(namespace).unwrap();
+        self.store.put(id, &pages, PutOptions::waiting(PATIENCE));
     }
 
     /// Waits for the publication of so many runs in all, these among them. An attempt fails while
@@ -282,11 +304,25 @@ impl Node {
 
     /// Looks pages up and reads those found. Returns the number of hits.
     pub fn read(&self, keys: &[PageKey]) -> usize {
-        let found = self.store.longest_prefix(self.id, keys);
-        let mut memory = vec![([0xee; 5000], [0xee; 300]); found];
-        let mut parts: Vec<[IoSliceMut<'_>; 2]> = memory
+        self.read_of(&namespace("model"), keys, payload)
+    }
+
+    /// The same for a chain of a namespace, with pages of this content.
+    pub fn read_of(
+        &self,
+        namespace: &Namespace,
+        keys: &[PageKey],
+        content: impl Fn(&PageKey) -> Vec<u8>,
+    ) -> usize {
+        let id = self.store.namespace(namespace).unwrap();
+        let found = self.store.longest_prefix(id, keys);
+        let places = parts_of(namespace.shape());
+        let mut memory: Vec<Vec<Vec<u8>>> = (0..found)
+            .map(|_| places.iter().map(|part| vec![0xee; part.len()]).collect())
+            .collect();
+        let mut parts: Vec<Vec<IoSliceMut<'_>>> = memory
             .iter_mut()
-            .map(|(first, second)| [IoSliceMut::new(first), IoSliceMut::new(second)])
+            .map(|page| page.iter_mut().map(|part| IoSliceMut::new(part)).collect())
             .collect();
         let mut pages: Vec<GetPage<'_, '_>> = keys
             .iter()
@@ -295,7 +331,7 @@ impl Node {
             .collect();
         let begin = Instant::now();
         let deadline = begin + Duration::from_secs(5);
-        let statuses = self.store.get(self.id, &mut pages, Some(deadline));
+        let statuses = self.store.get(id, &mut pages, Some(deadline));
         assert!(begin.elapsed() < PATIENCE);
         let hits = statuses
             .iter()
@@ -303,15 +339,9 @@ impl Node {
             .filter(|(_, status)| status.is_hit());
         let hits: Vec<usize> = hits.map(|(at, _)| at).collect();
         for at in &hits {
-            let expected = payload(&keys[*at]);
-            assert!(
-                memory[*at].0 == expected[..5000],
-                "wrong bytes of page {at}"
-            );
-            assert!(
-                memory[*at].1 == expected[8192..8492],
-                "wrong bytes of page {at}"
-            );
+            let expected = content(&keys[*at]);
+            let expected = places.iter().map(|part| &expected[part.clone()]);
+            assert!(memory[*at].iter().eq(expected), "wrong bytes of page {at}");
         }
         hits.len()
     }
@@ -335,4 +365,13 @@ impl Node {
         self.store.close().unwrap();
         assert!(begin.elapsed() < PATIENCE);
     }
+}
+
+/// The places of the parts of a page in its padded form.
+fn parts_of(shape: &PageShape) -> Vec<Range<usize>> {
+    let part = |part| {
+        let start = usize::try_from(shape.part_offset(part)).unwrap();
+        start..start + shape.part_bytes(part) as usize
+    };
+    (0..shape.parts()).map(part).collect()
 }

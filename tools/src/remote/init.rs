@@ -2,6 +2,7 @@
 //! new remote. Nothing else is set.
 
 use clap::Args;
+use larder_engine::CodecChoice;
 use larder_remote::RemoteError;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -21,6 +22,10 @@ pub struct InitArgs {
     /// Make a remote of a place that is none yet
     #[arg(long)]
     new: bool,
+    /// Encode the pages of objects that nodes publish from now on: off, bf16 or auto; all nodes
+    /// read plain and encoded pages [default: as it is; off for a new remote]
+    #[arg(long, value_name = "CODEC")]
+    codec: Option<CodecChoice>,
     /// Days after which an object expires
     #[arg(long, value_name = "N", default_value_t = 7,
         value_parser = clap::value_parser!(u32).range(1..))]
@@ -43,6 +48,8 @@ struct InitReport {
     problem: Option<String>,
     /// Whether it has its mark: owners publish.
     is_marked: bool,
+    /// The codec of the objects; `null` if it is not known.
+    codec: Option<CodecChoice>,
     /// The settings of a bucket.
     lifecycle: Option<Value>,
     policy: Option<Value>,
@@ -59,6 +66,9 @@ impl Report for InitReport {
             (None, false) => "no remote yet: --new makes it one".to_owned(),
         };
         lines.row("Remote", format!("{}: {answers}", self.remote));
+        if let Some(codec) = self.codec {
+            lines.row("Codec", codec.to_string());
+        }
         let documents = [("Life cycle", &self.lifecycle), ("Policy", &self.policy)];
         for (what, document) in documents {
             if let Some(document) = document {
@@ -85,7 +95,14 @@ pub fn run(args: &InitArgs) -> Result<Ending, Failure> {
         looked = Ok(remote.mark(args.place.deadline())?);
     }
     let is_marked = looked.is_ok();
-    let problem = looked.err();
+    let codec = looked.and_then(|()| {
+        if let Some(codec) = args.codec {
+            remote.set_codec(codec, args.place.deadline())?;
+        }
+        remote.codec(args.place.deadline())
+    });
+    let codec_known = codec.as_ref().ok().copied();
+    let problem = codec.err();
     let problem = problem.filter(|problem| !matches!(problem, RemoteError::Unmarked(_)));
     let bucket = url.strip_prefix("s3://").map(|rest| {
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -95,6 +112,7 @@ pub fn run(args: &InitArgs) -> Result<Ending, Failure> {
         remote: url.clone(),
         problem: problem.map(|problem| problem.to_string()),
         is_marked,
+        codec: codec_known,
         lifecycle: bucket.map(|(_, prefix)| lifecycle(prefix, args.days)),
         policy: bucket.map(|(bucket, prefix)| policy(bucket, prefix, args)),
     };
@@ -104,6 +122,9 @@ pub fn run(args: &InitArgs) -> Result<Ending, Failure> {
 
 /// Directories of a remote: of the objects, and of the marks of use.
 const DIRECTORIES: [&str; 2] = ["v1/", "v1-used/"];
+
+/// The setting of the codec, which does not expire.
+const CODEC: &str = "v1-codec";
 
 fn below(prefix: &str, directory: &str) -> String {
     match prefix {
@@ -134,11 +155,16 @@ fn policy(bucket: &str, prefix: &str, args: &InitArgs) -> Value {
     if !args.read_only {
         of_objects.push("s3:PutObject");
     }
+    let mut resources: Vec<String> = DIRECTORIES
+        .iter()
+        .map(|directory| format!("{bucket}/{}*", below(prefix, directory)))
+        .collect();
+    resources.push(format!("{bucket}/{}", below(prefix, CODEC)));
     let objects = json!({
         "Sid": "LarderObjects",
         "Effect": "Allow",
         "Action": of_objects,
-        "Resource": DIRECTORIES.map(|directory| format!("{bucket}/{}*", below(prefix, directory))),
+        "Resource": resources,
     });
     // Without this right a missing object is answered with 403 instead of 404.
     let list = json!({

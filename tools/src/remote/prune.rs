@@ -245,8 +245,7 @@ impl Prune<'_> {
         Ok(match self.args.place.fetch(self.remote, object)? {
             Fetched::Object(bytes) => {
                 let opened = run::open(&bytes, &object.run, trust);
-                let mut pages = opened.pages.iter();
-                Some(opened.fault.is_some() || pages.any(|page| page.payload.is_err()))
+                Some(opened.fault.is_some() || opened.page_faults().next().is_some())
             }
             Fetched::Gone => None,
             Fetched::Unread(reason) => {

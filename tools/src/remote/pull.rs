@@ -278,25 +278,23 @@ impl Pull<'_> {
         if !self.args.selection.takes(&name.namespace, Some(&namespace)) {
             return Ok(Some(()));
         }
-        let (good, faulty): (Vec<_>, Vec<_>) = opened
-            .pages
-            .iter()
-            .partition(|opened| opened.payload.is_ok());
-        self.report.faulty_pages += faulty.len() as u64;
+        let good = opened.pages.iter().filter(|page| page.payload.is_ok());
         let page_bytes = u64::from(namespace.shape().page_blocks()) * BLOCK_BYTES as u64;
-        if self.store.stats().free_pages(page_bytes) < good.len() as u64 {
+        if self.store.stats().free_pages(page_bytes) < good.count() as u64 {
             return Ok(None);
         }
-        self.put(&namespace, &good)?;
+        self.put(&namespace, &opened.pages)?;
         self.report.runs_pulled += 1;
         self.report.bytes_pulled += bytes.len() as u64;
         Ok(Some(()))
     }
 
-    fn put(&mut self, namespace: &Namespace, opened: &[&OpenedPage<'_>]) -> Result<(), Failure> {
+    fn put(&mut self, namespace: &Namespace, opened: &[OpenedPage<'_>]) -> Result<(), Failure> {
         let id = self.store.namespace(namespace)?;
         let options = open::patient();
-        for status in local::put(self.store, id, namespace.shape(), opened, options) {
+        let put = local::put(self.store, id, namespace.shape(), opened, options)?;
+        self.report.faulty_pages += put.faulty.len() as u64;
+        for status in put.statuses {
             match status {
                 PutStatus::Stored => self.report.pages_put += 1,
                 PutStatus::Duplicate => self.report.duplicate_pages += 1,

@@ -5,16 +5,18 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use larder_engine::format::{Namespace, PageKey};
+use larder_engine::format::{Namespace, PageKey, PageShape};
 use larder_offline::survey::{RecordId, Survey};
 use larder_remote::run::object_bytes;
 use larder_remote::stored::{Run, run_pages, whole_runs};
 use larder_remote::{
     Draft, Published, RUN_TOKENS, Remote, RemoteError, RunName, Trust, pages_of_run,
 };
+use larder_store::encoder::{self, Encoder};
 use serde::Serialize;
 
 use super::in_order::in_order;
@@ -102,6 +104,7 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
         true => args.place.open_or_make()?,
         false => args.place.open()?,
     };
+    let codec = remote.codec(args.place.deadline())?;
     let mut writes = Writes::default();
     let mut report = PushReport {
         between: Between::new(&args.store.path, &args.place),
@@ -122,6 +125,7 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
             namespace,
             trust: &trust,
             remote: remote.as_ref(),
+            encoder: Encoder::of(codec, namespace),
         };
         push.runs(at, &interrupt, &mut writes, &mut report)?;
     }
@@ -145,6 +149,8 @@ struct Push<'a> {
     namespace: &'a Namespace,
     trust: &'a Trust,
     remote: &'a dyn Remote,
+    /// Of the objects, if they are encoded.
+    encoder: Option<Arc<Encoder>>,
 }
 
 /// The outcome of a push of a run.
@@ -221,23 +227,26 @@ impl Push<'_> {
             return Ok(Pushed::Present);
         };
         let ids: Vec<RecordId> = run.iter().map(|(id, _)| *id).collect();
+        let shape = self.namespace.shape();
         let mut payloads = draft.payloads().into_iter();
         let mut is_whole = true;
-        let read = self
-            .survey
-            .read_pages(&ids, |_, bytes| match (bytes, payloads.next()) {
-                (Ok(bytes), Some(payload)) if bytes.len() == payload.len() => {
-                    payload.copy_from_slice(bytes);
-                    ControlFlow::Continue(())
-                }
-                _ => {
+        let read = self.survey.read_pages(&ids, |_, stored| {
+            let taken = stored.ok().zip(payloads.next());
+            match taken.is_some_and(|(stored, page)| fill(page, shape, stored)) {
+                true => ControlFlow::Continue(()),
+                false => {
                     is_whole = false;
                     ControlFlow::Break(())
                 }
-            });
+            }
+        });
         read.map_err(|error| Failure::environment(format!("reading pages: {error}")))?;
         if !is_whole {
             return Ok(Pushed::Damaged);
+        }
+        drop(payloads);
+        if let Some(encoder) = &self.encoder {
+            draft.encode(encoder);
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let object = draft
@@ -281,4 +290,13 @@ impl Push<'_> {
         }
         Ok(())
     }
+}
+
+/// Takes a page as a store has it on its disk: plain, or encoded. False if it cannot be decoded.
+fn fill(page: &mut [u8], shape: &PageShape, stored: &[u8]) -> bool {
+    if stored.len() == page.len() {
+        page.copy_from_slice(stored);
+        return true;
+    }
+    encoder::decode(shape, stored, page).is_ok()
 }

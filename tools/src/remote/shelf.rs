@@ -150,14 +150,10 @@ impl VerifyReport {
         self.runs += 1;
         self.bytes += bytes.len() as u64;
         let opened = run::open(bytes, run, trust);
-        for page in &opened.pages {
-            match page.payload {
-                Ok(_) => self.good_pages += 1,
-                Err(reason) => {
-                    let key = Some(page.page.key.to_string());
-                    self.fault(run, key, reason.to_string());
-                }
-            }
+        self.good_pages += opened.pages.len() as u64;
+        for (page, reason) in opened.page_faults() {
+            self.good_pages -= 1;
+            self.fault(run, Some(page.key.to_string()), reason.to_string());
         }
         if let Some(reason) = opened.fault {
             self.fault(run, None, reason.to_string());

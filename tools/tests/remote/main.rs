@@ -5,6 +5,7 @@
 
 mod broken;
 mod clock;
+mod codec;
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;

@@ -612,8 +612,8 @@ fn the_settings_of_a_bucket_are_printed() {
         of_objects["Action"],
         serde_json::json!(["s3:GetObject", "s3:PutObject"])
     );
-    let directories = ["v1", "v1-used"];
-    let resources = directories.map(|of| format!("arn:aws:s3:::kvpages/of/a-test/{of}/*"));
+    let resources = ["v1/*", "v1-used/*", "v1-codec"];
+    let resources = resources.map(|of| format!("arn:aws:s3:::kvpages/of/a-test/{of}"));
     assert_eq!(of_objects["Resource"], json!(resources));
     let read_only = server.remote(&["init"], &["--read-only"], Identity::Reader, 0);
     let actions = &read_only["policy"]["Statement"][0]["Action"];

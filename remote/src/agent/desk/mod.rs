@@ -6,11 +6,14 @@ mod outgoing;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::runtime::Instant;
 use larder_core::grants::Ask;
+use larder_engine::CodecChoice;
 use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
+use larder_store::encoder::Encoder;
 
 use super::chains::Chains;
 use super::limits::{Breaker, Budget, Pauses};
@@ -63,6 +66,8 @@ pub(super) struct Space {
     run_pages: NonZeroU32,
     /// The object of a run.
     run: Flight,
+    /// Of the pages of its objects.
+    encoder: Option<Arc<Encoder>>,
 }
 
 /// Runs that were queued for publication, and others that were dropped for them.
@@ -120,6 +125,8 @@ pub(super) struct Desk {
     searches: Searches,
     touches: Touches,
     pub(super) mark: Mark,
+    /// The setting of the remote, as it was read last.
+    codec: CodecChoice,
     /// Of the store, as far as it is known.
     pub(super) usable_bytes: u64,
     /// This process owns the store.
@@ -183,6 +190,7 @@ impl Desk {
             searches: Searches::default(),
             touches: Touches::default(),
             mark: Mark::Unknown,
+            codec: CodecChoice::Off,
             usable_bytes: u64::MAX,
             is_in_use: false,
             uses: 0,
@@ -258,6 +266,7 @@ impl Desk {
                 bytes: bytes as u64,
                 requests: requests(bytes),
             },
+            encoder: Encoder::of(self.codec, namespace),
         });
         true
     }
@@ -266,6 +275,22 @@ impl Desk {
     pub(super) fn space(&self, namespace: Fingerprint) -> Option<(Namespace, u64)> {
         let space = self.spaces.get(&namespace)?;
         Some((space.namespace.clone(), space.run.bytes))
+    }
+
+    /// The encoder of a namespace's objects, if they are encoded.
+    pub(super) fn encoder(&self, namespace: Fingerprint) -> Option<Arc<Encoder>> {
+        self.spaces.get(&namespace)?.encoder.clone()
+    }
+
+    /// The setting of the remote. Returns whether it has changed.
+    pub(super) fn set_codec(&mut self, codec: CodecChoice) -> bool {
+        if std::mem::replace(&mut self.codec, codec) == codec {
+            return false;
+        }
+        for space in self.spaces.values_mut() {
+            space.encoder = Encoder::of(codec, &space.namespace);
+        }
+        true
     }
 
     /// The listing shows an object. False if there is no room for its name.
@@ -359,9 +384,8 @@ impl Desk {
         self.outgoing.pop_front().map(Ok)
     }
 
-    /// A publication was reserved, and no object was sent.
+    /// A publication was reserved, and sent so many bytes fewer.
     pub(super) fn give_back(&mut self, bytes: u64) {
-        self.hour.give_back(1);
         self.day.give_back(bytes);
         self.second.give_back(bytes);
     }
