@@ -19,11 +19,29 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use larder_format::{PageKey, TokenUnits, page_keys, superblock_offsets};
+use rand::{RngExt, SeedableRng};
+use rand_pcg::Pcg64Mcg;
 use serde_json::Value;
 
 /// A directory on the disk that the build is on, so that direct I/O is real.
 pub fn directory() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
+}
+
+/// Bytes that no codec makes smaller.
+pub fn noise(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut noise = vec![0; bytes];
+    Pcg64Mcg::seed_from_u64(seed).fill(&mut noise[..]);
+    noise
+}
+
+/// Values in bf16 with exponents of eight neighbours: the codec makes pages of them smaller.
+pub fn smooth(seed: u64, bytes: usize) -> Vec<u8> {
+    let mut smooth = noise(seed, bytes);
+    for [_, high] in smooth.as_chunks_mut().0 {
+        *high = *high & 0x83 | 0x3c;
+    }
+    smooth
 }
 
 /// `larder` with these arguments, as a child process.

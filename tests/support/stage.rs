@@ -16,7 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
 
 use super::honest::PATIENCE;
-use super::{larder, make_trace, text};
+use super::{larder, make_trace, smooth, text};
 
 /// Longest life of a command that is killed after a time rather than after some progress.
 const DELAY_MAX: Duration = Duration::from_millis(120);
@@ -65,7 +65,7 @@ impl Stage {
         assert!(create.stdout(Stdio::null()).status().unwrap().success());
         let encodes = seed % 2 == 1;
         println!("stage: seed {seed}, encodes: {encodes}");
-        std::fs::write(directory.path().join("content"), smooth(seed)).unwrap();
+        std::fs::write(directory.path().join("content"), smooth(seed, 1 << 20)).unwrap();
         Stage {
             directory,
             store,
@@ -217,16 +217,6 @@ impl Stage {
         assert_eq!(report["check"]["wrong_pages"], 0, "{report:#}");
         report
     }
-}
-
-/// Values in bf16 with exponents of eight neighbours.
-fn smooth(seed: u64) -> Vec<u8> {
-    let mut bytes = vec![0; 1 << 20];
-    Pcg64Mcg::seed_from_u64(seed).fill(&mut bytes[..]);
-    for [_, high] in bytes.as_chunks_mut().0 {
-        *high = *high & 0x83 | 0x3c;
-    }
-    bytes
 }
 
 /// A capacity in which nothing has to be evicted before [`is_used_up`].

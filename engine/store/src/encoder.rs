@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 #[non_exhaustive]
 pub enum CodecChoice {
     /// No.
-    #[default]
     Off,
     /// Yes, by the lossless codec for values in bf16.
     Bf16,
     /// By the codec for bf16, in namespaces whose elements are declared as bf16, as long as pages
     /// take at most 1 / 1.15 of their bytes. 64 pages of 4,160 are measured.
+    #[default]
     Auto,
 }
 

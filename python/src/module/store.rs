@@ -193,7 +193,7 @@ fn opened(
 impl Store {
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
-        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="off",
+        sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="auto",
         disk="auto",
         policy=Policy::default().word(), write_budget="off", l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
@@ -233,7 +233,7 @@ impl Store {
 
     #[staticmethod]
     #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
-        read_only=false, sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="off",
+        read_only=false, sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="auto",
         disk="auto",
         policy=Policy::default().word(), write_budget="off", l4=None))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]

@@ -11,7 +11,7 @@ use larder_engine::{Part, PutOptions, PutPage};
 use super::metrics::serve;
 use super::served::read;
 use super::support::honest::{eventually, found};
-use super::support::{chain, flip};
+use super::support::{chain, flip, noise};
 use super::*;
 
 const PAGE_BYTES: u32 = 64 << 10;
@@ -26,7 +26,7 @@ fn namespace(model: &str, weights: &str) -> Namespace {
 /// Puts a chain of pages.
 fn put(store: &Store, namespace: &Namespace, seed: u64, pages: u64) {
     let id = store.namespace(namespace).unwrap();
-    let bytes = vec![7; PAGE_BYTES as usize];
+    let bytes = noise(0, PAGE_BYTES as usize);
     let parts = [std::io::IoSlice::new(&bytes)];
     let mut parent = None;
     for (depth, key) in (0..).zip(chain(seed, pages)) {

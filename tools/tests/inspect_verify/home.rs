@@ -11,6 +11,7 @@ use larder_format::{Namespace, PageKey, PageShape};
 use serde_json::Value;
 
 use crate::support::home::{Home, SEGMENT_BYTES};
+use crate::support::noise;
 
 pub const BLOCK_BYTES: u64 = 4096;
 pub const PAGE_BYTES: u32 = 64 << 10;
@@ -51,6 +52,11 @@ impl Home {
     }
 }
 
+/// The bytes of each page.
+fn content() -> Vec<u8> {
+    noise(0, PAGE_BYTES as usize)
+}
+
 /// A namespace in an open store.
 pub struct Pool<'a> {
     pub store: &'a Store,
@@ -67,8 +73,7 @@ impl<'a> Pool<'a> {
 
     /// Stores the pages of a whole chain in one call.
     pub fn put(&self, keys: &[PageKey]) {
-        let mut memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
-        memory.fill(0x5a);
+        let memory = content();
         let parts = [IoSlice::new(&memory)];
         let parents = std::iter::once(None).chain(keys.iter().copied().map(Some));
         let pages: Vec<PutPage<'_>> = keys
@@ -89,8 +94,7 @@ impl<'a> Pool<'a> {
 
     /// Stores the next page of each chain in turns, so that no two pages of one lie together.
     pub fn put_in_turns(&self, chains: &[Vec<PageKey>]) {
-        let mut memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
-        memory.fill(0x5a);
+        let memory = content();
         let parts = [IoSlice::new(&memory)];
         for depth in 0..chains.iter().map(Vec::len).max().unwrap_or(0) {
             for keys in chains.iter().filter(|keys| keys.len() > depth) {
@@ -110,6 +114,7 @@ impl<'a> Pool<'a> {
     /// How many of these pages are there, with the bytes that were put.
     pub fn hits(&self, keys: &[PageKey]) -> usize {
         let mut memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
+        let content = content();
         let is_hit = |key: &PageKey| {
             memory.fill(0);
             let mut parts = [IoSliceMut::new(&mut memory)];
@@ -118,7 +123,7 @@ impl<'a> Pool<'a> {
                 parts: &mut parts,
             }];
             let hit = self.store.get(self.id, &mut pages, None)[0].is_hit();
-            assert!(!hit || memory.iter().all(|byte| *byte == 0x5a));
+            assert!(!hit || *memory == *content);
             hit
         };
         keys.iter().copied().filter(is_hit).count()

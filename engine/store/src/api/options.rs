@@ -121,7 +121,7 @@ pub struct OpenOptions {
     /// `Store::attach`. The owner's setting applies to all processes, a
     /// client's setting to its own reads.
     pub shared_reads: SharedReads,
-    /// Whether puts encode pages. Off by default. The owner's setting applies to all processes.
+    /// Whether puts encode pages. `Auto` by default. The owner's setting applies to all processes.
     pub codec: CodecChoice,
     /// A place beneath the store, used while this process is the owner.
     pub(crate) beneath: Option<Arc<dyn Beneath>>,
@@ -153,7 +153,7 @@ impl Default for OpenOptions {
             eviction: None,
             admission: None,
             write_budget: WriteBudget::Off,
-            codec: CodecChoice::Off,
+            codec: CodecChoice::default(),
             beneath: None,
             protocol: Protocol::default(),
             shared_reads: SharedReads::Auto,
