@@ -228,6 +228,11 @@ counters! {
             unfinished: u64 as "unfinished_pages" = "unfinished",
                 "pages dropped because the crash before this open left them half written";
         }
+        "larder_lookup_pages{result}", "Pages that lookups asked for, by result" {
+            found: u64 as "found_pages" = "found", "pages that lookups found";
+            not_found: u64 as "not_found_pages" = "not_found",
+                "pages that lookups did not find, or behind a page that they did not find";
+        }
         "larder_moved_pages", "Pages moved by reclaim" {
             moved: u64 as "pages_moved";
         }

@@ -29,6 +29,10 @@ pub struct HistoryRow {
     pub found_tokens: u64,
     /// See `found_tokens`.
     pub not_found_tokens: u64,
+    /// Pages that lookups asked for and found, and did not find.
+    pub found_pages: u64,
+    /// See `found_pages`.
+    pub not_found_pages: u64,
     /// Bytes read from the devices, and bytes of pages put.
     pub read_bytes: u64,
     /// See `read_bytes`.
@@ -50,6 +54,8 @@ impl HistoryRow {
         HistoryRow {
             found_tokens: tokens.found,
             not_found_tokens: tokens.not_found,
+            found_pages: totals.store.found,
+            not_found_pages: totals.store.not_found,
             read_bytes: counts.bytes_read,
             put_bytes: counts.bytes_put,
         }
@@ -59,6 +65,8 @@ impl HistoryRow {
         HistoryRow {
             found_tokens: with(self.found_tokens, other.found_tokens),
             not_found_tokens: with(self.not_found_tokens, other.not_found_tokens),
+            found_pages: with(self.found_pages, other.found_pages),
+            not_found_pages: with(self.not_found_pages, other.not_found_pages),
             read_bytes: with(self.read_bytes, other.read_bytes),
             put_bytes: with(self.put_bytes, other.put_bytes),
         }

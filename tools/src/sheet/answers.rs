@@ -23,6 +23,10 @@ const DAY_S: f64 = 86_400.0;
 /// Lookups of a shorter time are said to be few.
 const ENOUGH_S: f64 = 3600.0;
 
+/// The criterion of a verdict.
+const CRITERION: &str = "A store is worth it if pages are read in less time than they are computed, \
+     lookups find 2 % of their pages or more, and twice the size would find less than 5 points more.";
+
 /// Gain of a larger store, in points, that is worth a remark.
 const GAIN_POINTS: f64 = 5.0;
 
@@ -73,7 +77,8 @@ fn size(view: &View) -> String {
     let [Some(now), Some(double), Some(four)] = [1.0, 2.0, 4.0].map(|at| rate_at(view, at)) else {
         return "Not known yet: nothing was looked up since the owner opened the store.".to_owned();
     };
-    let is_full = stats.evicted > 0 || view.report.totals.store.evicted > 0;
+    let store = &view.report.totals.store;
+    let is_full = stats.evicted > 0 || store.evicted > 0;
     let full = match is_full {
         true => "",
         false => {
@@ -89,7 +94,15 @@ fn size(view: &View) -> String {
         ),
         false => String::new(),
     };
-    format!("{}{full}{little}", gain(now, double, four))
+    let counted = match store.found + store.not_found {
+        0 => String::new(),
+        asked => format!(
+            " Lookups asked for {} and found {:.1} %.",
+            count(asked, "page"),
+            share(store.found, asked)
+        ),
+    };
+    format!("{}{counted}{full}{little}", gain(now, double, four))
 }
 
 fn share(part: u64, all: u64) -> f64 {
@@ -226,5 +239,5 @@ fn worth(view: &View) -> String {
         ByteSize(totals.counts.bytes_read),
         ByteSize(totals.counts.bytes_put)
     );
-    format!("{}{counted}{read}", verdict.verdict_reason)
+    format!("{}{counted}{read} {CRITERION}", verdict.verdict_reason)
 }

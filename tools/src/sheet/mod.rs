@@ -10,6 +10,7 @@
 //! | `requests` | the facts of a trace |
 //! | `served` | the facts of a store in use |
 //! | `answers` | the questions of an operator, answered from the facts |
+//! | `words` | the words of a report |
 //! | `page` | facts as HTML |
 //! | `chart` | numbers as SVG |
 
@@ -25,6 +26,8 @@ mod requests;
 mod served;
 #[cfg(feature = "charts")]
 mod unserved;
+#[cfg(feature = "charts")]
+mod words;
 #[cfg(feature = "charts")]
 mod written;
 

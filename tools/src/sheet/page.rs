@@ -23,6 +23,8 @@ pub struct Section {
     /// Charts as SVG, with what they show.
     pub charts: Vec<(String, String)>,
     pub tables: Vec<Table>,
+    /// Words and their meanings.
+    pub terms: Vec<(&'static str, String)>,
 }
 
 /// A table: its first column is names.
@@ -116,6 +118,9 @@ impl Section {
         }
         for table in &self.tables {
             table.write(html)?;
+        }
+        if !self.terms.is_empty() {
+            list(html, "facts", &self.terms)?;
         }
         writeln!(html, "</section>")
     }

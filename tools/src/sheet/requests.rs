@@ -9,6 +9,7 @@ use super::answers;
 use super::chart::{self, Axis};
 use super::page::{Page, Section, Table};
 use super::served::{age_label, percent, percent_axis, time_chart};
+use super::words::words;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::plan::distances::Distances;
@@ -120,6 +121,7 @@ pub fn page(path: &Path, interrupt: &Interrupt) -> Result<Page, Failure> {
             ages(&facts)?,
             models(&facts),
             absent(),
+            words(),
         ],
     })
 }

@@ -15,6 +15,7 @@ use larder_store::share::{Report, View, VolumeState};
 use super::answers;
 use super::chart::{self, Axis};
 use super::page::{Page, Section, Table};
+use super::words::words;
 use crate::drives::{self, Drive};
 use crate::failure::Failure;
 use crate::owner::{answering_line, eviction_line, monthly, pacing_line, process};
@@ -56,6 +57,9 @@ const FAULTS: [&str; 6] = [
 /// Values of labels of these metrics that are no fault.
 const USUAL: [&str; 4] = ["absent", "evicted", "deleted", "ok"];
 
+/// Counters of a row, by name: found and not found.
+type Part = (&'static str, fn(&HistoryRow) -> (u64, u64));
+
 /// The page of a store.
 pub fn page(path: &Path, view: &View) -> Result<Page, Failure> {
     let spaces = spaces(view);
@@ -74,6 +78,7 @@ pub fn page(path: &Path, view: &View) -> Result<Page, Failure> {
             latencies(&view.report)?,
             wear(view, &drives),
             remote(&view.report),
+            words(),
         ],
     })
 }
@@ -179,28 +184,35 @@ fn over_seconds(points: &[(f64, f64)], seconds: f64, y: &Axis<'_>) -> Result<Str
     chart::line(points, (&x, y), None)
 }
 
-/// The part of the tokens asked for that was found, and the bytes that were read and put.
+/// The part of the pages and tokens asked for that was found, and the bytes that were read and put.
 fn over_time(report: &Report) -> Result<Section, Failure> {
     let mut section = Section::new("Hits and bytes over time");
     let history = &report.history;
-    let point = |(at, row): (usize, &HistoryRow)| {
-        let asked = row.found_tokens + row.not_found_tokens;
-        let seconds = (at as f64 + 0.5) * history.row_seconds;
-        (asked > 0).then(|| (seconds, row.found_tokens as f64 * 100.0 / asked as f64))
-    };
-    let points: Vec<(f64, f64)> = history.rows.iter().enumerate().filter_map(point).collect();
     let seconds = history.rows.len() as f64 * history.row_seconds;
-    match points.is_empty() {
-        true => section
-            .text
-            .push("No caller has counted its tokens since the owner opened the store.".to_owned()),
-        false => section.charts.push((
-            time_chart(&points, seconds)?,
-            format!(
-                "Tokens found of the tokens asked for, in each {} since the owner opened the store",
+    let parts: [Part; 2] = [
+        ("Pages", |row| (row.found_pages, row.not_found_pages)),
+        ("Tokens", |row| (row.found_tokens, row.not_found_tokens)),
+    ];
+    for (name, part) in parts {
+        let point = |(at, row): (usize, &HistoryRow)| {
+            let (found, not_found) = part(row);
+            let seconds = (at as f64 + 0.5) * history.row_seconds;
+            let asked = found.saturating_add(not_found);
+            (asked > 0).then(|| (seconds, found as f64 * 100.0 / asked as f64))
+        };
+        let points: Vec<(f64, f64)> = history.rows.iter().enumerate().filter_map(point).collect();
+        if !points.is_empty() {
+            let about = format!(
+                "{name} found of the {} asked for, in each {} since the owner opened the store",
+                name.to_lowercase(),
                 duration(history.row_seconds)
-            ),
-        )),
+            );
+            section.charts.push((time_chart(&points, seconds)?, about));
+        }
+    }
+    if section.charts.is_empty() {
+        let nothing = "Nothing was looked up since the owner opened the store.";
+        section.text.push(nothing.to_owned());
     }
     let read: Vec<u64> = history.rows.iter().map(|row| row.read_bytes).collect();
     let put: Vec<u64> = history.rows.iter().map(|row| row.put_bytes).collect();
@@ -273,11 +285,10 @@ fn curve(view: &View, spaces: &[Space]) -> Result<Section, Failure> {
     let percents = total.hit_rates.iter().map(|rate| rate * 100.0);
     let points: Vec<(f64, f64)> = FACTORS.iter().map(|of| of.log2()).zip(percents).collect();
     let places: Vec<f64> = [0.25_f64, 0.5, 1.0, 2.0, 4.0, 8.0].map(f64::log2).to_vec();
-    let name = format!("size; 1x is {} for pages", ByteSize(report.size_bytes));
     let x = Axis {
-        name: &name,
+        name: "bytes for pages",
         places: &places,
-        label: &|at| format!("{}x", at.exp2()),
+        label: &|at| ByteSize((report.size_bytes as f64 * at.exp2()) as u64).to_string(),
     };
     let present = points.iter().find(|(x, _)| *x == 0.0).copied();
     let svg = chart::line(&points, (&x, &percent_axis("pages found")), present)?;
@@ -383,15 +394,17 @@ fn namespaces(spaces: &[Space]) -> Result<Section, Failure> {
 fn processes(report: &Report) -> Section {
     let mut section = Section::new("Processes");
     let listed = Processes::of(report, &mut Before::default());
+    let gone = listed.ended();
+    let ended = format!("ended ({})", report.departed.clients);
     let row = |row: &crate::stat::processes::Row| {
         let process = row.process.as_ref();
         let counts = row.counts.unwrap_or_default();
         vec![
-            row.label(""),
+            row.label(&ended),
             process
                 .and_then(|of| of.pid)
                 .map_or_else(|| "-".to_owned(), |pid| pid.to_string()),
-            process.map_or_else(String::new, |of| duration(of.uptime_seconds)),
+            process.map_or_else(|| "-".to_owned(), |of| duration(of.uptime_seconds)),
             counts.hits.to_string(),
             row.hit_rate
                 .map_or_else(|| "-".to_owned(), |rate| percent(rate, 1.0 - rate)),
@@ -409,11 +422,8 @@ fn processes(report: &Report) -> Section {
             "bytes read",
             "bytes put",
         ],
-        rows: listed.processes.iter().map(row).collect(),
+        rows: listed.processes.iter().chain(&gone).map(row).collect(),
     });
-    section
-        .text
-        .push("The calls of clients that have left are in the totals alone.".to_owned());
     section
 }
 

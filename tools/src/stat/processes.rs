@@ -144,6 +144,12 @@ impl Processes {
         }
     }
 
+    /// The clients that have gone, together.
+    pub fn ended(&self) -> Option<Row> {
+        let counts = Some(self.departed.counts);
+        (self.departed.clients > 0).then(|| Row::new(None, counts, Counts::default(), 0.0))
+    }
+
     /// Whether the owner's release lists them.
     pub fn are_listed(&self) -> bool {
         !self.processes.is_empty()
@@ -166,8 +172,7 @@ impl Processes {
         for row in &self.processes {
             rows.push(cells(row, "", &reasons, &unread));
         }
-        if self.departed.clients > 0 {
-            let gone = Row::new(None, Some(self.departed.counts), Counts::default(), 0.0);
+        if let Some(gone) = self.ended() {
             let label = format!("ended ({})", self.departed.clients);
             rows.push(cells(&gone, &label, &reasons, &unread));
         }

@@ -191,16 +191,20 @@ fn a_used_store_has_its_charts_on_light_and_dark_screens() {
     let Some(light) = drawn(&out, &["--blink-settings=preferredColorScheme=1"]) else {
         return;
     };
-    charts_are_readable(&light, 5);
+    charts_are_readable(&light, 6);
     has(&light, &QUESTIONS);
     has(
         &light,
         &[
             "Nothing is wrong now.",
             "replay",
-            "1x is ",
+            "bytes for pages",
             "8x",
             "the ring is the present size",
+            "Pages found of the pages asked for",
+            "Lookups asked for",
+            "A store is worth it if",
+            "ended (1)",
         ],
     );
     let headings = light["headings"].to_string();
@@ -212,6 +216,7 @@ fn a_used_store_has_its_charts_on_light_and_dark_screens() {
         "Wear",
         "Remote",
         "Incidents",
+        "Words",
     ] {
         assert!(headings.contains(heading), "{headings}");
     }

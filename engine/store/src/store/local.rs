@@ -85,6 +85,8 @@ pub struct Local {
     next_request: AtomicU64,
     /// Bytes of blocks that were written before their first use.
     pub(super) prewritten: AtomicU64,
+    /// Pages that lookups found, and that they did not find.
+    pub(super) looked_up: [AtomicU64; 2],
     notices: Notices,
     /// The time of day at `epoch`, in milliseconds since 1970.
     began_ms: u64,
@@ -158,6 +160,7 @@ impl Local {
             epoch: Instant::now(),
             next_request: AtomicU64::new(0),
             prewritten: AtomicU64::new(0),
+            looked_up: Default::default(),
             notices: Notices::default(),
             began_ms,
             used: Mutex::default(),
@@ -350,6 +353,10 @@ impl Local {
         let counters = self.core_in_turn().counters();
         let mut counts = counters.store;
         counts.damaged += counters.lost;
+        [counts.found, counts.not_found] = self
+            .looked_up
+            .each_ref()
+            .map(|pages| pages.load(Ordering::Relaxed));
         counts.written.prewriting_bytes = self.prewritten.load(Ordering::Relaxed);
         counts
     }

@@ -73,6 +73,7 @@ impl Catalog for Local {
             .index
             .longest_prefix(namespace.into(), keys, lease, &mut orphans);
         self.adopt(&orphans);
+        self.count(keys, found);
         let Some((beneath, fingerprint)) = self.beneath(namespace) else {
             return found;
         };
@@ -93,6 +94,7 @@ impl Catalog for Local {
             .index
             .contains(namespace.into(), keys, lease, &mut orphans);
         self.adopt(&orphans);
+        self.count(keys, found.iter().filter(|is_there| **is_there).count());
         if let Some((beneath, fingerprint)) = self.beneath(namespace) {
             let there = keys.iter().zip(&found).filter(|(_, is_there)| **is_there);
             let there: Vec<PageKey> = there.map(|(key, _)| *key).collect();
@@ -326,6 +328,14 @@ impl Allocator for Local {
 }
 
 impl Local {
+    /// Counts a lookup that found so many of these pages.
+    fn count(&self, keys: &[PageKey], found: usize) {
+        let pages = [found, keys.len() - found];
+        for (counter, pages) in self.looked_up.iter().zip(pages) {
+            counter.fetch_add(pages as u64, Ordering::Relaxed);
+        }
+    }
+
     /// Notes a lookup for the curve.
     fn note(&self, namespace: NamespaceId, keys: &[PageKey], lease: Lease) {
         let blocks = (lease.blocks_per_page, self.footprint(lease.blocks_per_page));
