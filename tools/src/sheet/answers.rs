@@ -24,8 +24,9 @@ const DAY_S: f64 = 86_400.0;
 const ENOUGH_S: f64 = 3600.0;
 
 /// The criterion of a verdict.
-const CRITERION: &str = "A store is worth it if pages are read in less time than they are computed, \
-     lookups find 2 % of their pages or more, and twice the size would find less than 5 points more.";
+const CRITERION: &str = "A store is worth it if pages are read in less time than they are \
+    computed, lookups find 2 % of their pages or more, and twice the size would find less than 5 \
+    points more.";
 
 /// Gain of a larger store, in points, that is worth a remark.
 const GAIN_POINTS: f64 = 5.0;

@@ -1,4 +1,4 @@
-//! `larder report`: one HTML file about a store or a trace, with charts.
+//! `larder report`: one HTML file about a store, a trace or a result, with charts.
 //!
 //! It has no script and loads nothing. The feature `charts` has it. Without the feature the command
 //! refuses.
@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `written` | the file |
 //! | `unserved` | the facts of a store that no process serves |
+//! | `results` | the facts of a replay's document, or of a benchmark's tables |
 //! | `requests` | the facts of a trace |
 //! | `served` | the facts of a store in use |
 //! | `answers` | the questions of an operator, answered from the facts |
@@ -23,6 +24,8 @@ mod page;
 #[cfg(feature = "charts")]
 mod requests;
 #[cfg(feature = "charts")]
+mod results;
+#[cfg(feature = "charts")]
 mod served;
 #[cfg(feature = "charts")]
 mod unserved;
@@ -37,13 +40,15 @@ use clap::Args;
 
 use crate::failure::{Ending, Failure};
 
-/// Write a report with charts about a store, or about a trace: one HTML file without a network
+/// Write a report with charts about a store, a trace or a result: one HTML file without a network
+///
+/// A result is the JSON document of `larder replay`, or the text of a benchmark with its tables.
 ///
 /// Exit codes: 0 done, 1 done and the store is damaged, 2 usage, 3 there is no store or no trace.
 #[derive(Args, Debug)]
 pub struct SheetArgs {
-    /// The store (its first volume, or a backend's directory), or a trace
-    #[arg(value_name = "STORE|TRACE")]
+    /// The store (its first volume, or a backend's directory), a trace, or a result
+    #[arg(value_name = "STORE|TRACE|RESULT")]
     of: PathBuf,
     /// The file to write
     #[arg(short, long, value_name = "OUT.html")]

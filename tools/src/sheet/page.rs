@@ -18,7 +18,7 @@ pub struct Page {
 /// A part of a page.
 #[derive(Default)]
 pub struct Section {
-    pub heading: &'static str,
+    pub heading: String,
     pub text: Vec<String>,
     /// Charts as SVG, with what they show.
     pub charts: Vec<(String, String)>,
@@ -29,8 +29,8 @@ pub struct Section {
 
 /// A table: its first column is names.
 pub struct Table {
-    pub headings: Vec<&'static str>,
-    pub rows: Vec<Vec<String>>,
+    headings: Vec<String>,
+    rows: Vec<Vec<String>>,
 }
 
 const STYLE: &str = include_str!("page.css");
@@ -92,15 +92,15 @@ fn list(html: &mut String, class: &str, rows: &[(&str, String)]) -> std::fmt::Re
 }
 
 impl Section {
-    pub fn new(heading: &'static str) -> Section {
+    pub fn new(heading: &str) -> Section {
         Section {
-            heading,
+            heading: heading.to_owned(),
             ..Section::default()
         }
     }
 
     fn write(&self, html: &mut String) -> std::fmt::Result {
-        writeln!(html, "<section>\n<h2>{}</h2>", escaped(self.heading))?;
+        writeln!(html, "<section>\n<h2>{}</h2>", escaped(&self.heading))?;
         for text in &self.text {
             writeln!(html, "<p><bdi>{}</bdi></p>", escaped(text))?;
         }
@@ -127,6 +127,13 @@ impl Section {
 }
 
 impl Table {
+    pub fn new(headings: &[&str], rows: Vec<Vec<String>>) -> Table {
+        Table {
+            headings: headings.iter().map(|of| (*of).to_owned()).collect(),
+            rows,
+        }
+    }
+
     fn write(&self, html: &mut String) -> std::fmt::Result {
         writeln!(html, "<div class=\"table\"><table>\n<thead><tr>")?;
         for heading in &self.headings {

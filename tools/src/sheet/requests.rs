@@ -210,10 +210,10 @@ fn curve(facts: &Facts, tokens: u32) -> Result<Section, Failure> {
             facts.distances.puts(*blocks).to_string(),
         ]
     };
-    section.tables.push(Table {
-        headings: vec!["Blocks", "tokens", "found", "blocks put"],
-        rows: sizes.iter().map(row).collect(),
-    });
+    section.tables.push(Table::new(
+        &["Blocks", "tokens", "found", "blocks put"],
+        sizes.iter().map(row).collect(),
+    ));
     Ok(section)
 }
 
@@ -285,16 +285,16 @@ fn models(facts: &Facts) -> Section {
             share.stored.to_string(),
         ]
     };
-    section.tables.push(Table {
-        headings: vec![
+    section.tables.push(Table::new(
+        &[
             "Model",
             "requests",
             "blocks asked",
             "used before",
             "blocks stored",
         ],
-        rows: facts.models.iter().map(row).collect(),
-    });
+        facts.models.iter().map(row).collect(),
+    ));
     section
 }
 

@@ -266,10 +266,9 @@ fn incidents(report: &Report) -> Section {
     });
     let rows: Vec<Vec<String>> = faults.collect();
     if !rows.is_empty() {
-        section.tables.push(Table {
-            headings: vec!["Counted", "number"],
-            rows,
-        });
+        section
+            .tables
+            .push(Table::new(&["Counted", "number"], rows));
     }
     section
 }
@@ -331,7 +330,7 @@ fn curve(view: &View, spaces: &[Space]) -> Result<Section, Failure> {
     headings.extend([
         "0.25x", "0.5x", "0.75x", "1x", "1.5x", "2x", "3x", "4x", "6x", "8x",
     ]);
-    section.tables.push(Table { headings, rows });
+    section.tables.push(Table::new(&headings, rows));
     Ok(section)
 }
 
@@ -384,10 +383,10 @@ fn namespaces(spaces: &[Space]) -> Result<Section, Failure> {
     };
     let mut headings = vec!["Model", "number", "namespace", "pages", "size"];
     headings.extend(["pages read", "reads without loss", "tokens found"]);
-    section.tables.push(Table {
-        headings,
-        rows: spaces.iter().enumerate().map(row).collect(),
-    });
+    section.tables.push(Table::new(
+        &headings,
+        spaces.iter().enumerate().map(row).collect(),
+    ));
     Ok(section)
 }
 
@@ -412,8 +411,8 @@ fn processes(report: &Report) -> Section {
             ByteSize(counts.bytes_put).to_string(),
         ]
     };
-    section.tables.push(Table {
-        headings: vec![
+    section.tables.push(Table::new(
+        &[
             "Process",
             "pid",
             "up",
@@ -422,8 +421,8 @@ fn processes(report: &Report) -> Section {
             "bytes read",
             "bytes put",
         ],
-        rows: listed.processes.iter().chain(&gone).map(row).collect(),
-    });
+        listed.processes.iter().chain(&gone).map(row).collect(),
+    ));
     section
 }
 
@@ -503,8 +502,8 @@ fn latencies(report: &Report) -> Result<Section, Failure> {
             bound(times, 1.0),
         ])
     };
-    section.tables.push(Table {
-        headings: vec![
+    section.tables.push(Table::new(
+        &[
             "Time of",
             "measured",
             "mean",
@@ -512,8 +511,8 @@ fn latencies(report: &Report) -> Result<Section, Failure> {
             "99 % below",
             "all below",
         ],
-        rows: CALLS.iter().filter_map(row).collect(),
-    });
+        CALLS.iter().filter_map(row).collect(),
+    ));
     section.text.push(
         "A call has one page or many; gets and puts wait for the device, lookups do not. Times are \
          upper bounds, but for the means."
@@ -567,10 +566,10 @@ fn wear(view: &View, drives: &[Drive]) -> Section {
         ]),
         _ => None,
     };
-    section.tables.push(Table {
-        headings: vec!["Written", "bytes", "share"],
-        rows: rows.iter().filter_map(row).collect(),
-    });
+    section.tables.push(Table::new(
+        &["Written", "bytes", "share"],
+        rows.iter().filter_map(row).collect(),
+    ));
     let unknown = || "-".to_owned();
     let row = |drive: &Drive| match &drive.health {
         Err(error) => vec![drive.name.clone(), drives::advice(error).to_owned()],
@@ -599,10 +598,9 @@ fn wear(view: &View, drives: &[Drive]) -> Section {
     if !drives.is_empty() {
         let mut headings = vec!["Drive", "state", "life used", "spare blocks"];
         headings.extend(["written in its life", "errors"]);
-        section.tables.push(Table {
-            headings,
-            rows: drives.iter().map(row).collect(),
-        });
+        section
+            .tables
+            .push(Table::new(&headings, drives.iter().map(row).collect()));
     }
     section
         .text
@@ -627,10 +625,10 @@ fn remote(report: &Report) -> Section {
         };
         vec![name.replace('_', " "), value]
     };
-    section.tables.push(Table {
-        headings: vec!["Counted since the owner opened the store", "number"],
-        rows: l4.counts.iter().map(row).collect(),
-    });
+    section.tables.push(Table::new(
+        &["Counted since the owner opened the store", "number"],
+        l4.counts.iter().map(row).collect(),
+    ));
     section
 }
 

@@ -75,15 +75,15 @@ fn namespaces(survey: &Survey) -> Result<Section, Failure> {
             ByteSize(space.bytes).to_string(),
         ]
     };
-    section.tables.push(Table {
-        headings: vec!["Model", "bar", "namespace", "pages", "size"],
-        rows: spaces
+    section.tables.push(Table::new(
+        &["Model", "bar", "namespace", "pages", "size"],
+        spaces
             .iter()
             .enumerate()
             .take(LISTED_MAX)
             .map(row)
             .collect(),
-    });
+    ));
     Ok(section)
 }
 
@@ -102,9 +102,8 @@ fn incidents(findings: &[Finding]) -> Section {
             .map_or_else(|| "-".to_owned(), |at| at.to_string());
         vec![finding.reason.clone(), offset, finding.advice.to_owned()]
     });
-    section.tables.push(Table {
-        headings: vec!["Finding", "offset", "advice"],
-        rows: rows.collect(),
-    });
+    section
+        .tables
+        .push(Table::new(&["Finding", "offset", "advice"], rows.collect()));
     section
 }

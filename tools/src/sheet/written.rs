@@ -8,11 +8,17 @@ use larder_store::share;
 use larder_store::volume::socket::socket_path;
 
 use super::page::Page;
-use super::{requests, served, unserved};
+use super::{requests, results, served, unserved};
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::owner;
 use crate::place::volume_at;
+
+/// Bytes by which the kind of a file is known.
+const FIRST_BYTES: u64 = 4096;
+
+/// Most bytes of the text of a result.
+const TEXT_MAX: u64 = 16 << 20;
 
 /// The first bytes of a file that zstd compressed.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
@@ -22,10 +28,16 @@ pub fn run(of: &Path, out: &Path, replaces: bool) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let store = volume_at(of.to_owned());
     // A store in use is not read: its device may hang.
-    let is_trace = !socket_path(&store).exists() && begins_as_trace(of);
-    let (page, is_damaged) = match is_trace {
-        true => (requests::page(of, &interrupt)?, false),
-        false => of_store(&store)?,
+    let first = match socket_path(&store).exists() {
+        true => Vec::new(),
+        false => first_bytes(of),
+    };
+    let (page, is_damaged) = if results::may_begin(&first) {
+        (results::page(of, &text_of(of)?)?, false)
+    } else if begins_as_trace(&first) {
+        (requests::page(of, &interrupt)?, false)
+    } else {
+        of_store(&store)?
     };
     write(out, replaces, &page.html()).map_err(|error| {
         let hint = match error.kind() {
@@ -50,15 +62,32 @@ fn of_store(path: &Path) -> Result<(Page, bool), Failure> {
     }
 }
 
-/// Whether a file begins as a trace does, and as no store does.
-fn begins_as_trace(path: &Path) -> bool {
+/// The begin of a file; empty if it is none, or cannot be read.
+fn first_bytes(path: &Path) -> Vec<u8> {
     let mut first = Vec::new();
     let file = File::open(path).and_then(|file| {
         let is_file = file.metadata()?.is_file();
-        Ok(file.take(if is_file { 64 } else { 0 }))
+        Ok(file.take(if is_file { FIRST_BYTES } else { 0 }))
     });
-    let read = file.and_then(|mut file| file.read_to_end(&mut first));
-    read.is_ok() && (first.starts_with(&ZSTD) || first.trim_ascii_start().starts_with(b"{"))
+    match file.and_then(|mut file| file.read_to_end(&mut first)) {
+        Ok(_) => first,
+        Err(_) => Vec::new(),
+    }
+}
+
+/// Whether a file begins as a trace does, and as no store does.
+fn begins_as_trace(first: &[u8]) -> bool {
+    first.starts_with(&ZSTD) || first.trim_ascii_start().starts_with(b"{")
+}
+
+/// The text of a result.
+fn text_of(path: &Path) -> Result<String, Failure> {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(TEXT_MAX).read_to_string(&mut text));
+    match read {
+        Ok(_) => Ok(text),
+        Err(error) => Err(Failure::environment(format!("{}: {error}", path.display()))),
+    }
 }
 
 fn write(out: &Path, replaces: bool, html: &str) -> io::Result<()> {

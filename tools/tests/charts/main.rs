@@ -5,6 +5,7 @@
 mod support;
 
 mod page;
+mod results;
 mod screen;
 mod terminal;
 

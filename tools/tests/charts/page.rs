@@ -63,7 +63,7 @@ fn chromium() -> Option<PathBuf> {
 }
 
 /// The page in a browser, on a dark or a light screen; `None` without a browser.
-fn drawn(report: &Path, options: &[&str]) -> Option<Value> {
+pub fn drawn(report: &Path, options: &[&str]) -> Option<Value> {
     let browser = chromium()?;
     let html = std::fs::read_to_string(report).unwrap();
     let looked = report.with_extension("looked.html");
@@ -99,7 +99,7 @@ fn overlap(a: [f64; 4], b: [f64; 4]) -> bool {
 
 /// Each chart has names and labels on both axes, marks, and no text over another one.
 #[track_caller]
-fn charts_are_readable(seen: &Value, least: usize) {
+pub fn charts_are_readable(seen: &Value, least: usize) {
     let charts = seen["charts"].as_array().unwrap();
     assert!(charts.len() >= least, "{charts:#?}");
     for chart in charts {
@@ -132,7 +132,7 @@ fn charts_are_readable(seen: &Value, least: usize) {
 }
 
 #[track_caller]
-fn has(seen: &Value, words: &[&str]) {
+pub fn has(seen: &Value, words: &[&str]) {
     let said = seen["text"].as_str().unwrap();
     for word in words {
         assert!(said.contains(word), "no `{word}` in: {said}");
@@ -153,7 +153,7 @@ fn store_in(directory: &tempfile::TempDir) -> PathBuf {
 }
 
 /// Without a browser, too: no script, and nothing from elsewhere.
-fn report(of: &Path, code: i32) -> PathBuf {
+pub fn report(of: &Path, code: i32) -> PathBuf {
     let out = of.with_extension("html");
     ends(&["report", text(of), "-o", text(&out), "--force"], code);
     let html = std::fs::read_to_string(&out).unwrap();
