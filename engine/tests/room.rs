@@ -9,8 +9,8 @@ use std::time::Duration;
 use common::faulty::{Fault, Seen, open_faulty};
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::{
-    AlignedBuf, CreateOptions, Hint, OpenOptions, PageStore, PutFailure, PutOptions, PutPage,
-    PutStatus, Recall, Refusal, Store, StoreError, create,
+    AlignedBuf, CodecChoice, CreateOptions, Hint, OpenOptions, PageStore, PutFailure, PutOptions,
+    PutPage, PutStatus, Recall, Refusal, Store, StoreError, create,
 };
 use larder_store::share::Inside;
 
@@ -231,7 +231,9 @@ fn a_chain_without_enough_room_is_stored_from_its_head() {
 #[test]
 fn a_page_whose_write_ends_after_its_recall_is_not_stored() {
     let home = Home::with_store(128 * MIB);
-    let (store, disk) = open_faulty(&home, OpenOptions::default());
+    // Its write has the length of the page.
+    let options = OpenOptions::default().with(|o| o.codec = CodecChoice::Off);
+    let (store, disk) = open_faulty(&home, options);
     let pool = Pool::new(&store, "m", &[1 << 20]);
     let keys = chain(1, 1);
     disk.when(

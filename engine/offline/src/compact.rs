@@ -27,7 +27,7 @@ use larder_store::volume::Access;
 use serde::Serialize;
 
 use super::order::{self, Plan, Site};
-use super::owner::{MOVE_BYTES, Owner, Progress, sizes};
+use super::owner::{MOVE_BYTES, Owner, Progress, sizes, stored_blocks};
 
 /// Segments that stay free if possible.
 const KEPT_FREE: u64 = 1;
@@ -120,7 +120,7 @@ fn plan(path: &Path, opening: &Opening<Whole>) -> Result<Plan, StoreError> {
         })
         .collect();
     let sizes = sizes(&recovered.namespaces);
-    let blocks = |page: &Found<Whole>| sizes[usize::from(page.slot.0)].1;
+    let blocks = |page: &Found<Whole>| stored_blocks(&sizes, page);
     let data_blocks = u64::from(superblock.segment_blocks - HEADER_BLOCKS);
     Ok(order::plan(&opening.pages, blocks, &sites, data_blocks))
 }

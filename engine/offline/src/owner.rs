@@ -128,6 +128,7 @@ impl Owner {
     pub(super) fn move_of(&self, page: &Found<Whole>) -> Option<Move> {
         let found = self.local.index.locate(page.slot, &page.extra.key)?;
         let (namespace, blocks) = self.namespaces[usize::from(page.slot.0)];
+        let stored = blocks.checked_sub(found.place.saved)?;
         let record = PageRecord {
             namespace,
             key: page.extra.key,
@@ -136,7 +137,7 @@ impl Owner {
             birth: page.birth,
             start: found.place.start,
             blocks,
-            stored: blocks,
+            stored,
             put_unix_s: page.extra.put_unix_s,
             checksum: page.checksum,
         };
@@ -259,10 +260,16 @@ impl Drop for Owner {
     }
 }
 
-/// Fingerprint and page size of each namespace.
+/// Fingerprint and blocks of a plain page of each namespace.
 pub(super) fn sizes(namespaces: &[NamespaceInit]) -> Vec<(Fingerprint, u32)> {
     namespaces
         .iter()
         .map(|init| (init.fingerprint, init.page_blocks))
         .collect()
+}
+
+/// Blocks of a page as it is stored.
+pub(super) fn stored_blocks(sizes: &[(Fingerprint, u32)], page: &Found<Whole>) -> u32 {
+    let (_, plain) = sizes[usize::from(page.slot.0)];
+    plain.saturating_sub(page.place.saved)
 }

@@ -132,7 +132,7 @@ fn plan(
     let mut outcome = Retired::default();
     let mut taken = 0;
     for page in &opening.pages {
-        let blocks = sizes[usize::from(page.slot.0)].1;
+        let blocks = super::owner::stored_blocks(&sizes, page);
         taken += larder_core::capacity::footprint(superblock.segment_blocks, blocks);
         if spots[page.place.segment.0 as usize].volume == index {
             outcome.pages += 1;

@@ -18,6 +18,7 @@ use larder_core::status::PutStatus;
 use larder_disk::{Action, Choice, Disk, DiskError, Done, Op, Piece};
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape, TokenUnits, page_keys};
 use larder_store::api::{DiskWrapper, OpenOptions, PageStore, PutOptions, PutPage};
+use larder_store::encoder::CodecChoice;
 use larder_store::error::StoreError;
 use larder_store::recovery::Whole;
 use larder_store::store::opening::{self, Opening};
@@ -401,14 +402,16 @@ fn a_header_copy_that_this_process_cannot_read_is_not_taken_for_a_bad_one() {
     }
 }
 
-/// A closed store, full of chains that were put in turns, page by page.
-fn full_store(directory: &Path) -> PathBuf {
+/// A closed store, full of chains that were put in turns, page by page. Pages are alike: plain, or
+/// made smaller by the codec.
+fn full_store(directory: &Path, codec: CodecChoice) -> PathBuf {
     let path = directory.join("store");
     let options = CreateOptions::new((1 << 20) + 12 * SEGMENT_BYTES).with(|o| {
         o.segment_size = Some(SEGMENT_BYTES);
     });
     create(&path, &options).unwrap();
-    let store = larder_store::share::Store::open(&path, OpenOptions::default()).unwrap();
+    let options = OpenOptions::default().with(|o| o.codec = codec);
+    let store = larder_store::share::Store::open(&path, options).unwrap();
     let id = store.namespace(&namespace()).unwrap();
     let memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
     let parts = [IoSlice::new(&memory)];
@@ -450,8 +453,17 @@ fn compact_within(path: &Path, writes: u64) -> Option<Compacted> {
 
 #[test]
 fn compactions_that_are_killed_at_any_write_leave_room_for_the_next() {
+    compact_with_kills(CodecChoice::Off);
+}
+
+#[test]
+fn so_do_those_of_encoded_pages() {
+    compact_with_kills(CodecChoice::Bf16);
+}
+
+fn compact_with_kills(codec: CodecChoice) {
     let directory = tempfile::tempdir().unwrap();
-    let path = full_store(directory.path());
+    let path = full_store(directory.path(), codec);
     let before = sound(&path);
     let ends: Vec<Option<Compacted>> = (0..40)
         .map(|at| compact_within(&path, 2 + at * 11 % 37))

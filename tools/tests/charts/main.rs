@@ -4,6 +4,7 @@
 #[path = "../../../tests/support/mod.rs"]
 mod support;
 
+mod many;
 mod page;
 mod results;
 mod screen;

@@ -11,7 +11,7 @@ use larder_format::{Namespace, PageKey, PageShape};
 use serde_json::Value;
 
 use crate::support::home::{Home, SEGMENT_BYTES};
-use crate::support::noise;
+use crate::support::{noise, smooth};
 
 pub const BLOCK_BYTES: u64 = 4096;
 pub const PAGE_BYTES: u32 = 64 << 10;
@@ -52,29 +52,35 @@ impl Home {
     }
 }
 
-/// The bytes of each page.
-fn content() -> Vec<u8> {
-    noise(0, PAGE_BYTES as usize)
-}
-
 /// A namespace in an open store.
 pub struct Pool<'a> {
     pub store: &'a Store,
     id: NamespaceId,
+    /// The bytes of each page.
+    content: Vec<u8>,
 }
 
 impl<'a> Pool<'a> {
+    /// No codec makes its pages smaller.
     pub fn new(store: &'a Store) -> Pool<'a> {
+        Pool::of(store, noise(0, PAGE_BYTES as usize))
+    }
+
+    /// The codec makes its pages smaller.
+    pub fn smooth(store: &'a Store) -> Pool<'a> {
+        Pool::of(store, smooth(0, PAGE_BYTES as usize))
+    }
+
+    fn of(store: &'a Store, content: Vec<u8>) -> Pool<'a> {
         let namespace =
             Namespace::builder("tiny", "w1", 64, PageShape::new(&[PAGE_BYTES]).unwrap()).build();
         let id = store.namespace(&namespace.unwrap()).unwrap();
-        Pool { store, id }
+        Pool { store, id, content }
     }
 
     /// Stores the pages of a whole chain in one call.
     pub fn put(&self, keys: &[PageKey]) {
-        let memory = content();
-        let parts = [IoSlice::new(&memory)];
+        let parts = [IoSlice::new(&self.content)];
         let parents = std::iter::once(None).chain(keys.iter().copied().map(Some));
         let pages: Vec<PutPage<'_>> = keys
             .iter()
@@ -94,8 +100,7 @@ impl<'a> Pool<'a> {
 
     /// Stores the next page of each chain in turns, so that no two pages of one lie together.
     pub fn put_in_turns(&self, chains: &[Vec<PageKey>]) {
-        let memory = content();
-        let parts = [IoSlice::new(&memory)];
+        let parts = [IoSlice::new(&self.content)];
         for depth in 0..chains.iter().map(Vec::len).max().unwrap_or(0) {
             for keys in chains.iter().filter(|keys| keys.len() > depth) {
                 let page = PutPage {
@@ -114,7 +119,6 @@ impl<'a> Pool<'a> {
     /// How many of these pages are there, with the bytes that were put.
     pub fn hits(&self, keys: &[PageKey]) -> usize {
         let mut memory = AlignedBuf::zeroed(PAGE_BYTES as usize).unwrap();
-        let content = content();
         let is_hit = |key: &PageKey| {
             memory.fill(0);
             let mut parts = [IoSliceMut::new(&mut memory)];
@@ -123,7 +127,7 @@ impl<'a> Pool<'a> {
                 parts: &mut parts,
             }];
             let hit = self.store.get(self.id, &mut pages, None)[0].is_hit();
-            assert!(!hit || *memory == *content);
+            assert!(!hit || *memory == *self.content);
             hit
         };
         keys.iter().copied().filter(is_hit).count()

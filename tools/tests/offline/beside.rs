@@ -29,7 +29,7 @@ fn scattered() -> Home {
 }
 
 /// A process that serves the store.
-fn serve(home: &Home) -> Process {
+pub fn serve(home: &Home) -> Process {
     let mut command = home.larder("serve", &[]);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
@@ -41,7 +41,7 @@ fn serve(home: &Home) -> Process {
 }
 
 /// Ends an owner in order.
-fn end(mut owner: Process) {
+pub fn end(mut owner: Process) {
     stop(&owner.0, Signal::SIGTERM);
     assert!(owner.0.wait().unwrap().success());
 }

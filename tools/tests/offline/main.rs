@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod beside;
+mod codec;
 mod compact;
 mod copies;
 #[path = "../inspect_verify/home.rs"]
