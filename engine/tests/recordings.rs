@@ -217,7 +217,7 @@ fn link(depth: u32) -> Link {
 /// Makes the recording of this release: one conversation with each message that a client sends on
 /// its first connection.
 fn record(home: &Home) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
-    let owner = Store::attach(&home.path, plain()).unwrap();
+    let owner = Store::attach(&home.path, without_codec()).unwrap();
     let mut client = Bare::connect(home);
     let mut exchanges = Vec::new();
     let mut say = |request: &Request<'_>, is_answered| {
@@ -397,7 +397,7 @@ fn recorded_requests_are_read_and_written_alike_and_recorded_replies_are_read() 
 }
 
 /// The options of the recorded owners.
-fn plain() -> OpenOptions {
+fn without_codec() -> OpenOptions {
     OpenOptions::default().with(|o| o.codec = CodecChoice::Off)
 }
 
@@ -405,7 +405,7 @@ fn plain() -> OpenOptions {
 fn an_owner_of_this_release_answers_a_recorded_client_as_its_owner_did() {
     for release in RELEASES {
         let home = unpacked(release);
-        let owner = Store::attach(&home.path, plain()).unwrap();
+        let owner = Store::attach(&home.path, without_codec()).unwrap();
         assert_eq!(owner.part(), Part::Owner);
         let mut client = Bare::connect(&home);
         for (request, expected) in Recording::read(release).exchanges {

@@ -24,7 +24,10 @@ struct Hollow(Arc<dyn Disk>);
 
 impl Disk for Hollow {
     unsafe fn submit(&self, ops: Vec<Op>) {
-        let is_dropped = |op: &Op| matches!(&op.action, Action::Write { offset, .. } if *offset >= SEGMENTS_OFFSET);
+        let is_dropped = |op: &Op| match op.action {
+            Action::Write { offset, .. } => offset >= SEGMENTS_OFFSET,
+            _ => false,
+        };
         let (dropped, kept): (Vec<Op>, Vec<Op>) = ops.into_iter().partition(is_dropped);
         // SAFETY: the same contract.
         unsafe { self.0.submit(kept) };
