@@ -96,6 +96,8 @@ pub struct Core {
     touched: Vec<Fence>,
     /// By page of L1: the tenant whose rows it has.
     tenants: Vec<u64>,
+    /// Whether a request had a tenant: until then all pages are those of none.
+    has_tenants: bool,
     /// Pages that a request got, with rows of another tenant.
     unclean: Vec<u32>,
     l2: PagePool<L2>,
@@ -151,6 +153,7 @@ impl Core {
             l1: PagePool::new(config.l1_pages),
             touched: vec![Fence::default(); config.l1_pages as usize + 1],
             tenants: vec![0; config.l1_pages as usize + 1],
+            has_tenants: false,
             unclean: Vec::new(),
             l2: PagePool::new(config.l2_pages),
             flights: BTreeMap::new(),

@@ -71,6 +71,10 @@ impl Core {
     /// Pages are those of a tenant now. Notes the pages that have rows of another tenant and are
     /// not overwritten as a whole, unless a forward still touches them.
     pub(super) fn take_over(&mut self, pages: &[u32], tenant: u64, is_overwritten: bool) {
+        self.has_tenants |= tenant != 0;
+        if !self.has_tenants {
+            return;
+        }
         for page in pages {
             let at = *page as usize;
             let former = std::mem::replace(&mut self.tenants[at], tenant);

@@ -90,6 +90,7 @@ use larder_base::runtime::after;
 use larder_engine::{PageStore, Store};
 use larder_kernels::L1Pool;
 use larder_remote::l4::L4;
+use larder_sync::Mutex;
 
 use crate::cache::Cache;
 use crate::core::{Busy, Core, Event, Leak, Stats};
@@ -97,18 +98,19 @@ use crate::core::{Busy, Core, Event, Leak, Stats};
 pub use crate::model::Model;
 pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};
 pub use options::{L1Memory, PrefixOptions};
-pub use sequence::{Cached, Replaced, Sequence, Slots};
+pub use sequence::{Cached, Kept, Replaced, Sequence, Slots};
 pub use waiting::{Ask, Begin, Waiting};
 
 use shared::{Poller, Shared};
 
-/// See the module documentation. All calls may come from any thread.
+/// See the module documentation. All calls may come from any thread: share it in an [`Arc`].
 pub struct PrefixCache {
     shared: Arc<Shared>,
-    poller: Option<Poller>,
+    /// `None` after the end, as the fields below.
+    poller: Mutex<Option<Poller>>,
     /// Ends before the store.
-    l4: Option<L4>,
-    store: Option<Arc<Store>>,
+    l4: Mutex<Option<L4>>,
+    store: Mutex<Option<Arc<Store>>>,
     begin_wait: Duration,
     close_wait: Duration,
 }
@@ -232,6 +234,15 @@ impl PrefixCache {
         Ok(self.shared.wait(deadline, is_idle)?.is_some())
     }
 
+    /// As [`PrefixCache::settle`], without a wait: polls once, and returns whether that is so now.
+    /// For a loop that begins with [`PrefixCache::settle`] of a deadline in the past.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn is_settled(&self) -> Result<bool, Closed> {
+        self.shared.poll().map(|(_, is_idle)| is_idle)
+    }
+
     /// Checks that each page and each lock has an owner. `running` are all sequences; requests that
     /// wait own none. The time grows with the pools.
     ///
@@ -250,15 +261,15 @@ impl PrefixCache {
     /// # Errors
     /// Pages were not written in time, or not made durable; or a call of L3 has not returned. The
     /// store is closed, except under a call that has not returned.
-    pub fn close(mut self) -> Result<(), CloseError> {
+    pub fn close(&self) -> Result<(), CloseError> {
         let deadline = after(self.close_wait);
-        self.poller = None;
+        drop(self.poller.lock().take());
         let _warm = self.shared.with(Cache::tell_warmth);
         let is_settled = self.settle(after(self.close_wait / 4 * 3));
         let left = self.with_core(|core| (core.orders_out(), core.inserts_pending()));
         self.end(deadline)?;
-        self.l4 = None;
-        if let Some(store) = self.store.take() {
+        drop(self.l4.lock().take());
+        if let Some(store) = self.store.lock().take() {
             let flushed = store.flush();
             store.close()?;
             flushed?;
@@ -269,13 +280,13 @@ impl PrefixCache {
         }
     }
 
-    fn end(&mut self, deadline: Instant) -> Result<(), CloseError> {
+    fn end(&self, deadline: Instant) -> Result<(), CloseError> {
         let stuck = self.shared.end(deadline);
         if stuck.calls == 0 {
             return Ok(());
         }
         // Their ends could wait for the calls.
-        std::mem::forget((self.l4.take(), self.store.take()));
+        std::mem::forget((self.l4.lock().take(), self.store.lock().take()));
         Err(CloseError::Stuck(stuck))
     }
 }
@@ -285,7 +296,7 @@ impl Drop for PrefixCache {
     /// end with [`Closed`]. Waits for copies and for calls of L3 in progress, for these at most the
     /// [`PrefixOptions::close_wait`], and for nothing behind them.
     fn drop(&mut self) {
-        self.poller = None;
+        drop(self.poller.lock().take());
         // The calls are logged and counted.
         let _stuck = self.end(after(self.close_wait));
     }

@@ -12,6 +12,7 @@ use larder_engine::{
 use larder_kernels::{Device, HostDevice, HostMemory, KvShape, L1Pool, Layout, pool_bytes};
 use larder_remote::l4::{L4, L4Config};
 use larder_store::fit::page_bytes_on_disk;
+use larder_sync::Mutex;
 
 use super::PrefixCache;
 use super::error::OpenError;
@@ -176,10 +177,10 @@ impl PrefixOptions {
         let shared = Arc::new(Shared::new(Cache::new(config, parts)?, l1, is_on_host));
         let poller = self.polls_itself.then(|| Poller::start(&shared));
         Ok(PrefixCache {
-            poller: poller.transpose().map_err(OpenError::Thread)?,
+            poller: Mutex::new(poller.transpose().map_err(OpenError::Thread)?),
             shared,
-            l4,
-            store,
+            l4: Mutex::new(l4),
+            store: Mutex::new(store),
             begin_wait: self.begin_wait,
             close_wait: self.close_wait,
         })

@@ -94,6 +94,18 @@ impl<'a> Slots<'a> {
     }
 }
 
+/// The result of an attempt to keep a sequence.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is matched at once, never kept"
+)]
+pub enum Kept {
+    /// It has ended, and so many of its tokens are shared.
+    Ended(usize),
+    /// The loads of its cached pages have not ended: try again later.
+    Later(Sequence),
+}
+
 /// See the module documentation. A drop abandons it: its pages are freed, except the pages that
 /// it has shared.
 #[must_use = "a dropped sequence is abandoned"]
@@ -418,13 +430,31 @@ impl Sequence {
     ///
     /// # Errors
     /// The sequence is broken: it keeps nothing that it has not shared. Or the cache is closed.
-    pub fn keep(mut self) -> Result<usize, SequenceError> {
+    pub fn keep(self) -> Result<usize, SequenceError> {
         let request = self.request.as_ref().ok_or(Closed)?;
         if !self.is_loaded() {
             self.shared.wait(after(Duration::MAX), |cache| {
                 (self.is_loaded() || cache.is_broken(request)).then_some(())
             })?;
         }
+        self.end()
+    }
+
+    /// As [`Sequence::keep`], without a wait.
+    ///
+    /// # Errors
+    /// Those of [`Sequence::keep`].
+    pub fn try_keep(self) -> Result<Kept, SequenceError> {
+        self.shared.poll()?;
+        let request = self.request.as_ref().ok_or(Closed)?;
+        let is_broken = self.shared.with(|cache| cache.is_broken(request))?;
+        match self.is_loaded() || is_broken {
+            true => self.end().map(Kept::Ended),
+            false => Ok(Kept::Later(self)),
+        }
+    }
+
+    fn end(mut self) -> Result<usize, SequenceError> {
         self.insert(self.computed)?;
         let shared = self.row_of_pages().map_or(0, Row::shared_pages);
         Ok(shared * self.shared.page_tokens())

@@ -129,6 +129,24 @@ impl Waiting {
         })
     }
 
+    /// The tokens of its prompt that are in L1 and in L2 now, pages of L3 that have arrived
+    /// included. For the order of a batch: nothing holds them before it begins.
+    ///
+    /// # Errors
+    /// The cache is closed.
+    pub fn cached(&self) -> Result<Cached, BeginError> {
+        let prompt = self.prompt.as_ref().ok_or(BeginError::Begun)?;
+        let pages = self.shared.with(|cache| cache.core().peek(prompt))?;
+        let page_tokens = self.shared.page_tokens();
+        let most = (self.tokens - 1) / page_tokens;
+        let l1 = pages.0.min(most);
+        Ok(Cached {
+            l1: l1 * page_tokens,
+            l2: pages.1.min(most - l1) * page_tokens,
+            l3: 0,
+        })
+    }
+
     /// Begins if its pages have arrived, or if the configured time for them is over, and if L1 has
     /// room. Does not wait.
     ///

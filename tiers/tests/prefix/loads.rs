@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use larder_kernels::host::Moment;
 use larder_kernels::{DeviceError, Direction, HostDevice, Ticket};
-use larder_tiers::PrefixCache;
 use larder_tiers::core::Core;
-use larder_tiers::prefix::{L1Memory, SequenceError};
+use larder_tiers::prefix::{Kept, L1Memory, SequenceError};
+use larder_tiers::{Ask, PrefixCache};
 
 use super::engine::PAGE;
 use super::honest::eventually;
@@ -118,4 +118,37 @@ fn nothing_of_a_forward_behind_a_load_that_fails_is_kept() {
     assert!(matches!(sequence.keep(), Err(SequenceError::Broken(_))));
     assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
     assert_eq!(cache.begin(&all).unwrap().cached().tokens(), 3 * PAGE);
+}
+
+#[test]
+fn a_sequence_is_kept_without_a_wait_when_its_load_has_ended() {
+    let (cache, may_load) = with_a_held_load(Ok(()));
+    let all = prompt(3);
+    let asked = cache.ask(&Ask::new(&all)).unwrap();
+    let found = asked.cached().unwrap();
+    assert_eq!((found.l1, found.l2, found.l3), (0, 3 * PAGE, 0));
+    let mut sequence = asked.begin_within(PATIENCE).unwrap();
+    sequence.computed(all.len()).unwrap();
+    let mut kept = sequence.try_keep().unwrap();
+    assert!(matches!(kept, Kept::Later(_)));
+    assert_eq!(cache.is_settled(), Ok(false));
+    may_load.store(true, Ordering::Release);
+    eventually("the load has ended", || {
+        if let Kept::Later(sequence) = std::mem::replace(&mut kept, Kept::Ended(0)) {
+            kept = sequence.try_keep().unwrap();
+        }
+        matches!(kept, Kept::Ended(tokens) if tokens == 3 * PAGE)
+    });
+    eventually("the cache is settled", || cache.is_settled().unwrap());
+    let again = cache.ask(&Ask::new(&all)).unwrap();
+    assert_eq!(again.cached().unwrap().l1, 3 * PAGE);
+    drop(again);
+    // A handle of another thread.
+    let cache = Arc::new(cache);
+    thread::scope(|scope| {
+        let other = cache.clone();
+        scope.spawn(move || other.close().unwrap());
+    });
+    assert!(cache.stats().is_err());
+    cache.close().unwrap();
 }
