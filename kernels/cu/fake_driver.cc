@@ -5,8 +5,8 @@
 // allocation or from one registration into the next, memory that goes while something in flight may touch it.
 //
 // fake_fail(n) begins anew and has the n-th call from then on fail, and every call after it, as errors of CUDA do: what was in flight
-// is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts. fake_refuse(name) has the next call of a
-// function fail alone: what is in flight goes on.
+// is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts, fake_called(name) those of one function.
+// fake_refuse(name) has the next call of a function fail alone: what is in flight goes on.
 //
 // fake_capture(1) has the default stream captured, as by another thread in the global mode. fake_broken() counts calls that would have
 // invalidated the capture. fake_stall() puts work that never ends into the default stream. Waits for a stream begin once fake_lets_go is 1.
@@ -25,6 +25,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <string>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -57,6 +58,7 @@ static Stream legacy;
 static std::vector<Stream *> streams = {&legacy};
 static std::map<kv_u64, kv_u64> allocated, registered;
 static long calls, fail_at = -1;
+static std::map<std::string, long> called;
 static int retained;
 static thread_local void *current;
 static thread_local int capture_mode = GLOBAL_MODE;
@@ -123,6 +125,10 @@ extern "C" long fake_calls() {
     return calls;
 }
 
+extern "C" long fake_called(const char *function) {
+    return called[function];
+}
+
 extern "C" void fake_refuse(const char *function) {
     refused = function;
 }
@@ -156,6 +162,7 @@ static Result die() {
 #define CALL                                         \
     std::lock_guard<std::recursive_mutex> turn(big); \
     now_ns += CALL_NS;                               \
+    called[__func__]++;                              \
     if (dead || ++calls == fail_at)                  \
         return die();                                \
     if (refused && !strcmp(refused, __func__)) {     \

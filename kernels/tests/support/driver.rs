@@ -312,6 +312,18 @@ impl Steering {
         self.query("fake_calls")
     }
 
+    /// The calls of this function.
+    pub fn called(&self, function: &str) -> i64 {
+        let name = std::ffi::CString::new(function).unwrap();
+        // SAFETY: the function has this type.
+        let called = unsafe {
+            self.0
+                .get::<unsafe extern "C" fn(*const c_char) -> i64>(b"fake_called")
+        };
+        // SAFETY: the text ends with a NUL.
+        unsafe { called.unwrap()(name.as_ptr()) }
+    }
+
     /// The fake's time, in nanoseconds.
     pub fn now(&self) -> i64 {
         self.query("fake_now")
