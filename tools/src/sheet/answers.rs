@@ -2,6 +2,7 @@
 
 use larder_base::system::processes::unix_seconds;
 use larder_store::curve::FACTORS;
+use larder_store::history::HistoryRow;
 use larder_store::share::View;
 
 use crate::drives::Drive;
@@ -58,19 +59,44 @@ pub fn open_seconds(view: &View) -> f64 {
 }
 
 /// A sentence about the gain of larger stores.
-pub fn gain(now: f64, double: f64, four: f64) -> String {
-    let (percent, double, four) = (now * 100.0, (double - now) * 100.0, (four - now) * 100.0);
+fn gain(now: f64, double: f64, four: f64) -> String {
+    let (double, four) = ((double - now) * 100.0, (four - now) * 100.0);
     match double >= GAIN_POINTS {
         true => format!(
-            "Yes. It finds {percent:.1} % of the pages that are looked up. A store of twice the \
-             size would find {double:.1} points more, of four times the size {four:.1} points more."
+            "Yes. A store with twice the bytes for pages would find {double:.1} points more, with \
+             four times {four:.1} points more."
         ),
         false => format!(
-            "No. It finds {percent:.1} % of the pages that are looked up. A store of twice the \
-             size would find only {double:.1} points more, of four times the size only {four:.1} \
-             points more."
+            "No. A store with twice the bytes for pages would find only {double:.1} points more, \
+             with four times {four:.1}."
         ),
     }
+}
+
+/// The part of the pages that lookups found, and that part in the last tenth of the time.
+fn found(view: &View) -> String {
+    let store = &view.report.totals.store;
+    let asked = store.found.saturating_add(store.not_found);
+    if asked == 0 {
+        return String::new();
+    }
+    let rows = &view.report.history.rows;
+    let last = &rows[rows.len() - rows.len().div_ceil(10)..];
+    let sum = |of: fn(&HistoryRow) -> u64| last.iter().map(of).fold(0, u64::saturating_add);
+    let (hits, losses) = (sum(|row| row.found_pages), sum(|row| row.not_found_pages));
+    let lately = match hits.saturating_add(losses) {
+        0 => String::new(),
+        recent => format!(
+            ", and {:.1} % in the last {}",
+            share(hits, recent),
+            duration(last.len() as f64 * view.report.history.row_seconds)
+        ),
+    };
+    format!(
+        " Lookups asked for {} and found {:.1} %{lately}.",
+        count(asked, "page"),
+        share(store.found, asked)
+    )
 }
 
 fn size(view: &View) -> String {
@@ -95,15 +121,7 @@ fn size(view: &View) -> String {
         ),
         false => String::new(),
     };
-    let counted = match store.found + store.not_found {
-        0 => String::new(),
-        asked => format!(
-            " Lookups asked for {} and found {:.1} %.",
-            count(asked, "page"),
-            share(store.found, asked)
-        ),
-    };
-    format!("{}{counted}{full}{little}", gain(now, double, four))
+    format!("{}{}{full}{little}", gain(now, double, four), found(view))
 }
 
 fn share(part: u64, all: u64) -> f64 {
@@ -129,6 +147,20 @@ fn users(view: &View, spaces: &[Space]) -> String {
             format!("{all} processes now: {some}{more}.")
         }
     };
+    let gone = &view.report.departed;
+    let ended = match gone.clients {
+        0 => String::new(),
+        clients => format!(
+            " {} ended: read {}, put {}.",
+            match clients {
+                1 => "One other has".to_owned(),
+                clients => format!("{clients} others have"),
+            },
+            ByteSize(gone.counts.bytes_read),
+            ByteSize(gone.counts.bytes_put)
+        ),
+    };
+    let processes = format!("{processes}{ended}");
     let all: u64 = spaces.iter().map(|space| space.bytes).sum();
     let read: u64 = spaces.iter().map(|space| space.reads.hits).sum();
     let largest = spaces.iter().filter(|space| space.bytes > 0);
@@ -147,7 +179,7 @@ fn users(view: &View, spaces: &[Space]) -> String {
     match largest.is_empty() {
         true => format!("{processes} It has no pages yet."),
         false => format!(
-            "{processes} The largest of {}: {}.",
+            "{processes} The largest models of {}: {}.",
             count(spaces.len() as u64, "namespace"),
             largest.join(", ")
         ),
@@ -205,9 +237,15 @@ fn worth(view: &View) -> String {
     let saved_s = tokens.saved_ms as f64 / 1000.0;
     let is_known = tokens.saved_ms > 0 && tokens.served > 0;
     let per_thousand = |seconds: f64| is_known.then(|| seconds * 1e6 / tokens.served.max(1) as f64);
+    // The curve is that of another order: it gives the gain of a larger store.
+    let (store, now) = (&totals.store, rate_at(view, 1.0));
+    let hit_rate = match store.found.saturating_add(store.not_found) {
+        0 => now,
+        asked => Some(store.found as f64 / asked as f64),
+    };
     let facts = Facts {
-        hit_rate: rate_at(view, 1.0),
-        double_hit_rate: rate_at(view, 2.0),
+        hit_rate,
+        double_hit_rate: hit_rate.and_then(|rate| Some(rate + rate_at(view, 2.0)? - now?)),
         read_ms: per_thousand(read_s),
         prefill_ms: per_thousand(saved_s),
         write_share: None,
@@ -215,14 +253,17 @@ fn worth(view: &View) -> String {
             .then(|| (saved_s - read_s) * DAY_S / seconds),
     };
     let verdict = facts.verdict();
+    let unmeasured = match is_known {
+        true => "",
+        false => " The time to compute pages is not known (`prefill_rate`): hits alone are judged.",
+    };
     if verdict.verdict == Judgement::Unknown {
         return "Not known yet: nothing was looked up since the owner opened the store.".to_owned();
     }
     let counted = match (tokens.found + tokens.not_found, is_known) {
         (0, _) => String::new(),
         (asked, false) => format!(
-            " Of {asked} tokens asked for, {:.1} % were found; the time saved is not known without \
-             `prefill_rate`.",
+            " Of {asked} tokens asked for, {:.1} % were found.",
             share(tokens.found, asked)
         ),
         (asked, true) => format!(
@@ -240,5 +281,6 @@ fn worth(view: &View) -> String {
         ByteSize(totals.counts.bytes_read),
         ByteSize(totals.counts.bytes_put)
     );
-    format!("{}{counted}{read} {CRITERION}", verdict.verdict_reason)
+    let reason = verdict.verdict_reason;
+    format!("{reason}{unmeasured}{counted}{read} {CRITERION}")
 }

@@ -431,7 +431,7 @@ pub fn age_label(at: f64) -> String {
     let bound = BOUNDS_S.get(at as usize).copied();
     match bound {
         None => "more".to_owned(),
-        Some(seconds @ ..3600) => format!("{}min", seconds / 60),
+        Some(seconds @ ..3600) => format!("{}m", seconds / 60),
         Some(seconds @ ..86_400) => format!("{}h", seconds / 3600),
         Some(seconds) => format!("{}d", seconds / 86_400),
     }
@@ -464,7 +464,7 @@ fn ages_chart(ages: &Ages, what: &str) -> Result<Option<(String, String)>, Failu
     let values = ages.counts.map(|count| count as f64 * 100.0 / all as f64);
     let places: Vec<f64> = (0..values.len()).map(|at| at as f64).collect();
     let x = Axis {
-        name: "age, at most",
+        name: "age, at most (m: minutes, h: hours, d: days)",
         places: &places,
         label: &age_label,
     };

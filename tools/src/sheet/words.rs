@@ -2,7 +2,7 @@
 
 use super::page::Section;
 
-const WORDS: [(&str, &str); 13] = [
+const WORDS: [(&str, &str); 16] = [
     (
         "page",
         "the KV cache of some consecutive tokens, 16 to 512 of them, on one rank",
@@ -34,6 +34,19 @@ const WORDS: [(&str, &str); 13] = [
     (
         "put",
         "a page that an engine stores; a page that is there already is not written again",
+    ),
+    (
+        "segment",
+        "a part of a volume that is written once, and written anew when no page is left in it",
+    ),
+    (
+        "full",
+        "all usable bytes have pages: the usual state; then each new page takes the place of \
+         another",
+    ),
+    (
+        "rank",
+        "one of the processes that hold the parts of a model; each has pages of its own",
     ),
     ("evicted", "removed to make room for other pages"),
     (
