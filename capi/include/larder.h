@@ -95,6 +95,7 @@ typedef uint8_t larder_status;
 #define LARDER_OTHER 21u             /* another reason */
 #define LARDER_NOT_ADMITTED 22u      /* put: the policy of admission does not take it */
 #define LARDER_BUDGET 23u            /* put: the budget of writes does not take it */
+#define LARDER_QUOTA 24u             /* put: its group is at the maximum of its quota */
 
 /* ---- version, errors, log ----------------------------------------------------------------- */
 

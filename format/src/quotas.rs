@@ -1,9 +1,9 @@
 //! The quotas of a store: how much of it a group of namespaces keeps, and for how long.
 //!
-//! A copy takes [`QUOTAS_BYTES`] at each of the offsets of [`quotas_offsets`](crate::quotas_offsets)
-//! in the first volume. It is a row of blocks, each of this layout. A copy is whole if its first
-//! block and all others of the same row are valid and have one generation, so a torn write leaves
-//! none that is whole.
+//! A copy takes [`QUOTAS_BYTES`] at each of the offsets of
+//! [`quotas_offsets`](crate::quotas_offsets) in the first volume. It is a row of blocks, each of
+//! this layout. A copy is whole if its first block and all others of the same row are valid and
+//! have one generation, so a torn write leaves none that is whole.
 //!
 //! ```text
 //!  offset  bytes  field

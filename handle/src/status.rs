@@ -58,6 +58,8 @@ named! {
         NotAdmitted = 22 => "NOT_ADMITTED",
         /// Put: the budget of writes does not take it.
         Budget = 23 => "BUDGET",
+        /// Put: its group is at the maximum of its quota.
+        Quota = 24 => "QUOTA",
     }
 }
 
@@ -120,6 +122,7 @@ impl From<Refusal> for Status {
             Refusal::ReadOnlyService => Status::ReadOnlyService,
             Refusal::NotAdmitted => Status::NotAdmitted,
             Refusal::Budget => Status::Budget,
+            Refusal::Quota => Status::Quota,
         }
     }
 }

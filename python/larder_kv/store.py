@@ -81,6 +81,8 @@ class Status(enum.IntEnum):
     NOT_ADMITTED = 22
     #: put: the owner's budget of writes does not take the page, or a page before it.
     BUDGET = 23
+    #: put: the group of the namespace is at the maximum of its quota, and none of its pages can go.
+    QUOTA = 24
 
 
 class PageClass(enum.IntEnum):

@@ -109,6 +109,7 @@ classes! {
         EvictionTold => "page that left, told to a caller who keeps books",
         Encoded => "page that a codec made smaller, recorded or found at the end",
         Miscoded => "encoded page with wrong bytes under a right checksum",
+        QuotasChanged => "quotas changed",
         ReaderBeside => "page read by a process beside the owner",
     }
     shared {

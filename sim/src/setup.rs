@@ -253,6 +253,8 @@ pub struct Setup {
     pub codec: Option<(CodecChoice, f64)>,
     /// The bytes a day that the store may write, in a tenth of the seeds.
     pub write_budget: WriteBudget,
+    /// Callers change quotas.
+    pub quotas: bool,
     /// Steps between two full checks. Cheap checks run at each step.
     pub check_every: u64,
 }
@@ -303,6 +305,7 @@ impl Setup {
             faults: Faults::draw(dice, steps),
             codec: None,
             write_budget: WriteBudget::Off,
+            quotas: false,
             check_every: dice.pick(&[1, 25, 50, 50, 50, 50, 50, 50]),
         }
     }

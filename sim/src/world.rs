@@ -168,6 +168,7 @@ impl World {
         let mut setup = Setup::draw(&mut dice);
         if let Some(codec) = &mut codec {
             setup.draw_codec(codec);
+            setup.quotas = codec.chance(0.3);
         }
         if let Some(budget) = &mut budget {
             setup.draw_budget(budget);

@@ -570,6 +570,7 @@ pub(crate) fn reason(status: PutStatus) -> String {
             }
             Refusal::NotAdmitted => "the store's policy does not take it",
             Refusal::Budget => "the store's budget of writes does not take it",
+            Refusal::Quota => "its group is at the maximum of its quota",
         },
         PutStatus::Failed(PutFailure::Write) => "the device did not take it",
         PutStatus::Failed(PutFailure::Sync) => "the device failed the sync that it waited for",

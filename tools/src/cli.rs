@@ -15,7 +15,8 @@ use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
-    manuals, plan, record, remote, replay, serve, sheet, stat, superblock, top, verify, volume,
+    manuals, plan, quota, record, remote, replay, serve, sheet, stat, superblock, top, verify,
+    volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -60,6 +61,7 @@ enum Command {
     Top(top::TopArgs),
     Report(sheet::SheetArgs),
     Delete(delete::DeleteArgs),
+    Quota(quota::QuotaArgs),
     Remote(remote::RemoteArgs),
     Exporter(exporter::ExporterArgs),
     Demo(demo::DemoArgs),
@@ -118,6 +120,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Top(args) => top::run(args),
         Command::Report(args) => sheet::run(args),
         Command::Delete(args) => delete::run(args),
+        Command::Quota(args) => quota::run(args),
         Command::Remote(args) => remote::run(args),
         Command::Exporter(args) => exporter::run(args),
         Command::Demo(args) => demo::run(args, program),

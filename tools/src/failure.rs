@@ -140,6 +140,7 @@ impl From<StoreError> for Failure {
                 StoreError::Usage(_)
                 | StoreError::TooSmall { .. }
                 | StoreError::NoSize(_)
+                | StoreError::Quotas(_)
                 | StoreError::UnknownNamespace => 2,
                 _ => 3,
             },

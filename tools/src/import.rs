@@ -249,6 +249,11 @@ fn why(refusal: Refusal) -> Why {
         ),
         Refusal::NotAdmitted => ("not_admitted", "the store's policy does not take them"),
         Refusal::Budget => ("budget", "the store's budget of writes does not take them"),
+        Refusal::Quota => (
+            "quota",
+            "their group is at the maximum of its quota: raise it with `larder quota`, then import \
+             again",
+        ),
     };
     Why { kind, reason }
 }

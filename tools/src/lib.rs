@@ -17,6 +17,7 @@
 //! | `export`, `import` | pages of a store to a file, and from one into a store |
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
+//! | `quota` | how much of a store a group of namespaces keeps, and may take |
 //! | `sheet` | a report about a store or a trace, in one HTML file |
 //! | `plan` | the disk to buy, and whether it is worth it |
 //! | `record` | records the traffic of a served store |
@@ -98,6 +99,7 @@ pub mod place;
 mod plan;
 pub mod policy;
 mod program;
+mod quota;
 mod record;
 mod refusal;
 mod remote;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use larder_engine::{HolderState, LockHolder, Stats, StoreError};
 use larder_format::{History, OpenState, Superblock};
 use larder_store::beneath::BeneathReport;
+use larder_store::quotas::QuotaUse;
 use larder_store::share;
 use larder_store::share::VolumeState;
 use larder_store::volume::socket::socket_path;
@@ -98,7 +99,26 @@ pub fn damaged_pages_line(stats: &Stats) -> Option<String> {
 
 /// Quotas that cannot be read, for people.
 pub fn unread_quotas_line(fault: &str) -> String {
-    format!("the quotas cannot be read ({fault}): none is in force until they are set anew")
+    format!(
+        "the quotas cannot be read ({fault}): none is in force until `larder quota --clear` \
+         removes them and they are set anew"
+    )
+}
+
+/// A quota and its use, for people.
+pub fn quota_line(of: &QuotaUse) -> String {
+    let max = of.quota.max_bytes;
+    format!(
+        "{}: {} stored, at least {} kept, {} ({})",
+        of.quota.group,
+        ByteSize(of.stored_bytes),
+        ByteSize(of.quota.min_bytes),
+        max.map_or("no maximum".to_owned(), |max| format!(
+            "at most {}",
+            ByteSize(max)
+        )),
+        count(of.namespaces, "namespace"),
+    )
 }
 
 /// How a volume answers, for people.

@@ -27,7 +27,7 @@ use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::owner::{
     answering_line, damaged_line, damaged_pages_line, displaced_line, ended_line, eviction_line,
-    monthly, pacing_line, process, stopped_line, unread_quotas_line, unserved,
+    monthly, pacing_line, process, quota_line, stopped_line, unread_quotas_line, unserved,
 };
 use crate::place;
 use crate::program::complain;
@@ -329,6 +329,9 @@ impl Report for StatReport {
         }
         if let Some(fault) = &self.quotas.fault {
             lines.row("Quotas", unread_quotas_line(fault));
+        }
+        for group in &self.quotas.groups {
+            lines.row("Quota", quota_line(group));
         }
         for volume in &stats.read_only_volumes {
             rows! { lines:

@@ -233,6 +233,15 @@ counters! {
             not_found: u64 as "not_found_pages" = "not_found",
                 "pages that lookups did not find, or behind a page that they did not find";
         }
+        "larder_evicted_below_minimum_pages",
+        "Evicted pages that brought their group below the minimum of its quota, for lack of any \
+         other room" {
+            evicted_below_minimum: u64 as "evicted_below_minimum_pages";
+        }
+        "larder_refused_quota_pages",
+        "Pages that puts refused because their group is at the maximum of its quota" {
+            refused_quota: u64 as "refused_quota_pages";
+        }
         "larder_moved_pages", "Pages moved by reclaim" {
             moved: u64 as "pages_moved";
         }

@@ -76,6 +76,10 @@ larder_base::bugs! {
         DeafAdmission,
         /// The policy of admission is asked for pages that are stored, too.
         StrictAdmission,
+        /// Eviction takes pages of groups below their minima.
+        DeafMinimum,
+        /// A put takes its group above the maximum.
+        DeafMaximum,
         /// A recall ends while the put reads the caller's memory.
         HastyRecall,
         /// A write that ends after the recall of its put counts as landed.

@@ -51,6 +51,9 @@ pub enum Refusal {
     NotAdmitted,
     /// The budget of writes does not take it, or a page before it in the call.
     Budget,
+    /// Its group is at the maximum of its quota and has no page that can go; or the page and its
+    /// ancestors are more than that maximum; or its namespace is in two groups.
+    Quota,
 }
 
 /// Why a page could not be stored.

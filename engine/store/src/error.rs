@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use larder_base::system::holder::{HolderState, LockHolder};
 use larder_disk::DiskError;
 use larder_disk::probe::DiskOpenError;
-use larder_format::{Damage, Features, QuotaError, SuperblockError};
+use larder_format::{Damage, Features, SuperblockError};
 
 /// A store could not be created, opened or used.
 #[derive(Debug, thiserror::Error)]
@@ -129,9 +129,9 @@ pub enum StoreError {
          --map-current-user`), or let another process own the store (`larder serve`)"
     )]
     UserUnmapped(PathBuf),
-    /// Quotas that are not valid.
-    #[error("quotas: {0}")]
-    Quotas(#[source] QuotaError),
+    /// A change of the quotas that is refused, and the reason.
+    #[error("the quotas stay as they are: {0}")]
+    Quotas(String),
     /// The owner of a shared store has gone.
     #[error(
         "the process that owned the store has gone; another one takes over in a moment: try again"

@@ -5,6 +5,10 @@
 #[path = "../../../tests/support/honest.rs"]
 mod honest;
 mod model;
+#[path = "../common/policies.rs"]
+#[allow(dead_code)]
+mod policies;
+mod quotas;
 mod race;
 mod ram;
 

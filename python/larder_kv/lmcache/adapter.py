@@ -39,6 +39,7 @@ _LEFT_OUT = {
     Status.EXHAUSTED,
     Status.NOT_ADMITTED,
     Status.BUDGET,
+    Status.QUOTA,
 }
 
 #: Reads after which the store does not have the chunk any more.

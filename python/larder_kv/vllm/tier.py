@@ -72,10 +72,11 @@ _STORES = {
     Status.READ_ONLY_SERVICE: "refused_chunks",
     Status.NOT_ADMITTED: "refused_chunks",
     Status.BUDGET: "refused_chunks",
+    Status.QUOTA: "refused_chunks",
 }
 
 #: Not stored on purpose: fewer stores would not help.
-_LEFT_OUT = (Status.UNREACHABLE, Status.NOT_ADMITTED, Status.BUDGET)
+_LEFT_OUT = (Status.UNREACHABLE, Status.NOT_ADMITTED, Status.BUDGET, Status.QUOTA)
 
 #: Longest wait of a store for room, in seconds.
 _ROOM_PATIENCE = 1.0

@@ -42,6 +42,9 @@ pub fn call(shared: &Shared, store: &Store, own: usize) {
             let deletes = dice.chance(deletes);
             (dice.below(1000), deletes, dice.between(0, PAUSE_US_MAX))
         };
+        if what % 50 == 0 {
+            caller.change_quotas();
+        }
         match what {
             _ if deletes => caller.delete(),
             0..450 => caller.put(),

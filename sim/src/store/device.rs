@@ -18,6 +18,7 @@ use larder_sim_runtime::medium::{Block, Content};
 use larder_sim_runtime::time::Instant;
 
 use super::flight::{Flight, What};
+use super::limits::is_copy;
 use super::state::{Shared, State};
 use crate::classes::Class;
 use crate::lines::{Answers, Device, Lines, answer, each_block};
@@ -131,7 +132,8 @@ impl State {
 
     fn begin_read(&mut self, volume: usize, start: usize) -> Option<SegmentId> {
         let epoch = self.epoch.as_mut()?;
-        if start < self.world.segment_first_block(0) {
+        let blocks = self.world.setup.volume_blocks()[volume];
+        if start < self.world.segment_first_block(0) || is_copy(volume, blocks, start) {
             return None;
         }
         let segment = self.world.locate_block(volume, start).0;
@@ -155,6 +157,9 @@ impl State {
         }
         if start == block_at(CLOSING_OFFSET) {
             return What::ClosingStatement;
+        }
+        if is_copy(volume, self.world.setup.volume_blocks()[volume], start) {
+            return What::Quotas;
         }
         let world = &mut self.world;
         world.clock += 1;

@@ -172,7 +172,9 @@ impl Driver {
                 }
                 *left -= 1;
             }
-            self.shared.lock().check_service();
+            let mut state = self.shared.lock();
+            state.check_service();
+            state.check_quotas();
         }
         assert!(
             self.runtime.steps() < STEPS_MAX,

@@ -80,6 +80,7 @@ impl State {
         self.opened.clear();
         self.lent.clear();
         self.leases.clear();
+        self.quotas.begin();
         let present = self.world.superblocks.iter().flatten();
         let run_before = present.map(|superblock| superblock.run).max();
         self.leases

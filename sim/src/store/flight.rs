@@ -11,6 +11,7 @@ use larder_sim_runtime::time::Instant;
 pub enum What {
     Superblock,
     ClosingStatement,
+    Quotas,
     /// Zeros that find out whether a volume takes writes.
     Probe,
     Header(SegmentState),

@@ -15,12 +15,14 @@
 //! | `rest` | the quiet end: without faults all must come to rest |
 //! | `callers` | tasks that call the store |
 //! | `books` | counted leases, lists of pages, evictions; segments emptied for a caller |
+//! | `quotas` | quotas of namespaces, which callers change |
 //! | `calls` | puts, gets, lookups, deletions, flushes |
 //! | `results` | the checks of their results |
 //! | `epoch` | one run of the process: its begin, its end, the checks between two steps |
 //! | `device` | the disk: operations begin and end |
 //! | `state` | the state that driver, tasks and device share |
 //! | `flight` | an operation of the disk in flight |
+//! | `limits` | what is known of the quotas |
 //! | `memory` | the memory of pages |
 //! | `policies` | eviction and admission by policies of the caller, and leases |
 //! | `kept` | what the file beside the store keeps |
@@ -33,9 +35,11 @@ mod driver;
 mod epoch;
 mod flight;
 mod kept;
+mod limits;
 mod memory;
 mod policies;
 mod process;
+mod quotas;
 mod reader;
 mod rest;
 mod results;

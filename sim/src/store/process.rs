@@ -59,7 +59,11 @@ pub fn open(shared: &Shared, superblocks: Found) -> Result<Arc<Store>, StoreErro
         shared.lock().recovered(recovery, index);
     };
     let store = Store::open_simulated(superblocks, disk, &options, recovered)?;
-    shared.lock().opened.insert(number);
+    let quotas = store.quotas();
+    let mut state = shared.lock();
+    state.opened.insert(number);
+    state.check_found_quotas(&quotas);
+    drop(state);
     Ok(Arc::new(store))
 }
 

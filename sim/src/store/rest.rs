@@ -37,6 +37,7 @@ pub fn rest(shared: &Shared, store: &Store) -> bool {
         );
         return false;
     }
+    caller.clear_quotas();
     // Unreadable segments stay out of use. If too few others are left, no put can succeed.
     let space = space_of(store);
     let sound = space.segments - space.unreadable_segments;

@@ -11,6 +11,7 @@ use larder_sim_runtime::task::{self, Turn};
 use larder_store::store::LocalStore as Store;
 
 use super::flight::Flight;
+use super::limits::Quotas;
 use super::memory::Pool;
 use super::policies::Leases;
 use crate::expected::Expected;
@@ -100,6 +101,7 @@ pub struct State {
     /// Reads of page data from a wrong address.
     pub misdirected: u64,
     pub leases: Leases,
+    pub quotas: Quotas,
     /// The evictions that the store has told of. `None` before a caller has asked.
     pub told: Option<Told>,
     /// Calls in progress that may read descriptors of any segment.
@@ -140,6 +142,7 @@ impl Shared {
         Shared(Arc::new(Mutex::new(State {
             calls: vec![Call::Idle; world.setup.clients],
             leases: Leases::new(&world.setup),
+            quotas: Quotas::default(),
             world,
             epoch: None,
             store: None,

@@ -180,6 +180,7 @@ fn a_store_that_never_takes_such_a_page_is_asked_for_one_put() {
         (Refusal::NoSpace, false),
         (Refusal::Closed, false),
         (Refusal::NotAdmitted, false),
+        (Refusal::Quota, false),
     ];
     for (why, is_final) in cases {
         let store = Arc::new(Refusing {

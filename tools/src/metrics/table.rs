@@ -185,6 +185,7 @@ fn state(view: &View) -> &'static str {
     if !stats.read_only_volumes.is_empty() {
         "read_only"
     } else if stats.unreadable_segments > 0
+        || view.report.quotas.fault.is_some()
         || !view.report.displaced_volumes.is_empty()
         || is_late(&view.report)
         || { view.report.damaged_volumes.iter() }
@@ -279,11 +280,45 @@ fn owner(table: &mut Table, view: &View) {
             gauge(volumes as u64),
         );
     }
+    quotas(table, report);
     samples! { table:
         "larder_compactions", "Processes that compact the store":
             gauge(u64::from(report.compactions));
         "larder_shared_reads_used_bytes", "Memory in use through which processes share reads":
             gauge(report.staging.used_bytes);
+    }
+}
+
+/// The quotas, and their use.
+fn quotas(table: &mut Table, report: &Report) {
+    for of in &report.quotas.groups {
+        let group = of.quota.group.to_string();
+        table.sample(
+            "larder_quota_stored_bytes{group}",
+            "Bytes of the pages of a group with a quota, as stored",
+            &[group.as_str()],
+            gauge(of.stored_bytes),
+        );
+    }
+    for of in &report.quotas.groups {
+        let group = of.quota.group.to_string();
+        table.sample(
+            "larder_quota_min_bytes{group}",
+            "Bytes below which eviction takes no page of the group",
+            &[group.as_str()],
+            gauge(of.quota.min_bytes),
+        );
+    }
+    for of in &report.quotas.groups {
+        let group = of.quota.group.to_string();
+        if let Some(max) = of.quota.max_bytes {
+            table.sample(
+                "larder_quota_max_bytes{group}",
+                "Most bytes that the group takes",
+                &[group.as_str()],
+                gauge(max),
+            );
+        }
     }
 }
 

@@ -183,6 +183,8 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.run(&[&load[..], &few].concat(), 0);
 
     printed.run(&["delete", empty, "--model", "bench", "--dry-run"], 0);
+    printed.run(&["quota", empty, "--model", "bench", "--max", "1GiB"], 0);
+    printed.run(&["quota", empty, "--clear"], 0);
     let mut exporter = larder(&["exporter", empty, "--listen", "127.0.0.1:0", "--json"])
         .stdout(Stdio::piped())
         .spawn()

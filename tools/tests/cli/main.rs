@@ -13,6 +13,7 @@ mod metrics;
 mod operator;
 mod page;
 mod prometheus;
+mod quotas;
 mod served;
 #[path = "../../../tests/support/mod.rs"]
 mod support;

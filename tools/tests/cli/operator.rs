@@ -14,17 +14,17 @@ use super::support::honest::{eventually, found};
 use super::support::{chain, flip, noise};
 use super::*;
 
-const PAGE_BYTES: u32 = 64 << 10;
+pub const PAGE_BYTES: u32 = 64 << 10;
 
 /// A namespace of a model; the weights tell two namespaces of it apart.
-fn namespace(model: &str, weights: &str) -> Namespace {
+pub fn namespace(model: &str, weights: &str) -> Namespace {
     Namespace::builder(model, weights, 64, PageShape::new(&[PAGE_BYTES]).unwrap())
         .build()
         .unwrap()
 }
 
 /// Puts a chain of pages.
-fn put(store: &Store, namespace: &Namespace, seed: u64, pages: u64) {
+pub fn put(store: &Store, namespace: &Namespace, seed: u64, pages: u64) {
     let id = store.namespace(namespace).unwrap();
     let bytes = noise(0, PAGE_BYTES as usize);
     let parts = [std::io::IoSlice::new(&bytes)];

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use larder_base::memory::AlignedBuf;
-use larder_format::{SegmentState, Serial};
+use larder_format::{Quota, SegmentState, Serial};
 use slotmap::new_key_type;
 
 use super::evicted::Evicted;
@@ -84,6 +84,8 @@ pub(super) struct Base {
     pub config: Config,
     pub index: Arc<Index>,
     pub namespaces: Namespaces,
+    /// The quotas in force.
+    pub quotas: Vec<Quota>,
     pub marks: Watermarks,
     pub counters: Counters,
     /// The pages that the store dropped by itself.
@@ -120,6 +122,7 @@ impl Base {
             config,
             index,
             namespaces,
+            quotas: Vec::new(),
             marks,
             counters: Counters::default(),
             evicted: Evicted::new(first.run()),

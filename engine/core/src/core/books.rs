@@ -2,10 +2,12 @@
 
 use larder_format::{Body, DescriptorBlock, Fingerprint, Namespace, PageKey, PageRecord, Record};
 
+use super::Core;
 use super::base::Base;
 use super::puts::is_live;
 use super::segments::Segments;
 use super::types::{Move, Victim};
+use crate::ages::AgesBySlot;
 use crate::core::evicted::Evictions;
 use crate::index::{NamespaceSlot, Place, SegmentId};
 
@@ -35,6 +37,14 @@ pub struct NamespaceUse {
 pub struct Books<'a> {
     pub(super) base: &'a mut Base,
     pub(super) segments: &'a Segments,
+}
+
+impl Core {
+    /// The ages of the pages that were evicted, at their eviction.
+    #[must_use]
+    pub fn evicted_ages(&self) -> AgesBySlot {
+        self.base.ages.clone()
+    }
 }
 
 impl Books<'_> {

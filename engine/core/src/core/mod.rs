@@ -13,6 +13,7 @@
 //! | `closing` | (the steps of a clean close) |
 //! | `limits` | (the limits of puts, of writes, and of what is kept) |
 //! | `books` | (lists of pages, evictions, usage) |
+//! | `quotas` | (the groups of namespaces with quotas) |
 //! | `reclaim` | which segment is emptied, and which of its pages are kept |
 //! | `puts` | which pages are admitted, published, evicted, deleted |
 //! | `durability` | syncs, sealed and released segments, the cost of a failed sync |
@@ -48,6 +49,7 @@ mod journal;
 mod limits;
 mod namespaces;
 mod puts;
+mod quotas;
 mod reclaim;
 mod segments;
 mod types;
@@ -59,7 +61,6 @@ use larder_base::failure::DiskError;
 use larder_base::ids::NamespaceId;
 use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
 
-use crate::ages::AgesBySlot;
 use crate::capacity::footprint;
 use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use crate::hint::Hint;
@@ -75,6 +76,7 @@ use journal::Journal;
 pub use namespaces::NAMESPACES_MAX;
 use namespaces::Namespaces;
 use puts::{Below, Puts};
+pub use quotas::{QuotaLevel, QuotaRefusal};
 use reclaim::Reclaim;
 pub use reclaim::{GAIN_SHARE, SegmentView, batch};
 use segments::Segments;
@@ -237,12 +239,6 @@ impl Core {
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.base.config
-    }
-
-    /// The ages of the pages that were evicted, at their eviction.
-    #[must_use]
-    pub fn evicted_ages(&self) -> AgesBySlot {
-        self.base.ages.clone()
     }
 
     /// Called once after opening: starts reclaim where it is wanted. Pages beyond the limit stay:

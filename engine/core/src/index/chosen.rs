@@ -379,6 +379,7 @@ impl Chosen {
             let id = PageId(page.0);
             match look(slab, id) {
                 Standing::Gone => {}
+                Standing::Held => self.seen.note_mut(id).rest |= IS_ASIDE,
                 Standing::Parked(_) => {
                     self.seen.note_mut(id).rest |= IS_ASIDE;
                     self.parked.push(id);
@@ -417,7 +418,7 @@ impl Chosen {
     }
 
     /// Gives a slot back to the policy that was set aside, if it is a leaf.
-    fn refile(&mut self, slab: &mut Slab, counted: &Counted, next: Heat, id: PageId) {
+    pub(super) fn refile(&mut self, slab: &mut Slab, counted: &Counted, next: Heat, id: PageId) {
         self.seen.note_mut(id).rest &= !IS_ASIDE;
         if is_leaf(slab, id) {
             let view = View {
@@ -429,6 +430,11 @@ impl Chosen {
         } else {
             slab.entry_mut(id).spot.clear(QUEUED);
         }
+    }
+
+    /// A slot is not set aside any more.
+    pub(super) fn let_go(&mut self, id: PageId) {
+        self.seen.note_mut(id).rest &= !IS_ASIDE;
     }
 
     pub(super) fn unpark(&mut self, slab: &mut Slab, counted: &Counted, next: Heat) {

@@ -23,6 +23,8 @@ pub(super) enum Standing {
     Leaf(Heat, bool),
     /// A leaf of this heat that cannot go before [`Lru::unpark`].
     Parked(Heat),
+    /// A leaf that its group keeps. The caller holds it from now on.
+    Held,
 }
 
 /// Least recently used first.
@@ -84,7 +86,7 @@ impl Lru {
                 continue;
             };
             match standing(id) {
-                Standing::Gone => self.queue.pop(),
+                Standing::Gone | Standing::Held => self.queue.pop(),
                 Standing::Leaf(heat, _) if heat > filed => self.queue.replace_top(heat, id),
                 Standing::Parked(heat) => {
                     self.queue.pop();

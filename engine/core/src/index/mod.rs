@@ -58,8 +58,10 @@
 //! | `climb` | a preview of the order of eviction |
 //! | `lease` | the pages that must not be evicted |
 //! | `lookup` | the calls of readers |
+//! | `evictions` | the calls of the core that make room |
 //! | `births` | the mean time of the puts of a segment's pages |
 //! | `state` | the structures below, under one lock |
+//! | `groups` | quotas of namespaces: leaves that stay, and groups that evict their own |
 //! | `table` | from a hash to slots |
 //! | `chosen` | the next page to evict, by a policy, and the facts that the policy sees |
 //! | `coldness` | the next page to evict without a policy |
@@ -73,6 +75,8 @@ mod chosen;
 mod climb;
 mod coldness;
 mod counted;
+mod evictions;
+mod groups;
 mod lease;
 mod lookup;
 mod slab;
@@ -90,6 +94,7 @@ use larder_sync::Mutex;
 use crate::policy::order::EvictionOrder;
 use crate::policy::{Departure, ReclaimLines, Worth};
 use chosen::Chosen;
+pub use groups::{GroupLimits, Membership};
 
 use climb::Climb;
 pub use counted::Leased;
@@ -350,50 +355,6 @@ impl Index {
     /// It checks every entry: for the rare segment whose descriptors cannot be read.
     pub fn forget_segment(&self, segment: SegmentId, gone: impl FnMut(Departed)) {
         self.sweep(0..u32::MAX, |spot| spot.segment() == segment, gone);
-    }
-
-    /// Evicts the coldest leaf without a valid lease at `now_ms` for which `stays` is false; `None`
-    /// if there is none. It skips the pages of parked segments. Such a page is not considered again
-    /// before [`Index::unpark`].
-    pub fn evict_coldest(
-        &self,
-        now_ms: u64,
-        stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
-        is_parked: impl Fn(SegmentId) -> bool,
-    ) -> Option<Departed> {
-        let mut state = self.state.write();
-        state.note_time(state.next(), now_ms);
-        let floor = self.leases.lock().expire(now_ms);
-        state.evict(floor, stays, is_parked)
-    }
-
-    /// Pages of parked segments may be evicted again.
-    pub fn unpark(&self) {
-        self.state.write().unpark();
-    }
-
-    /// Evicts the page, if it still lies at `place`, with the chain below it, the deepest page
-    /// first. Returns the pages that left: all of the chain or none.
-    ///
-    /// None leaves if one of them is leased at `now_ms`, if `stays` is true for one, or if the
-    /// chain forks, is longer than 64 pages, or is unknown: the children of a page are known to the
-    /// policy of eviction alone, and not to every policy. So without one only a leaf leaves.
-    pub fn evict_chain(
-        &self,
-        namespace: NamespaceSlot,
-        key: KeyPrefix,
-        place: Place,
-        now_ms: u64,
-        stays: impl Fn(NamespaceSlot, KeyPrefix, SegmentId) -> bool,
-    ) -> Vec<Departed> {
-        let mut state = self.state.write();
-        let floor = self.leases.lock().expire(now_ms);
-        let head = state.find_at(namespace, key, place);
-        let chain = head.and_then(|head| state.chain_below(head, CHAIN_PAGES_MAX, floor, stays));
-        let chain = chain.unwrap_or_default().into_iter().rev();
-        chain
-            .map(|id| self.take_out(&mut state, id, Departure::Evicted))
-            .collect()
     }
 
     /// The facts that reclaim weighs, if the page still lies at `place`.

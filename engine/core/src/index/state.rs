@@ -7,6 +7,7 @@
 //! its heat.
 
 mod check;
+mod evicting;
 mod orphans;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,11 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use larder_format::KeyPrefix;
 
 use super::chosen::{Chosen, View};
-use super::coldness::{Lru, Standing};
+use super::coldness::Lru;
 use super::counted::{Counted, Leased};
-use super::slab::{
-    Entry, HEAT_END, LIVE, Link, Mark, ORPHAN, PageId, QUEUED, Slab, Spot, UNPROVEN,
-};
+use super::groups::Groups;
+use super::slab::{Entry, HEAT_END, LIVE, Mark, ORPHAN, PageId, QUEUED, Slab, Spot, UNPROVEN};
 use super::table::{NameHasher, Table};
 use super::types::{
     Adoption, Departed, Heat, NamespaceSlot, PageView, Parent, Place, Publish, Published, SegmentId,
@@ -55,6 +55,8 @@ pub(super) struct State {
     /// The order of `cold`, for people.
     pub(super) lru: String,
     counted: Counted,
+    /// Without quotas there are none.
+    groups: Option<Box<Groups>>,
     pages: usize,
     /// By namespace, up to the highest one that had pages.
     of_namespace: Vec<Share>,
@@ -74,6 +76,7 @@ impl State {
             chosen: None,
             lru: "lru".to_owned(),
             counted: Counted::new(capacity_blocks),
+            groups: None,
             pages: 0,
             of_namespace: Vec::new(),
             epoch: 0,
@@ -189,6 +192,9 @@ impl State {
         self.of_namespace[at].pages += 1;
         self.of_namespace[at].saved += u64::from(saved);
         self.pages += 1;
+        if let Some(groups) = &mut self.groups {
+            groups.count_in(namespace, saved);
+        }
     }
 
     fn count_out(&mut self, namespace: NamespaceSlot, saved: u32) {
@@ -196,6 +202,9 @@ impl State {
         share.pages -= 1;
         share.saved -= u64::from(saved);
         self.pages -= 1;
+        if let Some(groups) = &mut self.groups {
+            groups.count_out(namespace, saved);
+        }
     }
 
     pub(super) const fn epoch(&self) -> u64 {
@@ -482,6 +491,7 @@ impl State {
     /// a ghost.
     pub(super) fn take_out(&mut self, id: PageId, floor: Heat, why: Departure) -> (Departed, Mark) {
         self.report_uses();
+        self.let_go(id);
         let scale = self.scale();
         let told = self.tell(|chosen, view| chosen.left(view, id, why));
         if told.is_some_and(|(_, is_aside)| !is_aside) {
@@ -538,48 +548,6 @@ impl State {
         self.slab.free(id);
     }
 
-    /// Removes the coldest leaf that has no valid lease and need not stay for another reason.
-    pub(super) fn evict(
-        &mut self,
-        floor: Heat,
-        stays: impl Fn(NamespaceSlot, KeyPrefix) -> bool,
-        is_parked: impl Fn(SegmentId) -> bool,
-    ) -> Option<Departed> {
-        self.report_uses();
-        let next = self.next();
-        let slab = &mut self.slab;
-        let look = |slab: &mut Slab, id| {
-            let Link { children, .. } = slab.link(id);
-            let entry = slab.entry_mut(id);
-            if children == 0 && entry.spot.has(LIVE) {
-                let mark = entry.mark();
-                if is_parked(entry.spot.segment()) {
-                    return Standing::Parked(mark.heat());
-                }
-                let stays = mark.is_leased(floor) || stays(entry.spot.namespace(), entry.key());
-                Standing::Leaf(mark.heat(), stays)
-            } else {
-                entry.spot.clear(QUEUED);
-                Standing::Gone
-            }
-        };
-        let id = match &mut self.chosen {
-            None => self.cold.coldest(next, floor, |id| look(slab, id))?,
-            Some(chosen) => {
-                let id = chosen.coldest(slab, &self.counted, (next, floor), look)?;
-                // Its parent goes next, mostly.
-                let parent = self.slab.link(id).parent;
-                if parent != PageId::NONE {
-                    self.table
-                        .fetch(hash_of(self.names, self.slab.entry(parent)));
-                }
-                id
-            }
-        };
-        self.slab.entry_mut(id).spot.clear(QUEUED);
-        Some(self.take_out(id, floor, Departure::Evicted).0)
-    }
-
     pub(super) fn unpark(&mut self) {
         let next = self.next();
         match &mut self.chosen {
@@ -612,6 +580,9 @@ impl State {
             entry.set_mark(Mark::new(heat, mark.is_leased(floor)));
         }
         self.cold.lower(cut);
+        if let Some(groups) = &mut self.groups {
+            groups.lower(cut);
+        }
         if let Some(chosen) = &mut self.chosen {
             chosen.lower(cut);
         }
@@ -652,6 +623,7 @@ impl State {
             + self.cold.ram_bytes()
             + self.chosen.as_ref().map_or(0, |chosen| chosen.ram_bytes())
             + self.counted.ram_bytes()
+            + self.groups.as_ref().map_or(0, |groups| groups.ram_bytes())
             + self.of_namespace.capacity() * size_of::<Share>()
     }
 }

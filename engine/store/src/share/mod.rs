@@ -24,6 +24,7 @@
 //! | `spaces` | the namespaces of a handle |
 //! | `emptier` | a connection to an owner that empties segments, for a compaction |
 //! | `tape` | a connection to an owner that records the traffic |
+//! | `quotas` | the quotas of namespaces |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
@@ -64,6 +65,7 @@ mod handle;
 pub mod keys;
 mod monitor;
 mod pass;
+mod quotas;
 mod reach;
 mod remote;
 mod role;
@@ -100,6 +102,7 @@ use crate::totals::Totals;
 #[cfg(not(feature = "simulated"))]
 use crate::volume::create::{CreateOptions, create};
 use bell::{Bell, Wish};
+pub use quotas::change_quotas;
 use reach::not_served;
 use remote::Remote;
 use role::{Decider, Known, NotYet, Owner, Role};

@@ -28,6 +28,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::catalog::Pinned;
 use crate::encoder::CodecChoice;
 use crate::protocol::Protocol;
+use crate::quotas::{QuotaChange, QuotaReport};
 use crate::staging::{Slot, SlotEnd};
 use crate::totals::{Measures, Totals};
 use crate::traffic::{Salt, Taken};
@@ -254,6 +255,8 @@ pub enum Request<'a> {
     Record {
         salt: Salt,
     },
+    /// Changes the quotas, or asks for them. As JSON. Answered with [`Reply::Quotas`].
+    Quotas(#[serde(with = "by_name")] Box<QuotaChange>),
 }
 
 /// A key inside a message.
@@ -329,6 +332,8 @@ pub enum Reply {
     /// Pages moved out of a segment; `None` if it holds other pages by now.
     Emptied(Option<u64>),
     Recorded(Taken),
+    /// As JSON.
+    Quotas(#[serde(with = "by_name")] Box<QuotaReport>),
 }
 
 /// A page that may be read, and its slot where it is shared.
@@ -426,6 +431,8 @@ pub enum Failure {
     Unsupported,
     /// Another process records.
     Recorded,
+    /// The quotas stay as they are, for this reason.
+    Quotas(String),
 }
 
 /// Why a process may not be a client. Ids are those of the owner's user namespace.

@@ -5,6 +5,7 @@
 //! | `keeper` | the keeper thread: due syncs, reclaim |
 //! | `prewriter` | writes unused blocks for the first time, before pages come |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
+//! | `quotas` | the quotas of namespaces |
 //! | `simulated` | a store over a simulated disk; in the build for the simulation alone |
 //! | `opening` | from a path to a recovered store, and back to a closed one |
 //! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
@@ -42,6 +43,7 @@ mod notices;
 pub mod opening;
 mod prewriter;
 mod put;
+mod quotas;
 mod recheck;
 pub(crate) mod services;
 #[cfg(feature = "simulated")]
@@ -61,13 +63,12 @@ use larder_core::index::ReadAs;
 use larder_core::policy::make;
 use larder_core::status::{GetStatus, MissReason, PutStatus, Refusal};
 use larder_disk::Witness;
-use larder_format::{Namespace, PageKey, Quota};
+use larder_format::{Namespace, PageKey};
 
 use crate::api::{Count, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Recall, Stats};
 use crate::catalog::{Allocator, Catalog};
 use crate::error::StoreError;
 use crate::inventory::Inventory;
-use crate::quotas::QuotaReport;
 use crate::recovery::Damage;
 use crate::volume::holes::holes;
 use crate::volume::quotas::QuotaState;
@@ -158,11 +159,11 @@ impl LocalStore {
             mut recovery,
             ..
         } = opening;
+        let patient = Witness::new(disk.clone(), volumes.patience.clone());
+        let quotas = volumes.open_quotas(&patient, !options.read_only)?;
         if !options.read_only {
             begin_run(&mut volumes, disk.as_ref(), &mut recovery)?;
         }
-        let patient = Witness::new(disk.clone(), volumes.patience.clone());
-        let quotas = volumes.open_quotas(&patient, !options.read_only);
         let superblock = volumes.superblock();
         let recheck = options
             .read_only
@@ -186,6 +187,8 @@ impl LocalStore {
         let config = config(&volumes, options);
         let services = services(&volumes);
         let local = catalog(config, recovery, index, disk.clone(), options, services);
+        let list = quotas.list().to_vec();
+        local.with_core(|core| core.set_quotas(list));
         if let Some(policy) = &options.admission {
             local.with_core(|core| core.admit_by(make(policy)));
         }
@@ -296,29 +299,6 @@ impl LocalStore {
     /// The books of this store, with leases that no handle has entered.
     pub(crate) fn books(&self) -> &dyn Inventory {
         &*self.local
-    }
-
-    /// The quotas of the store.
-    pub fn quotas(&self) -> QuotaState {
-        self.quotas.lock().clone()
-    }
-
-    pub(crate) fn quota_report(&self) -> QuotaReport {
-        QuotaReport {
-            fault: self.quotas().fault().map(str::to_owned),
-        }
-    }
-
-    /// Sets the quotas of the store.
-    ///
-    /// # Errors
-    /// Those of [`Volumes::set_quotas`]: then a later open may find the former ones or these.
-    pub fn set_quotas(&self, list: Vec<Quota>) -> Result<(), StoreError> {
-        let _gate = self.enter_to_write()?;
-        let volumes = self.volumes.lock();
-        let quotas = volumes.set_quotas(self.data.disk.as_ref(), list)?;
-        *self.quotas.lock() = QuotaState::Known(quotas);
-        Ok(())
     }
 
     /// The namespaces with full records in the store.

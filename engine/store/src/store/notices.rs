@@ -47,6 +47,12 @@ impl Notices {
             ),
             Refusal::ReadOnly => (5, "the store was opened read-only"),
             Refusal::Closed => (6, "the store is closed or has no owner"),
+            Refusal::Quota => (
+                13,
+                "their group is at the maximum of its quota, and none of its pages can go now; or \
+                 their chain is longer than that maximum, or their namespace is in two groups \
+                 (`larder quota PATH`)",
+            ),
             // The volume's change of service is logged, with its reason; a policy logs for itself.
             Refusal::ReadOnlyService | Refusal::NotAdmitted => return,
             Refusal::Budget => (
@@ -92,11 +98,18 @@ impl Notices {
                 "a page whose write the last crash cut short is forgotten (counted in \
                  unfinished_pages; logged once)",
             ),
+            (
+                12,
+                counters.store.evicted_below_minimum,
+                "a group lost pages below the minimum of its quota, since nothing else could give \
+                 room (counted in evicted_below_minimum_pages; logged once)",
+            ),
         ];
         for (kind, count, what) in kinds {
             if count > 0 && self.is_first(kind) {
                 // runbook: a sync failed: the pages that it covered are read back and written again
                 // runbook: a page whose write the last crash cut short is forgotten
+                // runbook: a group lost pages below the minimum of its quota
                 tracing::warn!("{what}");
             }
         }

@@ -645,7 +645,9 @@ fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
         });
     }
     // The copies at the start are whole before the copy at the former end is given up.
-    volumes.mend_quotas(disk.as_ref())?;
+    if let Some(error) = volumes.mend_quotas(disk.as_ref())? {
+        return Err(error);
+    }
     // The new end is written before the new segments, which may lie where the former end is. A
     // superblock may state a larger size only when the length of its file is durable.
     let mut each = targets.iter();

@@ -14,7 +14,7 @@ use larder_base::memory::AlignedBuf;
 use larder_base::system::files;
 use larder_disk::mailbox::{ReadAt, WriteAt, read_all, sync_all};
 use larder_disk::{Disk, DiskError};
-use larder_format::{Damage, QUOTAS_BYTES, Quota, QuotaError, Quotas, StoreId, quotas_offsets};
+use larder_format::{Damage, QUOTAS_BYTES, Quota, Quotas, StoreId, quotas_offsets};
 
 use super::{Volume, Volumes};
 use crate::error::{StoreError, io_error};
@@ -147,19 +147,28 @@ impl Volumes {
         self.copies(disk).state()
     }
 
-    /// The quotas of a store that is opened, to be written to or not.
-    pub(crate) fn open_quotas(&self, disk: &dyn Disk, writes: bool) -> QuotaState {
+    /// The quotas of a store that is opened, to be written to or not. Before anything else is
+    /// written: what a failed sync loses is not known to the store.
+    ///
+    /// # Errors
+    /// A sync failed.
+    pub(crate) fn open_quotas(
+        &self,
+        disk: &dyn Disk,
+        writes: bool,
+    ) -> Result<QuotaState, StoreError> {
         let state = self.copies(disk).state();
         let path = self.first_path();
         if let Some(fault) = state.fault() {
             tracing::error!(
-                "{}: the quotas cannot be read ({fault}): none is in force until they are set anew",
+                "{}: the quotas cannot be read ({fault}): none is in force until `larder quota \
+                 --clear` removes them and they are set anew",
                 path.display()
             );
-        } else if writes && let Err(error) = self.mend_quotas(disk) {
+        } else if writes && let Some(error) = self.mend_quotas(disk)? {
             tracing::warn!("a copy of the quotas cannot be repaired: {error}");
         }
-        state
+        Ok(state)
     }
 
     fn copies(&self, disk: &dyn Disk) -> Copies {
@@ -181,72 +190,71 @@ impl Volumes {
         quotas_offsets(first.map_or(0, |volume| volume.bytes))
     }
 
-    /// Sets the quotas. Returns them with their new generation.
+    /// Sets the quotas. Returns them with their new generation. `sync` makes all writes to the
+    /// first volume durable: in a store in use by its core, which has to know of a failed sync.
     ///
     /// # Errors
     /// [`StoreError::Quotas`], and the error of the system: then a later open may find the old ones
     /// or these.
-    pub fn set_quotas(&self, disk: &dyn Disk, list: Vec<Quota>) -> Result<Quotas, StoreError> {
+    pub fn set_quotas(
+        &self,
+        disk: &dyn Disk,
+        list: Vec<Quota>,
+        sync: impl Fn() -> Result<(), StoreError>,
+    ) -> Result<Quotas, StoreError> {
         let copies = self.copies(disk);
         let last = copies.newest().map_or(0, |newest| newest.generation);
         let quotas = Quotas {
             generation: last.saturating_add(1),
             list,
         };
-        self.write_quotas(disk, &quotas, &copies.order())?;
+        for at in copies.order() {
+            self.write_quotas(disk, &quotas, at)?;
+            sync()?;
+        }
         Ok(quotas)
     }
 
-    /// Completes a change that a crash cut short, and repairs single copies.
+    /// Completes a change that a crash cut short, and repairs single copies. Returns the error of a
+    /// copy that cannot be written.
     ///
     /// # Errors
-    /// The error of the system.
-    pub fn mend_quotas(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+    /// A sync failed.
+    pub fn mend_quotas(&self, disk: &dyn Disk) -> Result<Option<StoreError>, StoreError> {
         let copies = self.copies(disk);
-        match copies.newest() {
-            Some(newest) if copies.some_lag() => {
-                let mut order = copies.order().to_vec();
-                order.retain(|at| copies.0[*at].as_ref() != Ok(newest));
-                self.write_quotas(disk, newest, &order)
+        let Some(newest) = copies.newest().filter(|_| copies.some_lag()) else {
+            return Ok(None);
+        };
+        for at in copies.order() {
+            if copies.0[at].as_ref() == Ok(newest) {
+                continue;
             }
-            _ => Ok(()),
+            if let Err(error) = self.write_quotas(disk, newest, at) {
+                return Ok(Some(error));
+            }
+            self.sync_first(disk)?;
         }
+        Ok(None)
     }
 
-    fn write_quotas(
-        &self,
-        disk: &dyn Disk,
-        quotas: &Quotas,
-        order: &[usize],
-    ) -> Result<(), StoreError> {
+    fn sync_first(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+        let synced: Result<(), DiskError> = sync_all(disk, &[FIRST]).into_iter().collect();
+        synced.map_err(|error| io_error("syncing the quotas of", &self.first_path(), error))
+    }
+
+    fn write_quotas(&self, disk: &dyn Disk, quotas: &Quotas, at: usize) -> Result<(), StoreError> {
         let copy = quotas.encode(self.superblock().store);
-        let copy = copy.map_err(StoreError::Quotas)?;
-        let places = self.quota_places();
-        for at in order {
-            let failed = |error| io_error("writing the quotas of", &self.first_path(), error);
-            let mut memory = AlignedBuf::zeroed(copy.len()).map_err(failed)?;
-            memory.copy_from_slice(&copy);
-            let offset = places[*at];
-            let write = WriteAt {
-                volume: FIRST,
-                offset,
-                memory,
-            };
-            self.write(disk, vec![write])?;
-            let synced = sync_all(disk, &[FIRST]).into_iter();
-            let failed = |error| io_error("syncing the quotas of", &self.first_path(), error);
-            synced
-                .into_iter()
-                .collect::<Result<(), DiskError>>()
-                .map_err(failed)?;
-        }
-        Ok(())
-    }
-}
-
-impl From<QuotaError> for StoreError {
-    fn from(error: QuotaError) -> StoreError {
-        StoreError::Quotas(error)
+        let copy = copy.map_err(|error| StoreError::Quotas(error.to_string()))?;
+        let failed = |error| io_error("writing the quotas of", &self.first_path(), error);
+        let mut memory = AlignedBuf::zeroed(copy.len()).map_err(failed)?;
+        memory.copy_from_slice(&copy);
+        let offset = self.quota_places()[at];
+        let write = WriteAt {
+            volume: FIRST,
+            offset,
+            memory,
+        };
+        self.write(disk, vec![write])
     }
 }
 
@@ -305,12 +313,14 @@ mod tests {
                 let bytes = new.encode(STORE).unwrap();
                 for at in found.order() {
                     if writes == crash {
-                        for (block, _) in landed.iter().enumerate().filter(|(_, is_there)| **is_there) {
+                        let landed = landed.iter().enumerate();
+                        for (block, _) in landed.filter(|(_, is_there)| **is_there) {
                             let range = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
                             copies[at][range.clone()].copy_from_slice(&bytes[range]);
                         }
-                        let state = read(&copies).state();
-                        prop_assert!(state == QuotaState::Known(old) || state == QuotaState::Known(new));
+                        let found = read(&copies).state();
+                        let [old, new] = [old, new].map(QuotaState::Known);
+                        prop_assert!(found == old || found == new);
                         return Ok(());
                     }
                     copies[at].copy_from_slice(&bytes);
@@ -371,18 +381,22 @@ mod tests {
             file.write_all_at(&[1; 512], offset).unwrap();
         };
         let list = |models| quotas(1, models).list;
+        let set = |volumes: &Volumes, disk: &dyn Disk, models| {
+            let sync = || volumes.sync_first(disk);
+            volumes.set_quotas(disk, list(models), sync).unwrap()
+        };
         {
             let (volumes, disk) = open(path);
             assert_eq!(volumes.quotas(&*disk), QuotaState::default());
-            assert_eq!(volumes.set_quotas(&*disk, list(2)).unwrap().generation, 1);
-            assert_eq!(volumes.set_quotas(&*disk, list(40)).unwrap().generation, 2);
+            assert_eq!(set(&volumes, &*disk, 2).generation, 1);
+            assert_eq!(set(&volumes, &*disk, 40).generation, 2);
             disk.shutdown();
         }
         wreck(0);
         wreck(2);
         let (volumes, disk) = open(path);
         assert_eq!(volumes.quotas(&*disk).list(), list(40));
-        assert_eq!(volumes.open_quotas(&*disk, true).list(), list(40));
+        assert_eq!(volumes.open_quotas(&*disk, true).unwrap().list(), list(40));
         disk.shutdown();
         drop((volumes, disk));
         // The copies were repaired, and one moves to the new end.
@@ -391,14 +405,14 @@ mod tests {
         wreck(0);
         wreck(1);
         let (volumes, disk) = open(path);
-        assert_eq!(volumes.open_quotas(&*disk, false).list(), list(40));
+        assert_eq!(volumes.open_quotas(&*disk, false).unwrap().list(), list(40));
         wreck(2);
-        let state = volumes.open_quotas(&*disk, true);
+        let state = volumes.open_quotas(&*disk, true).unwrap();
         assert!(state.fault().is_some() && state.list().is_empty());
         let first = volumes.list[FIRST].as_ref().unwrap();
         assert_eq!(first.quotas_beside_owner(), state);
         // Set anew.
-        volumes.set_quotas(&*disk, list(1)).unwrap();
+        set(&volumes, &*disk, 1);
         assert_eq!(volumes.quotas(&*disk).list(), list(1));
         disk.shutdown();
     }

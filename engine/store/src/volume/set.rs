@@ -338,7 +338,7 @@ impl Volumes {
         }
         self.write(disk, writes)?;
         self.sync(disk)?;
-        self.mend_quotas(disk)
+        self.mend_quotas(disk)?.map_or(Ok(()), Err)
     }
 
     /// The highest epoch in any superblock.

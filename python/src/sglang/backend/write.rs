@@ -228,6 +228,7 @@ fn is_left_out(status: PutStatus) -> bool {
                 | Refusal::ReadOnlyService
                 | Refusal::NotAdmitted
                 | Refusal::Budget
+                | Refusal::Quota
         )
     )
 }

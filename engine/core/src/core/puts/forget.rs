@@ -9,7 +9,7 @@ use super::{Below, Puts};
 use crate::core::namespaces::NAMESPACES_MAX;
 use crate::core::types::{Fault, Move, RequestId};
 use crate::grants::Finding;
-use crate::index::{NamespaceSlot, Place, SegmentId};
+use crate::index::{Departed, NamespaceSlot, Place, SegmentId};
 use crate::planted;
 
 impl Puts {
@@ -48,6 +48,13 @@ impl Puts {
         if !segments.may_evict_somewhere() {
             return false;
         }
+        if !below.base.quotas.is_empty()
+            && let Some(group) = below.base.index.group_above()
+            && self.evict_own(below, group, 0, parent)
+        {
+            return true;
+        }
+        let segments = &*below.segments;
         let stays = |namespace, key| {
             let name = (namespace, key);
             Some(name) == parent || self.awaited.contains_key(&name)
@@ -58,11 +65,39 @@ impl Puts {
             return false;
         };
         self.frontier = Some((page.scale, page.worth));
+        self.left(below, &page);
+        true
+    }
+
+    /// Evicts the coldest leaf of a group, as [`Puts::evict_one`], for a page of its own of so many
+    /// blocks. If that page finds no place after all, its group may be below the minimum by it.
+    pub(super) fn evict_own(
+        &mut self,
+        below: &mut Below<'_>,
+        group: u16,
+        blocks: u32,
+        parent: Option<(NamespaceSlot, KeyPrefix)>,
+    ) -> bool {
+        let segments = &*below.segments;
+        let stays = |namespace, key| {
+            let name = (namespace, key);
+            Some(name) == parent || self.awaited.contains_key(&name)
+        };
+        let is_parked = |segment| !segments.may_evict(segment);
+        let (index, now) = (&below.base.index, below.base.now_ms);
+        let gone = index.evict_own(group, blocks, now, stays, is_parked);
+        if let Some(page) = &gone {
+            self.left(below, page);
+        }
+        gone.is_some()
+    }
+
+    /// Records a page that was evicted.
+    fn left(&mut self, below: &mut Below<'_>, page: &Departed) {
         let generation = below.segments.get(page.place.segment).generation();
         let log = &mut below.base.evicted;
         log.left(page.namespace, page.key, page.place, generation);
         self.evicted(below, page.namespace, page.key, page.place);
-        true
     }
 
     /// Evicts a page of a victim with the chain below it, if all of them may go. Returns whether
@@ -98,6 +133,9 @@ impl Puts {
             let log = &mut below.base.evicted;
             log.left_whole(page.namespace, page.record.key, page.from);
             self.evicted(below, page.namespace, key, page.from);
+            if !below.base.quotas.is_empty() && below.base.index.is_low(page.namespace) {
+                below.base.counters.store.evicted_below_minimum += 1;
+            }
         }
     }
 
@@ -248,6 +286,7 @@ impl Puts {
                 segments.note_damaged(base, slot, page.key, page.place, Finding::Mismatch);
             });
         }
+        below.base.join_group(slot);
         if is_homeless && !below.base.config.read_only {
             below
                 .journal

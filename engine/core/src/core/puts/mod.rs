@@ -372,6 +372,9 @@ impl Puts {
                 children.remove();
             }
         }
+        if matches!(page.origin, Origin::Put) && !below.base.quotas.is_empty() {
+            below.base.index.came(name.0, page.blocks);
+        }
         let segment = page.place.segment;
         below.segments.drop_in_flight(segment, page.blocks);
         if let Some(commit) = page.commit {
@@ -380,6 +383,13 @@ impl Puts {
         below.base.announce(Event::Drain(segment));
         below.base.has_room();
         page
+    }
+
+    /// The pages that are being put, each with its blocks.
+    pub(super) fn coming(&self) -> impl Iterator<Item = (NamespaceSlot, u32)> {
+        let put = |page: &&Pending| matches!(page.origin, Origin::Put);
+        let put = self.pending.values().filter(put);
+        put.map(|page| (page.page.namespace, page.blocks))
     }
 
     /// # Errors

@@ -14,7 +14,7 @@ use crate::core::types::{Effect, SyncPolicy};
 use crate::counters::Counted;
 use crate::grants::{Ask, Extent, Grant, ReservationId};
 use crate::hint::Hint;
-use crate::index::{Adoption, NamespaceSlot, Place, SegmentId};
+use crate::index::{Adoption, Membership, NamespaceSlot, Place, SegmentId};
 use crate::planted;
 use crate::policy::Candidate;
 use crate::status::{PutStatus, Refusal};
@@ -147,10 +147,26 @@ impl Puts {
         if !self.is_affordable(below, &page) {
             return Grant::Refused(Refusal::Budget);
         }
-        match self.grant(below, id, index, page, Origin::Put) {
+        match self.grant_put(below, id, index, page) {
             Ok(extent) => Grant::Write(extent),
             Err(why) => Grant::Refused(why),
         }
+    }
+
+    /// Gives a new page an extent. With quotas it counts for its group from then on.
+    fn grant_put(
+        &mut self,
+        below: &mut Below<'_>,
+        id: ReservationId,
+        index: usize,
+        page: NewPage,
+    ) -> Result<Extent, Refusal> {
+        let extent = self.grant(below, id, index, page, Origin::Put)?;
+        if !below.base.quotas.is_empty() {
+            let blocks = blocks_of(below.base, &page);
+            below.base.index.coming(page.namespace, blocks);
+        }
+        Ok(extent)
     }
 
     /// Whether the policy of admission takes a page that is not stored.
@@ -319,10 +335,38 @@ impl Puts {
             return Err(Refusal::Unreachable);
         }
         let parent = page.parent.map(|parent| (page.namespace, parent));
+        if !below.base.quotas.is_empty() && !planted!(DeafMaximum) {
+            self.keep_maximum(below, page, blocks, parent)?;
+        }
         if self.make_room(below, blocks, parent) {
             Ok(())
         } else {
             Err(Refusal::NoSpace)
+        }
+    }
+
+    /// Evicts pages of a new page's own group until it fits under the maximum of the group. None is
+    /// evicted for a chain that cannot fit as a whole.
+    fn keep_maximum(
+        &mut self,
+        below: &mut Below<'_>,
+        page: &NewPage,
+        blocks: u32,
+        parent: Option<(NamespaceSlot, KeyPrefix)>,
+    ) -> Result<(), Refusal> {
+        loop {
+            let (group, max, is_above) = below.base.index.quota_of(page.namespace, blocks);
+            let chain = (u64::from(page.depth) + 1).saturating_mul(blocks.into());
+            let evicted = match group {
+                Membership::Several => false,
+                Membership::Of(_) if chain > max => false,
+                Membership::Of(group) if is_above => self.evict_own(below, group, blocks, parent),
+                Membership::None | Membership::Of(_) => return Ok(()),
+            };
+            if !evicted {
+                below.base.counters.store.refused_quota += 1;
+                return Err(Refusal::Quota);
+            }
         }
     }
 

@@ -286,6 +286,11 @@ impl Segments {
         }
     }
 
+    /// The first volume was written to outside of its segments.
+    pub(super) fn mark_first_dirty(&mut self) {
+        self.volumes[0].is_dirty = true;
+    }
+
     /// Whether a volume was written to since it was last taken for a sync.
     pub(super) fn take_dirty(&mut self, volume: usize) -> bool {
         std::mem::take(&mut self.volumes[volume].is_dirty)

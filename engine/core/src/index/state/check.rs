@@ -52,6 +52,11 @@ impl State {
         if of_namespace != self.of_namespace {
             return Err("the pages of namespaces are counted wrongly".to_owned());
         }
+        if let Some(groups) = &self.groups {
+            let shares = of_namespace.iter();
+            let shares: Vec<_> = shares.map(|of| (of.pages as u64, of.saved)).collect();
+            groups.check(&shares)?;
+        }
         let free = self.slab.free_count();
         if pages != self.pages
             || self.table.len() != pages + ghosts
@@ -100,6 +105,9 @@ impl State {
             return self.check_filed();
         }
         let mut held = vec![false; self.slab.slots()];
+        for id in self.groups.iter().flat_map(|groups| groups.all_held()) {
+            held[id.0 as usize] = true;
+        }
         for (id, filed) in self.cold.held() {
             if std::mem::replace(&mut held[id.0 as usize], true) {
                 return Err(format!("slot {} is queued twice", id.0));

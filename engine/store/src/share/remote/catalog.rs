@@ -31,6 +31,7 @@ impl From<Failure> for StoreError {
             Failure::Write(what) | Failure::Protocol(what) => StoreError::WriteFailed(what),
             Failure::Unsupported => StoreError::OwnerOlder,
             Failure::Recorded => StoreError::Recorded,
+            Failure::Quotas(why) => StoreError::Quotas(why),
             Failure::Version { .. } | Failure::Denied(_) => StoreError::OwnerGone,
         }
     }

@@ -246,7 +246,9 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Empty { .. } => return nonsense("no segments are emptied here"),
             Request::UseBeneath { .. } => return nonsense("nothing lies beneath here"),
             Request::Arrive { .. } => return nonsense("nothing arrives here"),
-            Request::Record { .. } => return nonsense("nothing is recorded here"),
+            Request::Quotas(_) | Request::Record { .. } => {
+                return nonsense("nothing is recorded here");
+            }
         })
     }
 
@@ -319,7 +321,7 @@ pub fn settled(ledger: &Ledger, outcomes: Vec<(Awaited, Vec<PutStatus>)>) -> Rep
 /// A reply as a client without the feature of policies knows it.
 pub(super) fn without_policies(reply: Reply) -> Reply {
     let known = |why: Refusal| match why {
-        Refusal::NotAdmitted | Refusal::Budget => Refusal::Unreachable,
+        Refusal::NotAdmitted | Refusal::Budget | Refusal::Quota => Refusal::Unreachable,
         other => other,
     };
     match reply {
@@ -376,6 +378,7 @@ impl From<StoreError> for Failure {
             StoreError::UnknownNamespace => Failure::UnknownNamespace,
             StoreError::Closed => Failure::Closed,
             StoreError::ReadOnlyService => Failure::ReadOnlyService,
+            StoreError::Quotas(why) => Failure::Quotas(why),
             other => Failure::Write(other.to_string()),
         }
     }

@@ -239,6 +239,12 @@ impl Shared {
         if let Request::UseBeneath { is_used } = request {
             return Some(Reply::Count(self.store.local.use_beneath(is_used).into()));
         }
+        if let Request::Quotas(change) = request {
+            return Some(match self.store.change_quotas(&change) {
+                Ok(report) => Reply::Quotas(Box::new(report)),
+                Err(error) => Reply::Failed(error.into()),
+            });
+        }
         if let Request::Record { salt } = request {
             return Some(self.record(session, salt));
         }

@@ -1,0 +1,43 @@
+//! What is known of the quotas of the store, and where they lie.
+
+use larder_core::core::QuotaLevel;
+use larder_core::counters::StoreCounts;
+use larder_engine::format::quotas_offsets;
+use larder_store::quotas::QuotaSpec;
+
+use crate::setup::BLOCK;
+
+/// The quotas that an opening may find, and the last look at the groups.
+#[derive(Default)]
+pub struct Quotas {
+    /// The last is that of the last change.
+    pub may_be: Vec<Vec<QuotaSpec>>,
+    /// A change is in progress.
+    pub changes: u32,
+    pub seen: Option<Look>,
+}
+
+/// The groups at one moment.
+pub struct Look {
+    pub groups: Vec<QuotaLevel>,
+    pub levels: Vec<u64>,
+    pub counts: StoreCounts,
+    pub replaced: u64,
+}
+
+impl Quotas {
+    /// A run of the process begins.
+    pub fn begin(&mut self) {
+        self.seen = None;
+        self.changes = 0;
+        if self.may_be.is_empty() {
+            self.may_be.push(Vec::new());
+        }
+    }
+}
+
+/// Whether a write is one of a copy of the quotas, on a volume of so many blocks.
+pub fn is_copy(volume: usize, blocks: usize, start: usize) -> bool {
+    let offsets = quotas_offsets((blocks * BLOCK) as u64);
+    volume == 0 && offsets.contains(&((start * BLOCK) as u64))
+}

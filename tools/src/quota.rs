@@ -1,0 +1,139 @@
+//! `larder quota`: how much of a store a group of namespaces keeps at least, and takes at most.
+//!
+//! It is a client if the store has an owner. A change is durable, and in force for all processes,
+//! when the command has ended.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use larder_engine::Store;
+use larder_store::quotas::{GroupKind, GroupName, QuotaChange, QuotaReport, QuotaSpec};
+use larder_store::share::change_quotas;
+use serde::Serialize;
+
+use crate::failure::{Ending, Failure};
+use crate::open::{self, OpenArgs};
+use crate::owner::{quota_line, unread_quotas_line};
+use crate::place;
+use crate::report::{self, Lines, Report};
+use crate::size::{self, ByteSize};
+
+/// Show or change how much of a store models, tenants or namespaces keep and may take, also while
+/// servers use it
+///
+/// Without a group it lists the quotas. A quota replaces the former one of its group.
+///
+/// Exit codes: 0 done, 2 usage or a refused change, 3 environment.
+#[derive(Args, Debug)]
+pub struct QuotaArgs {
+    /// The store: its first volume, or a backend's directory
+    #[arg(value_parser = place::parser())]
+    path: PathBuf,
+    #[command(flatten)]
+    group: GroupArgs,
+    /// Bytes below which eviction takes no page of the group
+    #[arg(long, value_name = "SIZE", value_parser = size::positive, requires = "GroupArgs")]
+    min: Option<ByteSize>,
+    /// Most bytes that the group takes: beyond it a put evicts pages of the group itself
+    #[arg(long, value_name = "SIZE", value_parser = size::positive, requires = "GroupArgs")]
+    max: Option<ByteSize>,
+    /// Remove the quota of the group
+    #[arg(long, requires = "GroupArgs", conflicts_with_all = ["min", "max"])]
+    remove: bool,
+    /// Remove all quotas, also if they cannot be read
+    #[arg(long, conflicts_with = "GroupArgs")]
+    clear: bool,
+    #[command(flatten)]
+    open: OpenArgs,
+    /// Print one JSON document
+    #[arg(long)]
+    json: bool,
+}
+
+/// The group of a quota.
+#[derive(Args, Debug)]
+#[group(multiple = false)]
+struct GroupArgs {
+    /// One namespace, by its fingerprint as `larder inspect --namespaces` shows it
+    #[arg(long, value_name = "FINGERPRINT")]
+    namespace: Option<String>,
+    /// All namespaces of this model
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// All namespaces whose further field `tenant` has this value
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+}
+
+#[derive(Serialize)]
+struct QuotaDocument {
+    /// The store: its first volume.
+    #[serde(serialize_with = "crate::report::paths")]
+    path: PathBuf,
+    #[serde(flatten)]
+    quotas: QuotaReport,
+}
+
+impl Report for QuotaDocument {
+    const COMMAND: &'static str = "quota";
+
+    fn lines(&self) -> Lines {
+        let mut lines = Lines::default();
+        if let Some(fault) = &self.quotas.fault {
+            lines.text(unread_quotas_line(fault));
+        } else if self.quotas.groups.is_empty() {
+            lines.text("no quotas");
+        }
+        for group in &self.quotas.groups {
+            lines.text(quota_line(group));
+        }
+        lines
+    }
+}
+
+impl GroupArgs {
+    fn name(&self) -> Option<GroupName> {
+        let of = |kind, name: &Option<String>| {
+            let name = name.clone()?;
+            Some(GroupName { kind, name })
+        };
+        of(GroupKind::Namespace, &self.namespace)
+            .or_else(|| of(GroupKind::Model, &self.model))
+            .or_else(|| of(GroupKind::Tenant, &self.tenant))
+    }
+}
+
+impl QuotaArgs {
+    fn change(&self) -> Result<QuotaChange, Failure> {
+        let Some(group) = self.group.name() else {
+            return Ok(match self.clear {
+                true => QuotaChange::Clear,
+                false => QuotaChange::None,
+            });
+        };
+        if self.remove {
+            return Ok(QuotaChange::Remove(group));
+        }
+        if self.min.is_none() && self.max.is_none() {
+            return Err(Failure::usage("give --min, --max or --remove"));
+        }
+        Ok(QuotaChange::Set(QuotaSpec {
+            group,
+            min_bytes: self.min.map_or(0, |size| size.0),
+            max_bytes: self.max.map(|size| size.0),
+        }))
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &QuotaArgs) -> Result<Ending, Failure> {
+    let change = args.change()?;
+    let work = |store: &Store| Ok(change_quotas(store, &change)?);
+    let quotas = open::with_any(&args.path, args.open.options(), work)?;
+    let document = QuotaDocument {
+        path: args.path.clone(),
+        quotas,
+    };
+    report::print(&document, args.json)?;
+    Ok(Ending::Done)
+}

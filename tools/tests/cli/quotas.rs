@@ -1,0 +1,110 @@
+//! Quotas on the command line, in documents and metrics.
+
+use std::os::unix::fs::FileExt;
+
+use larder_engine::format::quotas_offsets;
+
+use super::metrics::serve;
+use super::operator::{PAGE_BYTES, namespace, put};
+use super::*;
+
+#[test]
+fn quotas_are_set_listed_and_removed_beside_servers_and_without_them() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    says(&["quota", at], 0, &["no quotas"]);
+    let set = json(&[
+        "quota", at, "--model", "tiny", "--min", "1MiB", "--max", "8MiB",
+    ]);
+    let group = &set["groups"][0];
+    assert_eq!(
+        (
+            &group["kind"],
+            &group["name"],
+            &group["min_bytes"],
+            &group["max_bytes"]
+        ),
+        (
+            &"model".into(),
+            &"tiny".into(),
+            &(1 << 20).into(),
+            &(8 << 20).into()
+        )
+    );
+    let owner = serve(at);
+    let server = Store::attach(&path, OpenOptions::default()).unwrap();
+    put(&server, &namespace("tiny", "w1"), 1, 4);
+    says(
+        &["quota", at],
+        0,
+        &["model tiny", "1 MiB", "8 MiB", "1 namespace"],
+    );
+    json(&["quota", at, "--tenant", "t", "--max", "1MiB"]);
+    let told = json(&["stat", at]);
+    let groups = told["quotas"]["groups"].as_array().unwrap();
+    assert_eq!(groups.len(), 2);
+    assert_eq!(groups[0]["stored_bytes"], 4 * PAGE_BYTES);
+    let metrics = larder(&["stat", at, "--openmetrics"])
+        .output()
+        .unwrap()
+        .stdout;
+    let metrics = String::from_utf8(metrics).unwrap();
+    assert!(
+        metrics.contains("larder_quota_max_bytes{group=\"tenant t\"} 1048576"),
+        "{metrics}"
+    );
+    // Refused, or without sense.
+    fails(
+        &["quota", at, "--model", "large", "--min", "1TiB"],
+        2,
+        &["half of the usable room"],
+    );
+    fails(
+        &["quota", at, "--model", "none", "--remove"],
+        2,
+        &["model none has none"],
+    );
+    fails(&["quota", at, "--model", "tiny"], 2, &["--min"]);
+    fails(&["quota", at, "--min", "1MiB"], 2, &[]);
+    fails(
+        &["quota", at, "--namespace", "tiny", "--min", "1MiB"],
+        2,
+        &[],
+    );
+    let left = json(&["quota", at, "--model", "tiny", "--remove"]);
+    assert_eq!(left["groups"].as_array().unwrap().len(), 1);
+    server.close().unwrap();
+    drop(owner);
+    assert_eq!(
+        json(&["quota", at, "--clear"])["groups"],
+        serde_json::json!([])
+    );
+}
+
+#[test]
+fn quotas_that_cannot_be_read_are_told_and_can_be_set_anew() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    json(&["quota", at, "--model", "tiny", "--min", "1MiB"]);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    for offset in quotas_offsets(file.metadata().unwrap().len()) {
+        file.write_all_at(&[1; 4096], offset).unwrap();
+    }
+    assert!(doctor(&[at]).contains("the quotas cannot be read"));
+    let owner = serve(at);
+    says(&["stat", at], 0, &["the quotas cannot be read"]);
+    assert!(doctor(&[at]).contains("the quotas cannot be read"));
+    says(&["stat", at, "--check"], 1, &["the quotas cannot be read"]);
+    says(&["quota", at], 0, &["the quotas cannot be read"]);
+    fails(
+        &["quota", at, "--model", "tiny", "--min", "2MiB"],
+        2,
+        &["--clear"],
+    );
+    says(&["quota", at, "--clear"], 0, &["no quotas"]);
+    json(&["quota", at, "--model", "tiny", "--min", "2MiB"]);
+    says(&["stat", at, "--check"], 0, &["serving"]);
+    drop(owner);
+}
