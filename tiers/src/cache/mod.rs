@@ -19,7 +19,7 @@
 //! until [`Cache::is_idle`], also between requests. Pages that are not in L3 when the cache is
 //! dropped are lost; [`Cache::drain`] before the drop keeps them.
 //!
-//! A [`Request`] and a [`PrefetchId`] are receipts: each request must be finished, and each
+//! A [`Request`] and the number of a prefetch are receipts: each request must be finished, and each
 //! prefetch polled to its end or cancelled. Their pages and locks are held until then.
 //!
 //! # When a forward fails

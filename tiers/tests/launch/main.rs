@@ -1,5 +1,5 @@
-//! A forward that is launched behind its loads on the fake driver: the host waits for nothing of the
-//! device, and each layer waits in the stream.
+//! A forward that is launched behind its loads on the fake driver: the host waits for nothing of
+//! the device, and each layer waits in the stream.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
 #[allow(dead_code, reason = "shared with the tests of the devices")]
