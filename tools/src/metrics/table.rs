@@ -643,6 +643,9 @@ pub(super) mod tests {
             read_bytes: vec![1; FACTORS.len()],
             ..Default::default()
         }];
+        let quota = r#"{"kind": "model", "name": "m", "min_bytes": 1, "max_bytes": 2,
+            "stored_bytes": 1, "namespaces": 1}"#;
+        report.quotas.groups = vec![serde_json::from_str(quota).expect("it is JSON")];
         View {
             report,
             spaces: (0..spaces).map(space).collect(),

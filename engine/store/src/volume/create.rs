@@ -19,9 +19,9 @@ use larder_base::system::holder::this_holder;
 use larder_core::capacity::{segments_min, usable_blocks};
 use larder_disk::probe::{Want, filesystem};
 use larder_format::{
-    BLOCK_BYTES, Features, Geometry, HEADER_BLOCKS, History, OVERHEAD_BYTES, OpenState,
+    BLOCK_BYTES, Features, Geometry, HEADER_BLOCKS, History, OVERHEAD_BYTES, OpenState, Quotas,
     RESERVED_OFFSET, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, StoreId,
-    Superblock, TAIL_BYTES, VOLUMES_MAX, VolumeEntry, VolumeId, segments_that_fit,
+    Superblock, TAIL_BYTES, VOLUMES_MAX, VolumeEntry, VolumeId, quotas_offsets, segments_that_fit,
     superblock_offsets, tail_offset,
 };
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
@@ -312,6 +312,9 @@ impl Plan {
                 features: Features::default().written_here(),
                 volumes: entries.clone(),
             };
+            if index == 0 {
+                target.write_quotas(store)?;
+            }
             target.write_superblock(&superblock)?;
         }
         Ok(())
@@ -525,6 +528,19 @@ impl Target {
         let bytes = usize::try_from(bytes).unwrap_or(0) * BLOCK_BYTES;
         let zeros = AlignedBuf::zeroed(bytes).map_err(io)?;
         self.file.write(range.start, &zeros).map_err(io)
+    }
+
+    /// The copies say that there are no quotas, so that damage to some of them costs nothing.
+    fn write_quotas(&self, store: StoreId) -> Result<(), StoreError> {
+        let encoded = Quotas::default().encode(store);
+        let encoded = encoded.map_err(|error| StoreError::Quotas(error.to_string()))?;
+        let io = |e: Error| io_error("writing the quotas", &self.path, e);
+        let mut bytes = AlignedBuf::zeroed(encoded.len()).map_err(io)?;
+        bytes.copy_from_slice(&encoded);
+        for offset in quotas_offsets(self.length()?) {
+            self.file.write(offset, &bytes).map_err(io)?;
+        }
+        Ok(())
     }
 
     fn write_superblock(&self, superblock: &Superblock) -> Result<(), StoreError> {
