@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use larder_disk::{Action, Buffer, Choice, Disk, DiskError, Op, Piece};
 use larder_engine::format::{
     BLOCK_BYTES, CLOSING_OFFSET, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, Superblock, SuperblockError,
+    TAIL_BYTES, quotas_offsets,
 };
 use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::medium::Block;
@@ -115,11 +116,25 @@ impl Image {
         choose(&self.superblocks().map(|at| decode(&self.blocks[at].0[..])))
     }
 
+    /// The places of the quotas, which are blank. The last one is behind the last superblock.
+    fn quotas(&self) -> [u64; 3] {
+        let segments = self.blocks.len().saturating_sub(BEFORE.len() + 1) * BLOCK_BYTES;
+        quotas_offsets(SEGMENTS_OFFSET + segments as u64 + TAIL_BYTES)
+    }
+
     /// Carries out a read at a byte offset of the volume.
     pub fn read(&self, offset: u64, buffer: &mut Buffer) -> Result<(), DiskError> {
-        let blocks = self.blocks_at(offset, buffer.len() / BLOCK_BYTES);
+        let are_quotas = self.quotas().contains(&offset);
+        let blocks = match are_quotas {
+            true => None,
+            false => self.blocks_at(offset, buffer.len() / BLOCK_BYTES),
+        };
         // SAFETY: the operation has not been answered.
         let parts = unsafe { buffer.parts_mut() };
+        if are_quotas {
+            parts.for_each(|part| part.fill(0));
+            return Ok(());
+        }
         let out = parts.flat_map(|part| part.chunks_exact_mut(BLOCK_BYTES));
         for (out, (bytes, _)) in out.zip(blocks.ok_or(DiskError::NoProgress)?) {
             out.copy_from_slice(&bytes[..]);

@@ -95,6 +95,6 @@ impl Namespaces {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (NamespaceSlot, &NamespaceState)> {
-        (0..).map(NamespaceSlot).zip(&self.list)
+        (0..=u16::MAX).map(NamespaceSlot).zip(&self.list)
     }
 }

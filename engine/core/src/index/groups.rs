@@ -355,7 +355,7 @@ impl Groups {
     /// Compares the counted blocks with those of all pages, by namespace.
     pub(super) fn check(&self, shares: &[(u64, u64)]) -> Result<(), String> {
         let mut stored = vec![0; self.list.len()];
-        for (slot, (pages, saved)) in (0..).map(NamespaceSlot).zip(shares) {
+        for (slot, (pages, saved)) in (0..=u16::MAX).map(NamespaceSlot).zip(shares) {
             let member = self.member(slot);
             if let Membership::Of(group) = member.group {
                 let blocks = (pages * u64::from(member.blocks)).saturating_sub(*saved);
