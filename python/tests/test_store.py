@@ -660,7 +660,7 @@ def test_the_statuses_of_python_are_those_of_rust():
 
 def test_leased_pages_stay_and_the_books_name_the_others(tmp_path):
     page = 1 << 20
-    with make(tmp_path) as store:
+    with make(tmp_path, codec="off") as store:
         pages = name(store, parts=[page])
         begun = store.evictions()
         assert begun.pages == [] and begun.missed is False

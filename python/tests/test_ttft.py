@@ -34,7 +34,8 @@ TABLE, OTHERS, ROWS = [5, 0, 11, 3, 8, 1, 10, 2, 7, 4, 9, 6], [*reversed(range(P
 @pytest.fixture
 def engine(tmp_path):
     model = Model.random(SHAPE, "cpu", torch.float32)
-    with Store.attach(tmp_path, size="144MiB") as store:
+    # Plain pages: a test looks for the bytes of one in the file.
+    with Store.attach(tmp_path, size="144MiB", codec="off") as store:
         yield Engine(model, Device("host"), PAGES, store, "tiny", chunk=3 * PAGE)
 
 
