@@ -32,8 +32,11 @@ impl State {
                 may_be.contains(&found),
                 "{found:?} are found, and not {may_be:?}"
             );
+            self.quotas.may_be = vec![found];
+        } else if report.fault.is_none() {
+            // A copy that was not read now may be read by the next opening.
+            self.quotas.may_be.push(found);
         }
-        self.quotas.may_be = vec![found];
     }
 
     /// Runs after each step of a task.
