@@ -27,8 +27,6 @@
     missing_docs
 )]
 
-#[path = "../tests/support/compute.rs"]
-mod compute;
 #[path = "../tests/support/timeline.rs"]
 mod timeline;
 

@@ -1,5 +1,5 @@
-//! The CUDA device without a GPU: on a fake driver (`cu/fake_driver.cc`) that is lazy, unordered
-//! and strict; and without a driver.
+//! The CUDA device without a GPU: on a fake driver (`larder_fake_cuda`) that is lazy, unordered and
+//! strict; and without a driver.
 //!
 //! Covered: the driver calls, their arguments and order, and the handling of errors. Not covered:
 //! whether a GPU behaves like the fake. `LARDER_REQUIRE_GPU=1` runs the same cases on a GPU and
@@ -15,6 +15,10 @@ mod support;
 use std::sync::Arc;
 
 use cudarc::driver::result;
+use larder_fake_cuda::driver::{
+    FAKE, Locked, Steering, child, compute, default_stream, device_tensors, fake, has_gpu,
+    in_a_process_of_its_own, lacking,
+};
 use larder_kernels::cuda::policy::Way;
 use larder_kernels::cuda::{Choice, CudaOptions, or_host};
 use larder_kernels::{
@@ -23,10 +27,6 @@ use larder_kernels::{
 };
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use support::driver::{
-    FAKE, Locked, Steering, child, compute, default_stream, device_tensors, fake, has_gpu,
-    in_a_process_of_its_own, lacking,
-};
 use support::honest::found;
 use support::{Case, Pools, case, cases, expected, host_tensors, tensors_of};
 

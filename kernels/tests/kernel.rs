@@ -15,6 +15,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use larder_fake_cuda::driver::SHIM;
 use larder_kernels::kernel::{KvCopyArgs, SOURCE};
 use larder_kernels::{
     ChunkAt, Device, Direction, HostDevice, HostMemory, KvShape, Layout, PagePair, Transfer,
@@ -26,7 +27,6 @@ use proptest::test_runner::{Config, TestRunner};
 use support::honest::skipped;
 use support::{Case, cases, expected, noise};
 
-const SHIM: &str = include_str!("../cu/cpu_shim.h");
 const ENTRY: &str = include_str!("../cu/cpu_entry.cc");
 
 /// Planted bugs: each replaces a piece of the source.

@@ -10,6 +10,11 @@
 
 mod support;
 
+use larder_fake_cuda::compute::{Compute, Expected, word};
+use larder_fake_cuda::driver::{
+    Steering, compute, device_tensors, has_gpu, in_a_process_of_its_own,
+    in_a_process_that_may_lose_its_device,
+};
 use larder_kernels::cuda::policy::Way;
 use larder_kernels::cuda::{Choice, CudaOptions};
 use larder_kernels::{
@@ -19,11 +24,6 @@ use larder_kernels::{
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
-use support::compute::{Compute, Expected, word};
-use support::driver::{
-    Steering, compute, device_tensors, has_gpu, in_a_process_of_its_own,
-    in_a_process_that_may_lose_its_device,
-};
 use support::honest::found;
 use support::row_at;
 

@@ -12,12 +12,12 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use larder_fake_cuda::driver::{Steering, child, fake, has_gpu, in_a_process_of_its_own, lacking};
 use larder_kernels::cuda::policy::{Point, Probe, Way};
 use larder_kernels::cuda::{Choice, CudaOptions};
 use larder_kernels::{
     CudaDevice, Device, DeviceError, Direction, KvShape, Layout, PagePair, Ticket,
 };
-use support::driver::{Steering, child, fake, has_gpu, in_a_process_of_its_own, lacking};
 use support::{Case, Pools};
 
 fn steering() -> &'static Steering {

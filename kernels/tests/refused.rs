@@ -1,4 +1,4 @@
-//! Errors of single driver calls, on the fake driver (`cu/fake_driver.cc`): the GPU goes on with
+//! Errors of single driver calls, on the fake driver (`larder_fake_cuda`): the GPU goes on with
 //! the work in flight, so pages are handed back only after their copies. Also streams that an
 //! engine captures into a graph, and streams that stand still.
 //!
@@ -8,10 +8,10 @@
 
 mod support;
 
+use larder_fake_cuda::driver::{Steering, default_stream, has_gpu, in_a_process_of_its_own};
 use larder_kernels::cuda::policy::Way;
 use larder_kernels::cuda::{Choice, CudaOptions};
 use larder_kernels::{CudaDevice, Device, DeviceError, Direction, Ticket};
-use support::driver::{Steering, default_stream, has_gpu, in_a_process_of_its_own};
 use support::{Case, Pools, case, expected};
 
 fn open(way: Way) -> CudaDevice {

@@ -4,11 +4,11 @@
 
 mod support;
 
+use larder_fake_cuda::driver::{default_stream, in_a_process_of_its_own};
 use larder_kernels::{
     CudaDevice, CudaOptions, Device, DeviceError, Direction, ForeignStream, HostDevice, RowCopy,
     Ticket,
 };
-use support::driver::{default_stream, in_a_process_of_its_own};
 use support::{Case, Pools, case, row_at};
 
 const COPY: RowCopy = RowCopy {

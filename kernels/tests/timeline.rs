@@ -8,10 +8,10 @@
 
 mod support;
 
+use larder_fake_cuda::driver::{Steering, has_gpu, in_a_process_of_its_own};
 use larder_kernels::cuda::policy::Way;
 use larder_kernels::cuda::{Choice, CudaOptions};
 use larder_kernels::{CudaDevice, Device, HostMemory, KvShape, Layout, PagePair, pool_bytes};
-use support::driver::{Steering, has_gpu, in_a_process_of_its_own};
 use support::timeline::{Beside, Figures, Kind, Layer, SLOWER, Stage, Waits};
 
 const WAYS: [Way; 3] = [Way::Copies, Way::Batch, Way::Kernel];

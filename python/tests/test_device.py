@@ -366,8 +366,9 @@ def test_on_a_fake_of_a_gpu_streams_wait_for_layers_and_copies_for_streams(tmp_p
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None or "LARDER_REQUIRE_GPU" in os.environ:
         pytest.skip("for machines without a GPU and with a C++ compiler")
-    sources = Path(__file__).resolve().parents[2] / "kernels/cu"
-    compiled = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so", sources / "fake_driver.cc"]
+    kernels = Path(__file__).resolve().parents[2] / "kernels"
+    compiled = [compiler, "-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-I", kernels / "cu", "-I", kernels / "fake/cu"]
+    compiled += ["-o", tmp_path / "libcuda.so", kernels / "fake/cu/fake_driver.cc"]
     subprocess.run(compiled, check=True)
     # A compiler of kernels, where one is named, would be asked first.
     inherited = {name: value for name, value in os.environ.items() if name != "LARDER_NVRTC_DIR"}

@@ -8,8 +8,6 @@
     reason = "shared by several tests; a broken expectation is the finding"
 )]
 
-pub mod compute;
-pub mod driver;
 #[path = "../../../tests/support/honest.rs"]
 pub mod honest;
 pub mod timeline;

@@ -16,7 +16,7 @@ use larder_kernels::{
     CudaDevice, Device, Gated, KvShape, L1Pool, L2Pool, PagePair, Ticket, Transfer,
 };
 
-use super::compute::{Compute, Expected, List, Mark, Threads};
+use larder_fake_cuda::compute::{Compute, Expected, List, Mark, Threads};
 
 /// Allowed cost of the launches, waits and marks of a layer, in milliseconds: on an H200 they take
 /// 15 to 30 us, and the marks of two streams that wait for the same event are up to 22 us apart.

@@ -2,17 +2,14 @@
 //! the device, and each layer waits in the stream.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-#[allow(dead_code, reason = "shared with the tests of the devices")]
-mod support;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use larder_fake_cuda::driver::{Steering, default_stream, has_gpu, in_a_process_of_its_own};
 use larder_kernels::cuda::Choice;
 use larder_kernels::{CudaDevice, CudaOptions, Device, KvShape};
 use larder_tiers::prefix::L1Memory;
 use larder_tiers::{Model, PrefixCache, PrefixOptions, Sequence};
-use support::driver::{Steering, default_stream, has_gpu, in_a_process_of_its_own};
 
 const LAYERS: u32 = 6;
 const TOKENS: u64 = 21;

@@ -2,12 +2,10 @@
 //! and the device refuses all further work.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
-#[allow(dead_code, reason = "shared with the tests of the devices")]
-mod support;
-
 use std::path::Path;
 use std::sync::Arc;
 
+use larder_fake_cuda::driver::{Steering, default_stream, has_gpu, in_a_process_of_its_own};
 use larder_kernels::cuda::Choice;
 use larder_kernels::{
     ChunkAt, CudaDevice, CudaOptions, Device, HostDevice, HostMemory, KvShape, Layout, Ticket,
@@ -17,7 +15,6 @@ use larder_tiers::core::{LoadBack, PrefetchState, Request};
 use larder_tiers::l3::FilesL3;
 use larder_tiers::prompt::Scope;
 use larder_tiers::{Cache, Config, Parts};
-use support::driver::{Steering, default_stream, has_gpu, in_a_process_of_its_own};
 
 const TOKENS: u64 = 21;
 const PAGES: usize = 5;

@@ -29,7 +29,9 @@ pub fn word(seed: u64, words: u64, (part, layer, word): (u32, u32, u64)) -> u64 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct Expected {
+    /// The page of L1.
     pub page: u64,
+    /// The seed of its words.
     pub seed: u64,
 }
 
@@ -126,6 +128,7 @@ impl Compute {
         u32::try_from(count.unwrap()).unwrap()
     }
 
+    /// The stream.
     pub fn stream(&self) -> ForeignStream {
         // SAFETY: a stream of the device's context, destroyed after its last use.
         unsafe { ForeignStream::new(self.stream as usize) }

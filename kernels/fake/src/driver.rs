@@ -1,25 +1,30 @@
 //! The driver used by tests: the fake, in a separate process, or the real driver.
 //!
 //! The driver is loaded once per process, so each test that needs a driver runs in its own process.
-//! Needs a C++ compiler, or a GPU: `LARDER_REQUIRE_GPU=1` uses the real driver, which must then be
-//! present.
+//! Needs a C++ compiler at the build, or a GPU: `LARDER_REQUIRE_GPU=1` uses the real driver, which
+//! must then be present.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{result, sys};
-use larder_kernels::kernel::SOURCE;
 use larder_kernels::{ForeignStream, Tensor, Tensors};
 
-use super::compute::{Compute, Threads};
-use super::honest::skipped;
+use crate::compute::{Compute, Threads};
+use honest::skipped;
 
-const SHIM: &str = include_str!("../../cu/cpu_shim.h");
-pub const FAKE: &str = include_str!("../../cu/fake_driver.cc");
+#[path = "../../../tests/support/honest.rs"]
+mod honest;
+
+/// The header with which device code is C++.
+pub const SHIM: &str = include_str!("../cu/cpu_shim.h");
+
+/// The source of the fake.
+pub const FAKE: &str = include_str!("../cu/fake_driver.cc");
 
 /// Set in the processes started by tests. There the test bodies run directly.
 const CHILD: &str = "LARDER_TEST_CUDA_CHILD";
@@ -27,6 +32,7 @@ const CHILD: &str = "LARDER_TEST_CUDA_CHILD";
 /// Set on a machine with a GPU: the real driver is used and must be present.
 const REQUIRE: &str = "LARDER_REQUIRE_GPU";
 
+/// Whether the real driver is used.
 pub fn has_gpu() -> bool {
     std::env::var_os(REQUIRE).is_some()
 }
@@ -73,6 +79,7 @@ pub struct Locked {
 }
 
 impl Locked {
+    /// Memory of so many bytes, locked.
     pub fn new(bytes: usize, piece_bytes: usize) -> Arc<Locked> {
         const PAGE_BYTES: usize = 4096;
         let memory = vec![0; bytes + 2 * PAGE_BYTES];
@@ -93,6 +100,7 @@ impl Locked {
         Arc::new(locked)
     }
 
+    /// The first byte.
     pub fn start(&self) -> NonNull<u8> {
         NonNull::new(self.at(0).cast()).unwrap()
     }
@@ -118,55 +126,16 @@ impl Drop for Locked {
     }
 }
 
-/// The directory with the fake, under the file name of the real library. Compiled once per test
-/// process. `None`, with a message, if there is no compiler.
+/// The directory with the fake, under the file name of the real library. `None`, with a message, if
+/// there was no compiler.
 pub fn fake() -> Option<&'static Path> {
-    static THERE: OnceLock<bool> = OnceLock::new();
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    THERE
-        .get_or_init(|| compile(directory))
-        .then_some(directory)
-}
-
-fn compile(directory: &Path) -> bool {
-    let building = tempfile::tempdir_in(directory).unwrap();
-    for (name, text) in [
-        ("kv_copy.cu", SOURCE),
-        ("cpu_shim.h", SHIM),
-        ("fake_driver.cc", FAKE),
-    ] {
-        std::fs::write(building.path().join(name), text).unwrap();
+    let directory = Path::new(env!("OUT_DIR"));
+    let is_there = directory.join("libcuda.so").exists();
+    if !is_there {
+        let why = "there was no C++ compiler when it was built";
+        skipped("the CUDA device on a fake driver", why);
     }
-    let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".to_owned());
-    let library = building.path().join("libcuda.so");
-    let compiled = Command::new(&compiler)
-        .args([
-            "-std=c++17",
-            "-O1",
-            "-Wno-unknown-pragmas",
-            "-shared",
-            "-fPIC",
-            "-o",
-        ])
-        .arg(&library)
-        .arg(building.path().join("fake_driver.cc"))
-        .output();
-    match compiled {
-        Err(error) => {
-            let why = format!("there is no C++ compiler {compiler}: {error}");
-            skipped("the CUDA device on a fake driver", why);
-            false
-        }
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(
-                output.status.success(),
-                "{compiler} does not compile the fake driver:\n{said}"
-            );
-            std::fs::rename(library, directory.join("libcuda.so")).unwrap();
-            true
-        }
-    }
+    is_there.then_some(directory)
 }
 
 /// Runs a test, including ignored ones, in a process with a fake driver.
@@ -230,6 +199,7 @@ pub fn lacking(library: &[u8], function: &str) -> Vec<u8> {
     lacking
 }
 
+/// The default stream of the context.
 pub fn default_stream() -> ForeignStream {
     // SAFETY: the default stream.
     unsafe { ForeignStream::new(0) }
@@ -239,6 +209,8 @@ pub fn default_stream() -> ForeignStream {
 pub struct Steering(libloading::Library);
 
 impl Steering {
+    /// Of the fake in this process.
+    #[expect(clippy::new_without_default, reason = "it loads a library")]
     pub fn new() -> Steering {
         // SAFETY: the fake driver.
         Steering(unsafe { libloading::Library::new("libcuda.so") }.unwrap())
@@ -308,6 +280,7 @@ impl Steering {
         unsafe { query() }
     }
 
+    /// All calls since the last reset.
     pub fn calls(&self) -> i64 {
         self.query("fake_calls")
     }
