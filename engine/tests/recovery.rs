@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::memory::{self, Memory, STORE};
 
-use larder_core::core::Victim;
+use larder_core::core::{InitState, Victim};
 use larder_core::index::{Index, NamespaceSlot, SegmentId};
 use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, OpenState,
@@ -163,6 +163,37 @@ fn a_page_under_two_bad_headers_replaces_no_whole_page() {
     let index = recovered(blocks, &superblock(first.run(), OpenState::Open));
     let found = index.locate(NamespaceSlot(0), &PageKey::from_bytes([1; 32]));
     assert_eq!(found.map(|found| found.place.segment), Some(SegmentId(0)));
+}
+
+/// The bytes of a key's newest page, which is unproven, cannot be read at the moment. The older
+/// page serves. The segment of the newer one must stay until its bytes can be read.
+#[test]
+fn a_segment_with_an_unreadable_newest_page_stays_as_it_is() {
+    let [first, a, b, second, c, d] = serials();
+    let proven = header(0, first, SegmentState::Sealed, b);
+    let excluded = header(1, second, SegmentState::Sealed, Serial::ZERO);
+    let blocks = BTreeMap::from([
+        (0, proven),
+        (1, proven),
+        (SEGMENT_BLOCKS - 1, page_block(0, first, (a, b), 0, 1)),
+        (SEGMENT_BLOCKS, excluded),
+        (SEGMENT_BLOCKS + 1, excluded),
+        (2 * SEGMENT_BLOCKS - 1, page_block(1, second, (c, d), 0, 1)),
+    ]);
+    let closed = superblock(first.run(), OpenState::Clean);
+    let data = SEGMENT_BLOCKS + HEADER_BLOCKS;
+    for (bad, state) in [
+        (BTreeSet::from([data]), InitState::Unreadable),
+        (BTreeSet::new(), InitState::Sealed),
+    ] {
+        let is_bad = !bad.is_empty();
+        let (recovery, index) = recovered_around(blocks.clone(), bad, &closed);
+        let found = index.locate(NamespaceSlot(0), &PageKey::from_bytes([1; 32]));
+        assert_eq!(found.map(|found| found.place.segment), Some(SegmentId(0)));
+        assert_eq!(recovery.recovered.segments[1].state, state);
+        assert_eq!(recovery.recovered.is_partial, is_bad);
+        assert_eq!(recovery.damage.len(), usize::from(is_bad));
+    }
 }
 
 /// A power loss kept one descriptor block and neither header, and the place of one header cannot be

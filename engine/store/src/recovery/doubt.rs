@@ -8,8 +8,8 @@
 //! written again at the last crash are in doubt. A store that was closed in order has almost none.
 
 use larder_core::core::NamespaceInit;
-use larder_disk::Disk;
 use larder_disk::mailbox::{ReadAt, read_all};
+use larder_disk::{Disk, DiskError};
 use larder_format::{PageChecksum, PageKey};
 
 use super::found::Found;
@@ -34,6 +34,15 @@ pub(super) enum Settled {
     Unread(usize),
 }
 
+/// The outcome of a doubt.
+#[derive(Default)]
+pub(super) struct Outcome {
+    /// The record that counts. `None` if all bytes are wrong.
+    pub settled: Option<Settled>,
+    /// The records whose bytes cannot be read now, newest first, each with the error.
+    pub unread: Vec<(usize, DiskError)>,
+}
+
 /// The pages, their places, and the means to verify them.
 pub(super) struct Payloads<'a, E> {
     pub disk: &'a dyn Disk,
@@ -44,11 +53,10 @@ pub(super) struct Payloads<'a, E> {
 
 impl<E> Payloads<'_, E> {
     /// The record of each key that counts: the newest whole one (proven, or read and verified). If
-    /// there is none, the newest whose bytes cannot be read: they may be right. `None` if all bytes
-    /// are wrong.
-    pub(super) fn settle(&self, doubts: &[Doubt]) -> Vec<Option<Settled>> {
+    /// there is none, the newest whose bytes cannot be read: they may be right.
+    pub(super) fn settle(&self, doubts: &[Doubt]) -> Vec<Outcome> {
         let mut whole: Vec<Option<usize>> = vec![None; doubts.len()];
-        let mut unread: Vec<Option<usize>> = vec![None; doubts.len()];
+        let mut unread: Vec<Vec<(usize, DiskError)>> = vec![Vec::new(); doubts.len()];
         let most = doubts.iter().map(|doubt| doubt.candidates.len()).max();
         for age in 0..most.unwrap_or(0) {
             let mut asked = Vec::new();
@@ -62,27 +70,26 @@ impl<E> Payloads<'_, E> {
                 }
             }
             self.read(doubts, &asked, |at, page, sum| match sum {
-                Some(sum) if sum == self.pages[page].checksum => whole[at] = Some(page),
-                Some(_) => {}
-                None => {
-                    unread[at].get_or_insert(page);
-                }
+                Ok(sum) if sum == self.pages[page].checksum => whole[at] = Some(page),
+                Ok(_) => {}
+                Err(error) => unread[at].push((page, error)),
             });
         }
-        let settled = whole.into_iter().zip(unread);
-        let settled = settled.map(|(whole, unread)| {
-            let whole = whole.map(Settled::Whole);
-            whole.or(unread.map(Settled::Unread))
+        let outcomes = whole.into_iter().zip(unread);
+        let outcomes = outcomes.map(|(whole, unread)| {
+            let newest = unread.first().map(|(page, _)| Settled::Unread(*page));
+            let settled = whole.map(Settled::Whole).or(newest);
+            Outcome { settled, unread }
         });
-        settled.collect()
+        outcomes.collect()
     }
 
-    /// Passes the checksum of each page's bytes to `found`; `None` if they cannot be read.
+    /// Passes the checksum of each page's bytes to `found`, or the error of reading them.
     fn read(
         &self,
         doubts: &[Doubt],
         asked: &[(usize, usize)],
-        mut found: impl FnMut(usize, usize, Option<u64>),
+        mut found: impl FnMut(usize, usize, Result<u64, DiskError>),
     ) {
         let mut rest = asked;
         while !rest.is_empty() {
@@ -103,15 +110,15 @@ impl<E> Payloads<'_, E> {
         }
     }
 
-    /// The checksums of the bytes at the places of these pages; `None` if the bytes cannot be read.
-    fn checksums(&self, doubts: &[Doubt], asked: &[(usize, usize)]) -> Vec<Option<u64>> {
-        let mut sums: Vec<Option<PageChecksum>> = Vec::with_capacity(asked.len());
+    /// The checksums of the bytes at the places of these pages.
+    fn checksums(&self, doubts: &[Doubt], asked: &[(usize, usize)]) -> Vec<Result<u64, DiskError>> {
+        let mut sums: Vec<Result<PageChecksum, DiskError>> = Vec::with_capacity(asked.len());
         let mut pieces: Vec<(usize, ReadAt)> = Vec::with_capacity(asked.len());
         for &(at, page) in asked {
             let found = &self.pages[page];
             let namespace = self.namespaces[usize::from(found.slot.0)].fingerprint;
             pieces.extend(pieces_of(self.place(found)).map(|piece| (sums.len(), piece)));
-            sums.push(Some(PageChecksum::new(namespace, &doubts[at].key)));
+            sums.push(Ok(PageChecksum::new(namespace, &doubts[at].key)));
         }
         // More than one piece is a single large page: a record's size field must not size an
         // allocation.
@@ -120,8 +127,9 @@ impl<E> Payloads<'_, E> {
             let reads: Vec<ReadAt> = pieces.iter().map(|(_, piece)| *piece).collect();
             for ((page, _), bytes) in pieces.iter().zip(read_all(self.disk, &reads)) {
                 match (bytes, &mut sums[*page]) {
-                    (Ok(bytes), Some(sum)) => sum.blocks(&bytes),
-                    (_, sum) => *sum = None,
+                    (Ok(bytes), Ok(sum)) => sum.blocks(&bytes),
+                    (Err(error), sum) => *sum = Err(error),
+                    (Ok(_), Err(_)) => {}
                 }
             }
         }

@@ -44,6 +44,10 @@ pub enum FaultReason {
     /// The generation of a segment in a store that was closed in order has no header.
     #[error("no header of its generation is there, though the store was closed in order")]
     NoHeader,
+    /// The bytes of a page that may be the newest of its key cannot be read. Its segment stays as
+    /// it is, for the next opening.
+    #[error("a page that it names, perhaps the newest of its key, cannot be read: {0}")]
+    UnreadPage(DiskError),
     /// Page records with good checksums that are disbelieved: their number, and the reason.
     #[error("{0} page records {1}")]
     Disbelieved(u64, Disbelief),

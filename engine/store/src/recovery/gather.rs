@@ -34,6 +34,8 @@ pub struct Gathered<E = ()> {
     wrong_size_until: Names<NamespaceSlot, usize>,
     /// The full keys of pages that their own segment's header does not cover.
     pub(super) keys: Names<(NamespaceSlot, KeyPrefix), PageKey>,
+    /// Segments with a page whose bytes cannot be read now, and that may be the newest of its key.
+    pub(super) unread: HashSet<SegmentId>,
     /// Highest synced watermark of each epoch.
     watermarks: BTreeMap<Run, Serial>,
     pub damage: Vec<Damage>,
@@ -73,8 +75,8 @@ pub struct SegmentSummary {
     pub block_count: u32,
     pub data_end: u32,
     last_commit: Serial,
-    /// A part of its headers or blocks could not be read. Unreadable is not empty.
-    unreadable: bool,
+    /// A part of its headers, blocks or pages could not be read. Unreadable is not empty.
+    pub(super) unreadable: bool,
     /// No copy of its header is whole, and one is bad.
     headless: bool,
     /// One copy of its header is whole, and the other differs from it.
@@ -170,6 +172,7 @@ impl<E: Extra> Gathered<E> {
             clears: Names::default(),
             wrong_size_until: Names::default(),
             keys: Names::default(),
+            unread: HashSet::new(),
             watermarks: BTreeMap::new(),
             damage: Vec::new(),
             lost_until: Serial::ZERO,

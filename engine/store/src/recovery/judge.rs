@@ -3,12 +3,12 @@
 
 use larder_base::planted;
 use larder_disk::Disk;
-use larder_format::Serial;
+use larder_format::{Serial, Structure};
 
-use super::doubt::{Doubt, Payloads, Settled};
-use super::found::{Extra, Found};
+use super::doubt::{Doubt, Outcome, Payloads, Settled};
+use super::found::{Damage, Extra, Found};
 use super::gather::Gathered;
-use super::scan::Spot;
+use super::scan::{Fault, FaultReason, Spot};
 
 /// The outcome of a page that a descriptor names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,9 +53,9 @@ impl<E: Extra> Gathered<E> {
             namespaces: &self.namespaces,
             pages: &pages,
         };
-        let settled = payloads.settle(&doubts);
-        for (doubt, settled) in doubts.iter().zip(settled) {
-            let (counts, is_whole) = match settled {
+        for (doubt, outcome) in doubts.iter().zip(payloads.settle(&doubts)) {
+            self.keep_unread(&pages, spots, &outcome);
+            let (counts, is_whole) = match outcome.settled {
                 Some(Settled::Whole(at)) => (at, true),
                 Some(Settled::Unread(at)) => (at, false),
                 // All bytes are wrong. The newest stays: a get of it will be a miss.
@@ -68,6 +68,30 @@ impl<E: Extra> Gathered<E> {
             pages[counts].proven |= is_whole;
         }
         (pages, fates)
+    }
+
+    /// Keeps the segments of the records that do not count because their bytes cannot be read now.
+    /// The next opening may find them whole, and then they count.
+    fn keep_unread(&mut self, pages: &[Found<E>], spots: &[Spot], outcome: &Outcome) {
+        for (page, error) in &outcome.unread {
+            if matches!(outcome.settled, Some(Settled::Unread(counts)) if counts == *page) {
+                continue;
+            }
+            let id = pages[*page].place.segment;
+            let spot = spots[id.0 as usize];
+            if self.unread.insert(id) {
+                let offset = spot.data(pages[*page].place.start, 1).offset;
+                self.damage.push(Damage {
+                    volume: spot.volume,
+                    segment: Some(spot.number),
+                    fault: Fault {
+                        offset,
+                        structure: Structure::DescriptorBlock,
+                        reason: FaultReason::UnreadPage(*error),
+                    },
+                });
+            }
+        }
     }
 
     /// Keeps the newest of the records of one key that no deletion kills. Returns the doubt about

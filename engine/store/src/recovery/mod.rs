@@ -5,6 +5,8 @@
 //! - Of several records of one key, the highest version counts. Of equal versions (copies), the
 //!   highest commit counts. If that record is not proven, the newest record counts whose payload
 //!   has the right checksum, or that is proven (`doubt`). Recovery reads payload in this case only.
+//!   If a newer payload cannot be read now, its segment stays as it is: the next opening may find
+//!   it whole.
 //! - A deletion kills the pages of its key that have a lower version. A clear does so for its
 //!   namespace.
 //! - If the segment's header is sealed, or open and written by a clean close, it alone decides
@@ -210,6 +212,12 @@ pub(crate) fn recover_pages<E: Extra>(
     let run = next.unwrap_or(highest_run);
     let first = Serial::first_of(run);
     let pages = gathered.publish(disk, &all, index, proven_only);
+    for id in &gathered.unread {
+        let spot = &all[id.0 as usize];
+        if let Some(summary) = scans.get_mut(&(spot.volume, spot.number)) {
+            summary.unreadable = true;
+        }
+    }
     let mut found = vec![0; superblocks.len()];
     for page in &pages {
         found[all[page.place.segment.0 as usize].volume] += 1;
@@ -247,8 +255,13 @@ pub(crate) fn recover_pages<E: Extra>(
         first,
         clean,
         lost_pages,
-        is_partial: { gathered.damage.iter() }
-            .any(|damage| matches!(damage.fault.reason, FaultReason::Unreadable(_))),
+        is_partial: gathered.damage.iter().any(|damage| {
+            let reason = &damage.fault.reason;
+            matches!(
+                reason,
+                FaultReason::Unreadable(_) | FaultReason::UnreadPage(_)
+            )
+        }),
     };
     let recovery = Recovery {
         recovered,
