@@ -48,17 +48,36 @@ const GROUP: usize = 7;
 const UNKNOWN: u8 = VALUES as u8 - 1;
 
 /// The number of bounds that a number reaches.
-fn step<const N: usize>(number: u32, bounds: [u32; N]) -> u8 {
-    bounds.partition_point(|bound| *bound <= number) as u8
+const fn step<const N: usize>(number: u32, bounds: [u32; N]) -> u8 {
+    let mut at = 0;
+    while at < N && bounds[at] <= number {
+        at += 1;
+    }
+    at as u8
 }
+
+/// The steps of the numbers that a memory can hold.
+const fn steps<const N: usize>(bounds: [u32; N]) -> [u8; 8] {
+    let mut steps = [0; 8];
+    let mut number = 0;
+    while number < 8 {
+        steps[number] = step(number as u32, bounds);
+        number += 1;
+    }
+    steps
+}
+
+const HIT_STEPS: [u8; 8] = steps([1, 2, 3, 6]);
+const CHILD_STEPS: [u8; 8] = steps([1, 2, 4]);
 
 impl Traits {
     /// Those of a page that is used now.
+    #[inline]
     pub(super) fn of(facts: &PageFacts, memory: Memory) -> Traits {
         let (class, _, _) = facts.hint.parts();
         let (stop, output) = turn(class);
         let mut traits = [0; TRAITS];
-        traits[HITS] = step(u32::from(memory.hits()), [1, 2, 3, 6]);
+        traits[HITS] = HIT_STEPS[usize::from(memory.hits() & 7)];
         traits[PARTIAL] = u8::from(class == larder_core::hint::Class::PARTIAL);
         traits[NEW_PAGES] = facts
             .new_pages
@@ -70,7 +89,7 @@ impl Traits {
     }
 
     pub(super) fn with_children(mut self, memory: Memory) -> Traits {
-        self.0[CHILDREN] = step(u32::from(memory.children()), [1, 2, 4]);
+        self.0[CHILDREN] = CHILD_STEPS[usize::from(memory.children() & 7)];
         self
     }
 
@@ -115,15 +134,21 @@ impl Default for Classes {
 
 impl Classes {
     /// The number of a class.
+    #[inline]
     pub(super) fn of(&mut self, traits: Traits) -> ClassId {
         let recent = place_of(traits);
         if self.recent[recent].0 == traits {
             return self.recent[recent].1;
         }
-        let known = self.known.get(&traits).copied();
-        let class = known.unwrap_or_else(|| self.add(traits));
+        let class = self.find(traits);
         self.recent[recent] = (traits, class);
         class
+    }
+
+    #[cold]
+    fn find(&mut self, traits: Traits) -> ClassId {
+        let known = self.known.get(&traits).copied();
+        known.unwrap_or_else(|| self.add(traits))
     }
 
     fn add(&mut self, traits: Traits) -> ClassId {

@@ -161,6 +161,10 @@ impl Guard {
         now: u32,
     ) -> Option<Switched> {
         let held = self.recency.used(before, bytes);
+        if is_hit && held == 1.0 {
+            // Both orders have it.
+            return None;
+        }
         let size = bytes as f64;
         let gain = (f64::from(u8::from(is_hit)) - held) * size;
         let capacity = self.capacity as f64;

@@ -190,26 +190,26 @@ impl Learned {
     }
 
     /// A request used a page, stored before or not. `again`: for the second time, and tells more.
-    fn seen(&mut self, id: u32, facts: &PageFacts, again: bool) {
+    fn seen(&mut self, id: u32, facts: &PageFacts, mut page: Page, again: bool) {
         if let Some(parent) = facts.parent {
             self.pass(parent.0, id);
         }
         let now = self.now;
-        let page = *self.pages.get(id);
         let traits = Traits::of(facts, page.memory());
         let class = self.class_of(traits);
-        if again {
-            self.sample.change_class(id, class, now, &mut self.hazards);
-        } else {
+        let changes = page.class() != class;
+        if !again {
             let key = sampled(number_of(facts));
             self.sample.used((id, key), class, now, &mut self.hazards);
+        } else if changes {
+            self.sample.change_class(id, class, now, &mut self.hazards);
         }
-        let page = self.pages.get_mut(id);
         page.last = now;
         page.epoch = self.guard.now();
         page.return_to();
+        *self.pages.get_mut(id) = page;
         // In the heap of the same class its entry is corrected when it comes to the top.
-        if page.class() != class {
+        if changes {
             self.classify(id, class);
         }
     }
@@ -354,13 +354,14 @@ impl EvictionPolicy for Learned {
         }
         let known = self.ghosts.take(number_of(facts));
         let memory = known.map_or(Memory::NEW, |(memory, _)| memory.used());
-        self.pages.put(page.0, Page::new(memory));
+        let new = Page::new(memory);
+        self.pages.put(page.0, new);
         if let (Some(parent), None) = (facts.parent, known) {
             self.pass(parent.0, page.0);
             self.adopt(parent.0);
         }
         self.count(facts, known.map(|(_, epoch)| epoch), false);
-        self.seen(page.0, facts, false);
+        self.seen(page.0, facts, new, false);
     }
 
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
@@ -369,14 +370,13 @@ impl EvictionPolicy for Learned {
             return;
         }
         self.advance(facts.now);
-        let known = self.pages.get_mut(page.0);
+        let mut known = *self.pages.get(page.0);
         let again = self.now - known.last < SAME_REQUEST;
         if !again {
             known.set_memory(known.memory().used());
         }
-        let before = known.epoch;
-        self.count(facts, Some(before), true);
-        self.seen(page.0, facts, again);
+        self.count(facts, Some(known.epoch), true);
+        self.seen(page.0, facts, known, again);
     }
 
     fn left(&mut self, page: PageNumber, facts: &PageFacts, why: Departure) {
@@ -494,8 +494,8 @@ impl EvictionOrder for Learned {
         }
     }
 
-    fn fetch_used(&self, pages: &mut dyn Iterator<Item = PageNumber>) {
-        pages.for_each(|page| self.pages.fetch(page.0));
+    fn fetch_used(&self, pages: &[PageNumber]) {
+        pages.iter().for_each(|page| self.pages.fetch(page.0));
     }
 
     fn linked(&mut self, page: PageNumber, facts: &PageFacts) {

@@ -112,6 +112,7 @@ impl Pages {
     }
 
     /// Fetches the cache line of a page that was put.
+    #[inline]
     pub(super) fn fetch(&self, id: u32) {
         fetch(self.get(id));
     }

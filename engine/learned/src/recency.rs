@@ -83,13 +83,16 @@ impl Recency {
 
     /// The part of the pages of an epoch that LRU holds: of the oldest one only the part that fits.
     fn share(&self, epoch: u32) -> f64 {
+        if epoch > self.oldest {
+            return 1.0;
+        }
         let there = self.bytes[slot(epoch)];
+        if there == 0 {
+            return 1.0;
+        }
         let above = self
             .capacity
             .map_or(0, |most| self.held.saturating_sub(most));
-        if epoch > self.oldest || there == 0 {
-            return 1.0;
-        }
         1.0 - (above as f64 / there as f64).min(1.0)
     }
 
@@ -104,10 +107,12 @@ impl Recency {
         self.bytes[slot(self.now)] += bytes;
         self.held += bytes;
         self.shrink();
-        self.taken += (1.0 - share) * bytes as f64;
-        let full = self.capacity.unwrap_or(self.held) / SPAN;
-        if self.taken >= full as f64 {
-            self.begin_epoch();
+        if share < 1.0 {
+            self.taken += (1.0 - share) * bytes as f64;
+            let full = self.capacity.unwrap_or(self.held) / SPAN;
+            if self.taken >= full as f64 {
+                self.begin_epoch();
+            }
         }
         share
     }

@@ -484,7 +484,7 @@ impl EvictionOrder for Learned {
         self.policy.fetch(names);
     }
 
-    fn fetch_used(&self, pages: &mut dyn Iterator<Item = PageNumber>) {
+    fn fetch_used(&self, pages: &[PageNumber]) {
         self.policy.fetch_used(pages);
     }
 

@@ -63,14 +63,14 @@ pub(super) struct Chosen {
 /// Uses that the policy does not know yet.
 #[derive(Debug, Default)]
 struct Noted {
-    ids: Vec<PageId>,
+    ids: Vec<PageNumber>,
     /// For each call with some of them: the end of its run in `ids`.
     calls: Vec<(usize, Used)>,
 }
 
 impl Noted {
     fn ram_bytes(&self) -> usize {
-        self.ids.capacity() * size_of::<PageId>()
+        self.ids.capacity() * size_of::<PageNumber>()
             + self.calls.capacity() * size_of::<(usize, Used)>()
     }
 }
@@ -121,12 +121,13 @@ impl Note {
 struct Times {
     list: VecDeque<(Heat, u64)>,
     now_ms: u64,
-    /// The stamp that was asked for last, and its time: pages of a chain mostly share one.
-    recent: Option<(Heat, u64)>,
+    /// The stamp that was asked for last, and its answer: pages of a chain mostly share one.
+    recent: Option<(Heat, (Duration, Duration))>,
 }
 
 impl Times {
     fn note(&mut self, stamp: Heat, now_ms: u64) {
+        self.recent = None;
         self.now_ms = self.now_ms.max(now_ms);
         let is_due = |(_, last): &(Heat, u64)| now_ms >= last + STEP_MS;
         if self.list.back().is_none_or(is_due) {
@@ -134,24 +135,23 @@ impl Times {
                 self.list.pop_front();
             }
             self.list.push_back((stamp, now_ms));
-            self.recent = None;
         }
     }
 
     /// The time since a stamp, and the time now.
     fn of(&mut self, stamp: Heat) -> (Duration, Duration) {
-        let then = match self.recent {
-            Some((recent, ms)) if recent == stamp => ms,
-            _ => {
-                let behind = self.list.partition_point(|(noted, _)| *noted <= stamp);
-                let noted = self.list.get(behind.saturating_sub(1));
-                let then = noted.map_or(self.now_ms, |(_, ms)| *ms);
-                self.recent = noted.map(|_| (stamp, then));
-                then
-            }
-        };
+        if let Some((recent, times)) = self.recent
+            && recent == stamp
+        {
+            return times;
+        }
+        let behind = self.list.partition_point(|(noted, _)| *noted <= stamp);
+        let noted = self.list.get(behind.saturating_sub(1));
+        let then = noted.map_or(self.now_ms, |(_, ms)| *ms);
         let since = Duration::from_millis(self.now_ms - then);
-        (since, Duration::from_millis(self.now_ms))
+        let times = (since, Duration::from_millis(self.now_ms));
+        self.recent = Some((stamp, times));
+        times
     }
 
     fn lower(&mut self, cut: u32) {
@@ -197,6 +197,18 @@ impl Seen {
     }
 
     fn facts(&self, view: View<'_>, id: PageId, times: &mut Times) -> PageFacts {
+        self.facts_with(view, id, times, None)
+    }
+
+    /// The facts of a page in a request that puts `new_pages`.
+    #[inline]
+    fn facts_with(
+        &self,
+        view: View<'_>,
+        id: PageId,
+        times: &mut Times,
+        new_pages: Option<u32>,
+    ) -> PageFacts {
         let entry = view.slab.entry(id);
         let note = self.note(id);
         let namespace = entry.spot.namespace().0;
@@ -216,7 +228,7 @@ impl Seen {
             hint: Hint::from_bits(note.hint),
             bytes: u64::from(blocks.unwrap_or(0)) * BLOCK_BYTES as u64,
             parent: is_stored.then_some(PageNumber(parent.0)),
-            new_pages: None,
+            new_pages,
             now,
         }
     }
@@ -253,10 +265,8 @@ impl Chosen {
 
     pub(super) fn arrived(&mut self, view: View<'_>, id: PageId, told: Told) {
         self.seen.tell(view.slab, id, told);
-        let facts = PageFacts {
-            new_pages: told.new_pages,
-            ..self.seen.facts(view, id, self.times.get_mut())
-        };
+        let times = self.times.get_mut();
+        let facts = self.seen.facts_with(view, id, times, told.new_pages);
         self.policy.arrived(PageNumber(id.0), &facts);
     }
 
@@ -286,7 +296,7 @@ impl Chosen {
         }
         let mut noted = self.noted.lock();
         let found = ids.iter().filter(|id| **id != PageId::NONE);
-        noted.ids.extend(found);
+        noted.ids.extend(found.map(|id| PageNumber(id.0)));
         let end = noted.ids.len();
         noted.calls.push((end, used));
         end >= NOTED_MAX
@@ -302,25 +312,22 @@ impl Chosen {
         let mut begin = 0;
         for (end, used) in calls.drain(..) {
             let run = &ids[begin..end];
-            for id in run {
-                fetch(self.seen.notes.get(id.0 as usize));
-                view.slab.fetch_link(*id);
+            for page in run {
+                fetch(self.seen.notes.get(page.0 as usize));
+                view.slab.fetch_link(PageId(page.0));
             }
-            let mut pages = run.iter().map(|id| PageNumber(id.0));
-            self.policy.fetch_used(&mut pages);
-            for id in run {
-                let note = self.seen.note_mut(*id);
+            self.policy.fetch_used(run);
+            for page in run {
+                let id = PageId(page.0);
+                let note = self.seen.note_mut(id);
                 if used.by != Use::Lookup {
                     note.count_hit();
                 }
                 if let Some(hint) = used.hint {
                     note.hint = hint.bits();
                 }
-                let facts = PageFacts {
-                    new_pages: used.new_pages,
-                    ..self.seen.facts(view, *id, times)
-                };
-                self.policy.used(PageNumber(id.0), &facts, used.by);
+                let facts = self.seen.facts_with(view, id, times, used.new_pages);
+                self.policy.used(*page, &facts, used.by);
             }
             begin = end;
         }

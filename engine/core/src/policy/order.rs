@@ -27,7 +27,7 @@ pub trait EvictionOrder: EvictionPolicy {
 
     /// These stored pages were used, and [`EvictionPolicy::used`] comes next for each: it can fetch
     /// its facts of them.
-    fn fetch_used(&self, pages: &mut dyn Iterator<Item = PageNumber>) {
+    fn fetch_used(&self, pages: &[PageNumber]) {
         let _ = pages;
     }
 
