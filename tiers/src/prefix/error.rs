@@ -78,7 +78,8 @@ pub enum BeginError {
 /// Why a sequence cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SequenceError {
-    /// L1 has no room: keep or drop another sequence, and try again. Nothing has changed.
+    /// L1 has no room: keep or drop another sequence, or wait while copies will free pages, and try
+    /// again. Nothing has changed.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
     /// A forward or a load behind it failed: drop it, and ask again for the tokens whose output was

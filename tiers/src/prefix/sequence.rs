@@ -12,7 +12,7 @@
 
 use std::slice;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_base::runtime::after;
 use larder_kernels::{ChunkAt, ForeignStream, LayerTickets, Ticket};
@@ -22,9 +22,6 @@ use super::shared::Shared;
 use crate::cache::Cache;
 use crate::core::{Broken, ExtendError, Fence, NoRoom, Request};
 use crate::pool::Row;
-
-/// How long [`Sequence::push`] waits for copies that will free pages.
-const ROOM_WAIT: Duration = Duration::from_secs(1);
 
 /// The tokens of a prompt whose KV was not computed, by the tier in which it was. The first tokens
 /// were in L1, the next in L2, the last in L3.
@@ -242,15 +239,24 @@ impl Sequence {
         })
     }
 
-    /// Appends a token, with its slot. Waits up to a second for copies that will free pages.
+    /// Appends a token, with its slot. Does not wait.
     ///
     /// # Errors
-    /// L1 has no room, the sequence is broken, or the cache is closed: nothing has changed.
+    /// Those of [`Sequence::push_within`].
     pub fn push(&mut self, token: u64) -> Result<(), SequenceError> {
+        self.push_within(token, Duration::ZERO)
+    }
+
+    /// As [`Sequence::push`], but waits for copies that will free pages, at most `wait`.
+    ///
+    /// # Errors
+    /// L1 has no room, the sequence is broken, or the cache is closed: nothing has changed. While
+    /// copies will free pages ([`NoRoom::pending`]), a later attempt may succeed.
+    pub fn push_within(&mut self, token: u64, wait: Duration) -> Result<(), SequenceError> {
         let (shared, tokens) = (self.shared.clone(), self.tokens);
         let request = self.request.as_mut().ok_or(Closed)?;
         if request.tokens() <= tokens {
-            let deadline = Instant::now() + ROOM_WAIT;
+            let deadline = after(wait);
             let mut last = NoRoom::default();
             let extended = shared.wait(deadline, |cache| match cache.extend(request, 1) {
                 Err(ExtendError::NoRoom(no_room)) if no_room.pending > 0 => {

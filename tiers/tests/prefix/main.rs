@@ -21,6 +21,7 @@ mod polls;
 mod random;
 mod refuses;
 mod remotes;
+mod room;
 mod rules;
 mod sizes;
 mod tenants;
@@ -57,7 +58,7 @@ fn answer(toy: &Transformer, sequence: &mut Sequence, prompt: &[u64]) -> Vec<u64
         computed = tokens.len();
         sequence.computed(computed).unwrap();
         tokens.push(word);
-        sequence.push(word).unwrap();
+        sequence.push_within(word, PATIENCE).unwrap();
     }
     tokens
 }
