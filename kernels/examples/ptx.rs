@@ -2,6 +2,9 @@
 //!
 //! `LARDER_NVRTC_DIR=DIRECTORY cargo run -p larder-kernels --example ptx > kernels/cu/kv_copy.ptx`
 //!
+//! With files as arguments, these are compiled behind the source: `ptx kernels/fake/cu/forward.cu`
+//! writes `kernels/fake/cu/forward.ptx`.
+//!
 //! Use an old NVRTC (12.1): older drivers refuse the PTX of newer versions.
 
 #![allow(clippy::unwrap_used, missing_docs)]
@@ -12,12 +15,16 @@ use larder_kernels::kernel::SOURCE;
 
 fn main() {
     let nvrtc = Nvrtc::find().unwrap_or_else(|error| panic!("{error}"));
+    let files = std::env::args().skip(1);
+    let further = files.map(|file| std::fs::read_to_string(file).unwrap());
+    let source = std::iter::once(SOURCE.to_owned()).chain(further);
+    let source = source.collect::<String>();
     let compiled = nvrtc
-        .compile(SOURCE, &Target::Ptx(PTX_ARCH.to_owned()))
+        .compile(&source, &Target::Ptx(PTX_ARCH.to_owned()))
         .unwrap_or_else(|error| panic!("{error}"));
     print!(
         "{}{}",
-        stamp(SOURCE),
+        stamp(&source),
         String::from_utf8(compiled.image).unwrap()
     );
 }

@@ -34,6 +34,11 @@ fn the_built_in_ptx_is_of_this_source() {
     // Its argument has the size of the crate's structure.
     let argument = format!("kv_copy_param_0[{}]", size_of::<KvCopyArgs>());
     assert!(PTX.contains(&argument), "{argument}");
+    let forward = &larder_fake_cuda::forward::source();
+    assert!(
+        larder_fake_cuda::forward::PTX.starts_with(&stamp(forward)),
+        "fake/cu/forward.ptx is stale: write it again with the example `ptx`"
+    );
     for kernel in ["kv_copy", "kv_read"] {
         assert!(
             PTX.contains(&format!(".visible .entry {kernel}(")),
@@ -54,14 +59,17 @@ fn every_kernel_compiles_for_every_architecture_without_spilling() {
             );
             continue;
         }
-        let Compiled { image, log } = cubin(&nvrtc, SOURCE, arch).unwrap();
+        let source = larder_fake_cuda::forward::source();
+        let Compiled { image, log } = cubin(&nvrtc, &source, arch).unwrap();
         assert!(image.starts_with(b"\x7fELF"));
         println!("{arch}: {} bytes\n{log}", image.len());
-        for kernel in ["kv_copy", "kv_read"] {
+        let kernels = ["kv_copy", "kv_read"].into_iter();
+        let kernels: Vec<_> = kernels.chain(larder_fake_cuda::forward::KERNELS).collect();
+        for kernel in &kernels {
             assert!(log.contains(&format!("'{kernel}'")), "{arch}: {log}");
         }
         let spills: Vec<&str> = log.lines().filter(|line| line.contains("spill")).collect();
-        assert_eq!(spills.len(), 2, "{log}");
+        assert_eq!(spills.len(), kernels.len(), "{log}");
         for line in spills {
             assert!(
                 line.contains("0 bytes spill stores, 0 bytes spill loads"),

@@ -17,6 +17,7 @@
 
 #define KV_ON_CPU
 #include "kv_copy.cu"
+#include "forward.cu"
 
 #include <algorithm>
 #include <cstdio>
@@ -667,10 +668,17 @@ Result cuModuleLoadData(void **module, const void *image) {
     return OK;
 }
 
+static const char *const KERNELS[] = {"kv_copy", "kv_read", "forward_rows", "forward_read", "forward_output"};
+enum { KV_COPY, KV_READ, FORWARD_ROWS, FORWARD_READ, FORWARD_OUTPUT, KERNELS_END };
+
 Result cuModuleGetFunction(void **function, void *, const char *name) {
     CALL_IN_CONTEXT;
-    *function = strcmp(name, "kv_copy") ? (void *)16 : (void *)8;
-    return strcmp(name, "kv_copy") && strcmp(name, "kv_read") ? INVALID : OK;
+    for (long kernel = 0; kernel < KERNELS_END; kernel++)
+        if (!strcmp(name, KERNELS[kernel])) {
+            *function = (void *)(8 + kernel);
+            return OK;
+        }
+    return INVALID;
 }
 
 Result cuModuleUnload(void *) {
@@ -691,7 +699,18 @@ Result cuLaunchKernel(void *function, unsigned grid, unsigned, unsigned, unsigne
             for (threadIdx.x = 0; threadIdx.x < block; threadIdx.x++)
                 kernel(argument);
     };
-    if (function == (void *)16) {
+    const long kernel = (long)function - 8;
+    if (kernel >= FORWARD_ROWS) {
+        const KvForward pass = *(const KvForward *)arguments[0];
+        put(stream, [=] {
+            if (kernel == FORWARD_READ)
+                spend(READING, (size_t)pass.words * 8 * pass.parts * pass.count * (pass.first + pass.count));
+            if (!still)
+                every_thread(kernel == FORWARD_ROWS ? forward_rows : kernel == FORWARD_READ ? forward_read : forward_output, pass);
+        });
+        return OK;
+    }
+    if (kernel == KV_READ) {
         KvRead read = *(const KvRead *)arguments[0];
         // Waiting takes time of the stream's alone.
         const long cycles = (long)read.cycles;

@@ -220,10 +220,7 @@ impl Compute {
 
     /// A mark after all work enqueued so far.
     pub fn mark(&self) -> Mark {
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).unwrap();
-        // SAFETY: both exist.
-        unsafe { result::event::record(event, self.stream) }.unwrap();
-        Mark(event)
+        Mark::new(self.stream())
     }
 
     /// Waits for the stream.
@@ -268,6 +265,14 @@ impl Drop for List {
 }
 
 impl Mark {
+    /// A mark after all work enqueued so far on a stream.
+    pub fn new(stream: ForeignStream) -> Mark {
+        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).unwrap();
+        // SAFETY: both exist.
+        unsafe { result::event::record(event, stream.address() as sys::CUstream) }.unwrap();
+        Mark(event)
+    }
+
     /// Whether the device has reached the mark.
     pub fn has_passed(&self) -> bool {
         // SAFETY: the event exists.

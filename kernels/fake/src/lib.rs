@@ -7,7 +7,9 @@
 //! | module | content |
 //! |---|---|
 //! | [`driver`] | processes with the fake driver, and its control |
-//! | [`compute`] | a stand-in for the forward pass |
+//! | [`forward`] | the forward pass of a small model |
+//! | [`model`] | the model on the CPU |
+//! | [`compute`] | a stand-in for the forward pass, for tests of order and time |
 
 #![allow(
     clippy::unwrap_used,
@@ -17,3 +19,5 @@
 
 pub mod compute;
 pub mod driver;
+pub mod forward;
+pub mod model;
