@@ -190,11 +190,12 @@ impl Learned {
     }
 
     /// A request used a page, stored before or not. `again`: for the second time, and tells more.
-    fn seen(&mut self, id: u32, facts: &PageFacts, mut page: Page, again: bool) {
+    fn seen(&mut self, id: u32, facts: &PageFacts, again: bool) {
         if let Some(parent) = facts.parent {
             self.pass(parent.0, id);
         }
         let now = self.now;
+        let page = *self.pages.get(id);
         let traits = Traits::of(facts, page.memory());
         let class = self.class_of(traits);
         let changes = page.class() != class;
@@ -204,10 +205,10 @@ impl Learned {
         } else if changes {
             self.sample.change_class(id, class, now, &mut self.hazards);
         }
+        let page = self.pages.get_mut(id);
         page.last = now;
         page.epoch = self.guard.now();
         page.return_to();
-        *self.pages.get_mut(id) = page;
         // In the heap of the same class its entry is corrected when it comes to the top.
         if changes {
             self.classify(id, class);
@@ -354,14 +355,13 @@ impl EvictionPolicy for Learned {
         }
         let known = self.ghosts.take(number_of(facts));
         let memory = known.map_or(Memory::NEW, |(memory, _)| memory.used());
-        let new = Page::new(memory);
-        self.pages.put(page.0, new);
+        self.pages.put(page.0, Page::new(memory));
         if let (Some(parent), None) = (facts.parent, known) {
             self.pass(parent.0, page.0);
             self.adopt(parent.0);
         }
         self.count(facts, known.map(|(_, epoch)| epoch), false);
-        self.seen(page.0, facts, new, false);
+        self.seen(page.0, facts, false);
     }
 
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
@@ -370,13 +370,14 @@ impl EvictionPolicy for Learned {
             return;
         }
         self.advance(facts.now);
-        let mut known = *self.pages.get(page.0);
+        let known = self.pages.get_mut(page.0);
         let again = self.now - known.last < SAME_REQUEST;
         if !again {
             known.set_memory(known.memory().used());
         }
-        self.count(facts, Some(known.epoch), true);
-        self.seen(page.0, facts, known, again);
+        let before = known.epoch;
+        self.count(facts, Some(before), true);
+        self.seen(page.0, facts, again);
     }
 
     fn left(&mut self, page: PageNumber, facts: &PageFacts, why: Departure) {
