@@ -141,11 +141,16 @@ impl Core {
             self.emit(Event::Removed { tier, keys });
         }
         // Inserts of these pages no longer wait for their forwards. New pages may take their place
-        // in the meantime, and those wait for their own forwards.
+        // in the meantime, and those wait for their own forwards. A running request still depends
+        // on its forward: a truncation may have given the lost pages up.
         if !planted!(LostInsertsWaitOn) {
-            let is_lost = |end: NodeId| lost.nodes.contains(&end);
-            let pending = &mut self.pending;
-            pending.retain(|pending| !pending.end.is_some_and(is_lost));
+            self.pending.retain_mut(|pending| {
+                let is_lost = pending.end.is_some_and(|end| lost.nodes.contains(&end));
+                if is_lost {
+                    (pending.end, pending.pages) = (None, 0);
+                }
+                pending.is_running || !is_lost
+            });
         }
         lost.pages
     }

@@ -1,13 +1,16 @@
 //! Rejected speculation: sequences that lose their last tokens.
 
+use std::time::Instant;
+
 use larder_kernels::{DeviceError, ForeignStream, Ticket};
+use larder_tiers::core::Broken;
 use larder_tiers::prefix::SequenceError;
 use larder_tiers::{PrefixCache, Sequence};
 
 use super::engine::{PAGE, WORDS};
 use super::loads::with_a_held_load;
 use super::rules::{is_empty, options, prompt};
-use super::{ANSWER, serve, toy};
+use super::{ANSWER, PATIENCE, serve, toy};
 
 /// Computes tokens that are rejected, behind the first `kept` of a sequence.
 fn speculate(sequence: &mut Sequence, tokens: &[u64], wrong: usize) {
@@ -139,4 +142,33 @@ fn shared_pages_are_cut_when_their_forwards_and_loads_have_ended() {
         sequence.truncate(PAGE + 1) != unsettled
     });
     assert_eq!(sequence.len(), PAGE + 1);
+}
+
+#[test]
+fn a_failed_forward_breaks_a_sequence_whose_pages_of_then_were_given_up_and_lost() {
+    let cache = options(20, 40).with(|o| o.config.load_threshold_tokens = 1000);
+    let cache = cache.over(None).unwrap();
+    let all = prompt(3);
+    let mut first = cache.begin(&all).unwrap();
+    first.computed(all.len()).unwrap();
+    first.keep().unwrap();
+    assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    // The forward is reported with the third page, which the sequence then gives up.
+    let mut cut = cache.begin(&all).unwrap();
+    let (failing, ticket) = Ticket::promised();
+    cut.computed_by(all.len(), &ticket).unwrap();
+    cut.truncate(2 * PAGE).unwrap();
+    // Another sequence computes that page again, and its forward fails first.
+    assert_eq!(cache.evict(1), Ok(1));
+    let mut other = cache.begin(&all).unwrap();
+    assert_eq!(other.cached().tokens(), 2 * PAGE);
+    let (lost, ticket) = Ticket::promised();
+    other.computed_by(all.len(), &ticket).unwrap();
+    other.share().unwrap();
+    lost.settle(Err(DeviceError::Closed));
+    assert_eq!(other.verify(), Err(SequenceError::Broken(Broken)));
+    failing.settle(Err(DeviceError::Closed));
+    assert_eq!(cut.verify(), Err(SequenceError::Broken(Broken)));
+    drop((cut, other));
+    is_empty(&cache);
 }
