@@ -75,6 +75,13 @@ struct Forward {
     loads: Vec<OpId>,
 }
 
+impl Forward {
+    fn touches(&self, page: u32) -> bool {
+        let reads = self.reads.iter().any(|(of, _)| *of == page);
+        reads || self.writes.iter().any(|(of, _)| *of == page)
+    }
+}
+
 struct Flight {
     order: Order,
     /// The contents of its source at the start; `None` before.
@@ -583,6 +590,9 @@ impl World {
     }
 
     fn finish(&mut self) {
+        if self.below(2) == 0 {
+            return self.abandon();
+        }
         if !self.running.is_empty() {
             let at = self.below(self.running.len());
             let keep = self.below(4) > 0 && self.running[at].forwards > 0;

@@ -3,7 +3,7 @@
 use larder_format::PageKey;
 use larder_tiers::core::{Done, Fence, OpId, Order, Outcome, TierName};
 
-use super::{Content, Flight, World, numbers};
+use super::{Content, Flight, Forward, World, numbers};
 
 impl World {
     /// Begins or ends one of the orders in progress.
@@ -13,10 +13,49 @@ impl World {
             return;
         }
         let id = ids[self.below(ids.len())];
-        if self.flights[&id].begun.is_none() {
-            self.begin(id);
-        } else {
-            self.end(id);
+        self.run(id);
+    }
+
+    /// Begins or ends this order, if it is in progress.
+    fn run(&mut self, id: OpId) {
+        match self.flights.get(&id).map(|flight| flight.begun.is_some()) {
+            None => {}
+            Some(false) => self.begin(id),
+            Some(true) => self.end(id),
+        }
+    }
+
+    /// Drops a request whose forward has not run: its pages may be loaded into before.
+    pub(super) fn abandon(&mut self) {
+        self.start();
+        let at = self.running.len().saturating_sub(1);
+        self.forward_of(at);
+        if at < self.running.len() {
+            self.finish_one(at, false);
+        }
+        self.reuse();
+    }
+
+    /// Evicts pages and loads others, until most pages of L1 had a turn.
+    pub(super) fn reuse(&mut self) {
+        for _ in 0..6 {
+            let running = self.running.len();
+            self.core.evict(50);
+            self.settle();
+            self.start();
+            self.load_back();
+            self.settle();
+            let loads = self.flights.iter();
+            let loads = loads.filter(|(_, flight)| matches!(flight.order, Order::Load { .. }));
+            for id in loads.map(|(id, _)| *id).collect::<Vec<_>>() {
+                self.run(id);
+                self.run(id);
+                self.settle();
+            }
+            if self.running.len() > running {
+                self.finish_one(running, false);
+                self.settle();
+            }
         }
     }
 
@@ -36,6 +75,13 @@ impl World {
             Order::Load { l1, l2, after, .. } => {
                 if *after > passed {
                     return;
+                }
+                let waits = |forward: &&Forward| !forward.loads.contains(&id);
+                for forward in self.forwards.iter().filter(waits) {
+                    assert!(
+                        !l1.page_numbers().any(|page| forward.touches(page)),
+                        "a load into a page that a forward touches"
+                    );
                 }
                 let source = numbers(l2).iter().map(|page| self.l2[*page]).collect();
                 numbers(l1).iter().for_each(|page| self.l1[*page] = None);

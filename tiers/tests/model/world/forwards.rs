@@ -33,10 +33,14 @@ impl World {
     /// Submits the next chunk of a request: slots, a forward that reads the existing pages and
     /// writes the rest, and sometimes an insert.
     pub(super) fn forward(&mut self) {
-        if self.running.is_empty() {
+        let at = self.below(self.running.len().max(1));
+        self.forward_of(at);
+    }
+
+    pub(super) fn forward_of(&mut self, at: usize) {
+        if at >= self.running.len() {
             return;
         }
-        let at = self.below(self.running.len());
         if self.core.is_broken(&self.running[at].request) {
             return self.leave_broken(at);
         }

@@ -13,6 +13,14 @@ impl World {
             return;
         }
         let at = self.below(self.running.len());
+        if self.below(2) == 0 {
+            // Its shared pages are settled, but a forward still reads them.
+            self.end_orders();
+            self.forward_of(at);
+            if at >= self.running.len() {
+                return;
+            }
+        }
         // The forwards of a request are reported before.
         self.insert(at);
         if !self.running[at].since_insert.is_empty() {
@@ -22,6 +30,9 @@ impl World {
         let tokens = 2 + self.below(all - 1);
         let is_ordered = self.below(2) == 0;
         let keys = self.keys(&self.running[at].scope, &self.running[at].tokens);
+        let row = self.running[at].request.row_and_loads().0;
+        let mut shared = row.pages()[..row.shared_pages()].iter();
+        let is_written = !shared.any(|page| self.is_unwritten(*page));
         let running = &mut self.running[at];
         let is_broken = self.core.is_broken(&running.request);
         let before = running.request.row_and_loads().0.clone();
@@ -49,6 +60,10 @@ impl World {
         let is_in_shared = units < before.shared_pages() * self.page_tokens;
         let rows = units % self.page_tokens;
         assert_eq!(copy.is_some(), is_in_shared && rows > 0);
+        assert!(
+            is_written || !is_in_shared,
+            "a cut of pages that are not written"
+        );
         if let Some(copy) = copy {
             assert_eq!(copy.from, before.pages()[kept]);
             assert_eq!((copy.to, copy.rows as usize), (row.pages()[kept], rows));
@@ -61,14 +76,14 @@ impl World {
             self.running[at].copied = Some((copy.to, mark));
             if is_ordered {
                 self.submit_copy(at, copy, (key, mark));
-                // Its source may leave, and be loaded into, before the copy has run.
-                self.core.evict(50);
-                self.settle();
-                self.start();
-                self.load_back();
             } else {
                 self.copy_now(at, copy, (key, mark));
             }
+        }
+        // Its source, and pages that it gave up, may leave and be loaded into before the forwards
+        // have run.
+        if is_in_shared {
+            self.reuse();
         }
     }
 
@@ -96,12 +111,8 @@ impl World {
 
     /// Copies rows on the host.
     fn copy_now(&mut self, at: usize, copy: RowCopy, (key, mark): (PageKey, PageKey)) {
-        let touches = |forward: &Forward| {
-            let reads = forward.reads.iter().any(|(page, _)| *page == copy.to);
-            reads || forward.writes.iter().any(|(page, _)| *page == copy.to)
-        };
         assert!(
-            !self.forwards.iter().any(touches),
+            !self.forwards.iter().any(|of| of.touches(copy.to)),
             "rows are copied into a page that a forward touches"
         );
         let source = self.l1[copy.from as usize];
