@@ -15,6 +15,12 @@
 //! - A lookup notes its sampled pages. They are counted by the housekeeper when they are many, by
 //!   a put before its own pages, and by a report.
 //! - After two days of lookups all counters are halved: they cover one to two days.
+//!
+//! In a store that follows another order than LRU the same calls go to `own`, which has the curve
+//! of that order.
+
+mod own;
+mod report;
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -22,8 +28,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Mutex, MutexGuard};
+use larder_core::hint::Hint;
+use larder_core::policy::PolicyMaker;
+use larder_core::policy::order::EvictionOrder;
 use larder_format::PageKey;
-use serde::{Deserialize, Serialize};
+use own::{Event, Kind, Own, Rates};
+pub use report::{CurveReport, SpaceCurve};
 
 /// The sizes, as multiples of the present size.
 pub const FACTORS: [f64; 10] = [0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0];
@@ -54,69 +64,65 @@ const HALVED_MS: u64 = 2 * 24 * 60 * 60 * 1000;
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
 const SEED: u64 = 0xd129_42f1_9e21_5a55;
 
-/// The curves of a store.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct CurveReport {
-    /// The present size: the most bytes that pages may take.
-    pub size_bytes: u64,
-    /// The time that the counters cover.
-    pub seconds: f64,
-    /// The part of all pages that is sampled.
-    pub sampled: f64,
-    /// One for each namespace that was looked up, those with the most lookups first.
-    pub spaces: Vec<SpaceCurve>,
-}
-
-/// The curve of a namespace.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SpaceCurve {
-    /// Its fingerprint; `other` for all further namespaces.
-    pub fingerprint: String,
-    /// Pages that lookups asked for.
-    pub pages_requested: u64,
-    /// For each of [`FACTORS`] the part of these pages that the store would have, and their bytes.
-    pub hit_rates: Vec<f64>,
-    /// See `hit_rates`.
-    pub read_bytes: Vec<u64>,
-    /// Too few pages were looked up for a good estimate.
-    pub is_rough: bool,
-}
-
 /// See the module.
-pub(crate) struct Curve {
+pub struct Curve {
     /// Pages with a hash below it are sampled.
     threshold: AtomicU64,
     /// Locked before `noted`.
     state: Mutex<State>,
     noted: Mutex<Noted>,
+    /// The curve of the order that the store follows, if that is not LRU.
+    own: Option<Own>,
 }
 
-/// Lookups that are not counted yet.
+/// Calls that are not counted yet.
 #[derive(Default)]
 struct Noted {
-    lookups: Vec<Lookup>,
-    /// The sampled pages of all these lookups, each from its last page to its first.
-    hashes: Vec<u64>,
+    events: Vec<Event>,
+    /// The sampled pages of all these calls, each from its last page to its first.
+    pages: Vec<Seen>,
 }
 
+/// A sampled page of a call.
 #[derive(Clone, Copy)]
-struct Lookup {
-    namespace: NamespaceId,
-    page_blocks: u32,
-    /// Usable blocks that a page takes.
-    blocks: u32,
-    pages: usize,
-    /// Its sampled pages.
-    sampled: usize,
-    at_ms: u64,
+struct Seen {
+    hash: u64,
+    /// Pages before it in its chain.
+    depth: u32,
+    /// The store had it before the call.
+    was_stored: bool,
 }
 
 impl Noted {
     fn fill(&self) -> usize {
-        self.lookups.len().max(self.hashes.len())
+        self.events.len().max(self.pages.len())
     }
+
+    fn clear(&mut self) {
+        self.events.clear();
+        self.pages.clear();
+    }
+
+    /// Each call with its sampled pages, the last one first.
+    fn calls(&self) -> impl Iterator<Item = (&Event, &[Seen])> {
+        let mut pages = &self.pages[..];
+        self.events.iter().map(move |event| {
+            let (of, others) = pages.split_at(event.sampled);
+            pages = others;
+            (event, of)
+        })
+    }
+}
+
+/// The pages of a put, or of a touch.
+pub struct Used<'a> {
+    pub namespace: NamespaceId,
+    /// Usable blocks that a page takes.
+    pub blocks: u32,
+    /// The page above the first one, if there is one.
+    pub parent: Option<&'a PageKey>,
+    pub hint: Hint,
+    pub now_ms: u64,
 }
 
 /// Hashes are hashes already.
@@ -153,12 +159,53 @@ struct Counted {
     page_blocks: u32,
 }
 
+/// Counters by namespace, those of all further ones together.
+struct BySpace<T>(Vec<(Option<NamespaceId>, T)>);
+
+impl<T> Default for BySpace<T> {
+    fn default() -> BySpace<T> {
+        BySpace(Vec::new())
+    }
+}
+
+impl<T: Default> BySpace<T> {
+    fn of(&mut self, namespace: NamespaceId) -> &mut T {
+        let find = |all: &Self, name| all.0.iter().position(|(of, _)| *of == name);
+        let known = find(self, Some(namespace));
+        let name = Some(namespace).filter(|_| known.is_some() || self.0.len() < OWN_MAX);
+        let at = known.or_else(|| find(self, name)).unwrap_or_else(|| {
+            self.0.push((name, T::default()));
+            self.0.len() - 1
+        });
+        &mut self.0[at].1
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &(Option<NamespaceId>, T)> {
+        self.0.iter()
+    }
+
+    fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().map(|(_, of)| of)
+    }
+}
+
+/// Whether the counters since this time are to be halved, at the time of a lookup. They cover half
+/// of the time from then on.
+fn is_past(since_ms: &mut Option<u64>, now_ms: u64) -> bool {
+    let since = since_ms.get_or_insert(now_ms);
+    let is_past = now_ms.saturating_sub(*since) > HALVED_MS;
+    if is_past {
+        *since = now_ms - HALVED_MS / 2;
+    }
+    is_past
+}
+
 struct State {
     pages: HashMap<u64, Page, BuildHasherDefault<AsItIs>>,
     order: Order,
     /// The present size.
     size_blocks: u64,
-    counted: Vec<(Option<NamespaceId>, Counted)>,
+    counted: BySpace<Counted>,
     /// The time of the first lookup that the counters cover.
     since_ms: Option<u64>,
     /// The memory of the lookups that were counted last.
@@ -244,40 +291,45 @@ fn hash(namespace: NamespaceId, key: &PageKey) -> u64 {
 }
 
 impl Curve {
-    /// Of a store in which pages may take so many blocks.
-    pub(crate) fn new(size_blocks: u64) -> Curve {
+    /// Of a store in which pages may take so many blocks, with the order that it follows if that
+    /// is not LRU, and its segments.
+    pub fn new(size_blocks: u64, order: Option<(PolicyMaker<dyn EvictionOrder>, usize)>) -> Curve {
         Curve {
             threshold: AtomicU64::new(u64::MAX),
             state: Mutex::new(State {
                 pages: HashMap::default(),
                 order: Order::new(PLACES_MIN),
                 size_blocks,
-                counted: Vec::new(),
+                counted: BySpace::default(),
                 since_ms: None,
                 spare: Noted::default(),
             }),
             noted: Mutex::default(),
+            own: order.map(|(maker, segments)| Own::new(maker, segments, size_blocks)),
         }
     }
 
     /// The store has another size from now on.
-    pub(crate) fn resize(&self, size_blocks: u64) {
+    pub fn resize(&self, size_blocks: u64) {
         let mut state = self.counted();
         if state.size_blocks != size_blocks {
             state.size_blocks = size_blocks;
-            state.counted.clear();
+            state.counted = BySpace::default();
             state.since_ms = None;
+            if let Some(own) = &self.own {
+                own.resize(size_blocks);
+            }
         }
     }
 
-    /// Notes a lookup of these pages, with the blocks of each and the usable blocks that each
-    /// takes. It waits for no other thread: a lookup beside another one may not be noted. True if
-    /// the noted lookups are to be counted.
-    pub(crate) fn looked_up(
+    /// Notes a lookup of these pages that found the first `found` of them, with the blocks of each
+    /// and the usable blocks that each takes. It waits for no other thread: a lookup beside another
+    /// call may not be noted. True if the noted calls are to be counted.
+    pub fn looked_up(
         &self,
         namespace: NamespaceId,
         (page_blocks, blocks): (u32, u32),
-        keys: &[PageKey],
+        (keys, found): (&[PageKey], usize),
         now_ms: u64,
     ) -> bool {
         let Some(mut noted) = self.noted.try_lock() else {
@@ -287,72 +339,91 @@ impl Curve {
         if before >= NOTED_MAX {
             return false;
         }
-        let first = noted.hashes.len();
-        noted.hashes.extend(self.sampled(namespace, keys.iter()));
-        let lookup = Lookup {
+        let first = noted.pages.len();
+        let pages = keys.iter().enumerate();
+        let pages = pages.map(|(at, key)| (key, at as u32, at < found));
+        noted.pages.extend(self.sampled(namespace, pages));
+        let event = Event {
             namespace,
-            page_blocks,
             blocks,
             pages: keys.len(),
-            sampled: noted.hashes.len() - first,
+            sampled: noted.pages.len() - first,
+            tip: found.checked_sub(1).map(|at| hash(namespace, &keys[at])),
             at_ms: now_ms,
+            kind: Kind::Lookup { page_blocks, found },
         };
-        noted.lookups.push(lookup);
-        before < NOTED_MAX / 2 && noted.fill() >= NOTED_MAX / 2
+        noted.events.push(event);
+        let is_full = noted.fill() >= NOTED_MAX / 2;
+        match &self.own {
+            None => before < NOTED_MAX / 2 && is_full,
+            Some(own) => is_full && own.takes_more(now_ms),
+        }
     }
 
     /// The sampled pages among these, from the last one to the first.
     fn sampled<'a>(
         &self,
         namespace: NamespaceId,
-        keys: impl DoubleEndedIterator<Item = &'a PageKey>,
-    ) -> impl Iterator<Item = u64> {
+        pages: impl DoubleEndedIterator<Item = (&'a PageKey, u32, bool)>,
+    ) -> impl Iterator<Item = Seen> {
         let threshold = self.threshold.load(Ordering::Relaxed);
-        let hashes = keys.rev().map(move |key| hash(namespace, key));
-        hashes.filter(move |hash| *hash <= threshold)
+        let seen = pages.rev().map(move |(key, depth, was_stored)| Seen {
+            hash: hash(namespace, key),
+            depth,
+            was_stored,
+        });
+        seen.filter(move |page| page.hash <= threshold)
     }
 
-    /// Counts the noted lookups.
-    pub(crate) fn count(&self) {
+    /// Bytes allocated for the order that the store follows.
+    pub fn own_ram_bytes(&self) -> usize {
+        self.own.as_ref().map_or(0, Own::ram_bytes)
+    }
+
+    /// Counts the noted calls.
+    pub fn count(&self) {
         drop(self.counted());
+        if let Some(own) = &self.own {
+            own.simulate();
+        }
     }
 
-    /// The state, after the noted lookups.
+    /// The state, after the noted calls.
     fn counted(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock();
         let mut noted = std::mem::take(&mut state.spare);
         std::mem::swap(&mut *self.noted.lock(), &mut noted);
         let threshold = self.threshold.load(Ordering::Relaxed);
-        let mut hashes = &noted.hashes[..];
-        for lookup in &noted.lookups {
-            let (sampled, others) = hashes.split_at(lookup.sampled);
-            hashes = others;
-            state.looked_up(lookup, sampled, threshold);
+        for (event, sampled) in noted.calls() {
+            state.looked_up(event, sampled, threshold);
         }
-        noted.lookups.clear();
-        noted.hashes.clear();
+        if let Some(own) = &self.own {
+            own.wait(&noted, threshold);
+        }
+        noted.clear();
         state.spare = noted;
         state
     }
 
-    /// These pages are stored by a put, newly or already, and take so many usable blocks each.
-    pub(crate) fn put<'a>(
+    /// These pages are stored by a put, with their depths and whether the store had each before.
+    /// True if the noted calls are to be counted.
+    pub fn put<'a>(
         &self,
-        namespace: NamespaceId,
-        blocks: u32,
-        keys: impl DoubleEndedIterator<Item = &'a PageKey>,
-    ) {
-        let sampled: Vec<u64> = self.sampled(namespace, keys).collect();
+        used: &Used<'_>,
+        pages: impl DoubleEndedIterator<Item = (&'a PageKey, u32, bool)> + Clone,
+    ) -> bool {
+        let sampled: Vec<Seen> = self.sampled(used.namespace, pages.clone()).collect();
+        let is_due = self.own.is_some() && self.note_use((used, true), &sampled, pages);
         if sampled.is_empty() {
-            return;
+            return is_due;
         }
         let mut state = self.counted();
         let mut threshold = self.threshold.load(Ordering::Relaxed);
-        for hash in sampled {
-            if hash > threshold || state.used(hash, blocks).is_some() {
+        for Seen { hash, .. } in sampled {
+            if hash > threshold || state.used(hash, used.blocks).is_some() {
                 continue;
             }
-            state.enter(hash, blocks);
+            state.enter(hash, used.blocks);
             state.forget(rate_of(threshold));
             while state.pages.len() > PAGES_MAX {
                 threshold = (threshold as f64 * FALL) as u64;
@@ -360,27 +431,78 @@ impl Curve {
             }
         }
         self.threshold.store(threshold, Ordering::Relaxed);
+        is_due
+    }
+
+    /// These stored pages were touched, which counts for the order that the store follows. True if
+    /// the noted calls are to be counted.
+    pub fn touched(&self, used: &Used<'_>, keys: &[PageKey]) -> bool {
+        let pages = keys.iter().enumerate();
+        let pages = pages.map(|(at, key)| (key, at as u32, true));
+        self.own.is_some() && {
+            let sampled: Vec<Seen> = self.sampled(used.namespace, pages.clone()).collect();
+            self.note_use((used, false), &sampled, pages)
+        }
+    }
+
+    /// Notes a put or a touch. True if the noted calls are to be counted.
+    fn note_use<'a>(
+        &self,
+        (used, is_put): (&Used<'_>, bool),
+        sampled: &[Seen],
+        pages: impl DoubleEndedIterator<Item = (&'a PageKey, u32, bool)> + Clone,
+    ) -> bool {
+        if self.noted.lock().fill() >= NOTED_MAX {
+            drop(self.counted());
+        }
+        let name = |key| hash(used.namespace, key);
+        let tip = pages.clone().next_back().filter(|_| is_put);
+        let mut noted = self.noted.lock();
+        let before = noted.fill();
+        noted.pages.extend_from_slice(sampled);
+        noted.events.push(Event {
+            namespace: used.namespace,
+            blocks: used.blocks,
+            pages: pages.clone().count(),
+            sampled: sampled.len(),
+            tip: tip.map(|(key, ..)| name(key)),
+            at_ms: used.now_ms,
+            kind: Kind::Use {
+                is_put,
+                parent: used.parent.map(name),
+                hint: used.hint,
+                new_pages: pages.filter(|(.., was_stored)| !was_stored).count() as u32,
+            },
+        });
+        let is_due = before < NOTED_MAX / 2 && noted.fill() >= NOTED_MAX / 2;
+        drop(noted);
+        is_due || self.own.as_ref().is_some_and(Own::is_due)
     }
 
     /// The curves. `name` gives the fingerprint of a namespace.
-    pub(crate) fn report(
-        &self,
-        now_ms: u64,
-        name: impl Fn(NamespaceId) -> Option<String>,
-    ) -> CurveReport {
+    pub fn report(&self, now_ms: u64, name: impl Fn(NamespaceId) -> Option<String>) -> CurveReport {
+        self.count();
         let state = self.counted();
+        let own = self.own.as_ref().map(Own::rates);
         let block = larder_format::BLOCK_BYTES as f64;
         let all: f64 = state.counted.iter().map(|(_, of)| of.asked).sum();
         let mut spaces: Vec<SpaceCurve> = Vec::new();
-        for (namespace, of) in &state.counted {
-            let rates = of.hit_rates();
+        for (namespace, of) in state.counted.iter() {
             let bytes = f64::from(of.page_blocks) * block * of.asked;
+            let own = own.as_ref().map(|own| {
+                let own = own.iter().find(|(name, _)| name == namespace);
+                own.map_or(Rates::default(), |(_, rates)| *rates)
+            });
+            let rates = of.hit_rates();
+            let evicted = own.map_or(rates, |own| own.adjusted);
             let named = namespace.and_then(&name);
             spaces.push(SpaceCurve {
                 fingerprint: named.unwrap_or_else(|| crate::spaces::OTHER.to_owned()),
                 pages_requested: of.asked as u64,
-                read_bytes: rates.iter().map(|rate| (rate * bytes) as u64).collect(),
+                read_bytes: evicted.iter().map(|rate| (rate * bytes) as u64).collect(),
                 hit_rates: rates.to_vec(),
+                own_hit_rates: own.map_or(Vec::new(), |own| own.adjusted.to_vec()),
+                miniature_hit_rate: own.map(|own| own.present),
                 is_rough: of.asked < all * ROUGH,
             });
         }
@@ -402,33 +524,6 @@ fn rate_of(threshold: u64) -> f64 {
     (threshold as f64 + 1.0) / 2.0_f64.powi(64)
 }
 
-impl CurveReport {
-    /// All namespaces together.
-    #[must_use]
-    pub fn total(&self) -> SpaceCurve {
-        let asked: u64 = self.spaces.iter().map(|of| of.pages_requested).sum();
-        // An owner of another release may have other sizes.
-        let hits = |at: usize| -> f64 {
-            let of = self.spaces.iter();
-            let hits = of.filter_map(|of| Some(of.hit_rates.get(at)? * of.pages_requested as f64));
-            hits.sum()
-        };
-        let bytes = |at: usize| {
-            let of = self.spaces.iter();
-            of.filter_map(|of| of.read_bytes.get(at)).sum()
-        };
-        SpaceCurve {
-            fingerprint: String::new(),
-            pages_requested: asked,
-            hit_rates: (0..FACTORS.len())
-                .map(|at| hits(at) / asked.max(1) as f64)
-                .collect(),
-            read_bytes: (0..FACTORS.len()).map(bytes).collect(),
-            is_rough: false,
-        }
-    }
-}
-
 impl Counted {
     fn add(&mut self, more: &Counted) {
         self.asked += more.asked;
@@ -437,6 +532,12 @@ impl Counted {
         for (hits, more) in self.hits.iter_mut().zip(more.hits) {
             *hits += more;
         }
+    }
+
+    fn halve(&mut self) {
+        self.asked /= 2.0;
+        self.estimated /= 2.0;
+        self.hits = self.hits.map(|hits| hits / 2.0);
     }
 
     /// With the adjustment: lookups that the sampled pages miss are of the shortest distance.
@@ -449,21 +550,23 @@ impl Counted {
 
 impl State {
     /// Counts a lookup, with its sampled pages as of a threshold at or above this one.
-    fn looked_up(&mut self, lookup: &Lookup, sampled: &[u64], threshold: u64) {
+    fn looked_up(&mut self, event: &Event, sampled: &[Seen], threshold: u64) {
+        let Kind::Lookup { page_blocks, .. } = event.kind else {
+            return;
+        };
         let rate = rate_of(threshold);
-        let since_ms = *self.since_ms.get_or_insert(lookup.at_ms);
-        if lookup.at_ms.saturating_sub(since_ms) > HALVED_MS {
-            self.halve(lookup.at_ms);
+        if is_past(&mut self.since_ms, event.at_ms) {
+            self.counted.iter_mut().for_each(Counted::halve);
         }
         let mut counted = Counted {
-            asked: lookup.pages as f64,
-            page_blocks: lookup.page_blocks,
+            asked: event.pages as f64,
+            page_blocks,
             ..Counted::default()
         };
-        for hash in sampled.iter().filter(|hash| **hash <= threshold) {
+        for Seen { hash, .. } in sampled.iter().filter(|page| page.hash <= threshold) {
             counted.estimated += 1.0 / rate;
-            if let Some(since) = self.used(*hash, lookup.blocks) {
-                let distance = since as f64 / rate + f64::from(lookup.blocks);
+            if let Some(since) = self.used(*hash, event.blocks) {
+                let distance = since as f64 / rate + f64::from(event.blocks);
                 for (hits, factor) in counted.hits.iter_mut().zip(FACTORS) {
                     if distance <= factor * self.size_blocks as f64 {
                         *hits += 1.0 / rate;
@@ -471,24 +574,7 @@ impl State {
                 }
             }
         }
-        self.count(lookup.namespace, &counted);
-    }
-
-    fn count(&mut self, namespace: NamespaceId, more: &Counted) {
-        let known = self
-            .counted
-            .iter()
-            .position(|(of, _)| *of == Some(namespace));
-        let name = match known.is_some() || self.counted.len() < OWN_MAX {
-            true => Some(namespace),
-            false => None,
-        };
-        let at = self.counted.iter().position(|(of, _)| *of == name);
-        let at = at.unwrap_or_else(|| {
-            self.counted.push((name, Counted::default()));
-            self.counted.len() - 1
-        });
-        self.counted[at].1.add(more);
+        self.counted.of(event.namespace).add(&counted);
     }
 
     /// A use of a page: the blocks of sampled pages since its last use; `None` if it is not there.
@@ -547,15 +633,6 @@ impl State {
             }
             stays
         });
-    }
-
-    fn halve(&mut self, now_ms: u64) {
-        self.since_ms = Some(now_ms - HALVED_MS / 2);
-        for (_, of) in &mut self.counted {
-            of.asked /= 2.0;
-            of.estimated /= 2.0;
-            of.hits = of.hits.map(|hits| hits / 2.0);
-        }
     }
 }
 

@@ -332,14 +332,24 @@ fn curve(table: &mut Table, curve: &CurveReport) {
     if curve.spaces.is_empty() {
         return;
     }
-    for (factor, rate) in FACTORS.iter().zip(curve.total().hit_rates) {
-        table.sample(
+    let total = curve.total();
+    for (name, meaning, rates) in [
+        (
             "larder_curve_hit_ratio{size}",
             "Part of the pages asked for by lookups that an LRU store of this many times the \
              present size would have had",
-            &[&factor.to_string()],
-            Value::Gauge(rate),
-        );
+            &total.hit_rates,
+        ),
+        (
+            "larder_curve_own_hit_ratio{size}",
+            "Part of the pages asked for by lookups that a store of this many times the present \
+             size would have had in the order that this one follows",
+            &total.own_hit_rates,
+        ),
+    ] {
+        for (factor, rate) in FACTORS.iter().zip(rates) {
+            table.sample(name, meaning, &[&factor.to_string()], Value::Gauge(*rate));
+        }
     }
 }
 
@@ -640,6 +650,7 @@ pub(super) mod tests {
         report.curve.spaces = vec![larder_store::curve::SpaceCurve {
             pages_requested: 1,
             hit_rates: vec![0.5; FACTORS.len()],
+            own_hit_rates: vec![0.5; FACTORS.len()],
             read_bytes: vec![1; FACTORS.len()],
             ..Default::default()
         }];

@@ -218,7 +218,7 @@ pub fn of_store(costs: &Costs<'_>, path: &Path) -> Result<Found, Failure> {
         let place = FACTORS.iter().position(|of| *of == factor);
         place.filter(|_| total.pages_requested > 0)
     };
-    let rate = |factor| at(factor).and_then(|place| total.hit_rates.get(place).copied());
+    let rate = |factor| at(factor).and_then(|place| total.as_evicted().get(place).copied());
     let read = at(1.0).and_then(|place| total.read_bytes.get(place));
     let read_per_day = read.map(|bytes| *bytes as f64 * 86_400.0 / curve.seconds.max(1.0));
     let token_bytes = costs.token_bytes().max(1) as f64;

@@ -42,11 +42,11 @@ pub fn of_store(view: &View, spaces: &[Space], drives: &[Drive]) -> Vec<(&'stati
     ]
 }
 
-/// The hit rate of LRU at a multiple of the present size; `None` without lookups.
+/// The hit rate, as the store evicts, at a multiple of the present size; `None` without lookups.
 pub fn rate_at(view: &View, factor: f64) -> Option<f64> {
     let total = view.report.curve.total();
     let place = FACTORS.iter().position(|of| *of == factor)?;
-    let rate = total.hit_rates.get(place).copied();
+    let rate = total.as_evicted().get(place).copied();
     rate.filter(|_| total.pages_requested > 0)
 }
 
@@ -237,7 +237,7 @@ fn worth(view: &View) -> String {
     let saved_s = tokens.saved_ms as f64 / 1000.0;
     let is_known = tokens.saved_ms > 0 && tokens.served > 0;
     let per_thousand = |seconds: f64| is_known.then(|| seconds * 1e6 / tokens.served.max(1) as f64);
-    // The curve is that of another order: it gives the gain of a larger store.
+    // The curve gives the gain of a larger store.
     let (store, now) = (&totals.store, rate_at(view, 1.0));
     let hit_rate = match store.found.saturating_add(store.not_found) {
         0 => now,

@@ -58,6 +58,8 @@ fn span(values: impl Iterator<Item = f64>) -> Range<f64> {
 enum Marks<'a> {
     /// A line through points, and a ring around one.
     Line(&'a [(f64, f64)], Option<(f64, f64)>),
+    /// Two lines with their names.
+    Lines([(&'a str, &'a [(f64, f64)]); 2], Option<(f64, f64)>),
     /// Bars from 0 on. Bar `n` is around the place `n`.
     Bars(&'a [f64]),
 }
@@ -71,6 +73,18 @@ pub fn line(
     let ends = x.places.iter().copied();
     let across = span(points.iter().map(|(x, _)| *x).chain(ends));
     drawn(across, (x, y), Marks::Line(points, present)).map_err(|error| failed(&error))
+}
+
+/// Two lines, with a legend.
+pub fn lines(
+    named: [(&str, &[(f64, f64)]); 2],
+    (x, y): (&Axis<'_>, &Axis<'_>),
+    present: Option<(f64, f64)>,
+) -> Result<String, Failure> {
+    let points = named.iter().flat_map(|(_, points)| points.iter());
+    let ends = x.places.iter().copied();
+    let across = span(points.map(|(x, _)| *x).chain(ends));
+    drawn(across, (x, y), Marks::Lines(named, present)).map_err(|error| failed(&error))
 }
 
 /// Bars beside each other.
@@ -113,6 +127,22 @@ fn drawn(
             chart.draw_series(dots.map(|point| Circle::new(*point, 3, MARK.filled())))?;
             let ring = present.map(|point| Circle::new(point, 7, PRESENT.stroke_width(2)));
             chart.draw_series(ring)?;
+        }
+        Marks::Lines(named, present) => {
+            for ((name, points), colour) in named.into_iter().zip([MARK, INK]) {
+                let line = LineSeries::new(points.iter().copied(), colour.stroke_width(2));
+                let drawn = chart.draw_series(line)?.label(name);
+                drawn.legend(move |(x, y)| {
+                    PathElement::new([(x, y), (x + 20, y)], colour.stroke_width(2))
+                });
+                chart.draw_series(points.iter().map(|of| Circle::new(*of, 3, colour.filled())))?;
+            }
+            let ring = present.map(|point| Circle::new(point, 7, PRESENT.stroke_width(2)));
+            chart.draw_series(ring)?;
+            let mut legend = chart.configure_series_labels();
+            legend.position(SeriesLabelPosition::LowerRight);
+            legend.label_font(("sans-serif", FONT_SIZE).into_font().color(&INK));
+            legend.draw()?;
         }
         Marks::Bars(values) => {
             let bar = |(at, value): (usize, &f64)| {

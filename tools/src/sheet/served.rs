@@ -281,16 +281,28 @@ fn curve(view: &View, spaces: &[Space]) -> Result<Section, Failure> {
         section.text.push("Nothing was looked up yet.".to_owned());
         return Ok(section);
     }
-    let percents = total.hit_rates.iter().map(|rate| rate * 100.0);
-    let points: Vec<(f64, f64)> = FACTORS.iter().map(|of| of.log2()).zip(percents).collect();
+    let points = |rates: &[f64]| -> Vec<(f64, f64)> {
+        let percents = rates.iter().map(|rate| rate * 100.0);
+        FACTORS.iter().map(|of| of.log2()).zip(percents).collect()
+    };
+    let (lru, own) = (points(&total.hit_rates), points(&total.own_hit_rates));
     let places: Vec<f64> = [0.25_f64, 0.5, 1.0, 2.0, 4.0, 8.0].map(f64::log2).to_vec();
     let x = Axis {
         name: "bytes for pages",
         places: &places,
         label: &|at| ByteSize((report.size_bytes as f64 * at.exp2()) as u64).to_string(),
     };
-    let present = points.iter().find(|(x, _)| *x == 0.0).copied();
-    let svg = chart::line(&points, (&x, &percent_axis("pages found")), present)?;
+    let shown = if own.is_empty() { &lru } else { &own };
+    let present = shown.iter().find(|(x, _)| *x == 0.0).copied();
+    let axes = (&x, &percent_axis("pages found"));
+    let svg = match own.is_empty() {
+        true => chart::line(&lru, axes, present)?,
+        false => chart::lines(
+            [("order of this store", &own), ("LRU", &lru)],
+            axes,
+            present,
+        )?,
+    };
     section.charts.push((
         svg,
         format!(
@@ -300,11 +312,13 @@ fn curve(view: &View, spaces: &[Space]) -> Result<Section, Failure> {
             duration(report.seconds)
         ),
     ));
-    section.text.push(
-        "The curve is that of a store that evicts the least recently used pages: a lower bound for \
-         a store with a learned order."
-            .to_owned(),
-    );
+    if !own.is_empty() {
+        section.text.push(
+            "The store evicts in an order that it has learned. LRU evicts the least recently used \
+             pages."
+                .to_owned(),
+        );
+    }
     let named = |fingerprint: &str| {
         let known = spaces.iter().find(|space| space.fingerprint == fingerprint);
         known
@@ -316,15 +330,15 @@ fn curve(view: &View, spaces: &[Space]) -> Result<Section, Failure> {
         row.extend(rates.iter().map(|rate| format!("{:.1} %", rate * 100.0)));
         row
     };
-    let mut rows = vec![row(
-        "all".to_owned(),
-        &total.hit_rates,
-        total.pages_requested,
-    )];
+    let asked = total.pages_requested;
+    let mut rows = vec![row("all".to_owned(), total.as_evicted(), asked)];
+    if !own.is_empty() {
+        rows.push(row("all, by LRU".to_owned(), &total.hit_rates, asked));
+    }
     rows.extend(report.spaces.iter().map(|of| {
         let rough = if of.is_rough { " (rough)" } else { "" };
         let name = format!("{}{rough}", named(&of.fingerprint));
-        row(name, &of.hit_rates, of.pages_requested)
+        row(name, of.as_evicted(), of.pages_requested)
     }));
     let mut headings = vec!["Namespace", "looked up"];
     headings.extend([

@@ -17,6 +17,8 @@ pub(super) struct Curve {
     seconds: f64,
     sampled: f64,
     pages_requested: u64,
+    /// None if the store follows LRU.
+    miniature_hit_rate: Option<f64>,
     sizes: Vec<Size>,
     spaces: Vec<Space>,
 }
@@ -27,7 +29,15 @@ struct Size {
     factor: f64,
     size_bytes: u64,
     hit_rate: f64,
+    /// None if the store follows LRU.
+    own_hit_rate: Option<f64>,
     read_bytes: u64,
+}
+
+impl Size {
+    fn as_evicted(&self) -> f64 {
+        self.own_hit_rate.unwrap_or(self.hit_rate)
+    }
 }
 
 /// A namespace.
@@ -36,18 +46,20 @@ struct Space {
     fingerprint: String,
     model: Option<String>,
     pages_requested: u64,
+    miniature_hit_rate: Option<f64>,
     is_rough: bool,
     sizes: Vec<Size>,
 }
 
 fn sizes(report: &CurveReport, of: &SpaceCurve) -> Vec<Size> {
     let values = of.hit_rates.iter().zip(&of.read_bytes);
-    let sizes = FACTORS.iter().zip(values);
+    let sizes = FACTORS.iter().enumerate().zip(values);
     sizes
-        .map(|(factor, (hit_rate, read_bytes))| Size {
+        .map(|((at, factor), (hit_rate, read_bytes))| Size {
             factor: *factor,
             size_bytes: (report.size_bytes as f64 * factor) as u64,
             hit_rate: *hit_rate,
+            own_hit_rate: of.own_hit_rates.get(at).copied(),
             read_bytes: *read_bytes,
         })
         .collect()
@@ -67,6 +79,7 @@ impl Curve {
             seconds: report.seconds,
             sampled: report.sampled,
             pages_requested: total.pages_requested,
+            miniature_hit_rate: total.miniature_hit_rate,
             sizes: sizes(report, &total),
             spaces: report
                 .spaces
@@ -75,6 +88,7 @@ impl Curve {
                     fingerprint: of.fingerprint.clone(),
                     model: model(&of.fingerprint),
                     pages_requested: of.pages_requested,
+                    miniature_hit_rate: of.miniature_hit_rate,
                     is_rough: of.is_rough,
                     sizes: sizes(report, of),
                 })
@@ -84,9 +98,17 @@ impl Curve {
 
     /// A table: a row for each size, a column for each of the first namespaces.
     pub(super) fn lines(&self, lines: &mut Lines) {
+        let has_own = self.sizes.iter().any(|size| size.own_hit_rate.is_some());
+        let name = if has_own { "Curve" } else { "Curve of LRU" };
         rows! { lines:
-            "Curve of LRU" => "{} pages asked for in {:.0} s, 1 of {:.0} pages sampled",
+            name => "{} pages asked for in {:.0} s, 1 of {:.0} pages sampled",
                 self.pages_requested, self.seconds, 1.0 / self.sampled.max(f64::MIN_POSITIVE);
+        }
+        if let Some(rate) = self.miniature_hit_rate {
+            rows! { lines:
+                "Its miniature" => "{:.1} % at the present size, before the adjustment",
+                    rate * 100.0;
+            }
         }
         let shown = || self.spaces.iter().take(SHOWN_MAX);
         let name = |space: &Space| {
@@ -96,18 +118,21 @@ impl Curve {
                 false => short,
             }
         };
-        let mut headings = vec!["Size".to_owned(), "hits".to_owned(), "read".to_owned()];
+        let mut headings = vec!["Size".to_owned(), "hits".to_owned()];
+        headings.extend(has_own.then(|| "of LRU".to_owned()));
+        headings.push("read".to_owned());
         headings.extend(shown().map(name));
         let headings: Vec<&str> = headings.iter().map(String::as_str).collect();
         let percent = |rate: f64| format!("{:.1} %", rate * 100.0);
         let row = |(at, size): (usize, &Size)| {
             let mut row = vec![
                 format!("{} x, {}", size.factor, ByteSize(size.size_bytes)),
-                percent(size.hit_rate),
-                ByteSize(size.read_bytes).to_string(),
+                percent(size.as_evicted()),
             ];
+            row.extend(has_own.then(|| percent(size.hit_rate)));
+            row.push(ByteSize(size.read_bytes).to_string());
             let own = shown().filter_map(|space| space.sizes.get(at));
-            row.extend(own.map(|size| percent(size.hit_rate)));
+            row.extend(own.map(|size| percent(size.as_evicted())));
             row
         };
         let rows: Vec<Vec<String>> = self.sizes.iter().enumerate().map(row).collect();

@@ -194,6 +194,11 @@ impl Index {
         self.heat_all(namespace, keys, used, |_, _| ());
     }
 
+    /// Whether pages are evicted in the order of a policy, and not the least recently used first.
+    pub fn has_policy(&self) -> bool {
+        self.state.read().chosen().is_some()
+    }
+
     /// As [`Index::touch`], at `now_ms`. The pages have this hint from now on, unless it is empty.
     /// Returns the number of keys that are not stored, if a policy is chosen.
     pub fn touch_as(
@@ -203,7 +208,7 @@ impl Index {
         hint: Hint,
         now_ms: u64,
     ) -> Option<u32> {
-        let has_policy = self.state.read().chosen().is_some();
+        let has_policy = self.has_policy();
         let new_pages = has_policy.then(|| {
             let stored = self.peek(namespace, keys);
             stored.iter().filter(|is_stored| !**is_stored).count() as u32

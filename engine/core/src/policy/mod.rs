@@ -1,6 +1,7 @@
 //! The seams for policies: which pages a store takes, which it evicts first, and which it copies
 //! when it reclaims a segment. The engine documents them, in its module `policy`.
 
+pub mod miniature;
 pub mod order;
 
 use std::fmt;

@@ -28,6 +28,23 @@ impl Random {
 
 type Trace = Vec<Vec<u64>>;
 
+/// A put of pages that take so many blocks.
+fn put(curve: &Curve, namespace: NamespaceId, blocks: u32, keys: &[PageKey]) {
+    let used = Used {
+        namespace,
+        blocks,
+        parent: None,
+        hint: Hint::default(),
+        now_ms: 0,
+    };
+    curve.put(
+        &used,
+        keys.iter()
+            .enumerate()
+            .map(|(at, key)| (key, at as u32, false)),
+    );
+}
+
 /// Conversations that grow turn by turn, on a few shared beginnings.
 fn conversations(turns: usize, seed: u64) -> Trace {
     let mut random = Random(seed);
@@ -128,12 +145,12 @@ fn distances(trace: &Trace) -> (Vec<u64>, u64) {
 
 /// The mean error and the greatest one, in points, for a store that keeps so many pages.
 fn errors(trace: &Trace, pages: u64) -> (f64, f64) {
-    let curve = Curve::new(pages);
+    let curve = Curve::new(pages, None);
     for chain in trace {
         let keys: Vec<PageKey> = chain.iter().map(|page| key(*page)).collect();
-        curve.looked_up(SPACE, (1, 1), &keys, 0);
+        curve.looked_up(SPACE, (1, 1), (&keys, 0), 0);
         // All pages, so that the order is that of the exact distances.
-        curve.put(SPACE, 1, keys.iter());
+        put(&curve, SPACE, 1, &keys);
     }
     let memory = {
         let state = curve.state.lock();
@@ -194,16 +211,16 @@ fn the_curves_of_published_traces_agree_with_exact_distances() {
 
 #[test]
 fn namespaces_have_curves_of_their_own_and_share_the_store() {
-    let curve = Curve::new(100);
+    let curve = Curve::new(100, None);
     let keys: Vec<PageKey> = (0..60).map(key).collect();
     for _ in 0..10 {
         for space in [1, 2, 3] {
             let space = NamespaceId(space);
-            curve.looked_up(space, (1, 1), &keys, 0);
-            curve.put(space, 1, keys.iter());
+            curve.looked_up(space, (1, 1), (&keys, 0), 0);
+            put(&curve, space, 1, &keys);
         }
     }
-    curve.looked_up(NamespaceId(9), (1, 1), &keys[..1], 0);
+    curve.looked_up(NamespaceId(9), (1, 1), (&keys[..1], 0), 0);
     let report = curve.report(5000, |space| Some(space.0.to_string()));
     assert_eq!((report.spaces.len(), report.size_bytes), (4, 409_600));
     for of in &report.spaces[..3] {
@@ -225,16 +242,16 @@ fn namespaces_have_curves_of_their_own_and_share_the_store() {
 
 #[test]
 fn further_namespaces_share_a_curve_and_old_lookups_fade() {
-    let curve = Curve::new(100);
+    let curve = Curve::new(100, None);
     let keys: Vec<PageKey> = (0..4).map(key).collect();
     for space in 0..OWN_MAX as u16 + 5 {
-        curve.looked_up(NamespaceId(space), (1, 1), &keys, 0);
+        curve.looked_up(NamespaceId(space), (1, 1), (&keys, 0), 0);
     }
     let report = curve.report(0, |space| Some(space.0.to_string()));
     assert_eq!(report.spaces.len(), OWN_MAX + 1);
     assert_eq!(report.spaces[0].fingerprint, crate::spaces::OTHER);
     assert_eq!(report.spaces[0].pages_requested, 20);
-    curve.looked_up(NamespaceId(0), (1, 1), &keys, HALVED_MS + 1);
+    curve.looked_up(NamespaceId(0), (1, 1), (&keys, 0), HALVED_MS + 1);
     let report = curve.report(HALVED_MS + 1, |space| Some(space.0.to_string()));
     assert_eq!(report.spaces[0].pages_requested, 10);
     assert_eq!(report.seconds, (HALVED_MS / 2) as f64 / 1000.0);

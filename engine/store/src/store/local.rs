@@ -141,7 +141,10 @@ impl Local {
         services: Services,
     ) -> Arc<Local> {
         let (store, began_ms) = (core.config().store, core.config().began_ms);
-        let size_blocks = core.space_view().usable_blocks;
+        let space = core.space_view();
+        let (size_blocks, segments) = (space.usable_blocks, space.segments as usize);
+        let order = options.eviction.clone().filter(|_| index.has_policy());
+        let curve = Curve::new(size_blocks, order.map(|order| (order, segments)));
         Arc::new_cyclic(|this| Local {
             core: Mutex::new(core),
             core_turn: Mutex::default(),
@@ -166,7 +169,7 @@ impl Local {
             used: Mutex::default(),
             beneath: OnceLock::new(),
             traffic: Traffic::default(),
-            curve: Curve::new(size_blocks),
+            curve,
             has_parted: AtomicBool::new(false),
             this: this.clone(),
         })

@@ -118,7 +118,7 @@ impl Zipf {
 
 const RATE: f64 = 50.0;
 
-fn times(count: usize) -> impl Iterator<Item = f64> {
+pub(super) fn times(count: usize) -> impl Iterator<Item = f64> {
     (0..count).map(|at| at as f64 * 1000.0 / RATE)
 }
 

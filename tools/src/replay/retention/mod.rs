@@ -9,6 +9,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `curve` | (tests: the curve as the store evicts, beside the store) |
 //! | `bounds` | (tests: how far the learned policy may fall behind LRU) |
 //! | `budgets` | (tests: the bytes and the hits under a budget of writes) |
 //! | `report` | the document and its lines |
@@ -19,6 +20,8 @@
 mod bounds;
 #[cfg(test)]
 mod budgets;
+#[cfg(test)]
+mod curve;
 mod optimum;
 mod report;
 mod volume;

@@ -28,7 +28,7 @@ use crate::workload;
 /// Bytes of a page, and of a segment whose number is not given, and their blocks.
 const PAGE_BYTES: u64 = 2 << 20;
 const SEGMENT_BYTES: u64 = 16 << 20;
-const PAGE_BLOCKS: u32 = (PAGE_BYTES / BLOCK_BYTES as u64) as u32;
+pub(super) const PAGE_BLOCKS: u32 = (PAGE_BYTES / BLOCK_BYTES as u64) as u32;
 const SEGMENT_BLOCKS: u32 = (SEGMENT_BYTES / BLOCK_BYTES as u64) as u32;
 
 /// Percent of its room that a store fills at most: see `capacity::usable_blocks`.

@@ -26,6 +26,8 @@ fn view() -> View {
         fingerprint: format!("{number:032x}"),
         pages_requested: PAGES,
         hit_rates: vec![0.5; FACTORS.len()],
+        own_hit_rates: vec![0.625; FACTORS.len()],
+        miniature_hit_rate: Some(0.5),
         read_bytes: vec![PAGES; FACTORS.len()],
         is_rough: false,
     };

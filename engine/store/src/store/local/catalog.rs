@@ -18,6 +18,7 @@ use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 use super::Local;
 use crate::api::Stats;
 use crate::catalog::{Allocator, Catalog, Direct, Landed, NamespaceShape, Pinned, Putting};
+use crate::curve::Used;
 use crate::error::StoreError;
 
 /// Longest single wait of a put for room. After it the put checks again: the end of a lease sends
@@ -68,10 +69,10 @@ impl Catalog for Local {
 
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
         let (mut orphans, lease) = (Vec::new(), self.lease(namespace));
-        self.note(namespace, keys, lease);
         let found = self
             .index
             .longest_prefix(namespace.into(), keys, lease, &mut orphans);
+        self.note(namespace, (keys, found), lease);
         self.adopt(&orphans);
         self.count(keys, found);
         let Some((beneath, fingerprint)) = self.beneath(namespace) else {
@@ -89,10 +90,11 @@ impl Catalog for Local {
 
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
         let (mut orphans, lease) = (Vec::new(), self.lease(namespace));
-        self.note(namespace, keys, lease);
         let found = self
             .index
             .contains(namespace.into(), keys, lease, &mut orphans);
+        let first = found.iter().position(|is_there| !is_there);
+        self.note(namespace, (keys, first.unwrap_or(keys.len())), lease);
         self.adopt(&orphans);
         self.count(keys, found.iter().filter(|is_there| **is_there).count());
         if let Some((beneath, fingerprint)) = self.beneath(namespace) {
@@ -106,6 +108,11 @@ impl Catalog for Local {
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
         let now_ms = self.now_ms();
         self.index.touch_as(namespace.into(), keys, hint, now_ms);
+        if let Some(used) = self.used(namespace, None, hint)
+            && self.curve.touched(&used, keys)
+        {
+            self.call_for_counts();
+        }
         if let Some((beneath, fingerprint)) = self.beneath(namespace) {
             beneath.used(fingerprint, keys);
         }
@@ -281,12 +288,20 @@ impl Allocator for Local {
             beneath.asked(fingerprint, asks);
         }
         let (id, grants) = self.with_core(|core| core.reserve(namespace.into(), asks, hint));
-        let granted = grants.iter();
-        let granted = granted.take_while(|grant| !matches!(grant, Grant::Refused(_)));
-        if let Some(shape) = self.shape(namespace) {
-            let stored = asks[..granted.count()].iter().map(|ask| &ask.key);
-            let blocks = self.footprint(shape.shape.page_blocks());
-            self.curve.put(namespace, blocks, stored);
+        let granted = asks.iter().zip(&grants);
+        let refused = grants
+            .iter()
+            .position(|grant| matches!(grant, Grant::Refused(_)));
+        let granted = granted.take(refused.unwrap_or(grants.len()));
+        let stored = granted.map(|(ask, grant)| {
+            let was_stored = matches!(grant, Grant::Settles);
+            (&ask.key, ask.depth, was_stored)
+        });
+        let parent = asks.first().and_then(|ask| ask.parent.as_ref());
+        if let Some(used) = self.used(namespace, parent, hint)
+            && self.curve.put(&used, stored)
+        {
+            self.call_for_counts();
         }
         (id, grants)
     }
@@ -337,12 +352,34 @@ impl Local {
     }
 
     /// Notes a lookup for the curve.
-    fn note(&self, namespace: NamespaceId, keys: &[PageKey], lease: Lease) {
+    fn note(&self, namespace: NamespaceId, pages: (&[PageKey], usize), lease: Lease) {
         let blocks = (lease.blocks_per_page, self.footprint(lease.blocks_per_page));
-        if self.curve.looked_up(namespace, blocks, keys, lease.now_ms) {
-            self.inbox.lock().lookups = true;
-            self.inbox_changed.notify_one();
+        if self.curve.looked_up(namespace, blocks, pages, lease.now_ms) {
+            self.call_for_counts();
         }
+    }
+
+    /// A put or a touch, for the curve.
+    fn used<'a>(
+        &self,
+        namespace: NamespaceId,
+        parent: Option<&'a PageKey>,
+        hint: Hint,
+    ) -> Option<Used<'a>> {
+        let blocks = self.shape(namespace)?.shape.page_blocks();
+        Some(Used {
+            namespace,
+            blocks: self.footprint(blocks),
+            parent,
+            hint,
+            now_ms: self.now_ms(),
+        })
+    }
+
+    /// Has the housekeeper count the calls that are noted for the curve.
+    fn call_for_counts(&self) {
+        self.inbox.lock().lookups = true;
+        self.inbox_changed.notify_one();
     }
 
     /// Usable blocks that a page of so many blocks takes.
