@@ -1,7 +1,8 @@
 //! The hits of a trace in an LRU store of any size, from exact stack distances.
 //!
 //! A request uses its blocks from the last one to the first. So a block is never older than the
-//! block behind it, and a hit has all blocks before it.
+//! block behind it, and a hit has all blocks before it. A block enters when it is stored: a request
+//! of a recording may ask for blocks that nothing stores.
 
 use std::collections::HashMap;
 
@@ -24,19 +25,23 @@ pub struct Distances {
 
 impl Distances {
     /// Takes the next request. Returns the distance of each block asked for, from the first one to
-    /// the last; `None` for a block that was not used before.
+    /// the last; `None` for a block that was not stored before.
     pub fn add(&mut self, request: &Request) -> Vec<Option<u32>> {
         let (blocks, asked) = (&request.hash_ids, request.asked());
         let end = asked.end.max(request.stored());
         self.blocks_asked += asked.len() as u64;
         let mut found = vec![None; asked.len()];
         for at in (asked.start..end).rev() {
+            let enters = at < request.stored();
+            if !enters && !self.last.contains_key(&blocks[at]) {
+                continue;
+            }
             let distance = self.used(blocks[at]);
             if asked.contains(&at) {
                 found[at - asked.start] = distance;
                 self.asked.extend(distance);
             }
-            if at < request.stored() {
+            if enters {
                 self.blocks_stored += 1;
                 self.stored.extend(distance);
             }
@@ -97,7 +102,7 @@ impl Distances {
         self.stored.sort_unstable();
     }
 
-    /// Different blocks that were asked for or stored.
+    /// Different blocks that were stored.
     #[cfg(feature = "charts")]
     pub fn blocks(&self) -> u64 {
         self.last.len() as u64
@@ -155,5 +160,15 @@ mod tests {
              {\"hash_ids\": [1, 2, 3], \"stored\": 0}");
         assert_eq!(found[1], [None, Some(1), Some(1)]);
         assert_eq!((distances.blocks_asked, distances.puts(9)), (4, 2));
+    }
+
+    #[test]
+    fn blocks_that_were_asked_for_and_not_stored_are_not_found() {
+        let (distances, found) = of("{\"hash_ids\": [1, 2, 3], \"stored\": 1}\n\
+             {\"hash_ids\": [1, 2, 3]}\n{\"hash_ids\": [1, 2, 3]}");
+        assert_eq!(found[1], [Some(2), None, None]);
+        assert_eq!(found[2], [Some(2); 3]);
+        assert_eq!((distances.blocks_asked, distances.hits(9)), (9, 4));
+        assert_eq!(distances.puts(9), 3);
     }
 }

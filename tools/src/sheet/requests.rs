@@ -32,7 +32,7 @@ struct Share {
 struct Facts {
     distances: Distances,
     requests: u64,
-    /// Time, blocks asked for, and those of them that were used before.
+    /// Time, blocks asked for, and those of them that were stored before.
     moments: Vec<(f64, u64, u64)>,
     models: BTreeMap<String, Share>,
     block_tokens: Option<u32>,
@@ -112,7 +112,10 @@ pub fn page(path: &Path, interrupt: &Interrupt) -> Result<Page, Failure> {
                 "Asked for",
                 format!("{} blocks of {tokens} tokens", facts.distances.blocks_asked),
             ),
-            ("Different", format!("{} blocks", facts.distances.blocks())),
+            (
+                "Stored",
+                format!("{} different blocks", facts.distances.blocks()),
+            ),
         ],
         answers: questions(&facts, tokens),
         sections: vec![
@@ -134,7 +137,7 @@ fn questions(facts: &Facts, tokens: u32) -> Vec<(&'static str, String)> {
         (0, _) | (_, None) => "Nothing is asked for in this trace.".to_owned(),
         (_, Some(blocks)) => format!(
             "A store of {blocks} blocks ({} tokens) finds {:.1} %. No size finds more than {:.1} \
-             %: the other blocks are asked for once.",
+             %: the other blocks are asked for once, or before they are stored.",
             blocks * u64::from(tokens),
             facts.rate(blocks) * 100.0,
             ceiling * 100.0
@@ -167,10 +170,12 @@ fn questions(facts: &Facts, tokens: u32) -> Vec<(&'static str, String)> {
         },
     );
     let worth = match ceiling {
-        of if of < 0.02 => "No: fewer than 2 % of the blocks are asked for again.".to_owned(),
+        of if of < 0.02 => {
+            "No: fewer than 2 % of the blocks are asked for after they are stored.".to_owned()
+        }
         of => format!(
-            "{:.1} % of the blocks are asked for again. `larder plan --trace --model --size` \
-             compares their reads with their computation.",
+            "{:.1} % of the blocks asked for are stored before. `larder plan --trace --model \
+             --size` compares their reads with their computation.",
             of * 100.0
         ),
     };
@@ -246,7 +251,7 @@ fn over_time(facts: &Facts) -> Result<Section, Failure> {
         .collect();
     section.charts.push((
         time_chart(&points, last - first)?,
-        "Blocks that were used before, of the blocks asked for".to_owned(),
+        "Blocks that were stored before, of the blocks asked for".to_owned(),
     ));
     Ok(section)
 }
@@ -290,7 +295,7 @@ fn models(facts: &Facts) -> Section {
             "Model",
             "requests",
             "blocks asked",
-            "used before",
+            "stored before",
             "blocks stored",
         ],
         facts.models.iter().map(row).collect(),
@@ -315,14 +320,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_reach_the_blocks_that_a_recorded_request_asked_for_and_did_not_store() {
+    fn sizes_reach_the_stored_blocks_and_others_are_not_found() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let blocks: Vec<u64> = (0..90).collect();
-        let line = format!("{{\"hash_ids\": {blocks:?}, \"stored\": 0}}\n");
-        std::fs::write(file.path(), line.repeat(2)).unwrap();
+        let line = |stored| format!("{{\"hash_ids\": {blocks:?}, \"stored\": {stored}}}\n");
+        std::fs::write(file.path(), [0, 90, 90].map(line).concat()).unwrap();
         let page = page(file.path(), &Interrupt::never()).unwrap();
         let (_, size) = &page.answers[0];
         assert!(size.contains("A store of 128 blocks"), "{size}");
-        assert!(size.contains("finds 50.0 %"), "{size}");
+        assert!(size.contains("finds 33.3 %"), "{size}");
     }
 }
