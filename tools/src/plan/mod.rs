@@ -231,6 +231,11 @@ impl Costs<'_> {
         room::pages(size, self.page_bytes(page_tokens)) / u64::from(self.copies)
     }
 
+    fn segments(&self, size: u64, page_tokens: u32) -> u64 {
+        let shape = room::segments(size, self.page_bytes(page_tokens));
+        shape.map_or(0, |(segments, _)| segments)
+    }
+
     fn compute(&self) -> Compute {
         Compute {
             flops: self.args.tflops * 1e12,

@@ -10,12 +10,21 @@ const SIZE_MAX: u64 = 1 << 60;
 /// Sizes to buy are whole GiB.
 const STEP: u64 = 1 << 30;
 
+/// The segments of a new store of a size on one volume, for pages of so many bytes, and their size.
+/// `None` if no segment takes such pages.
+pub fn segments(size: u64, page_bytes: u64) -> Option<(u64, u64)> {
+    let segment_bytes = segment_bytes_for(size, 1, Some(page_bytes))?;
+    Some((
+        size.saturating_sub(OVERHEAD_BYTES) / segment_bytes,
+        segment_bytes,
+    ))
+}
+
 /// Pages of so many bytes on the device that a new store of a size keeps on one volume.
 pub fn pages(size: u64, page_bytes: u64) -> u64 {
-    let Some(segment_bytes) = segment_bytes_for(size, 1, Some(page_bytes)) else {
+    let Some((segments, segment_bytes)) = segments(size, page_bytes) else {
         return 0;
     };
-    let segments = size.saturating_sub(OVERHEAD_BYTES) / segment_bytes;
     let block = BLOCK_BYTES as u64;
     let blocks = |bytes: u64| u32::try_from(bytes / block).unwrap_or(u32::MAX);
     let taken = footprint(blocks(segment_bytes), blocks(page_bytes));

@@ -44,7 +44,7 @@ fn tokens_a_day_give_bytes_and_days_and_no_hits() {
     is_near(number(&plan, "days"), 7.0, 0.01);
     is_near(
         number(&plan, "drive_years"),
-        7000e12 / (put * 1.12) / 365.25,
+        7000e12 / (put * 1.06) / 365.25,
         0.01,
     );
     assert_eq!(
@@ -106,7 +106,6 @@ fn a_plan_for_a_trace_has_the_hits_and_the_bytes_of_its_replay() {
     let whole = |key: &str| number(&plan, key) * 2.999 / 86_400.0;
     let put = number(&replayed, "pages_put") * 16384.0;
     is_near(whole("bytes_put_per_day"), put, 0.01);
-    // A store of so few segments copies more than the plan's.
     is_near(
         whole("bytes_written_per_day"),
         number(&replayed, "bytes_written"),
