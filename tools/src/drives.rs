@@ -20,7 +20,7 @@ pub struct Drive {
 pub fn advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied if !rustix::process::geteuid().is_root() => {
-            "run as root to read it"
+            "to read it takes the capability CAP_SYS_ADMIN: run as root"
         }
         io::ErrorKind::PermissionDenied => {
             "to read it takes the capability CAP_SYS_ADMIN, also in a container"

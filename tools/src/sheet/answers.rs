@@ -200,7 +200,7 @@ fn wear(view: &View, drives: &[Drive]) -> String {
     );
     let ends = drives.iter().map(|drive| match &drive.health {
         Err(error) => format!(
-            " {} does not tell its wear ({}).",
+            " The wear of {} is not known: {}.",
             shown(&drive.name),
             crate::drives::advice(error)
         ),

@@ -567,10 +567,15 @@ fn wear(view: &View, drives: &[Drive]) -> Section {
     let mut section = Section::new("Wear");
     let written = &view.report.totals.store.written;
     let all = written.total();
-    section.text.push(match answers::written_per_day(view) {
-        Some(bytes) => format!("{} written a day.", ByteSize(bytes as u64)),
-        None => "The owner opened the store less than a minute ago.".to_owned(),
+    let rate = answers::written_per_day(view);
+    let rate = rate.map_or_else(String::new, |bytes| {
+        format!(": {} a day", ByteSize(bytes as u64))
     });
+    section.text.push(format!(
+        "{} written in {}, since the owner opened the store{rate}.",
+        ByteSize(all),
+        duration(answers::open_seconds(view))
+    ));
     let rows = written.rows();
     let row = |(row, value): &(larder_core::counters::Counter, Value<'_>)| match value {
         Value::Count(bytes @ 1..) => Some(vec![
@@ -580,10 +585,15 @@ fn wear(view: &View, drives: &[Drive]) -> Section {
         ]),
         _ => None,
     };
-    section.tables.push(Table::new(
-        &["Written", "bytes", "share"],
-        rows.iter().filter_map(row).collect(),
-    ));
+    let mut rows: Vec<Vec<String>> = rows.iter().filter_map(row).collect();
+    rows.push(vec![
+        "all together".to_owned(),
+        ByteSize(all).to_string(),
+        String::new(),
+    ]);
+    section
+        .tables
+        .push(Table::new(&["Written", "bytes", "share"], rows));
     let unknown = || "-".to_owned();
     let row = |drive: &Drive| match &drive.health {
         Err(error) => vec![drive.name.clone(), drives::advice(error).to_owned()],
