@@ -6,7 +6,7 @@ mod common;
 #[allow(dead_code)]
 mod policies;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_engine::format::{Namespace, PageKey};
@@ -18,6 +18,9 @@ use policies::Fifo;
 
 const PAGE: u32 = 256 << 10;
 const SIZE: u64 = 194 * MIB;
+
+/// Longest wait for pages to expire.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn model(name: &str) -> GroupName {
     GroupName {
@@ -36,8 +39,20 @@ fn set(
         group,
         min_bytes,
         max_bytes,
+        max_age_s: None,
     });
     change_quotas(store, &change)
+}
+
+/// Limits the lifetime of the pages of a model, in seconds.
+fn limit(store: &Store, name: &str, max_age_s: u64) {
+    let change = QuotaChange::Set(QuotaSpec {
+        group: model(name),
+        min_bytes: 0,
+        max_bytes: None,
+        max_age_s: Some(max_age_s),
+    });
+    change_quotas(store, &change).unwrap();
 }
 
 fn report(store: &Store) -> QuotaReport {
@@ -267,4 +282,61 @@ fn quotas_that_cannot_hold_are_refused_and_change_nothing() {
     assert_eq!(put_heads(&pool, &heads(1, 1)), [refused]);
     change_quotas(&store, &QuotaChange::Remove(tenant("u"))).unwrap();
     assert_eq!(put_heads(&pool, &heads(1, 1)), [PutStatus::Stored]);
+}
+
+#[test]
+fn pages_beyond_the_limit_of_their_group_are_absent_and_are_put_anew() {
+    let home = Home::with_store(SIZE);
+    let store = home.open();
+    let (a, b) = (
+        Pool::new(&store, "a", &[PAGE]),
+        Pool::new(&store, "b", &[PAGE]),
+    );
+    let keys = chain(1, 10);
+    for pool in [&a, &b] {
+        assert!(pool.put(&keys).iter().all(|status| status.is_present()));
+    }
+    let all = keys.len();
+    limit(&store, "a", 3600);
+    assert_eq!(report(&store).groups[0].quota.max_age_s, Some(3600));
+    // No time service has kept the clock right for ten minutes of this use.
+    assert_eq!(report(&store).removes_old_pages, Some(false));
+    assert_eq!(
+        (a.hits(&keys), store.longest_prefix(a.id, &keys)),
+        (all, all)
+    );
+    let expire = |pool: &Pool<'_>, store: &Store| {
+        limit(store, "a", 1);
+        let until = Instant::now() + PATIENCE;
+        while store.longest_prefix(pool.id, &keys) > 0 {
+            assert!(Instant::now() < until, "the pages do not expire");
+        }
+        assert_eq!(pool.hits(&keys), 0);
+        assert_eq!(store.contains(pool.id, &keys), vec![false; all]);
+    };
+    expire(&a, &store);
+    assert_eq!(
+        (b.hits(&keys), store.longest_prefix(b.id, &keys)),
+        (all, all)
+    );
+    // They lie in the store still, and a put replaces them.
+    assert_eq!(store.stats().pages, 2 * all as u64);
+    assert_eq!(a.put(&keys), vec![PutStatus::Stored; all]);
+    assert_eq!(store.stats().pages, 2 * all as u64);
+    limit(&store, "a", 3600);
+    assert_eq!(a.hits(&keys), all);
+    assert_eq!(a.put(&keys), vec![PutStatus::Duplicate; all]);
+    store.close().unwrap();
+    // After an open the times of the puts are known, too.
+    let store = home.open();
+    let a = Pool::new(&store, "a", &[PAGE]);
+    assert_eq!(a.hits(&keys), all);
+    expire(&a, &store);
+    store.close().unwrap();
+    let store = home.open();
+    let a = Pool::new(&store, "a", &[PAGE]);
+    assert_eq!((a.hits(&keys), store.longest_prefix(a.id, &keys)), (0, 0));
+    change_quotas(&store, &QuotaChange::Clear).unwrap();
+    assert_eq!(report(&store).removes_old_pages, None);
+    assert_eq!(a.hits(&keys), all);
 }

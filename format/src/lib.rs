@@ -109,6 +109,6 @@ pub use segment::{Identity, SegmentAddress, SegmentHeader, SegmentState};
 pub use serial::{Run, Serial};
 pub use shape::{PAGE_BYTES_LIMIT, PageShape, ShapeError};
 pub use superblock::{
-    History, Holder, OpenState, Superblock, SuperblockError, Unclosed, VOLUME_PATH_BYTES_MAX,
-    VolumeEntry, newest,
+    Clock, History, Holder, OpenState, Superblock, SuperblockError, Unclosed,
+    VOLUME_PATH_BYTES_MAX, VolumeEntry, newest,
 };

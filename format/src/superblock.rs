@@ -27,7 +27,9 @@
 //!     192      8  opened_unix_s    these three are for people, zero if they are not known
 //!     200      8  unclosed_unix_s
 //!     208      4  unclosed_pid     0: the last open found the store closed in order
-//!     212     44  zero
+//!     212      8  clock_ms         the clock of the store at a moment, see `Clock`
+//!     220      8  clock_unix_ms    the time of day at that moment
+//!     228     28  zero
 //!     256    224  each volume:
 //!             16    id
 //!              4    segments
@@ -61,11 +63,13 @@ const FEATURES_AT: usize = 96;
 const FEATURES_BYTES: usize = 8 + 8 + 16 + 64;
 const RESERVED_BEFORE: usize = FEATURES_AT - PROLOGUE_BYTES - (2 * 16 + 2 * 8 + 3 * 4 + 2 * 2 + 4);
 const HISTORY_BYTES: usize = 2 * 8 + 4;
-const RESERVED_BEHIND: usize = FIXED_BYTES - FEATURES_AT - FEATURES_BYTES - HISTORY_BYTES;
+const CLOCK_BYTES: usize = 2 * 8;
+const RESERVED_BEHIND: usize =
+    FIXED_BYTES - FEATURES_AT - FEATURES_BYTES - HISTORY_BYTES - CLOCK_BYTES;
 const ENTRY_BYTES: usize = 16 + 4 + 2 + 2 + VOLUME_PATH_BYTES_MAX;
 const FLAG_LOST: u16 = 1;
 
-const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 44 && ENTRY_BYTES == 224);
+const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 28 && ENTRY_BYTES == 224);
 const _: () = assert!(FIXED_BYTES + VOLUMES_MAX * ENTRY_BYTES <= BLOCK_BYTES);
 
 /// Whether a process has the store open.
@@ -95,6 +99,34 @@ pub struct History {
     pub opened_unix_s: u64,
     /// The open before, if the last open found that it was not closed in order.
     pub unclosed: Option<Unclosed>,
+}
+
+/// The clock of a store at a moment: the times of puts are by it. It goes on while the store is in
+/// use, whatever the time of day is set to. While the store is closed it goes on with the time of
+/// day, and never goes back. So it may differ from the time of day for good.
+///
+/// Both are in milliseconds since 1970, and zero if they are not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Clock {
+    /// The clock of the store.
+    pub store_ms: u64,
+    /// The time of day at that moment.
+    pub unix_ms: u64,
+}
+
+impl Clock {
+    /// The clock at a later time of day, in a store that has not been in use in between.
+    #[must_use]
+    pub fn at(self, unix_ms: u64) -> Clock {
+        let store_ms = match self {
+            Clock { store_ms: 0, .. } => unix_ms,
+            known => {
+                let since = unix_ms.saturating_sub(known.unix_ms);
+                known.store_ms.saturating_add(since)
+            }
+        };
+        Clock { store_ms, unix_ms }
+    }
 }
 
 /// An open of a store whose process ended without closing it.
@@ -138,6 +170,8 @@ pub struct Superblock {
     pub holder: Holder,
     /// The time of that open, and the state of the store then.
     pub history: History,
+    /// The clock of the store at the open or close that wrote this, or at a moment of its use.
+    pub clock: Clock,
     /// Blocks per segment, the same on all volumes.
     pub segment_blocks: u32,
     /// Features of the store, and the release that wrote this.
@@ -263,6 +297,8 @@ impl Superblock {
         writer.u64(self.history.opened_unix_s);
         writer.u64(unclosed.map_or(0, |of| of.opened_unix_s));
         writer.u32(unclosed.map_or(0, |of| of.pid.get()));
+        writer.u64(self.clock.store_ms);
+        writer.u64(self.clock.unix_ms);
         writer.reserved(RESERVED_BEHIND);
         self.volumes
             .iter()
@@ -305,6 +341,10 @@ impl Superblock {
         let opened_unix_s = reader.u64()?;
         let before_unix_s = reader.u64()?;
         let unclosed = NonZeroU32::new(reader.u32()?);
+        let clock = Clock {
+            store_ms: reader.u64()?,
+            unix_ms: reader.u64()?,
+        };
         reader.reserved(RESERVED_BEHIND)?;
         if unclosed.is_none() && before_unix_s != 0 {
             return Err(invalid("unclosed_unix_s", before_unix_s));
@@ -339,6 +379,7 @@ impl Superblock {
                     pid,
                 }),
             },
+            clock,
             segment_blocks,
             features,
             volumes,

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use larder_core::capacity::segments_min;
 use larder_engine::PutStatus;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, History, Holder, Namespace, OVERHEAD_BYTES, OpenState, PageKey,
+    BLOCK_BYTES, Clock, Features, History, Holder, Namespace, OVERHEAD_BYTES, OpenState, PageKey,
     PageShape, Run, StoreId, Superblock, TokenUnits, VolumeEntry, VolumeId, page_keys,
 };
 
@@ -158,6 +158,7 @@ pub fn fresh(volumes: &[u32], segment_blocks: u32) -> Image {
             pid_scope: [0; 16],
         },
         history: History::default(),
+        clock: Clock::default(),
         segment_blocks,
         features: Features::default(),
         volumes: entries.clone(),

@@ -110,6 +110,9 @@ classes! {
         Encoded => "page that a codec made smaller, recorded or found at the end",
         Miscoded => "encoded page with wrong bytes under a right checksum",
         QuotasChanged => "quotas changed",
+        TimeSet => "time of day set while pages have limits of lifetimes",
+        OldPageHidden => "page beyond the limit of its group, in the index and absent",
+        OldPageRemoved => "page removed for its age",
         ReaderBeside => "page read by a process beside the owner",
     }
     shared {

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use larder_engine::format::{
-    Features, History, Holder, Namespace, OVERHEAD_BYTES, OpenState, PageShape, Run, StoreId,
-    Superblock, VolumeEntry, VolumeId, superblock_offsets,
+    Clock, Features, History, Holder, Namespace, OVERHEAD_BYTES, OpenState, PageShape, Run,
+    StoreId, Superblock, VolumeEntry, VolumeId, superblock_offsets,
 };
 use larder_engine::{CodecChoice, SyncPolicy};
 use larder_sim_runtime::dice::Dice;
@@ -255,6 +255,8 @@ pub struct Setup {
     pub write_budget: WriteBudget,
     /// Callers change quotas.
     pub quotas: bool,
+    /// Groups have limits of lifetimes, and clocks jump.
+    pub lives: bool,
     /// Steps between two full checks. Cheap checks run at each step.
     pub check_every: u64,
 }
@@ -306,6 +308,7 @@ impl Setup {
             codec: None,
             write_budget: WriteBudget::Off,
             quotas: false,
+            lives: false,
             check_every: dice.pick(&[1, 25, 50, 50, 50, 50, 50, 50]),
         }
     }
@@ -339,6 +342,15 @@ impl Setup {
         if dice.chance(0.1) {
             let blocks = dice.pick(&[20, 500, 500, 10_000, 10_000, 100_000]);
             self.write_budget = WriteBudget::Bytes(blocks * BLOCK as u64 * 86_400);
+        }
+    }
+
+    /// Half of the seeds with quotas have limits of lifetimes.
+    pub fn draw_lives(&mut self, dice: &mut Dice) {
+        self.lives = self.quotas && dice.chance(0.5);
+        if self.lives {
+            // The clock jumps forward in these.
+            self.faults.clock_forward = self.faults.clock_forward.max(f64::MIN_POSITIVE);
         }
     }
 
@@ -403,6 +415,7 @@ pub fn superblocks(
             pid_scope: [0; 16],
         },
         history: History::default(),
+        clock: Clock::default(),
         segment_blocks,
         features: Features::default(),
         volumes: volumes.clone(),

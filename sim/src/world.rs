@@ -172,6 +172,7 @@ impl World {
         }
         if let Some(budget) = &mut budget {
             setup.draw_budget(budget);
+            setup.draw_lives(budget);
         }
         if journal.is_some() {
             eprintln!("{setup:?}");

@@ -8,7 +8,7 @@ use std::time::Duration;
 use larder_engine::{HolderState, LockHolder, Stats, StoreError};
 use larder_format::{History, OpenState, Superblock};
 use larder_store::beneath::BeneathReport;
-use larder_store::quotas::QuotaUse;
+use larder_store::quotas::{QuotaReport, QuotaUse};
 use larder_store::share;
 use larder_store::share::VolumeState;
 use larder_store::volume::socket::socket_path;
@@ -18,7 +18,7 @@ use crate::failure::Failure;
 use crate::place::volume_at;
 use crate::refusal::explained;
 use crate::report::count;
-use crate::size::{ByteSize, date};
+use crate::size::{ByteSize, date, whole};
 
 /// List prices of AWS S3 in us-east-1, in US dollars.
 const PUT_USD: f64 = 5.0e-6;
@@ -109,7 +109,7 @@ pub fn unread_quotas_line(fault: &str) -> String {
 pub fn quota_line(of: &QuotaUse) -> String {
     let max = of.quota.max_bytes;
     format!(
-        "{}: {} stored, at least {} kept, {} ({})",
+        "{}: {} stored, at least {} kept, {}{} ({})",
         of.quota.group,
         ByteSize(of.stored_bytes),
         ByteSize(of.quota.min_bytes),
@@ -117,8 +117,21 @@ pub fn quota_line(of: &QuotaUse) -> String {
             "at most {}",
             ByteSize(max)
         )),
+        of.quota.max_age_s.map_or(String::new(), |age| format!(
+            ", for {} after the put",
+            whole(age)
+        )),
         count(of.namespaces, "namespace"),
     )
+}
+
+/// That pages older than a limit stay in a store, for people.
+pub fn lifetimes_line(quotas: &QuotaReport) -> Option<String> {
+    (quotas.removes_old_pages == Some(false)).then(|| {
+        "pages older than their limit are not served, and are removed once the kernel has stated \
+         for ten minutes that a time service keeps the clock right"
+            .to_owned()
+    })
 }
 
 /// How a volume answers, for people.

@@ -1,9 +1,11 @@
-//! `larder quota`: how much of a store a group of namespaces keeps at least, and takes at most.
+//! `larder quota`: how much of a store a group of namespaces keeps at least and takes at most, and
+//! for how long its pages are served.
 //!
 //! It is a client if the store has an owner. A change is durable, and in force for all processes,
 //! when the command has ended.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use larder_engine::Store;
@@ -13,13 +15,13 @@ use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::open::{self, OpenArgs};
-use crate::owner::{quota_line, unread_quotas_line};
+use crate::owner::{lifetimes_line, quota_line, unread_quotas_line};
 use crate::place;
 use crate::report::{self, Lines, Report};
 use crate::size::{self, ByteSize};
 
-/// Show or change how much of a store models, tenants or namespaces keep and may take, also while
-/// servers use it
+/// Show or change how much of a store models, tenants or namespaces keep and may take, and for how
+/// long, also while servers use it
 ///
 /// Without a group it lists the quotas. A quota replaces the former one of its group.
 ///
@@ -37,8 +39,11 @@ pub struct QuotaArgs {
     /// Most bytes that the group takes: beyond it a put evicts pages of the group itself
     #[arg(long, value_name = "SIZE", value_parser = size::positive, requires = "GroupArgs")]
     max: Option<ByteSize>,
+    /// Serve no page of the group that was put longer ago than this (12h, 30d)
+    #[arg(long, value_name = "DURATION", value_parser = size::duration, requires = "GroupArgs")]
+    max_age: Option<Duration>,
     /// Remove the quota of the group
-    #[arg(long, requires = "GroupArgs", conflicts_with_all = ["min", "max"])]
+    #[arg(long, requires = "GroupArgs", conflicts_with_all = ["min", "max", "max_age"])]
     remove: bool,
     /// Remove all quotas, also if they cannot be read
     #[arg(long, conflicts_with = "GroupArgs")]
@@ -87,6 +92,9 @@ impl Report for QuotaDocument {
         for group in &self.quotas.groups {
             lines.text(quota_line(group));
         }
+        if let Some(line) = lifetimes_line(&self.quotas) {
+            lines.text(line);
+        }
         lines
     }
 }
@@ -114,13 +122,14 @@ impl QuotaArgs {
         if self.remove {
             return Ok(QuotaChange::Remove(group));
         }
-        if self.min.is_none() && self.max.is_none() {
-            return Err(Failure::usage("give --min, --max or --remove"));
+        if self.min.is_none() && self.max.is_none() && self.max_age.is_none() {
+            return Err(Failure::usage("give --min, --max, --max-age or --remove"));
         }
         Ok(QuotaChange::Set(QuotaSpec {
             group,
             min_bytes: self.min.map_or(0, |size| size.0),
             max_bytes: self.max.map(|size| size.0),
+            max_age_s: self.max_age.map(|age| age.as_secs()),
         }))
     }
 }

@@ -183,6 +183,14 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is more than 100 years (36500d); write a shorter time"))
 }
 
+/// A number of seconds in the largest unit of which it is a multiple.
+pub fn whole(seconds: u64) -> String {
+    let units = [(86_400, "d"), (3600, "h"), (60, "min")];
+    let fits = |(unit, _): &(u64, _)| seconds > 0 && seconds.is_multiple_of(*unit);
+    let (unit, name) = units.into_iter().find(fits).unwrap_or((1, "s"));
+    format!("{} {name}", seconds / unit)
+}
+
 /// A moment in the usual notation: `2026-03-01 17:05 UTC`.
 pub fn date(unix_s: u64) -> String {
     let (days, seconds) = (unix_s / 86_400, unix_s % 86_400);
@@ -226,6 +234,12 @@ mod tests {
             "0 µs", "0.9 µs", "200 µs", "1.5 ms", "999.9 ms", "4 s", "23 s",
         ];
         assert_eq!(shown, read);
+    }
+
+    #[test]
+    fn whole_times_keep_their_value() {
+        let shown = [0, 59, 5400, 7200, 2_592_000].map(whole);
+        assert_eq!(shown, ["0 s", "59 s", "90 min", "2 h", "30 d"]);
     }
 
     #[test]

@@ -27,7 +27,8 @@ use crate::interrupt::Interrupt;
 use crate::metrics;
 use crate::owner::{
     answering_line, damaged_line, damaged_pages_line, displaced_line, ended_line, eviction_line,
-    monthly, pacing_line, process, quota_line, stopped_line, unread_quotas_line, unserved,
+    lifetimes_line, monthly, pacing_line, process, quota_line, stopped_line, unread_quotas_line,
+    unserved,
 };
 use crate::place;
 use crate::program::complain;
@@ -332,6 +333,9 @@ impl Report for StatReport {
         }
         for group in &self.quotas.groups {
             lines.row("Quota", quota_line(group));
+        }
+        if let Some(line) = lifetimes_line(&self.quotas) {
+            lines.row("Lifetimes", line);
         }
         for volume in &stats.read_only_volumes {
             rows! { lines:

@@ -75,7 +75,7 @@ impl<T, const BITS: u32> Chunks<T, BITS> {
 
 /// Numbers of which most stretches are zero: a chunk in which no number was ever set takes no
 /// memory.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Sparse {
     chunks: Vec<Option<Box<[u32]>>>,
 }

@@ -238,6 +238,10 @@ counters! {
          other room" {
             evicted_below_minimum: u64 as "evicted_below_minimum_pages";
         }
+        "larder_expired_pages",
+        "Pages removed because they were older than the limit of their group" {
+            expired: u64 as "expired_pages";
+        }
         "larder_refused_quota_pages",
         "Pages that puts refused because their group is at the maximum of its quota" {
             refused_quota: u64 as "refused_quota_pages";

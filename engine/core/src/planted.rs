@@ -80,6 +80,18 @@ larder_base::bugs! {
         DeafMinimum,
         /// A put takes its group above the maximum.
         DeafMaximum,
+        /// Pages are served whatever their age.
+        Ageless,
+        /// Old pages are removed, whether the clock is right or not.
+        HastyExpiry,
+        /// The clock of the store is not noted while it is in use.
+        UnnotedClock,
+        /// The clock of the store is the time of day at the open.
+        WallClock,
+        /// A page that reclaim copies counts as put then.
+        RenewedAge,
+        /// The times of puts are not read at an open.
+        UnreadPuts,
         /// A recall ends while the put reads the caller's memory.
         HastyRecall,
         /// A write that ends after the recall of its put counts as landed.

@@ -12,6 +12,9 @@ pub struct QuotaReport {
     pub fault: Option<String>,
     /// The quota of each group, and its use.
     pub groups: Vec<QuotaUse>,
+    /// Whether pages older than a limit are removed: the kernel has stated for ten minutes that a
+    /// time service keeps the clock right. `None` without a limit.
+    pub removes_old_pages: Option<bool>,
 }
 
 /// The quota of a group, and its use.
@@ -36,6 +39,8 @@ pub struct QuotaSpec {
     pub min_bytes: u64,
     /// It takes at most this.
     pub max_bytes: Option<u64>,
+    /// Its pages are served for this long after their put, in seconds.
+    pub max_age_s: Option<u64>,
 }
 
 /// A set of namespaces that share a quota.
@@ -121,7 +126,7 @@ impl QuotaSpec {
             group: self.group.group()?,
             min: self.min_bytes,
             max: self.max_bytes,
-            max_age_s: None,
+            max_age_s: self.max_age_s,
         })
     }
 }
@@ -133,6 +138,7 @@ impl From<QuotaLevel> for QuotaUse {
                 group: GroupName::of(&level.quota.group),
                 min_bytes: level.quota.min,
                 max_bytes: level.quota.max,
+                max_age_s: level.quota.max_age_s,
             },
             stored_bytes: level.stored_blocks * BLOCK_BYTES as u64,
             namespaces: level.namespaces,

@@ -7,8 +7,8 @@ use larder_core::core::Config;
 use larder_disk::{Action, Choice, Disk, DiskError, Done, Kind, Op, Piece};
 use larder_engine::SyncPolicy;
 use larder_engine::format::{
-    BLOCK_BYTES, Features, History, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId, Superblock,
-    VolumeEntry, VolumeId,
+    BLOCK_BYTES, Clock, Features, History, Holder, OpenState, Run, SEGMENTS_OFFSET, StoreId,
+    Superblock, VolumeEntry, VolumeId,
 };
 
 pub const STORE: StoreId = StoreId::from_bytes([7; 16]);
@@ -122,6 +122,7 @@ pub fn superblock(run: Run, state: OpenState, segments: u32, segment_blocks: u32
             pid_scope: [0; 16],
         },
         history: History::default(),
+        clock: Clock::default(),
         segment_blocks,
         features: Features::default(),
         volumes: vec![VolumeEntry {

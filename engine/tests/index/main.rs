@@ -4,6 +4,7 @@
 
 #[path = "../../../tests/support/honest.rs"]
 mod honest;
+mod lifetimes;
 mod model;
 #[path = "../common/policies.rs"]
 #[allow(dead_code)]

@@ -77,6 +77,7 @@ pub fn superblock() -> Superblock {
             pid_scope: [0xb0; 16],
         },
         history: History::default(),
+        clock: Clock::default().at(1_790_000_200_500),
         segment_blocks: SEGMENT_BLOCKS,
         features: Features::default(),
         volumes: vec![
@@ -482,11 +483,13 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
     let unclosed = (any::<u64>(), any::<NonZeroU32>());
     let unclosed = unclosed.prop_map(|(opened_unix_s, pid)| Unclosed { opened_unix_s, pid });
     let history = (any::<u64>(), prop::option::of(unclosed));
+    let clock = (any::<u64>(), any::<u64>());
+    let clock = clock.prop_map(|(store_ms, unix_ms)| Clock { store_ms, unix_ms });
     (
         bytes16(),
         bytes16(),
         numbers,
-        history,
+        (history, clock),
         4096..=1_u32 << 20,
         features(),
         entries,
@@ -497,7 +500,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
                 store,
                 pid_scope,
                 (generation, run, open, created_unix_s, pid),
-                (opened_unix_s, unclosed),
+                ((opened_unix_s, unclosed), clock),
                 segment_blocks,
                 features,
                 entries,
@@ -530,6 +533,7 @@ pub fn any_superblock() -> impl Strategy<Value = Superblock> {
                         opened_unix_s,
                         unclosed,
                     },
+                    clock,
                     segment_blocks,
                     features,
                     volumes: volumes.collect(),

@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::connections::Sockets;
 use crate::dice::Dice;
 use crate::task::{self, Process};
+use crate::time::Clocks;
 use crate::volumes::Storage;
 
 /// Events kept for the report of a failure.
@@ -138,6 +139,7 @@ thread_local! {
 pub(crate) fn begin(dice: Dice, odds: Odds, has_journal: bool) {
     KERNEL.with_borrow_mut(|kernel| {
         assert!(kernel.is_none(), "two machines on one thread");
+        Clocks::NEW.set();
         *kernel = Some(Kernel {
             dice,
             odds,

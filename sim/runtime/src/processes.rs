@@ -4,7 +4,7 @@ use std::io;
 
 use crate::kernel::with_if_there;
 use crate::task::{self, Process};
-use crate::time::Instant;
+use crate::time::{Clocks, Instant};
 
 /// The user of all processes.
 pub(crate) const USER: u32 = 1000;
@@ -26,10 +26,30 @@ pub fn id() -> u32 {
     Process::current().map_or(FIRST_PID, id_of)
 }
 
-/// Seconds on the virtual clock, which begins in 1970.
+/// Seconds since 1970 by the time of day: on the virtual clock, which begins in 1970, as far as the
+/// machine's time of day is not set to another time.
 #[must_use]
 pub fn unix_seconds() -> f64 {
-    std::time::Duration::from_nanos(Instant::now().0).as_secs_f64()
+    let seconds = std::time::Duration::from_nanos(Instant::now().0).as_secs_f64();
+    (seconds + Clocks::get().ahead_ms as f64 / 1e3).max(0.0)
+}
+
+/// Milliseconds on the virtual clock, and of the machine's sleep.
+#[must_use]
+pub fn boottime_ms() -> u64 {
+    Instant::now().0 / 1_000_000 + Clocks::get().asleep_ms
+}
+
+/// Whether a time service keeps the time of day right.
+#[must_use]
+pub fn is_clock_synchronised() -> bool {
+    Clocks::get().is_synchronised
+}
+
+/// The same in milliseconds.
+#[must_use]
+pub fn unix_ms() -> u64 {
+    (unix_seconds() * 1e3) as u64
 }
 
 /// Nanoseconds on the virtual clock, which all processes share.

@@ -17,6 +17,41 @@ pub(crate) fn set_clock(now: Instant) {
     NOW.set(now);
 }
 
+/// The clocks of a machine beside the virtual one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Clocks {
+    /// The time of day is so many milliseconds ahead of the virtual clock.
+    pub ahead_ms: i64,
+    /// The machine has slept for so many milliseconds, in which the virtual clock stood still.
+    pub asleep_ms: u64,
+    /// A time service keeps the time of day right.
+    pub is_synchronised: bool,
+}
+
+thread_local! {
+    static CLOCKS: Cell<Clocks> = const { Cell::new(Clocks::NEW) };
+}
+
+impl Clocks {
+    /// Those of a new machine.
+    pub(crate) const NEW: Clocks = Clocks {
+        ahead_ms: 0,
+        asleep_ms: 0,
+        is_synchronised: false,
+    };
+
+    /// The clocks of this thread's machine.
+    #[must_use]
+    pub fn get() -> Clocks {
+        CLOCKS.get()
+    }
+
+    /// Sets the clocks of this thread's machine.
+    pub fn set(self) {
+        CLOCKS.set(self);
+    }
+}
+
 /// A moment of the virtual clock, in nanoseconds. A world begins long after moment zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(pub(crate) u64);

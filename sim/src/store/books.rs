@@ -43,7 +43,7 @@ impl State {
     /// Pages that the store dropped by itself. `None` while a task holds the core.
     fn dropped(&self) -> Option<u64> {
         let c = self.try_core(Core::counters)?;
-        Some(c.store.evicted + c.store.damaged + c.store.unfinished)
+        Some(c.store.evicted + c.store.expired + c.store.damaged + c.store.unfinished)
     }
 
     /// Whether descriptors may be unreadable, or others than were written.

@@ -163,6 +163,7 @@ impl Caller<'_> {
                 })
                 .collect();
             state.putting.extend(&versions);
+            state.lives.putting(&versions);
             state.deletions.is_vague |= state.deletions.in_progress > 0;
             state.use_pages(names, true);
             state.world.note(pages.begun, || {
@@ -213,6 +214,7 @@ impl Caller<'_> {
             state.putting.remove(version);
             state.under_recall.remove(version);
         }
+        state.lives.put(&versions);
         state.use_pages(names, false);
         state.check_put(&pages, &versions, &statuses);
         drop(state);

@@ -125,9 +125,10 @@ impl State {
     }
 
     /// Whether the segment of a read must not be released under it. Descriptors that are read for
-    /// lists of pages may go: their reader looks whether the segment has begun a new generation.
+    /// lists of pages and for the times of puts may go: their reader looks whether the segment has
+    /// begun a new generation.
     fn must_stay(&self, op: &Op) -> bool {
-        op.purpose == Purpose::Call || self.listing == 0
+        op.purpose == Purpose::Call || self.listing == 0 && !self.lives.on
     }
 
     fn begin_read(&mut self, volume: usize, start: usize) -> Option<SegmentId> {

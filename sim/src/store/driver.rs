@@ -175,6 +175,7 @@ impl Driver {
             let mut state = self.shared.lock();
             state.check_service();
             state.check_quotas();
+            state.check_removals();
         }
         assert!(
             self.runtime.steps() < STEPS_MAX,
@@ -211,6 +212,7 @@ impl Driver {
         state.world.draw_death();
         let last = draw_last(&mut state.world);
         disturb_clock(&mut state.world);
+        state.disturb_clocks();
         state.check();
         let reads = state.world.setup.faults.reader;
         let is_due = state.world.fault(reads);

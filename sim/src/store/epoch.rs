@@ -81,6 +81,7 @@ impl State {
         self.lent.clear();
         self.leases.clear();
         self.quotas.begin();
+        self.lives.begin(&mut self.world.dice);
         let present = self.world.superblocks.iter().flatten();
         let run_before = present.map(|superblock| superblock.run).max();
         self.leases
@@ -171,6 +172,7 @@ impl State {
             let removed = &c.store;
             let gone = c.replaced
                 + removed.evicted
+                + removed.expired
                 + removed.deleted
                 + removed.damaged
                 + removed.unfinished;
@@ -202,6 +204,7 @@ impl State {
             self.check_deleted();
         }
         self.leases.check(&mut self.world);
+        self.check_young();
     }
 
     /// Runs a check after each step of a task: no page is evicted while no volume takes writes.
@@ -250,6 +253,7 @@ impl State {
     /// The process is dead. Operations in flight leave any part of their blocks.
     pub fn crash(&mut self, power: bool) {
         self.world.lose_begun();
+        self.lives.crash();
         self.world.totals.crashes += 1;
         if self.is_partial {
             // What the run before this one left is still what must be there.
@@ -354,6 +358,7 @@ impl State {
 
     /// A store that was open in part is closed.
     pub fn closed_partly(&mut self) {
+        self.lives.closed();
         assert!(self.flights.is_empty(), "operations outlive the close");
         let mut expected = std::mem::take(&mut self.expected);
         self.world.expect_less(&mut expected);
@@ -363,6 +368,7 @@ impl State {
     }
 
     pub fn closed(&mut self) {
+        self.lives.closed();
         self.leases.kept(|kept| kept.check_closed());
         let Some(epoch) = &self.epoch else { return };
         self.expected = self.world.expect_after_close(epoch);

@@ -14,6 +14,10 @@ pub struct Quotas {
     pub may_be: Vec<Vec<QuotaSpec>>,
     /// A change is in progress.
     pub changes: u32,
+    /// Those in force now. `None` while they may change.
+    pub in_force: Option<Vec<QuotaSpec>>,
+    /// Begins and ends of changes so far.
+    pub count: u64,
     pub seen: Option<Look>,
 }
 
@@ -30,6 +34,8 @@ impl Quotas {
     pub fn begin(&mut self) {
         self.seen = None;
         self.changes = 0;
+        self.in_force = None;
+        self.count += 1;
         if self.may_be.is_empty() {
             self.may_be.push(Vec::new());
         }

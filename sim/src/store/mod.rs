@@ -19,6 +19,7 @@
 //! | `calls` | puts, gets, lookups, deletions, flushes |
 //! | `results` | the checks of their results |
 //! | `epoch` | one run of the process: its begin, its end, the checks between two steps |
+//! | `lives` | lifetimes of pages, and clocks that jump |
 //! | `device` | the disk: operations begin and end |
 //! | `state` | the state that driver, tasks and device share |
 //! | `flight` | an operation of the disk in flight |
@@ -36,6 +37,7 @@ mod epoch;
 mod flight;
 mod kept;
 mod limits;
+mod lives;
 mod memory;
 mod policies;
 mod process;

@@ -243,6 +243,16 @@ impl Leases {
         }
     }
 
+    /// The machine has slept: no lease is certain any more.
+    pub fn sleep(&mut self) {
+        let book = &mut *lock(&self.book);
+        book.leases
+            .values_mut()
+            .for_each(|lease| lease.until = None);
+        // The lookups in progress lease nothing for certain.
+        book.calls += 1;
+    }
+
     /// A lookup has confirmed these pages, of so many blocks each.
     pub fn end_lookup(
         &mut self,

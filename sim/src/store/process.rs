@@ -63,6 +63,7 @@ pub fn open(shared: &Shared, superblocks: Found) -> Result<Arc<Store>, StoreErro
     let mut state = shared.lock();
     state.opened.insert(number);
     state.check_found_quotas(&quotas);
+    state.check_clock(&store);
     drop(state);
     Ok(Arc::new(store))
 }

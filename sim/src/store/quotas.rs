@@ -25,6 +25,7 @@ impl State {
         let faults = &self.world.setup.faults;
         let is_exact = !faults.spoils() && !faults.misleads() && !self.world.has_outage;
         let found = specs(report);
+        self.quotas.in_force = Some(found.clone());
         if is_exact {
             let may_be = &self.quotas.may_be;
             assert!(report.fault.is_none(), "quotas cannot be read: {report:?}");
@@ -77,7 +78,7 @@ impl State {
         let faults = &self.world.setup.faults;
         let others = |look: &Look| {
             let counts = &look.counts;
-            let removed = counts.deleted + counts.damaged + counts.unfinished;
+            let removed = counts.deleted + counts.damaged + counts.unfinished + counts.expired;
             removed + look.replaced + counts.evicted_below_minimum
         };
         // A put that fails, or is given up, leaves its group too.
@@ -88,6 +89,10 @@ impl State {
             || faults.recall > 0.0
             || !self.recalled.is_empty();
         for (at, group) in now.groups.iter().enumerate() {
+            if before.groups[at].namespaces != group.namespaces {
+                // One was named whose record had been lost.
+                continue;
+            }
             let (was, level) = (before.levels[at], now.levels[at]);
             let block = BLOCK_BYTES as u64;
             let max = group.quota.max.map_or(u64::MAX, |max| max / block);
@@ -123,7 +128,8 @@ impl Caller<'_> {
             let segments: u32 = state.world.setup.volumes.iter().sum();
             let most = u64::from(segments * state.world.setup.segment_blocks) / 2;
             let spaces = state.world.setup.namespaces.len();
-            let dice = &mut state.world.dice;
+            let State { world, lives, .. } = &mut *state;
+            let dice = &mut world.dice;
             let group = GroupName {
                 kind: GroupKind::Model,
                 name: format!("model {}", dice.below(spaces)),
@@ -141,6 +147,7 @@ impl Caller<'_> {
                     group,
                     min_bytes: min * BLOCK_BYTES as u64,
                     max_bytes: max.map(|max| max * BLOCK_BYTES as u64),
+                    max_age_s: lives.draw_limit(dice),
                 }),
             };
             state.quotas.changes += 1;
@@ -163,8 +170,16 @@ impl Caller<'_> {
     }
 
     fn set_quotas(&self, change: &QuotaChange) {
+        let before = {
+            let mut state = self.shared.lock();
+            // The times of puts may be read.
+            state.listing += 1;
+            state.quotas.count += 1;
+            state.quotas.in_force.take()
+        };
         let outcome = self.store.change_quotas(change);
         let mut state = self.shared.lock();
+        state.listing -= 1;
         let failures = state.epoch.as_ref().map_or(0, |epoch| epoch.failures);
         let closes = state.closing;
         state
@@ -172,13 +187,21 @@ impl Caller<'_> {
             .note(0, || format!("quotas {change:?} end: {outcome:?}"));
         let quotas = &mut state.quotas;
         quotas.changes = quotas.changes.saturating_sub(1);
+        quotas.count += 1;
         match outcome {
             Ok(report) => {
-                quotas.may_be = vec![specs(&report)];
+                let found = specs(&report);
+                let is_limited = found.iter().any(|spec| spec.max_age_s.is_some());
+                quotas.in_force = Some(found.clone());
+                quotas.may_be = vec![found];
+                state.lives.limited(is_limited);
                 state.world.count(Class::QuotasChanged);
             }
             // Refused: nothing was written.
-            Err(StoreError::Quotas(_)) => _ = quotas.may_be.pop(),
+            Err(StoreError::Quotas(_)) => {
+                quotas.may_be.pop();
+                quotas.in_force = before;
+            }
             Err(error) => {
                 assert!(failures > 0 || closes, "quotas cannot be changed: {error}");
                 // The former ones are in force.

@@ -34,6 +34,8 @@ pub struct Pages {
     pub answers: u64,
     /// Pages that had left the index before the call.
     pub departed: Option<u64>,
+    /// The clock of the store, and the changes of quotas, before the call.
+    pub age: (u64, u64),
 }
 
 impl State {
@@ -51,6 +53,7 @@ impl State {
             misdirected: self.misdirected,
             answers: self.leases.answers(),
             departed: self.departed(),
+            age: (self.lives.now(), self.quotas.count),
             names,
         }
     }
@@ -64,7 +67,8 @@ impl State {
     fn departed(&self) -> Option<u64> {
         let c = self.try_core(Core::counters)?;
         let removed = c.store;
-        Some(removed.evicted + removed.deleted + removed.damaged + removed.unfinished)
+        let by_calls = removed.deleted + removed.expired;
+        Some(removed.evicted + by_calls + removed.damaged + removed.unfinished)
     }
 
     pub fn check_put(&mut self, pages: &Pages, versions: &[VersionId], statuses: &[PutStatus]) {
@@ -130,8 +134,9 @@ impl State {
                 continue;
             }
             let Some((version, _)) = now[at] else {
+                // It may be old by now.
                 assert!(
-                    !is_still,
+                    !is_still || self.lives.on,
                     "{:?} is reported as {status:?} and is missing",
                     names[at]
                 );
@@ -201,6 +206,9 @@ impl State {
                 "a lookup finds {:?}, which is not stored",
                 pages.names[at]
             );
+            if let Some((version, _)) = now[at].filter(|_| *found && pages.before[at] == now[at]) {
+                self.check_age(pages.names[at], version, pages.age);
+            }
         }
     }
 
@@ -234,6 +242,7 @@ impl State {
                     is_excused || !world.oracle.was_dead(version, pages.begun),
                     "{version:?} of {name:?} was deleted before the get that returns it"
                 );
+                self.check_age(name, version, pages.age);
             }
             GetStatus::Miss(why) => {
                 world.totals.misses += 1;

@@ -12,6 +12,7 @@ use larder_store::store::LocalStore as Store;
 
 use super::flight::Flight;
 use super::limits::Quotas;
+use super::lives::Lives;
 use super::memory::Pool;
 use super::policies::Leases;
 use crate::expected::Expected;
@@ -102,6 +103,7 @@ pub struct State {
     pub misdirected: u64,
     pub leases: Leases,
     pub quotas: Quotas,
+    pub lives: Lives,
     /// The evictions that the store has told of. `None` before a caller has asked.
     pub told: Option<Told>,
     /// Calls in progress that may read descriptors of any segment.
@@ -143,6 +145,7 @@ impl Shared {
             calls: vec![Call::Idle; world.setup.clients],
             leases: Leases::new(&world.setup),
             quotas: Quotas::default(),
+            lives: Lives::new(world.setup.lives),
             world,
             epoch: None,
             store: None,

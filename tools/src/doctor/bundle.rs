@@ -70,9 +70,10 @@ pub(super) fn write(
     };
     redactor.knows(&store.to_string_lossy(), "store");
     redactor.knows(&path.to_string_lossy(), "store");
-    let stat =
+    let mut stat =
         stat::document(&store).unwrap_or_else(|failure| json!({ "reason": failure.to_string() }));
     bucket_values(&stat, &mut redactor);
+    quota_names(&mut stat, &mut redactor);
     let configuration = json!({
         "store": geometry,
         "environment": variables(),
@@ -180,6 +181,20 @@ fn bucket_values(stat: &Value, redactor: &mut Redactor) {
         let (bucket, prefix) = place.split_once('/').unwrap_or((place, ""));
         redactor.knows(bucket, "bucket");
         redactor.knows(prefix.trim_matches('/'), "prefix");
+    }
+}
+
+/// Models and tenants with quotas. They may have no namespace in the store, and names too short to
+/// be found in a text.
+fn quota_names(stat: &mut Value, redactor: &mut Redactor) {
+    let groups = stat.pointer_mut("/quotas/groups");
+    let groups = groups.and_then(Value::as_array_mut);
+    for group in groups.into_iter().flatten() {
+        let kind = group["kind"].as_str().unwrap_or_default().to_owned();
+        if kind != "namespace" {
+            redactor.knows(group["name"].as_str().unwrap_or_default(), &kind);
+            group["name"] = format!("[{kind}]").into();
+        }
     }
 }
 

@@ -21,7 +21,8 @@ use super::facts::Facts;
 use super::{RELEASE, beneath, remedy};
 use crate::owner::{
     answering_line, damaged_line, damaged_pages_line, displaced_line, ended_line, eviction_line,
-    history, monthly, on_device, pacing_line, process, stopped_line, unread_quotas_line,
+    history, lifetimes_line, monthly, on_device, pacing_line, process, stopped_line,
+    unread_quotas_line,
 };
 use crate::place::volume_at;
 use crate::refusal::explained;
@@ -249,6 +250,9 @@ fn about(report: &share::Report, facts: &mut Facts) {
     clients(report, facts);
     damage(report, facts);
     quotas(report.quotas.fault.as_deref(), facts);
+    if let Some(line) = lifetimes_line(&report.quotas) {
+        facts.push(Fact::new("lifetimes", Level::Warn, line));
+    }
 }
 
 /// Quotas that cannot be read.

@@ -320,6 +320,23 @@ fn quotas(table: &mut Table, report: &Report) {
             );
         }
     }
+    for of in &report.quotas.groups {
+        let group = of.quota.group.to_string();
+        if let Some(age) = of.quota.max_age_s {
+            table.sample(
+                "larder_quota_max_age_seconds{group}",
+                "How long pages of the group are served after their put",
+                &[group.as_str()],
+                gauge(age),
+            );
+        }
+    }
+    if let Some(removes) = report.quotas.removes_old_pages {
+        samples! { table:
+            "larder_removes_old_pages", "1 if pages older than their limit are removed":
+                gauge(u64::from(removes));
+        }
+    }
 }
 
 /// The processes that use the store, without its owner.
@@ -655,7 +672,8 @@ pub(super) mod tests {
             ..Default::default()
         }];
         let quota = r#"{"kind": "model", "name": "m", "min_bytes": 1, "max_bytes": 2,
-            "stored_bytes": 1, "namespaces": 1}"#;
+            "max_age_s": 3, "stored_bytes": 1, "namespaces": 1}"#;
+        report.quotas.removes_old_pages = Some(true);
         report.quotas.groups = vec![serde_json::from_str(quota).expect("it is JSON")];
         View {
             report,

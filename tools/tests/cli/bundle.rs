@@ -226,3 +226,29 @@ fn an_archive_replaces_no_file_and_a_log_needs_an_archive() {
     fails(&with_log, 3, &["check --log"]);
     assert!(!fresh.exists());
 }
+
+#[test]
+fn the_archive_has_no_names_of_quotas() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    json(&["quota", at, "--tenant", "t9", "--max-age", "7d"]);
+    json(&["quota", at, "--model", "acme small", "--max", "1MiB"]);
+    let owner = metrics::serve(at);
+    let (archive, log) = (directory.path().join("f.tar"), directory.path().join("log"));
+    std::fs::write(&log, "WARN larder: model acme small is told\n").unwrap();
+    bundle(&path, &archive, &log);
+    drop(owner);
+    let files = unpacked(&archive);
+    let stat = &files["larder/stat.json"];
+    assert!(
+        stat.contains("[tenant]") && stat.contains("[model]"),
+        "{stat}"
+    );
+    for (name, file) in &files {
+        assert!(
+            !file.contains("\"t9\"") && !file.contains("acme small"),
+            "{name}: {file}"
+        );
+    }
+}

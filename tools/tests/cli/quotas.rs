@@ -1,11 +1,13 @@
 //! Quotas on the command line, in documents and metrics.
 
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use larder_engine::format::quotas_offsets;
 
 use super::metrics::serve;
 use super::operator::{PAGE_BYTES, namespace, put};
+use super::support::chain;
 use super::*;
 
 #[test]
@@ -106,5 +108,51 @@ fn quotas_that_cannot_be_read_are_told_and_can_be_set_anew() {
     says(&["quota", at, "--clear"], 0, &["no quotas"]);
     json(&["quota", at, "--model", "tiny", "--min", "2MiB"]);
     says(&["stat", at, "--check"], 0, &["serving"]);
+    drop(owner);
+}
+
+#[test]
+fn a_limit_of_lifetimes_is_set_told_and_followed_in_use_and_closed() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    let set = json(&["quota", at, "--model", "tiny", "--max-age", "30d"]);
+    assert_eq!(set["groups"][0]["max_age_s"], 30 * 86_400);
+    assert_eq!(set["removes_old_pages"], false);
+    says(&["quota", at], 0, &["for 30 d after the put"]);
+    fails(
+        &["quota", at, "--model", "tiny", "--max-age", "0s"],
+        2,
+        &["above zero"],
+    );
+    let owner = serve(at);
+    let server = Store::attach(&path, OpenOptions::default()).unwrap();
+    put(&server, &namespace("tiny", "w1"), 1, 4);
+    let metrics = larder(&["stat", at, "--openmetrics"])
+        .output()
+        .unwrap()
+        .stdout;
+    let metrics = String::from_utf8(metrics).unwrap();
+    for line in [
+        "larder_quota_max_age_seconds{group=\"model tiny\"} 2592000",
+        "larder_removes_old_pages 0",
+        "larder_expired_pages_total 0",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    says(
+        &["stat", at],
+        0,
+        &["30 d after", "not served", "time service"],
+    );
+    assert!(doctor(&[at]).contains("time service"));
+    json(&["quota", at, "--model", "tiny", "--max-age", "1s"]);
+    let id = server.namespace(&namespace("tiny", "w1")).unwrap();
+    let keys = chain(1, 4);
+    let until = Instant::now() + Duration::from_secs(60);
+    while server.longest_prefix(id, &keys) > 0 {
+        assert!(Instant::now() < until, "the pages do not expire");
+    }
+    server.close().unwrap();
     drop(owner);
 }

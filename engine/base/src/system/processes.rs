@@ -24,11 +24,37 @@ pub fn unix_seconds() -> f64 {
     since.map_or(0.0, |since| since.as_secs_f64())
 }
 
+/// Milliseconds since 1970.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "not negative, and far below 2^64"
+)]
+pub fn unix_ms() -> u64 {
+    (unix_seconds() * 1e3) as u64
+}
+
 /// Nanoseconds on the clock that all processes of a machine share, and that no one sets.
 pub fn monotonic_nanoseconds() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let part = |part: i64| u64::try_from(part).unwrap_or(0);
     part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
+}
+
+/// Milliseconds on the clock that goes on while the machine sleeps, and that no one sets.
+pub fn boottime_ms() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let part = |part: i64| u64::try_from(part).unwrap_or(0);
+    part(now.tv_sec) * 1000 + part(now.tv_nsec) / 1_000_000
+}
+
+/// Whether the kernel states that a time service keeps the time of day right.
+pub fn is_clock_synchronised() -> bool {
+    // SAFETY: for this struct of integers zeros are a value. Its modes are zero: nothing is set.
+    let mut state: libc::timex = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes to this struct alone.
+    let outcome = unsafe { libc::adjtimex(&raw mut state) };
+    outcome >= 0 && outcome != libc::TIME_ERROR && state.status & libc::STA_UNSYNC == 0
 }
 
 /// Ends this process at once: a thread of it cannot go on.

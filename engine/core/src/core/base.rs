@@ -141,7 +141,7 @@ impl Base {
         }
     }
 
-    /// The time of day, in milliseconds since 1970.
+    /// The clock of the store, in milliseconds since 1970.
     pub(super) fn unix_ms(&self) -> u64 {
         self.config.began_ms.saturating_add(self.now_ms)
     }

@@ -101,6 +101,21 @@ impl Books<'_> {
         found
     }
 
+    /// Learns from descriptors of a segment when its pages were put.
+    pub fn learn_puts(&self, victim: &Victim, blocks: &[DescriptorBlock]) {
+        if self.segments.get(victim.segment).generation() != victim.sequence {
+            // Emptied meanwhile: its pages lie elsewhere, and their times went with them.
+            return;
+        }
+        let learned = page_records(blocks).filter_map(|record| {
+            let slot = self.base.namespaces.slot_of(&record.namespace)?;
+            let place = Place::of(victim.segment, record);
+            Some((slot, record.key.prefix(), place, record.put_unix_s))
+        });
+        let learned: Vec<_> = learned.collect();
+        self.base.index.learn_puts(&learned);
+    }
+
     /// Begins to record evictions, if that has not begun. Returns where the descriptors are that
     /// name the pages evicted since a number, as far as they are still to be read.
     pub fn unread_evictions(&mut self, since: u64, limit: usize) -> Vec<Victim> {

@@ -257,6 +257,9 @@ impl Core {
     pub fn tick(&mut self, now_ms: u64) {
         let base = &mut self.base;
         base.now_ms = base.now_ms.max(now_ms);
+        if base.index.keeps_times() {
+            base.index.age_to(base.unix_ms());
+        }
         let is_due = self.durability.tick(base, &self.segments, &self.journal);
         self.segments.probe_when_due(base);
         if base.retry_ms.is_some_and(|at| at <= base.now_ms) {
@@ -439,6 +442,15 @@ impl Core {
     pub fn clear_some(&mut self, namespace: NamespaceSlot, from: u32) -> (u64, Option<u32>) {
         let (_, _, mut below) = rooms!(self);
         Puts::clear_some(&mut below, namespace, from)
+    }
+
+    /// One step of the removal of the pages that are too old, among the entries of the index from
+    /// `from` on. Returns where the next step begins.
+    pub fn remove_old(&mut self, from: u32) -> Option<u32> {
+        let (_, puts, mut below) = rooms!(self);
+        let next = puts.remove_old(&mut below, from);
+        self.run();
+        next
     }
 
     /// Deletes a whole namespace. Returns how many pages it had.

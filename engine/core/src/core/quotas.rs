@@ -66,6 +66,14 @@ impl Base {
         }
     }
 
+    /// The limit of its pages' lifetimes, in seconds: the shortest of its groups.
+    fn lifetime(&self, slot: NamespaceSlot, quotas: &[Quota]) -> Option<u32> {
+        let groups = self.groups_of(slot, quotas);
+        let limits = groups.filter_map(|group| quotas[group].max_age_s);
+        let limit = limits.min()?;
+        Some(u32::try_from(limit).unwrap_or(u32::MAX))
+    }
+
     fn groups_of(&self, slot: NamespaceSlot, quotas: &[Quota]) -> impl Iterator<Item = usize> {
         let state = self.namespaces.get(slot);
         let fields = state.record.as_ref().map(Namespace::fields);
@@ -80,6 +88,9 @@ impl Base {
             let group = self.membership(slot, &self.quotas);
             let blocks = self.namespaces.page_blocks(slot);
             self.index.join(slot, group, blocks);
+            if let Some(limit) = self.lifetime(slot, &self.quotas) {
+                self.index.limit_life(slot, limit);
+            }
         }
     }
 }
@@ -123,6 +134,11 @@ impl Core {
             .collect();
         let coming = self.puts.coming();
         self.base.index.set_groups(&limits, &members, coming);
+        let lives: Vec<_> = members
+            .iter()
+            .filter_map(|(slot, ..)| Some((*slot, self.base.lifetime(*slot, &quotas)?)))
+            .collect();
+        self.base.index.limit_lives(&lives);
         self.base.quotas = quotas;
     }
 

@@ -222,8 +222,8 @@ pub struct Config {
     pub copy_blocks_max: u64,
     /// Nothing is written, not even the record of a new namespace.
     pub read_only: bool,
-    /// The time of day at the beginning of the clock of [`Core::tick`](super::Core::tick), in
-    /// milliseconds since 1970. For ages of pages alone.
+    /// The clock of the store at the beginning of that of [`Core::tick`](super::Core::tick): see
+    /// [`larder_format::Clock`]. For ages of pages alone.
     pub began_ms: u64,
 }
 

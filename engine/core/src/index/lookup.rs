@@ -75,7 +75,7 @@ impl Index {
         let mut ids = [PageId::NONE; HOLD_KEYS];
         for keys in keys.chunks(HOLD_KEYS) {
             let ids = &mut ids[..keys.len()];
-            find_all(&self.state.read(), namespace, keys, ids);
+            self.find_all(&self.state.read(), namespace, keys, ids);
             stored.extend(ids.iter().map(|id| *id != PageId::NONE));
         }
         stored
@@ -125,7 +125,7 @@ impl Index {
                 for keys in keys.chunks(HOLD_KEYS) {
                     let ids = &mut ids[..keys.len()];
                     let state = self.state.read();
-                    find_all(&state, namespace, keys, ids);
+                    self.find_all(&state, namespace, keys, ids);
                     pin_all(&state, ids);
                 }
             }
@@ -226,12 +226,35 @@ impl Index {
     /// The place of a page. Changes no pin, no heat and no lease.
     pub fn locate(&self, namespace: NamespaceSlot, key: &PageKey) -> Option<Located> {
         let state = self.state.read();
+        let id = state.find(namespace, key.prefix());
+        locate(&state, id.filter(|_| !self.is_old(&state, namespace, id))?)
+    }
+
+    /// The same, however old the page is.
+    pub fn locate_any(&self, namespace: NamespaceSlot, key: &PageKey) -> Option<Located> {
+        let state = self.state.read();
         locate(&state, state.find(namespace, key.prefix())?)
     }
 
     /// Whether a page is stored. Changes nothing.
     pub fn has(&self, namespace: NamespaceSlot, key: KeyPrefix) -> bool {
-        self.state.read().find(namespace, key).is_some()
+        let state = self.state.read();
+        let id = state.find(namespace, key);
+        id.is_some() && !self.is_old(&state, namespace, id)
+    }
+
+    /// The slot of each key, `PageId::NONE` for a key that is not stored.
+    fn find_all(
+        &self,
+        state: &State,
+        namespace: NamespaceSlot,
+        keys: &[PageKey],
+        ids: &mut [PageId],
+    ) {
+        find_all(state, namespace, keys, ids);
+        if let Some(lifetimes) = state.lifetimes() {
+            lifetimes.hide(namespace, ids, self.age_ms.load(Ordering::Relaxed));
+        }
     }
 
     /// Finds `keys` hold by hold. Leases and heats the slots that `take` leaves in its list, until
@@ -250,7 +273,7 @@ impl Index {
         for (hold, some) in keys.chunks(HOLD_KEYS).enumerate() {
             let ids = &mut ids[..some.len()];
             let (state, heat) = self.read_stamped(&mut stamp, Some(lease));
-            find_all(&state, namespace, some, ids);
+            self.find_all(&state, namespace, some, ids);
             let goes_on = take(ids);
             for (at, id) in ids.iter().enumerate() {
                 let is_stored = *id != PageId::NONE;
@@ -320,7 +343,7 @@ impl Index {
             if let Some(now_ms) = used.now_ms {
                 state.note_time(heat, now_ms);
             }
-            find_all(&state, namespace, keys, ids);
+            self.find_all(&state, namespace, keys, ids);
             let mark = Mark::new(heat, false);
             let mut ended = EndedLeases::default();
             for id in ids.iter().filter(|id| **id != PageId::NONE) {
@@ -402,7 +425,7 @@ fn locate(state: &State, id: PageId) -> Option<Located> {
     })
 }
 
-/// The slot of each key, `PageId::NONE` for a key that is not stored.
+/// The slot of each key, of whatever age: `PageId::NONE` if it is not there.
 ///
 /// In four passes, so that the misses of one pass overlap: the first and the third do not wait for
 /// memory.

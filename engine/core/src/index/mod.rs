@@ -59,9 +59,11 @@
 //! | `lease` | the pages that must not be evicted |
 //! | `lookup` | the calls of readers |
 //! | `evictions` | the calls of the core that make room |
+//! | `aging` | the calls about the lifetimes of pages |
 //! | `births` | the mean time of the puts of a segment's pages |
 //! | `state` | the structures below, under one lock |
 //! | `groups` | quotas of namespaces: leaves that stay, and groups that evict their own |
+//! | `lifetimes` | namespaces whose pages are absent once their put is too long ago |
 //! | `table` | from a hash to slots |
 //! | `chosen` | the next page to evict, by a policy, and the facts that the policy sees |
 //! | `coldness` | the next page to evict without a policy |
@@ -70,6 +72,7 @@
 //! | `types` | the public types |
 //! | this module | the calls of the core |
 
+mod aging;
 mod births;
 mod chosen;
 mod climb;
@@ -78,6 +81,7 @@ mod counted;
 mod evictions;
 mod groups;
 mod lease;
+mod lifetimes;
 mod lookup;
 mod slab;
 mod state;
@@ -85,7 +89,7 @@ mod table;
 mod types;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 use larder_base::runtime::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use larder_format::{KeyPrefix, PageKey};
@@ -99,8 +103,8 @@ pub use groups::{GroupLimits, Membership};
 use climb::Climb;
 pub use counted::Leased;
 use lease::Leases;
+use slab::LIVE;
 pub use slab::PageId;
-use slab::{LIVE, Spot};
 use state::State;
 pub use types::{
     Adoption, Departed, Heat, Lease, LiveInfo, Located, NamespaceSlot, PageView, Parent, Place,
@@ -132,6 +136,10 @@ pub struct Index {
     /// By segment: the mean time of the puts of its pages, in milliseconds since 1970; 0 if it is
     /// unknown. The core alone changes it.
     born: Box<[AtomicU64]>,
+    /// The times of puts are kept for some namespaces.
+    keeps_times: AtomicBool,
+    /// The clock of the store at the last call that stated it, while times are kept.
+    age_ms: AtomicU64,
 }
 
 impl Index {
@@ -160,6 +168,8 @@ impl Index {
             leases: Mutex::new(Leases::new(capacity_blocks)),
             pins: (0..segments).map(|_| AtomicU32::new(0)).collect(),
             born: (0..segments).map(|_| AtomicU64::new(0)).collect(),
+            keeps_times: AtomicBool::new(false),
+            age_ms: AtomicU64::new(0),
         }
     }
 
@@ -333,7 +343,8 @@ impl Index {
 
     /// Removes every page of a namespace. `gone` receives each, and may call the index.
     pub fn remove_namespace(&self, namespace: NamespaceSlot, gone: impl FnMut(Departed)) {
-        self.sweep(0..u32::MAX, |spot| spot.namespace() == namespace, gone);
+        let picks = |state: &State, id| is_of(state, id, namespace);
+        self.sweep(0..u32::MAX, picks, gone);
     }
 
     /// The same one step at a time: checks some entries from `from` on, which is zero for the first
@@ -344,9 +355,7 @@ impl Index {
         from: u32,
         gone: impl FnMut(Departed),
     ) -> Option<u32> {
-        let end = from.saturating_add(HOLD_SLOTS as u32);
-        let slots = self.sweep(from..end, |spot| spot.namespace() == namespace, gone);
-        (end < slots).then_some(end)
+        self.sweep_some(from, |state, id| is_of(state, id, namespace), gone)
     }
 
     /// Removes every page that still lies in a segment. `gone` receives each, and may call the
@@ -354,7 +363,8 @@ impl Index {
     ///
     /// It checks every entry: for the rare segment whose descriptors cannot be read.
     pub fn forget_segment(&self, segment: SegmentId, gone: impl FnMut(Departed)) {
-        self.sweep(0..u32::MAX, |spot| spot.segment() == segment, gone);
+        let picks = |state: &State, id| state.slab().entry(id).spot.segment() == segment;
+        self.sweep(0..u32::MAX, picks, gone);
     }
 
     /// The facts that reclaim weighs, if the page still lies at `place`.
@@ -413,8 +423,13 @@ impl Index {
         let mut leased = Vec::with_capacity(keys.len());
         for some in keys.chunks(HOLD_CHANGES) {
             let mut state = self.state.write();
-            let one = |key: &PageKey| state.lease(namespace, key.prefix(), blocks_per_page);
-            leased.extend(some.iter().map(one));
+            for key in some {
+                let is_old = self.is_old(&state, namespace, state.find(namespace, key.prefix()));
+                leased.push(match is_old {
+                    true => Leased::Absent,
+                    false => state.lease(namespace, key.prefix(), blocks_per_page),
+                });
+            }
         }
         leased
     }
@@ -603,19 +618,29 @@ impl Index {
         departed
     }
 
+    /// One step of a sweep: see [`Index::remove_some_of`].
+    fn sweep_some(
+        &self,
+        from: u32,
+        picks: impl Fn(&State, PageId) -> bool,
+        gone: impl FnMut(Departed),
+    ) -> Option<u32> {
+        let end = from.saturating_add(HOLD_SLOTS as u32);
+        let slots = self.sweep(from..end, picks, gone);
+        (end < slots).then_some(end)
+    }
+
     /// Removes every page among some entries that `picks` accepts. Finds them under the read lock,
     /// removes them under the write lock, and reports them under no lock. Returns the total number
     /// of entries.
     fn sweep(
         &self,
         among: Range<u32>,
-        picks: impl Fn(Spot) -> bool,
+        picks: impl Fn(&State, PageId) -> bool,
         mut gone: impl FnMut(Departed),
     ) -> u32 {
-        let is_picked = |state: &State, id: PageId| {
-            let spot = state.slab().entry(id).spot;
-            spot.has(LIVE) && picks(spot)
-        };
+        let is_picked =
+            |state: &State, id: PageId| state.slab().entry(id).spot.has(LIVE) && picks(state, id);
         let slots = self.state.read().slab().slots() as u32;
         let mut departed = Vec::new();
         let end = among.end.min(slots);
@@ -638,6 +663,10 @@ impl Index {
         }
         slots
     }
+}
+
+fn is_of(state: &State, id: PageId, namespace: NamespaceSlot) -> bool {
+    state.slab().entry(id).spot.namespace() == namespace
 }
 
 /// A call's stamp, valid for one epoch of the clock.

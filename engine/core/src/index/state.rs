@@ -18,6 +18,7 @@ use super::chosen::{Chosen, View};
 use super::coldness::Lru;
 use super::counted::{Counted, Leased};
 use super::groups::Groups;
+use super::lifetimes::Lifetimes;
 use super::slab::{Entry, HEAT_END, LIVE, Mark, ORPHAN, PageId, QUEUED, Slab, Spot, UNPROVEN};
 use super::table::{NameHasher, Table};
 use super::types::{
@@ -57,6 +58,8 @@ pub(super) struct State {
     counted: Counted,
     /// Without quotas there are none.
     groups: Option<Box<Groups>>,
+    /// Without a limit there are none.
+    pub(super) lifetimes: Option<Box<Lifetimes>>,
     pages: usize,
     /// By namespace, up to the highest one that had pages.
     of_namespace: Vec<Share>,
@@ -77,11 +80,17 @@ impl State {
             lru: "lru".to_owned(),
             counted: Counted::new(capacity_blocks),
             groups: None,
+            lifetimes: None,
             pages: 0,
             of_namespace: Vec::new(),
             epoch: 0,
             clock: AtomicU64::new(u64::from(first.0)),
         }
+    }
+
+    #[inline]
+    pub(super) fn lifetimes(&self) -> Option<&Lifetimes> {
+        self.lifetimes.as_deref()
     }
 
     /// Evicts by this policy from now on.
@@ -389,6 +398,9 @@ impl State {
         let hash = hash_of(names, &entry);
         self.count_in(entry.spot.namespace(), saved);
         let id = self.slab.insert(entry, saved);
+        if let Some(lifetimes) = &mut self.lifetimes {
+            lifetimes.forget(id);
+        }
         let slab = &self.slab;
         let rebuilt = self
             .table
@@ -624,6 +636,7 @@ impl State {
             + self.chosen.as_ref().map_or(0, |chosen| chosen.ram_bytes())
             + self.counted.ram_bytes()
             + self.groups.as_ref().map_or(0, |groups| groups.ram_bytes())
+            + self.lifetimes().map_or(0, Lifetimes::ram_bytes)
             + self.of_namespace.capacity() * size_of::<Share>()
     }
 }

@@ -1,6 +1,6 @@
 //! The housekeeper thread: ticks the core when something is due, runs the steps of reclaim, keeps
-//! the policy's lessons, and counts lookups for the curve. The reads and copies of a step are
-//! carried out on this thread.
+//! the policy's lessons, counts lookups for the curve, and removes old pages. The reads and copies
+//! of a step are carried out on this thread.
 //!
 //! It sleeps until it is notified.
 
@@ -13,6 +13,7 @@ use larder_core::core::Core;
 use larder_format::BLOCK_BYTES;
 
 use super::lessons::Lessons;
+use super::lifetimes::Watch;
 use super::local::Local;
 use crate::error::{StoreError, io_error};
 
@@ -30,11 +31,12 @@ impl Housekeeper {
     pub(super) fn start(
         local: Arc<Local>,
         lessons: Option<Lessons>,
+        watch: Watch,
     ) -> Result<Housekeeper, StoreError> {
         let worker = local.clone();
         let thread = larder_base::runtime::thread::Builder::new()
             .name("larder-keeper".to_owned())
-            .spawn(move || run(&worker, lessons))
+            .spawn(move || run(&worker, lessons, watch))
             .map_err(|e| {
                 io_error(
                     "starting the housekeeping thread",
@@ -58,7 +60,7 @@ impl Housekeeper {
     }
 }
 
-fn run(local: &Local, mut lessons: Option<Lessons>) {
+fn run(local: &Local, mut lessons: Option<Lessons>, mut watch: Watch) {
     let mut stopping = false;
     let mut keep = |now| {
         if let Some(lessons) = &mut lessons {
@@ -69,8 +71,8 @@ fn run(local: &Local, mut lessons: Option<Lessons>) {
     keep(true);
     loop {
         let mut inbox = local.inbox.lock();
-        while !inbox.reclaim && !inbox.lookups && inbox.stop == stopping {
-            match inbox.wake_at {
+        while !inbox.reclaim && !inbox.lookups && !inbox.quotas && inbox.stop == stopping {
+            match inbox.wake_at.into_iter().chain(watch.due(local)).min() {
                 Some(at) => {
                     let now = local.now_ms();
                     if at <= now {
@@ -85,7 +87,7 @@ fn run(local: &Local, mut lessons: Option<Lessons>) {
         }
         stopping = inbox.stop;
         inbox.reclaim = false;
-        inbox.wake_at = None;
+        (inbox.wake_at, inbox.quotas) = (None, false);
         let lookups = std::mem::take(&mut inbox.lookups);
         drop(inbox);
         if lookups {
@@ -95,6 +97,9 @@ fn run(local: &Local, mut lessons: Option<Lessons>) {
             local.with_core(Core::stop_reclaim);
         }
         while local.with_core_by_turns(|core| core.reclaim_step(PLANNED_AT_ONCE)) {}
+        if !stopping {
+            watch.look(local);
+        }
         keep(stopping && !planted!(UnkeptPages));
         if stopping && !local.with_core(|core| core.is_reclaiming()) {
             return;

@@ -23,8 +23,9 @@ use larder_core::grants::{ReservationId, SegmentMap};
 use larder_core::index::{Adoption, Index, Lease, Located};
 use larder_core::status::PutStatus;
 use larder_disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
-use larder_format::{Fingerprint, PageKey, StoreId};
+use larder_format::{Clock, Fingerprint, PageKey, StoreId};
 
+use super::lifetimes::Lives;
 use super::mover;
 use super::notices::Notices;
 use super::services::Services;
@@ -61,8 +62,10 @@ pub(super) struct Inbox {
     pub stop: bool,
     /// Lookups are to be counted for the curve.
     pub lookups: bool,
-    /// When the core wants a tick, in milliseconds since the store's epoch.
+    /// When the core wants a tick, on its clock.
     pub wake_at: Option<u64>,
+    /// Lifetimes may have been limited for the first time.
+    pub quotas: bool,
 }
 
 pub struct Local {
@@ -81,14 +84,16 @@ pub struct Local {
     lease: Duration,
     codec: CodecChoice,
     services: Services,
-    epoch: Instant,
+    /// The beginning of the clock of the core, on the clock that goes on while the machine sleeps.
+    epoch_ms: u64,
     next_request: AtomicU64,
     /// Bytes of blocks that were written before their first use.
     pub(super) prewritten: AtomicU64,
     /// Pages that lookups found, and that they did not find.
     pub(super) looked_up: [AtomicU64; 2],
     notices: Notices,
-    /// The time of day at `epoch`, in milliseconds since 1970.
+    pub(super) lives: Lives,
+    /// The clock of the store at that moment.
     began_ms: u64,
     /// The ages of pages at their use.
     used: Mutex<AgesBySlot>,
@@ -160,11 +165,12 @@ impl Local {
             lease: options.lease,
             codec: options.codec,
             services,
-            epoch: Instant::now(),
+            epoch_ms: processes::boottime_ms(),
             next_request: AtomicU64::new(0),
             prewritten: AtomicU64::new(0),
             looked_up: Default::default(),
             notices: Notices::default(),
+            lives: Lives::default(),
             began_ms,
             used: Mutex::default(),
             beneath: OnceLock::new(),
@@ -207,7 +213,7 @@ impl Local {
         // Some may have arrived before the wait. Not by a lookup, which is reported as a use.
         let (lease, mut orphans) = (self.lease(namespace), Vec::new());
         let found = self
-            .index
+            .index_now()
             .contains(namespace.into(), keys, lease, &mut orphans);
         self.adopt(&orphans);
         Some(found.contains(&true))
@@ -222,9 +228,26 @@ impl Local {
         self.beneath.get().map(|beneath| beneath.report())
     }
 
-    /// Milliseconds since the store was opened, on the monotonic clock.
+    /// Milliseconds since the store was opened, the sleep of the machine included.
     pub(super) fn now_ms(&self) -> u64 {
-        u64::try_from(self.epoch.elapsed().as_millis()).unwrap_or(u64::MAX)
+        processes::boottime_ms().saturating_sub(self.epoch_ms)
+    }
+
+    /// The clock of the store now.
+    pub(super) fn clock(&self) -> Clock {
+        Clock {
+            store_ms: self.began_ms.saturating_add(self.now_ms()),
+            unix_ms: processes::unix_ms(),
+        }
+    }
+
+    /// The index, for a call that takes old pages for absent.
+    pub(super) fn index_now(&self) -> &Index {
+        if self.index.keeps_times() {
+            self.index
+                .age_to(self.began_ms.saturating_add(self.now_ms()));
+        }
+        &self.index
     }
 
     /// Counts the ages of pages at their use.
@@ -367,6 +390,11 @@ impl Local {
     /// Logs the first refusal of a counted lease.
     pub(super) fn note_refused_lease(&self) {
         self.notices.refused_lease();
+    }
+
+    /// Logs once that old pages stay, since the clock is not known to be right.
+    pub(super) fn note_unsettled_clock(&self) {
+        self.notices.unsettled_clock();
     }
 
     /// Where the descriptors of a segment lie.

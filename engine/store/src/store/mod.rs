@@ -11,6 +11,7 @@
 //! | `local` | the in-process catalog: a core behind a mutex, and the execution of its effects |
 //! | `mover` | moves pages from segment to segment |
 //! | `lessons` | the file with the tables of the policy of eviction |
+//! | `lifetimes` | limits of the lifetimes of pages, and the clock that they count by |
 //! | `services` | log lines about volumes in read-only service |
 //! | `calls` | the calls that move the bytes of pages, with their times |
 //! | `put` | writes on callers' threads |
@@ -36,6 +37,7 @@ mod hang;
 mod keeper;
 mod leases;
 mod lessons;
+mod lifetimes;
 pub mod local;
 pub mod mover;
 mod noted;
@@ -78,6 +80,7 @@ pub use data::DataPath;
 use keeper::Housekeeper;
 pub use leases::LeaseBook;
 use lessons::Lessons;
+use lifetimes::Watch;
 use local::Local;
 use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, services};
 use prewriter::Prewriter;
@@ -93,7 +96,7 @@ const DAMAGE_LOGGED_MAX: usize = 10;
 pub struct LocalStore {
     pub(crate) local: Arc<Local>,
     pub(crate) data: DataPath,
-    pub(crate) volumes: Mutex<Volumes>,
+    pub(crate) volumes: Arc<Mutex<Volumes>>,
     /// Changed with `volumes` held.
     quotas: Mutex<QuotaState>,
     keeper: Mutex<Option<Housekeeper>>,
@@ -188,22 +191,28 @@ impl LocalStore {
         let services = services(&volumes);
         let local = catalog(config, recovery, index, disk.clone(), options, services);
         let list = quotas.list().to_vec();
+        local.limit_lives(list.iter().any(|quota| quota.max_age_s.is_some()));
         local.with_core(|core| core.set_quotas(list));
+        local.learn_puts();
         if let Some(policy) = &options.admission {
             local.with_core(|core| core.admit_by(make(policy)));
         }
         if let Some(bytes) = options.write_budget.bytes_a_day(capacity_bytes) {
             local.with_core(|core| core.limit_writes(bytes));
         }
+        let mut data = DataPath::new(disk, &volumes, options.hang_limit);
+        data.recheck = recheck;
+        let lessons = options.eviction.as_ref();
+        let lessons = lessons.and_then(|_| Lessons::beside(&volumes));
+        let volumes = Arc::new(Mutex::new(volumes));
         let keeper = if options.read_only {
             None
         } else {
-            let has_policy = options.eviction.is_some();
-            let lessons = has_policy.then(|| Lessons::beside(&volumes)).flatten();
-            Some(Housekeeper::start(local.clone(), lessons)?)
+            let watch = Watch::new(volumes.clone());
+            Some(Housekeeper::start(local.clone(), lessons, watch)?)
         };
         let prewriter = if options.settings().prewrite && !options.read_only {
-            Prewriter::start(local.clone(), &volumes).map(Some)
+            Prewriter::start(local.clone(), &volumes.lock()).map(Some)
         } else {
             Ok(None)
         };
@@ -219,12 +228,10 @@ impl LocalStore {
         if let Some(beneath) = &options.beneath {
             local.lie_over(beneath.clone());
         }
-        let mut data = DataPath::new(disk, &volumes, options.hang_limit);
-        data.recheck = recheck;
         Ok(LocalStore {
             local,
             data,
-            volumes: Mutex::new(volumes),
+            volumes,
             quotas: Mutex::new(quotas),
             keeper: Mutex::new(keeper),
             prewriter: Mutex::new(prewriter),

@@ -83,6 +83,16 @@ impl Notices {
         }
     }
 
+    /// Old pages are not removed.
+    pub(crate) fn unsettled_clock(&self) {
+        if self.is_first(15) {
+            tracing::warn!(
+                "pages older than the limit of their group are not served, and are not removed: \
+                 the kernel does not state that a time service keeps the clock right (logged once)"
+            );
+        }
+    }
+
     /// Logs the kinds of failure that the core has counted.
     pub(crate) fn counted(&self, counters: &Counters) {
         let kinds = [
@@ -104,12 +114,19 @@ impl Notices {
                 "a group lost pages below the minimum of its quota, since nothing else could give \
                  room (counted in evicted_below_minimum_pages; logged once)",
             ),
+            (
+                14,
+                counters.store.expired,
+                "pages older than the limit of their group are removed (counted in expired_pages; \
+                 logged once)",
+            ),
         ];
         for (kind, count, what) in kinds {
             if count > 0 && self.is_first(kind) {
                 // runbook: a sync failed: the pages that it covered are read back and written again
                 // runbook: a page whose write the last crash cut short is forgotten
                 // runbook: a group lost pages below the minimum of its quota
+                // runbook: pages older than the limit of their group are removed
                 tracing::warn!("{what}");
             }
         }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::memory::AlignedBuf;
+use larder_base::planted;
 use larder_base::runtime::Instant;
 use larder_base::seldom::Seldom;
 use larder_base::system::holder::this_holder;
@@ -182,17 +183,15 @@ pub fn begin_run(
     recovery: &mut Recovery,
 ) -> Result<(), StoreError> {
     let run = recovery.recovered.first.run();
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "seconds since 1970, for people"
-    )]
-    let opened = processes::unix_seconds() as u64;
+    let unix_ms = processes::unix_ms();
+    // That of the first volume counts: the others may lack a part of its use.
+    let clock = volumes.superblock().clock.at(unix_ms);
     volumes.update(disk, |superblock| {
         superblock.history = History {
-            opened_unix_s: opened,
+            opened_unix_s: unix_ms / 1000,
             unclosed: unclosed(superblock),
         };
+        superblock.clock = clock;
         superblock.run = run;
         superblock.state = OpenState::Open;
         superblock.holder = this_holder();
@@ -239,6 +238,11 @@ pub fn begin_run(
 /// The configuration of the core of this store.
 pub fn config(volumes: &Volumes, options: &OpenOptions) -> Config {
     let superblock = volumes.superblock();
+    let clock = superblock.clock.at(processes::unix_ms());
+    let began_ms = match planted!(WallClock) {
+        true => clock.unix_ms,
+        false => clock.store_ms,
+    };
     Config {
         store: superblock.store,
         segment_blocks: superblock.segment_blocks,
@@ -246,7 +250,7 @@ pub fn config(volumes: &Volumes, options: &OpenOptions) -> Config {
         write_bytes_max: options.write_bytes_max,
         copy_blocks_max: COPY_BYTES / BLOCK_BYTES as u64,
         read_only: options.read_only,
-        began_ms: (processes::unix_seconds() * 1e3) as u64,
+        began_ms,
     }
 }
 
@@ -350,6 +354,10 @@ pub fn mark_clean(local: &Local, volumes: &mut Volumes) -> Result<usize, StoreEr
     }
     volumes.write(disk, writes)?;
     volumes.sync(disk)?;
-    volumes.update(disk, |superblock| superblock.state = OpenState::Clean)?;
+    let clock = local.clock();
+    volumes.update(disk, |superblock| {
+        superblock.state = OpenState::Clean;
+        superblock.clock = clock;
+    })?;
     Ok(unwritten)
 }

@@ -1,10 +1,8 @@
 //! The quotas of a store in this process: kept in its first volume, followed by its core.
 
-use larder_core::core::Core;
-use larder_format::Quotas;
+use larder_format::{Quota, Quotas};
 
 use super::LocalStore;
-use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::quotas::{QuotaChange, QuotaReport};
 use crate::volume::quotas::QuotaState;
@@ -17,6 +15,7 @@ impl LocalStore {
         QuotaReport {
             fault: self.quotas.lock().fault().map(str::to_owned),
             groups: levels.into_iter().map(Into::into).collect(),
+            removes_old_pages: self.local.removes_old_pages(),
         }
     }
 
@@ -28,20 +27,22 @@ impl LocalStore {
     pub fn change_quotas(&self, change: &QuotaChange) -> Result<QuotaReport, StoreError> {
         if *change != QuotaChange::None {
             let _gate = self.enter_to_write()?;
-            let volumes = self.volumes.lock();
+            let mut volumes = self.volumes.lock();
             let list = changed(&self.quotas.lock(), change)?.list;
             let checked = self.local.with_core(|core| core.check_quotas(&list));
             checked.map_err(|refusal| StoreError::Quotas(refusal.to_string()))?;
-            // A round of syncs that runs already may not cover the write: the next one does.
-            let sync = || {
-                self.local.with_core(Core::written_beside);
-                Catalog::flush(&*self.local)?;
-                Catalog::flush(&*self.local)
-            };
+            let sync = || self.local.sync_first();
             let quotas = volumes.set_quotas(self.data.disk.as_ref(), list, sync)?;
             let list = quotas.list.clone();
+            let limits = |quotas: &[Quota]| quotas.iter().any(|quota| quota.max_age_s.is_some());
+            let are_limited = limits(&list);
             self.local.with_core(|core| core.set_quotas(list));
             *self.quotas.lock() = QuotaState::Known(quotas);
+            if are_limited {
+                self.local.note_clock(&mut volumes, true);
+                self.local.learn_puts();
+            }
+            self.local.limit_lives(are_limited);
         }
         Ok(self.quotas())
     }

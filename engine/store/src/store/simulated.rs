@@ -5,7 +5,7 @@ use std::sync::Arc;
 use larder_core::core::{Core, Emptying, Victim};
 use larder_core::index::{Index, SegmentId};
 use larder_disk::Disk;
-use larder_format::Superblock;
+use larder_format::{Clock, Superblock};
 
 use super::opening::{Opening, begin_run, config};
 use super::{LocalStore, given_up};
@@ -58,6 +58,12 @@ impl LocalStore {
         }
         let config = config(&opening.volumes, options);
         Ok(Core::new(config, opening.recovery.recovered, opening.index))
+    }
+
+    /// The clock of the store now.
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.local.clock()
     }
 
     /// Looks at the core, unless a task holds it.

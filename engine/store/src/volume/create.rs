@@ -19,8 +19,8 @@ use larder_base::system::holder::this_holder;
 use larder_core::capacity::{segments_min, usable_blocks};
 use larder_disk::probe::{Want, filesystem};
 use larder_format::{
-    BLOCK_BYTES, Features, Geometry, HEADER_BLOCKS, History, OVERHEAD_BYTES, OpenState, Quotas,
-    RESERVED_OFFSET, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, StoreId,
+    BLOCK_BYTES, Clock, Features, Geometry, HEADER_BLOCKS, History, OVERHEAD_BYTES, OpenState,
+    Quotas, RESERVED_OFFSET, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, StoreId,
     Superblock, TAIL_BYTES, VOLUMES_MAX, VolumeEntry, VolumeId, quotas_offsets, segments_that_fit,
     superblock_offsets, tail_offset,
 };
@@ -308,6 +308,7 @@ impl Plan {
                 created_unix_s,
                 holder: this_holder(),
                 history: History::default(),
+                clock: Clock::default(),
                 segment_blocks: self.geometry.segment_blocks(),
                 features: Features::default().written_here(),
                 volumes: entries.clone(),

@@ -10,7 +10,7 @@ use larder_base::system::files;
 use larder_disk::mailbox::{WriteAt, sync_all, write_all};
 use larder_disk::probe::open_disk;
 use larder_disk::{Board, Common, Disk, DiskError, DiskOptions, Pacing, Patience, Witness};
-use larder_format::{BLOCK_BYTES, Run, Superblock, VolumeEntry, tail_offset};
+use larder_format::{BLOCK_BYTES, Clock, Run, Superblock, VolumeEntry, tail_offset};
 
 use super::file::{Access, length};
 use super::{Found, OF_ANOTHER, Volume, encode, is_volume_of};
@@ -370,51 +370,82 @@ impl Volumes {
         disk: &dyn Disk,
         change: impl Fn(&mut Superblock),
     ) -> Result<(), StoreError> {
+        for index in 0..self.list.len() {
+            let sync =
+                |volumes: &Volumes| volumes.judge("syncing", &[index], sync_all(disk, &[index]));
+            self.update_one(disk, index, &change, sync)?;
+        }
+        Ok(())
+    }
+
+    /// The same for the first volume of a store in use. `sync` makes all writes to it durable: by
+    /// the core, which has to know of a failed sync.
+    ///
+    /// # Errors
+    /// The error of the system.
+    pub fn note_clock(
+        &mut self,
+        disk: &dyn Disk,
+        clock: Clock,
+        sync: impl Fn() -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let change = |superblock: &mut Superblock| superblock.clock = clock;
+        self.update_one(disk, 0, change, |_| sync())
+    }
+
+    fn update_one(
+        &mut self,
+        disk: &dyn Disk,
+        index: usize,
+        change: impl Fn(&mut Superblock),
+        sync: impl Fn(&Volumes) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
         let listed = self.superblock().volumes.clone();
         let places: Vec<Option<Option<String>>> = self
             .list
             .iter()
             .map(|volume| volume.as_ref().map(|volume| place_of(&volume.path)))
             .collect();
-        for index in 0..self.list.len() {
-            let Some(volume) = &self.list[index] else {
-                continue;
-            };
-            let mut superblock = volume.superblock.clone();
-            superblock.volumes.clone_from(&listed);
-            for (entry, place) in superblock.volumes.iter_mut().zip(&places) {
-                entry.lost = place.is_none();
-                // A volume that was named because it had moved is found at its new path from then
-                // on.
-                if let Some(Some(place)) = place {
-                    entry.path.clone_from(place);
-                }
+        let Some(volume) = &mut self.list[index] else {
+            return Ok(());
+        };
+        let mut superblock = volume.superblock.clone();
+        superblock.volumes.clone_from(&listed);
+        for (entry, place) in superblock.volumes.iter_mut().zip(&places) {
+            entry.lost = place.is_none();
+            // A volume that was named because it had moved is found at its new path from then on.
+            if let Some(Some(place)) = place {
+                entry.path.clone_from(place);
             }
-            change(&mut superblock);
-            superblock.features = superblock.features.written_here();
-            superblock.generation = volume.superblock.generation.saturating_add(1);
-            let encoded = encode(&superblock).map_err(|source| StoreError::Superblock {
-                path: volume.path.clone(),
-                source,
-            })?;
-            let write = |offset| {
-                let mut memory = AlignedBuf::zeroed(BLOCK_BYTES)
-                    .map_err(|e| io_error("writing", &volume.path, e))?;
-                memory.copy_from_slice(&encoded[..]);
-                Ok(WriteAt {
-                    volume: index,
-                    offset,
-                    memory,
-                })
-            };
-            for offsets in volume.superblock_places() {
-                let writes = offsets.into_iter().map(write);
-                self.write(disk, writes.collect::<Result<_, StoreError>>()?)?;
-                self.judge("syncing", &[index], sync_all(disk, &[index]))?;
-            }
-            if let Some(volume) = &mut self.list[index] {
-                volume.superblock = superblock;
-            }
+        }
+        change(&mut superblock);
+        superblock.features = superblock.features.written_here();
+        superblock.generation = volume.superblock.generation.saturating_add(1);
+        // No later write has the same generation, if this one fails on the way.
+        volume.superblock.generation = superblock.generation;
+        let path = volume.path.clone();
+        let places = volume.superblock_places();
+        let encoded = encode(&superblock).map_err(|source| StoreError::Superblock {
+            path: path.clone(),
+            source,
+        })?;
+        let write = |offset| {
+            let memory = AlignedBuf::zeroed(BLOCK_BYTES);
+            let mut memory = memory.map_err(|e| io_error("writing", &path, e))?;
+            memory.copy_from_slice(&encoded[..]);
+            Ok(WriteAt {
+                volume: index,
+                offset,
+                memory,
+            })
+        };
+        for offsets in places {
+            let writes = offsets.into_iter().map(write);
+            self.write(disk, writes.collect::<Result<_, StoreError>>()?)?;
+            sync(self)?;
+        }
+        if let Some(volume) = &mut self.list[index] {
+            volume.superblock = superblock;
         }
         Ok(())
     }

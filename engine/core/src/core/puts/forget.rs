@@ -139,6 +139,27 @@ impl Puts {
         }
     }
 
+    /// One step of the removal of pages that are too old. None leaves while no volume takes writes:
+    /// the records of their removal could not be written.
+    pub(in crate::core) fn remove_old(&mut self, below: &mut Below<'_>, from: u32) -> Option<u32> {
+        if !below.segments.takes_writes() {
+            return None;
+        }
+        let mut gone = Vec::new();
+        let next = below.base.index.remove_old(from, |page| gone.push(page));
+        for page in gone {
+            let generation = below.segments.get(page.place.segment).generation();
+            let log = &mut below.base.evicted;
+            log.left(page.namespace, page.key, page.place, generation);
+            let namespaces = &below.base.namespaces;
+            let blocks = namespaces.stored_blocks(page.namespace, page.place);
+            below.segments.drop_live(page.place.segment, blocks);
+            below.base.counters.store.expired += 1;
+            self.log_eviction(below, page.namespace, page.key, page.place.segment);
+        }
+        next
+    }
+
     fn evicted(
         &mut self,
         below: &mut Below<'_>,
@@ -235,7 +256,7 @@ impl Puts {
             index.prove(namespace, prefix, place);
             return;
         }
-        let found = index.locate(namespace, key);
+        let found = index.locate_any(namespace, key);
         let unproven = found.is_some_and(|found| found.place == place && found.unproven);
         if !index.forget(namespace, prefix, place) {
             return;

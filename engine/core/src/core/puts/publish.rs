@@ -51,6 +51,15 @@ impl Puts {
             }
         }
         let outcomes = below.base.index.publish(&batch);
+        if below.base.index.keeps_times() {
+            for (ticket, page) in published.iter().zip(&batch) {
+                let put_unix_s = self.pending[*ticket].put_unix_s;
+                below
+                    .base
+                    .index
+                    .note_put(page.namespace, page.key, put_unix_s);
+            }
+        }
         let mut adoptions = Vec::new();
         for (ticket, page) in published.iter().zip(&batch) {
             let orphans = std::mem::take(&mut self.pending[*ticket].orphans);
@@ -127,6 +136,13 @@ impl Puts {
         let (namespace, key) = page.page.name();
         let (index, from) = (&below.base.index, from.from);
         if index.relocate(namespace, key, from, page.place) {
+            if index.keeps_times() {
+                let put_unix_s = match planted!(RenewedAge) {
+                    true => u32::try_from(below.base.unix_ms() / 1000).unwrap_or(u32::MAX),
+                    false => page.put_unix_s,
+                };
+                index.note_put(namespace, key, put_unix_s);
+            }
             // Its bytes were verified on the way.
             index.prove(namespace, key, page.place);
             let to = page.place.segment;
@@ -135,7 +151,7 @@ impl Puts {
             let commit = page.commit.unwrap_or(Serial::ZERO);
             below.segments.forwarded(from.segment, to, commit);
             below.base.counters.store.moved += 1;
-        } else if index.locate(namespace, &page.page.key).is_none() {
+        } else if index.locate_any(namespace, &page.page.key).is_none() {
             // The page left while it was being copied, and the copy must not come back either. A
             // newer put in its place is not killed: a crash may leave that put unfinished.
             let version = Serial::from_raw(page.version.get().saturating_add(1));

@@ -70,7 +70,7 @@ impl Catalog for Local {
     fn longest_prefix(&self, namespace: NamespaceId, keys: &[PageKey]) -> usize {
         let (mut orphans, lease) = (Vec::new(), self.lease(namespace));
         let found = self
-            .index
+            .index_now()
             .longest_prefix(namespace.into(), keys, lease, &mut orphans);
         self.note(namespace, (keys, found), lease);
         self.adopt(&orphans);
@@ -91,7 +91,7 @@ impl Catalog for Local {
     fn contains(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
         let (mut orphans, lease) = (Vec::new(), self.lease(namespace));
         let found = self
-            .index
+            .index_now()
             .contains(namespace.into(), keys, lease, &mut orphans);
         let first = found.iter().position(|is_there| !is_there);
         self.note(namespace, (keys, first.unwrap_or(keys.len())), lease);
@@ -107,7 +107,8 @@ impl Catalog for Local {
 
     fn touch(&self, namespace: NamespaceId, keys: &[PageKey], hint: Hint) {
         let now_ms = self.now_ms();
-        self.index.touch_as(namespace.into(), keys, hint, now_ms);
+        self.index_now()
+            .touch_as(namespace.into(), keys, hint, now_ms);
         if let Some(used) = self.used(namespace, None, hint)
             && self.curve.touched(&used, keys)
         {
@@ -124,7 +125,7 @@ impl Catalog for Local {
         keys: &[PageKey],
         read_as: ReadAs,
     ) -> Vec<Option<Pinned>> {
-        let found = self.index.pin(namespace.into(), keys, read_as);
+        let found = self.index_now().pin(namespace.into(), keys, read_as);
         if read_as == ReadAs::Use {
             self.count_ages(namespace, &found);
         }
@@ -275,7 +276,7 @@ impl Catalog for Local {
 
 impl Allocator for Local {
     fn peek(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<bool> {
-        self.index.peek(namespace.into(), keys)
+        self.index_now().peek(namespace.into(), keys)
     }
 
     fn reserve(
