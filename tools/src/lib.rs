@@ -17,7 +17,6 @@
 //! | `export`, `import` | pages of a store to a file, and from one into a store |
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
-//! | `quota` | how much of a store a group of namespaces keeps, and may take |
 //! | `sheet` | a report about a store or a trace, in one HTML file |
 //! | `plan` | the disk to buy, and whether it is worth it |
 //! | `record` | records the traffic of a served store |
@@ -27,6 +26,7 @@
 //! | `doctor` | shows the features and the obstacles of this machine |
 //! | `top` | a live screen of a served store |
 //! | `serve`, `stat` | own a store for other processes; query its owner |
+//! | `quota` | how much of a store a group of namespaces keeps, may take, and for how long |
 //! | `exporter` | the owner's answer as metrics, over HTTP |
 //! | `gone` | options of earlier versions, and their replacements |
 //! | `manuals` | completions and manual pages |

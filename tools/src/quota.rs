@@ -70,6 +70,57 @@ struct GroupArgs {
     tenant: Option<String>,
 }
 
+/// Reads a quota for the command line: `model=NAME,min=SIZE,max=SIZE,max-age=DURATION`.
+///
+/// # Errors
+/// A sentence about the form of a quota.
+pub fn spec(text: &str) -> Result<QuotaSpec, String> {
+    let malformed = || {
+        format!(
+            "`{text}` is not a quota; write namespace=, model= or tenant= with the name, then \
+             min=, max= and max-age= as far as they are wanted, with commas between them"
+        )
+    };
+    let (kind, rest) = text.split_once('=').ok_or_else(malformed)?;
+    let kind = match kind {
+        "namespace" => GroupKind::Namespace,
+        "model" => GroupKind::Model,
+        "tenant" => GroupKind::Tenant,
+        _ => return Err(malformed()),
+    };
+    let mut spec = QuotaSpec {
+        group: GroupName {
+            kind,
+            name: String::new(),
+        },
+        min_bytes: 0,
+        max_bytes: None,
+        max_age_s: None,
+    };
+    let mut name: Vec<&str> = Vec::new();
+    let mut has_limit = false;
+    for part in rest.split(',') {
+        let size = |value: &str| size::positive(value).map_err(|error| error.to_string());
+        match part.split_once('=') {
+            Some(("min", value)) => spec.min_bytes = size(value)?.0,
+            Some(("max", value)) => spec.max_bytes = Some(size(value)?.0),
+            Some(("max-age", value)) => spec.max_age_s = Some(size::duration(value)?.as_secs()),
+            // A name may have commas.
+            _ if !has_limit => {
+                name.push(part);
+                continue;
+            }
+            _ => return Err(malformed()),
+        }
+        has_limit = true;
+    }
+    spec.group.name = name.join(",");
+    match has_limit && !spec.group.name.is_empty() {
+        true => Ok(spec),
+        false => Err(malformed()),
+    }
+}
+
 #[derive(Serialize)]
 struct QuotaDocument {
     /// The store: its first volume.
@@ -145,4 +196,31 @@ pub fn run(args: &QuotaArgs) -> Result<Ending, Failure> {
     };
     report::print(&document, args.json)?;
     Ok(Ending::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn a_quota_is_read_from_one_word() {
+        let read = spec("tenant=a, b,min=1MiB,max-age=30d").unwrap();
+        assert_eq!(read.group.to_string(), "tenant a, b");
+        assert_eq!((read.min_bytes, read.max_bytes), (1 << 20, None));
+        assert_eq!(read.max_age_s, Some(30 * 86_400));
+        for wrong in [
+            "",
+            "tenant",
+            "tenant=a",
+            "tenant=,min=1MiB",
+            "pool=a,min=1MiB",
+            "model=a,min=1MiB,b",
+            "model=a,max=0",
+            "model=a,max-age=soon",
+        ] {
+            assert!(spec(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -14,6 +14,8 @@ use std::time::Duration;
 
 use clap::Args;
 use larder_engine::{PageStore, Part, Store, report};
+use larder_store::quotas::{QuotaChange, QuotaSpec};
+use larder_store::share::change_quotas;
 use larder_store::volume::socket::socket_path;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use sd_notify::NotifyState;
@@ -26,6 +28,7 @@ use crate::l4::{L4, L4Args};
 use crate::open::ShareArgs;
 use crate::owner::process;
 use crate::place;
+use crate::quota;
 use crate::report::{self as output, Lines, Report};
 
 /// Interval at which a waiting client looks whether it is the owner.
@@ -43,6 +46,12 @@ pub struct ServeArgs {
     /// Let members of this group (a number) attach too, besides the user that the store belongs to
     #[arg(long, value_name = "GID")]
     group: Option<u32>,
+    /// Set this quota at the start, in place of the former one of its group
+    ///
+    /// As model=NAME,min=1TB,max=2TB,max-age=30d, with namespace=FINGERPRINT or tenant=NAME for
+    /// other groups. Repeat it for each group. `larder quota` shows and changes quotas.
+    #[arg(long = "quota", value_name = "QUOTA", value_parser = quota::spec)]
+    quotas: Vec<QuotaSpec>,
     #[command(flatten)]
     share: ShareArgs,
     #[command(flatten)]
@@ -145,6 +154,9 @@ pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
         options = l4.beneath(options);
     }
     let store = Arc::new(Store::attach(&args.path, options)?);
+    for spec in &args.quotas {
+        change_quotas(&store, &QuotaChange::Set(spec.clone()))?;
+    }
     let started = l4.iter().try_for_each(|l4| l4.start(&store, &args.path));
     let started =
         started.map_err(|error| Failure::environment(format!("starting a thread: {error}")));

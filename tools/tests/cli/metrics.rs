@@ -33,7 +33,12 @@ fn counters(of: &Samples) -> BTreeMap<&str, f64> {
 }
 
 pub fn serve(store: &str) -> Process {
-    let mut owner = larder(&["serve", store])
+    serve_with(store, &[])
+}
+
+/// The same with further arguments.
+pub fn serve_with(store: &str, more: &[&str]) -> Process {
+    let mut owner = larder(&[&["serve", store], more].concat())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();

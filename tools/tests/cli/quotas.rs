@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use larder_engine::format::quotas_offsets;
 
-use super::metrics::serve;
+use super::metrics::{serve, serve_with};
 use super::operator::{PAGE_BYTES, namespace, put};
 use super::support::chain;
 use super::*;
@@ -155,4 +155,37 @@ fn a_limit_of_lifetimes_is_set_told_and_followed_in_use_and_closed() {
     }
     server.close().unwrap();
     drop(owner);
+}
+
+#[test]
+fn an_owner_sets_the_quotas_of_its_command_line() {
+    let directory = directory();
+    let path = store_in(&directory);
+    let at = text(&path);
+    json(&["quota", at, "--model", "large", "--max", "1MiB"]);
+    json(&["quota", at, "--model", "tiny", "--max", "1MiB"]);
+    let quotas = ["model=tiny,min=2MiB", "tenant=t,max=4MiB,max-age=12h"];
+    let owner = serve_with(at, &["--quota", quotas[0], "--quota", quotas[1]]);
+    let found = json(&["quota", at])["groups"].clone();
+    let found = found.as_array().unwrap().iter().map(|group| {
+        let of = |key: &str| group[key].to_string();
+        [
+            of("name"),
+            of("min_bytes"),
+            of("max_bytes"),
+            of("max_age_s"),
+        ]
+        .join(" ")
+    });
+    let found: Vec<String> = found.collect();
+    let expected = [
+        "\"large\" 0 1048576 null",
+        "\"tiny\" 2097152 null null",
+        "\"t\" 0 4194304 43200",
+    ];
+    assert_eq!(found, expected);
+    drop(owner);
+    fails(&["serve", at, "--quota", "tiny"], 2, &["is not a quota"]);
+    let huge = ["serve", at, "--quota", "model=tiny,min=1TiB"];
+    fails(&huge, 2, &["half of the usable room"]);
 }
