@@ -113,7 +113,7 @@ impl State {
             self.is_partial = true;
         }
         let mut faults = recovery.damage.iter().map(|damage| &damage.fault.reason);
-        let some_unread = faults.any(|reason| matches!(reason, FaultReason::Unreadable(_)));
+        let some_unread = faults.any(FaultReason::is_unread);
         if some_unread && world.has_outage {
             self.is_partial = true;
             world.count(Class::OpenedPartly);

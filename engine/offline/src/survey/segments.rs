@@ -495,7 +495,7 @@ impl NamespaceFacts {
 /// Whether no header and no block of a segment is left. A segment that the device cannot read is
 /// not lost yet.
 fn is_lost(scan: &SegmentScan) -> bool {
-    let is_readable = |fault: &Fault| !matches!(fault.reason, FaultReason::Unreadable(_));
+    let is_readable = |fault: &Fault| !fault.reason.is_unread();
     scan.is_lost() && scan.faults.iter().all(is_readable)
 }
 

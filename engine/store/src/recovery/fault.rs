@@ -53,6 +53,17 @@ pub enum FaultReason {
     Disbelieved(u64, Disbelief),
 }
 
+impl FaultReason {
+    /// Whether the device could not read something that may be whole.
+    #[must_use]
+    pub fn is_unread(&self) -> bool {
+        matches!(
+            self,
+            FaultReason::Unreadable(_) | FaultReason::UnreadPage(_)
+        )
+    }
+}
+
 /// Why page records are disbelieved although their checksums match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Disbelief {

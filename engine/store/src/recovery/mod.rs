@@ -255,13 +255,7 @@ pub(crate) fn recover_pages<E: Extra>(
         first,
         clean,
         lost_pages,
-        is_partial: gathered.damage.iter().any(|damage| {
-            let reason = &damage.fault.reason;
-            matches!(
-                reason,
-                FaultReason::Unreadable(_) | FaultReason::UnreadPage(_)
-            )
-        }),
+        is_partial: { gathered.damage.iter() }.any(|damage| damage.fault.reason.is_unread()),
     };
     let recovery = Recovery {
         recovered,
