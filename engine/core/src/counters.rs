@@ -242,6 +242,10 @@ counters! {
         "Pages removed because they were older than the limit of their group" {
             expired: u64 as "expired_pages";
         }
+        "larder_evicted_pinned_pages",
+        "Pinned pages that were evicted for lack of any other room" {
+            evicted_pinned: u64 as "evicted_pinned_pages";
+        }
         "larder_refused_quota_pages",
         "Pages that puts refused because their group is at the maximum of its quota" {
             refused_quota: u64 as "refused_quota_pages";

@@ -138,6 +138,12 @@ larder_base::bugs! {
         DeafKeeper,
         /// A counted lease does not keep its page.
         LooseLease,
+        /// A pinned page is evicted like any other.
+        UnkeptPin,
+        /// Reclaim carries no pins along.
+        DroppedPin,
+        /// A pin counts for a page that was put after it.
+        HauntingPin,
         /// A segment that keeps pages is reported as emptied.
         VainEmptying,
         /// The decoder of the codec skips an escape.

@@ -11,9 +11,10 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use larder_base::ids::NamespaceId;
-use larder_format::{Fingerprint, Namespace, PageKey};
+use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 
 use crate::error::StoreError;
+pub use larder_core::core::Kept;
 pub use larder_core::index::Leased;
 
 /// Most pages of one answer.
@@ -30,6 +31,28 @@ pub trait Inventory: Send + Sync {
 
     /// Returns leases. Keys without a lease of this handle are ignored.
     fn unlease(&self, namespace: NamespaceId, keys: &[PageKey]);
+
+    /// Pins stored pages until a time, in seconds since 1970: eviction takes none of them before.
+    /// It replaces their former pins, and 0 takes them back. Pins survive a restart and a crash.
+    /// They end with their page: a deletion, a clear, damage and an age limit come first. Pinned
+    /// pages and the minima of quotas take at most half of the store: [`Kept::Refused`] beyond it.
+    /// A store that finds no room for copies evicts pinned pages too.
+    ///
+    /// # Errors
+    /// There is no owner, or the pins could not be recorded.
+    fn keep(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        until_unix_s: u32,
+    ) -> Result<Vec<Kept>, StoreError>;
+
+    /// Pinned pages behind the first `from`, in the order of their ends: some, and none only behind
+    /// the last.
+    ///
+    /// # Errors
+    /// There is no owner.
+    fn kept(&self, from: u32) -> Result<Vec<KeptPage>, StoreError>;
 
     /// Some pages of a namespace, in no particular order. A page that is stored, evicted or moved
     /// between two calls may be listed, or listed twice, or not.
@@ -57,6 +80,19 @@ pub trait Inventory: Send + Sync {
     /// # Errors
     /// There is no owner, or it is of a release that does not tell.
     fn records(&self) -> Result<Vec<Namespace>, StoreError>;
+}
+
+/// A pinned page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptPage {
+    /// Its namespace.
+    pub namespace: Fingerprint,
+    /// The first 96 bits of its key.
+    pub key: KeyPrefix,
+    /// The end of its pin, in seconds since 1970.
+    pub until_unix_s: u32,
+    /// Its bytes, as stored.
+    pub bytes: u64,
 }
 
 /// A namespace with pages.

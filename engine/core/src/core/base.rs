@@ -95,6 +95,8 @@ pub(super) struct Base {
     pub now_ms: u64,
     /// When reclaim looks again at segments that it could not empty.
     pub retry_ms: Option<u64>,
+    /// When pins whose time has come are looked for next.
+    pub pins_due_ms: u64,
     /// The headers of a clean close are made: no segment changes its state any more.
     pub is_closed: bool,
     /// A part of the store could not be read at the open.
@@ -129,6 +131,7 @@ impl Base {
             ages: AgesBySlot::default(),
             now_ms: 0,
             retry_ms: None,
+            pins_due_ms: 0,
             is_closed: false,
             is_partial: false,
             is_room_asked_for: false,

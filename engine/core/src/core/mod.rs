@@ -14,6 +14,7 @@
 //! | `limits` | (the limits of puts, of writes, and of what is kept) |
 //! | `books` | (lists of pages, evictions, usage) |
 //! | `quotas` | (the groups of namespaces with quotas) |
+//! | `pins` | (the pages that are kept until a time) |
 //! | `reclaim` | which segment is emptied, and which of its pages are kept |
 //! | `puts` | which pages are admitted, published, evicted, deleted |
 //! | `durability` | syncs, sealed and released segments, the cost of a failed sync |
@@ -48,6 +49,7 @@ mod evicted;
 mod journal;
 mod limits;
 mod namespaces;
+mod pins;
 mod puts;
 mod quotas;
 mod reclaim;
@@ -75,6 +77,7 @@ pub use journal::BLOCKS_IN_FLIGHT_MAX;
 use journal::Journal;
 pub use namespaces::NAMESPACES_MAX;
 use namespaces::Namespaces;
+pub use pins::{Kept, KeptPage};
 use puts::{Below, Puts};
 pub use quotas::{QuotaLevel, QuotaRefusal};
 use reclaim::Reclaim;
@@ -262,6 +265,8 @@ impl Core {
         }
         let is_due = self.durability.tick(base, &self.segments, &self.journal);
         self.segments.probe_when_due(base);
+        self.end_pins();
+        let base = &mut self.base;
         if base.retry_ms.is_some_and(|at| at <= base.now_ms) {
             base.retry_ms = None;
             self.segments.retry_quarantined();

@@ -15,7 +15,7 @@ pub enum QuotaRefusal {
     Minima {
         /// Their sum.
         min: u64,
-        /// Half of the usable room.
+        /// Half of the usable room, less the pinned pages.
         most: u64,
     },
     /// A namespace would be in two groups.
@@ -32,8 +32,8 @@ impl fmt::Display for QuotaRefusal {
         match self {
             QuotaRefusal::Minima { min, most } => write!(
                 f,
-                "the minima would be {min} bytes in all, and at most half of the usable room, \
-                 {most} bytes, can be kept so: lower them"
+                "the minima would be {min} bytes in all, and {most} bytes can be kept so, half of \
+                 the usable room less the pinned pages: lower them"
             ),
             QuotaRefusal::TwoGroups { namespace, groups } => write!(
                 f,
@@ -103,7 +103,9 @@ impl Core {
     pub fn check_quotas(&self, quotas: &[Quota]) -> Result<(), QuotaRefusal> {
         let minima = quotas.iter().map(|quota| quota.min);
         let min = minima.fold(0, u64::saturating_add);
-        let most = self.segments.usable_blocks().1 / 2 * BLOCK_BYTES as u64;
+        let (_, pinned) = self.kept_totals();
+        let most = (self.segments.usable_blocks().1 / 2).saturating_sub(pinned);
+        let most = most * BLOCK_BYTES as u64;
         if min > most {
             return Err(QuotaRefusal::Minima { min, most });
         }

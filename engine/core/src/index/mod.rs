@@ -62,12 +62,13 @@
 //! | `aging` | the calls about the lifetimes of pages |
 //! | `births` | the mean time of the puts of a segment's pages |
 //! | `state` | the structures below, under one lock |
+//! | `kept` | pages that stay until a time |
 //! | `groups` | quotas of namespaces: leaves that stay, and groups that evict their own |
 //! | `lifetimes` | namespaces whose pages are absent once their put is too long ago |
 //! | `table` | from a hash to slots |
 //! | `chosen` | the next page to evict, by a policy, and the facts that the policy sees |
 //! | `coldness` | the next page to evict without a policy |
-//! | `counted` | pages that must not be evicted until their leases are returned |
+//! | `counted` | pages that must not be evicted: until leases are returned, or until a time |
 //! | `slab` | the entries |
 //! | `types` | the public types |
 //! | this module | the calls of the core |
@@ -80,6 +81,7 @@ mod coldness;
 mod counted;
 mod evictions;
 mod groups;
+mod kept;
 mod lease;
 mod lifetimes;
 mod lookup;
@@ -101,7 +103,7 @@ use chosen::Chosen;
 pub use groups::{GroupLimits, Membership};
 
 use climb::Climb;
-pub use counted::Leased;
+pub use counted::{Keep, Leased};
 use lease::Leases;
 use slab::LIVE;
 pub use slab::PageId;

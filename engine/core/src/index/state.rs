@@ -440,12 +440,11 @@ impl State {
             return Leased::Absent;
         };
         match self.counted.take(id, blocks) {
-            Some(is_first) => {
-                self.slab.link_mut(id).children += u32::from(is_first);
-                Leased::Yes
-            }
-            None => Leased::Refused,
+            Some(true) => self.hold(id, true),
+            Some(false) => {}
+            None => return Leased::Refused,
         }
+        Leased::Yes
     }
 
     /// Returns a counted lease, if the page has one.
@@ -453,7 +452,25 @@ impl State {
         if let Some(id) = self.find(namespace, key)
             && self.counted.give_back(id)
         {
-            self.slab.link_mut(id).children -= 1;
+            self.hold(id, false);
+        }
+    }
+
+    pub(super) fn counted(&self) -> &Counted {
+        &self.counted
+    }
+
+    pub(super) fn counted_mut(&mut self) -> &mut Counted {
+        &mut self.counted
+    }
+
+    /// A page has one child more, or one less, for leases and keeping.
+    pub(super) fn hold(&mut self, id: PageId, is_held: bool) {
+        let link = self.slab.link_mut(id);
+        if is_held {
+            link.children += 1;
+        } else {
+            link.children -= 1;
             self.queue_if_leaf(id);
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use larder_base::planted;
 use larder_core::core::{InitState, NAMESPACES_MAX, NamespaceInit, SegmentInit};
 use larder_core::hint::Hint;
-use larder_core::index::{Index, NamespaceSlot, Parent, Place, Publish, SegmentId, Told};
+use larder_core::index::{Index, Keep, NamespaceSlot, Parent, Place, Publish, SegmentId, Told};
 use larder_disk::Disk;
 use larder_format::{
     Body, Fingerprint, HEADER_BLOCKS, KeyPrefix, Namespace, PageKey, PageRecord, Record, Run,
@@ -34,6 +34,8 @@ pub struct Gathered<E = ()> {
     wrong_size_until: Names<NamespaceSlot, usize>,
     /// The full keys of pages that their own segment's header does not cover.
     pub(super) keys: Names<(NamespaceSlot, KeyPrefix), PageKey>,
+    /// The newest pin of each key.
+    pins: Names<(NamespaceSlot, KeyPrefix), Keep>,
     /// Segments with a page whose bytes cannot be read now, and that may be the newest of its key.
     pub(super) unread: HashSet<SegmentId>,
     /// Highest synced watermark of each epoch.
@@ -172,6 +174,7 @@ impl<E: Extra> Gathered<E> {
             clears: Names::default(),
             wrong_size_until: Names::default(),
             keys: Names::default(),
+            pins: Names::default(),
             unread: HashSet::new(),
             watermarks: BTreeMap::new(),
             damage: Vec::new(),
@@ -343,7 +346,17 @@ impl<E: Extra> Gathered<E> {
             Record::Delete { key, birth, .. } => (Some(key.prefix()), *birth),
             Record::Evict { key, birth, .. } => (Some(*key), *birth),
             Record::Clear { birth, .. } => (None, *birth),
-            Record::Pin { .. } => return Ok(()),
+            Record::Pin {
+                key,
+                birth,
+                until_unix_s,
+                ..
+            } => {
+                if let Ok(slot) = self.slot(record.namespace()) {
+                    self.pin(slot, key.prefix(), *birth, *until_unix_s);
+                }
+                return Ok(());
+            }
             Record::Void { key, birth, .. } => {
                 if let Ok(slot) = self.slot(record.namespace()) {
                     self.void.insert((slot, *key, *birth));
@@ -369,6 +382,35 @@ impl<E: Extra> Gathered<E> {
             (*latest).max(birth)
         };
         Ok(())
+    }
+
+    fn pin(&mut self, slot: NamespaceSlot, key: KeyPrefix, birth: Serial, until_unix_s: u32) {
+        let keep = Keep {
+            until_unix_s,
+            birth,
+        };
+        let newest = self.pins.entry((slot, key)).or_insert(keep);
+        if newest.birth < birth {
+            *newest = keep;
+        }
+    }
+
+    /// Keeps the pages that are pinned. A pin counts for the page that its key had then.
+    fn keep_pinned(&self, pages: &[Found<E>], index: &Index) {
+        if self.pins.is_empty() {
+            return;
+        }
+        for page in pages {
+            let keep = self.pins.get(&(page.slot, page.key));
+            let counts = |keep: &&Keep| {
+                keep.until_unix_s > 0 && (page.birth < keep.birth || planted!(HauntingPin))
+            };
+            if let Some(keep) = keep.filter(counts) {
+                let plain = self.namespaces[usize::from(page.slot.0)].page_blocks;
+                let blocks = plain.saturating_sub(page.place.saved);
+                index.keep_until(page.slot, page.key, blocks, *keep);
+            }
+        }
     }
 
     fn page(
@@ -472,6 +514,7 @@ impl<E: Extra> Gathered<E> {
         let pages = kept.iter().map(|page| page.publish(blocks(page.slot)));
         let pages: Vec<Publish> = pages.collect();
         index.load(&pages);
+        self.keep_pinned(&kept, index);
         kept
     }
 }

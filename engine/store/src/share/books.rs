@@ -2,7 +2,7 @@
 
 use larder_base::ids::NamespaceId;
 use larder_core::core::Evictions;
-use larder_format::{Fingerprint, Namespace, PageKey};
+use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey};
 
 use super::keys::blob;
 use super::remote::Remote;
@@ -10,7 +10,7 @@ use super::role::{Client, Decider, Role};
 use super::wire::{DigestBytes, KEYS_MAX, Reply, Request};
 use super::{Inner, Store};
 use crate::error::StoreError;
-use crate::inventory::{Cursor, Inventory, Leased, Listing, Usage};
+use crate::inventory::{Cursor, Inventory, Kept, KeptPage, Leased, Listing, Usage};
 
 impl Inventory for Remote {
     fn lease(&self, namespace: NamespaceId, keys: &[PageKey]) -> Vec<Leased> {
@@ -35,6 +35,40 @@ impl Inventory for Remote {
                 namespace: namespace.0,
                 keys: blob(some),
             });
+        }
+    }
+
+    fn keep(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        until_unix_s: u32,
+    ) -> Result<Vec<Kept>, StoreError> {
+        let mut outcomes = Vec::with_capacity(keys.len());
+        for some in keys.chunks(KEYS_MAX) {
+            let request = Request::Keep {
+                namespace: namespace.0,
+                keys: blob(some),
+                until_unix_s,
+            };
+            match self.ask(&request) {
+                Ok(Reply::Kept(kept)) if kept.len() == some.len() => outcomes.extend(kept),
+                reply => return Err(failure(reply.ok())),
+            }
+        }
+        Ok(outcomes)
+    }
+
+    fn kept(&self, from: u32) -> Result<Vec<KeptPage>, StoreError> {
+        let page = |(digest, key, until_unix_s, bytes): (DigestBytes, _, u32, u64)| KeptPage {
+            namespace: Fingerprint::from_bytes(digest),
+            key: KeyPrefix::from_bytes(key),
+            until_unix_s,
+            bytes,
+        };
+        match self.ask(&Request::KeptPages { from }) {
+            Ok(Reply::KeptPages(pages)) => Ok(pages.into_iter().map(page).collect()),
+            reply => Err(failure(reply.ok())),
         }
     }
 
@@ -132,6 +166,23 @@ impl Inventory for Store {
         self.inner.with(namespace, |decider, space| {
             books(decider).unlease(space.id, keys);
         });
+    }
+
+    fn keep(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        until_unix_s: u32,
+    ) -> Result<Vec<Kept>, StoreError> {
+        self.inner
+            .with(namespace, |decider, space| {
+                books(decider).keep(space.id, keys, until_unix_s)
+            })
+            .unwrap_or_else(|| Err(self.inner.unavailable()))
+    }
+
+    fn kept(&self, from: u32) -> Result<Vec<KeptPage>, StoreError> {
+        self.inner.with_books(|books| books.kept(from))
     }
 
     fn list(&self, namespace: NamespaceId, cursor: Cursor) -> Result<Listing, StoreError> {

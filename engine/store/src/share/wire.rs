@@ -18,6 +18,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use larder_base::ids::ClientId;
+use larder_core::core::Kept;
 use larder_core::grants::{Finding, SegmentMap};
 use larder_core::hint::Hint;
 use larder_core::index::{Leased, Place, ReadAs, SegmentId};
@@ -257,6 +258,19 @@ pub enum Request<'a> {
     },
     /// Changes the quotas, or asks for them. As JSON. Answered with [`Reply::Quotas`].
     Quotas(#[serde(with = "by_name")] Box<QuotaChange>),
+    /// Pins pages until a time, in seconds since 1970; 0 takes pins back. Answered with
+    /// [`Reply::Kept`].
+    Keep {
+        namespace: u16,
+        #[serde(borrow, with = "serde_bytes")]
+        keys: &'a [u8],
+        until_unix_s: u32,
+    },
+    /// The pinned pages behind the first `from`, in the order of their ends. Answered with
+    /// [`Reply::KeptPages`].
+    KeptPages {
+        from: u32,
+    },
 }
 
 /// A key inside a message.
@@ -270,6 +284,9 @@ pub struct Link {
     /// See [`Ask`](larder_core::grants::Ask).
     pub saved: u32,
 }
+
+/// The first 96 bits of a key inside a message.
+pub type PrefixBytes = [u8; 12];
 
 /// A namespace's fingerprint inside a message.
 pub type DigestBytes = [u8; 16];
@@ -334,6 +351,9 @@ pub enum Reply {
     Recorded(Taken),
     /// As JSON.
     Quotas(#[serde(with = "by_name")] Box<QuotaReport>),
+    Kept(#[serde(deserialize_with = "few")] Vec<Kept>),
+    /// Namespace, first bytes of the key, end in seconds since 1970, bytes on the device.
+    KeptPages(#[serde(deserialize_with = "few")] Vec<(DigestBytes, PrefixBytes, u32, u64)>),
 }
 
 /// A page that may be read, and its slot where it is shared.

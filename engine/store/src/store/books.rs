@@ -1,7 +1,7 @@
 //! The books of a store in this process: see [`Inventory`].
 
 use larder_base::ids::NamespaceId;
-use larder_core::core::{Descriptors, Evictions, NamespaceUse, Victim};
+use larder_core::core::{Descriptors, Evictions, Kept, KeptPage as Pinned, NamespaceUse, Victim};
 use larder_core::index::Leased;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey};
 
@@ -9,7 +9,7 @@ use super::LocalStore;
 use super::local::Local;
 use crate::catalog::Catalog;
 use crate::error::StoreError;
-use crate::inventory::{Cursor, Inventory, Listing, PAGES_MAX, Usage};
+use crate::inventory::{Cursor, Inventory, KeptPage, Listing, PAGES_MAX, Usage};
 use crate::recovery::scan::{Spot, read_descriptors};
 
 /// Most segments that one call of a list reads: about a second on a slow disk.
@@ -38,6 +38,26 @@ impl Inventory for Local {
 
     fn unlease(&self, namespace: NamespaceId, keys: &[PageKey]) {
         self.index.unlease(namespace.into(), keys);
+    }
+
+    fn keep(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        until_unix_s: u32,
+    ) -> Result<Vec<Kept>, StoreError> {
+        self.pin_pages(namespace, keys, until_unix_s)
+    }
+
+    fn kept(&self, from: u32) -> Result<Vec<KeptPage>, StoreError> {
+        let pages = self.with_core(|core| core.kept_pages(from as usize, PAGES_MAX));
+        let view = |page: Pinned| KeptPage {
+            namespace: page.namespace,
+            key: page.key,
+            until_unix_s: page.until_unix_s,
+            bytes: u64::from(page.blocks) * BLOCK_BYTES as u64,
+        };
+        Ok(pages.into_iter().map(view).collect())
     }
 
     fn list(&self, namespace: NamespaceId, cursor: Cursor) -> Result<Listing, StoreError> {
@@ -128,6 +148,21 @@ impl Inventory for LocalStore {
         if let Some(_gate) = self.enter() {
             self.leases.unlease(&*self.local, namespace, keys);
         }
+    }
+
+    fn keep(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        until_unix_s: u32,
+    ) -> Result<Vec<Kept>, StoreError> {
+        let _gate = self.enter_to_write()?;
+        self.local.keep(namespace, keys, until_unix_s)
+    }
+
+    fn kept(&self, from: u32) -> Result<Vec<KeptPage>, StoreError> {
+        let _gate = self.enter().ok_or_else(|| self.refusal())?;
+        self.local.kept(from)
     }
 
     fn list(&self, namespace: NamespaceId, cursor: Cursor) -> Result<Listing, StoreError> {

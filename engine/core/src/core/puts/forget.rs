@@ -129,10 +129,12 @@ impl Puts {
     /// on at all.
     pub(in crate::core) fn evict_anyway(&mut self, below: &mut Below<'_>, page: &Move) {
         let key = page.record.key.prefix();
+        let was_pinned = below.base.index.kept(page.namespace, key).is_some();
         if below.base.index.forget(page.namespace, key, page.from) {
             let log = &mut below.base.evicted;
             log.left_whole(page.namespace, page.record.key, page.from);
             self.evicted(below, page.namespace, key, page.from);
+            below.base.counters.store.evicted_pinned += u64::from(was_pinned);
             if !below.base.quotas.is_empty() && below.base.index.is_low(page.namespace) {
                 below.base.counters.store.evicted_below_minimum += 1;
             }
@@ -326,7 +328,7 @@ impl Puts {
         namespace: NamespaceSlot,
         keys: &[PageKey],
     ) -> u64 {
-        if refuses_records(below, request) {
+        if below.refuses_records(request) {
             return 0;
         }
         let fingerprint = below.base.namespaces.get(namespace).fingerprint;
@@ -338,7 +340,7 @@ impl Puts {
             })
         };
         let records: Option<Vec<Record>> = keys.iter().map(tombstone).collect();
-        let placed = write_tombstones(below, request, records);
+        let placed = below.write_records(request, records);
         let mut found = 0;
         for key in &keys[..placed] {
             if let Some(ticket) = self.in_flight.remove(&(namespace, key.prefix())) {
@@ -383,7 +385,7 @@ impl Puts {
         request: RequestId,
         namespace: NamespaceSlot,
     ) -> u64 {
-        if refuses_records(below, request) {
+        if below.refuses_records(request) {
             return 0;
         }
         let fingerprint = below.base.namespaces.get(namespace).fingerprint;
@@ -394,7 +396,7 @@ impl Puts {
                 birth,
             }]
         });
-        let placed = write_tombstones(below, request, tombstone);
+        let placed = below.write_records(request, tombstone);
         let Some(version) = version.filter(|_| placed > 0) else {
             return 0;
         };
@@ -423,33 +425,35 @@ fn home_of(below: &Below<'_>, segment: SegmentId) -> PageHome {
     }
 }
 
-/// A tombstone that no volume would take is refused before it has any effect. Returns whether it
-/// is.
-fn refuses_records(below: &mut Below<'_>, request: RequestId) -> bool {
-    let refuses = !below.segments.takes_writes();
-    if refuses {
-        below.base.finish(request, Err(Fault::ReadOnly));
+impl Below<'_> {
+    /// A record that no volume would take is refused before it has any effect. Returns whether it
+    /// is.
+    pub(in crate::core) fn refuses_records(&mut self, request: RequestId) -> bool {
+        let refuses = !self.segments.takes_writes();
+        if refuses {
+            self.base.finish(request, Err(Fault::ReadOnly));
+        }
+        refuses
     }
-    refuses
-}
 
-/// Queues tombstones; `None` when this epoch has no serial left for them. Returns how many found
-/// room.
-fn write_tombstones(
-    below: &mut Below<'_>,
-    request: RequestId,
-    records: Option<Vec<Record>>,
-) -> usize {
-    let Below {
-        base,
-        segments,
-        journal,
-        ..
-    } = below;
-    let Some(records) = records else {
-        base.finish(request, Err(Fault::NoRoom));
-        return 0;
-    };
-    base.ask_for_room();
-    journal.write_request(base, segments, request, &records)
+    /// Queues the records of a caller; `None` when this epoch has no serial left for them. Returns
+    /// how many found room.
+    pub(in crate::core) fn write_records(
+        &mut self,
+        request: RequestId,
+        records: Option<Vec<Record>>,
+    ) -> usize {
+        let Below {
+            base,
+            segments,
+            journal,
+            ..
+        } = self;
+        let Some(records) = records else {
+            base.finish(request, Err(Fault::NoRoom));
+            return 0;
+        };
+        base.ask_for_room();
+        journal.write_request(base, segments, request, &records)
+    }
 }

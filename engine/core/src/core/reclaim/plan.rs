@@ -382,11 +382,14 @@ impl Forwarding {
                     self.unplaced.push(*record);
                 }
             }
-            // This release sets no pins, and carries those of another one along.
-            Record::Pin { until_unix_s, .. } => {
-                let now_s = below.base.unix_ms() / 1000;
-                if u64::from(*until_unix_s) > now_s
+            // One that does not count any more goes on for as long as one that it took back may
+            // be there.
+            Record::Pin { birth, .. } => {
+                let needed = self.oldest.is_some_and(|oldest| oldest < *birth)
+                    || below.base.is_pinned_by(record);
+                if needed
                     && self.once.admits(record)
+                    && !planted!(DroppedPin)
                     && !forward(below, segment, Content::Record(*record))
                 {
                     below.segments.get_mut(segment).set_stuck(true);

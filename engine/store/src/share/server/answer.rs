@@ -237,6 +237,8 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             | Request::List { .. }
             | Request::Evictions { .. }
             | Request::Usage
+            | Request::Keep { .. }
+            | Request::KeptPages { .. }
             | Request::Records => return nonsense("no books are kept here"),
             Request::Counted { .. } | Request::Measured(_) => {
                 return nonsense("no counters are kept here");

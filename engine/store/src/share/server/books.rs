@@ -8,7 +8,7 @@ use larder_format::PageKey;
 use super::session::Session;
 use super::shared::Shared;
 use crate::error::StoreError;
-use crate::inventory::{Cursor, Listing};
+use crate::inventory::{Cursor, KeptPage, Listing};
 use crate::share::keys::keys_of;
 use crate::share::wire::{DigestBytes, Failure, Reply, Request};
 
@@ -31,6 +31,21 @@ impl Shared {
             Request::Unlease { namespace, keys } => Some(with_keys(keys, |keys| {
                 session.leases.unlease(books, NamespaceId(namespace), keys);
                 Reply::Done
+            })),
+            Request::Keep {
+                namespace,
+                keys,
+                until_unix_s,
+            } => Some(with_keys(keys, |keys| {
+                let kept = books.keep(NamespaceId(namespace), keys, until_unix_s);
+                answered(kept, Reply::Kept)
+            })),
+            Request::KeptPages { from } => Some(answered(books.kept(from), |pages| {
+                let row = |page: KeptPage| {
+                    let (digest, key) = (*page.namespace.as_bytes(), *page.key.as_bytes());
+                    (digest, key, page.until_unix_s, page.bytes)
+                };
+                Reply::KeptPages(pages.into_iter().map(row).collect())
             })),
             Request::List { namespace, cursor } => Some(answered(
                 books.list(NamespaceId(namespace), Cursor(cursor)),

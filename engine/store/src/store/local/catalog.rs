@@ -7,7 +7,7 @@ use larder_base::ids::NamespaceId;
 use larder_base::planted;
 use larder_base::runtime::Instant;
 use larder_core::capacity::footprint;
-use larder_core::core::{Fault, NAMESPACES_MAX, RequestId};
+use larder_core::core::{Fault, Kept, NAMESPACES_MAX, RequestId};
 use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
@@ -387,6 +387,31 @@ impl Local {
     fn footprint(&self, page_blocks: u32) -> u32 {
         let blocks = footprint(self.map.segment_blocks(), page_blocks);
         u32::try_from(blocks).unwrap_or(u32::MAX)
+    }
+
+    /// See [`Inventory::keep`](crate::inventory::Inventory::keep).
+    pub(in crate::store) fn pin_pages(
+        &self,
+        namespace: NamespaceId,
+        keys: &[PageKey],
+        until_unix_s: u32,
+    ) -> Result<Vec<Kept>, StoreError> {
+        if self.shape(namespace).is_none() {
+            return Err(StoreError::UnknownNamespace);
+        }
+        let room = self.room();
+        let keep = |request, some| {
+            self.with_core_in_turn(|core| core.keep(request, namespace.into(), some, until_unix_s))
+        };
+        let mut outcomes = Vec::with_capacity(keys.len());
+        for some in keys.chunks(PAGES_AT_ONCE) {
+            let request = self.new_request();
+            let mut these = keep(request, some);
+            self.wait_for_record(request, room, |again| these = keep(again, some))
+                .map_err(failure)?;
+            outcomes.extend(these);
+        }
+        Ok(outcomes)
     }
 
     /// Waits for a deletion. Without room for its records it had no effect on some keys: when
