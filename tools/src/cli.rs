@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::{
     bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
-    manuals, plan, quota, record, remote, replay, serve, sheet, stat, superblock, top, verify,
+    manuals, pin, plan, quota, record, remote, replay, serve, sheet, stat, superblock, top, verify,
     volume,
 };
 
@@ -62,6 +62,8 @@ enum Command {
     Report(sheet::SheetArgs),
     Delete(delete::DeleteArgs),
     Quota(quota::QuotaArgs),
+    Pin(pin::PinArgs),
+    Unpin(pin::UnpinArgs),
     Remote(remote::RemoteArgs),
     Exporter(exporter::ExporterArgs),
     Demo(demo::DemoArgs),
@@ -121,6 +123,8 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Report(args) => sheet::run(args),
         Command::Delete(args) => delete::run(args),
         Command::Quota(args) => quota::run(args),
+        Command::Pin(args) => pin::pin(args),
+        Command::Unpin(args) => pin::unpin(args),
         Command::Remote(args) => remote::run(args),
         Command::Exporter(args) => exporter::run(args),
         Command::Demo(args) => demo::run(args, program),

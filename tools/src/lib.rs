@@ -17,6 +17,7 @@
 //! | `export`, `import` | pages of a store to a file, and from one into a store |
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
+//! | `pin` | pages that stay until a time |
 //! | `sheet` | a report about a store or a trace, in one HTML file |
 //! | `plan` | the disk to buy, and whether it is worth it |
 //! | `record` | records the traffic of a served store |
@@ -95,6 +96,7 @@ mod metrics;
 mod model;
 mod open;
 mod owner;
+mod pin;
 pub mod place;
 mod plan;
 pub mod policy;

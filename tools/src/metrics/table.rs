@@ -378,6 +378,8 @@ fn content(table: &mut Table, stats: &Stats) {
         "larder_taken_bytes", "Usable bytes that pages take": gauge(stats.taken_bytes);
         "larder_usable_bytes", "Most bytes that pages may take": gauge(stats.usable_bytes);
         "larder_capacity_bytes", "Bytes of all volumes together": gauge(stats.capacity_bytes);
+        "larder_pinned_pages", "Pinned pages": gauge(stats.pinned_pages);
+        "larder_pinned_bytes", "Bytes of pinned pages": gauge(stats.pinned_bytes);
         "larder_leased_bytes", "Bytes of pages under a lease": gauge(stats.leased_bytes);
         "larder_unproven_pages",
         "Pages that recovery found without proof and that no read has verified":

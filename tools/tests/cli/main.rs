@@ -12,6 +12,7 @@ mod limits;
 mod metrics;
 mod operator;
 mod page;
+mod pins;
 mod prometheus;
 mod quotas;
 mod served;

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::Duration;
 
-use larder_engine::format::{Namespace, PageShape, SEGMENTS_OFFSET};
+use larder_engine::format::{Namespace, PageKey, PageShape, SEGMENTS_OFFSET};
 use larder_engine::{Part, PutOptions, PutPage};
 
 use super::metrics::serve;
@@ -25,11 +25,16 @@ pub fn namespace(model: &str, weights: &str) -> Namespace {
 
 /// Puts a chain of pages.
 pub fn put(store: &Store, namespace: &Namespace, seed: u64, pages: u64) {
+    put_keys(store, namespace, &chain(seed, pages));
+}
+
+/// Puts a chain of pages with these keys.
+pub fn put_keys(store: &Store, namespace: &Namespace, keys: &[PageKey]) {
     let id = store.namespace(namespace).unwrap();
     let bytes = noise(0, PAGE_BYTES as usize);
     let parts = [std::io::IoSlice::new(&bytes)];
     let mut parent = None;
-    for (depth, key) in (0..).zip(chain(seed, pages)) {
+    for (depth, &key) in (0..).zip(keys) {
         let page = PutPage {
             key,
             parent,

@@ -46,6 +46,10 @@ pub struct Stats {
     pub unreadable_segments: u64,
     /// Bytes of pages under a lease: of a lookup, or counted.
     pub leased_bytes: u64,
+    /// Pinned pages, which stay until a time.
+    pub pinned_pages: u64,
+    /// Their bytes, as stored.
+    pub pinned_bytes: u64,
     /// Bytes of blocks that were written before their first use.
     pub prewritten_bytes: u64,
     /// RAM of the index.

@@ -120,6 +120,12 @@ impl Notices {
                 "pages older than the limit of their group are removed (counted in expired_pages; \
                  logged once)",
             ),
+            (
+                16,
+                counters.store.evicted_pinned,
+                "a pinned page was evicted, since nothing else could give room (counted in \
+                 evicted_pinned_pages; logged once)",
+            ),
         ];
         for (kind, count, what) in kinds {
             if count > 0 && self.is_first(kind) {
@@ -127,6 +133,7 @@ impl Notices {
                 // runbook: a page whose write the last crash cut short is forgotten
                 // runbook: a group lost pages below the minimum of its quota
                 // runbook: pages older than the limit of their group are removed
+                // runbook: a pinned page was evicted
                 tracing::warn!("{what}");
             }
         }

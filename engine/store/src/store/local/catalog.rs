@@ -232,6 +232,7 @@ impl Catalog for Local {
         let (counters, space) = (core.counters(), core.space_view());
         let read_only = core.read_only_volumes();
         let pages = self.index.len() as u64;
+        let (pinned_pages, pinned_blocks) = core.kept_totals();
         drop(core);
         let block = BLOCK_BYTES as u64;
         let (eviction, eviction_switches) = self.index.order();
@@ -249,6 +250,8 @@ impl Catalog for Local {
             sealed_segments: space.sealed_segments,
             reclaiming_segments: space.reclaiming_segments,
             unreadable_segments: space.unreadable_segments,
+            pinned_pages,
+            pinned_bytes: pinned_blocks * block,
             leased_bytes: self.index.leased_blocks(self.now_ms()) * block,
             prewritten_bytes: self.prewritten.load(Ordering::Relaxed),
             index_bytes: self.index.ram_bytes() as u64,
