@@ -106,6 +106,7 @@ classes! {
         OverBudget => "page refused by the budget of writes",
         EmptiedForCaller => "segment emptied for a caller, its pages kept",
         CountedLease => "page under a counted lease",
+        Pinned => "pinned page",
         EvictionTold => "page that left, told to a caller who keeps books",
         Encoded => "page that a codec made smaller, recorded or found at the end",
         Miscoded => "encoded page with wrong bytes under a right checksum",

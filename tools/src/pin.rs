@@ -265,6 +265,7 @@ impl CommonArgs {
                 absent = absent.max(Some(missing));
             }
         }
+        store.flush()?;
         // Namespaces with none of the pages do not count, unless all are such.
         if report.changed_pages + report.refused_pages == 0 {
             report.absent_pages = absent.unwrap_or(0);

@@ -110,13 +110,14 @@ impl Caller<'_> {
             if !state.world.setup.keeps_books {
                 return;
             }
-            state.world.dice.below(6)
+            state.world.dice.below(7)
         };
         match which {
             0 => self.lease(),
             1 => self.unlease(),
             2 => self.list(),
             3 => self.use_of_space(),
+            4 => self.pin(),
             _ => self.ask_for_evictions(),
         }
     }

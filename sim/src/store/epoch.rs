@@ -82,6 +82,7 @@ impl State {
         self.leases.clear();
         self.quotas.begin();
         self.lives.begin(&mut self.world.dice);
+        self.pins.begin();
         let present = self.world.superblocks.iter().flatten();
         let run_before = present.map(|superblock| superblock.run).max();
         self.leases
@@ -128,11 +129,15 @@ impl State {
         for (slot, namespace) in (0..).map(NamespaceSlot).zip(world.namespaces_of(recovery)) {
             epoch.slots[namespace] = Some(slot);
         }
+        let is_whole = !self.is_partial && self.emptied.is_none();
         epoch.unproven = world
             .snapshot(index, &world.namespaces_by_slot(&epoch))
             .into_iter()
             .map(|(name, (_, place, _))| (name, place))
             .collect();
+        if is_whole {
+            self.check_pins(&epoch, index);
+        }
         self.epoch = Some(epoch);
     }
 

@@ -25,6 +25,7 @@
 //! | `flight` | an operation of the disk in flight |
 //! | `limits` | what is known of the quotas |
 //! | `memory` | the memory of pages |
+//! | `pins` | callers pin pages |
 //! | `policies` | eviction and admission by policies of the caller, and leases |
 //! | `kept` | what the file beside the store keeps |
 
@@ -39,6 +40,7 @@ mod kept;
 mod limits;
 mod lives;
 mod memory;
+mod pins;
 mod policies;
 mod process;
 mod quotas;

@@ -40,6 +40,8 @@ struct Book {
     leases: RapidHashMap<Page, Leased>,
     /// Pages under counted leases that are certain.
     counted: BTreeSet<Page>,
+    /// Pinned pages that are certain.
+    pinned: BTreeSet<Page>,
     /// Pages that have left.
     departed: u64,
     /// Begins and ends of calls that may end leases, and begins of calls that take leases.
@@ -97,7 +99,7 @@ impl Book {
     /// A page leaves.
     fn left(&mut self, left: Page, why: Departure) {
         let lease = self.leases.remove(&left);
-        let is_counted = self.counted.remove(&left);
+        let is_counted = self.counted.remove(&left) | self.pinned.remove(&left);
         self.departed += 1;
         if why == Departure::Evicted {
             self.evictions += 1;
@@ -141,6 +143,7 @@ impl Leases {
         let mut book = lock(&self.book);
         book.leases.clear();
         book.counted.clear();
+        book.pinned.clear();
         book.uses.clear();
         book.asked = 0;
         book.named = None;
@@ -225,6 +228,20 @@ impl Leases {
         let mut book = lock(&self.book);
         for key in keys {
             book.counted.remove(&page(namespace, key.prefix()));
+        }
+    }
+
+    /// These pages are pinned.
+    pub fn pin(&mut self, namespace: NamespaceId, keys: &[PageKey]) {
+        let pages = keys.iter().map(|key| page(namespace, key.prefix()));
+        lock(&self.book).pinned.extend(pages);
+    }
+
+    /// Pins of these pages may be taken back from now on.
+    pub fn unpin(&mut self, namespace: NamespaceId, keys: &[PageKey]) {
+        let mut book = lock(&self.book);
+        for key in keys {
+            book.pinned.remove(&page(namespace, key.prefix()));
         }
     }
 

@@ -14,6 +14,7 @@ use super::flight::Flight;
 use super::limits::Quotas;
 use super::lives::Lives;
 use super::memory::Pool;
+use super::pins::Pins;
 use super::policies::Leases;
 use crate::expected::Expected;
 use crate::oracle::VersionId;
@@ -102,6 +103,7 @@ pub struct State {
     /// Reads of page data from a wrong address.
     pub misdirected: u64,
     pub leases: Leases,
+    pub pins: Pins,
     pub quotas: Quotas,
     pub lives: Lives,
     /// The evictions that the store has told of. `None` before a caller has asked.
@@ -144,6 +146,7 @@ impl Shared {
         Shared(Arc::new(Mutex::new(State {
             calls: vec![Call::Idle; world.setup.clients],
             leases: Leases::new(&world.setup),
+            pins: Pins::default(),
             quotas: Quotas::default(),
             lives: Lives::new(world.setup.lives),
             world,

@@ -382,12 +382,16 @@ impl Forwarding {
                     self.unplaced.push(*record);
                 }
             }
-            // One that does not count any more goes on for as long as one that it took back may
-            // be there.
-            Record::Pin { birth, .. } => {
-                let needed = self.oldest.is_some_and(|oldest| oldest < *birth)
-                    || below.base.is_pinned_by(record);
-                if needed
+            // One that has ended goes on for as long as one that it replaced may be there. One that
+            // was replaced goes no further: it must not outlive the one that replaced it.
+            Record::Pin {
+                birth,
+                until_unix_s,
+                ..
+            } => {
+                let has_ended = u64::from(*until_unix_s) <= below.base.unix_ms() / 1000;
+                let replaces = has_ended && self.oldest.is_some_and(|oldest| oldest < *birth);
+                if (replaces || below.base.is_pinned_by(record))
                     && self.once.admits(record)
                     && !planted!(DroppedPin)
                     && !forward(below, segment, Content::Record(*record))
