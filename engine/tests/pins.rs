@@ -102,7 +102,7 @@ fn a_pin_ends_with_its_page_and_counts_for_no_later_one() {
     scan(&pool, 0);
     assert_eq!(pool.hits(&keys[..2]), 0);
     assert_eq!(pool.hits(&keys[2..]), 2);
-    assert_eq!(store.clear_namespace(pool.id).unwrap() > 0, true);
+    assert!(store.clear_namespace(pool.id).unwrap() > 0);
     assert_eq!(pinned(&store), 0);
     store.close().unwrap();
 }
@@ -155,6 +155,7 @@ fn pins_and_minima_share_half_of_the_room() {
         },
         min_bytes: u64::from(PAGE),
         max_bytes: None,
+        max_age_s: None,
     });
     change_quotas(&store, &minimum).unwrap_err();
     keep(&pool, &store, &keys[..2], 0);

@@ -5,6 +5,7 @@
 //!
 //! Jobs on a store are in [`queue`]: its close ends its queues first.
 
+mod pins;
 pub mod queue;
 
 use std::io::{self, IoSlice, IoSliceMut};

@@ -272,6 +272,16 @@ class Namespace:
         """Returns leases of this process; other keys are ignored. A client sends a message: see
         Queue.submit_unlease."""
 
+    def pin(self, keys: Keys, until: float) -> bytes:
+        """Keeps stored pages until a time, in seconds since 1970 as of ``time.time()``, in place of
+        their former pins: no eviction takes them, nor the pages before them in their chains. OK,
+        ABSENT, or REFUSED (pinned pages and the minima of quotas take half of the store). Pins
+        survive a restart and a crash; after a flush, a power loss too. A pin ends with its page,
+        when that is deleted, too old for its quota, or found damaged. Raises StoreError."""
+
+    def unpin(self, keys: Keys) -> int:
+        """Takes pins back; how many of these pages were pinned. Raises StoreError."""
+
     def list(self, cursor: int | None = None) -> Listing:
         """Some pages of the namespace, at most 4,096, in no particular order; ``cursor`` comes from
         the last call. Reads descriptors from the device. Pages that are stored, evicted or moved

@@ -73,7 +73,8 @@ class Status(enum.IntEnum):
     WRITE_FAILED = 18
     #: put: the device failed the sync.
     SYNC_FAILED = 19
-    #: lease: the leased pages take their quarter of the store.
+    #: lease: the leased pages take their quarter of the store. pin: pinned pages and the minima of
+    #: quotas take their half of it.
     REFUSED = 20
     #: put: a reason without a name in this release.
     OTHER = 21

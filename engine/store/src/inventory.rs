@@ -33,7 +33,8 @@ pub trait Inventory: Send + Sync {
     fn unlease(&self, namespace: NamespaceId, keys: &[PageKey]);
 
     /// Pins stored pages until a time, in seconds since 1970: eviction takes none of them before.
-    /// It replaces their former pins, and 0 takes them back. Pins survive a restart and a crash.
+    /// It replaces their former pins, and 0 takes them back. Pins survive a restart and a crash;
+    /// after a flush, a power loss too.
     /// They end with their page: a deletion, a clear, damage and an age limit come first. Pinned
     /// pages and the minima of quotas take at most half of the store: [`Kept::Refused`] beyond it.
     /// A store that finds no room for copies evicts pinned pages too.

@@ -586,6 +586,27 @@ impl Namespace {
         Ok(())
     }
 
+    fn pin<'py>(
+        &self,
+        py: Python<'py>,
+        keys: &Bound<'py, PyAny>,
+        until: f64,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let keys = buffers::keys(keys)?;
+        // The cast saturates: a later end is the last one there is.
+        if until.is_nan() || until < 1.0 {
+            return Err(PyValueError::new_err("until is in seconds since 1970"));
+        }
+        let until = until as u32;
+        let kept = py.detach(|| self.space.pin(&keys, until)).map_err(raised)?;
+        Ok(PyBytes::new(py, &kept))
+    }
+
+    fn unpin(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let keys = buffers::keys(keys)?;
+        py.detach(|| self.space.unpin(&keys)).map_err(raised)
+    }
+
     #[pyo3(signature = (cursor=None))]
     fn list<'py>(&self, py: Python<'py>, cursor: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
         let cursor = Cursor(cursor.unwrap_or_default());

@@ -1,10 +1,13 @@
-//! What is known of the quotas of the store, and where they lie.
+//! What is known of the quotas and the pins of the store, and where the quotas lie.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use larder_core::core::QuotaLevel;
 use larder_core::counters::StoreCounts;
 use larder_engine::format::quotas_offsets;
 use larder_store::quotas::QuotaSpec;
 
+use crate::oracle::{Name, VersionId};
 use crate::setup::BLOCK;
 
 /// The quotas that an opening may find, and the last look at the groups.
@@ -39,6 +42,24 @@ impl Quotas {
         if self.may_be.is_empty() {
             self.may_be.push(Vec::new());
         }
+    }
+}
+
+/// The pins that the store may have.
+#[derive(Default)]
+pub struct Pins {
+    /// Confirmed pins that no caller has taken back.
+    pub sure: BTreeMap<Name, VersionId>,
+    /// Versions that may be pinned.
+    pub maybe: BTreeSet<(Name, VersionId)>,
+    /// A call is in progress.
+    pub is_busy: bool,
+}
+
+impl Pins {
+    /// A run of the process begins.
+    pub fn begin(&mut self) {
+        self.is_busy = false;
     }
 }
 

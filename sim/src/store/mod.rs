@@ -16,6 +16,7 @@
 //! | `callers` | tasks that call the store |
 //! | `books` | counted leases, lists of pages, evictions; segments emptied for a caller |
 //! | `quotas` | quotas of namespaces, which callers change |
+//! | `pins` | callers pin pages, and take pins back |
 //! | `calls` | puts, gets, lookups, deletions, flushes |
 //! | `results` | the checks of their results |
 //! | `epoch` | one run of the process: its begin, its end, the checks between two steps |
@@ -23,9 +24,8 @@
 //! | `device` | the disk: operations begin and end |
 //! | `state` | the state that driver, tasks and device share |
 //! | `flight` | an operation of the disk in flight |
-//! | `limits` | what is known of the quotas |
+//! | `limits` | what is known of the quotas and pins |
 //! | `memory` | the memory of pages |
-//! | `pins` | callers pin pages |
 //! | `policies` | eviction and admission by policies of the caller, and leases |
 //! | `kept` | what the file beside the store keeps |
 

@@ -3,8 +3,6 @@
 //! Three rules are checked. A pinned page is not evicted for room (`policies`). An opening keeps
 //! each page whose pin was confirmed. It keeps no page whose present version was never pinned.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use larder_core::core::Kept;
 use larder_core::index::Index;
 use larder_engine::format::PageKey;
@@ -14,7 +12,6 @@ use larder_store::inventory::Inventory;
 use super::calls::Caller;
 use super::state::{Call, Phase, State};
 use crate::classes::Class;
-use crate::oracle::{Name, VersionId};
 use crate::world::Epoch;
 
 /// Most pages of one call.
@@ -23,24 +20,6 @@ const PINS_MAX: usize = 8;
 /// Ends of pins: none in the time of a run, or one that has passed.
 const LATE_S: u32 = u32::MAX;
 const PASSED_S: u32 = 1;
-
-/// The pins that the store may have.
-#[derive(Default)]
-pub struct Pins {
-    /// Confirmed pins that nobody has taken back.
-    sure: BTreeMap<Name, VersionId>,
-    /// Versions that may be pinned.
-    maybe: BTreeSet<(Name, VersionId)>,
-    /// A call is in progress.
-    is_busy: bool,
-}
-
-impl Pins {
-    /// A run of the process begins.
-    pub fn begin(&mut self) {
-        self.is_busy = false;
-    }
-}
 
 impl State {
     /// An opening has found these pages.

@@ -11,10 +11,9 @@ use larder_sim_runtime::task::{self, Turn};
 use larder_store::store::LocalStore as Store;
 
 use super::flight::Flight;
-use super::limits::Quotas;
+use super::limits::{Pins, Quotas};
 use super::lives::Lives;
 use super::memory::Pool;
-use super::pins::Pins;
 use super::policies::Leases;
 use crate::expected::Expected;
 use crate::oracle::VersionId;

@@ -1,6 +1,6 @@
 //! Pins: pages that an operator or a caller wants kept until a time.
 //!
-//! A pin is a record of the log, and durable like a deletion. It counts for the page that its key
+//! A pin is a record of the log, like a deletion. It counts for the page that its key
 //! has when it is set: a page that is put later under this key is not pinned. So a deletion, a
 //! clear, damage and an age limit end it. Of several pins of a key the one with the highest version
 //! counts, and a pin with an end that has passed takes the others back.
@@ -114,7 +114,7 @@ fn keep(
     outcomes
 }
 
-/// Queues the pins of pages. Returns those that found room.
+/// Queues the pins of pages. Returns the pages whose pins found room.
 fn write(
     below: &mut Below<'_>,
     request: RequestId,
@@ -171,8 +171,8 @@ impl Core {
     }
 
     /// Pins pages until a time, in place of former pins; 0 takes them back. It counts at once, and
-    /// is durable when `request` is finished. Without room for the records of some pages the request fails, and these pages stay
-    /// as they are.
+    /// is written when `request` is finished. Without room for the records of some pages the
+    /// request fails, and these pages stay as they are.
     pub fn keep(
         &mut self,
         request: RequestId,

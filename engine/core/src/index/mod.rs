@@ -60,9 +60,9 @@
 //! | `lookup` | the calls of readers |
 //! | `evictions` | the calls of the core that make room |
 //! | `aging` | the calls about the lifetimes of pages |
+//! | `kept` | pages that stay until a time |
 //! | `births` | the mean time of the puts of a segment's pages |
 //! | `state` | the structures below, under one lock |
-//! | `kept` | pages that stay until a time |
 //! | `groups` | quotas of namespaces: leaves that stay, and groups that evict their own |
 //! | `lifetimes` | namespaces whose pages are absent once their put is too long ago |
 //! | `table` | from a hash to slots |

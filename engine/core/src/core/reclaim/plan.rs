@@ -382,8 +382,8 @@ impl Forwarding {
                     self.unplaced.push(*record);
                 }
             }
-            // One that has ended goes on for as long as one that it replaced may be there. One that
-            // was replaced goes no further: it must not outlive the one that replaced it.
+            // A pin that has ended goes on for as long as a pin that it replaced may be there. A
+            // pin that was replaced stays behind: it must not outlive its successor.
             Record::Pin {
                 birth,
                 until_unix_s,
