@@ -57,6 +57,12 @@ pub struct Pins {
 }
 
 impl Pins {
+    /// Whether this version may be pinned: it, or a later version in whose place it is found.
+    pub fn may_be(&self, name: Name, version: VersionId) -> bool {
+        let mut later = self.maybe.range((name, version)..);
+        later.next().is_some_and(|(found, _)| *found == name)
+    }
+
     /// A run of the process begins.
     pub fn begin(&mut self) {
         self.is_busy = false;

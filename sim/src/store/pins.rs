@@ -39,7 +39,7 @@ impl State {
             let is_kept = index.kept(slot, known.key.prefix()).is_some();
             match is_kept {
                 true => assert!(
-                    self.pins.maybe.contains(&(name, version)),
+                    self.pins.may_be(name, version),
                     "{version:?} of {name:?} is pinned, and nobody pinned it"
                 ),
                 false => assert!(

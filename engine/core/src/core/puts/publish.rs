@@ -114,6 +114,9 @@ impl Puts {
             below.segments.drop_live(old.segment, blocks);
             below.segments.forwarded(old.segment, segment, commit);
             below.base.counters.replaced += 1;
+            // The pin was of the page before.
+            let (namespace, key) = (page.page.namespace, page.page.key.prefix());
+            below.base.index.let_go(namespace, key);
         }
         let first = (page.reservation, page.index, PutStatus::Stored);
         let followers = page.followers.into_iter();
