@@ -49,6 +49,7 @@ pub struct Handle {
     given_up: GivenUp,
     /// Counted leases that were refused to this handle.
     refused_leases: AtomicU64,
+    logged_pin_lines: [AtomicBool; 2],
     closing: Mutex<Closing>,
     /// The store is closed.
     ended: Condvar,
@@ -183,6 +184,7 @@ impl Handle {
             queues: Mutex::default(),
             given_up: GivenUp::default(),
             refused_leases: AtomicU64::new(0),
+            logged_pin_lines: Default::default(),
             closing: Mutex::default(),
             ended: Condvar::new(),
             closed: AtomicBool::new(false),

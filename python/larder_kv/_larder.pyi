@@ -379,6 +379,10 @@ class Queue:
         """Queues Namespace.touch, which is not reported. False when the queue is full: it is
         dropped."""
 
+    def submit_pin(self, namespace: Namespace, keys: Keys, until: float) -> bool:
+        """Queues Namespace.pin, which is not reported. False when the queue is full: it is
+        dropped."""
+
     def poll(self, limit: int | None = None) -> list[Done]:
         """Finished jobs, each exactly once."""
 

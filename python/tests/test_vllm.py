@@ -235,6 +235,23 @@ def test_a_small_store_takes_ten_times_its_size_and_keeps_heads(tmp_path):
         assert engine.tier._meters.totals["errors"] == 0
 
 
+def test_a_request_pins_its_chunks(tmp_path, caplog):
+    with steps(tier(tmp_path, size="112MiB"), row_bytes=1 << 20, rows=16) as engine:
+        pinned, others = keys(4, "pinned"), keys(4, "others")
+        for of, seconds in ((pinned, 3600), (others, "long")):
+            engine.finish(engine.offer(of, engine.request(of, params={"larder_pin_s": seconds})))
+            engine.settle()
+        assert engine.tier._keeper.link.queue.drain(60)
+        engine.forget()
+        for number in range(40):
+            engine.store(keys(8, f"chain {number}"))
+            engine.forget()
+        assert engine.load(pinned) == (4, 4)
+        assert engine.load(others) == (0, 0)
+        assert "larder_pin_s of a request is not a number of seconds: 'long'" in caplog.text
+        assert engine.tier._meters.totals["errors"] == 0
+
+
 def test_parents_are_known_across_jobs_and_behind_the_gpus_own_hits(tmp_path):
     from larder_kv.vllm.chains import Chain
 

@@ -1,11 +1,17 @@
 //! Pins: the pages of a namespace that stay until a time.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use larder_engine::StoreError;
 use larder_format::PageKey;
 use larder_store::inventory::{Inventory, Kept};
 
 use super::Space;
 use crate::status::Status;
+
+fn is_first(line: &AtomicBool) -> bool {
+    !line.swap(true, Ordering::Relaxed)
+}
 
 impl Space {
     /// Pins pages until a time: see [`Inventory::keep`].
@@ -21,6 +27,25 @@ impl Space {
         };
         let kept = self.handle.store.keep(self.id, keys, until_unix_s)?;
         Ok(kept.into_iter().map(code).collect())
+    }
+
+    /// Pins pages for a caller who waits for no answer.
+    pub(super) fn pin_unreported(&self, keys: &[PageKey], until_unix_s: u32) {
+        let volume = self.handle.volume().display();
+        let refused = Status::Refused as u8;
+        let [on_refused, on_failed] = &self.handle.logged_pin_lines;
+        match self.pin(keys, until_unix_s) {
+            Ok(statuses) if !statuses.contains(&refused) => {}
+            Ok(_) if is_first(on_refused) => tracing::warn!(
+                "{volume}: pages are not pinned: pinned pages and the minima of quotas take half \
+                 of the store (logged once)"
+            ),
+            Ok(_) => {}
+            Err(error) if is_first(on_failed) => {
+                tracing::warn!("{volume}: pages are not pinned: {error} (logged once)");
+            }
+            Err(_) => {}
+        }
     }
 
     /// Takes pins back. Returns how many pages were pinned.

@@ -80,19 +80,24 @@ pub enum Task {
     Unlease,
     /// Marks pages as used. Not reported.
     Touch,
+    /// Pins pages. Not reported.
+    Pin {
+        /// Its end, in seconds since 1970.
+        until_unix_s: u32,
+    },
 }
 
 impl Task {
     fn lane(self) -> usize {
         match self {
             Task::Get => 0,
-            Task::Put { .. } => 1,
+            Task::Put { .. } | Task::Pin { .. } => 1,
             Task::Lookup { .. } | Task::Unlease | Task::Touch => 2,
         }
     }
 
     fn is_reported(self) -> bool {
-        !matches!(self, Task::Touch | Task::Unlease)
+        !matches!(self, Task::Touch | Task::Unlease | Task::Pin { .. })
     }
 
     fn has_rows(self) -> bool {
@@ -313,7 +318,9 @@ impl Queue {
             || bytes > self.limits.bytes.saturating_sub(state.held_bytes);
         if is_full {
             match job.task {
-                Task::Touch | Task::Unlease => state.counters.dropped_touches += 1,
+                Task::Touch | Task::Unlease | Task::Pin { .. } => {
+                    state.counters.dropped_touches += 1;
+                }
                 _ => state.counters.refused += 1,
             }
             return Err(SubmitError::Full);

@@ -30,6 +30,8 @@ class Job:
     stored: list[bytes] = field(default_factory=list)
     seconds: float = 0.0
     bytes: int = 0
+    #: Until when its chunks are pinned, in seconds since 1970.
+    pin_until: Optional[float] = None
 
 
 class Part(NamedTuple):

@@ -75,6 +75,9 @@ _STORES = {
     Status.QUOTA: "refused_chunks",
 }
 
+#: In the `kv_transfer_params` of a request: for how many seconds its chunks are pinned.
+PIN_KEY = "larder_pin_s"
+
 #: Not stored on purpose: fewer stores would not help.
 _LEFT_OUT = (Status.UNREACHABLE, Status.NOT_ADMITTED, Status.BUDGET, Status.QUOTA)
 
@@ -257,8 +260,34 @@ class LarderTier(SecondaryTierManager):
             for group, some in by_group.items():
                 if (space := link.spaces.get(group)) is not None:
                     link.queue.submit_touch(space.namespace, space.names(some))
+            self._pin(list(keys), self._pin_until(req_context))
         except Exception:
             self._caught("touch")
+
+    # --- pins
+
+    def _pin_until(self, request: ReqContext) -> Optional[float]:
+        """Until when a request asks for its chunks to be pinned."""
+        seconds = (request.kv_transfer_params or {}).get(PIN_KEY)
+        if seconds is None:
+            return None
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+            if self._is_due("pin"):
+                logger.warning(
+                    "larder: larder_pin_s of a request is not a number of seconds: %r", seconds
+                )
+            return None
+        return time.time() + seconds
+
+    def _pin(self, keys: list[bytes], until: Optional[float]) -> None:
+        """Pins stored chunks of a request. Dropped if the store is busy."""
+        link = self._keeper.link
+        if until is None or link is None or not keys:
+            return
+        for group in {key[-GROUP_BYTES:] for key in keys}:
+            mine = [key for key in keys if key[-GROUP_BYTES:] == group]
+            if (space := link.spaces.get(group)) is not None:
+                link.queue.submit_pin(space.namespace, space.names(mine), until)
 
     # --- transfers
 
@@ -272,6 +301,7 @@ class LarderTier(SecondaryTierManager):
 
     def _submit(self, metadata: TransferJob, is_load: bool) -> None:
         job = Job(metadata.job_id, metadata.req_context.req_id, is_load)
+        job.pin_until = self._pin_until(metadata.req_context)
         keys: list[bytes] = []
         pieces: list[_Piece] = []
         try:
@@ -368,6 +398,8 @@ class LarderTier(SecondaryTierManager):
             job.seconds = max(job.seconds, seconds)
             job.bytes += transferred
             self._sort(job, keys, statuses)
+            stored = zip(keys, statuses)
+            self._pin([key for key, status in stored if status <= Status.DUPLICATE], job.pin_until)
         except Exception:
             self._caught("get_finished_jobs")
         finally:

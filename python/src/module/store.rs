@@ -55,6 +55,15 @@ pub(super) fn moment(timeout: Option<f64>) -> PyResult<Option<Instant>> {
     Ok(buffers::seconds(timeout)?.map(|wait| Instant::now() + wait))
 }
 
+/// The end of a pin, in seconds since 1970.
+pub(super) fn pin_end(until: f64) -> PyResult<u32> {
+    if until.is_nan() || until < 1.0 {
+        return Err(PyValueError::new_err("until is in seconds since 1970"));
+    }
+    // The cast saturates: a later end is the last one there is.
+    Ok(until as u32)
+}
+
 /// Where the pages of a put stand, if they are a chain.
 pub(super) fn position(
     before: Option<&Bound<'_, PyAny>>,
@@ -593,11 +602,7 @@ impl Namespace {
         until: f64,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let keys = buffers::keys(keys)?;
-        // The cast saturates: a later end is the last one there is.
-        if until.is_nan() || until < 1.0 {
-            return Err(PyValueError::new_err("until is in seconds since 1970"));
-        }
-        let until = until as u32;
+        let until = pin_end(until)?;
         let kept = py.detach(|| self.space.pin(&keys, until)).map_err(raised)?;
         Ok(PyBytes::new(py, &kept))
     }

@@ -153,9 +153,9 @@ class Steps:
     def tier(self):
         return self.manager.secondary_tiers[0]
 
-    def request(self, of=(), chunk_tokens=BLOCK):
+    def request(self, of=(), chunk_tokens=BLOCK, params=None):
         """A new request with these chunks, each group's in order."""
-        context = ReqContext(req_id=f"request-{next(_numbers)}")
+        context = ReqContext(req_id=f"request-{next(_numbers)}", kv_transfer_params=params)
         self.manager.on_new_request(context)
         self.place(context, of, chunk_tokens)
         return context

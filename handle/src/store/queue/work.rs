@@ -248,5 +248,9 @@ fn call(job: &Job) -> Vec<u8> {
             space.touch(keys, Hint::default());
             Vec::new()
         }
+        Task::Pin { until_unix_s } => {
+            space.pin_unreported(keys, until_unix_s);
+            Vec::new()
+        }
     }
 }

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
-use super::{Namespace, Region, StoreError, moment, position, raised};
+use super::{Namespace, Region, StoreError, moment, pin_end, position, raised};
 use crate::module::buffers;
 
 create_exception!(
@@ -211,6 +211,16 @@ impl Queue {
         keys: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
         self.submit_unreported(namespace.get(), Task::Touch, keys)
+    }
+
+    fn submit_pin(
+        &self,
+        namespace: &Bound<'_, Namespace>,
+        keys: &Bound<'_, PyAny>,
+        until: f64,
+    ) -> PyResult<bool> {
+        let until_unix_s = pin_end(until)?;
+        self.submit_unreported(namespace.get(), Task::Pin { until_unix_s }, keys)
     }
 
     #[pyo3(signature = (limit=None))]
