@@ -15,12 +15,13 @@ use larder_engine::{CodecChoice, SyncPolicy};
 use larder_store::api::WriteBudget;
 use larder_tools::l4::L4Config;
 use larder_tools::policy::Policy;
+use larder_tools::quota;
 use larder_tools::size::{self, ByteSize};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Larder's keys, without those of the remotes.
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "path",
     "size",
     "weights_tag",
@@ -33,6 +34,7 @@ const KEYS: [&str; 15] = [
     "lease",
     "policy",
     "write_budget",
+    "quota",
     "timeout",
     "transfer",
     "prefill_rate",
@@ -89,6 +91,8 @@ pub struct Config {
     pub policy: Policy,
     /// How much the store may write.
     pub write_budget: WriteBudget,
+    /// The quota of each namespace that this process opens: see [`quota::limits`].
+    pub quota: Option<String>,
     /// A batch starts no reads or writes after this time.
     pub timeout: Duration,
     /// How page data is transferred.
@@ -325,6 +329,9 @@ impl Config {
                 .read("policy", |word| word.parse().map_err(|e| format!("{e}")))?
                 .unwrap_or_default(),
             write_budget: keys.read("write_budget", str::parse)?.unwrap_or_default(),
+            quota: keys.read("quota", |text| {
+                quota::limits(text, "any").map(|_| text.to_owned())
+            })?,
             timeout,
             transfer: keys.choose(
                 "transfer",

@@ -7,6 +7,7 @@
 
 mod pins;
 pub mod queue;
+mod quota;
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ use larder_engine::{
     Recall, Refusal, Settings, Stats, Store, StoreError,
 };
 use larder_format::{Namespace, PageKey};
-use larder_store::inventory::{Cursor, Inventory, Leased, Listing, Usage};
+use larder_store::inventory::{Cursor, Inventory, Listing, Usage};
 use larder_sync::{Condvar, Mutex};
 use larder_tools::l4::L4;
 
@@ -617,29 +618,6 @@ impl Space {
     /// See [`PageStore::touch`].
     pub fn touch(&self, keys: &[PageKey], hint: Hint) {
         self.handle.store.touch(self.id, keys, hint);
-    }
-
-    /// Takes counted leases: see [`Inventory::lease`].
-    pub fn lease(&self, keys: &[PageKey]) -> Vec<u8> {
-        let absent = self.absent();
-        let code = |leased| match leased {
-            Leased::Yes => Status::Ok as u8,
-            Leased::Absent => absent as u8,
-            Leased::Refused => Status::Refused as u8,
-        };
-        let leased = self.handle.store.lease(self.id, keys);
-        let refused = leased
-            .iter()
-            .filter(|leased| **leased == Leased::Refused)
-            .count();
-        let counter = &self.handle.refused_leases;
-        counter.fetch_add(refused as u64, Ordering::Relaxed);
-        leased.into_iter().map(code).collect()
-    }
-
-    /// Returns counted leases.
-    pub fn unlease(&self, keys: &[PageKey]) {
-        self.handle.store.unlease(self.id, keys);
     }
 
     /// See [`Inventory::list`].

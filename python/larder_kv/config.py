@@ -34,6 +34,8 @@ class Config(NamedTuple):
     policy: str
     #: `off`, bytes a day as `3TB/day`, or drive writes a day as `0.5DWPD`.
     write_budget: str
+    #: The quota of each namespace: `min=1TB,max=2TB,max-age=30d`, each part as far as wanted.
+    quota: Optional[str]
     #: Longest wait until a read or write has started.
     timeout: float
     #: Tokens that the engine computes in a second.
@@ -80,3 +82,12 @@ class Config(NamedTuple):
             stats.get("index_bytes", 0) / 2**20,
         )
         return store
+
+    def limit(self, namespace: Any) -> None:
+        """Sets the quota of a namespace, if the configuration has one."""
+        if self.quota is None:
+            return
+        try:
+            namespace.limit(self.quota)
+        except Exception as error:
+            logger.warning("larder: the quota of a namespace is not set: %s", error)

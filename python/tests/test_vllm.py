@@ -252,6 +252,18 @@ def test_a_request_pins_its_chunks(tmp_path, caplog):
         assert engine.tier._meters.totals["errors"] == 0
 
 
+def test_a_server_takes_no_more_than_its_quota(tmp_path):
+    with steps(
+        tier(tmp_path, size="112MiB", codec="off", quota="max=16MiB"), row_bytes=1 << 20, rows=16
+    ) as engine:
+        for number in range(6):
+            engine.store(keys(8, f"chain {number}"))
+            engine.forget()
+        found = [engine.load(keys(8, f"chain {number}"))[0] for number in range(6)]
+        assert 8 <= sum(found) <= 16, found
+        assert engine.tier._meters.totals["errors"] == 0
+
+
 def test_parents_are_known_across_jobs_and_behind_the_gpus_own_hits(tmp_path):
     from larder_kv.vllm.chains import Chain
 

@@ -101,7 +101,7 @@ pub mod place;
 mod plan;
 pub mod policy;
 mod program;
-mod quota;
+pub mod quota;
 mod record;
 mod refusal;
 mod remote;

@@ -70,6 +70,16 @@ struct GroupArgs {
     tenant: Option<String>,
 }
 
+/// Reads the limits of a quota, `min=SIZE,max=SIZE,max-age=DURATION`, for this namespace.
+///
+/// # Errors
+/// A sentence about the form.
+pub fn limits(text: &str, namespace: &str) -> Result<QuotaSpec, String> {
+    let malformed =
+        |_| format!("`{text}` is not a quota; write min=, max= and max-age=, as far as wanted");
+    spec(&format!("namespace={namespace},{text}")).map_err(malformed)
+}
+
 /// Reads a quota for the command line: `model=NAME,min=SIZE,max=SIZE,max-age=DURATION`.
 ///
 /// # Errors

@@ -1,10 +1,10 @@
-//! Pins: the pages of a namespace that stay until a time.
+//! Leases and pins: pages of a namespace that stay until they are let go, or until a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder_engine::StoreError;
 use larder_format::PageKey;
-use larder_store::inventory::{Inventory, Kept};
+use larder_store::inventory::{Inventory, Kept, Leased};
 
 use super::Space;
 use crate::status::Status;
@@ -14,6 +14,29 @@ fn is_first(line: &AtomicBool) -> bool {
 }
 
 impl Space {
+    /// Takes counted leases: see [`Inventory::lease`].
+    pub fn lease(&self, keys: &[PageKey]) -> Vec<u8> {
+        let absent = self.absent();
+        let code = |leased| match leased {
+            Leased::Yes => Status::Ok as u8,
+            Leased::Absent => absent as u8,
+            Leased::Refused => Status::Refused as u8,
+        };
+        let leased = self.handle.store.lease(self.id, keys);
+        let refused = leased
+            .iter()
+            .filter(|leased| **leased == Leased::Refused)
+            .count();
+        let counter = &self.handle.refused_leases;
+        counter.fetch_add(refused as u64, Ordering::Relaxed);
+        leased.into_iter().map(code).collect()
+    }
+
+    /// Returns counted leases.
+    pub fn unlease(&self, keys: &[PageKey]) {
+        self.handle.store.unlease(self.id, keys);
+    }
+
     /// Pins pages until a time: see [`Inventory::keep`].
     ///
     /// # Errors

@@ -157,6 +157,7 @@ class Spaces:
                 "salt": place.salt,
             },
         )
+        self._config.store.limit(namespace)
         space = Space(place, layout, namespace)
         self._salts.add(place.salt)
         self._of_place[place] = [*self.at(place), space]

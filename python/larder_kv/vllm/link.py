@@ -40,7 +40,8 @@ class Link:
             raise ValueError(
                 f"larder: vLLM's CPU tier is not one piece of memory: {rows.shape} {rows.strides} {rows.dtype}"
             )
-        self.store: Store = Config.parse(settings.store).attach(row_bytes)
+        self._config = Config.parse(settings.store)
+        self.store: Store = self._config.attach(row_bytes)
         try:
             # The array keeps the mapping: vLLM does not unmap it as long as this exists.
             self.region: Region = self.store.register(
@@ -63,7 +64,10 @@ class Link:
 
     def spaces_of(self, marks: Marks) -> dict[bytes, Space]:
         """The namespaces with these marks. May wait. Raises ``larder_kv.StoreError``."""
-        return spaces(self.store, *self._server, marks)
+        found = spaces(self.store, *self._server, marks)
+        for space in found.values():
+            self._config.limit(space.namespace)
+        return found
 
     def describe(self) -> str:
         groups = ", ".join(

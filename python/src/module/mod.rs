@@ -88,6 +88,7 @@ fn parse_config(config: &str) -> PyResult<String> {
         "lease": config.lease.as_secs_f64(),
         "policy": config.policy.word(),
         "write_budget": config.write_budget.to_string(),
+        "quota": config.quota,
         "timeout": config.timeout.as_secs_f64(),
         "prefill_rate": config.prefill_rate,
         "l4": l4,

@@ -170,6 +170,7 @@ fn configured(
         lease: seconds(lease)?,
         policy,
         write_budget,
+        quota: None,
         timeout: seconds(hang_limit)?,
         transfer: Transfer::Auto,
         prefill_rate: None,
@@ -624,6 +625,10 @@ impl Namespace {
     fn delete(&self, py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<u64> {
         let keys = buffers::keys(keys)?;
         py.detach(|| self.space.delete(&keys)).map_err(raised)
+    }
+
+    fn limit(&self, py: Python<'_>, limits: &str) -> PyResult<()> {
+        py.detach(|| self.space.limit(limits)).map_err(raised)
     }
 
     fn clear(&self, py: Python<'_>) -> PyResult<u64> {

@@ -257,7 +257,7 @@ impl Backend {
     /// Registers every pool in the store.
     fn enter_all(&self, store: &Arc<Handle>) {
         for pool in self.pools.read().values() {
-            if let Err(error) = pool.enter(store) {
+            if let Err(error) = pool.enter(store, self.config.quota.as_deref()) {
                 tracing::warn!(%error, "{}: its namespace is not registered", pool.described);
             }
             if let Some(misfit) = pool.misfit(store) {

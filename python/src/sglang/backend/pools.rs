@@ -97,7 +97,9 @@ impl Backend {
         let place = self.place.read();
         if let Some(store) = place.store() {
             let refused = |error| RegisterError::Store(facts.name.clone(), error);
-            registered.enter(store).map_err(refused)?;
+            registered
+                .enter(store, self.config.quota.as_deref())
+                .map_err(refused)?;
             match registered.misfit(store) {
                 Some(misfit @ Misfit::Never { .. }) if self.config.on_error == OnError::Fail => {
                     return Err(RegisterError::Misfit(facts.name.clone(), misfit));

@@ -64,10 +64,13 @@ impl Registered {
         store.misfit(self.stored_bytes()?)
     }
 
-    /// Registers its namespace in the store.
-    pub(super) fn enter(&self, store: &Arc<Handle>) -> Result<(), StoreError> {
+    /// Registers its namespace in the store, with its quota if the configuration has one.
+    pub(super) fn enter(&self, store: &Arc<Handle>, quota: Option<&str>) -> Result<(), StoreError> {
         if let Some(namespace) = &self.namespace {
             let space = store.space(namespace.clone())?;
+            if let Some(Err(error)) = quota.map(|quota| space.limit(quota)) {
+                tracing::warn!("the quota of a namespace is not set: {error}");
+            }
             self.space.get_or_init(|| space);
         }
         Ok(())
