@@ -126,6 +126,9 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     for view in [&["--segments"][..], &["--chains"], &["--key", key]] {
         printed.run(&[&["inspect", store][..], view].concat(), 0);
     }
+    printed.run(&["pin", store, "--key", key, "--until", "1h"], 0);
+    printed.run(&["pin", store], 0);
+    printed.run(&["unpin", store, "--key", key], 0);
     printed.run(&["verify", store, "--deep"], 0);
     printed.run(&["compact", store], 0);
     printed.run(&["compact", store, "--into", &at("compacted")], 0);
