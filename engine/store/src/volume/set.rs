@@ -370,10 +370,15 @@ impl Volumes {
         disk: &dyn Disk,
         change: impl Fn(&mut Superblock),
     ) -> Result<(), StoreError> {
+        let listed = self.listed();
         for index in 0..self.list.len() {
+            let change = |superblock: &mut Superblock| {
+                superblock.volumes.clone_from(&listed);
+                change(superblock);
+            };
             let sync =
                 |volumes: &Volumes| volumes.judge("syncing", &[index], sync_all(disk, &[index]));
-            self.update_one(disk, index, &change, sync)?;
+            self.update_one(disk, index, change, sync)?;
         }
         Ok(())
     }
@@ -393,6 +398,19 @@ impl Volumes {
         self.update_one(disk, 0, change, |_| sync())
     }
 
+    /// The list of the first volume, with what is known of each volume now.
+    fn listed(&self) -> Vec<VolumeEntry> {
+        let mut listed = self.superblock().volumes.clone();
+        for (entry, volume) in listed.iter_mut().zip(&self.list) {
+            entry.lost = volume.is_none();
+            // A volume that was named because it had moved is found at its new path from then on.
+            if let Some(place) = volume.as_ref().and_then(|volume| place_of(&volume.path)) {
+                entry.path = place;
+            }
+        }
+        listed
+    }
+
     fn update_one(
         &mut self,
         disk: &dyn Disk,
@@ -400,24 +418,10 @@ impl Volumes {
         change: impl Fn(&mut Superblock),
         sync: impl Fn(&Volumes) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        let listed = self.superblock().volumes.clone();
-        let places: Vec<Option<Option<String>>> = self
-            .list
-            .iter()
-            .map(|volume| volume.as_ref().map(|volume| place_of(&volume.path)))
-            .collect();
         let Some(volume) = &mut self.list[index] else {
             return Ok(());
         };
         let mut superblock = volume.superblock.clone();
-        superblock.volumes.clone_from(&listed);
-        for (entry, place) in superblock.volumes.iter_mut().zip(&places) {
-            entry.lost = place.is_none();
-            // A volume that was named because it had moved is found at its new path from then on.
-            if let Some(Some(place)) = place {
-                entry.path.clone_from(place);
-            }
-        }
         change(&mut superblock);
         superblock.features = superblock.features.written_here();
         superblock.generation = volume.superblock.generation.saturating_add(1);
