@@ -165,7 +165,7 @@ impl Core {
     pub(super) fn end_pins(&mut self) {
         let base = &mut self.base;
         if base.now_ms >= base.pins_due_ms {
-            base.pins_due_ms = base.now_ms + PINS_EVERY_MS;
+            base.pins_due_ms = base.now_ms.saturating_add(PINS_EVERY_MS);
             base.index.end_keeping(base.unix_ms() / 1000);
         }
     }
