@@ -141,9 +141,17 @@ pub enum RowError {
     /// L1 is not in host memory: use [`Sequence::slots`](super::Sequence::slots).
     #[error("L1 is not in host memory; use the addresses of Sequence::slots")]
     NotOnHost,
-    /// The load of the row failed, or there is no such layer or part.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
+    /// The shape has no such layer, or no such part.
+    #[error("the rows have no layer {layer} of part {part}")]
+    NoSuchRow {
+        /// The part.
+        part: u32,
+        /// The layer.
+        layer: u32,
+    },
+    /// The load of the row failed: drop the sequence, and ask again.
+    #[error("the load of the row failed: {0}; drop the sequence, and ask again")]
+    Load(#[source] DeviceError),
 }
 
 /// Why a cache did not close cleanly.

@@ -169,12 +169,12 @@ impl Sequence {
     /// # Errors
     /// The load failed; there is no such row; or L1 is not in host memory.
     pub fn row(&self, part: u32, layer: u32, position: usize) -> Result<&[u8], RowError> {
+        let (start, bytes) = self.place(part, layer, position)?;
         if position < self.cached.tokens() {
             for gate in &self.gates {
-                gate.layer(layer).wait()?;
+                gate.layer(layer).wait().map_err(RowError::Load)?;
             }
         }
-        let (start, bytes) = self.place(part, layer, position)?;
         // SAFETY: the row lies in the pool, which `self.shared` holds. Nothing writes it while
         // `self` is borrowed: see the module documentation.
         Ok(unsafe { slice::from_raw_parts(start, bytes) })
@@ -213,7 +213,8 @@ impl Sequence {
         let (Some(&page), true) = (page, position < slots) else {
             return Err(RowError::NoSlot { position, slots });
         };
-        let chunk = l1.address(ChunkAt { part, layer, page })?;
+        let chunk = l1.address(ChunkAt { part, layer, page });
+        let chunk = chunk.map_err(|_| RowError::NoSuchRow { part, layer })?;
         let bytes = l1.shape().row_bytes() as usize;
         let start = chunk as usize + position % page_tokens * bytes;
         Ok((std::ptr::with_exposed_provenance_mut(start), bytes))

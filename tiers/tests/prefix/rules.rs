@@ -309,8 +309,11 @@ fn rows_are_slices_of_the_pages_and_cached_rows_are_only_read() {
         slots,
     });
     assert_eq!(sequence.row(0, 0, slots).map(drop), none);
-    assert!(matches!(sequence.row(0, 2, 0), Err(RowError::Device(_))));
-    assert!(matches!(sequence.row(2, 0, 0), Err(RowError::Device(_))));
+    for (part, layer) in [(0, 2), (2, 0)] {
+        let none = Err(RowError::NoSuchRow { part, layer });
+        assert_eq!(sequence.row(part, layer, 0).map(drop), none);
+        assert_eq!(sequence.row_mut(part, layer, 3 * PAGE).map(drop), none);
+    }
 
     // In memory of another device there are addresses only.
     let device = Arc::new(HostDevice::new().unwrap());

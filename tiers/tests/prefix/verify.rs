@@ -8,7 +8,7 @@ use std::task::{Context, Wake, Waker};
 
 use larder_kernels::{DeviceError, Ticket};
 use larder_tiers::Ask;
-use larder_tiers::prefix::SequenceError;
+use larder_tiers::prefix::{RowError, SequenceError};
 
 use super::engine::PAGE;
 use super::honest::eventually;
@@ -57,4 +57,6 @@ fn a_load_that_fails_during_a_verification_is_not_verified() {
         matches!(verified, Err(SequenceError::Broken(_))),
         "{verified:?}"
     );
+    let row = loading.row(0, 1, 0).map(drop);
+    assert_eq!(row, Err(RowError::Load(DeviceError::Closed)));
 }
