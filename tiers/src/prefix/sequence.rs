@@ -166,8 +166,12 @@ impl Sequence {
     /// Waits for the load that fills it. That load waits for the forwards of the former owners of
     /// its pages.
     ///
+    /// A row that was not written yet has any bytes. The rows of a broken sequence, or of a closed
+    /// cache, are still there: [`Sequence::verify`] answers whether they are valid.
+    ///
     /// # Errors
-    /// The load failed; there is no such row; or L1 is not in host memory.
+    /// The load failed; there is no such row; or L1 is not in host memory. Not that the sequence is
+    /// broken.
     pub fn row(&self, part: u32, layer: u32, position: usize) -> Result<&[u8], RowError> {
         let (start, bytes) = self.place(part, layer, position)?;
         if position < self.cached.tokens() {
@@ -230,14 +234,19 @@ impl Sequence {
     /// # Errors
     /// The sequence is broken, or the cache is closed.
     pub fn slots(&self) -> Result<Slots<'_>, SequenceError> {
-        let request = self.request().ok_or(Closed)?;
-        if self.shared.with(|cache| cache.is_broken(request))? {
-            return Err(Broken.into());
-        }
+        let request = self.unbroken()?;
         Ok(Slots {
             row: request.row_and_loads().0,
             loads: &self.gates,
         })
+    }
+
+    fn unbroken(&self) -> Result<&Request, SequenceError> {
+        let request = self.request().ok_or(Closed)?;
+        match self.shared.with(|cache| cache.is_broken(request))? {
+            true => Err(Broken.into()),
+            false => Ok(request),
+        }
     }
 
     /// Appends a token, with its slot. Does not wait.
@@ -344,7 +353,9 @@ impl Sequence {
     /// Reports that the KV of the first `tokens` tokens is in their rows when `forward` has
     /// settled. It fails if it is not valid. Report every forward before the sequence is dropped:
     /// loads into its pages wait for the reported ones. Other forwards use these pages without a
-    /// wait, so all forwards of a cache execute in the order of their reports.
+    /// wait, so all forwards of a cache execute in the order of their reports. A forward that has
+    /// failed, and touches no page any more, is reported with [`Ticket::failed`], or not at all if
+    /// the sequence is dropped.
     ///
     /// # Errors
     /// The sequence is broken, or `forward` has already failed. The sequence has fewer tokens. Or
@@ -358,7 +369,9 @@ impl Sequence {
         }
         self.ticket = forward.clone();
         self.gates.retain(|gate| gate.outcome() != Some(Ok(())));
-        if forward.poll() != Ok(true) {
+        if forward.poll() == Ok(true) {
+            self.unbroken()?;
+        } else {
             // The tree takes no page yet, but the core knows the forward of the request.
             self.insert(0)?;
         }
@@ -410,11 +423,12 @@ impl Sequence {
     }
 
     /// Whether all forwards and loads behind the output so far have ended successfully. Until then
-    /// the output may be wrong. Always true on a CPU whose forwards end before they are reported.
+    /// the output may be wrong. Never false on a CPU whose forwards end before they are reported,
+    /// and which has read the cached rows ([`Sequence::row`]).
     ///
     /// # Errors
-    /// One of them has failed: the output since then is wrong, drop the sequence. Or the cache is
-    /// closed.
+    /// One of them has failed, or the weights were replaced: the output since then is wrong, drop
+    /// the sequence. Or the cache is closed.
     pub fn verify(&mut self) -> Result<bool, SequenceError> {
         self.shared.poll()?;
         let request = self.request.as_ref().ok_or(Closed)?;

@@ -78,5 +78,6 @@ fn sequences_of_a_dropped_cache_end_with_an_error_and_their_rows_stay() {
     assert_eq!(running.row(0, 0, 0).unwrap(), row);
     assert!(matches!(running.push(1), Err(SequenceError::Closed(_))));
     assert!(matches!(running.verify(), Err(SequenceError::Closed(_))));
+    assert!(matches!(running.computed(1), Err(SequenceError::Closed(_))));
     assert!(matches!(running.keep(), Err(SequenceError::Closed(_))));
 }

@@ -8,12 +8,13 @@ use std::task::{Context, Wake, Waker};
 
 use larder_kernels::{DeviceError, Ticket};
 use larder_tiers::Ask;
+use larder_tiers::core::Broken;
 use larder_tiers::prefix::{RowError, SequenceError};
 
 use super::engine::PAGE;
 use super::honest::eventually;
 use super::loads::with_a_held_load;
-use super::rules::prompt;
+use super::rules::{options, prompt};
 
 /// Lets a load fail, and waits until it has.
 struct Fails {
@@ -59,4 +60,19 @@ fn a_load_that_fails_during_a_verification_is_not_verified() {
     );
     let row = loading.row(0, 1, 0).map(drop);
     assert_eq!(row, Err(RowError::Load(DeviceError::Closed)));
+}
+
+#[test]
+fn a_report_after_a_failed_forward_says_that_the_sequence_is_broken() {
+    let cache = options(20, 40).over(None).unwrap();
+    let prompt = prompt(3);
+    let mut sequence = cache.begin(&prompt).unwrap();
+    let (promise, ticket) = Ticket::promised();
+    sequence.computed_by(PAGE, &ticket).unwrap();
+    drop(promise);
+    let broken = Err(SequenceError::Broken(Broken));
+    assert_eq!(sequence.computed(prompt.len()), broken);
+    let (_running, ticket) = Ticket::promised();
+    assert_eq!(sequence.computed_by(prompt.len(), &ticket), broken);
+    assert_eq!(sequence.verify().map(drop), broken);
 }

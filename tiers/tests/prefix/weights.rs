@@ -38,6 +38,11 @@ fn nothing_of_former_weights_is_matched_in_any_tier() {
     );
     assert_eq!(first.share().map(drop), broken);
     assert_eq!(first.verify().map(drop), broken);
+    assert_eq!(
+        (first.computed(5), second.computed(5)),
+        (broken.clone(), broken.clone())
+    );
+    assert_eq!(second.computed_by(5, &Ticket::done()), broken);
     assert_eq!(second.slots().map(drop), broken);
     assert!(second.keep().is_err());
     // A request that has waited since before goes on under the new weights.
