@@ -24,7 +24,8 @@ use crate::core::{Broken, ExtendError, Fence, NoRoom, Request};
 use crate::pool::Row;
 
 /// The tokens of a prompt whose KV was not computed, by the tier in which it was. The first tokens
-/// were in L1, the next in L2, the last in L3.
+/// were in L1, the next in L2, the last in L3. Pages that another request has brought from L3
+/// count as L2, or as L1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cached {
     /// Tokens found in L1.
@@ -36,10 +37,18 @@ pub struct Cached {
 }
 
 impl Cached {
-    /// All cached tokens: a multiple of the page size, and fewer than the prompt has.
+    /// All cached tokens: a multiple of the page size, and fewer than the prompt has. After a
+    /// truncation within them: the kept ones.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.l1 + self.l2 + self.l3
+    }
+
+    fn truncate(&mut self, mut tokens: usize) {
+        for tier in [&mut self.l1, &mut self.l2, &mut self.l3] {
+            *tier = tokens.min(*tier);
+            tokens -= *tier;
+        }
     }
 }
 
@@ -298,8 +307,11 @@ impl Sequence {
     /// written them before.
     ///
     /// Shared pages never change. If the kept tokens end within one, their rows are copied to an
-    /// own page, at once. On a GPU the copy needs the stream of the forwards:
+    /// own page, at once. The sequence takes that page from its reserved ones, if it has any
+    /// ([`Ask::reserved`]). On a GPU the copy needs the stream of the forwards:
     /// [`Sequence::truncate_on`].
+    ///
+    /// [`Ask::reserved`]: super::Ask::reserved
     ///
     /// # Errors
     /// The sequence is broken, or the cache is closed. The kept tokens end in shared pages that are
@@ -338,6 +350,7 @@ impl Sequence {
         }
         self.tokens = tokens;
         self.computed = self.computed.min(tokens);
+        self.cached.truncate(tokens);
         Ok(())
     }
 

@@ -59,7 +59,9 @@ impl<'t> Ask<'t> {
     }
 
     /// Number of tokens of the answer for which L1 must have room at the beginning, so that
-    /// [`Sequence::push`] does not fail for them. Default: 0.
+    /// [`Sequence::push`] does not fail for them. With speculation: the answer and one draft. A
+    /// truncation that cuts a shared page takes a page of them: reserve as many pages more as there
+    /// may be of these, or share accepted tokens only. Default: 0.
     #[must_use]
     pub fn reserved(mut self, tokens: usize) -> Ask<'t> {
         self.reserved = tokens;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use larder_kernels::{DeviceError, ForeignStream, Ticket};
 use larder_tiers::core::Broken;
 use larder_tiers::prefix::SequenceError;
-use larder_tiers::{PrefixCache, Sequence};
+use larder_tiers::{Ask, PrefixCache, Sequence};
 
 use super::engine::{PAGE, WORDS};
 use super::loads::with_a_held_load;
@@ -90,7 +90,9 @@ fn pages_of_the_tree_do_not_change_with_a_truncation() {
     let row = |sequence: &Sequence, at| sequence.row(1, 1, at).unwrap().to_vec();
     let before: Vec<Vec<u8>> = (0..3 * PAGE).map(|at| row(&other, at)).collect();
     let mut sequence = cache.begin(&prompt).unwrap();
+    assert_eq!(sequence.cached().l1, 3 * PAGE);
     sequence.truncate(2 * PAGE + 3).unwrap();
+    assert_eq!(sequence.cached().l1, 2 * PAGE + 3);
     assert_eq!(row(&sequence, 2 * PAGE + 2), before[2 * PAGE + 2]);
     for at in 2 * PAGE..2 * PAGE + 3 {
         sequence.row_mut(1, 1, at).unwrap().fill(0x55);
@@ -98,6 +100,28 @@ fn pages_of_the_tree_do_not_change_with_a_truncation() {
     let after: Vec<Vec<u8>> = (0..3 * PAGE).map(|at| row(&other, at)).collect();
     assert_eq!(before, after);
     drop((sequence, other));
+    is_empty(&cache);
+}
+
+/// Shared pages do not change, so the sequence has one page less for later tokens.
+#[test]
+fn a_cut_of_a_shared_page_takes_one_of_the_reserved_pages() {
+    let cache = options(4, 40).over(None).unwrap();
+    let prompt = prompt(2);
+    let ask = Ask::new(&prompt).reserved(2 * PAGE - 1);
+    let mut sequence = cache.ask(&ask).unwrap().begin_within(PATIENCE).unwrap();
+    speculate(&mut sequence, &prompt, PAGE - 1);
+    sequence.share().unwrap();
+    let slots = |sequence: &Sequence| sequence.slots().unwrap().tokens();
+    assert_eq!((sequence.len(), slots(&sequence)), (3 * PAGE, 4 * PAGE));
+    sequence.truncate(3 * PAGE - 1).unwrap();
+    assert_eq!(slots(&sequence), 3 * PAGE);
+    // The page that was cut is free when its copy to L2 has ended.
+    for token in 0..=PAGE as u64 {
+        sequence.push_within(token, PATIENCE).unwrap();
+    }
+    assert_eq!(slots(&sequence), 4 * PAGE);
+    drop(sequence);
     is_empty(&cache);
 }
 
