@@ -25,7 +25,8 @@ use larder_kernels::{Attention, KvCounts, KvShape, Layout};
 pub struct Model {
     /// Its name. Not empty.
     pub name: String,
-    /// Distinguishes different weights under the same name. May be empty.
+    /// Distinguishes different weights under the same name. May be empty. The first tag of a
+    /// [`PrefixCache`](crate::PrefixCache).
     pub weights: String,
     /// The type of the values in a row. Not empty.
     pub dtype: String,

@@ -34,8 +34,8 @@ pub struct Scope {
     pub bigram: bool,
 }
 
-/// The weights under which pages are computed: those of the model until others replace them. Pages
-/// of other weights have other keys.
+/// The weights under which pages are computed: those of the namespace until others replace them.
+/// Pages of other weights have other keys.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Weights {
     tag: Option<String>,
@@ -57,13 +57,20 @@ impl Weights {
 
     /// The seed of a prompt whose scope has this one.
     fn seed(&self, of_scope: Option<PageKey>) -> Option<PageKey> {
-        let Some(tag) = self.tag.as_deref().filter(|_| !planted!(WeightsIgnored)) else {
-            return of_scope;
-        };
-        let scope = of_scope.map(|seed| seed.to_string());
-        let tagged = namespace_seed(Some(tag), scope.as_deref())?;
-        namespace_seed(Some("larder-weights"), Some(&tagged.to_string()))
+        match self.tag.as_deref().filter(|_| !planted!(WeightsIgnored)) {
+            Some(tag) => seed_under(tag, of_scope),
+            None => of_scope,
+        }
     }
+}
+
+/// The seed of the keys of pages under the weights of this tag: `of_scope` is that of the extra key
+/// and the salt ([`namespace_seed`]).
+#[must_use]
+pub fn seed_under(tag: &str, of_scope: Option<PageKey>) -> Option<PageKey> {
+    let scope = of_scope.map(|seed| seed.to_string());
+    let tagged = namespace_seed(Some(tag), scope.as_deref())?;
+    namespace_seed(Some("larder-weights"), Some(&tagged.to_string()))
 }
 
 /// The root of the forest for a prompt.
@@ -73,16 +80,6 @@ pub struct RootKey {
     /// With bigrams: the word of the first token.
     first: Option<u32>,
     bigram: bool,
-}
-
-impl RootKey {
-    /// A number for its extra key and salt: another one for others, 0 for neither.
-    pub(crate) fn tenant(&self) -> u64 {
-        let first = self
-            .seed
-            .and_then(|seed| seed.as_bytes().first_chunk().copied());
-        first.map_or(0, u64::from_le_bytes)
-    }
 }
 
 /// No further token can be numbered.
@@ -246,6 +243,13 @@ impl Prompt {
     /// The number of replacements of weights before those of the prompt.
     pub(crate) fn weights(&self) -> u64 {
         self.weights
+    }
+
+    /// A number for its extra key and salt: another one for others, 0 for neither.
+    pub(crate) fn tenant(&self) -> u64 {
+        let seed = self.of_scope.as_ref();
+        let first = seed.and_then(|seed| seed.as_bytes().first_chunk().copied());
+        first.map_or(0, u64::from_le_bytes)
     }
 
     /// The root of the prompt.

@@ -242,7 +242,7 @@ impl Core {
         }
         let before = request.row.pages().len();
         request.row.share(&l1);
-        let tenant = request.prompt.root().tenant();
+        let tenant = request.prompt.tenant();
         self.take_over(&request.row.pages()[before..], tenant, true);
         request.loads.push(load);
         LoadBack::Started(load, pages)
@@ -261,7 +261,7 @@ impl Core {
         }
         let before = request.row.pages().len();
         let extended = request.row.extend(&mut self.l1, tokens);
-        let tenant = request.prompt.root().tenant();
+        let tenant = request.prompt.tenant();
         self.take_over(&request.row.pages()[before..], tenant, false);
         extended.ok_or_else(|| {
             let short = needed.saturating_sub(self.l1.free_pages() as usize);

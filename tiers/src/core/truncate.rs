@@ -100,8 +100,8 @@ impl Core {
             self.tree.unlock(before);
         }
         let gone = request.row.cut(units, &own);
-        let (own, tenant): (Vec<u32>, _) = (own.page_numbers().collect(), request.prompt.root());
-        self.take_over(&own, tenant.tenant(), false);
+        let own: Vec<u32> = own.page_numbers().collect();
+        self.take_over(&own, request.prompt.tenant(), false);
         request.loads.clear();
         if !planted!(UntouchedCut) {
             self.touched(gone.iter().copied(), self.newest);

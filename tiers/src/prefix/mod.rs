@@ -198,10 +198,15 @@ impl PrefixCache {
         self.shared.with(|cache| cache.evict(pages))
     }
 
-    /// The model has other weights from now on, named by `tag`. Running sequences are broken, and
-    /// nothing that was computed before is matched: neither here nor in L3, where the tag is part
-    /// of the keys. Processes that share a store share the pages of equal tags. Pages that are on
-    /// their way to L3 arrive there under the former tag. Waiting requests go on under the new one.
+    /// The model has other weights from now on, named by `tag`. Running sequences are broken. Only
+    /// pages of an equal tag are matched, here and in L3: the tag is part of their keys. So a tag
+    /// names the same weights for ever, in all processes that share the store.
+    ///
+    /// The first tag is [`Model::weights`]: an open with these weights finds the pages of that tag.
+    /// After a restart, open with the weights that the engine has loaded.
+    ///
+    /// Pages that are on their way to L3 arrive there under the former tag. Waiting requests go on
+    /// under the new one: drop a request whose prompt has words of the former weights.
     ///
     /// Report all forwards of the former weights before, or drop their sequences.
     ///

@@ -40,7 +40,7 @@ pub enum L1Memory {
 /// Options of a prefix cache.
 #[non_exhaustive]
 pub struct PrefixOptions {
-    /// The model.
+    /// The model. Its weights are those at the start: [`PrefixCache::new_weights`] replaces them.
     pub model: Model,
     /// Sizes and policies. Default: those of [`Config::new`], but prefetches and loads from one
     /// page on.
@@ -139,12 +139,15 @@ impl PrefixOptions {
         self.over_store(l3, None, None)
     }
 
-    /// The namespace of the model.
+    /// The namespace of the model, without its weights: they are part of the keys of pages
+    /// ([`PrefixCache::new_weights`]).
     ///
     /// # Errors
     /// Those of [`Model::namespace`].
     pub fn namespace(&self) -> Result<Namespace, NamespaceError> {
-        self.model.namespace(L2_LAYOUT)
+        let mut model = self.model.clone();
+        model.weights.clear();
+        model.namespace(L2_LAYOUT)
     }
 
     fn over_store(
@@ -174,7 +177,9 @@ impl PrefixOptions {
             l3,
             ranks: None,
         };
-        let shared = Arc::new(Shared::new(Cache::new(config, parts)?, l1, is_on_host));
+        let mut cache = Cache::new(config, parts)?;
+        cache.new_weights(&self.model.weights);
+        let shared = Arc::new(Shared::new(cache, l1, is_on_host));
         let poller = self.polls_itself.then(|| Poller::start(&shared));
         Ok(PrefixCache {
             poller: Mutex::new(poller.transpose().map_err(OpenError::Thread)?),

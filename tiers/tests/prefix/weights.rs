@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use larder_format::{TokenUnits, namespace_seed, page_keys};
 use larder_kernels::Ticket;
-use larder_tiers::core::Broken;
+use larder_tiers::core::{Broken, Event};
 use larder_tiers::prefix::SequenceError;
+use larder_tiers::prompt::seed_under;
 use larder_tiers::{Ask, PrefixCache};
 
 use super::engine::PAGE;
@@ -81,4 +83,60 @@ fn a_put_in_flight_ends_under_the_former_tag() {
     let other = over(&l3);
     other.new_weights("v2").unwrap();
     assert_eq!(serve(&other, &toy(), &prompt(3)).tokens(), 0);
+}
+
+#[test]
+fn the_weights_of_the_model_are_the_first_tag() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kv.store");
+    let open = |weights: &str| {
+        let options = options(20, 40).with(|o| o.model.weights = weights.to_owned());
+        options.open(&path, 256 << 20).unwrap()
+    };
+    let serve = |cache: &PrefixCache| {
+        let cached = serve(cache, &toy(), &prompt(3));
+        assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+        cached.l3
+    };
+    let cache = open("step 0");
+    assert_eq!(serve(&cache), 0);
+    cache.new_weights("step 1").unwrap();
+    assert_eq!(serve(&cache), 0);
+    cache.new_weights("step 0").unwrap();
+    assert_eq!(serve(&cache), 3 * PAGE);
+    cache.close().unwrap();
+    for (weights, cached) in [("step 1", 3 * PAGE), ("", 0), ("step 0", 3 * PAGE)] {
+        let cache = open(weights);
+        assert_eq!(serve(&cache), cached, "{weights}");
+        cache.close().unwrap();
+    }
+}
+
+#[test]
+fn a_router_computes_the_keys_of_a_prompt() {
+    let cache = options(20, 40).with(|o| o.config.events = true);
+    let cache = cache.over(None).unwrap();
+    for tag in ["seed 42", "v2"] {
+        cache.new_weights(tag).unwrap();
+        cache.take_events().unwrap();
+        let salted = namespace_seed(Some("tenant"), Some("salt"));
+        let tokens = prompt(3);
+        let ask = Ask::new(&tokens).extra_key("tenant").cache_salt("salt");
+        let mut sequence = cache.ask(&ask).unwrap().begin_within(PATIENCE).unwrap();
+        sequence.computed(3 * PAGE).unwrap();
+        sequence.keep().unwrap();
+        let seed = seed_under(tag, salted);
+        let page_tokens = PAGE.try_into().unwrap();
+        let expected = page_keys(&tokens, page_tokens, seed, TokenUnits::Single);
+        let stored = cache
+            .take_events()
+            .unwrap()
+            .into_iter()
+            .find_map(|event| match event {
+                Event::Stored { keys, .. } => Some(keys),
+                Event::Removed { .. } => None,
+            });
+        assert_eq!(stored.unwrap(), expected);
+        assert!(cache.settle(Instant::now() + PATIENCE).unwrap());
+    }
 }
