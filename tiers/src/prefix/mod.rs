@@ -2,8 +2,9 @@
 //! and frees the pages of dropped requests.
 //!
 //! ```no_run
-//! # use std::path::Path;
-//! # use larder_kernels::KvShape;
+//! use std::path::Path;
+//!
+//! use larder_kernels::KvShape;
 //! use larder_tiers::{Model, PrefixCache};
 //! # fn forward(_: &mut larder_tiers::Sequence, _: std::ops::Range<usize>) -> u64 { 0 }
 //!
@@ -50,10 +51,11 @@
 //! Before output is used, [`Sequence::verify`] answers whether all forwards behind it have ended
 //! well. A broken sequence is dropped, and its prompt asked again.
 //!
-//! All forwards of a cache execute in the order of their reports: on one stream, or on streams
-//! ordered by events. Pages of a running forward are matched at once, and pages of a dropped
-//! sequence are used again at once: other forwards do not wait for it. Its ticket may settle in any
-//! order.
+//! All forwards of a cache execute in the order of their reports. On a GPU: on one stream, or on
+//! streams ordered by events. On a CPU: no forward begins while a reported one runs; if each ends
+//! before its report, threads need no order. The reason: pages of a running forward are matched at
+//! once, and pages of a dropped sequence are used again at once. Tickets order no forwards, so they
+//! may settle in any order.
 //!
 //! # Pages lost at an exit
 //!
