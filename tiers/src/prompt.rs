@@ -39,6 +39,8 @@ pub struct Scope {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Weights {
     tag: Option<String>,
+    /// The seed of a prompt without extra key and salt: most requests have neither.
+    unscoped: Option<PageKey>,
     /// Number of replacements so far.
     changes: u64,
 }
@@ -47,6 +49,7 @@ impl Weights {
     /// These weights are replaced.
     pub(crate) fn replace(&mut self, tag: &str) {
         self.tag = Some(tag.to_owned());
+        self.unscoped = seed_under(tag, None);
         self.changes += 1;
     }
 
@@ -58,6 +61,7 @@ impl Weights {
     /// The seed of a prompt whose scope has this one.
     fn seed(&self, of_scope: Option<PageKey>) -> Option<PageKey> {
         match self.tag.as_deref().filter(|_| !planted!(WeightsIgnored)) {
+            Some(_) if of_scope.is_none() => self.unscoped,
             Some(tag) => seed_under(tag, of_scope),
             None => of_scope,
         }

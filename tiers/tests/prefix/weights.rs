@@ -116,16 +116,17 @@ fn the_weights_of_the_model_are_the_first_tag() {
 fn a_router_computes_the_keys_of_a_prompt() {
     let cache = options(20, 40).with(|o| o.config.events = true);
     let cache = cache.over(None).unwrap();
-    for tag in ["seed 42", "v2"] {
+    for (tag, extra_key) in [("seed 42", Some("tenant")), ("v2", None)] {
         cache.new_weights(tag).unwrap();
         cache.take_events().unwrap();
-        let salted = namespace_seed(Some("tenant"), Some("salt"));
+        let of_scope = namespace_seed(extra_key, None);
         let tokens = prompt(3);
-        let ask = Ask::new(&tokens).extra_key("tenant").cache_salt("salt");
+        let ask = Ask::new(&tokens);
+        let ask = extra_key.iter().fold(ask, |ask, key| ask.extra_key(key));
         let mut sequence = cache.ask(&ask).unwrap().begin_within(PATIENCE).unwrap();
         sequence.computed(3 * PAGE).unwrap();
         sequence.keep().unwrap();
-        let seed = seed_under(tag, salted);
+        let seed = seed_under(tag, of_scope);
         let page_tokens = PAGE.try_into().unwrap();
         let expected = page_keys(&tokens, page_tokens, seed, TokenUnits::Single);
         let stored = cache
