@@ -176,11 +176,10 @@ impl Sequence {
     /// its pages.
     ///
     /// A row that was not written yet has any bytes. The rows of a broken sequence, or of a closed
-    /// cache, are still there: [`Sequence::verify`] answers whether they are valid.
+    /// cache, are still read without an error: [`Sequence::verify`] answers whether they are valid.
     ///
     /// # Errors
-    /// The load failed; there is no such row; or L1 is not in host memory. Not that the sequence is
-    /// broken.
+    /// The load failed; there is no such row; or L1 is not in host memory.
     pub fn row(&self, part: u32, layer: u32, position: usize) -> Result<&[u8], RowError> {
         let (start, bytes) = self.place(part, layer, position)?;
         if position < self.cached.tokens() {
