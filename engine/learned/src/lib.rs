@@ -120,6 +120,8 @@ pub(crate) struct Learned {
     set_back: u32,
     /// Mean index of the leaves evicted lately.
     cold: f32,
+    /// It serves an estimate.
+    is_estimate: bool,
     /// The last use of the leaf evicted last. `None` before the first eviction.
     frontier: Option<u32>,
 }
@@ -144,6 +146,7 @@ impl Default for Learned {
             notes: Notes::default(),
             set_back: 0,
             cold: 0.0,
+            is_estimate: false,
             frontier: None,
         }
     }
@@ -239,8 +242,10 @@ impl Learned {
             return;
         };
         self.leaves.forget_values();
-        let (order, switches) = (self.order(), self.scale());
-        tracing::info!(switches, "eviction follows another order now: {order}");
+        if !self.is_estimate {
+            let (order, switches) = (self.order(), self.scale());
+            tracing::info!(switches, "eviction follows another order now: {order}");
+        }
     }
 
     /// A request goes through `parent` into `child`.
@@ -475,6 +480,10 @@ impl EvictionPolicy for Learned {
 }
 
 impl EvictionOrder for Learned {
+    fn estimates(&mut self) {
+        self.is_estimate = true;
+    }
+
     fn opened(&mut self, segments: usize) -> Option<String> {
         let is_small = segments < SEGMENTS_MIN;
         is_small.then(|| {

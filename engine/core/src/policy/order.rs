@@ -19,6 +19,9 @@ pub trait EvictionOrder: EvictionPolicy {
         None
     }
 
+    /// It decides for no store, and serves an estimate: it logs nothing. Comes first of all.
+    fn estimates(&mut self) {}
+
     /// Pages of these names may arrive next: a policy that remembers names can fetch its memory of
     /// them, so that no page waits for another page's cache miss.
     fn fetch(&self, names: &mut dyn Iterator<Item = (NamespaceId, KeyPrefix)>) {

@@ -20,7 +20,6 @@ use larder_core::hint::Hint;
 use larder_core::policy::miniature::{Call, Miniature, Sampled};
 use larder_core::policy::order::EvictionOrder;
 use larder_core::policy::{PolicyMaker, make};
-use tracing::subscriber::{NoSubscriber, with_default};
 
 use super::{BySpace, FACTORS, Noted, Seen, is_past, rate_of};
 
@@ -242,12 +241,9 @@ impl Own {
         let mut waiting = std::mem::take(&mut all.spare);
         std::mem::swap(&mut *self.waiting.lock(), &mut waiting);
         let noted = self.noted.load(Ordering::Relaxed);
-        // An order logs what the store follows: a miniature's is of no interest.
-        with_default(NoSubscriber::default(), || {
-            for (event, seen) in waiting.calls() {
-                all.simulate(event, seen, noted);
-            }
-        });
+        for (event, seen) in waiting.calls() {
+            all.simulate(event, seen, noted);
+        }
         waiting.clear();
         all.spare = waiting;
     }
@@ -290,6 +286,7 @@ impl All {
             for size in &mut self.sizes {
                 size.begin(self.size_blocks, event.blocks, noted, || {
                     let mut order = make(&self.maker);
+                    order.estimates();
                     let _ = order.opened(self.segments);
                     order.loaded();
                     order
