@@ -451,7 +451,9 @@ impl State {
             let slot = epoch.slots[info.namespace];
             let is_found = slot.is_some_and(|slot| epoch.index.has(slot, info.key.prefix()));
             hidden += u64::from(!is_found);
-            let limit = self.limit(info.namespace);
+            // The times of pages whose namespace is being named may have to be read first.
+            let is_named = self.ids[info.namespace].is_some();
+            let limit = self.limit(info.namespace).filter(|_| is_named);
             let is_young = limit == Some(0)
                 || limit.is_some_and(|limit| self.lives.is_young(version, limit, at));
             assert!(

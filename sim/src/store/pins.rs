@@ -47,7 +47,7 @@ impl State {
                     "{version:?} of {name:?} is pinned no more after an opening"
                 ),
             }
-            if is_sure && is_kept {
+            if is_sure && is_kept && !self.lives.on {
                 kept.push((NamespaceId(slot.0), known.key));
             }
         }
@@ -137,6 +137,9 @@ impl Caller<'_> {
             .world
             .tally
             .count_many(Class::Pinned, pinned.len() as u64);
-        state.leases.pin(id, &pinned);
+        // A later put takes the place of a page that is too old, and of its pin.
+        if !state.lives.on {
+            state.leases.pin(id, &pinned);
+        }
     }
 }

@@ -46,6 +46,8 @@ impl Catalog for Local {
         let id = self
             .with_core(|core| core.open_namespace(namespace))
             .ok_or(StoreError::TooManyNamespaces(NAMESPACES_MAX))?;
+        // Its record was lost, and a quota limits the age of its pages: they are absent so far.
+        self.learn_puts();
         let mut shapes = self.shapes.lock();
         let at = usize::from(id.0);
         if shapes.len() <= at {
