@@ -52,6 +52,8 @@ pub struct Pins {
     pub sure: BTreeMap<Name, VersionId>,
     /// Versions that may be pinned.
     pub maybe: BTreeSet<(Name, VersionId)>,
+    /// Names of a call in progress, or that a crash ended: any version of them may be pinned.
+    pub asked: BTreeSet<Name>,
     /// A call is in progress.
     pub is_busy: bool,
 }

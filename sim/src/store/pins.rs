@@ -37,6 +37,9 @@ impl State {
             };
             let is_sure = self.pins.sure.get(&name) == Some(&version);
             let is_kept = index.kept(slot, known.key.prefix()).is_some();
+            if is_kept && self.pins.asked.contains(&name) {
+                self.pins.maybe.insert((name, version));
+            }
             match is_kept {
                 true => assert!(
                     self.pins.may_be(name, version),
@@ -51,6 +54,7 @@ impl State {
                 kept.push((NamespaceId(slot.0), known.key));
             }
         }
+        self.pins.asked.clear();
         for (namespace, key) in kept {
             self.leases.pin(namespace, &[key]);
         }
@@ -70,6 +74,7 @@ impl Caller<'_> {
                 return;
             }
             for (name, there) in pages.names.iter().zip(&pages.before) {
+                state.pins.asked.insert(*name);
                 state.pins.sure.remove(name);
                 if let Some((version, _)) = there {
                     state.pins.maybe.insert((*name, *version));
@@ -84,6 +89,9 @@ impl Caller<'_> {
         let is_synced = self.store.flush().is_ok();
         let mut state = self.shared.lock();
         state.pins.is_busy = false;
+        for name in &pages.names {
+            state.pins.asked.remove(name);
+        }
         let now = state.there(&pages.names);
         let outcomes = match outcomes {
             Ok(outcomes) => outcomes,
