@@ -351,6 +351,12 @@ impl Setup {
         if self.lives {
             // The clock jumps forward in these.
             self.faults.clock_forward = self.faults.clock_forward.max(f64::MIN_POSITIVE);
+            // Long runs: a change of the clock is noted a while later, and must be by the crash.
+            if dice.chance(0.4) {
+                self.faults.kill /= 4.0;
+                self.faults.power /= 4.0;
+                self.faults.close /= 4.0;
+            }
         }
     }
 
