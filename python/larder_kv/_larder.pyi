@@ -291,7 +291,7 @@ class Namespace:
         """Deletes pages, durably; how many there were. Raises StoreError."""
 
     def limit(self, limits: str) -> None:
-        """Sets the quota of this namespace, as ``min=1TB,max=2TB,max-age=30d``, each part as far as
+        """Sets the quota of this namespace, as ``min=1TiB,max=2TiB,max-age=30d``, each part as far as
         wanted, in place of its former one (docs/operations.md#quotas). Raises StoreError."""
 
     def clear(self) -> int:

@@ -34,7 +34,7 @@ class Config(NamedTuple):
     policy: str
     #: `off`, bytes a day as `3TB/day`, or drive writes a day as `0.5DWPD`.
     write_budget: str
-    #: The quota of each namespace: `min=1TB,max=2TB,max-age=30d`, each part as far as wanted.
+    #: The quota of each namespace: `min=1TiB,max=2TiB,max-age=30d`, each part as far as wanted.
     quota: Optional[str]
     #: Longest wait until a read or write has started.
     timeout: float

@@ -36,7 +36,7 @@ def test_a_namespace_takes_no_more_than_its_quota(tmp_path):
             pages.put(keys(16, first=first), content(16), wait=PATIENCE)
         # Content of 64 KiB in the least a codec makes of it: a block.
         assert 0 < pages.contains(keys(256)).count(Status.OK) <= (2 << 20) // 4096
-        for limits, said in (("min=1TB", "half"), ("min", "max-age"), ("min=0", "quota")):
+        for limits, said in (("min=1TiB", "half"), ("min", "max-age"), ("min=0", "quota")):
             with pytest.raises(StoreError, match=said):
                 pages.limit(limits)
 

@@ -48,7 +48,7 @@ pub struct ServeArgs {
     group: Option<u32>,
     /// Set this quota at the start, in place of the former one of its group
     ///
-    /// As model=NAME,min=1TB,max=2TB,max-age=30d, with namespace=FINGERPRINT or tenant=NAME for
+    /// As model=NAME,min=1TiB,max=2TiB,max-age=30d, with namespace=FINGERPRINT or tenant=NAME for
     /// other groups. Repeat it for each group. `larder quota` shows and changes quotas.
     #[arg(long = "quota", value_name = "QUOTA", value_parser = quota::spec)]
     quotas: Vec<QuotaSpec>,
