@@ -1,4 +1,4 @@
-//! What is known of the quotas and the pins of the store, and where the quotas lie.
+//! The known quotas and pins of the store, and the places of the quotas.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -24,7 +24,7 @@
 //! | `device` | the disk: operations begin and end |
 //! | `state` | the state that driver, tasks and device share |
 //! | `flight` | an operation of the disk in flight |
-//! | `limits` | what is known of the quotas and pins |
+//! | `limits` | the known quotas and pins |
 //! | `memory` | the memory of pages |
 //! | `policies` | eviction and admission by policies of the caller, and leases |
 //! | `kept` | what the file beside the store keeps |

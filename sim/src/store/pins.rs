@@ -17,7 +17,7 @@ use crate::world::Epoch;
 /// Most pages of one call.
 const PINS_MAX: usize = 8;
 
-/// Ends of pins: none in the time of a run, or one that has passed.
+/// Ends of pins: beyond the time of a run, or in the past.
 const LATE_S: u32 = u32::MAX;
 const PASSED_S: u32 = 1;
 

@@ -108,7 +108,7 @@ impl Miniature {
             + self.free.capacity() * size_of::<u32>()
     }
 
-    /// A lookup of a chain, which reads the pages before the first one that is missing. Returns the
+    /// A lookup of a chain, which reads the pages before the first missing page. Returns the
     /// number of these sampled pages.
     pub fn looked_up(&mut self, chain: &[Sampled], now_ms: u64) -> usize {
         self.begin(now_ms);

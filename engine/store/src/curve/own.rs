@@ -58,7 +58,7 @@ pub(super) struct Event {
 pub(super) enum Kind {
     Lookup {
         page_blocks: u32,
-        /// Pages before the first one that the store had not.
+        /// Pages before the first page that the store lacked.
         found: usize,
     },
     /// A put, or a touch.

@@ -398,7 +398,7 @@ impl Volumes {
         self.update_one(disk, 0, change, |_| sync())
     }
 
-    /// The list of the first volume, with what is known of each volume now.
+    /// The list of the first volume, with the known place of each volume.
     fn listed(&self) -> Vec<VolumeEntry> {
         let mut listed = self.superblock().volumes.clone();
         for (entry, volume) in listed.iter_mut().zip(&self.list) {
