@@ -23,6 +23,8 @@ pub enum Structure {
     ClosingStatement,
     /// A copy of the quotas.
     Quotas,
+    /// A copy of the keyring.
+    Keyring,
     /// A structure of an archive.
     Archive,
 }
@@ -38,6 +40,7 @@ impl Structure {
             Structure::DescriptorBlock => *b"LARDERDB",
             Structure::ClosingStatement => *b"LARDERCL",
             Structure::Quotas => *b"LARDERQU",
+            Structure::Keyring => *b"LARDERKR",
             Structure::Archive => *b"LARDERAR",
         }
     }
@@ -58,6 +61,7 @@ impl Structure {
             Structure::DescriptorBlock => "descriptor block",
             Structure::ClosingStatement => "closing statement",
             Structure::Quotas => "quotas",
+            Structure::Keyring => "keyring",
             Structure::Archive => "structure of an archive",
         }
     }

@@ -4,8 +4,8 @@
 //!  first MiB    KiB  content
 //!                 0  superblock A, one block
 //!                64  superblock B
-//!               128  keyring A, 384 KiB: reserved
-//!               512  keyring B, 384 KiB: reserved
+//!               128  keyring A, 384 KiB; in encrypted stores alone
+//!               512  keyring B, 384 KiB
 //!               896  quotas A, 48 KiB; in the first volume alone
 //!               944  quotas B, 48 KiB
 //!               992  closing statement, one block
@@ -15,7 +15,7 @@
 //!
 //!  last MiB     KiB  content, at the offsets of its first copy
 //!                 0  superblock C
-//!               128  keyring C: reserved
+//!               128  keyring C
 //!               896  quotas C
 //!
 //!  segment   block 0   1         2                               last
@@ -31,6 +31,9 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 64 << 10];
 
 /// Byte offset of the keyrings, the quotas and all else before the segments but the superblocks.
 pub const RESERVED_OFFSET: u64 = 128 << 10;
+
+/// Byte offsets of the two copies of the keyring at the start of a volume.
+const KEYRING_OFFSETS: [u64; 2] = [RESERVED_OFFSET, 512 << 10];
 
 /// Byte offsets of the two copies of the quotas at the start of the first volume.
 const QUOTAS_OFFSETS: [u64; 2] = [896 << 10, 944 << 10];
@@ -186,6 +189,13 @@ pub const fn tail_offset(bytes: u64) -> u64 {
 pub const fn superblock_offsets(bytes: u64) -> [u64; 3] {
     let [a, b] = SUPERBLOCK_OFFSETS;
     [a, b, tail_offset(bytes)]
+}
+
+/// Byte offsets of the three copies of the keyring in a volume of `bytes` bytes.
+#[must_use]
+pub const fn keyring_offsets(bytes: u64) -> [u64; 3] {
+    let [a, b] = KEYRING_OFFSETS;
+    [a, b, tail_offset(bytes).saturating_add(a)]
 }
 
 /// Byte offsets of the three copies of the quotas in a first volume of `bytes` bytes.

@@ -32,7 +32,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `archive` | pages in a portable file |
-//! | `superblock`, `closing`, `quotas` | one structure each, with its layout |
+//! | `superblock`, `closing`, `quotas`, `keyring` | one structure each, with its layout |
 //! | `descriptor`, `segment` | one structure each |
 //! | `record` | one record of a descriptor block |
 //! | `frame` | the parts common to all structures: prologue, CRC, levels of trust |
@@ -67,6 +67,7 @@ mod frame;
 mod geometry;
 mod ids;
 mod key;
+mod keyring;
 mod namespace;
 mod quotas;
 mod record;
@@ -91,11 +92,15 @@ pub use features::{Features, Label};
 pub use frame::Checked;
 pub use geometry::{
     CLOSING_OFFSET, Geometry, GeometryError, HEADER_BLOCKS, OVERHEAD_BYTES, PROBE_OFFSET,
-    RESERVED_OFFSET, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, TAIL_BYTES, quotas_offsets,
-    segments_that_fit, superblock_offsets, tail_offset,
+    RESERVED_OFFSET, SEGMENTS_OFFSET, SUPERBLOCK_OFFSETS, TAIL_BYTES, keyring_offsets,
+    quotas_offsets, segments_that_fit, superblock_offsets, tail_offset,
 };
 pub use ids::{ArchiveId, HexError, SegmentNo, StoreId, VolumeId};
 pub use key::{KeyPrefix, PageKey, TokenUnits, namespace_seed, page_keys};
+pub use keyring::{
+    KEY_SLOTS_MAX, KEYRING_BYTES, KeyringCopy, KeyringSlot, MasterWrap, SlotState, TenantId,
+    WRAPPED_KEY_BYTES, WRAPS_MAX, WrapId, WrappedKey,
+};
 pub use namespace::{
     Fingerprint, NAMESPACE_BYTES_MAX, Namespace, NamespaceBuilder, NamespaceError, NamespaceFields,
     Rank,

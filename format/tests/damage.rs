@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::keyring::*;
 use common::*;
 use larder_format::*;
 use proptest::prelude::*;
@@ -15,7 +16,7 @@ struct Sample {
     again: fn(&[u8]) -> Option<Block>,
 }
 
-fn samples() -> [Sample; 8] {
+fn samples() -> [Sample; 9] {
     let superblock = |block: &[u8]| {
         Superblock::decode(block)
             .ok()
@@ -61,6 +62,11 @@ fn samples() -> [Sample; 8] {
             name: "quotas",
             block: encode_quotas(&quotas()),
             again: |block| decode_quotas(block).ok().map(|it| encode_quotas(&it)),
+        },
+        Sample {
+            name: "keyring",
+            block: encode_keyring(&keyring(0)),
+            again: |block| decode_keyring(block).ok().map(|it| encode_keyring(&it)),
         },
         Sample {
             name: "namespace",
@@ -143,6 +149,10 @@ fn one_structure_is_never_taken_for_another() {
     assert_eq!(
         refused(decode_quotas(&descriptors)),
         magic(Structure::Quotas)
+    );
+    assert_eq!(
+        refused(decode_keyring(&descriptors)),
+        magic(Structure::Keyring)
     );
     assert_eq!(
         refused(DescriptorBlock::check(&*superblock)),

@@ -1,6 +1,7 @@
 //! Samples and strategies shared by the tests of this crate.
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
+pub mod keyring;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::num::NonZeroU32;
@@ -11,7 +12,6 @@ use proptest::prelude::*;
 pub type Block = [u8; BLOCK_BYTES];
 
 const CRC_AT: usize = 16;
-
 pub const SEGMENT_BLOCKS: u32 = 65_536;
 pub const STORE: StoreId = StoreId::from_bytes([0x5a; 16]);
 
