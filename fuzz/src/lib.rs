@@ -16,6 +16,7 @@
 //! | [`image`] | a small valid store, edited, with valid checksums: recovery and core |
 //! | [`raw_image`] | a file of arbitrary bytes: survey, opening, reads and puts |
 //! | [`messages`](messages()) | messages of a shared store: any bytes, and requests in any order |
+//! | [`keyring()`] | rows of blocks of a keyring, and its keys |
 //! | [`codec()`] | the stream of a page, and a page: each form of the code |
 //! | [`core()`] | nothing from disk: the simulation of a store, with the input as randomness |
 //!
@@ -25,7 +26,7 @@
 //! | module | content |
 //! |---|---|
 //! | [`seeds`] | the first inputs |
-//! | [`structures`], [`texts`], [`raw`], [`mod@codec`] | the bodies |
+//! | [`mod@keyring`], [`structures`], [`texts`], [`raw`], [`mod@codec`] | the bodies |
 //! | [`mod@messages`] | the catalog behind an owner's answers, and a client that reads them |
 //! | `catalog` | the core as a catalog |
 //! | [`examine`] | the checks that every store must pass |
@@ -45,6 +46,7 @@ pub mod edits;
 pub mod examine;
 pub mod feed;
 pub mod forge;
+pub mod keyring;
 pub mod machine;
 pub mod memory_disk;
 pub mod messages;
@@ -56,6 +58,7 @@ pub mod texts;
 
 pub use codec::codec;
 use feed::Feed;
+pub use keyring::keyring;
 pub use messages::messages;
 pub use raw::raw_image;
 pub use structures::{descriptor_block, namespace_record, segment_header, superblock};
@@ -86,7 +89,7 @@ pub fn core(data: &[u8]) {
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 11] = [
+pub const TARGETS: [Target; 12] = [
     ("superblock", superblock),
     ("segment_header", segment_header),
     ("descriptor_block", descriptor_block),
@@ -97,5 +100,6 @@ pub const TARGETS: [Target; 11] = [
     ("raw_image", raw_image),
     ("messages", messages),
     ("codec", codec),
+    ("keyring", keyring),
     ("core", core),
 ];

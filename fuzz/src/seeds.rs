@@ -47,6 +47,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "core" => scripts(),
         "messages" => crate::messages::seeds(),
         "codec" => crate::codec::seeds(),
+        "keyring" => crate::keyring::seeds(),
         _ => Vec::new(),
     }
 }

@@ -15,7 +15,7 @@ const PROLOGUE_BYTES: usize = 24;
 
 /// A block of a structure. The first two bytes of the input are its length, the others its own
 /// fields.
-fn framed(structure: Structure, data: &[u8]) -> Block {
+pub(crate) fn framed(structure: Structure, data: &[u8]) -> Block {
     let mut block = [0; BLOCK_BYTES];
     block[..8].copy_from_slice(&structure.magic());
     block[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());

@@ -1,0 +1,362 @@
+//! The keys of a store: the master key and a key for each tenant.
+//!
+//! A keyring is changed as a value: a change returns the copy to write, with the next generation.
+//! The caller makes the copy durable on all volumes before a page uses a new key, and before an
+//! erasure is reported.
+//!
+//! | structure | key | associated |
+//! |---|---|---|
+//! | tag of a copy | keyring key of the master key | label, all else of the copy |
+//! | key of a slot | keyring key of the master key | label, store, number, tenant, time |
+//! | master key | wrapping key | label, store, wrapping key's id |
+
+use std::collections::HashMap;
+
+use larder_format::{
+    KEY_SLOTS_MAX, KeyringCopy, KeyringSlot, Serial, SlotState, StoreId, TenantId, WRAPS_MAX,
+    WrapId,
+};
+
+use crate::cipher::TAG_BYTES;
+use crate::master::{MasterKey, MetadataSeal, open_with, seal_with};
+use crate::page::{OpenError, SealError, TenantKey};
+use crate::salts::Random;
+use crate::vault::{Vault, VaultError};
+use crate::wrapping::{WrappingKey, unwrap_key, wrap_key};
+
+/// The name of the tenant of namespaces that name none.
+pub const NO_TENANT: &str = "";
+
+/// Why a keyring does not open, or is not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyringError {
+    /// The wrapping key is not one of this store.
+    #[error(
+        "the key {given} is not a key of this store, whose keyring is wrapped by {}: name the \
+         file or command of such a key",
+        list(wraps)
+    )]
+    WrongKey {
+        /// The key that was given.
+        given: WrapId,
+        /// The keys that wrap the master key.
+        wraps: Vec<WrapId>,
+    },
+    /// The keyring is whole, and was not written with this key.
+    #[error("the keyring was changed by a writer without its key: restore the volumes")]
+    Forged,
+    /// There is no room for a tenant.
+    #[error(
+        "the keyring has {KEY_SLOTS_MAX} tenants, and takes no more: erase some, or use a second \
+         store"
+    )]
+    Full,
+    /// There is no room for a wrap.
+    #[error("the keyring has {WRAPS_MAX} wrapping keys, and takes no more: remove some")]
+    TooManyWraps,
+    /// The last wrap would go.
+    #[error("this is the only wrapping key of the store: add another one first")]
+    LastWrap,
+    /// There is no such wrap.
+    #[error("no wrapping key of the store has the id {0}")]
+    NoWrap(WrapId),
+    /// There are no random bytes, or the cipher failed.
+    #[error(transparent)]
+    Seal(#[from] SealError),
+}
+
+impl From<VaultError> for KeyringError {
+    fn from(error: VaultError) -> KeyringError {
+        KeyringError::Seal(error.into())
+    }
+}
+
+fn list(ids: &[WrapId]) -> String {
+    let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    ids.join(", ")
+}
+
+/// The keys of a store.
+#[derive(Clone, Debug)]
+pub struct Keyring {
+    copy: KeyringCopy,
+    vault: Vault,
+    master: MasterKey,
+    /// By the number of the slot, less one. `None`: erased.
+    keys: Vec<Option<TenantKey>>,
+    current: HashMap<TenantId, u16>,
+}
+
+impl Keyring {
+    /// The keyring of a new store. It has a key for namespaces without a tenant.
+    ///
+    /// # Errors
+    /// There are no random bytes, no memory for keys, or the cipher failed.
+    pub fn create(
+        store: StoreId,
+        wrapping: &WrappingKey,
+        vault: &Vault,
+        random: &mut dyn Random,
+        unix_s: u64,
+    ) -> Result<Keyring, KeyringError> {
+        let master = MasterKey::draw(vault, random)?;
+        let copy = KeyringCopy {
+            store,
+            generation: 0,
+            nonce: [0; 24],
+            tag: [0; TAG_BYTES],
+            wraps: vec![wrapping.wrap(random, store, &master)?],
+            slots: Vec::new(),
+        };
+        let mut keyring = Keyring {
+            copy,
+            vault: vault.clone(),
+            master,
+            keys: Vec::new(),
+            current: HashMap::new(),
+        };
+        keyring.add_tenant(NO_TENANT, Serial::ZERO, random, unix_s)?;
+        Ok(keyring)
+    }
+
+    /// The keyring of a copy.
+    ///
+    /// # Errors
+    /// See [`KeyringError`].
+    pub fn open(
+        copy: KeyringCopy,
+        wrapping: &WrappingKey,
+        vault: &Vault,
+    ) -> Result<Keyring, KeyringError> {
+        let mut wraps = copy.wraps.iter();
+        let Some(wrap) = wraps.find(|wrap| wrap.id == wrapping.id()) else {
+            return Err(KeyringError::WrongKey {
+                given: wrapping.id(),
+                wraps: copy.wraps.iter().map(|wrap| wrap.id).collect(),
+            });
+        };
+        let master = wrapping.unwrap(vault, copy.store, wrap).map_err(forged)?;
+        let seal = MetadataSeal {
+            nonce: copy.nonce,
+            tag: copy.tag,
+        };
+        open_with(master.keyring(), &seal, &covered(&copy), &mut []).map_err(forged)?;
+        let mut keyring = Keyring {
+            keys: Vec::with_capacity(copy.slots.len()),
+            current: HashMap::new(),
+            vault: vault.clone(),
+            copy,
+            master,
+        };
+        for (number, slot) in (1_u16..).zip(&keyring.copy.slots) {
+            let key = match slot.state {
+                SlotState::Erased(_) => None,
+                SlotState::Current(key) | SlotState::Earlier(key) => {
+                    let label = label(keyring.copy.store, number, slot);
+                    let key = unwrap_key(keyring.master.keyring(), vault, &label, &key);
+                    Some(TenantKey::new(key.map_err(forged)?))
+                }
+            };
+            keyring.keys.push(key);
+            if matches!(slot.state, SlotState::Current(_)) {
+                keyring.current.insert(slot.tenant, number);
+            }
+        }
+        Ok(keyring)
+    }
+
+    /// The master key.
+    #[must_use]
+    pub fn master(&self) -> &MasterKey {
+        &self.master
+    }
+
+    /// The copy to write.
+    #[must_use]
+    pub fn copy(&self) -> &KeyringCopy {
+        &self.copy
+    }
+
+    /// The slot for new pages of a tenant; `None` if the tenant is new or erased.
+    ///
+    /// # Errors
+    /// The key cannot be used, or the cipher failed.
+    pub fn slot(&self, tenant: &str) -> Result<Option<u16>, VaultError> {
+        let tenant = self.master.tenant(tenant)?;
+        Ok(self.current.get(&tenant).copied())
+    }
+
+    /// The key of a slot; `None` if it is erased, or was never given.
+    #[must_use]
+    pub fn key(&self, slot: u16) -> Option<&TenantKey> {
+        self.keys.get(place_of(slot)?)?.as_ref()
+    }
+
+    /// Gives a tenant a new key, and returns its slot. A former key stays for the pages that have
+    /// it. The slot of an erased tenant is given again if no segment has a generation below its
+    /// erasure: `oldest` is the lowest generation on any volume.
+    ///
+    /// # Errors
+    /// See [`KeyringError`]. The keyring is unchanged then.
+    pub fn add_tenant(
+        &mut self,
+        tenant: &str,
+        oldest: Serial,
+        random: &mut dyn Random,
+        unix_s: u64,
+    ) -> Result<u16, KeyringError> {
+        let tenant = self.master.tenant(tenant)?;
+        let is_free = |slot: &KeyringSlot| matches!(slot.state, SlotState::Erased(erased) if erased <= oldest);
+        let mut next = self.copy.clone();
+        let free = next.slots.iter().position(is_free);
+        let place = free.unwrap_or(next.slots.len());
+        let number = u16::try_from(place.saturating_add(1)).ok();
+        let number = number.filter(|_| place < KEY_SLOTS_MAX);
+        let number = number.ok_or(KeyringError::Full)?;
+        let key = self
+            .vault
+            .keep(|key| random.fill(key).map_err(SealError::from))?;
+        let mut slot = KeyringSlot {
+            tenant,
+            created_unix_s: unix_s,
+            state: SlotState::Erased(Serial::ZERO),
+        };
+        let label = label(next.store, number, &slot);
+        slot.state = SlotState::Current(wrap_key(self.master.keyring(), random, &label, &key)?);
+        if let Some(former) = self.former(tenant, &mut next)
+            && let SlotState::Current(key) = former.state
+        {
+            former.state = SlotState::Earlier(key);
+        }
+        match next.slots.get_mut(place) {
+            Some(free) => *free = slot,
+            None => next.slots.push(slot),
+        }
+        self.settle(next, random)?;
+        let key = Some(TenantKey::new(key));
+        match self.keys.get_mut(place) {
+            Some(free) => *free = key,
+            None => self.keys.push(key),
+        }
+        self.current.insert(tenant, number);
+        Ok(number)
+    }
+
+    /// Erases a tenant: its keys are gone from the memory of this process, and from the next copy.
+    /// `serial` is above the generation of each segment that may have its pages. Returns the slots.
+    ///
+    /// # Errors
+    /// See [`KeyringError`]. The keyring is unchanged then.
+    pub fn erase(
+        &mut self,
+        tenant: &str,
+        serial: Serial,
+        random: &mut dyn Random,
+    ) -> Result<Vec<u16>, KeyringError> {
+        let tenant = self.master.tenant(tenant)?;
+        let mut next = self.copy.clone();
+        let mut erased = Vec::new();
+        for (number, slot) in (1_u16..).zip(&mut next.slots) {
+            if slot.tenant == tenant && !matches!(slot.state, SlotState::Erased(_)) {
+                slot.state = SlotState::Erased(serial);
+                erased.push(number);
+            }
+        }
+        if !erased.is_empty() {
+            self.settle(next, random)?;
+        }
+        for slot in &erased {
+            if let Some(key) = place_of(*slot).and_then(|place| self.keys.get_mut(place)) {
+                *key = None;
+            }
+        }
+        self.current.remove(&tenant);
+        Ok(erased)
+    }
+
+    /// Adds a key that wraps the master key. No page is written again.
+    ///
+    /// # Errors
+    /// See [`KeyringError`]. The keyring is unchanged then.
+    pub fn add_wrap(
+        &mut self,
+        wrapping: &WrappingKey,
+        random: &mut dyn Random,
+    ) -> Result<(), KeyringError> {
+        let mut next = self.copy.clone();
+        next.wraps.retain(|wrap| wrap.id != wrapping.id());
+        if next.wraps.len() >= WRAPS_MAX {
+            return Err(KeyringError::TooManyWraps);
+        }
+        let wrap = wrapping.wrap(random, next.store, &self.master)?;
+        next.wraps.push(wrap);
+        self.settle(next, random)
+    }
+
+    /// Removes a key that wraps the master key. An older copy of the keyring still opens with it.
+    ///
+    /// # Errors
+    /// See [`KeyringError`]. The keyring is unchanged then.
+    pub fn remove_wrap(&mut self, id: WrapId, random: &mut dyn Random) -> Result<(), KeyringError> {
+        let mut next = self.copy.clone();
+        next.wraps.retain(|wrap| wrap.id != id);
+        if next.wraps.len() == self.copy.wraps.len() {
+            return Err(KeyringError::NoWrap(id));
+        }
+        if next.wraps.is_empty() {
+            return Err(KeyringError::LastWrap);
+        }
+        self.settle(next, random)
+    }
+
+    /// The slot of a tenant's key for new pages.
+    fn former<'a>(
+        &self,
+        tenant: TenantId,
+        copy: &'a mut KeyringCopy,
+    ) -> Option<&'a mut KeyringSlot> {
+        let place = place_of(*self.current.get(&tenant)?)?;
+        copy.slots.get_mut(place)
+    }
+
+    /// Takes a changed copy, with the next generation and its tag.
+    fn settle(&mut self, next: KeyringCopy, random: &mut dyn Random) -> Result<(), KeyringError> {
+        let mut next = next;
+        next.generation = next.generation.saturating_add(1);
+        let seal = seal_with(self.master.keyring(), random, &covered(&next), &mut [])?;
+        (next.nonce, next.tag) = (seal.nonce, seal.tag);
+        self.copy = next;
+        Ok(())
+    }
+}
+
+/// The place of a slot in the list.
+fn place_of(slot: u16) -> Option<usize> {
+    usize::from(slot).checked_sub(1)
+}
+
+/// What the tag of a copy covers.
+fn covered(copy: &KeyringCopy) -> Vec<u8> {
+    let mut bytes = b"larder keyring copy 1".to_vec();
+    bytes.extend_from_slice(&copy.authenticated());
+    bytes
+}
+
+/// What the wrap of a slot's key covers.
+fn label(store: StoreId, number: u16, slot: &KeyringSlot) -> Vec<u8> {
+    [
+        &b"larder tenant key 1"[..],
+        store.as_bytes(),
+        &number.to_le_bytes(),
+        slot.tenant.as_bytes(),
+        &slot.created_unix_s.to_le_bytes(),
+    ]
+    .concat()
+}
+
+fn forged(error: OpenError) -> KeyringError {
+    match error {
+        OpenError::Tag => KeyringError::Forged,
+        OpenError::Vault(error) => error.into(),
+    }
+}
