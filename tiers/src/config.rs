@@ -40,8 +40,10 @@ pub enum L3Write {
     OnBackup,
     /// When they are in L2 and `selective_hits` requests have inserted them.
     Selective,
-    /// When they are evicted from L2.
-    OnEviction,
+    /// When they leave the window of pages of L2 that L3 was not asked to store (`late_percent`),
+    /// or leave L2, whichever is first: each with the pages before it in its chain. Pages that L3
+    /// does not take then are offered again when they are used again.
+    Late,
     /// Never.
     Never,
 }
@@ -139,6 +141,10 @@ pub struct Config {
     /// When pages are written to L3. Default: `on_backup`.
     #[serde(default)]
     pub l3_write: L3Write,
+    /// The window of `l3_write = late`: the maximum share of L2 for pages that L3 was not asked to
+    /// store, in percent. Default: 50.
+    #[serde(default = "fifty")]
+    pub late_percent: u32,
     /// Maximum number of bytes queued for L3, and never more than half of L2. Pages above the limit
     /// wait, tail last, until no transfer is in flight. Default: 1 GiB.
     #[serde(default = "gibibyte")]
@@ -183,6 +189,10 @@ fn ten() -> u32 {
 
 fn sixteen_million() -> u32 {
     1 << 24
+}
+
+fn fifty() -> u32 {
+    50
 }
 
 fn gibibyte() -> u64 {
@@ -232,6 +242,7 @@ impl Config {
             write_policy: WritePolicy::default(),
             selective_hits: two(),
             l3_write: L3Write::default(),
+            late_percent: fifty(),
             l3_queue_bytes_max: gibibyte(),
             writes_l3: yes(),
             load_threshold_tokens: ten(),
@@ -295,6 +306,12 @@ impl Config {
                 "not one page fits; raise it to page_bytes or more, or set l3_write = never",
             ),
             (
+                self.late_percent <= 100,
+                "late_percent",
+                u64::from(self.late_percent),
+                "it is a percentage from 0 to 100",
+            ),
+            (
                 self.loads_max >= 3,
                 "loads_max",
                 u64::from(self.loads_max),
@@ -324,6 +341,7 @@ impl Config {
         let (l1, l2) = (u64::from(self.l1_pages), u64::from(self.l2_pages));
         let is_written = self.l3_write != L3Write::Never;
         let is_inclusive = is_written && self.write_policy == WritePolicy::WriteThrough;
+        let is_late = self.l3_write == L3Write::Late;
         let threshold = self.prefetch.threshold_tokens;
         let share = l2 * u64::from(self.prefetch.l2_percent_max) / 100;
         let checks = [
@@ -341,6 +359,13 @@ impl Config {
                  to l1_pages or more, or set write_policy = write_back",
             ),
             (
+                !is_late || self.write_policy != WritePolicy::WriteBack,
+                "late_percent",
+                u64::from(self.late_percent),
+                "with write_back a page comes to L2 before those before it in its chain, without \
+                 which late never writes it; set write_policy = write_through, or another l3_write",
+            ),
+            (
                 self.pages_of(threshold) as u64 <= share,
                 "prefetch.threshold_tokens",
                 u64::from(threshold),
@@ -354,6 +379,12 @@ impl Config {
     /// Number of pages for this many tokens, rounded up, at least one.
     pub(crate) fn pages_of(&self, tokens: u32) -> usize {
         (tokens as usize).div_ceil(self.page_tokens as usize).max(1)
+    }
+
+    /// Maximum number of pages of L2 that L3 was not asked to store, if it is written late.
+    pub(crate) fn window_pages(&self) -> usize {
+        let pages = u64::from(self.l2_pages) * u64::from(self.late_percent) / 100;
+        usize::try_from(pages).unwrap_or(usize::MAX)
     }
 
     /// Maximum number of pages queued for L3. They are held in L2, and half of L2 stays free of
@@ -383,7 +414,7 @@ mod tests {
     fn every_invalid_field_is_reported_by_name() {
         let good = Config::new(64, 4096, 100, 200);
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 9] = [
+        let cases: [(&str, Spoil); 10] = [
             ("page_tokens", |config| config.page_tokens = 0),
             ("l1_pages", |config| config.l1_pages = 0),
             ("l2_pages", |config| config.l2_pages = u32::MAX),
@@ -395,6 +426,7 @@ mod tests {
             ("l3_queue_bytes_max", |config| {
                 config.l3_queue_bytes_max = 4095;
             }),
+            ("late_percent", |config| config.late_percent = 101),
             ("loads_max", |config| config.loads_max = 2),
             ("prefetch.l2_percent_max", |config| {
                 config.prefetch.l2_percent_max = 101;
@@ -417,7 +449,11 @@ mod tests {
         let good = Config::new(64, 4096, 100, 100);
         good.check_with_l3().unwrap();
         type Spoil = fn(&mut Config);
-        let cases: [(&str, Spoil); 4] = [
+        let cases: [(&str, Spoil); 5] = [
+            ("late_percent", |config| {
+                config.l3_write = L3Write::Late;
+                config.write_policy = WritePolicy::WriteBack;
+            }),
             ("l2_pages", |config| config.l2_pages = 0),
             ("l2_pages", |config| config.l2_pages = 99),
             ("prefetch.threshold_tokens", |config| {

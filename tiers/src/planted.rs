@@ -84,6 +84,12 @@ larder_base::bugs! {
         InsertsBelowLostParent,
         /// Pages that L3 has are written to it again.
         WritesTwice,
+        /// A page is written late without those before it in its chain.
+        WritesChildAlone,
+        /// New weights drop pages of an L3 that is written late before they are written.
+        DropsPromisedPages,
+        /// A flush leaves the pages in the window of an L3 that is written late.
+        FlushSparesTheWindow,
         /// A copy that has failed is ordered again at once.
         NoPauseAfterFailure,
         /// A failed backup counts as successful.

@@ -101,7 +101,11 @@ fn cache(seed: u64, ranks: Box<dyn Ranks>, shared: &Pages) -> Cache {
     let shape = KvShape::mha(2, 1, 4, 1, 2).unwrap();
     let mut config = Config::new(2, u64::from(shape.page_bytes()), 30, 40);
     config.write_policy = WritePolicy::ALL[dice.random_range(0..3)];
-    config.l3_write = [L3Write::OnBackup, L3Write::OnEviction][dice.random_range(0..2)];
+    config.l3_write = [L3Write::OnBackup, L3Write::Late][dice.random_range(0..2)];
+    if config.l3_write == L3Write::Late {
+        config.write_policy = WritePolicy::WriteThrough;
+        config.late_percent = [20, 50, 100][dice.random_range(0..3)];
+    }
     config.prefetch.policy = PrefetchPolicy::ALL[dice.random_range(0..3)];
     config.prefetch.timeout_base_us = 100;
     config.prefetch.threshold_tokens = 2;

@@ -14,7 +14,7 @@ struct Counter {
     line: &'static str,
 }
 
-const COUNTERS: [Counter; 10] = [
+const COUNTERS: [Counter; 11] = [
     Counter {
         of: |stats| stats.backup_no_room,
         line: "pages were not copied to L2, because it has no room: enlarge L2",
@@ -40,6 +40,11 @@ const COUNTERS: [Counter; 10] = [
         of: |stats| stats.put_refused,
         line: "pages left L2 without a write to L3: they come faster than L3 writes, or L3 did not \
                store them. A longer queue of writes takes longer bursts",
+    },
+    Counter {
+        of: |stats| stats.put_declined,
+        line: "pages left L2 that L3 had not taken late: a budget of writes does so, and other \
+               refusals",
     },
     Counter {
         of: |stats| stats.put_failed,
@@ -80,6 +85,7 @@ impl Failures {
             // runbook: pages left L1 because a forward failed
             // runbook: pages were dropped with a page before them
             // runbook: pages left L2 without a write to L3
+            // runbook: pages left L2 that L3 had not taken late
             // runbook: L3 did not store pages
             // runbook: L3 did not return pages that it had confirmed
             // runbook: pages of L3 were not read, because L2 has no room

@@ -28,9 +28,20 @@ pub(super) enum Flight {
         /// Pages of the node, and how many of them are queued.
         pages: usize,
         given: usize,
-        /// The node leaves L2 afterwards.
-        evicts: bool,
     },
+}
+
+/// The state of a node that has to leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Late {
+    /// It is queued for L3.
+    Queued,
+    /// Pages before it are.
+    Waits,
+    /// L3 has declined it, or pages before it.
+    Declined,
+    /// The queue of L3 is full.
+    NoRoom,
 }
 
 /// An insert whose forward has not ended.

@@ -29,6 +29,7 @@
 //! | `truncate` | the end of a request taken back: rejected speculation |
 //! | `request` | the steps of a request: start, load back, extend, insert, finish |
 //! | `forward` | inserts whose forward has not ended; failed forwards |
+//! | `late` | pages that leave the window of an L3 that is written late |
 //! | `transfer` | backups, loads, puts, and the effects of their completions |
 //! | `prefetch` | L3 to L2 |
 //! | `room` | eviction from L1 and L2 |
@@ -41,6 +42,7 @@ mod audit;
 mod flight;
 mod forward;
 mod ids;
+mod late;
 mod order;
 mod prefetch;
 mod report;
@@ -52,7 +54,8 @@ mod truncate;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 
-use crate::config::{Config, ConfigError, WritePolicy};
+use crate::config::{Config, ConfigError, L3Write, WritePolicy};
+use crate::planted::planted;
 use crate::pool::{PagePool, Row};
 use crate::prompt::{Prompt, Scope, Vocabulary, VocabularyFull, Weights};
 use crate::runs::{L1, L2, Runs, Tier};
@@ -117,6 +120,9 @@ pub struct Core {
     broken: BTreeSet<RequestId>,
     prefetches: BTreeMap<PrefetchId, Prefetch>,
     prefetch_pages: usize,
+    /// A caller waits until all pages are in L3, also those in the window of an L3 that is written
+    /// late.
+    is_flushing: bool,
     /// The read speed of L3, in bytes per second: a running mean.
     read_speed: Option<f64>,
     /// Number of consecutive prefetches that were not worth reading.
@@ -148,6 +154,7 @@ impl Core {
                 config.eviction,
                 config.write_policy == WritePolicy::WriteBack,
             ),
+            is_flushing: false,
             vocabulary: Vocabulary::new(config.wide_tokens_max),
             weights: Weights::default(),
             l1: PagePool::new(config.l1_pages),
@@ -177,6 +184,9 @@ impl Core {
             events: Vec::new(),
             config,
         };
+        if core.config.l3_write == L3Write::Late {
+            core.tree = core.tree.with_unwritten();
+        }
         core.reserve();
         Ok(core)
     }
@@ -307,7 +317,7 @@ impl Core {
         if locks > 0 || orders > 0 {
             return Err(Busy { locks, orders });
         }
-        self.drop_unheld();
+        self.drop_unheld(false);
         self.refused.clear();
         self.paused.clear();
         self.tree.take_bereft(false);
@@ -320,7 +330,10 @@ impl Core {
     /// Prompts stay valid.
     pub fn new_weights(&mut self, tag: &str) {
         self.weights.replace(tag);
-        self.drop_unheld();
+        if self.config.l3_write == L3Write::Late {
+            self.flush();
+        }
+        self.drop_unheld(true);
     }
 
     /// Number of calls of [`Core::new_weights`].
@@ -329,8 +342,9 @@ impl Core {
         self.weights.changes()
     }
 
-    /// Drops all pages that nothing holds.
-    fn drop_unheld(&mut self) {
+    /// Drops all pages that nothing holds. With `keeps_unwritten`, pages of an L3 that is written
+    /// late stay until they are written.
+    fn drop_unheld(&mut self, keeps_unwritten: bool) {
         let mut held = Vec::new();
         while let Some((node, in_l2)) = self.tree.next_of_l1(&held) {
             let gone = match in_l2 {
@@ -342,7 +356,16 @@ impl Core {
                 None => held.push(node),
             }
         }
-        while let Some(node) = self.tree.next_of_l2() {
+        loop {
+            let unwritten = || {
+                let is_kept = keeps_unwritten && !planted!(DropsPromisedPages);
+                (!is_kept)
+                    .then(|| self.tree.next_unwritten_leaf())
+                    .flatten()
+            };
+            let Some(node) = self.tree.next_of_l2().or_else(unwritten) else {
+                return;
+            };
             let gone = self.tree.remove(node);
             self.give_back(gone);
         }

@@ -83,6 +83,9 @@ pub struct Stats {
     /// Pages evicted from L2 that should have been written to L3 before: the queue was full, or L3
     /// had not stored them.
     pub put_refused: u64,
+    /// Pages evicted from L2 that L3 had not taken late: a budget of writes, for example, refuses
+    /// those whose use is the least likely.
+    pub put_declined: u64,
     /// Pages that L3 did not store. They are tried again after pauses, and when a caller waits for
     /// L3 ([`Core::retry_failed`](super::Core::retry_failed)).
     pub put_failed: u64,

@@ -411,11 +411,11 @@ impl Core {
         let hits = match self.config.l3_write {
             L3Write::OnBackup => 0,
             L3Write::Selective => self.config.selective_hits,
-            L3Write::OnEviction | L3Write::Never => return None,
+            L3Write::Late | L3Write::Never => return None,
         };
         let wanting = self.tree.wanting_put_path(end, hits, self.progress);
         for node in wanting.nodes {
-            self.start_put(node, false);
+            self.start_put(node);
         }
         wanting.wait
     }

@@ -1,5 +1,6 @@
 //! Eviction: from L1 and from L2, always from the leaves, never a held node.
 
+use super::flight::Late;
 use super::{Core, Event, TierName};
 use crate::config::{L3Write, WritePolicy};
 use crate::planted::planted;
@@ -110,24 +111,45 @@ impl Core {
                 self.give_back(gone);
                 continue;
             }
-            let Some(node) = self.tree.next_of_l2() else {
-                break;
+            let node = match self.tree.next_of_l2() {
+                Some(node) => {
+                    self.count_unwritten(node);
+                    node
+                }
+                // All that could leave has to be written first.
+                None => match self.put_oldest() {
+                    Some((Late::Queued, pages)) => {
+                        pending += pages;
+                        continue;
+                    }
+                    Some((Late::Declined, _)) => continue,
+                    Some((Late::NoRoom, _)) => {
+                        let Some(leaf) = self.tree.next_unwritten_leaf() else {
+                            break;
+                        };
+                        let pages = self.tree.keys(leaf).map_or(0, <[_]>::len);
+                        self.stats.put_refused += pages as u64;
+                        leaf
+                    }
+                    Some((Late::Waits, _)) | None => break,
+                },
             };
-            let on_its_way = match self.config.l3_write {
-                L3Write::OnEviction => self.start_put(node, true),
-                L3Write::OnBackup | L3Write::Selective | L3Write::Never => None,
-            };
-            if let Some(put) = on_its_way {
-                pending += put;
-                continue;
-            }
-            if self.is_put_due(node) && !self.tree.is_in_l3(node) {
-                let keys = self.tree.keys(node).map_or(0, <[_]>::len);
-                self.stats.put_refused += keys as u64;
-            }
             let gone = self.tree.remove(node);
             self.stats.l2_evicted += gone.l2_keys.len() as u64;
             self.give_back(gone);
+        }
+    }
+
+    /// Counts a node that leaves L2 and that L3 should have.
+    fn count_unwritten(&mut self, node: NodeId) {
+        if self.tree.is_in_l3(node) {
+            return;
+        }
+        let pages = self.tree.keys(node).map_or(0, <[_]>::len) as u64;
+        match self.config.l3_write {
+            L3Write::Late => self.stats.put_declined += pages,
+            _ if self.is_put_due(node) => self.stats.put_refused += pages,
+            _ => {}
         }
     }
 

@@ -23,7 +23,7 @@ use super::{Core, Done, DoneError, Event, Fence, Order, Outcome, PrefetchId, Tie
 use crate::config::L3Write;
 use crate::planted::planted;
 use crate::runs::{L1, L2, Runs};
-use crate::tree::{Hold, LoadId, Lock, NodeId, Wait};
+use crate::tree::{Hold, LoadId, Lock, NodeId, Span, Wait};
 
 impl Core {
     /// Processes the completion of an order.
@@ -71,15 +71,9 @@ impl Core {
                 self.flights.insert(id, flight);
                 return Err(DoneError::Unknown(id));
             }
-            (
-                Flight::Put {
-                    lock,
-                    pages,
-                    given,
-                    evicts,
-                },
-                Outcome::Pages(stored),
-            ) => self.put_ended(lock, pages, given, stored.min(given), evicts),
+            (Flight::Put { lock, pages, given }, Outcome::Pages(stored)) => {
+                self.put_ended(lock, pages, given, stored.min(given));
+            }
             (flight, _) => {
                 self.flights.insert(id, flight);
                 return Err(wrong);
@@ -87,6 +81,7 @@ impl Core {
         }
         self.free_lost();
         self.copy_down_refused();
+        self.leave_window();
         Ok(())
     }
 
@@ -119,13 +114,14 @@ impl Core {
             self.refused.insert(node);
         }
         self.copy_down_refused();
+        self.flush();
     }
 
     /// Orders the copies again that had no room or whose pause is over, if no transfer is in
     /// flight, whose end would order them. Called at the end of a transfer, a prefetch or a
     /// request, which gives pages of L2 back. Nodes that have no room now either stay refused.
     pub(super) fn copy_down_refused(&mut self) {
-        let writes_l3 = !matches!(self.config.l3_write, L3Write::OnEviction | L3Write::Never);
+        let writes_l3 = !matches!(self.config.l3_write, L3Write::Late | L3Write::Never);
         for node in self.tree.take_bereft(writes_l3) {
             self.refuse(node);
         }
@@ -197,7 +193,7 @@ impl Core {
         for part in &parts {
             self.emit_stored(TierName::L2, *part);
             if self.is_put_due(*part) && !self.waits_for_failed_put(*part) {
-                self.start_put(*part, false);
+                self.start_put(*part);
             }
         }
         if evicts {
@@ -225,7 +221,7 @@ impl Core {
         match self.config.l3_write {
             L3Write::OnBackup => true,
             L3Write::Selective => self.tree.hits(node) >= self.config.selective_hits,
-            L3Write::OnEviction | L3Write::Never => false,
+            L3Write::Late | L3Write::Never => false,
         }
     }
 
@@ -300,14 +296,11 @@ impl Core {
 
     /// Starts to write a node to L3, up to the limit of the queue. Returns the number of pages.
     /// `None` if L3 has them, if they are already queued, or if the queue is full.
-    pub(super) fn start_put(&mut self, node: NodeId, evicts: bool) -> Option<usize> {
-        let mut span = self.tree.wanting_put(node)?;
+    pub(super) fn start_put(&mut self, node: NodeId) -> Option<usize> {
+        let span = self.tree.wanting_put(node)?;
         let pages = span.keys.len();
-        let room = self.config.put_pages_max().saturating_sub(self.put_pages);
-        let given = pages.min(room);
-        if evicts {
-            self.stats.put_refused += (pages - given) as u64;
-        } else if given < pages {
+        let given = pages.min(self.put_room());
+        if given < pages {
             self.stats.put_delayed += (pages - given) as u64;
             // The number of a node stays with its last part.
             self.refuse(node);
@@ -315,14 +308,31 @@ impl Core {
         if given == 0 {
             return None;
         }
-        if given < pages && !evicts {
+        if given < pages {
             let first = self.tree.split_at(node, given)?;
-            return self.start_put(first, false);
+            return self.start_put(first);
         }
+        self.order_put(node, span, given)
+    }
+
+    /// Number of pages that the queue of L3 has room for.
+    pub(super) fn put_room(&self) -> usize {
+        self.config.put_pages_max().saturating_sub(self.put_pages)
+    }
+
+    /// Orders the write of the first `given` pages of a span that ends in a node. Returns its
+    /// number of pages.
+    pub(super) fn order_put(
+        &mut self,
+        node: NodeId,
+        mut span: Span,
+        given: usize,
+    ) -> Option<usize> {
+        let pages = span.keys.len();
         span.keys.truncate(given);
-        let _refused = span.l2.split_off(given as u32);
+        let _later = span.l2.split_off(given as u32);
         let lock = self.tree.lock(node, Hold::L2)?;
-        self.tree.begin_put(node);
+        self.tree.begin_put(node, pages);
         self.put_pages += given;
         let id = self.fresh_id();
         self.orders.push_back(Order::Put {
@@ -333,24 +343,21 @@ impl Core {
             l2: span.l2,
             is_skipped: !self.config.writes_l3,
         });
-        let flight = Flight::Put {
-            lock,
-            pages,
-            given,
-            evicts,
-        };
+        let flight = Flight::Put { lock, pages, given };
         self.flights.insert(id, flight);
         Some(pages)
     }
 
-    fn put_ended(&mut self, lock: Lock, pages: usize, given: usize, stored: usize, evicts: bool) {
+    fn put_ended(&mut self, lock: Lock, pages: usize, given: usize, stored: usize) {
         let node = lock.node();
         self.put_pages -= given;
         self.stats.put += stored as u64;
         self.stats.put_failed += (given - stored) as u64;
         self.progress += stored as u64;
         let parts = self.tree.end_put(node, pages, stored);
-        if stored < given && !evicts {
+        if stored < given && self.config.l3_write == L3Write::Late {
+            self.tree.decline(&parts);
+        } else if stored < given {
             let due = self.tree.fail_copy(node, pages - stored, self.progress);
             self.pause(due, node);
         }
@@ -358,15 +365,6 @@ impl Core {
         for part in &parts {
             if self.tree.is_in_l3(*part) {
                 self.emit_stored(TierName::L3, *part);
-            }
-        }
-        if evicts {
-            for part in parts.iter().rev() {
-                if self.tree.may_leave_l2(*part) {
-                    let gone = self.tree.remove(*part);
-                    self.stats.l2_evicted += gone.l2_keys.len() as u64;
-                    self.give_back(gone);
-                }
             }
         }
     }

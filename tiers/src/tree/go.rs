@@ -3,7 +3,7 @@
 
 use larder_format::PageKey;
 
-use super::node::IN_L3;
+use super::node::{IN_L3, NONE};
 use super::{NodeId, Tree};
 use crate::runs::{L1, L2, Runs};
 
@@ -45,10 +45,20 @@ impl Tree {
         node.is_some_and(|node| self.leaves.membership(node).l2)
     }
 
-    /// The next node to leave L2, and with it the tree.
+    /// The next node to leave L2, and with it the tree. Unwritten nodes stay.
     #[must_use]
     pub fn next_of_l2(&self) -> Option<NodeId> {
         self.leaves.first_l2().map(|at| self.id(at))
+    }
+
+    /// The unwritten node that could leave L2 next, if it did not have to be written first.
+    pub(crate) fn next_unwritten_leaf(&self) -> Option<NodeId> {
+        let is_free = |at: &u32| {
+            let node = self.node(*at);
+            node.l1.is_empty() && node.first_child == NONE && !node.is_locked()
+        };
+        let leaf = self.leaves.unwritten().find(is_free);
+        leaf.map(|at| self.id(at))
     }
 
     /// The next node in L1 whose L2 copy is dropped.

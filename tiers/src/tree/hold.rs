@@ -2,7 +2,7 @@
 
 use larder_format::PageKey;
 
-use super::node::{BACKING_UP, IN_L3, NONE, Node, PENDING, PUTTING, WARM};
+use super::node::{BACKING_UP, DECLINED, IN_L3, NONE, Node, PENDING, PUTTING, WARM};
 use super::path::Span;
 use super::{LoadId, NodeId, Tree};
 use crate::planted::planted;
@@ -36,6 +36,19 @@ impl Lock {
     pub fn node(&self) -> NodeId {
         self.node
     }
+}
+
+/// Pages for an L3 that is written late.
+#[derive(Debug)]
+pub(crate) enum Late {
+    /// These.
+    Span(Span),
+    /// None.
+    Nothing,
+    /// Pages before them are being written.
+    Waits,
+    /// L3 has not taken pages before them, or they are not in L2: it never gets these.
+    Orphan,
 }
 
 impl Tree {
@@ -225,6 +238,71 @@ impl Tree {
         })
     }
 
+    /// The pages up to the end of a node that an L3 that is written late lacks: it gets them with
+    /// all those before them.
+    pub(crate) fn wanting_late(&self, node: NodeId) -> Late {
+        let Some(end) = self.place(node).filter(|at| self.node(*at).is_unwritten()) else {
+            return Late::Nothing;
+        };
+        let mut path = Vec::new();
+        for at in self.upward(end) {
+            let node = self.node(at);
+            if node.is_root() || node.has(IN_L3) {
+                break;
+            }
+            if !node.is_unwritten() && !planted!(WritesChildAlone) {
+                return match node.has(PUTTING) {
+                    true => Late::Waits,
+                    false => Late::Orphan,
+                };
+            }
+            if !node.is_unwritten() {
+                break;
+            }
+            path.push(at);
+        }
+        path.reverse();
+        let nodes = || path.iter().map(|at| self.node(*at));
+        let Some(first) = nodes().next() else {
+            return Late::Nothing;
+        };
+        Late::Span(Span {
+            keys: nodes().flat_map(|node| node.keys.iter().copied()).collect(),
+            parent: self.node(first.parent).keys.last().copied(),
+            depth: first.depth as usize,
+            l2: nodes().flat_map(|node| node.l2.iter()).collect(),
+        })
+    }
+
+    /// The unwritten node that was used before all others.
+    pub(crate) fn first_unwritten(&self) -> Option<NodeId> {
+        let first = self.leaves.unwritten().next();
+        first.map(|at| self.id(at))
+    }
+
+    /// L3 does not take these nodes until they are used again.
+    pub(crate) fn decline(&mut self, nodes: &[NodeId]) {
+        for node in nodes {
+            let Some(at) = self.place(*node) else {
+                continue;
+            };
+            self.change(at, |node| {
+                if !node.has(IN_L3) {
+                    node.flags |= DECLINED;
+                }
+            });
+        }
+    }
+
+    /// L3 may be asked for all nodes again.
+    pub(crate) fn end_declines(&mut self) {
+        for at in 0..self.nodes.len() as u32 {
+            if self.node(at).has(DECLINED) {
+                self.change(at, |node| node.flags &= !DECLINED);
+            }
+        }
+    }
+
     /// Splits a node after its first `pages` pages: more than none, and not all. Its number stays
     /// with the last part. Returns the first part.
     pub(crate) fn split_at(&mut self, node: NodeId, pages: usize) -> Option<NodeId> {
@@ -233,10 +311,11 @@ impl Tree {
         Some(self.id(first))
     }
 
-    /// The pages of a node are queued for L3.
-    pub(crate) fn begin_put(&mut self, node: NodeId) {
-        let at = self.held(node);
-        self.change(at, |node| node.flags |= PUTTING);
+    /// The last `pages` pages up to a node's end are queued for L3.
+    pub(crate) fn begin_put(&mut self, node: NodeId, pages: usize) {
+        for at in self.parts(node, pages) {
+            self.change(at, |node| node.flags |= PUTTING);
+        }
     }
 
     /// The put of the last `pages` pages up to a node's end has ended. L3 has the first `stored` of

@@ -1,16 +1,17 @@
 //! The leaf sets: the nodes that eviction may take, in eviction order.
 //!
-//! Three sets, exact at all times:
+//! Four sets, exact at all times:
 //!
 //! | set | location of its nodes | conditions |
 //! |---|---|---|
 //! | L1 | in L1 | no child in L1, no lock on L1, forward ended |
-//! | L2 | in L2, not in L1 | no child, no lock of either kind |
+//! | L2 | in L2, not in L1 | no child, no lock of either kind, not unwritten |
 //! | doubles | in L1 and L2 | no lock on L2 only, no transfer in flight, forward ended |
+//! | unwritten | in L2 | L3 was not asked to store it: inner nodes, too, and always in LRU order |
 //!
-//! The third set is used only with write_back. An entry contains the rank that its node had when it
-//! was listed. A change that affects a rank or a membership must unlist the node before and list it
-//! after; only `Tree::change` does.
+//! The third set is used only with write_back, the fourth only where L3 is written late. An entry
+//! contains the rank that its node had when it was listed. A change that affects a rank or a
+//! membership must unlist the node before and list it after; only `Tree::change` does.
 
 use std::collections::BTreeSet;
 
@@ -77,9 +78,11 @@ struct LeafSet(BTreeSet<(Rank, u32)>);
 pub(super) struct Leaves {
     order: EvictionOrder,
     with_doubles: bool,
+    with_unwritten: bool,
     l1: LeafSet,
     l2: LeafSet,
     doubles: LeafSet,
+    unwritten: LeafSet,
 }
 
 /// The sets of a node.
@@ -88,6 +91,7 @@ pub(super) struct Membership {
     pub(super) l1: bool,
     pub(super) l2: bool,
     pub(super) double: bool,
+    pub(super) unwritten: bool,
 }
 
 impl Leaves {
@@ -95,10 +99,17 @@ impl Leaves {
         Leaves {
             order,
             with_doubles,
+            with_unwritten: false,
             l1: LeafSet::default(),
             l2: LeafSet::default(),
             doubles: LeafSet::default(),
+            unwritten: LeafSet::default(),
         }
+    }
+
+    /// Keeps the set of unwritten nodes from now on. The tree is empty.
+    pub(super) fn keep_unwritten(&mut self) {
+        self.with_unwritten = true;
     }
 
     pub(super) fn membership(&self, node: &Node) -> Membership {
@@ -106,43 +117,49 @@ impl Leaves {
         let heeds_locks = !planted!(EvictsLocked);
         Membership {
             l1: in_l1 && node.l1_children == 0 && !(heeds_locks && node.is_l1_held()),
-            l2: in_l2 && !in_l1 && node.first_child == NONE && !(heeds_locks && node.is_locked()),
+            l2: in_l2
+                && !in_l1
+                && node.first_child == NONE
+                && !(heeds_locks && node.is_locked())
+                && !(self.with_unwritten && node.is_unwritten()),
             double: self.with_doubles
                 && in_l1
                 && in_l2
                 && node.l2_locks == 0
                 && node.load().is_none()
                 && !node.has(BACKING_UP | PENDING),
+            unwritten: self.with_unwritten && node.is_unwritten(),
         }
     }
 
-    fn sets(&mut self, node: &Node) -> impl Iterator<Item = &mut LeafSet> {
-        let Membership { l1, l2, double } = self.membership(node);
+    /// The sets of a node, with its rank in each.
+    fn sets(&mut self, node: &Node) -> impl Iterator<Item = (Rank, &mut LeafSet)> {
+        let of = self.membership(node);
+        let (rank, by_use) = (self.order.rank(node), EvictionOrder::Lru.rank(node));
         let sets = [
-            (l1, &mut self.l1),
-            (l2, &mut self.l2),
-            (double, &mut self.doubles),
+            (of.l1, rank, &mut self.l1),
+            (of.l2, rank, &mut self.l2),
+            (of.double, rank, &mut self.doubles),
+            (of.unwritten, by_use, &mut self.unwritten),
         ];
         sets.into_iter()
-            .filter_map(|(is_in, set)| is_in.then_some(set))
+            .filter_map(|(is_in, rank, set)| is_in.then_some((rank, set)))
     }
 
     /// Whether a node is in any set.
     pub(super) fn is_listed(&self, node: &Node) -> bool {
-        let Membership { l1, l2, double } = self.membership(node);
-        l1 || l2 || double
+        let of = self.membership(node);
+        of.l1 || of.l2 || of.double || of.unwritten
     }
 
     pub(super) fn unlist(&mut self, at: u32, node: &Node) {
-        let rank = self.order.rank(node);
-        for set in self.sets(node) {
+        for (rank, set) in self.sets(node) {
             set.0.remove(&(rank, at));
         }
     }
 
     pub(super) fn list(&mut self, at: u32, node: &Node) {
-        let rank = self.order.rank(node);
-        for set in self.sets(node) {
+        for (rank, set) in self.sets(node) {
             set.0.insert((rank, at));
         }
     }
@@ -156,6 +173,11 @@ impl Leaves {
         self.l2.0.first().map(|(_, at)| *at)
     }
 
+    /// The unwritten nodes, the one used before all others first.
+    pub(super) fn unwritten(&self) -> impl Iterator<Item = u32> + '_ {
+        self.unwritten.0.iter().map(|(_, at)| *at)
+    }
+
     pub(super) fn first_double(&self) -> Option<u32> {
         self.doubles.0.first().map(|(_, at)| *at)
     }
@@ -163,17 +185,19 @@ impl Leaves {
     /// Whether a node is listed exactly in its sets, with its rank.
     pub(super) fn is_exact(&self, at: u32, node: &Node) -> bool {
         let entry = (self.order.rank(node), at);
+        let by_use = (EvictionOrder::Lru.rank(node), at);
         let listed = Membership {
             l1: self.l1.0.contains(&entry),
             l2: self.l2.0.contains(&entry),
             double: self.doubles.0.contains(&entry),
+            unwritten: self.unwritten.0.contains(&by_use),
         };
         listed == self.membership(node)
     }
 
     /// Entries of each set.
-    pub(super) fn lengths(&self) -> [usize; 3] {
-        [self.l1.0.len(), self.l2.0.len(), self.doubles.0.len()]
+    pub(super) fn lengths(&self) -> [usize; 4] {
+        [&self.l1, &self.l2, &self.doubles, &self.unwritten].map(|set| set.0.len())
     }
 
     /// Estimated bytes: entries of B-tree nodes that are two thirds full.

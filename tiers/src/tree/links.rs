@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, Hash, Hasher};
 
 use super::node::{IN_L3, NONE, Node, WARM, spread};
-use super::{NodeId, Tree};
+use super::{NodeId, Tree, unwritten_pages};
 use crate::planted::planted;
 use crate::prompt::RootKey;
 use crate::runs::Runs;
@@ -98,6 +98,7 @@ impl Tree {
         });
         self.counts.l1_pages += l1;
         self.counts.l2_pages += l2;
+        self.counts.unwritten_pages += unwritten_pages(self.node(at));
         self.leaves.list(at, &self.nodes[at as usize]);
         at
     }
@@ -173,6 +174,7 @@ impl Tree {
         let node = self.vacate(at);
         self.counts.l1_pages -= node.l1.pages() as usize;
         self.counts.l2_pages -= node.l2.pages() as usize;
+        self.counts.unwritten_pages -= unwritten_pages(&node);
         if node.is_l1_held() {
             self.counts.l1_locked_pages -= node.l1.pages() as usize;
         }

@@ -60,6 +60,7 @@ use loss::Loss;
 use node::{NONE, Node, spread};
 
 pub use go::Gone;
+pub(crate) use hold::Late;
 pub use hold::{Hold, Lock};
 pub use leaves::EvictionOrder;
 pub use node::{LoadId, NodeId};
@@ -78,6 +79,8 @@ pub struct TreeCounts {
     pub l1_locked_pages: usize,
     /// Pages in L2.
     pub l2_pages: usize,
+    /// Pages in L2 that are neither in L3 nor queued for it nor declined by it.
+    pub unwritten_pages: usize,
 }
 
 /// See the module documentation.
@@ -131,6 +134,14 @@ impl Tree {
             write_back,
             tick: 0,
         }
+    }
+
+    /// Keeps the nodes in order whose pages L3 was not asked to store: for an empty tree and an L3
+    /// that is written late.
+    #[must_use]
+    pub fn with_unwritten(mut self) -> Tree {
+        self.leaves.keep_unwritten();
+        self
     }
 
     /// Reserves space for this many nodes, so that later inserts do not reallocate. Memory is used
@@ -197,12 +208,14 @@ impl Tree {
         self.counts.l1_pages -= l1;
         self.counts.l1_locked_pages -= locked;
         self.counts.l2_pages -= node.l2.pages() as usize;
+        self.counts.unwritten_pages -= unwritten_pages(node);
         let result = change(node);
         let l1 = node.l1.pages() as usize;
         let locked = if node.is_l1_held() { l1 } else { 0 };
         self.counts.l1_pages += l1;
         self.counts.l1_locked_pages += locked;
         self.counts.l2_pages += node.l2.pages() as usize;
+        self.counts.unwritten_pages += unwritten_pages(node);
         self.leaves.list(at, node);
         result
     }
@@ -235,4 +248,9 @@ impl Tree {
             (next != NONE).then_some(next)
         })
     }
+}
+
+/// The pages of a node that L3 was not asked to store.
+fn unwritten_pages(node: &Node) -> usize {
+    if node.is_unwritten() { node.pages() } else { 0 }
 }

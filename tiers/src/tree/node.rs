@@ -30,6 +30,8 @@ pub(super) const BACKING_UP: u8 = 4;
 pub(super) const WARM: u8 = 8;
 /// The forward that writes the L1 pages has not ended: they can neither leave nor be copied.
 pub(super) const PENDING: u8 = 16;
+/// L3 has not taken the pages when they were offered late. They were not used since.
+pub(super) const DECLINED: u8 = 32;
 
 /// See the module documentation. A root is a node without pages.
 #[derive(Debug)]
@@ -130,6 +132,11 @@ impl Node {
 
     pub(super) fn has(&self, flag: u8) -> bool {
         self.flags & flag != 0
+    }
+
+    /// Whether its pages are in L2, and neither in L3 nor queued for it nor declined.
+    pub(super) fn is_unwritten(&self) -> bool {
+        !self.l2.is_empty() && !self.has(IN_L3 | PUTTING | DECLINED)
     }
 
     /// Whether its last copy to a lower tier has failed.

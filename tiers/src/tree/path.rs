@@ -6,7 +6,7 @@
 
 use larder_format::PageKey;
 
-use super::node::{BACKING_UP, IN_L3, Node, PENDING, PUTTING, WARM};
+use super::node::{BACKING_UP, DECLINED, IN_L3, Node, PENDING, PUTTING, WARM};
 use super::{LoadId, NodeId, Tree};
 use crate::planted::planted;
 use crate::prompt::RootKey;
@@ -251,8 +251,12 @@ impl Tree {
             node.priority = priority.map_or(node.priority, |priority| node.priority.max(priority));
         };
         // The rank is only needed while the node is in a leaf set.
-        if self.leaves.is_listed(self.node(at)) {
-            self.change(at, touched);
+        if self.leaves.is_listed(self.node(at)) || self.node(at).has(DECLINED) {
+            self.change(at, |node| {
+                touched(node);
+                // A use shows that it is of use: L3 may be asked again.
+                node.flags &= !DECLINED;
+            });
         } else {
             touched(&mut self.nodes[at as usize]);
         }

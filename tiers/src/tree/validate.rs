@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use super::node::{BACKING_UP, NONE, Node, PENDING, PUTTING, WARM};
-use super::{Tree, TreeCounts};
+use super::{Tree, TreeCounts, unwritten_pages};
 use crate::runs::{Runs, Tier};
 
 /// A violated invariant of a tree.
@@ -23,7 +23,7 @@ impl Tree {
     /// The first violation found.
     pub fn validate(&self) -> Result<(), Flaw> {
         let mut counts = TreeCounts::default();
-        let mut listed = [0; 3];
+        let mut listed = [0; 4];
         let mut entered = 0;
         for at in self.live() {
             let node = self.node(at);
@@ -31,6 +31,7 @@ impl Tree {
             counts.nodes += 1;
             counts.l1_pages += node.l1.pages() as usize;
             counts.l2_pages += node.l2.pages() as usize;
+            counts.unwritten_pages += unwritten_pages(node);
             if node.is_l1_held() {
                 counts.l1_locked_pages += node.l1.pages() as usize;
             }
@@ -38,7 +39,8 @@ impl Tree {
                 return flaw("it is not listed where it belongs");
             }
             let member = self.leaves.membership(node);
-            for (count, is_in) in listed.iter_mut().zip([member.l1, member.l2, member.double]) {
+            let sets = [member.l1, member.l2, member.double, member.unwritten];
+            for (count, is_in) in listed.iter_mut().zip(sets) {
                 *count += usize::from(is_in);
             }
             self.validate_children(at)?;

@@ -188,7 +188,11 @@ impl Engine {
         config.write_policy = WritePolicy::ALL[dice.random_range(0..3)];
         config.eviction = EvictionOrder::ALL[dice.random_range(0..6)];
         config.l3_write =
-            [L3Write::OnBackup, L3Write::Selective, L3Write::OnEviction][dice.random_range(0..3)];
+            [L3Write::OnBackup, L3Write::Selective, L3Write::Late][dice.random_range(0..3)];
+        if config.l3_write == L3Write::Late {
+            config.write_policy = WritePolicy::WriteThrough;
+            config.late_percent = [20, 50, 100][dice.random_range(0..3)];
+        }
         config.load_threshold_tokens = 1;
         config.prefetch.threshold_tokens = 1;
         config.prefetch.policy = PrefetchPolicy::WaitComplete;

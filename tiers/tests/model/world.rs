@@ -12,6 +12,7 @@
 
 mod device;
 mod forwards;
+mod late;
 mod tenants;
 mod truncate;
 
@@ -124,6 +125,8 @@ pub struct World {
     loads_out: HashSet<OpId>,
     told: BTreeMap<TierName, HashSet<PageKey>>,
     loading: HashMap<OpId, Vec<PageKey>>,
+    /// Pages that L3 was asked to store late.
+    offered: HashSet<PageKey>,
     counts: HashMap<PageKey, u32>,
     /// How L3 takes pages, and whether it refuses all of them now.
     l3_mood: Mood,
@@ -161,9 +164,10 @@ impl World {
         config.l3_write = [
             L3Write::OnBackup,
             L3Write::Selective,
-            L3Write::OnEviction,
+            L3Write::Late,
             L3Write::Never,
         ][dice.random_range(0..4)];
+        config.late_percent = [0, 20, 50, 100][dice.random_range(0..4)];
         config.l3_queue_bytes_max = 4096 * dice.random_range(1..60);
         config.load_threshold_tokens = dice.random_range(0..4);
         config.loads_max = dice.random_range(3..6);
@@ -209,6 +213,7 @@ impl World {
                 .map(|tier| (tier, HashSet::new()))
                 .into(),
             loading: HashMap::new(),
+            offered: HashSet::new(),
             counts: HashMap::new(),
             l3_mood,
             l3_refuses: l3_mood == Mood::Refuses,
@@ -305,7 +310,7 @@ impl World {
         let config = self.core.config();
         let is_paused = match to {
             TierName::L2 => config.write_policy != WritePolicy::WriteBack,
-            _ => config.l3_write != L3Write::OnEviction,
+            _ => config.l3_write != L3Write::Late,
         };
         // Only the first page is known to have failed: those behind it may not have been tried.
         let Some(key) = keys.first().filter(|_| is_paused) else {
@@ -361,7 +366,8 @@ impl World {
                 *id
             }
         };
-        if let Order::Put { keys, .. } = &order {
+        if let Order::Put { keys, parent, .. } = &order {
+            self.check_put(keys, *parent);
             let known = &self.told[&TierName::L3];
             assert!(
                 !keys.iter().any(|key| known.contains(key)),
@@ -660,7 +666,7 @@ impl World {
         self.retry_failed();
         self.settle();
         self.end_orders();
-        if self.core.config().l3_write == L3Write::OnBackup {
+        if self.is_late() || self.core.config().l3_write == L3Write::OnBackup {
             let l2 = &self.told[&TierName::L2];
             assert!(l2.is_subset(&self.l3), "pages of L2 are not written to L3");
         }

@@ -100,8 +100,12 @@ impl<'t> Engine<'t> {
         let options = PrefixOptions::new(&toy.model(), l1_pages, l2_pages).with(|o| {
             o.config.write_policy = WritePolicy::ALL[dice.random_range(0..3)];
             o.config.eviction = EvictionOrder::ALL[dice.random_range(0..6)];
-            let writes = [L3Write::OnBackup, L3Write::Selective, L3Write::OnEviction];
+            let writes = [L3Write::OnBackup, L3Write::Selective, L3Write::Late];
             o.config.l3_write = writes[dice.random_range(0..3)];
+            if o.config.l3_write == L3Write::Late {
+                o.config.write_policy = WritePolicy::WriteThrough;
+                o.config.late_percent = [20, 50, 100][dice.random_range(0..3)];
+            }
             o.config.selective_hits = 1;
             o.config.prefetch.policy = PrefetchPolicy::ALL[dice.random_range(0..3)];
             o.config.prefetch.timeout_base_us = 1000;

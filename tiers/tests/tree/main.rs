@@ -1,7 +1,8 @@
 //! The tree through the core: sharing, eviction order, splits, and that keys are hashed and uses
-//! reported only once. `prefetch`: reads from L3 before a request starts.
+//! reported only once. `prefetch`: reads from L3 before a request starts. `late`: late writes.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation)]
 
+mod late;
 mod prefetch;
 mod refused;
 

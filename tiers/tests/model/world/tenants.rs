@@ -10,6 +10,7 @@ impl World {
         let tag = ["a", "b", "c"][self.below(3)];
         self.weights = Some(tag.to_owned());
         self.core.new_weights(tag);
+        self.check_promised();
         for running in &mut self.running {
             (running.must_break, running.may_break) = (true, true);
         }
