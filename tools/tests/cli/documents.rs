@@ -107,8 +107,11 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
         "98MiB,114MiB",
     ];
     printed.run(&[&sizes[..], &pages].concat(), 0);
-    let policy = ["replay", "policy", trace, "--percent", "50"];
-    printed.run(&[&policy[..], &["--write-budget", "50"]].concat(), 0);
+    let policy = ["replay", "policy", trace, "--percent", "200"];
+    printed.run(
+        &[&policy[..], &["--write-budget", "50", "--l2", "50"]].concat(),
+        0,
+    );
     printed.run(&["replay", "l4", trace], 0);
     let disk = [
         "--disk-read",

@@ -23,7 +23,7 @@ use crate::replay::requests::Requests;
 /// The requests at the end that are compared.
 const LAST: usize = 10_000;
 
-const CHAT: &str = "conversation_trace.jsonl";
+pub(super) const CHAT: &str = "conversation_trace.jsonl";
 const AGENTS: &str = "agent_a.jsonl.gz";
 
 /// Most memory that the curve of an order takes.
@@ -183,7 +183,7 @@ fn agrees(name: &str, requests: &Requests, percent: f64, salts: u8) -> Compared 
 }
 
 /// A trace in a file beside the repository; its absence is reported.
-fn published(name: &str) -> Option<Requests> {
+pub(super) fn published(name: &str) -> Option<Requests> {
     let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/traces");
     // Plain text is passed on.
     let unpacked = Command::new("gzip")

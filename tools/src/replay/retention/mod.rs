@@ -13,6 +13,7 @@
 //! | `bounds` | (tests: how far the learned policy may fall behind LRU) |
 //! | `budgets` | (tests: the bytes and the hits under a budget of writes) |
 //! | `report` | the document and its lines |
+//! | `l2` | the caches of a server above the store |
 //! | `volume` | a core over a volume without payload |
 //! | `optimum` | the optimum |
 
@@ -22,6 +23,7 @@ mod bounds;
 mod budgets;
 #[cfg(test)]
 mod curve;
+mod l2;
 mod optimum;
 mod report;
 mod volume;
@@ -31,6 +33,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use larder_core::policy::make;
 use larder_engine::{Class, Hint, Stop};
+use larder_tiers::config::L3Write;
 
 use super::requests::{Request, Requests};
 use super::setup::Setup;
@@ -82,6 +85,10 @@ pub struct RetentionArgs {
     /// without one
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', value_parser = size::above_zero)]
     write_budget: Vec<f64>,
+    /// Hundredths of the capacity that are an L2 above the store, which gets the rest: replays with
+    /// the caches of `replay tiers`, that write a page when it is made, and when it leaves L2
+    #[arg(long, value_name = "PERCENT", value_parser = l2::percent)]
+    l2: Option<f64>,
     /// Begin with the tables that the policy learns on this trace
     #[arg(long, value_name = "TRACE")]
     learned_on: Option<PathBuf>,
@@ -123,6 +130,29 @@ pub fn run(args: &RetentionArgs, interrupt: &Interrupt) -> Result<Ending, Failur
             let budget = bytes_a_day(&requests, run.written_bytes, *percent);
             let limited = play(&requests, Policy::Learned, &lessons, Some(budget))?;
             row.limited(*percent, budget, &limited, &run);
+        }
+        if let Some(percent_of_l2) = args.l2 {
+            let below = *percent * (100.0 - percent_of_l2) / 100.0;
+            let below = Geometry::keeping(below, args.fill, args.segments, &requests)?;
+            let pages = geometry.pages.saturating_sub(below.pages);
+            for l3_write in [L3Write::OnBackup, L3Write::Late] {
+                let mut play = |percent: Option<f64>| {
+                    let budget =
+                        percent.map(|percent| bytes_a_day(&requests, run.written_bytes, percent));
+                    let limits = Limits {
+                        lessons: &lessons,
+                        budget,
+                    };
+                    let config = l2::config(pages, l3_write, &requests)?;
+                    let above = l2::play(&requests, &below, config, limits, interrupt)?;
+                    row.above(l3_write, percent, &above, &run);
+                    Ok::<(), Failure>(())
+                };
+                play(None)?;
+                for percent in &args.write_budget {
+                    play(Some(*percent))?;
+                }
+            }
         }
         rows.push(row);
         if interrupt.is_raised() {

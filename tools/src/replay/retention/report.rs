@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use super::RetentionArgs;
+use super::l2::PlayedAbove;
 use super::volume::{Geometry, Played};
+use larder_tiers::config::L3Write;
+
 use crate::policy::Policy;
 use crate::replay::requests::Requests;
 use crate::report::{Lines, Report, rows};
@@ -59,6 +62,27 @@ pub(super) struct Row {
     lru_seconds: f64,
     /// The runs under a budget of writes.
     budgets: Vec<Limited>,
+    /// The runs with an L2 above the store.
+    with_l2: Vec<Above>,
+}
+
+/// A run with an L2 above the store, both of them together as large as the store of the others.
+#[derive(Serialize)]
+struct Above {
+    l3_write: L3Write,
+    /// The budget of writes, of the bytes that the run without L2 and budget wrote.
+    percent: Option<f64>,
+    l2_pages: u64,
+    store_pages: u64,
+    pages_hit: u64,
+    /// Of these, in L1 or L2.
+    l2_pages_hit: u64,
+    /// Part of the hits of the run without L2 and budget that this one lacks.
+    hits_lost: f64,
+    bytes_written: u64,
+    /// Pages that left L2 without having been written.
+    never_written_pages: u64,
+    seconds: f64,
 }
 
 /// A run under a budget of writes.
@@ -105,7 +129,30 @@ impl Row {
             seconds: run.seconds,
             lru_seconds: lru.seconds,
             budgets: Vec::new(),
+            with_l2: Vec::new(),
         }
+    }
+
+    /// Adds a run with an L2, beside the run without one.
+    pub(super) fn above(
+        &mut self,
+        l3_write: L3Write,
+        percent: Option<f64>,
+        run: &PlayedAbove,
+        all: &Played,
+    ) {
+        self.with_l2.push(Above {
+            l3_write,
+            percent,
+            l2_pages: run.l2_pages,
+            store_pages: run.store_pages,
+            pages_hit: run.played.hits,
+            l2_pages_hit: run.l2_hits,
+            hits_lost: 1.0 - ratio(run.played.hits, all.hits),
+            bytes_written: run.played.written_bytes,
+            never_written_pages: run.never_written,
+            seconds: run.played.seconds,
+        });
     }
 
     /// Adds a run under a budget, beside the run without one.
@@ -174,6 +221,26 @@ impl Report for RetentionReport {
                         rate(run.pages_hit), run.hits_lost * 100.0, run.bytes_written >> 30,
                         ratio(run.bytes_written, row.bytes_written) * 100.0, run.refused_pages,
                         run.seconds;
+                }
+            }
+        }
+        for row in &self.capacities {
+            for run in &row.with_l2 {
+                let l3_write = match run.l3_write {
+                    L3Write::Late => "late",
+                    _ => "at once",
+                };
+                let budget = run
+                    .percent
+                    .map(|percent| format!(", budget of {percent} %"));
+                rows! { lines:
+                    format!("  L2, written {l3_write}{}", budget.unwrap_or_default()) =>
+                        "{:.2} ({:.2} of them in L2), {:.1} % of the hits lost; {} pages of L2, {} \
+                        of the store; {} GiB written ({:.1} %), {} pages never, {:.1} s",
+                        rate(run.pages_hit), rate(run.l2_pages_hit), run.hits_lost * 100.0,
+                        run.l2_pages, run.store_pages, run.bytes_written >> 30,
+                        ratio(run.bytes_written, row.bytes_written) * 100.0,
+                        run.never_written_pages, run.seconds;
                 }
             }
         }

@@ -237,6 +237,14 @@ impl Volume {
             .longest_prefix(self.namespace, keys, lease, &mut Vec::new());
     }
 
+    /// Pages were used above.
+    pub(super) fn touch(&mut self, keys: &[PageKey]) {
+        let namespace = self.namespace;
+        let now_ms = self.now_ms;
+        self.index
+            .touch_as(namespace, keys, Hint::default(), now_ms);
+    }
+
     /// Reads pages.
     pub(super) fn read(&mut self, keys: &[PageKey]) {
         for located in self
@@ -254,14 +262,29 @@ impl Volume {
 
     /// Puts the pages of a chain from `first` on, as a patient caller does.
     pub(super) fn put(&mut self, keys: &[PageKey], first: usize, hint: Hint) {
-        let mut first = first;
+        let parent = first.checked_sub(1).map(|parent| keys[parent]);
+        self.put_after(parent, first, &keys[first..], hint);
+    }
+
+    /// Puts the pages of a chain behind `depth` others, the last of them `parent`. Returns how many
+    /// the store then has, from the first one on.
+    pub(super) fn put_after(
+        &mut self,
+        parent: Option<PageKey>,
+        depth: usize,
+        keys: &[PageKey],
+        hint: Hint,
+    ) -> usize {
+        let mut first = 0;
         let mut tries = 0;
         while first < keys.len() && tries < TRIES {
             let asks: Vec<Ask> = (first..keys.len())
                 .map(|at| Ask {
                     key: keys[at],
-                    parent: at.checked_sub(1).map(|parent| keys[parent]),
-                    depth: at as u32,
+                    parent: at
+                        .checked_sub(1)
+                        .map_or(parent, |parent| Some(keys[parent])),
+                    depth: (depth + at) as u32,
                     saved: 0,
                 })
                 .collect();
@@ -286,6 +309,7 @@ impl Volume {
             }
         }
         self.refused += (keys.len() - first) as u64;
+        first
     }
 
     fn put_once(&mut self, asks: &[Ask], hint: Hint) -> Vec<PutStatus> {
