@@ -214,11 +214,13 @@ class Namespace:
         chain: bool = True,
         wait: float = 0.0,
         hint: Hint | None = None,
+        pin_until: float | None = None,
     ) -> bytes:
         """Stores pages. The keys are a chain, each the parent of the next; ``before`` is the key
         before the first, and ``depth`` the number of pages before it. Without ``chain`` no page has
         a parent. A page that finds no room waits for it up to ``wait`` seconds. ``hint`` is for the
-        policies of the store's owner.
+        policies of the store's owner. With ``pin_until`` the pages are pinned, as by
+        :meth:`pin`, but a pin that is refused is only logged.
 
         A key that is stored is a DUPLICATE: its stored bytes stay, and these are not compared with
         them. To replace a page, delete it first. A page behind a page that was not stored is stored
@@ -257,9 +259,12 @@ class Namespace:
         """Whether one page is stored, from memory: None if this process is not the owner. Never
         waits for the device or another process, and keeps the interpreter's lock."""
 
-    def touch(self, keys: Keys, *, hint: Hint | None = None) -> None:
-        """Marks pages as used, so that they stay. ``hint`` replaces the hints that they have. A
-        client sends a message, which may wait: see Queue.submit_touch."""
+    def touch(
+        self, keys: Keys, *, hint: Hint | None = None, pin_until: float | None = None
+    ) -> None:
+        """Marks pages as used, so that they stay. ``hint`` replaces the hints that they have. With
+        ``pin_until`` those that are stored are pinned, as by :meth:`pin`, but a pin that is refused
+        is only logged. A client sends a message, which may wait: see Queue.submit_touch."""
 
     def lease(self, keys: Keys) -> bytes:
         """Takes a lease of each page that is stored: the store does not evict it before ``unlease``

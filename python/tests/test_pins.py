@@ -47,3 +47,17 @@ def test_the_key_of_engines_is_checked_before_a_store_is_opened(tmp_path):
     assert Config.parse(keys).quota is None
     with pytest.raises(ValueError, match="`quota`.*max-age="):
         Config.parse(keys | {"quota": "all of it"})
+
+
+def test_a_put_and_a_touch_can_pin(tmp_path):
+    with make(tmp_path) as store:
+        pages = name(store)
+        until = time.time() + 3600
+        assert pages.put(keys(2), content(2), pin_until=until) == OK * 2
+        assert store.stats()["pinned_pages"] == 2
+        assert pages.put(keys(3), content(3)) == bytes([Status.DUPLICATE] * 2) + OK
+        pages.touch(keys(4)[64:], pin_until=until)
+        assert store.stats()["pinned_pages"] == 3
+        with pytest.raises(ValueError, match="1970"):
+            pages.touch(keys(1), pin_until=0)
+        assert pages.unpin(keys(4)) == 3

@@ -52,8 +52,20 @@ impl Space {
         Ok(kept.into_iter().map(code).collect())
     }
 
+    /// Pins the pages that a put has stored, by its statuses. A pin that is refused is logged, not
+    /// reported: see [`Space::pin`].
+    pub fn pin_stored(&self, keys: &[PageKey], statuses: &[u8], until_unix_s: u32) {
+        let stored = [Status::Ok as u8, Status::Duplicate as u8];
+        let keys = keys.iter().zip(statuses);
+        let keys = keys.filter(|(_, status)| stored.contains(status));
+        let keys: Vec<PageKey> = keys.map(|(key, _)| *key).collect();
+        if !keys.is_empty() {
+            self.pin_unreported(&keys, until_unix_s);
+        }
+    }
+
     /// Pins pages for a caller who waits for no answer.
-    pub(super) fn pin_unreported(&self, keys: &[PageKey], until_unix_s: u32) {
+    pub fn pin_unreported(&self, keys: &[PageKey], until_unix_s: u32) {
         let volume = self.handle.volume().display();
         let refused = Status::Refused as u8;
         let [on_refused, on_failed] = &self.handle.logged_pin_lines;

@@ -5,6 +5,7 @@
 //! | module | classes |
 //! |---|---|
 //! | [`store`] | those of `larder_kv.store` |
+//! | `hints` | hints, and the ends of pins |
 //! | `buffers` | memory that Python passes in |
 //!
 //! The classes of `larder_kv.device` are in [`device`], the one beneath `larder_kv.sglang` in
@@ -16,6 +17,7 @@
 )]
 
 mod buffers;
+mod hints;
 mod store;
 
 use std::collections::BTreeMap;

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_disk::probe::Want;
-use larder_engine::{Class, CodecChoice, Count, Hint, Part, PutOptions, SyncPolicy};
+use larder_engine::{CodecChoice, Count, Part, PutOptions, SyncPolicy};
 use larder_format::PageKey;
 use larder_handle::chain::Chain;
 use larder_handle::config::{Config, OnError, Transfer};
@@ -31,6 +31,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyTuple, PyType};
 
 use super::buffers::{self, Pages};
+use super::hints::{HintFields, hinted, pin_end};
 use queue::Queue;
 
 create_exception!(
@@ -55,15 +56,6 @@ pub(super) fn moment(timeout: Option<f64>) -> PyResult<Option<Instant>> {
     Ok(buffers::seconds(timeout)?.map(|wait| Instant::now() + wait))
 }
 
-/// The end of a pin, in seconds since 1970.
-pub(super) fn pin_end(until: f64) -> PyResult<u32> {
-    if until.is_nan() || until < 1.0 {
-        return Err(PyValueError::new_err("until is in seconds since 1970"));
-    }
-    // The cast saturates: a later end is the last one there is.
-    Ok(until as u32)
-}
-
 /// Where the pages of a put stand, if they are a chain.
 pub(super) fn position(
     before: Option<&Bound<'_, PyAny>>,
@@ -78,19 +70,6 @@ pub(super) fn position(
             "pages that are no chain have neither `before` nor `depth`",
         )),
     }
-}
-
-/// A `larder_kv.store.Hint`: class, priority, session.
-type HintFields = (u8, u8, Option<Vec<u8>>);
-
-/// The hint of a call; the empty one without fields.
-fn hinted(fields: Option<HintFields>) -> PyResult<Hint> {
-    let Some((number, priority, session)) = fields else {
-        return Ok(Hint::default());
-    };
-    let wrong = || PyValueError::new_err(format!("`hint`: class {number} is not below 64"));
-    let hint = Hint::new(Class::new(number).ok_or_else(wrong)?).priority(priority);
-    Ok(session.map_or(hint, |name| hint.session(&name)))
 }
 
 /// Pages kept on NVMe.
@@ -486,7 +465,9 @@ impl Namespace {
         PyBytes::new(py, self.space.namespace.fingerprint().as_bytes())
     }
 
-    #[pyo3(signature = (keys, pages, *, before=None, depth=0, chain=true, wait=0.0, hint=None))]
+    #[pyo3(signature = (
+        keys, pages, *, before=None, depth=0, chain=true, wait=0.0, hint=None, pin_until=None
+    ))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn put<'py>(
         &self,
@@ -498,8 +479,10 @@ impl Namespace {
         chain: bool,
         wait: f64,
         hint: Option<HintFields>,
+        pin_until: Option<f64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let chain = position(before, depth, chain)?;
+        let pin_until = pin_until.map(pin_end).transpose()?;
         let wait = buffers::seconds(Some(wait))?.unwrap_or_default();
         let options = PutOptions::waiting(wait).hinting(hinted(hint)?);
         let (keys, pages) = self.batch(keys, pages, false)?;
@@ -508,7 +491,11 @@ impl Namespace {
             // SAFETY: exported by Python's objects for the length of the call, or addresses that
             // the caller of Python answers for.
             let memory = unsafe { slices(&starts, &self.space.parts) };
-            self.space.put(&keys, chain, &memory, options, None)
+            let statuses = self.space.put(&keys, chain, &memory, options, None);
+            if let Some(until) = pin_until {
+                self.space.pin_stored(&keys, &statuses, until);
+            }
+            statuses
         }))
     }
 
@@ -568,16 +555,23 @@ impl Namespace {
         Ok(self.space.holds(&key))
     }
 
-    #[pyo3(signature = (keys, *, hint=None))]
+    #[pyo3(signature = (keys, *, hint=None, pin_until=None))]
     fn touch(
         &self,
         py: Python<'_>,
         keys: &Bound<'_, PyAny>,
         hint: Option<HintFields>,
+        pin_until: Option<f64>,
     ) -> PyResult<()> {
         let keys = buffers::keys(keys)?;
         let hint = hinted(hint)?;
-        py.detach(|| self.space.touch(&keys, hint));
+        let pin_until = pin_until.map(pin_end).transpose()?;
+        py.detach(|| {
+            self.space.touch(&keys, hint);
+            if let Some(until) = pin_until {
+                self.space.pin_unreported(&keys, until);
+            }
+        });
         Ok(())
     }
 

@@ -14,8 +14,9 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
-use super::{Namespace, Region, StoreError, moment, pin_end, position, raised};
+use super::{Namespace, Region, StoreError, moment, position, raised};
 use crate::module::buffers;
+use crate::module::hints::pin_end;
 
 create_exception!(
     larder_kv._larder,
