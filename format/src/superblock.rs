@@ -29,7 +29,8 @@
 //!     208      4  unclosed_pid     0: the last open found the store closed in order
 //!     212      8  clock_ms         the clock of the store at a moment, see `Clock`
 //!     220      8  clock_unix_ms    the time of day at that moment
-//!     228     28  zero
+//!     228      8  keyring          its generation; 0: the store is not encrypted
+//!     236     20  zero
 //!     256    224  each volume:
 //!             16    id
 //!              4    segments
@@ -64,12 +65,13 @@ const FEATURES_BYTES: usize = 8 + 8 + 16 + 64;
 const RESERVED_BEFORE: usize = FEATURES_AT - PROLOGUE_BYTES - (2 * 16 + 2 * 8 + 3 * 4 + 2 * 2 + 4);
 const HISTORY_BYTES: usize = 2 * 8 + 4;
 const CLOCK_BYTES: usize = 2 * 8;
+const KEYRING_BYTES: usize = 8;
 const RESERVED_BEHIND: usize =
-    FIXED_BYTES - FEATURES_AT - FEATURES_BYTES - HISTORY_BYTES - CLOCK_BYTES;
+    FIXED_BYTES - FEATURES_AT - FEATURES_BYTES - HISTORY_BYTES - CLOCK_BYTES - KEYRING_BYTES;
 const ENTRY_BYTES: usize = 16 + 4 + 2 + 2 + VOLUME_PATH_BYTES_MAX;
 const FLAG_LOST: u16 = 1;
 
-const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 28 && ENTRY_BYTES == 224);
+const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 20 && ENTRY_BYTES == 224);
 const _: () = assert!(FIXED_BYTES + VOLUMES_MAX * ENTRY_BYTES <= BLOCK_BYTES);
 
 /// Whether a process has the store open.
@@ -172,6 +174,9 @@ pub struct Superblock {
     pub history: History,
     /// The clock of the store at the open or close that wrote this, or at a moment of its use.
     pub clock: Clock,
+    /// The least generation of the keyring, if the store is encrypted; else 0. An older keyring is
+    /// none of the store.
+    pub keyring: u64,
     /// Blocks per segment, the same on all volumes.
     pub segment_blocks: u32,
     /// Features of the store, and the release that wrote this.
@@ -299,6 +304,7 @@ impl Superblock {
         writer.u32(unclosed.map_or(0, |of| of.pid.get()));
         writer.u64(self.clock.store_ms);
         writer.u64(self.clock.unix_ms);
+        writer.u64(self.keyring);
         writer.reserved(RESERVED_BEHIND);
         self.volumes
             .iter()
@@ -345,6 +351,7 @@ impl Superblock {
             store_ms: reader.u64()?,
             unix_ms: reader.u64()?,
         };
+        let keyring = reader.u64()?;
         reader.reserved(RESERVED_BEHIND)?;
         if unclosed.is_none() && before_unix_s != 0 {
             return Err(invalid("unclosed_unix_s", before_unix_s));
@@ -380,6 +387,7 @@ impl Superblock {
                 }),
             },
             clock,
+            keyring,
             segment_blocks,
             features,
             volumes,

@@ -132,6 +132,20 @@ pub enum StoreError {
     /// A change of the quotas that is refused, and the reason.
     #[error("the quotas stay as they are: {0}")]
     Quotas(String),
+    /// The store is encrypted.
+    #[error("{0}: the store is encrypted, and this build does not serve encrypted stores")]
+    Sealed(PathBuf),
+    /// The keyring of an encrypted store cannot be used.
+    #[error(
+        "{path}: the keyring of the store cannot be used ({reason}); nothing was written. Bring \
+         back all volumes of the store, or a copy of them that is whole"
+    )]
+    Keyring {
+        /// The first volume.
+        path: PathBuf,
+        /// The reason.
+        reason: String,
+    },
     /// The owner of a shared store has gone.
     #[error(
         "the process that owned the store has gone; another one takes over in a moment: try again"

@@ -309,6 +309,7 @@ impl Plan {
                 holder: this_holder(),
                 history: History::default(),
                 clock: Clock::default(),
+                keyring: 0,
                 segment_blocks: self.geometry.segment_blocks(),
                 features: Features::default().written_here(),
                 volumes: entries.clone(),

@@ -13,6 +13,7 @@
 //! | [`create`] | creating and enlarging |
 //! | [`holes`] | unallocated and shared parts of a file |
 //! | `simulated` | volumes of the simulation, whose segments are smaller than the format allows |
+//! | [`keyrings`] | the keyring of an encrypted store, in each volume |
 //! | [`quotas`] | the quotas of a store, in its first volume |
 //! | `set` | all volumes of a store |
 //! | `file` | one file: opening, locking, its superblock before there is a disk |
@@ -24,6 +25,7 @@ pub mod create;
 mod file;
 pub mod guard;
 pub mod holes;
+pub mod keyrings;
 pub mod quotas;
 mod set;
 #[cfg(feature = "simulated")]

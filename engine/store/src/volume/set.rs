@@ -89,11 +89,24 @@ pub fn check_used<'a>(
 }
 
 impl Volumes {
-    /// Opens all volumes of the store whose first volume is at `path`.
+    /// Opens all volumes of the store whose first volume is at `path`. The store must not be
+    /// encrypted.
     ///
     /// # Errors
     /// See [`StoreError`]: a volume may be absent, foreign, damaged, truncated or in use.
     pub fn open(
+        path: &Path,
+        elsewhere: &[PathBuf],
+        access: Access,
+        degraded: bool,
+    ) -> Result<Volumes, StoreError> {
+        let volumes = Volumes::open_any(path, elsewhere, access, degraded)?;
+        volumes.check_plain()?;
+        Ok(volumes)
+    }
+
+    /// The same for a store that may be encrypted.
+    pub(crate) fn open_any(
         path: &Path,
         elsewhere: &[PathBuf],
         access: Access,
@@ -205,6 +218,14 @@ impl Volumes {
         Ok(volumes)
     }
 
+    /// Fails if the store is encrypted.
+    fn check_plain(&self) -> Result<(), StoreError> {
+        match self.keyring_generation() {
+            0 => Ok(()),
+            _ => Err(StoreError::Sealed(self.first_path())),
+        }
+    }
+
     /// Opens the disk for these volumes, under the layer in the options. From here on all bytes go
     /// through it. Reads the superblocks that count through it. `common` is the memory that the
     /// processes of the store share, `row` the number of this one.
@@ -262,6 +283,11 @@ impl Volumes {
         self.judge("syncing", &volumes, sync_all(disk, &volumes))
     }
 
+    /// The same for one volume.
+    pub(super) fn sync_one(&self, disk: &dyn Disk, volume: usize) -> Result<(), StoreError> {
+        self.judge("syncing", &[volume], sync_all(disk, &[volume]))
+    }
+
     /// The first error among operations on these volumes.
     fn judge(
         &self,
@@ -312,8 +338,8 @@ impl Volumes {
             .map_or_else(PathBuf::new, |(_, volume)| volume.path.clone())
     }
 
-    /// Writes the superblocks of the volumes, and the quotas, at the ends that their files have
-    /// now, as they are, and makes them durable. The next update writes them there too.
+    /// Writes the superblocks of the volumes, the keyring and the quotas at the ends that their
+    /// files have now, as they are, and makes them durable. The next update writes them there too.
     ///
     /// # Errors
     /// The error of the system.
@@ -338,6 +364,7 @@ impl Volumes {
         }
         self.write(disk, writes)?;
         self.sync(disk)?;
+        self.mend_keyring(disk)?;
         self.mend_quotas(disk)?.map_or(Ok(()), Err)
     }
 
@@ -376,8 +403,7 @@ impl Volumes {
                 superblock.volumes.clone_from(&listed);
                 change(superblock);
             };
-            let sync =
-                |volumes: &Volumes| volumes.judge("syncing", &[index], sync_all(disk, &[index]));
+            let sync = |volumes: &Volumes| volumes.sync_one(disk, index);
             self.update_one(disk, index, change, sync)?;
         }
         Ok(())

@@ -1,0 +1,188 @@
+//! The keyring of an encrypted store, in three copies in each of its volumes.
+//!
+//! A writer replaces the copies one after the other, the oldest first, and syncs each before the
+//! next. Copies that are not whole are the oldest. So a crash at any moment leaves the old keyring
+//! or the new one whole. Then the superblocks state its generation: an older keyring is no keyring
+//! of the store any more.
+//!
+//! A store whose superblock states a keyring is never opened without one: a keyring that cannot be
+//! read is not taken for an empty one.
+
+use std::path::PathBuf;
+
+use larder_base::memory::AlignedBuf;
+use larder_disk::mailbox::{ReadAt, WriteAt, read_all};
+use larder_disk::{Disk, DiskError};
+use larder_format::{Damage, KEYRING_BYTES, KeyringCopy, keyring_offsets};
+
+use super::Volumes;
+use crate::error::{StoreError, io_error};
+
+/// Why a copy cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Fault {
+    #[error("unreadable: {0}")]
+    Unreadable(DiskError),
+    #[error("{0}")]
+    Damaged(Damage),
+}
+
+/// The place of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    volume: usize,
+    offset: u64,
+}
+
+/// The copies as they were read.
+#[derive(Debug)]
+struct Copies(Vec<(Place, Result<KeyringCopy, Fault>)>);
+
+impl Copies {
+    /// The whole copy that counts.
+    fn newest(&self) -> Option<&KeyringCopy> {
+        let whole = self.0.iter().filter_map(|(_, copy)| copy.as_ref().ok());
+        whole.max_by_key(|copy| copy.generation)
+    }
+
+    /// The places in the order in which a writer replaces the copies that are not `next`.
+    fn behind(&self, next: &KeyringCopy) -> Vec<Place> {
+        let behind = self.0.iter().filter(|(_, copy)| copy.as_ref() != Ok(next));
+        let mut behind: Vec<_> = behind.collect();
+        // Stable: of equal ones the first.
+        behind.sort_by_key(|(_, copy)| copy.as_ref().map_or(0, |copy| copy.generation));
+        behind.into_iter().map(|(place, _)| *place).collect()
+    }
+
+    /// The fault of the first copy that cannot be used.
+    fn fault(&self) -> String {
+        let mut faults = self.0.iter().filter_map(|(_, copy)| copy.as_ref().err());
+        faults.next().map_or_else(String::new, ToString::to_string)
+    }
+}
+
+impl Volumes {
+    /// The keyring of a store that is opened, to be written to or not; `None` for a store that is
+    /// not encrypted. Completes a change that a crash cut short, and repairs single copies, before
+    /// anything else is written.
+    ///
+    /// # Errors
+    /// [`StoreError::Keyring`]: no copy can be used, or the newest one is older than the superblocks
+    /// state. A write or a sync failed.
+    pub(crate) fn open_keyring(
+        &mut self,
+        disk: &dyn Disk,
+        writes: bool,
+    ) -> Result<Option<KeyringCopy>, StoreError> {
+        let stated = self.keyring_generation();
+        if stated == 0 {
+            return Ok(None);
+        }
+        let copies = self.keyring_copies(disk);
+        let unusable = |reason| StoreError::Keyring {
+            path: self.first_path(),
+            reason,
+        };
+        let Some(newest) = copies.newest() else {
+            return Err(unusable(copies.fault()));
+        };
+        if newest.generation < stated {
+            return Err(unusable(format!(
+                "its newest whole copy has generation {}, and the superblocks state {stated}",
+                newest.generation
+            )));
+        }
+        let newest = newest.clone();
+        if writes {
+            self.write_keyring(disk, &copies, &newest)?;
+        }
+        Ok(Some(newest))
+    }
+
+    /// Replaces the keyring, and makes it durable on all volumes. If this fails a later open may
+    /// find the old one or this one. The caller has its keys unless `next` erased them.
+    ///
+    /// # Errors
+    /// A write or a sync failed.
+    pub fn set_keyring(&mut self, disk: &dyn Disk, next: &KeyringCopy) -> Result<(), StoreError> {
+        let copies = self.keyring_copies(disk);
+        self.write_keyring(disk, &copies, next)
+    }
+
+    /// Writes the keyring to all places that lack it, for example a new end of a volume.
+    ///
+    /// # Errors
+    /// Those of [`Volumes::open_keyring`].
+    pub(crate) fn mend_keyring(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
+        self.open_keyring(disk, true).map(drop)
+    }
+
+    /// The highest generation of a keyring in any superblock; 0 for a store that is not encrypted.
+    #[must_use]
+    pub fn keyring_generation(&self) -> u64 {
+        let stated = self.present().map(|(_, volume)| volume.superblock.keyring);
+        stated.max().unwrap_or(0)
+    }
+
+    fn keyring_copies(&self, disk: &dyn Disk) -> Copies {
+        let of = |(index, bytes)| {
+            keyring_offsets(bytes).map(|offset| Place {
+                volume: index,
+                offset,
+            })
+        };
+        let volumes = self.present().map(|(index, volume)| (index, volume.bytes));
+        let places: Vec<Place> = volumes.flat_map(of).collect();
+        let reads: Vec<ReadAt> = places
+            .iter()
+            .map(|place| ReadAt {
+                volume: place.volume,
+                offset: place.offset,
+                bytes: KEYRING_BYTES,
+            })
+            .collect();
+        let store = self.superblock().store;
+        let copies = read_all(disk, &reads).into_iter().map(|copy| {
+            let copy = copy.map_err(Fault::Unreadable)?;
+            KeyringCopy::decode(&copy, store).map_err(Fault::Damaged)
+        });
+        Copies(places.into_iter().zip(copies).collect())
+    }
+
+    fn write_keyring(
+        &mut self,
+        disk: &dyn Disk,
+        copies: &Copies,
+        next: &KeyringCopy,
+    ) -> Result<(), StoreError> {
+        let encoded = next.encode();
+        for Place { volume, offset } in copies.behind(next) {
+            let path = || {
+                let volume = self.list.get(volume).and_then(Option::as_ref);
+                volume.map_or_else(PathBuf::new, |volume| volume.path.clone())
+            };
+            let memory = AlignedBuf::zeroed(encoded.len());
+            let mut memory =
+                memory.map_err(|error| io_error("writing the keyring of", &path(), error))?;
+            memory.copy_from_slice(&encoded);
+            let write = WriteAt {
+                volume,
+                offset,
+                memory,
+            };
+            self.write(disk, vec![write])?;
+            self.sync_one(disk, volume)?;
+        }
+        let is_stated = |superblock: Option<&_>| {
+            superblock.is_none_or(|it: &larder_format::Superblock| it.keyring == next.generation)
+        };
+        if !self.superblocks().into_iter().all(is_stated) {
+            self.update(disk, |superblock| superblock.keyring = next.generation)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(all(test, not(feature = "simulated")))]
+#[path = "keyrings/tests.rs"]
+mod tests;
