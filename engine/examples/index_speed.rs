@@ -206,7 +206,7 @@ fn batch_of(chain: u64) -> Vec<Publish> {
                 start: (page as u32 * BLOCKS_PER_PAGE) % SEGMENT_BLOCKS_MAX,
                 saved: 0,
             },
-            checksum: page,
+            proof: page.into(),
             unproven: false,
             told: Default::default(),
         })

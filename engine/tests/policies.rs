@@ -52,7 +52,7 @@ fn pages(keys: &[PageKey], hint: Hint) -> Vec<Publish> {
             start: 2 + u32::try_from(at).unwrap(),
             saved: 0,
         },
-        checksum: 1,
+        proof: 1.into(),
         unproven: false,
         told: larder_core::index::Told {
             depth: u32::try_from(at).unwrap(),

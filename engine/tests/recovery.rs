@@ -63,6 +63,7 @@ fn page_block(
         stored: 1,
         put_unix_s: 0,
         checksum: u64::from(segment) + 1,
+        seal: None,
     });
     let mut bytes = [0; BLOCK_BYTES];
     DescriptorBlock {

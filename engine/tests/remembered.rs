@@ -36,7 +36,7 @@ fn page(keys: &[PageKey], at: usize) -> Publish {
             start: 2,
             saved: 0,
         },
-        checksum: 1,
+        proof: 1.into(),
         unproven: false,
         told: Told {
             depth: u32::try_from(at).unwrap(),

@@ -243,7 +243,7 @@ impl Store {
         };
         self.carry_out();
         self.write(extent.offset, &[1; BLOCK_BYTES]);
-        self.core.commit(id, &[Some(1)]);
+        self.core.commit(id, &[Some(1.into())]);
         (id, extent.offset)
     }
 

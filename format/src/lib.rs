@@ -109,7 +109,7 @@ pub use quotas::{
     QUOTA_NAME_BYTES_MAX, QUOTAS_BYTES, QUOTAS_MAX, Quota, QuotaError, QuotaGroup, Quotas,
     TENANT_FIELD,
 };
-pub use record::{PageHome, PageRecord, Record};
+pub use record::{PageHome, PageRecord, Proof, Record, Seal};
 pub use segment::{Identity, SegmentAddress, SegmentHeader, SegmentState};
 pub use serial::{Run, Serial};
 pub use shape::{PAGE_BYTES_LIMIT, PageShape, ShapeError};

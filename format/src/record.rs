@@ -4,7 +4,7 @@
 //!  offset  bytes  field
 //!       0      1  kind          1 page, 2 delete, 3 clear, 4 evict, 5 void, 6 pin
 //!       1      1  flags         bit 0: has a parent; the others are zero
-//!       2      2  key_slot      zero
+//!       2      2  key_slot      of an encrypted page: the slot of its tenant's key
 //!       4      4  depth         of a page: pages before it in its chain
 //!       8     16  namespace
 //!      24     32  key           whole; of an evict or void: 12 bytes of it, then zeros
@@ -13,19 +13,21 @@
 //!      75      4  unix_s        page: when it was put; pin: its end; in seconds since 1970
 //!      79      8  birth         the version; of a void: that of the page
 //!      87      8  checksum      of a page; of an evict or void: the generation of the segment
-//!      95     12  salt          zero
-//!     107     16  tag           zero
+//!      95     12  salt          of an encrypted page
+//!     107     16  tag           of an encrypted page
 //!
 //!  place, by bits
 //!           page  0..20 first block in the segment, 20..38 blocks, 38..56 stored blocks
 //!    evict, void  0..24 the segment, 24..40 the volume
 //! ```
 //!
-//! Fields that a kind does not use are zero. A key slot, a salt and a tag belong to encrypted
-//! pages: a release that writes them raises the format version.
+//! Fields that a kind does not use are zero. So are key slot, salt and tag of a page that is not
+//! encrypted.
 //!
 //! `blocks` is the size of a page in the shape of its namespace. `stored` is the number of blocks
 //! that it takes in the segment: fewer if a codec has encoded it, else the same number.
+
+use std::num::NonZeroU16;
 
 use crate::bytes::{Reader, Writer};
 use crate::consts::{BLOCK_BYTES, SEGMENT_BLOCKS_MAX, SEGMENTS_MAX};
@@ -50,19 +52,65 @@ const KIND_PIN: u8 = 6;
 const KEY_SLOT_BYTES: usize = 2;
 const PLACE_BYTES: usize = 7;
 const PLACE_BITS: u32 = 56;
-const SEAL_BYTES: usize = 12 + 16;
+const SALT_BYTES: usize = 12;
+const TAG_BYTES: usize = 16;
 const START_BITS: u32 = 20;
 const BLOCKS_BITS: u32 = 18;
 const SEGMENT_BITS: u32 = 24;
 
 const _: () = assert!(
-    1 + 1 + KEY_SLOT_BYTES + 4 + 16 + 32 + 12 + PLACE_BYTES + 4 + 8 + 8 + SEAL_BYTES
+    1 + 1 + KEY_SLOT_BYTES + 4 + 16 + 32 + 12 + PLACE_BYTES + 4 + 8 + 8 + SALT_BYTES + TAG_BYTES
         == RECORD_BYTES
 );
 const _: () = assert!(START_BITS + 2 * BLOCKS_BITS == PLACE_BITS);
 const _: () = assert!(SEGMENT_BLOCKS_MAX == 1 << START_BITS && SEGMENTS_MAX == 1 << SEGMENT_BITS);
 // Every page is smaller than 2^18 blocks.
 const _: () = assert!(PAGE_BYTES_LIMIT == (BLOCK_BYTES as u64) << BLOCKS_BITS);
+
+/// What decryption of a page needs besides its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seal {
+    /// The slot of its tenant's key in the keyring.
+    pub slot: NonZeroU16,
+    /// Random bytes, drawn for the encryption of this page alone.
+    pub salt: [u8; SALT_BYTES],
+    /// The tag over the name of the page and its stored bytes.
+    pub tag: [u8; TAG_BYTES],
+}
+
+/// What shows that stored bytes are those of a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Proof {
+    /// The [`PageChecksum`](crate::PageChecksum) of the stored blocks.
+    pub checksum: u64,
+    /// Of an encrypted page.
+    pub seal: Option<Seal>,
+}
+
+impl Proof {
+    /// Bits of the checksum of an encrypted page that count, from the lowest: an index keeps no
+    /// more. The tag shows whether bytes are the page's. The checksum only shows whether bytes
+    /// without the right tag are the stored ones.
+    pub const SEALED_CHECKSUM_BITS: u32 = 48;
+
+    /// Whether stored bytes with this checksum are those of the page.
+    #[must_use]
+    pub const fn has_checksum(&self, checksum: u64) -> bool {
+        let differs = self.checksum ^ checksum;
+        match self.seal {
+            None => differs == 0,
+            Some(_) => differs << (u64::BITS - Proof::SEALED_CHECKSUM_BITS) == 0,
+        }
+    }
+}
+
+impl From<u64> for Proof {
+    /// That of a page which is not encrypted.
+    fn from(checksum: u64) -> Proof {
+        let seal = None;
+        Proof { checksum, seal }
+    }
+}
 
 /// A page of the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +135,8 @@ pub struct PageRecord {
     pub put_unix_s: u32,
     /// The [`PageChecksum`](crate::PageChecksum) of the stored blocks.
     pub checksum: u64,
+    /// Of an encrypted page. A copy keeps it, and the stored bytes.
+    pub seal: Option<Seal>,
 }
 
 /// A record of the log.
@@ -193,7 +243,7 @@ impl Record {
         let [place @ .., _] = fields.place.to_le_bytes();
         writer.u8(fields.kind);
         writer.u8(if has_parent { FLAG_PARENT } else { 0 });
-        writer.reserved(KEY_SLOT_BYTES);
+        writer.u16(fields.seal.map_or(0, |seal| seal.slot.get()));
         writer.u32(fields.depth);
         writer.bytes(fields.namespace.as_bytes());
         writer.bytes(fields.key.as_bytes());
@@ -202,7 +252,8 @@ impl Record {
         writer.u32(fields.unix_s);
         writer.u64(fields.birth.get());
         writer.u64(fields.checksum);
-        writer.reserved(SEAL_BYTES);
+        writer.bytes(&fields.seal.map_or([0; SALT_BYTES], |seal| seal.salt));
+        writer.bytes(&fields.seal.map_or([0; TAG_BYTES], |seal| seal.tag));
     }
 
     #[inline]
@@ -222,6 +273,7 @@ impl Record {
         let is_departure = matches!(kind, KIND_EVICT | KIND_VOID);
         let is_lean = fields.parent.is_none()
             && fields.depth == 0
+            && fields.seal.is_none()
             && (until_unix_s == 0 || kind == KIND_PIN)
             && (is_departure || fields.place == 0 && fields.checksum == 0);
         if !is_lean {
@@ -306,6 +358,7 @@ struct Fields {
     unix_s: u32,
     birth: Serial,
     checksum: u64,
+    seal: Option<Seal>,
 }
 
 impl Fields {
@@ -320,6 +373,7 @@ impl Fields {
             unix_s: 0,
             birth: record.birth(),
             checksum: 0,
+            seal: None,
         };
         let departed = |kind, key: &KeyPrefix, home: &PageHome| Fields {
             kind,
@@ -339,6 +393,7 @@ impl Fields {
                     | u64::from(page.stored) << (START_BITS + BLOCKS_BITS),
                 unix_s: page.put_unix_s,
                 checksum: page.checksum,
+                seal: page.seal,
                 ..absent
             },
             Record::Delete { key, .. } => Fields {
@@ -369,7 +424,7 @@ impl Fields {
         let mut reader = Reader::new(bytes);
         let kind = reader.u8()?;
         let flags = reader.u8()?;
-        reader.reserved(KEY_SLOT_BYTES)?;
+        let slot = NonZeroU16::new(reader.u16()?);
         let depth = reader.u32()?;
         let namespace = Fingerprint::from_bytes(reader.array()?);
         let key = PageKey::from_bytes(reader.array()?);
@@ -378,7 +433,7 @@ impl Fields {
         let unix_s = reader.u32()?;
         let birth = Serial::from_raw(reader.u64()?);
         let checksum = reader.u64()?;
-        reader.reserved(SEAL_BYTES)?;
+        let seal = read_seal(slot, &mut reader)?;
         let has_parent = flags & FLAG_PARENT != 0;
         let no_parent = *parent.as_bytes() == [0; 12];
         if flags & !FLAG_PARENT != 0 || !(has_parent || no_parent) {
@@ -394,6 +449,7 @@ impl Fields {
             unix_s,
             birth,
             checksum,
+            seal,
         })
     }
 
@@ -409,6 +465,7 @@ impl Fields {
             stored: bits(self.place, START_BITS + BLOCKS_BITS, BLOCKS_BITS),
             put_unix_s: self.unix_s,
             checksum: self.checksum,
+            seal: self.seal,
         }
     }
 
@@ -438,6 +495,20 @@ fn read_place(reader: &mut Reader<'_>) -> Result<u64, Damage> {
     let [low @ .., _] = &mut bytes;
     *low = reader.array::<PLACE_BYTES>()?;
     Ok(u64::from_le_bytes(bytes))
+}
+
+/// The seal of a page with a key slot. A page without one has none, and a seal of zeros is none.
+#[inline]
+fn read_seal(slot: Option<NonZeroU16>, reader: &mut Reader<'_>) -> Result<Option<Seal>, Damage> {
+    let Some(slot) = slot else {
+        reader.reserved(SALT_BYTES + TAG_BYTES)?;
+        return Ok(None);
+    };
+    let (salt, tag) = (reader.array()?, reader.array()?);
+    if salt == [0; SALT_BYTES] && tag == [0; TAG_BYTES] {
+        return Err(damaged("key_slot", slot.get()));
+    }
+    Ok(Some(Seal { slot, salt, tag }))
 }
 
 fn damaged(field: &'static str, value: impl Into<u64>) -> Damage {

@@ -4,6 +4,7 @@
 mod common;
 
 use common::keyring::*;
+use common::quotas::*;
 use common::*;
 use larder_format::*;
 use proptest::prelude::*;

@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::quotas::*;
 use common::*;
 use larder_format::*;
 use proptest::prelude::*;

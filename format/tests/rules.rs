@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::num::NonZeroU16;
+
 use common::*;
 use larder_format::*;
 
@@ -109,7 +111,7 @@ fn a_superblock_with_an_impossible_field_is_neither_written_nor_read() {
 #[test]
 fn a_set_bit_that_should_be_zero_is_refused_though_the_crc_is_right() {
     let superblock = superblock().encode().unwrap();
-    for at in [20, 92, 255, 256 + 24 + 14, 4095] {
+    for at in [20, 92, 236, 255, 256 + 24 + 14, 4095] {
         let reason = refused(Superblock::decode(&patched(&superblock, at, &[1])));
         assert_eq!(
             reason,
@@ -132,7 +134,6 @@ fn a_set_bit_that_should_be_zero_is_refused_though_the_crc_is_right() {
         84,
         159,
         page + 1,
-        page + 2,
         page + 95,
         page + 122,
         head + 56,
@@ -464,6 +465,52 @@ fn a_descriptor_block_with_an_impossible_field_is_refused() {
     assert!(placed(2, (1 << 18) - 1, 1).is_ok());
     assert_eq!(u64_at(page + 79, commit), field("birth", commit));
     assert_eq!(u64_at(page + 79, 0), field("birth", 0));
+}
+
+#[test]
+fn a_seal_belongs_to_a_page_and_is_whole() {
+    let block = encode_block(&records_block());
+    let (page, delete) = (160, 160 + 2 * 123);
+    for record in [page, delete] {
+        let slot = patched(&block, record + 2, &[7, 1]);
+        assert_eq!(refused(decode_block(&slot)), field("key_slot", 0x107));
+    }
+    let sealed = patched(&patched(&block, page + 2, &[7, 1]), page + 95, &[5]);
+    let Body::Records(records) = decode_block(&sealed).unwrap().body else {
+        panic!("records");
+    };
+    let Record::Page(record) = records[0] else {
+        panic!("a page");
+    };
+    let seal = record.seal.unwrap();
+    let salt = [5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(
+        (seal.slot.get(), seal.salt, seal.tag),
+        (0x107, salt, [0; 16])
+    );
+    let tombstone = patched(&patched(&block, delete + 2, &[7, 1]), delete + 95, &[5]);
+    assert_eq!(refused(decode_block(&tombstone)), Damage::Reserved);
+}
+
+/// The tag decides for an encrypted page, so that an index can keep a part of its checksum.
+#[test]
+fn of_the_checksum_of_an_encrypted_page_the_low_bits_count() {
+    let seal = Seal {
+        slot: NonZeroU16::MIN,
+        salt: [1; 12],
+        tag: [2; 16],
+    };
+    let plain = Proof::from(u64::MAX);
+    let sealed = Proof {
+        seal: Some(seal),
+        ..plain
+    };
+    for bit in 0..64 {
+        let other = u64::MAX ^ 1 << bit;
+        assert!(!plain.has_checksum(other));
+        assert_eq!(sealed.has_checksum(other), bit >= 48);
+    }
+    assert!(plain.has_checksum(u64::MAX) && sealed.has_checksum(u64::MAX));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId, SegmentMap};
 use larder_core::index::{Lease, NamespaceSlot, ReadAs, SegmentId};
-use larder_engine::format::{Namespace, PageKey};
+use larder_engine::format::{Namespace, PageKey, Proof};
 use larder_engine::{Hint, NamespaceId, PutStatus, Stats, StoreError};
 use larder_store::catalog::{Allocator, Catalog, Direct, Landed, NamespaceShape, Pinned, Putting};
 use larder_store::encoder::CodecChoice;
@@ -90,7 +90,7 @@ impl Catalog for CoreCatalog {
         let pinned = found.into_iter().map(|page| {
             page.map(|page| Pinned {
                 extent: inner.map.extent(page.place),
-                checksum: page.checksum,
+                proof: page.proof,
                 unproven: page.unproven,
             })
         });
@@ -160,9 +160,9 @@ impl Allocator for CoreCatalog {
         machine.with_core(|core| core.reserve(namespace.into(), asks, hint))
     }
 
-    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
+    fn commit(&self, reservation: ReservationId, proofs: &[Option<Proof>]) {
         let machine = &mut self.inner().machine;
-        machine.with_core(|core| core.commit(reservation, checksums));
+        machine.with_core(|core| core.commit(reservation, proofs));
     }
 
     fn landed(&self, reservations: &[Landed]) {

@@ -52,6 +52,7 @@ pub fn page(namespace: Fingerprint, key: PageKey, birth: Serial, start: u32) -> 
         stored: 1,
         put_unix_s: 0,
         checksum: u64::from(start) << 32 | birth.counter(),
+        seal: None,
     }
 }
 

@@ -259,7 +259,7 @@ impl Machine {
         for (at, (page, grant)) in pages.iter().zip(&grants).enumerate() {
             if let Grant::Write(extent) = grant {
                 self.write(extent.volume, extent.offset, &page.bytes);
-                checksums[at] = Some(self.checksum(namespace, &page.key, &page.bytes));
+                checksums[at] = Some(self.checksum(namespace, &page.key, &page.bytes).into());
                 landed.push((at, true));
             }
         }
@@ -301,7 +301,7 @@ impl Machine {
         let located = self.index.locate(namespace, key)?;
         let read = self.read(located.place, blocks);
         let finding = match &read {
-            Some(bytes) if self.checksum(namespace, key, bytes) == located.checksum => {
+            Some(bytes) if located.proof == self.checksum(namespace, key, bytes).into() => {
                 Finding::Good
             }
             Some(_) => Finding::Mismatch,

@@ -316,8 +316,9 @@ impl World {
         let slot = live.slots[info.namespace];
         let located = slot.and_then(|slot| live.index.locate(slot, &info.key));
         let version = self.oracle.version(page.version);
-        let is_there = located
-            .is_some_and(|found| found.place == page.place && version.has_checksum(found.checksum));
+        let is_there = located.is_some_and(|found| {
+            found.place == page.place && version.has_checksum(found.proof.checksum)
+        });
         if !is_there || version.rotten {
             return;
         }
@@ -369,9 +370,12 @@ impl World {
                 .expect("the index holds a page that was never put");
             let version = self
                 .oracle
-                .find(name, page.checksum)
+                .find(name, page.proof.checksum)
                 .expect("the index holds a checksum that was never put under this name");
-            let stored = self.oracle.version(version).stored_blocks(page.checksum);
+            let stored = self
+                .oracle
+                .version(version)
+                .stored_blocks(page.proof.checksum);
             let length = self.blocks_at(version, page.place) as u32;
             assert_eq!(
                 Some(length),

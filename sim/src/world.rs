@@ -377,7 +377,7 @@ impl World {
         let found = epoch
             .index
             .locate(epoch.slots[info.namespace]?, &info.key)?;
-        let version = self.oracle.find(name, found.checksum)?;
+        let version = self.oracle.find(name, found.proof.checksum)?;
         Some((version, found.place.segment))
     }
 

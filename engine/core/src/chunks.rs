@@ -73,46 +73,47 @@ impl<T, const BITS: u32> Chunks<T, BITS> {
     }
 }
 
-/// Numbers of which most stretches are zero: a chunk in which no number was ever set takes no
+/// Values of which most stretches are zero: a chunk in which no value was ever set takes no
 /// memory.
 #[derive(Debug, Default)]
-pub struct Sparse {
-    chunks: Vec<Option<Box<[u32]>>>,
+pub struct Sparse<T> {
+    chunks: Vec<Option<Box<[T]>>>,
 }
 
-impl Sparse {
+impl<T: Copy + Default + PartialEq> Sparse<T> {
     pub const fn new() -> Self {
         Self { chunks: Vec::new() }
     }
 
     #[inline]
-    pub fn get(&self, index: usize) -> u32 {
+    pub fn get(&self, index: usize) -> T {
         let chunk = self.chunks.get(index >> CHUNK_BITS);
-        chunk
-            .and_then(Option::as_ref)
-            .map_or(0, |chunk| chunk[index & ((1 << CHUNK_BITS) - 1)])
+        let chunk = chunk.and_then(Option::as_ref);
+        chunk.map_or_else(T::default, |chunk| chunk[index & ((1 << CHUNK_BITS) - 1)])
     }
 
-    pub fn set(&mut self, index: usize, number: u32) {
+    pub fn set(&mut self, index: usize, value: T) {
         let at = index >> CHUNK_BITS;
+        let is_zero = value == T::default();
         if at >= self.chunks.len() {
-            if number == 0 {
+            if is_zero {
                 return;
             }
             self.chunks.resize_with(at + 1, || None);
         }
         let chunk = &mut self.chunks[at];
-        if number == 0 && chunk.is_none() {
+        if is_zero && chunk.is_none() {
             return;
         }
-        let chunk = chunk.get_or_insert_with(|| vec![0; 1 << CHUNK_BITS].into_boxed_slice());
-        chunk[index & ((1 << CHUNK_BITS) - 1)] = number;
+        let chunk =
+            chunk.get_or_insert_with(|| vec![T::default(); 1 << CHUNK_BITS].into_boxed_slice());
+        chunk[index & ((1 << CHUNK_BITS) - 1)] = value;
     }
 
     /// Bytes allocated.
     pub fn ram_bytes(&self) -> usize {
         let chunks = self.chunks.iter().flatten();
         let elements: usize = chunks.map(|chunk| size_of_val(&**chunk)).sum();
-        elements + self.chunks.capacity() * size_of::<Option<Box<[u32]>>>()
+        elements + self.chunks.capacity() * size_of::<Option<Box<[T]>>>()
     }
 }

@@ -140,8 +140,9 @@ impl Owner {
             stored,
             put_unix_s: page.extra.put_unix_s,
             checksum: page.checksum,
+            seal: found.proof.seal,
         };
-        (found.checksum == page.checksum).then_some(Move {
+        found.proof.has_checksum(page.checksum).then_some(Move {
             namespace: page.slot,
             record,
             from: found.place,

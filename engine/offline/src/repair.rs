@@ -313,7 +313,8 @@ fn drop_batch(
                 let mut checksum = PageChecksum::new(page.namespace, &page.key);
                 checksum.blocks(&bytes);
                 let stored = owner.local.index.locate(*slot, &page.key);
-                let is_good = stored.is_some_and(|found| found.checksum == checksum.finish());
+                let is_good =
+                    stored.is_some_and(|found| found.proof.has_checksum(checksum.finish()));
                 if is_good {
                     Finding::Good
                 } else {

@@ -16,7 +16,7 @@ use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
 use larder_core::index::{Place, ReadAs, SegmentId};
 use larder_core::status::PutStatus;
-use larder_format::{BLOCK_BYTES, Namespace, PageKey};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey, Proof};
 
 use crate::api::Stats;
 use crate::encoder::{CodecChoice, Encoder};
@@ -27,8 +27,8 @@ use crate::error::StoreError;
 pub struct Pinned {
     /// The extent to read.
     pub extent: Extent,
-    /// The checksum that the bytes must have.
-    pub checksum: u64,
+    /// What shows that bytes are the page's.
+    pub proof: Proof,
     /// Recovered after a crash and not verified since.
     pub unproven: bool,
 }
@@ -105,7 +105,7 @@ pub trait Putting {
 
     /// Passes the checksums of the granted pages, in the order of the request; `None` aborts a
     /// page. Called exactly once for a reservation, while its writes may still be in flight.
-    fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]);
+    fn commit(&mut self, reservation: ReservationId, proofs: &[Option<Proof>]);
 
     /// Reports that all writes of granted pages of some reservations are over. A page aborted
     /// before it was written counts as a success. Sends the queued messages, so a call without
@@ -145,7 +145,7 @@ pub trait Allocator: Catalog {
     ) -> (ReservationId, Vec<Grant>);
 
     /// See [`Putting::commit`].
-    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]);
+    fn commit(&self, reservation: ReservationId, proofs: &[Option<Proof>]);
 
     /// Reports for some reservations the granted pages whose writes are over.
     fn landed(&self, reservations: &[Landed]);
@@ -194,8 +194,8 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
         self.allocator.reserve(self.namespace, self.hint, asks)
     }
 
-    fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
-        self.allocator.commit(reservation, checksums);
+    fn commit(&mut self, reservation: ReservationId, proofs: &[Option<Proof>]) {
+        self.allocator.commit(reservation, proofs);
     }
 
     fn landed(&mut self, reservations: &[Landed]) {

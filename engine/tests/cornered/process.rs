@@ -182,7 +182,7 @@ impl<'a> Process<'a> {
                 continue;
             };
             self.write(extent.offset, &bytes)?;
-            checksums.push(Some(checksum));
+            checksums.push(Some(checksum.into()));
             landed.push((at, true));
         }
         self.with_core(|core| core.commit(id, &checksums))?;
@@ -310,7 +310,7 @@ impl<'a> Process<'a> {
             found.is_some_and(|found| {
                 let read = self.disk.read(map.extent(found.place).offset, &mut there);
                 read.unwrap();
-                found.checksum == checksum && there == bytes
+                found.proof.checksum == checksum && there == bytes
             })
         })
     }

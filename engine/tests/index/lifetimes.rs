@@ -115,7 +115,7 @@ impl Model {
                     key: key(number).prefix(),
                     parent: Parent::Head,
                     place: page.place,
-                    checksum: 0,
+                    proof: 0.into(),
                     unproven: false,
                     told: Default::default(),
                 }]);
@@ -218,7 +218,7 @@ fn times_take_memory_while_a_limit_needs_them() {
                     start: number,
                     saved: 0,
                 },
-                checksum: 0,
+                proof: 0.into(),
                 unproven: false,
                 told: Default::default(),
             }

@@ -14,12 +14,13 @@ mod race;
 mod ram;
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU16;
 
 use larder_core::index::{
     Adoption, Heat, Index, Lease, LiveInfo, NamespaceSlot, Parent, Place, Publish, Published,
     ReadAs, SegmentId,
 };
-use larder_format::{KeyPrefix, PageKey};
+use larder_format::{KeyPrefix, PageKey, Proof, Seal};
 
 const NS: NamespaceSlot = NamespaceSlot(3);
 const AMPLE_BLOCKS: u64 = 1 << 24;
@@ -45,13 +46,27 @@ fn place(segment: u32, start: u32) -> Place {
     }
 }
 
+/// The page, encrypted.
+fn sealed(page: Publish) -> Publish {
+    let byte = page.place.start.to_le_bytes()[0];
+    let proof = Proof {
+        seal: Some(Seal {
+            slot: NonZeroU16::MAX,
+            salt: [byte; 12],
+            tag: [byte | 1; 16],
+        }),
+        ..page.proof
+    };
+    Publish { proof, ..page }
+}
+
 fn page(at: PageKey, parent: Parent, place: Place) -> Publish {
     Publish {
         namespace: NS,
         key: at.prefix(),
         parent,
         place,
-        checksum: u64::from(place.start) + 1,
+        proof: (u64::from(place.start) + 1).into(),
         unproven: false,
         told: Default::default(),
     }
@@ -107,8 +122,8 @@ fn a_published_page_is_found_where_it_was_put_and_in_no_other_namespace() {
     assert_eq!(index.publish(&[head]), [Published::New]);
     let found = index.locate(NS, &key(1, 0)).unwrap();
     assert_eq!(
-        (found.place, found.checksum, found.unproven),
-        (head.place, head.checksum, true)
+        (found.place, found.proof, found.unproven),
+        (head.place, head.proof, true)
     );
     assert_eq!(index.locate(NamespaceSlot(u16::MAX), &key(1, 0)), None);
     assert_eq!(index.locate(NS, &key(1, 1)), None);

@@ -7,10 +7,10 @@ use larder_core::index::{
     ReadAs, SegmentId,
 };
 use larder_engine::policy::Worth;
-use larder_format::{KeyPrefix, PageKey};
+use larder_format::{KeyPrefix, PageKey, Proof};
 use proptest::prelude::*;
 
-use super::{AMPLE_BLOCKS, HEAT_END, after, key, lease, page, place};
+use super::{AMPLE_BLOCKS, HEAT_END, after, key, lease, page, place, sealed};
 
 const CHAINS: u32 = 3;
 const DEPTHS: u32 = 7;
@@ -21,7 +21,7 @@ pub(super) type Name = (u16, u32, u32);
 #[derive(Debug, Clone)]
 struct Stored {
     place: Place,
-    checksum: u64,
+    proof: Proof,
     unproven: bool,
     heat: u64,
     leased: bool,
@@ -145,7 +145,7 @@ impl Model {
         };
         let stored = Stored {
             place: page.place,
-            checksum: page.checksum,
+            proof: page.proof,
             unproven: page.unproven,
             heat: had.as_ref().map_or(stamp, |page| page.heat),
             leased: had.as_ref().is_some_and(|page| page.leased),
@@ -313,8 +313,8 @@ impl Pair {
                     .zip(&names)
                 {
                     let page = self.model.pages.get(name);
-                    let expected = page.map(|page| (page.place, page.checksum));
-                    assert_eq!(found.map(|found| (found.place, found.checksum)), expected);
+                    let expected = page.map(|page| (page.place, page.proof));
+                    assert_eq!(found.map(|found| (found.place, found.proof)), expected);
                     found.map(|found| self.index.unpin(found.place.segment));
                 }
                 self.model.use_pages(&names, None);
@@ -420,6 +420,10 @@ impl Pair {
                 (_, Some(parent)) => after(name_key(parent)),
             };
             let page = page(name_key(*name), parent, self.fresh_place());
+            let page = match page.place.start % 3 {
+                0 => sealed(page),
+                _ => page,
+            };
             batch.push(Publish {
                 namespace: slot(*name),
                 unproven: choice / 8 % 2 == 1,
@@ -527,7 +531,7 @@ impl Pair {
                 key: name_key(name).prefix(),
                 parent: parent.map(|parent| name_key(parent).prefix()),
                 place: page.place,
-                checksum: page.checksum,
+                proof: page.proof,
                 heat: Heat((page.heat - shift) as u32),
                 children: self.model.children(name),
                 unproven: page.unproven,

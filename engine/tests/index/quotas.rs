@@ -133,7 +133,7 @@ impl Model {
                     key: key.prefix(),
                     parent: parent.map_or(Parent::Head, Parent::Key),
                     place,
-                    checksum: 1,
+                    proof: 1.into(),
                     unproven: false,
                     told: Default::default(),
                 }]);
@@ -298,7 +298,7 @@ fn the_leaves_that_a_group_keeps_cost_an_eviction_no_walk() {
                 start: at % (1 << 19),
                 saved: 0,
             },
-            checksum: 1,
+            proof: 1.into(),
             unproven: false,
             told: Default::default(),
         }]);

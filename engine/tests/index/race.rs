@@ -80,9 +80,9 @@ impl Writer<'_> {
             let parent = depth
                 .checked_sub(1)
                 .map_or(Parent::Head, |up| after(key(chain, up)));
-            let checksum = page_number(chain, depth);
+            let proof = page_number(chain, depth).into();
             batch.push(Publish {
-                checksum,
+                proof,
                 ..page(key(chain, depth), parent, at)
             });
             self.stored.insert((chain, depth), at);
@@ -160,7 +160,7 @@ fn read_until(done: &AtomicBool, index: &Index, disk: &Disk, seed: u64, have_rea
                 if let Some(found) = found {
                     let expected = page_number(number, depth);
                     assert_eq!(disk.block(found.place).load(Ordering::Acquire), expected);
-                    assert_eq!(found.checksum, expected);
+                    assert_eq!(found.proof, expected.into());
                     if !std::mem::replace(&mut has_read, true) {
                         have_read.fetch_add(1, Ordering::Relaxed);
                     }

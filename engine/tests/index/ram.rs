@@ -64,3 +64,26 @@ fn pages_that_a_codec_made_smaller_take_four_bytes_more_and_others_none() {
     let most = (4 * PAGES + (64 << 10) + 4096) as usize;
     assert!((1..=most).contains(&(after - before)), "{after}, {before}");
 }
+
+#[test]
+fn encrypted_pages_take_28_bytes_more_and_others_none() {
+    const PAGES: u32 = 200_000;
+    let index = Index::new(1, AMPLE_BLOCKS);
+    let put = |number, start, seal: fn(Publish) -> Publish| {
+        index.publish(&[seal(page(key(number, 0), Parent::Head, place(0, start)))]);
+    };
+    (0..PAGES).for_each(|number| put(number, number, |page| page));
+    let before = index.ram_bytes();
+    (0..PAGES).for_each(|number| put(number, number + 1, sealed));
+    index.check_invariants().unwrap();
+    let after = index.ram_bytes();
+    // The last chunk is not full.
+    let most = (28 * PAGES + 28 * (16 << 10) + 4096) as usize;
+    assert!((1..=most).contains(&(after - before)), "{after}, {before}");
+    let found = index.locate(NS, &key(9, 0)).unwrap();
+    let expected = sealed(page(key(9, 0), Parent::Head, place(0, 10)));
+    assert_eq!(found.proof, expected.proof);
+    put(9, 5, |page| page);
+    let found = index.locate(NS, &key(9, 0)).unwrap();
+    assert_eq!(found.proof, 6.into());
+}

@@ -250,6 +250,7 @@ fn write_lies(home: &Home) {
             stored: 16,
             put_unix_s: 0,
             checksum: 1,
+            seal: None,
         })
     };
     // Parents in a circle, a page that is its own parent, overlapping extents, impossible sizes.

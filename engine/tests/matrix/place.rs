@@ -142,7 +142,7 @@ fn row_14_a_deletion_that_is_acknowledged_while_a_sync_runs_falls_due_again() {
     };
     let (page, _) = core.reserve(slot, &[ask], Hint::default());
     serve(&mut core);
-    core.commit(page, &[Some(1)]);
+    core.commit(page, &[Some(1.into())]);
     serve(&mut core);
     core.flush(RequestId(1));
     core.delete(RequestId(2), slot, &chain(2, 1));

@@ -2,9 +2,11 @@
 #![allow(dead_code, reason = "each test binary uses a part of this")]
 
 pub mod keyring;
+pub mod quotas;
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 
 use larder_format::*;
 use proptest::prelude::*;
@@ -12,6 +14,7 @@ use proptest::prelude::*;
 pub type Block = [u8; BLOCK_BYTES];
 
 const CRC_AT: usize = 16;
+
 pub const SEGMENT_BLOCKS: u32 = 65_536;
 pub const STORE: StoreId = StoreId::from_bytes([0x5a; 16]);
 
@@ -161,6 +164,7 @@ pub fn page_record() -> PageRecord {
         stored: 1731,
         put_unix_s: 1_795_000_000,
         checksum: 0x0123_4567_89ab_cdef,
+        seal: None,
     }
 }
 
@@ -251,70 +255,6 @@ pub fn encode_closing(statement: &ClosingStatement) -> Block {
 pub fn decode_closing(block: &[u8]) -> Result<ClosingStatement, Damage> {
     let expected = closing_statement();
     ClosingStatement::decode(block, expected.store, expected.volume)
-}
-
-pub fn quotas() -> Quotas {
-    let quota = |group, min, max, max_age_s| Quota {
-        group,
-        min,
-        max,
-        max_age_s,
-    };
-    let fingerprint = namespace().fingerprint();
-    Quotas {
-        generation: 7,
-        list: vec![
-            quota(QuotaGroup::Namespace(fingerprint), 1 << 30, None, None),
-            quota(
-                QuotaGroup::Model("Qwen/Qwen3-8B".to_owned()),
-                0,
-                Some(1 << 40),
-                Some(3600),
-            ),
-            quota(QuotaGroup::Tenant("a".to_owned()), 4096, Some(4096), None),
-        ],
-    }
-}
-
-/// The first block of a copy, whose row has no other.
-pub fn encode_quotas(quotas: &Quotas) -> Block {
-    quotas.encode(STORE).unwrap()[..BLOCK_BYTES]
-        .try_into()
-        .unwrap()
-}
-
-pub fn decode_quotas(block: &[u8]) -> Result<Quotas, Damage> {
-    let mut copy = block.to_vec();
-    if block.len() == BLOCK_BYTES {
-        copy.resize(QUOTAS_BYTES, 0);
-    }
-    Quotas::decode(&copy, STORE)
-}
-
-pub fn any_quotas() -> impl Strategy<Value = Quotas> {
-    let name = "[a-z/ -]{1,40}";
-    let group = prop_oneof![
-        any::<[u8; 16]>().prop_map(|bytes| QuotaGroup::Namespace(Fingerprint::from_bytes(bytes))),
-        name.prop_map(QuotaGroup::Model),
-        name.prop_map(QuotaGroup::Tenant),
-    ];
-    let ages = prop::option::of(1..=u64::MAX);
-    let quota = (group, any::<u64>(), prop::option::of(any::<u64>()), ages);
-    let quota = quota.prop_map(|(group, min, more, max_age_s)| Quota {
-        group,
-        min: min.max(1),
-        max: more.map(|more| min.max(1).saturating_add(more)),
-        max_age_s,
-    });
-    let list = prop::collection::vec(quota, 0..QUOTAS_MAX);
-    (any::<u64>(), list).prop_map(|(generation, list)| {
-        let mut quotas = Quotas {
-            generation,
-            list: Vec::new(),
-        };
-        list.into_iter().for_each(|quota| quotas.set(quota));
-        quotas
-    })
 }
 
 pub fn namespace_block() -> DescriptorBlock {
@@ -574,6 +514,15 @@ pub fn any_segment_header() -> impl Strategy<Value = SegmentHeader> {
         )
 }
 
+fn any_seal() -> impl Strategy<Value = Seal> {
+    let bytes = (any::<[u8; 12]>(), any::<[u8; 16]>());
+    let seal =
+        (any::<NonZeroU16>(), bytes).prop_map(|(slot, (salt, tag))| Seal { slot, salt, tag });
+    seal.prop_filter("zeros are none", |seal| {
+        (seal.salt, seal.tag) != ([0; 12], [0; 16])
+    })
+}
+
 fn any_record(header: BlockHeader) -> impl Strategy<Value = Record> {
     let birth = (serial(1, 0).get()..header.commit.get()).prop_map(Serial::from_raw);
     let extent = (2..header.data_end).prop_flat_map(move |start| {
@@ -591,9 +540,10 @@ fn any_record(header: BlockHeader) -> impl Strategy<Value = Record> {
         birth,
         extent,
         any::<u64>(),
+        prop::option::of(any_seal()),
     )
         .prop_map(
-            |(kind, namespace, key, parent, depth, birth, extent, checksum)| match kind {
+            |(kind, namespace, key, parent, depth, birth, extent, checksum, seal)| match kind {
                 0 => Record::Page(PageRecord {
                     namespace,
                     key,
@@ -605,6 +555,7 @@ fn any_record(header: BlockHeader) -> impl Strategy<Value = Record> {
                     stored: extent.2,
                     put_unix_s: depth,
                     checksum,
+                    seal,
                 }),
                 1 => Record::Delete {
                     namespace,

@@ -134,7 +134,7 @@ impl State {
             if let Some(name) = store.name_of(page.key) {
                 let sum = store.checksum_at(name, page.place, &self.image);
                 all |= 1 << name;
-                whole |= Names::from(sum == page.checksum) << name;
+                whole |= Names::from(sum == page.proof.checksum) << name;
             }
         });
         self.promises.present = whole;

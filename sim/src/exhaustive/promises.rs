@@ -214,8 +214,8 @@ impl Store {
         index.each(|page| match self.name_of(page.key) {
             Some(name) => pages.push(Page {
                 name,
-                checksum: page.checksum,
-                whole: self.checksum_at(name, page.place, image) == page.checksum,
+                checksum: page.proof.checksum,
+                whole: self.checksum_at(name, page.place, image) == page.proof.checksum,
                 unproven: page.unproven,
                 place: page.place,
             }),

@@ -291,6 +291,7 @@ mod tests {
                 stored: 1,
                 put_unix_s: 0,
                 checksum: 0,
+                seal: None,
             })]),
         }
     }

@@ -61,7 +61,7 @@ use std::sync::Arc;
 
 use larder_base::failure::DiskError;
 use larder_base::ids::NamespaceId;
-use larder_format::{DescriptorBlock, Namespace, PageKey, SegmentState, Serial};
+use larder_format::{DescriptorBlock, Namespace, PageKey, Proof, SegmentState, Serial};
 
 use crate::capacity::footprint;
 use crate::grants::{Ask, Extent, Finding, Grant, ReservationId};
@@ -357,11 +357,11 @@ impl Core {
         granted
     }
 
-    /// Takes the checksums of a reservation's pages, by their position in the asks; `None` gives a
-    /// page up.
-    pub fn commit(&mut self, id: ReservationId, checksums: &[Option<u64>]) {
+    /// Takes the proofs of a reservation's pages, by their position in the asks; `None` gives a page
+    /// up.
+    pub fn commit(&mut self, id: ReservationId, proofs: &[Option<Proof>]) {
         let (_, puts, mut below) = rooms!(self);
-        puts.commit(&mut below, id, checksums);
+        puts.commit(&mut below, id, proofs);
         self.run();
     }
 

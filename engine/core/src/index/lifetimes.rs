@@ -22,7 +22,7 @@ pub(super) struct Lifetimes {
     /// By namespace, in seconds; zero without a limit.
     limits: Vec<u32>,
     /// By slot; zero if it is not known.
-    put: Sparse,
+    put: Sparse<u32>,
     /// Pages whose times are not known are served, until these have been read.
     is_lenient: bool,
     /// Some times have to be read.

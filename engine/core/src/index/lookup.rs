@@ -420,7 +420,7 @@ fn locate(state: &State, id: PageId) -> Option<Located> {
     let entry = state.slab().entry(id);
     Some(Located {
         place: state.slab().place(id),
-        checksum: entry.checksum,
+        proof: state.slab().proof(id),
         unproven: entry.spot.has(UNPROVEN),
     })
 }

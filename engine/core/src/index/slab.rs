@@ -1,11 +1,12 @@
 //! The entries: 32 bytes that every lookup reads, and, apart from them, 8 bytes that only eviction
-//! reads. Of a page that a codec made smaller, 4 more bytes: the saved blocks.
+//! reads. Of a page that a codec made smaller, 4 more bytes: the saved blocks. Of an encrypted page,
+//! 28 more bytes: its salt and its tag. Their chunks take memory only where there are such pages.
 //!
 //! ```text
 //! Entry (32 bytes, never across a cache line)      Link (8 bytes, under the same number)
 //!   0  spot      u64  segment 24 | start 20          0  parent    u32  slot, 2^32 - 1: none
 //!                     | namespace 16 | flags 4       4  children  u32  live pages below it
-//!   8  checksum  u64
+//!   8  checksum  u64; of an encrypted page: slot of its key 16 | low bits of the checksum 48
 //!  16  key       12 bytes of the page key
 //!  28  mark      u32  stamp 31 | leased 1
 //! ```
@@ -25,11 +26,12 @@
 //! renew both in one step. The greater word wins: a newer call beats an older one, and of one
 //! call's two words the leased one wins. All other fields change under the write lock only.
 
+use std::num::NonZeroU16;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use larder_base::ahead::fetch;
 use larder_base::planted;
-use larder_format::KeyPrefix;
+use larder_format::{KeyPrefix, Proof, Seal};
 
 use super::types::{Heat, NamespaceSlot, Place, SEGMENT_BLOCKS_MAX, SEGMENTS_MAX, SegmentId};
 use crate::chunks::{Chunks, Sparse};
@@ -117,6 +119,12 @@ impl Spot {
     }
 }
 
+/// Bytes of salt and tag.
+const SEAL_BYTES: usize = 12 + 16;
+
+const SEALED_CHECKSUM_BITS: u32 = Proof::SEALED_CHECKSUM_BITS;
+const SEALED_CHECKSUM_MASK: u64 = (1 << SEALED_CHECKSUM_BITS) - 1;
+
 /// Number of stamps.
 pub(super) const HEAT_END: u32 = 1 << 31;
 
@@ -152,7 +160,8 @@ impl Mark {
 #[repr(C, align(32))]
 pub(super) struct Entry {
     pub(super) spot: Spot,
-    pub(super) checksum: u64,
+    /// See the module; [`Slab::proof`] reads it.
+    checksum: u64,
     key: [u8; 12],
     mark: AtomicU32,
 }
@@ -160,10 +169,11 @@ pub(super) struct Entry {
 const _: () = assert!(size_of::<Entry>() == 32);
 
 impl Entry {
-    pub(super) fn new(spot: Spot, checksum: u64, key: KeyPrefix, mark: Mark) -> Self {
+    /// Without a proof yet.
+    pub(super) fn new(spot: Spot, key: KeyPrefix, mark: Mark) -> Self {
         Self {
             spot,
-            checksum,
+            checksum: 0,
             key: *key.as_bytes(),
             mark: AtomicU32::new(mark.0),
         }
@@ -216,7 +226,9 @@ const UNLINKED: Link = Link {
 pub(super) struct Slab {
     entries: Chunks<Entry>,
     links: Chunks<Link>,
-    saved: Sparse,
+    saved: Sparse<u32>,
+    /// Salt and tag.
+    seals: Sparse<[u8; SEAL_BYTES]>,
     free_head: PageId,
     free_count: usize,
 }
@@ -227,6 +239,7 @@ impl Slab {
             entries: Chunks::new(),
             links: Chunks::new(),
             saved: Sparse::new(),
+            seals: Sparse::new(),
             free_head: PageId::NONE,
             free_count: 0,
         }
@@ -267,6 +280,39 @@ impl Slab {
         if !planted!(KeptLength) {
             self.saved.set(id.at(), place.saved);
         }
+    }
+
+    /// What shows that bytes are those of a page. Of an encrypted page the checksum has the bits
+    /// that count.
+    pub(super) fn proof(&self, id: PageId) -> Proof {
+        let checksum = self.entry(id).checksum;
+        let seal = self.seals.get(id.at());
+        if seal == [0; SEAL_BYTES] {
+            return checksum.into();
+        }
+        let slot = NonZeroU16::new((checksum >> SEALED_CHECKSUM_BITS) as u16);
+        let (mut salt, mut tag) = ([0; 12], [0; 16]);
+        salt.copy_from_slice(&seal[..12]);
+        tag.copy_from_slice(&seal[12..]);
+        Proof {
+            checksum: checksum & SEALED_CHECKSUM_MASK,
+            seal: slot.map(|slot| Seal { slot, salt, tag }),
+        }
+    }
+
+    pub(super) fn set_proof(&mut self, id: PageId, proof: Proof) {
+        let mut bytes = [0; SEAL_BYTES];
+        let checksum = match proof.seal {
+            None => proof.checksum,
+            Some(seal) => {
+                bytes[..12].copy_from_slice(&seal.salt);
+                bytes[12..].copy_from_slice(&seal.tag);
+                let slot = u64::from(seal.slot.get()) << SEALED_CHECKSUM_BITS;
+                slot | proof.checksum & SEALED_CHECKSUM_MASK
+            }
+        };
+        self.seals.set(id.at(), bytes);
+        self.entry_mut(id).checksum = checksum;
     }
 
     pub(super) fn link(&self, id: PageId) -> Link {
@@ -356,6 +402,9 @@ impl Slab {
 
     /// Bytes allocated.
     pub(super) fn ram_bytes(&self) -> usize {
-        self.entries.ram_bytes() + self.links.ram_bytes() + self.saved.ram_bytes()
+        self.entries.ram_bytes()
+            + self.links.ram_bytes()
+            + self.saved.ram_bytes()
+            + self.seals.ram_bytes()
     }
 }

@@ -333,8 +333,9 @@ impl State {
             }
             let spot = Spot::new(page.place, page.namespace, LIVE | unproven | orphan);
             let mark = Mark::new(heat, false);
-            let entry = Entry::new(spot, page.checksum, page.key, mark);
+            let entry = Entry::new(spot, page.key, mark);
             let (id, table_grew) = self.insert(entry, page.place.saved);
+            self.slab.set_proof(id, page.proof);
             if let Some(parent) = parent {
                 self.link(id, parent);
             }
@@ -354,8 +355,8 @@ impl State {
         };
         let flags = was.flags() & QUEUED | LIVE | unproven | orphan;
         self.slab.set_spot(id, page.place, page.namespace, flags);
+        self.slab.set_proof(id, page.proof);
         let entry = self.slab.entry_mut(id);
-        entry.checksum = page.checksum;
         if page.parent == Parent::Head {
             entry.spot.clear(ORPHAN);
         } else if orphan != 0 {
@@ -637,7 +638,7 @@ impl State {
             key: entry.key(),
             parent,
             place: self.slab.place(id),
-            checksum: entry.checksum,
+            proof: self.slab.proof(id),
             heat: entry.mark().heat(),
             children,
             unproven: entry.spot.has(UNPROVEN),

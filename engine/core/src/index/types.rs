@@ -2,7 +2,7 @@
 //! that its calls take and return.
 
 use larder_base::ids::NamespaceId;
-use larder_format::{KeyPrefix, PageRecord};
+use larder_format::{KeyPrefix, PageRecord, Proof};
 
 use crate::policy::{Use, Worth};
 use serde::{Deserialize, Serialize};
@@ -86,8 +86,9 @@ pub struct Lease {
 pub struct Located {
     /// Where its payload lies.
     pub place: Place,
-    /// Its payload checksum, which also covers its whole key and its namespace.
-    pub checksum: u64,
+    /// What shows that bytes are its own: a checksum that also covers its whole key and its
+    /// namespace.
+    pub proof: Proof,
     /// Its write may not have completed before the last crash: a failed checksum is not damage
     /// then.
     pub unproven: bool,
@@ -126,8 +127,8 @@ pub struct Publish {
     pub parent: Parent,
     /// Where its payload lies.
     pub place: Place,
-    /// Its payload checksum.
-    pub checksum: u64,
+    /// What shows that bytes are its own.
+    pub proof: Proof,
     /// Found by recovery above the synced commit number: its write may not have completed.
     pub unproven: bool,
     /// Facts for policies.
@@ -195,8 +196,8 @@ pub struct PageView {
     pub parent: Option<KeyPrefix>,
     /// Where its payload lies.
     pub place: Place,
-    /// Its payload checksum.
-    pub checksum: u64,
+    /// What shows that bytes are its own.
+    pub proof: Proof,
     /// When it was last used.
     pub heat: Heat,
     /// Number of its stored children.

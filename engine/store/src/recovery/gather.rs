@@ -8,8 +8,8 @@ use larder_core::hint::Hint;
 use larder_core::index::{Index, Keep, NamespaceSlot, Parent, Place, Publish, SegmentId, Told};
 use larder_disk::Disk;
 use larder_format::{
-    Body, Fingerprint, HEADER_BLOCKS, KeyPrefix, Namespace, PageKey, PageRecord, Record, Run,
-    SegmentHeader, SegmentNo, SegmentState, Serial, Structure,
+    Body, Fingerprint, HEADER_BLOCKS, KeyPrefix, Namespace, PageKey, PageRecord, Proof, Record,
+    Run, Seal, SegmentHeader, SegmentNo, SegmentState, Serial, Structure,
 };
 use rapidhash::quality::RandomState;
 
@@ -36,6 +36,8 @@ pub struct Gathered<E = ()> {
     pub(super) keys: Names<(NamespaceSlot, KeyPrefix), PageKey>,
     /// The newest pin of each key.
     pins: Names<(NamespaceSlot, KeyPrefix), Keep>,
+    /// By place. Apart from the pages, of which an open of a plain store may have millions.
+    seals: HashMap<(SegmentId, u32), Seal>,
     /// Segments with a page whose bytes cannot be read now, and that may be the newest of its key.
     pub(super) unread: HashSet<SegmentId>,
     /// Highest synced watermark of each epoch.
@@ -171,6 +173,7 @@ impl<E: Extra> Gathered<E> {
             pages: Vec::new(),
             gone: Names::default(),
             void: HashSet::default(),
+            seals: HashMap::new(),
             clears: Names::default(),
             wrong_size_until: Names::default(),
             keys: Names::default(),
@@ -433,6 +436,9 @@ impl<E: Extra> Gathered<E> {
         if !visible {
             return Ok(());
         }
+        if let Some(seal) = page.seal {
+            self.seals.insert((segment, page.start), seal);
+        }
         self.pages.push(Found {
             slot,
             key: page.key.prefix(),
@@ -511,7 +517,9 @@ impl<E: Extra> Gathered<E> {
         let mut kept: Vec<Found<E>> = live.map(|(page, _)| page).collect();
         kept.sort_unstable_by_key(|page| (page.commit, page.birth));
         let blocks = |slot: NamespaceSlot| self.namespaces[usize::from(slot.0)].page_blocks;
-        let pages = kept.iter().map(|page| page.publish(blocks(page.slot)));
+        let seal = |place: Place| self.seals.get(&(place.segment, place.start)).copied();
+        let publish = |page: &Found<E>| page.publish(blocks(page.slot), seal(page.place));
+        let pages = kept.iter().map(publish);
         let pages: Vec<Publish> = pages.collect();
         index.load(&pages);
         self.keep_pinned(&kept, index);
@@ -531,7 +539,7 @@ impl SegmentSummary {
 }
 
 impl<E> Found<E> {
-    fn publish(&self, plain_blocks: u32) -> Publish {
+    fn publish(&self, plain_blocks: u32, seal: Option<Seal>) -> Publish {
         let parent = match self.parent {
             Some(key) => Parent::Key(key),
             None if self.depth == 0 => Parent::Head,
@@ -542,7 +550,10 @@ impl<E> Found<E> {
             key: self.key,
             parent,
             place: self.place,
-            checksum: self.checksum,
+            proof: Proof {
+                checksum: self.checksum,
+                seal,
+            },
             unproven: !self.proven,
             told: Told {
                 depth: self.depth,

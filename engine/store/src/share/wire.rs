@@ -393,7 +393,7 @@ impl From<Pinned> for PinnedPage {
     fn from(pinned: Pinned) -> PinnedPage {
         PinnedPage {
             place: pinned.extent.place,
-            checksum: pinned.checksum,
+            checksum: pinned.proof.checksum,
             unproven: pinned.unproven,
         }
     }
@@ -404,7 +404,7 @@ impl PinnedPage {
     pub(crate) fn on(self, map: &SegmentMap) -> Pinned {
         Pinned {
             extent: map.extent(self.place),
-            checksum: self.checksum,
+            proof: self.checksum.into(),
             unproven: self.unproven,
         }
     }

@@ -663,7 +663,7 @@ mod tests {
         };
         let (reservation, grants) = local.reserve(id, Hint::default(), &[ask]);
         assert!(matches!(grants[0], Grant::Write(_)));
-        local.commit(reservation, &[Some(1)]);
+        local.commit(reservation, &[Some(1.into())]);
         local.landed(&[(reservation, vec![(0, true)])]);
         let (sender, receiver) = mpsc::channel();
         thread::spawn(move || sender.send(local.wait(reservation)));

@@ -32,7 +32,7 @@ use larder_core::counters::Counts;
 use larder_core::grants::{Ask, Extent, Grant, ReservationId};
 use larder_core::status::{PutFailure, PutStatus, Refusal};
 use larder_disk::{Action, Buffer, MERGE_BYTES_MAX, Op, PIECES_MAX, Piece, Purpose};
-use larder_format::{BLOCK_BYTES, PageChecksum};
+use larder_format::{BLOCK_BYTES, PageChecksum, Proof};
 
 use super::coding::ENCODED_BYTES;
 use super::get::push_piece;
@@ -328,7 +328,11 @@ impl Call<'_> {
             encoded,
         };
         let (idle, checksums) = self.write(window, &grants, &ahead);
-        self.putting.commit(reservation, &checksums);
+        let proofs: Vec<_> = checksums
+            .into_iter()
+            .map(|sum| sum.map(Proof::from))
+            .collect();
+        self.putting.commit(reservation, &proofs);
         self.land(idle.into_iter().collect());
         (admitted, refused.map(|(_, why)| why))
     }
@@ -530,9 +534,9 @@ mod tests {
             (reservation, grants)
         }
 
-        fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
-            let admitted = checksums.iter().take_while(|sum| sum.is_some()).count();
-            self.inner.commit(reservation, &checksums[..admitted]);
+        fn commit(&mut self, reservation: ReservationId, proofs: &[Option<Proof>]) {
+            let admitted = proofs.iter().take_while(|sum| sum.is_some()).count();
+            self.inner.commit(reservation, &proofs[..admitted]);
         }
 
         fn landed(&mut self, reservations: &[Landed]) {

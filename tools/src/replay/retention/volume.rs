@@ -316,7 +316,10 @@ impl Volume {
         let namespace = self.namespace;
         let (id, grants) = self.with_core(|core| core.reserve(namespace, asks, hint));
         let is_granted = |grant: &Grant| matches!(grant, Grant::Write(_));
-        let checksums: Vec<_> = grants.iter().map(|g| is_granted(g).then_some(0)).collect();
+        let checksums: Vec<_> = grants
+            .iter()
+            .map(|g| is_granted(g).then_some(0.into()))
+            .collect();
         let landed: Vec<_> = (0..grants.len())
             .filter(|at| is_granted(&grants[*at]))
             .map(|at| (at, true))

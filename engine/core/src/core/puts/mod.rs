@@ -17,7 +17,7 @@ mod seen;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
-use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, PageRecord, Serial};
+use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, PageRecord, Proof, Serial};
 use rapidhash::quality::RandomState;
 use slotmap::SlotMap;
 
@@ -63,7 +63,7 @@ struct Pending {
     blocks: u32,
     /// When it was put, in seconds since 1970.
     put_unix_s: u32,
-    checksum: u64,
+    proof: Proof,
     origin: Origin,
     /// Whether its bytes are on the device.
     landed: Option<bool>,
@@ -171,13 +171,13 @@ impl Puts {
 
     // ---- pages under way
 
-    /// Takes the checksums of a reservation's pages, by their position in the asks; `None` gives a
-    /// page up.
+    /// Takes the proofs of a reservation's pages, by their position in the asks; `None` gives a page
+    /// up.
     pub(super) fn commit(
         &mut self,
         below: &mut Below<'_>,
         id: ReservationId,
-        checksums: &[Option<u64>],
+        proofs: &[Option<Proof>],
     ) {
         let Some(reservation) = self.reservations.get_mut(&id) else {
             return;
@@ -195,9 +195,9 @@ impl Puts {
             let Some(page) = self.pending.get_mut(ticket) else {
                 continue;
             };
-            match checksums.get(index).copied().flatten() {
-                Some(checksum) if !page.spoiled => {
-                    page.checksum = checksum;
+            match proofs.get(index).copied().flatten() {
+                Some(proof) if !page.spoiled => {
+                    page.proof = proof;
                     let record = page.record(below.base);
                     below.journal.queue_page(page.place.segment, ticket, record);
                 }
@@ -252,10 +252,10 @@ impl Puts {
         }
     }
 
-    /// The checksum of a granted page, and its origin.
-    pub(super) fn granted_page(&self, ticket: Ticket) -> Option<(u64, Origin)> {
+    /// The proof of a granted page, and its origin.
+    pub(super) fn granted_page(&self, ticket: Ticket) -> Option<(Proof, Origin)> {
         let page = self.pending.get(ticket)?;
-        Some((page.checksum, page.origin))
+        Some((page.proof, page.origin))
     }
 
     /// The descriptors of these pages are part of this commit.
@@ -423,7 +423,8 @@ impl Pending {
             blocks: self.blocks + self.place.saved,
             stored: self.blocks,
             put_unix_s: self.put_unix_s,
-            checksum: self.checksum,
+            checksum: self.proof.checksum,
+            seal: self.proof.seal,
         }
     }
 }

@@ -36,7 +36,7 @@ impl Puts {
                         key,
                         parent: page.page.parent(),
                         place: page.place,
-                        checksum: page.checksum,
+                        proof: page.proof,
                         unproven: false,
                         told: Told {
                             depth: page.page.depth,

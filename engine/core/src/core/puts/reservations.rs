@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
-use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, PageRecord};
+use larder_format::{BLOCK_BYTES, KeyPrefix, PageKey, Proof};
 
 use super::budget::Offer;
 use super::{Below, NewPage, Origin, Pending, Puts};
@@ -262,22 +262,29 @@ impl Puts {
         if below.segments.data_blocks() <= u64::from(blocks) {
             return Err(Refusal::TooLarge);
         }
-        let (stream, version, checksum, born_ms, put_unix_s) = match origin {
+        let (stream, version, proof, born_ms, put_unix_s) = match origin {
             Origin::Put => {
                 below.base.ask_for_room();
                 self.admit(below, &page, blocks)?;
                 let version = below.base.next_serial().ok_or(Refusal::Exhausted)?;
                 let now_ms = below.base.unix_ms();
                 let now_s = u32::try_from(now_ms / 1000).unwrap_or(u32::MAX);
-                (Stream::Put, version, 0, now_ms, now_s)
+                (Stream::Put, version, 0.into(), now_ms, now_s)
             }
             Origin::Copy(page) => {
                 let born_ms = below.base.index.born_ms(page.from.segment);
                 let record = page.record;
-                let PageRecord {
-                    birth, checksum, ..
-                } = record;
-                (Stream::Copy, birth, checksum, born_ms, record.put_unix_s)
+                let proof = Proof {
+                    checksum: record.checksum,
+                    seal: record.seal,
+                };
+                (
+                    Stream::Copy,
+                    record.birth,
+                    proof,
+                    born_ms,
+                    record.put_unix_s,
+                )
             }
         };
         let reservation = self.reservations.get_mut(&id).expect("it is being made");
@@ -297,7 +304,7 @@ impl Puts {
             place,
             blocks,
             put_unix_s,
-            checksum,
+            proof,
             origin,
             landed: None,
             described: None,

@@ -231,16 +231,16 @@ impl Reclaim {
             below.base.call_reclaim();
         }
         let now_ms = below.base.now_ms;
-        let mut checksums = Vec::new();
+        let mut proofs = Vec::new();
         let mut landed = Vec::with_capacity(outcomes.len());
         for ((index, ticket), outcome) in puts.granted(id).into_iter().zip(outcomes) {
-            let Some((checksum, origin)) = puts.granted_page(ticket) else {
+            let Some((proof, origin)) = puts.granted_page(ticket) else {
                 continue;
             };
-            checksums.resize(index + 1, None);
+            proofs.resize(index + 1, None);
             match *outcome {
                 Copied::Written => {
-                    checksums[index] = Some(checksum);
+                    proofs[index] = Some(proof);
                     landed.push((index, true));
                 }
                 Copied::NotWritten => landed.push((index, false)),
@@ -259,7 +259,7 @@ impl Reclaim {
             }
         }
         puts.landed(below, id, &landed);
-        puts.commit(below, id, &checksums);
+        puts.commit(below, id, &proofs);
     }
 
     /// A batch has all its statuses.

@@ -11,7 +11,7 @@ fn publish(state: &mut State, number: u8) {
             start: u32::from(number),
             saved: 0,
         },
-        checksum: 0,
+        proof: 0.into(),
         unproven: false,
         told: Told::default(),
     };

@@ -13,7 +13,7 @@ use larder_base::runtime::Instant;
 use larder_core::grants::{Ask, Grant, ReservationId};
 use larder_core::hint::Hint;
 use larder_core::status::{PutStatus, Refusal};
-use larder_format::PageKey;
+use larder_format::{PageKey, Proof};
 
 use super::Remote;
 use super::line::{ANSWER_PATIENCE, Line};
@@ -219,12 +219,15 @@ impl Putting for RemotePut<'_> {
         }
     }
 
-    fn commit(&mut self, reservation: ReservationId, checksums: &[Option<u64>]) {
+    fn commit(&mut self, reservation: ReservationId, proofs: &[Option<Proof>]) {
         if self.granted.contains_key(&reservation) {
             // Sent with the next ask, or before the device is waited for.
             self.queue(&Request::Commit {
                 reservation: reservation.0,
-                checksums: checksums.to_vec(),
+                checksums: proofs
+                    .iter()
+                    .map(|proof| Some((*proof)?.checksum))
+                    .collect(),
             });
         }
     }

@@ -10,7 +10,7 @@ use larder_base::planted;
 use larder_core::grants::{Ask, Extent, Grant, SegmentMap};
 use larder_core::hint::Hint;
 use larder_core::status::{PutStatus, Refusal};
-use larder_format::{BLOCK_BYTES, Namespace, PageKey};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey, Proof};
 
 use super::ledger::{Awaited, Ledger};
 use crate::catalog::{Allocator, Landed};
@@ -195,7 +195,9 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
                 checksums,
             } => {
                 if let Some(core) = ledger.commit(reservation) {
-                    catalog.commit(core, &checksums);
+                    let proof = |sum: Option<u64>| sum.map(Proof::from);
+                    let proofs: Vec<_> = checksums.into_iter().map(proof).collect();
+                    catalog.commit(core, &proofs);
                 }
                 return Answer::Nothing;
             }

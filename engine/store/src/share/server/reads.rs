@@ -144,8 +144,9 @@ impl Shared {
             .map(|(key, page)| {
                 let page = page?;
                 let bytes = bytes(page.extent.place);
-                let slot = staging
-                    .and_then(|staging| held.take(staging, namespace, key, page.checksum, bytes));
+                let slot = staging.and_then(|staging| {
+                    held.take(staging, namespace, key, page.proof.checksum, bytes)
+                });
                 Some(StagedPage {
                     page: page.into(),
                     slot,

@@ -13,7 +13,7 @@ use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
 use larder_core::index::{Lease, ReadAs, SegmentId};
 use larder_core::status::PutStatus;
-use larder_format::{BLOCK_BYTES, Namespace, PageKey};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey, Proof};
 
 use super::Local;
 use crate::api::Stats;
@@ -136,7 +136,7 @@ impl Catalog for Local {
             .map(|page| {
                 page.map(|page| Pinned {
                     extent: self.map.extent(page.place),
-                    checksum: page.checksum,
+                    proof: page.proof,
                     unproven: page.unproven,
                 })
             })
@@ -312,8 +312,8 @@ impl Allocator for Local {
         (id, grants)
     }
 
-    fn commit(&self, reservation: ReservationId, checksums: &[Option<u64>]) {
-        self.with_core(|core| core.commit(reservation, checksums));
+    fn commit(&self, reservation: ReservationId, proofs: &[Option<Proof>]) {
+        self.with_core(|core| core.commit(reservation, proofs));
     }
 
     fn landed(&self, reservations: &[Landed]) {
