@@ -34,8 +34,8 @@
 //!                   16  zero
 //! ```
 //!
-//! The number of a slot is its place, counted from 1. Pages name it, and a page with the number 0 is
-//! not encrypted.
+//! The number of a slot is its place, counted from 1. Pages name it, and a page with the number 0
+//! is not encrypted.
 
 use crate::bytes::{Reader, Writer};
 use crate::consts::BLOCK_BYTES;

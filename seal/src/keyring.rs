@@ -206,7 +206,10 @@ impl Keyring {
         unix_s: u64,
     ) -> Result<u16, KeyringError> {
         let tenant = self.master.tenant(tenant)?;
-        let is_free = |slot: &KeyringSlot| matches!(slot.state, SlotState::Erased(erased) if erased <= oldest);
+        let is_free = |slot: &KeyringSlot| match slot.state {
+            SlotState::Erased(erased) => erased <= oldest,
+            SlotState::Current(_) | SlotState::Earlier(_) => false,
+        };
         let mut next = self.copy.clone();
         let free = next.slots.iter().position(is_free);
         let place = free.unwrap_or(next.slots.len());

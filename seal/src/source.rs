@@ -94,7 +94,10 @@ pub enum SourceError {
     #[error("the key command failed ({0})")]
     Failed(std::process::ExitStatus),
     /// The command took too long.
-    #[error("the key command gave no key within {} seconds, and was ended", COMMAND_LIMIT.as_secs())]
+    #[error(
+        "the key command gave no key within {} seconds, and was ended",
+        COMMAND_LIMIT.as_secs()
+    )]
     Late,
     /// The key cannot be kept.
     #[error(transparent)]

@@ -357,8 +357,8 @@ impl Core {
         granted
     }
 
-    /// Takes the proofs of a reservation's pages, by their position in the asks; `None` gives a page
-    /// up.
+    /// Takes the proofs of a reservation's pages, by their position in the asks; `None` gives a
+    /// page up.
     pub fn commit(&mut self, id: ReservationId, proofs: &[Option<Proof>]) {
         let (_, puts, mut below) = rooms!(self);
         puts.commit(&mut below, id, proofs);

@@ -1,6 +1,7 @@
 //! The entries: 32 bytes that every lookup reads, and, apart from them, 8 bytes that only eviction
-//! reads. Of a page that a codec made smaller, 4 more bytes: the saved blocks. Of an encrypted page,
-//! 28 more bytes: its salt and its tag. Their chunks take memory only where there are such pages.
+//! reads. Of a page that a codec made smaller, 4 more bytes: the saved blocks. Of an encrypted
+//! page, 28 more bytes: its salt and its tag. Their chunks take memory only where there are such
+//! pages.
 //!
 //! ```text
 //! Entry (32 bytes, never across a cache line)      Link (8 bytes, under the same number)

@@ -67,8 +67,8 @@ impl Volumes {
     /// anything else is written.
     ///
     /// # Errors
-    /// [`StoreError::Keyring`]: no copy can be used, or the newest one is older than the superblocks
-    /// state. A write or a sync failed.
+    /// [`StoreError::Keyring`]: no copy can be used, or the newest one is older than the
+    /// superblocks state. A write or a sync failed.
     pub(crate) fn open_keyring(
         &mut self,
         disk: &dyn Disk,

@@ -171,8 +171,8 @@ impl Puts {
 
     // ---- pages under way
 
-    /// Takes the proofs of a reservation's pages, by their position in the asks; `None` gives a page
-    /// up.
+    /// Takes the proofs of a reservation's pages, by their position in the asks; `None` gives a
+    /// page up.
     pub(super) fn commit(
         &mut self,
         below: &mut Below<'_>,
