@@ -74,6 +74,18 @@ _SHAPES = (
 _NEVER_WRITTEN_BY_OTHERS = (PoolName.DRAFT.value, PoolName.DRAFT_SWA.value)
 
 
+#: Pools of windows and of states: a prefix needs their last pages alone. A draft model's windows are
+#: left out: beside full attention they have all pages, and beside windows there is such a pool anyway.
+_WINDOWS_AND_STATES = (
+    PoolName.SWA.value,
+    PoolName.AUXILIARY_SWA.value,
+    PoolName.MAMBA.value,
+    PoolName.DEEPSEEK_V4_C4_STATE.value,
+    PoolName.DEEPSEEK_V4_C4_INDEXER_STATE.value,
+    PoolName.DEEPSEEK_V4_C128_STATE.value,
+)
+
+
 def _answers(fallback: Callable[..., Any]) -> Callable:
     """A call that never raises into SGLang's threads: errors are logged and answered by
     ``fallback``.
@@ -376,6 +388,18 @@ class LarderHiCache(HiCacheStorage):
         if remark is not None:
             logger.warning("larder: %s", remark)
         self._say_attached()
+        for name in self._pools:
+            self._refuse_remote_beneath(name)
+
+    def _refuse_remote_beneath(self, name: str) -> None:
+        """Refuses a pool whose pages a remote never gets, so that each of its reads from there would
+        be of no use: no prefix can be restored without them.
+        """
+        if name in _WINDOWS_AND_STATES and self._backend.has_remote():
+            raise ValueError(
+                f"larder: pool {name} of this model holds windows or states, and a remote (`l4`) gets whole runs of pages alone, so no "
+                "prefix could be restored from it: leave out `l4`, or if the owner of the store has it, use another store (`path`)"
+            )
 
     @_closes_if_it_fails
     def _register(self, pool: Any, name: Any) -> None:
@@ -384,6 +408,7 @@ class LarderHiCache(HiCacheStorage):
             raise RuntimeError("larder: the store was opened before a fork: make the backend after the fork")
         if self._pools.get(name) is pool:
             return
+        self._refuse_remote_beneath(name)
         shapes = {key: getattr(pool, key, None) for key in _SHAPES}
         facts = {
             "name": name,

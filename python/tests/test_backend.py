@@ -319,7 +319,15 @@ def test_a_store_that_is_full_leaves_out_old_pages_and_refuses_nothing(opened):
 
 
 @pytest.mark.parametrize(
-    "name, window", [(PoolName.MAMBA, 1), (PoolName.SWA, 2), (PoolName.DRAFT_SWA, 2)]
+    "name, window",
+    [
+        (PoolName.MAMBA, 1),
+        (PoolName.SWA, 2),
+        (PoolName.DRAFT_SWA, 2),
+        (PoolName.DEEPSEEK_V4_C4_STATE, 2),
+        (PoolName.DEEPSEEK_V4_C4_INDEXER_STATE, 2),
+        (PoolName.DEEPSEEK_V4_C128_STATE, 1),
+    ],
 )
 def test_windows_and_states_of_long_prompts_are_stored_in_a_full_store_too(opened, name, window):
     """The store would refuse a page that does not fit together with 200 others before it."""
@@ -361,6 +369,23 @@ def test_windows_and_states_of_long_prompts_are_stored_in_a_full_store_too(opene
             break
     assert restorable() == list(range(20, 201, 20))
     assert backend.batch_get_v2([transfer(prompt[-window:], **last)]) == {name: [True] * window}
+
+
+@pytest.mark.parametrize(
+    "name", [PoolName.SWA, PoolName.MAMBA, PoolName.DEEPSEEK_V4_C128_STATE], ids=lambda name: name.value
+)
+@pytest.mark.parametrize("whose", ["its own", "the owner's"])
+def test_a_remote_beneath_windows_or_states_is_refused(opened, tmp_path, name, whose):
+    place = tmp_path / "remote"
+    (place / "v1").mkdir(parents=True)
+    remote = {"l4": f"file://{place}", "l4_unsigned": True}
+    dense = opened(pools.mha(), **remote)
+    assert dense.counters()["part"] == "owner"
+    backend = opened(pools.mha(layers=3), **(remote if whose == "its own" else {}))
+    with pytest.raises(ValueError, match=f"{name.value}.*`l4`"):
+        backend.register_mem_host_pool_v2(pools.mha(layers=2), name)
+    # Pools that follow each page of the model are not.
+    opened(pools.mha(layers=3)).register_mem_host_pool_v2(pools.mha(layers=2), PoolName.DRAFT)
 
 
 # --- pools beside the KV

@@ -11,7 +11,8 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import CacheRequestHandle
 from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 from sglang.srt.runtime_context import get_context
-from support.backend import extra
+from support import pools
+from support.backend import extra, keys, make
 from support.cpu import STUBS
 from support.trees import CONFIGS, Engine, Trees, same
 from sglang.test.kits.unified_radix_cache.fixtures import match_prefix
@@ -64,6 +65,57 @@ def test_a_new_engine_has_the_bytes_of_the_one_before(trees, tmp_path, cfg, layo
     second.load(seq)
     assert same(second.bytes_of(seq), expected)
     second.cache.sanity_check()
+
+
+def test_models_with_windows_states_and_indexers_share_a_store_with_a_dense_one(trees, tmp_path):
+    """The same tokens in all of them, so the same keys in models of the same page size."""
+    stored = {}
+    for at, cfg in enumerate(("mha", "swa", "mamba", "dsa", "mha-64")):
+        test = trees(cfg)
+        seq = sequence(test)
+        engine = Engine(test, tmp_path)
+        assert engine.prefetch(seq, "before") == 0, f"{cfg} finds pages of another model"
+        engine.scribble(at)
+        engine.store(seq)
+        stored[cfg] = (test, seq, engine.bytes_of(seq))
+        test._leave(engine.cache)
+    for at, (cfg, (test, seq, expected)) in enumerate(stored.items()):
+        engine = Engine(test, tmp_path)
+        engine.scribble(100 + at)
+        assert engine.prefetch(seq, cfg) == len(seq), cfg
+        engine.load(seq)
+        assert same(engine.bytes_of(seq), expected), cfg
+        test._leave(engine.cache)
+
+
+@pytest.mark.parametrize("cfg", ["swa", "mamba"])
+def test_a_prompt_of_20_windows_in_a_full_store_keeps_its_last_one(trees, tmp_path, cfg):
+    test = trees(cfg)
+    windows = 20 if cfg == "swa" else 12
+    seq = sequence(test, windows)
+    filler, pool = None, pools.mha(layers=8, heads=8, dim=128, page=64, pages=4)
+    pools.fill(pool)
+    first = Engine(test, tmp_path)
+    filler = make(tmp_path, pool, model="test/filler")
+
+    def fill(chains):
+        for chain in chains:
+            filler.batch_set_v1(keys(4, f"chain {chain}"), pools.indices(pool, range(4)))
+
+    fill(range(60))
+    assert filler.counters()["evicted_pages"] > 0
+    first.scribble(1)
+    first.store(seq)
+    expected = first.bytes_of(seq)
+    # Less than the store holds.
+    fill(range(100, 105))
+    filler.close()
+    test._leave(first.cache)
+    second = Engine(test, tmp_path)
+    second.scribble(2)
+    assert second.prefetch(seq) == len(seq)
+    second.load(seq)
+    assert same(second.bytes_of(seq), expected)
 
 
 def test_engines_that_run_at_once_share_what_each_of_them_stores(trees, tmp_path):
