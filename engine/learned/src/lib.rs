@@ -112,6 +112,8 @@ pub(crate) struct Learned {
     guard: Guard,
     budget: Budget,
     now: u32,
+    /// The time that the facts of the last page gave: pages of a call have one.
+    told: Duration,
     /// What the clock showed at the open.
     begun: u32,
     refreshed: u32,
@@ -141,6 +143,7 @@ impl Default for Learned {
             guard: Guard::default(),
             budget: Budget::default(),
             now: 0,
+            told: Duration::ZERO,
             begun: 0,
             refreshed: 0,
             notes: Notes::default(),
@@ -180,8 +183,12 @@ fn sampled(number: u64) -> u32 {
 
 impl Learned {
     /// Moves the clock on, and refreshes the tables when it is time.
+    #[inline]
     fn advance(&mut self, now: Duration) {
-        self.now = self.now.max(self.begun.saturating_add(ticks(now)));
+        if now != self.told {
+            self.told = now;
+            self.now = self.now.max(self.begun.saturating_add(ticks(now)));
+        }
         if self.hazards.index_some() {
             self.leaves.forget_values();
         }
@@ -192,25 +199,24 @@ impl Learned {
         }
     }
 
-    /// A request used a page, stored before or not. `again`: for the second time, and tells more.
-    fn seen(&mut self, id: u32, facts: &PageFacts, again: bool) {
-        if let Some(parent) = facts.parent {
-            self.pass(parent.0, id);
-        }
+    /// A request used a page, stored before or not, which has this memory from now on. `again`:
+    /// for the second time, and tells more. It has passed through the page's parent.
+    #[inline]
+    fn seen(&mut self, id: u32, memory: Memory, facts: &PageFacts, again: bool) {
         let now = self.now;
-        let page = *self.pages.get(id);
-        let traits = Traits::of(facts, page.memory());
-        let class = self.class_of(traits);
-        let changes = page.class() != class;
+        let class = self.class_of(Traits::of(facts, memory));
+        let changes = self.pages.get(id).class() != class;
         if !again {
             let key = sampled(number_of(facts));
             self.sample.used((id, key), class, now, &mut self.hazards);
         } else if changes {
             self.sample.change_class(id, class, now, &mut self.hazards);
         }
+        // Field by field: a copy of the whole page would wait for the stores before it.
         let page = self.pages.get_mut(id);
         page.last = now;
         page.epoch = self.guard.now();
+        page.set_memory(memory);
         page.return_to();
         // In the heap of the same class its entry is corrected when it comes to the top.
         if changes {
@@ -220,12 +226,12 @@ impl Learned {
 
     /// Gives a page another class.
     fn classify(&mut self, id: u32, class: ClassId) {
-        let page = *self.pages.get(id);
-        if page.is_filed() {
+        let is_filed = self.pages.get(id).is_filed();
+        if is_filed {
             self.leaves.remove(&mut self.pages, id);
         }
         self.pages.get_mut(id).set_class(class);
-        if page.is_filed() && !planted!(LostLeaf) {
+        if is_filed && !planted!(LostLeaf) {
             self.leaves.file(&mut self.pages, id);
         }
     }
@@ -361,12 +367,14 @@ impl EvictionPolicy for Learned {
         let known = self.ghosts.take(number_of(facts));
         let memory = known.map_or(Memory::NEW, |(memory, _)| memory.used());
         self.pages.put(page.0, Page::new(memory));
-        if let (Some(parent), None) = (facts.parent, known) {
+        if let Some(parent) = facts.parent {
             self.pass(parent.0, page.0);
-            self.adopt(parent.0);
+            if known.is_none() {
+                self.adopt(parent.0);
+            }
         }
         self.count(facts, known.map(|(_, epoch)| epoch), false);
-        self.seen(page.0, facts, false);
+        self.seen(page.0, self.pages.get(page.0).memory(), facts, false);
     }
 
     fn used(&mut self, page: PageNumber, facts: &PageFacts, by: Use) {
@@ -375,29 +383,28 @@ impl EvictionPolicy for Learned {
             return;
         }
         self.advance(facts.now);
-        let known = self.pages.get_mut(page.0);
-        let again = self.now - known.last < SAME_REQUEST;
-        if !again {
-            known.set_memory(known.memory().used());
+        if let Some(parent) = facts.parent {
+            self.pass(parent.0, page.0);
         }
-        let before = known.epoch;
+        let known = self.pages.get(page.0);
+        let (memory, before) = (known.memory(), known.epoch);
+        let again = self.now - known.last < SAME_REQUEST;
+        let memory = if again { memory } else { memory.used() };
         self.count(facts, Some(before), true);
-        self.seen(page.0, facts, again);
+        self.seen(page.0, memory, facts, again);
     }
 
     fn left(&mut self, page: PageNumber, facts: &PageFacts, why: Departure) {
         self.stored = self.stored.saturating_sub(1);
         self.stored_bytes = self.stored_bytes.saturating_sub(facts.bytes);
         self.guard.holds(self.stored_bytes);
-        let known = *self.pages.get(page.0);
+        let known = self.pages.get(page.0);
+        let (memory, epoch, is_filed) = (known.memory(), known.epoch, known.is_filed());
         match why {
-            Departure::Evicted => {
-                self.ghosts
-                    .put(number_of(facts), known.memory(), known.epoch);
-            }
-            _ => self.guard.removed(known.epoch, facts.bytes),
+            Departure::Evicted => self.ghosts.put(number_of(facts), memory, epoch),
+            _ => self.guard.removed(epoch, facts.bytes),
         }
-        if known.is_filed() && !planted!(KeptLeaf) {
+        if is_filed && !planted!(KeptLeaf) {
             self.leaves.remove(&mut self.pages, page.0);
         }
         self.sample.left(page.0);
@@ -435,9 +442,10 @@ impl EvictionPolicy for Learned {
             let Some(facts) = found else {
                 continue;
             };
-            let page = *self.pages.get(id);
-            self.cold += 0.01 * (self.index_of(&page) - self.cold);
-            self.frontier = Some(page.last);
+            let page = self.pages.get(id);
+            let (index, last) = (self.index_of(page), page.last);
+            self.cold += 0.01 * (index - self.cold);
+            self.frontier = Some(last);
             self.advance(facts.now);
             return Some(PageNumber(id));
         }
