@@ -14,7 +14,7 @@ pub(crate) const BLOCK_BYTES_U64: u64 = BLOCK_BYTES as u64;
 pub(crate) const BLOCK_BYTES_U32: u32 = BLOCK_BYTES as u32;
 
 /// Smallest segment, in bytes.
-pub const SEGMENT_BYTES_MIN: u64 = 16 << 20;
+pub const SEGMENT_BYTES_MIN: u64 = 256 << 10;
 
 /// Largest segment, in bytes.
 pub const SEGMENT_BYTES_MAX: u64 = 4 << 30;
@@ -33,7 +33,7 @@ pub const VOLUMES_MAX: usize = 16;
 pub const FORMAT_VERSION: u32 = 2;
 
 /// Smallest segment, in blocks.
-#[expect(clippy::cast_possible_truncation, reason = "4096 blocks")]
+#[expect(clippy::cast_possible_truncation, reason = "64 blocks")]
 pub(crate) const SEGMENT_BLOCKS_MIN: u32 = (SEGMENT_BYTES_MIN / BLOCK_BYTES_U64) as u32;
 
 /// Largest segment, in blocks.

@@ -69,7 +69,7 @@ pub struct Geometry {
 pub enum GeometryError {
     /// The segment size is out of range.
     #[error(
-        "a segment has {SEGMENT_BLOCKS_MIN} to {SEGMENT_BLOCKS_MAX} blocks (16 MiB to 4 GiB), not \
+        "a segment has {SEGMENT_BLOCKS_MIN} to {SEGMENT_BLOCKS_MAX} blocks (256 KiB to 4 GiB), not \
          {blocks}"
     )]
     SegmentBlocks {
@@ -90,7 +90,7 @@ impl Geometry {
     /// A volume of `segments` segments with `segment_blocks` blocks each.
     ///
     /// # Errors
-    /// The segment size is outside 16 MiB to 4 GiB, or the number of segments is zero or above
+    /// The segment size is outside 256 KiB to 4 GiB, or the number of segments is zero or above
     /// [`SEGMENTS_MAX`].
     pub const fn new(segment_blocks: u32, segments: u32) -> Result<Geometry, GeometryError> {
         if segment_blocks < SEGMENT_BLOCKS_MIN || segment_blocks > SEGMENT_BLOCKS_MAX {

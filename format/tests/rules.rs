@@ -67,8 +67,8 @@ fn a_superblock_with_an_impossible_field_is_neither_written_nor_read() {
         (invalid("run", 0), |it| it.run = Run::ZERO),
         (invalid("volume", 3), |it| it.volume = 3),
         (invalid("volume", 1), |it| it.volume = 1),
-        (invalid("segment_blocks", 4095), |it| {
-            it.segment_blocks = 4095;
+        (invalid("segment_blocks", 63), |it| {
+            it.segment_blocks = 63;
         }),
         (invalid("segment_blocks", (1 << 20) + 1), |it| {
             it.segment_blocks = (1 << 20) + 1;

@@ -151,7 +151,7 @@ fn runs_and_serials_run_out_instead_of_wrapping() {
 #[test]
 fn a_volume_has_a_mebibyte_before_its_segments_and_one_behind_them() {
     let geometry = Geometry::new(4096, 3).unwrap();
-    assert_eq!(geometry.segment_bytes(), SEGMENT_BYTES_MIN);
+    assert_eq!(geometry.segment_bytes(), 16 << 20);
     assert_eq!(geometry.segment_offset(SegmentNo(0)), SEGMENTS_OFFSET);
     assert_eq!(
         geometry.segment_offset(SegmentNo(2)),
@@ -168,8 +168,8 @@ fn a_volume_has_a_mebibyte_before_its_segments_and_one_behind_them() {
     assert_eq!(geometry.data_blocks(), 4093);
     assert!(geometry.segment_offset(SegmentNo(u32::MAX)) > geometry.volume_bytes());
     assert_eq!(
-        refused(Geometry::new(4095, 1)),
-        GeometryError::SegmentBlocks { blocks: 4095 }
+        refused(Geometry::new(63, 1)),
+        GeometryError::SegmentBlocks { blocks: 63 }
     );
     assert_eq!(
         refused(Geometry::new(4096, 0)),

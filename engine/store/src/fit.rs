@@ -6,9 +6,7 @@
 //! page padded to whole blocks.
 
 use larder_core::capacity::segments_min;
-use larder_format::{
-    BLOCK_BYTES, HEADER_BLOCKS, OVERHEAD_BYTES, PageShape, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN,
-};
+use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, OVERHEAD_BYTES, PageShape, SEGMENT_BYTES_MAX};
 
 use crate::error::StoreError;
 
@@ -21,6 +19,9 @@ const SEGMENTS_WANTED: u64 = 1024;
 
 /// Fewer segments than this are worse than waste at their ends.
 const SEGMENTS_LEAST: u64 = 32;
+
+/// The least bytes of a segment that is chosen. Smaller ones cost puts too much.
+const SHARE_MIN: u64 = 16 << 20;
 
 /// The most bytes of a segment that is chosen by the size of the store alone.
 const SHARE_MAX: u64 = 256 << 20;
@@ -36,7 +37,7 @@ fn share(size: u64, volumes: usize) -> u64 {
     let volumes = (volumes as u64).max(1);
     let room = (size / volumes).saturating_sub(OVERHEAD_BYTES);
     let share = room / SEGMENTS_WANTED.div_ceil(volumes) / STEP * STEP;
-    share.clamp(SEGMENT_BYTES_MIN, SHARE_MAX)
+    share.clamp(SHARE_MIN, SHARE_MAX)
 }
 
 /// How pages of a size fit the segments of a store.
@@ -119,7 +120,7 @@ pub fn segment_bytes_for(size: u64, volumes: usize, page_bytes: Option<u64>) -> 
         let descriptors = 16 * BLOCK_BYTES as u64;
         let needed = page_bytes.saturating_mul(pages).saturating_add(descriptors);
         let stepped = needed.checked_next_multiple_of(STEP).unwrap_or(u64::MAX);
-        stepped.max(SEGMENT_BYTES_MIN)
+        stepped.max(SHARE_MIN)
     };
     let pages = largest_page(share) / page_bytes.max(1);
     if pages >= PAGES_WANTED {
@@ -145,7 +146,7 @@ pub fn least_size(volumes: usize, page_bytes: u64) -> Option<u64> {
     let segment = page_bytes
         .saturating_add(16 * BLOCK_BYTES as u64)
         .checked_next_multiple_of(STEP)?
-        .max(SEGMENT_BYTES_MIN);
+        .max(SHARE_MIN);
     let size = segment.saturating_mul(segments_min(volumes) + 1);
     (segment <= SEGMENT_BYTES_MAX).then_some(size)
 }
@@ -186,7 +187,7 @@ mod tests {
                 );
                 let segments = (size - MIB) / segment;
                 assert!(segments >= segments_min(1), "{size} {page}: {segment}");
-                assert!(segment.is_multiple_of(4096) && segment >= SEGMENT_BYTES_MIN);
+                assert!(segment.is_multiple_of(4096) && segment >= SHARE_MIN);
             }
         }
     }

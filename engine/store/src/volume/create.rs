@@ -123,7 +123,7 @@ impl Plan {
         {
             return Err(StoreError::Usage(format!(
                 "a segment of {segment_bytes} bytes: the segment size is a multiple of 4 KiB from \
-                 16 MiB to 4 GiB"
+                 256 KiB to 4 GiB"
             )));
         }
         let volume_bytes = size / volumes as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
