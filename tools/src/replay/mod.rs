@@ -9,11 +9,13 @@
 //! | `tiers` | L1, L2 and the store in front of servers that compute, with and without each tier |
 //! | `retention` | the learned policy of eviction beside LRU and the optimum, without bytes |
 //! | `fleet` | nodes that share an L4 and lose their disks, without bytes |
+//! | `clock` | the time of a trace for the order of eviction of a real store |
 //! | `requests` | a trace in memory, for the replays without bytes |
 //! | `setup` | the trace, and the store: its creation, and the checks of an existing one |
 //!
 //! Every byte that is read back from a store is compared with its expected value.
 
+mod clock;
 mod fleet;
 mod requests;
 mod retention;

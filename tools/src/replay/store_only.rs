@@ -9,10 +9,12 @@
 //!
 //! Defends against a wrong store: its capacity and the shape of its replay pages must be the
 //! requested ones.
+//!
+//! Eviction by the learned order sees the times of the trace, not those of the disk.
 
 use std::iter::Peekable;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use larder_engine::{CodecChoice, CreateOptions, PageStore, Store};
@@ -21,6 +23,7 @@ use larder_store::fit::page_bytes_on_disk;
 
 use serde::Serialize;
 
+use super::clock::TraceClock;
 use super::setup::{Setup, check_capacity, check_namespace, create_missing, does_not_fit};
 use crate::ack_log::{AckLog, History};
 use crate::bench;
@@ -36,6 +39,10 @@ use crate::size::ByteSize;
 use crate::trace::{BLOCK_TOKENS, Request, TraceError};
 use crate::usage;
 use crate::workload::{self, Content};
+
+/// How long a lookup protects its pages: until they are read. At the speed of a disk the usual
+/// seconds would protect the pages of minutes of the trace.
+const LEASE: Duration = Duration::from_millis(100);
 
 /// The model that names the namespace of replay pages.
 const MODEL: &str = "replay";
@@ -249,13 +256,16 @@ pub(super) fn with_report<T>(
         acks,
         history,
         shape,
+        clock: TraceClock::default(),
     };
-    let options = args.disk.options(args.policy);
-    with_any(
-        &args.store,
-        options.with(|o| o.codec = args.codec),
-        |store| take(replay(args, store, input, interrupt)?).map(Some),
-    )
+    let options = args.disk.options(args.policy).with(|o| {
+        o.codec = args.codec;
+        o.lease = LEASE;
+        o.eviction = o.eviction.take().map(|orders| input.clock.over(orders));
+    });
+    with_any(&args.store, options, |store| {
+        take(replay(args, store, input, interrupt)?).map(Some)
+    })
 }
 
 /// Tokens of a block of the trace: those of its first request.
@@ -298,6 +308,7 @@ struct Input<R> {
     acks: Acks,
     history: Option<History>,
     shape: PageShape,
+    clock: TraceClock,
 }
 
 fn replay(
@@ -327,6 +338,9 @@ fn replay(
             break;
         }
         let request = request?;
+        if let Some(at_ms) = request.timestamp {
+            input.clock.tell(at_ms);
+        }
         let keys = workload::chain(&request.hash_ids);
         session.serve_part(&keys, request.asked(), request.stored(), &mut input.acks)?;
         bar.inc(1);
