@@ -259,6 +259,11 @@ impl LayerTickets {
             .unwrap_or_else(Ticket::done)
     }
 
+    /// The tickets, first layer first.
+    pub fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
+        self.0.iter().cloned()
+    }
+
     /// `None` while any layer is in flight. Afterwards the outcome: the error of the first layer
     /// that failed.
     #[must_use]

@@ -114,6 +114,36 @@ impl Default for PrefetchConfig {
     }
 }
 
+/// The kind of pages that only the end of a prefix needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TailKind {
+    /// The rows of the last tokens of a prefix.
+    Window {
+        /// Their number.
+        tokens: u32,
+    },
+    /// The state behind a prefix.
+    State {
+        /// States are kept at each border of so many pages. 1: at every border where a forward
+        /// ends.
+        every: u32,
+    },
+}
+
+/// A pool of pages that only the end of a prefix needs: a sliding window, or states.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TailConfig {
+    /// The kind of its pages.
+    pub kind: TailKind,
+    /// Pages of its device pool, without the padding page (page 0). A running request needs the
+    /// pages of its window and of its forward, or one state.
+    pub l1_pages: u32,
+    /// Pages of its host pool, without the padding page (page 0); 0 for none.
+    pub l2_pages: u32,
+}
+
 /// The complete configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -169,6 +199,11 @@ pub struct Config {
     /// Whether events are collected. Default: false.
     #[serde(default)]
     pub events: bool,
+    /// The pools of windows and states of a hybrid model. They are copied to L2 and L3 as soon as
+    /// their forwards have ended, under every policy but `l3_write = never`, and evicted least
+    /// recently used first. Default: none.
+    #[serde(default)]
+    pub tails: Vec<TailConfig>,
 }
 
 fn one() -> u32 {
@@ -250,6 +285,7 @@ impl Config {
             prefetch: PrefetchConfig::default(),
             wide_tokens_max: sixteen_million(),
             events: false,
+            tails: Vec::new(),
         }
     }
 
@@ -330,7 +366,46 @@ impl Config {
                 "a batch has at least one page",
             ),
         ];
-        first_wrong(&checks)
+        first_wrong(&checks)?;
+        self.tails.iter().try_for_each(|tail| self.check_tail(tail))
+    }
+
+    fn check_tail(&self, tail: &TailConfig) -> Result<(), ConfigError> {
+        let (l1, l2) = (u64::from(tail.l1_pages), u64::from(tail.l2_pages));
+        let page_limit = u64::from(u32::MAX) - 1;
+        let needed = self.trailing_pages(tail.kind) as u64 + 1;
+        let least = match tail.kind {
+            TailKind::Window { tokens } => tokens,
+            TailKind::State { every } => every,
+        };
+        first_wrong(&[
+            (
+                least > 0,
+                "tails.kind",
+                least.into(),
+                "a window has at least one token, and states are at least one page apart",
+            ),
+            (
+                (needed..page_limit).contains(&l1),
+                "tails.l1_pages",
+                l1,
+                "the device pool has the pages of one window and one more, or two states",
+            ),
+            (
+                l2 < page_limit,
+                "tails.l2_pages",
+                l2,
+                "the host pool has at most 2^32 - 3 pages",
+            ),
+        ])
+    }
+
+    /// Number of pages at the end of a prefix that a pool of this kind needs.
+    pub(crate) fn trailing_pages(&self, kind: TailKind) -> usize {
+        match kind {
+            TailKind::Window { tokens } => tokens.div_ceil(self.page_tokens) as usize,
+            TailKind::State { .. } => 1,
+        }
     }
 
     /// Checks the fields that matter only with an L3 below, in addition to [`Config::check`].

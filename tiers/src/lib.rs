@@ -13,6 +13,7 @@
 //!   | cache   executes orders          |---- device: L1 <-> L2, tickets        (larder-kernels)
 //!   |  +----------------------------+  |---- threads: L2 <-> L3                (l3)
 //!   |  | core    decides            |  |---- the other ranks: agreement        (ranks)
+//!   |  |   tails   windows, states  |  |
 //!   |  |   tree    nodes and pages  |  |
 //!   |  |   pool    free pages       |  |
 //!   |  |                            |  |
@@ -29,6 +30,7 @@
 //! | [`chunk`] | the cache of engines that run with caching disabled |
 //! | [`mod@core`] | the state machine that decides: requests, eviction, transfers, prefetches |
 //! | [`config`] | the configuration |
+//! | [`tails`] | pages that only the end of a prefix needs: windows and states |
 //! | [`tree`] | the radix tree |
 //! | [`prompt`] | tokens in the form that the tree compares, and their page keys |
 //! | [`pool`] | free pages of the pools, and the rows of requests |
@@ -59,9 +61,10 @@ pub mod prefix;
 pub mod prompt;
 pub mod ranks;
 pub mod runs;
+pub mod tails;
 pub mod tree;
 
 pub use cache::{Cache, CacheError, Parts};
 pub use config::Config;
-pub use model::Model;
-pub use prefix::{Ask, PrefixCache, PrefixOptions, Sequence, Slots};
+pub use model::{Component, Model, Role};
+pub use prefix::{Ask, PrefixCache, PrefixOptions, RowAt, Sequence, Slots};

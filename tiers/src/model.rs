@@ -13,6 +13,9 @@
 //! | context parallel, whole pages dealt to ranks | the whole: a page has the same bytes anywhere |
 //! | context parallel, the positions of a page dealt to ranks | [`Model::positions`] |
 //! | data parallel, expert parallel | the whole |
+//!
+//! Besides the pages of full attention, a hybrid model has components with pools of their own
+//! ([`Component`]). Each of them is a namespace.
 
 use std::ops::Range;
 
@@ -33,6 +36,104 @@ pub struct Model {
     /// The page of the whole model.
     whole: KvShape,
     part: Part,
+    components: Vec<Component>,
+}
+
+/// What the pages of a component are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Bytes beside each page of the model, under its number: an indexer, a draft model, values of
+    /// another size than the keys.
+    Follower,
+    /// The rows of the last `tokens` tokens alone, in pages of a pool of its own.
+    Window {
+        /// Tokens before a position that it attends to.
+        tokens: u32,
+    },
+    /// One block at a border of pages: the state behind all tokens before it.
+    State,
+}
+
+/// A part of a hybrid model with bytes of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Component {
+    /// Its name. Not empty, and no other component has it.
+    pub name: String,
+    /// The type of its values. Not empty.
+    pub dtype: String,
+    /// What its pages are.
+    pub role: Role,
+    /// The part of it that this rank holds, in any words; empty for the whole. Ranks with equal
+    /// words share its pages.
+    pub part: String,
+    sections: Vec<KvShape>,
+}
+
+/// Why a model cannot have a component.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("component {name:?}: {wrong}")]
+pub struct ComponentError {
+    /// Its name.
+    pub name: String,
+    /// The problem, and what to do.
+    pub wrong: &'static str,
+}
+
+impl Component {
+    /// A component whose page has one section of each of these shapes, which may differ in size:
+    /// of a state the recurrent part and the convolution. Sections of a state have pages of one
+    /// token.
+    #[must_use]
+    pub fn new(name: &str, dtype: &str, role: Role, sections: &[KvShape]) -> Component {
+        Component {
+            name: name.to_owned(),
+            dtype: dtype.to_owned(),
+            role,
+            part: String::new(),
+            sections: sections.to_vec(),
+        }
+    }
+
+    /// The shapes of its sections.
+    #[must_use]
+    pub fn sections(&self) -> &[KvShape] {
+        &self.sections
+    }
+
+    /// Bytes of a page, all sections.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        self.sections
+            .iter()
+            .map(|of| u64::from(of.page_bytes()))
+            .sum()
+    }
+
+    fn check(&self, page_tokens: u32) -> Result<(), ComponentError> {
+        let needed = match self.role {
+            Role::Follower | Role::Window { .. } => page_tokens,
+            Role::State => 1,
+        };
+        let checks = [
+            (!self.name.is_empty(), "it has no name; give one"),
+            (!self.sections.is_empty(), "it has no section; give a shape"),
+            (
+                self.role != Role::Window { tokens: 0 },
+                "a window has at least one token",
+            ),
+            (
+                self.sections.iter().all(|of| of.page_tokens() == needed),
+                "its sections have other tokens per page than the model, or a state more than one",
+            ),
+        ];
+        match checks.into_iter().find(|(holds, _)| !holds) {
+            None => Ok(()),
+            Some((_, wrong)) => Err(ComponentError {
+                name: self.name.clone(),
+                wrong,
+            }),
+        }
+    }
 }
 
 /// What a rank holds. Invariant: no range is empty, and all lie within the whole model.
@@ -118,7 +219,30 @@ impl Model {
                 heads: 0..heads,
                 positions: Stripe::ALL,
             },
+            components: Vec::new(),
         }
+    }
+
+    /// The model also has this component.
+    ///
+    /// # Errors
+    /// The component has no name or the name of another, or its sections do not fit its role.
+    pub fn with(mut self, component: Component) -> Result<Model, ComponentError> {
+        component.check(self.page_tokens())?;
+        if self.components.iter().any(|of| of.name == component.name) {
+            return Err(ComponentError {
+                name: component.name,
+                wrong: "another component has the name; give each its own",
+            });
+        }
+        self.components.push(component);
+        Ok(self)
+    }
+
+    /// The components beside the pages of full attention.
+    #[must_use]
+    pub fn components(&self) -> &[Component] {
+        &self.components
     }
 
     /// This rank holds these of the model's layers.
@@ -191,6 +315,7 @@ impl Model {
             dtype,
             whole,
             part,
+            components: _,
         } = self;
         let shape = self.shape();
         let page_tokens = whole.page_tokens();
@@ -229,6 +354,35 @@ impl Model {
         }
         builder.build()
     }
+
+    /// The namespace of a component's pages, for host pools (L2) of this layout.
+    ///
+    /// # Errors
+    /// A name is not valid, or a page is too large.
+    pub fn namespace_of(
+        &self,
+        component: &Component,
+        layout: Layout,
+    ) -> Result<Namespace, NamespaceError> {
+        let shape = page_shape_of(&component.sections)?;
+        let role = match component.role {
+            Role::Follower => "follower".to_owned(),
+            Role::Window { tokens } => format!("window of {tokens} tokens"),
+            Role::State => "state".to_owned(),
+        };
+        let mut builder = Namespace::builder(&self.name, &self.weights, self.page_tokens(), shape)
+            .elements(&component.dtype, stored(layout).name())
+            .pool(&component.name)
+            .extra("role", &role);
+        for (number, section) in component.sections.iter().enumerate() {
+            let counts = counted(section).map(|(field, value)| format!("{field} {value}"));
+            builder = builder.extra(&format!("section_{number}"), &counts.join(", "));
+        }
+        if !component.part.is_empty() {
+            builder = builder.extra("part", &component.part);
+        }
+        builder.build()
+    }
 }
 
 fn within(field: &'static str, part: Range<u32>, of: u32) -> Result<Range<u32>, PartError> {
@@ -244,7 +398,16 @@ fn within(field: &'static str, part: Range<u32>, of: u32) -> Result<Range<u32>, 
 /// # Errors
 /// A part is too large for a store.
 pub fn page_shape(shape: &KvShape) -> Result<PageShape, ShapeError> {
-    PageShape::new(&vec![shape.part_bytes(); shape.parts() as usize])
+    page_shape_of(&[*shape])
+}
+
+/// The parts of a page of these sections, one section after the other.
+///
+/// # Errors
+/// A part is too large for a store.
+pub fn page_shape_of(sections: &[KvShape]) -> Result<PageShape, ShapeError> {
+    let parts = |of: &KvShape| vec![of.part_bytes(); of.parts() as usize];
+    PageShape::new(&sections.iter().flat_map(parts).collect::<Vec<u32>>())
 }
 
 /// The order in which an L3 stores the rows of a host pool's pages.

@@ -97,4 +97,15 @@ larder_base::bugs! {
         /// Hits are counted each time a request is inserted.
         CountsHitsTwice,
     }
+    /// The bugs of hybrid models.
+    HYBRID: {
+        /// A prefix is continued without the first page of its window.
+        WindowOnePageShort,
+        /// A prefix is continued with the state at the border before its end.
+        StateOfAnotherBorder,
+        /// A state at a border is copied after the next forward.
+        StateCopiedLate,
+        /// Ranks continue the shortest of their longest prefixes.
+        MinimumOfLengths,
+    }
 }

@@ -2,16 +2,19 @@
 //!
 //! Every rank issues the same orders and forwards in the same order. Within each line of work,
 //! completions are also taken in that order: as many as all ranks have at the front of the line,
-//! each with the least outcome of any rank. Work that must not wait for other work has its own
-//! line; for example, a slow L3 delays no load. Values that only one rank may decide (the speed of
-//! L3) come from rank 0.
+//! each with the least outcome of any rank. For a lookup with tail pools it is the longest prefix
+//! that all ranks can continue. Work that must not wait for other work has its own line; for
+//! example, a slow L3 delays no load. Values that only one rank may decide (the speed of L3) come
+//! from rank 0.
 //!
 //! Without other ranks, completions are taken as they arrive.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::core::{Fence, OpId, Outcome};
+use crate::planted::planted;
 use crate::ranks::{Ranks, RanksError, VALUES_MAX};
+use crate::tails::Legal;
 
 /// Maximum number of completions per line and round: two values each, within one call of the group.
 const TAKEN_MAX: usize = VALUES_MAX / 2 / LINES;
@@ -36,13 +39,15 @@ pub(super) enum Work {
 }
 
 /// The end of some work.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct End {
     pub(super) work: Work,
     /// Of a forward: `Copied`, and whether it succeeded.
     pub(super) outcome: Outcome,
     /// Duration of a read from L3.
     pub(super) read_micros: Option<u64>,
+    /// Of a lookup with tail pools: the prefixes that can be continued.
+    pub(super) legal: Option<Legal>,
 }
 
 /// See the module documentation.
@@ -143,5 +148,32 @@ fn agree(ranks: &mut dyn Ranks, ends: &mut [End]) -> Result<(), RanksError> {
         };
         end.read_micros = (*micros != u64::MAX).then_some(*micros);
     }
+    if ends.iter().any(|end| end.legal.is_some()) && !planted!(MinimumOfLengths) {
+        agree_on_prefixes(ranks, ends)?;
+    }
     Ok(())
+}
+
+/// Replaces the prefixes of lookups by the longest that all ranks can continue. In each round all
+/// go down to the shortest of their longest ones, until that is one of each.
+fn agree_on_prefixes(ranks: &mut dyn Ranks, ends: &mut [End]) -> Result<(), RanksError> {
+    loop {
+        let longest = ends.iter().map(|end| match (&end.legal, end.outcome) {
+            (Some(legal), Outcome::Pages(pages)) => legal.longest_within(pages) as u64,
+            _ => 0,
+        });
+        let mut values: Vec<u64> = longest.collect();
+        ranks.min(&mut values)?;
+        let mut is_over = true;
+        for (end, value) in ends.iter_mut().zip(values) {
+            let pages = Outcome::Pages(value as usize);
+            if end.legal.is_some() && end.outcome != pages {
+                end.outcome = pages;
+                is_over = false;
+            }
+        }
+        if is_over {
+            return Ok(());
+        }
+    }
 }

@@ -8,6 +8,7 @@ impl Cache {
     /// Zeroes the pages that a request got and whose rows are those of another tenant. On a device
     /// with streams nothing may read a slot before it is written.
     pub(super) fn clean(&mut self) {
+        self.clean_tails();
         let pages = self.core.take_unclean();
         if pages.is_empty() || self.device.has_streams() {
             return;

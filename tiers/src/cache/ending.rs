@@ -70,7 +70,9 @@ impl Drop for Cache {
         }
         for copy in std::mem::take(&mut self.copies) {
             if copy.after.is_settled() {
-                let _ = copy.transfer.wait();
+                for transfer in copy.transfers {
+                    let _ = transfer.wait();
+                }
             } else {
                 std::mem::forget(copy);
             }

@@ -2,10 +2,11 @@
 
 use larder_kernels::{DeviceError, KvShape, L2Pool};
 
+use super::pools::{Components, Section};
 use crate::config::{Config, ConfigError};
-use crate::core::{Broken, DoneError, TruncateError};
+use crate::core::{Broken, DoneError, ExtendError, TruncateError};
 use crate::l3::L3;
-use crate::model::{counted, stored};
+use crate::model::{counted, page_shape_of, stored};
 use crate::ranks::RanksError;
 
 /// Why a cache cannot be created or cannot continue.
@@ -57,6 +58,17 @@ pub enum CacheError {
         /// The value of the pools.
         needed: String,
     },
+    /// The components differ from those of the configuration.
+    #[error(
+        "there are pools of {found} windows and states, the configuration has {needed} tails; \
+         each has an L3 exactly if the model has one"
+    )]
+    Components {
+        /// Windows and states among the components.
+        found: usize,
+        /// Those of the configuration.
+        needed: usize,
+    },
     /// The threads for L3 cannot be started.
     #[error("threads for L3 cannot be started: {0}")]
     Threads(#[from] std::io::Error),
@@ -66,6 +78,20 @@ pub enum CacheError {
     /// A completion without a matching order: a defect of this crate.
     #[error("{0}")]
     Done(#[from] DoneError),
+}
+
+/// Why a forward is not prepared. Nothing is lost.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PrepareError {
+    /// A pool has no room, or the request is broken.
+    #[error(transparent)]
+    Extend(#[from] ExtendError),
+    /// A load of the state from which the request starts has not ended.
+    #[error("the state from which the request starts is being loaded; poll, and try again")]
+    Loading,
+    /// The stream is missing, or the device has none.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
 }
 
 /// Why a chunk cannot be read.
@@ -127,6 +153,51 @@ pub(super) fn check_l3(config: &Config, l2: &L2Pool, l3: &dyn L3) -> Result<(), 
             needed,
         }),
     }
+}
+
+/// Checks the pools of components, and their L3, against the configuration.
+pub(super) fn check_components(
+    config: &Config,
+    components: &Components,
+    has_l3: bool,
+) -> Result<(), CacheError> {
+    let (found, needed) = (components.tails.len(), config.tails.len());
+    let mut all = components.all();
+    if found != needed || !all.all(|of| of.l3.is_some() == has_l3) {
+        return Err(CacheError::Components { found, needed });
+    }
+    let main = components.followers.iter();
+    let main = main.map(|of| (of, config.l1_pages, config.l2_pages));
+    let tails = components.tails.iter().zip(&config.tails);
+    let tails = tails.map(|(of, tail)| (of, tail.l1_pages, tail.l2_pages));
+    for (of, l1_pages, l2_pages) in main.chain(tails) {
+        for Section { l1, l2 } in &of.sections {
+            for (tier, found, pages) in [("l1", l1.pages(), l1_pages), ("l2", l2.pages(), l2_pages)]
+            {
+                let needed = pages + 1;
+                if found < needed {
+                    return Err(CacheError::Pool {
+                        tier,
+                        found,
+                        needed,
+                    });
+                }
+            }
+        }
+        let namespace = of.l3.as_ref().and_then(|l3| l3.namespace());
+        let shapes: Vec<KvShape> = of.sections.iter().map(|of| *of.l2.shape()).collect();
+        let parts = page_shape_of(&shapes).map(|shape| format!("{:?}", shape.part_sizes()));
+        let needed = parts.unwrap_or_default();
+        let found = namespace.map(|of| format!("{:?}", of.shape().part_sizes()));
+        if let Some(found) = found.filter(|found| *found != needed) {
+            return Err(CacheError::Namespace {
+                field: "parts",
+                found,
+                needed,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Checks a pool against the configuration.

@@ -9,6 +9,7 @@
 //! `page_first_direct` order, with one piece per part.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ptr::NonNull;
 
 use larder_engine::{GetPage, PutPage};
 use larder_format::PageKey;
@@ -17,9 +18,9 @@ use larder_kernels::{DeviceError, L2Pool, Layout};
 use crate::l3::L3;
 use crate::runs::{L2, Runs};
 
-/// The pages of an order.
+/// The pages of an order, in each section of a component.
 pub(super) struct LentPages {
-    pool: L2Pool,
+    sections: Vec<L2Pool>,
     pages: Vec<u32>,
 }
 
@@ -32,34 +33,51 @@ impl LentPages {
     ///
     /// # Errors
     /// The pool does not have all of them.
-    pub(super) unsafe fn new(pool: &L2Pool, runs: &Runs<L2>) -> Result<LentPages, DeviceError> {
+    pub(super) unsafe fn new(
+        sections: Vec<L2Pool>,
+        runs: &Runs<L2>,
+    ) -> Result<LentPages, DeviceError> {
         let pages: Vec<u32> = runs.page_numbers().collect();
-        for page in &pages {
-            let _exists = pool.page_runs(*page)?;
+        for (pool, page) in sections
+            .iter()
+            .flat_map(|pool| pages.iter().map(move |p| (pool, *p)))
+        {
+            let _exists = pool.page_runs(page)?;
         }
-        Ok(LentPages {
-            pool: pool.clone(),
-            pages,
-        })
+        Ok(LentPages { sections, pages })
     }
 
     /// Bytes of the pages.
     pub(super) fn bytes(&self) -> u64 {
-        self.pages.len() as u64 * u64::from(self.pool.shape().page_bytes())
+        self.pages.len() as u64 * self.page_bytes() as u64
     }
 
     fn is_gathered(&self) -> bool {
-        self.pool.layout() == Layout::LayerFirst
+        let mut sections = self.sections.iter();
+        sections.any(|pool| pool.layout() == Layout::LayerFirst)
     }
 
-    fn part_bytes(&self) -> usize {
-        self.pool.shape().part_bytes() as usize
+    /// The sizes of the parts of a page.
+    fn part_sizes(&self) -> Vec<usize> {
+        let shapes = self.sections.iter().map(L2Pool::shape);
+        let sizes = shapes.map(|of| vec![of.part_bytes() as usize; of.parts() as usize]);
+        sizes.flatten().collect()
+    }
+
+    fn page_bytes(&self) -> usize {
+        self.part_sizes().iter().sum()
+    }
+
+    /// The byte runs of a page, section by section.
+    fn page_runs(&self, page: u32) -> impl Iterator<Item = (NonNull<u8>, u32)> + '_ {
+        let sections = self.sections.iter();
+        sections.flat_map(move |pool| pool.page_runs(page).into_iter().flatten())
     }
 
     /// The pieces of each page, in storage order.
     fn pieces(&self) -> impl Iterator<Item = Vec<&[u8]>> {
         self.pages.iter().map(|page| {
-            let runs = self.pool.page_runs(*page).into_iter().flatten();
+            let runs = self.page_runs(*page);
             runs.map(|(start, bytes)| {
                 // SAFETY: the run lies in the pool, which this value holds. No other code writes
                 // the page while it is lent.
@@ -72,11 +90,11 @@ impl LentPages {
     /// The pieces of each page, for writing.
     fn pieces_mut(&mut self) -> impl Iterator<Item = Vec<&mut [u8]>> {
         self.pages.iter().map(|page| {
-            let runs = self.pool.page_runs(*page).into_iter().flatten();
+            let runs = self.page_runs(*page);
             runs.map(|(start, bytes)| {
-                // SAFETY: the run lies in the pool, and no other code touches the page while it is
-                // lent. Runs of a page do not overlap, an order contains no page twice, and `self`
-                // stays borrowed exclusively.
+                // SAFETY: the run lies in its pool, and no other code touches the page while it is
+                // lent. Runs of a page do not overlap, an order contains no page twice, sections
+                // are different pools, and `self` stays borrowed exclusively.
                 unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes as usize) }
             })
             .collect()
@@ -94,12 +112,13 @@ impl LentPages {
         let mut copies: Vec<Vec<u8>> = Vec::new();
         let parts: Vec<Vec<IoSlice<'_>>> = if self.is_gathered() {
             copies.extend(self.pieces().map(|pieces| pieces.concat()));
-            let of_copy = |copy| {
-                <[u8]>::chunks(copy, self.part_bytes())
-                    .map(IoSlice::new)
-                    .collect()
-            };
-            copies.iter().map(|copy| of_copy(copy)).collect()
+            let sizes = self.part_sizes();
+            let parts = copies.iter().map(|copy| {
+                let mut rest = copy.as_slice();
+                let parts = sizes.iter().filter_map(|size| rest.split_off(..*size));
+                parts.map(IoSlice::new).collect()
+            });
+            parts.collect()
         } else {
             let slices = |pieces: Vec<_>| pieces.into_iter().map(IoSlice::new).collect();
             self.pieces().map(slices).collect()
@@ -126,12 +145,13 @@ impl LentPages {
             let slices = |pieces: Vec<_>| pieces.into_iter().map(IoSliceMut::new).collect();
             return get_parts(l3, keys, self.pieces_mut().map(slices).collect());
         }
-        let page_bytes = self.pool.shape().page_bytes() as usize;
-        let part_bytes = self.part_bytes();
-        let mut copies = vec![vec![0; page_bytes]; keys.len()];
-        let parts = copies
-            .iter_mut()
-            .map(|copy| copy.chunks_mut(part_bytes).map(IoSliceMut::new).collect());
+        let sizes = self.part_sizes();
+        let mut copies = vec![vec![0; self.page_bytes()]; keys.len()];
+        let parts = copies.iter_mut().map(|copy| {
+            let mut rest = copy.as_mut_slice();
+            let parts = sizes.iter().filter_map(|size| rest.split_off_mut(..*size));
+            parts.map(IoSliceMut::new).collect()
+        });
         let good = get_parts(l3, keys, parts.collect());
         for (pieces, copy) in self.pieces_mut().zip(&copies).take(good) {
             let mut rest = copy.as_slice();

@@ -70,6 +70,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `prefetch` | reads from L3 for waiting requests |
+//! | `hybrid` | windows and states of requests: copies within L1 |
 //! | `clean` | rows of other tenants, zeroed |
 //! | `orders` | the execution of the core's orders |
 //! | `ending` | the last copies before a drop, and the drop |
@@ -80,6 +81,8 @@
 //! | `memory` | memory for the host pool |
 //! | `failures` | log lines of counters |
 //! | `error` | errors of a cache |
+//! | `pools` | the pools of the components of a hybrid model |
+//! | `l3s` | the L3 of all components |
 //! | `time` | real time, or the time of a replay |
 
 mod agree;
@@ -88,9 +91,12 @@ mod ending;
 mod error;
 mod failures;
 mod forwards;
+mod hybrid;
+mod l3s;
 mod lent;
 mod memory;
 mod orders;
+mod pools;
 mod prefetch;
 mod time;
 mod workers;
@@ -103,7 +109,6 @@ use std::time::Instant;
 use larder_base::fork::Origin;
 use larder_kernels::{
     ChunkAt, Device, DeviceError, ForeignStream, Gated, L1Pool, L2Pool, LayerTickets, Ticket,
-    Transfer,
 };
 
 use crate::config::Config;
@@ -117,17 +122,19 @@ use crate::prompt::{Prompt, Scope, VocabularyFull};
 use crate::ranks::Ranks;
 use crate::tree::{LoadId, Matched};
 
-pub use error::{CacheError, ChunkError, CutError};
+pub use error::{CacheError, ChunkError, CutError, PrepareError};
 pub use memory::{HostMemoryOptions, host_memory};
+pub use pools::{ComponentPools, Components, Section};
 pub use time::Time;
 pub use workers::{READERS, Stuck, leaked_bytes};
 
 use agree::{Agreed, End, Line, Work as Awaited};
-use error::{check_l3, check_pool};
+use error::{check_components, check_l3, check_pool};
 use failures::Failures;
 use forwards::Forwards;
+use pools::Copy;
 use time::RealTime;
-use workers::{Terms, Workers};
+use workers::{Answer, Terms, Workers};
 
 /// The components of a cache. Page 0 of each pool is padding: no request gets it, and its bytes are
 /// never copied.
@@ -144,20 +151,16 @@ pub struct Parts {
     pub ranks: Option<Box<dyn Ranks>>,
 }
 
-/// A copy in progress, for one order or for several merged orders.
-struct Copy {
-    ids: Vec<OpId>,
-    /// The prerequisite of the copy.
-    after: Ticket,
-    transfer: Gated<Transfer>,
-}
-
 /// See the module documentation.
 pub struct Cache {
     core: Core,
     device: Arc<dyn Device>,
     l1: L1Pool,
     l2: L2Pool,
+    /// The sections under the page numbers of the model: its own, then those of its followers.
+    main: Vec<Vec<Section>>,
+    /// The sections of each window and state.
+    tails: Vec<Vec<Section>>,
     copies: Vec<Copy>,
     /// The tickets of each load in flight.
     loads: HashMap<LoadId, Vec<LayerTickets>>,
@@ -165,9 +168,8 @@ pub struct Cache {
     agreed: Agreed,
     forwards: Forwards,
     time: Box<dyn Time>,
-    /// Orders completed by the device or L3 that may not have ended by `time`, with the duration of
-    /// a read in microseconds.
-    ended: Vec<(Done, Option<u64>)>,
+    /// Orders completed by the device or L3 that may not have ended by `time`.
+    ended: Vec<Answer>,
     /// Reads in progress, with the number of requested pages.
     reads: HashMap<OpId, usize>,
     failures: Failures,
@@ -183,11 +185,33 @@ impl Cache {
         Self::in_time(config, parts, Box::new(RealTime(Instant::now())))
     }
 
+    /// A cache for a hybrid model, over empty pools. `parts` are those of its full attention.
+    ///
+    /// # Errors
+    /// The configuration is not valid, or the pools or L3 do not match it.
+    pub fn hybrid(
+        config: Config,
+        parts: Parts,
+        components: Components,
+    ) -> Result<Cache, CacheError> {
+        let time = Box::new(RealTime(Instant::now()));
+        Self::over(config, parts, components, time)
+    }
+
     /// As [`Cache::new`], with its own time, for replays.
     ///
     /// # Errors
     /// The configuration is not valid, or the pools or L3 do not match it.
     pub fn in_time(config: Config, parts: Parts, time: Box<dyn Time>) -> Result<Cache, CacheError> {
+        Self::over(config, parts, Components::default(), time)
+    }
+
+    fn over(
+        config: Config,
+        parts: Parts,
+        components: Components,
+        time: Box<dyn Time>,
+    ) -> Result<Cache, CacheError> {
         config.check()?;
         let Parts {
             device,
@@ -201,13 +225,22 @@ impl Cache {
         if let Some(l3) = &l3 {
             check_l3(&config, &l2, &**l3)?;
         }
+        check_components(&config, &components, l3.is_some())?;
         let terms = Terms::of(&config);
-        let workers = l3.map(|l3| Workers::start(&l3, terms)).transpose()?;
+        let own = Section {
+            l1: l1.clone(),
+            l2: l2.clone(),
+        };
+        let l3s = l3.map(|l3| components.l3s(l3));
+        let (main, tails) = components.sections(own);
+        let workers = l3s.map(|l3s| Workers::start(&l3s, terms)).transpose()?;
         Ok(Cache {
             core: Core::new(config)?,
             device,
             l1,
             l2,
+            main,
+            tails,
             copies: Vec::new(),
             loads: HashMap::new(),
             workers,
@@ -574,7 +607,7 @@ impl Cache {
         let count = ends.len();
         for end in ends {
             match end.work {
-                Awaited::Order(id) => self.order_ended(id, end)?,
+                Awaited::Order(id) => self.order_ended(id, &end)?,
                 Awaited::Forward(fence) => {
                     self.forward_over(fence, end.outcome == Outcome::Copied(true));
                 }
@@ -589,7 +622,7 @@ impl Cache {
         Ok(count)
     }
 
-    fn order_ended(&mut self, id: OpId, end: End) -> Result<(), CacheError> {
+    fn order_ended(&mut self, id: OpId, end: &End) -> Result<(), CacheError> {
         // A read that returned fewer pages than requested gives no information about the speed of
         // L3.
         let asked = self.reads.remove(&id);
@@ -631,34 +664,32 @@ impl Cache {
                 work: Awaited::Forward(fence),
                 outcome: Outcome::Copied(is_good),
                 read_micros: None,
+                legal: None,
             });
         }
-        for copy in std::mem::take(&mut self.copies) {
-            match copy.transfer.open() {
-                Err(transfer) => self.copies.push(Copy { transfer, ..copy }),
-                Ok((_, outcome)) => {
-                    if let Err(error) = &outcome {
-                        tracing::warn!("a copy between L1 and L2 failed: {error}");
-                    }
-                    let outcome = Outcome::Copied(outcome.is_ok());
-                    let dones = copy.ids.into_iter().map(|id| Done { id, outcome });
-                    self.ended.extend(dones.map(|done| (done, None)));
-                }
+        for mut copy in std::mem::take(&mut self.copies) {
+            if !copy.is_over() {
+                self.copies.push(copy);
+                continue;
             }
+            let outcome = Outcome::Copied(copy.is_good);
+            let dones = copy.ids.into_iter().map(|id| Done { id, outcome });
+            self.ended.extend(dones.map(Answer::of));
         }
         let answers = self.workers.iter().flat_map(Workers::answers);
-        self.ended
-            .extend(answers.map(|answer| (answer.done, answer.read_micros)));
-        for (done, measured) in std::mem::take(&mut self.ended) {
-            let read_micros = measured.map(|us| self.time.read_us(done.id, us));
+        self.ended.extend(answers);
+        for answer in std::mem::take(&mut self.ended) {
+            let done = answer.done;
+            let read_micros = answer.read_micros.map(|us| self.time.read_us(done.id, us));
             if self.time.is_over(done.id) {
                 self.agreed.ended(End {
                     work: Awaited::Order(done.id),
                     outcome: done.outcome,
                     read_micros,
+                    legal: answer.legal,
                 });
             } else {
-                self.ended.push((done, measured));
+                self.ended.push(answer);
             }
         }
     }

@@ -20,10 +20,11 @@ use larder_base::fork::Origin;
 use larder_engine::Count;
 use larder_format::PageKey;
 
+use super::l3s::L3s;
 use super::lent::LentPages;
 use crate::config::Config;
-use crate::core::{Done, OpId, Outcome};
-use crate::l3::L3;
+use crate::core::{Done, OpId, Outcome, TailLookup};
+use crate::tails::Legal;
 
 /// A unit of work for a thread.
 pub(super) enum Work {
@@ -31,21 +32,35 @@ pub(super) enum Work {
         id: OpId,
         keys: Vec<PageKey>,
         is_counted: bool,
+        tails: Option<TailLookup>,
     },
+    /// Pages of the model and of each follower.
     Get {
         id: OpId,
         keys: Vec<PageKey>,
-        into: LentPages,
+        into: Vec<LentPages>,
+    },
+    GetTails {
+        id: OpId,
+        pages: Vec<(usize, PageKey, LentPages)>,
+    },
+    PutTail {
+        id: OpId,
+        pool: usize,
+        key: PageKey,
+        from: LentPages,
     },
     Put {
         id: OpId,
         keys: Vec<PageKey>,
         parent: Option<PageKey>,
         depth: usize,
-        from: LentPages,
+        from: Vec<LentPages>,
     },
     Touch {
         keys: Vec<PageKey>,
+        /// The tail pool, unless they are pages of the model.
+        pool: Option<usize>,
     },
 }
 
@@ -104,6 +119,19 @@ pub fn leaked_bytes() -> u64 {
 pub(super) struct Answer {
     pub(super) done: Done,
     pub(super) read_micros: Option<u64>,
+    /// Of a lookup with tail pools.
+    pub(super) legal: Option<Legal>,
+}
+
+impl Answer {
+    /// A completion of anything but a read or such a lookup.
+    pub(super) fn of(done: Done) -> Answer {
+        Answer {
+            done,
+            read_micros: None,
+            legal: None,
+        }
+    }
 }
 
 /// Number of concurrent reads from L3.
@@ -126,7 +154,7 @@ pub(super) struct Workers {
 
 impl Workers {
     /// Starts the threads.
-    pub(super) fn start(l3: &Arc<dyn L3>, terms: Terms) -> std::io::Result<Workers> {
+    pub(super) fn start(l3s: &L3s, terms: Terms) -> std::io::Result<Workers> {
         let (answer, answers) = channel();
         let (asking, to_ask) = channel();
         let (reading, to_read) = channel();
@@ -146,13 +174,13 @@ impl Workers {
             origin: Origin::here(),
         };
         let mut start = |name: &str, queue: &Arc<Mutex<Receiver<Work>>>| {
-            let (l3, queue, answer) = (l3.clone(), queue.clone(), answer.clone());
+            let (l3s, queue, answer) = (l3s.clone(), queue.clone(), answer.clone());
             let (woken, lent) = (workers.woken.clone(), workers.lent.clone());
             let alive: Sender<Infallible> = alive.clone();
             let thread = std::thread::Builder::new().name(format!("larder-l3-{name}"));
             let thread = thread.spawn(move || {
-                serve(&*l3, terms, &queue, &answer, &woken, &lent);
-                drop((l3, alive));
+                serve(&l3s, terms, &queue, &answer, &woken, &lent);
+                drop((l3s, alive));
             })?;
             workers.threads.push(thread);
             Ok::<(), std::io::Error>(())
@@ -169,13 +197,17 @@ impl Workers {
     /// pages and stored none.
     pub(super) fn give(&self, work: Work) -> Option<Done> {
         let id = match &work {
-            Work::Exists { id, .. } | Work::Get { id, .. } | Work::Put { id, .. } => Some(*id),
+            Work::Exists { id, .. }
+            | Work::Get { id, .. }
+            | Work::GetTails { id, .. }
+            | Work::Put { id, .. }
+            | Work::PutTail { id, .. } => Some(*id),
             Work::Touch { .. } => None,
         };
         let queue = self.ends.as_ref().map(|ends| match &work {
             Work::Exists { .. } => &ends.asking,
-            Work::Get { .. } => &ends.reading,
-            Work::Put { .. } | Work::Touch { .. } => &ends.writing,
+            Work::Get { .. } | Work::GetTails { .. } => &ends.reading,
+            Work::Put { .. } | Work::PutTail { .. } | Work::Touch { .. } => &ends.writing,
         });
         let is_taken = queue.is_some_and(|queue| queue.send(work).is_ok());
         let outcome = Outcome::Pages(0);
@@ -257,7 +289,7 @@ impl Drop for Lent<'_> {
 }
 
 fn serve(
-    l3: &dyn L3,
+    l3s: &L3s,
     terms: Terms,
     queue: &Mutex<Receiver<Work>>,
     answers: &Sender<Answer>,
@@ -268,32 +300,50 @@ fn serve(
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
     while let Ok(work) = next() {
         let started = Instant::now();
-        let mut read_micros = None;
+        let (mut read_micros, mut legal) = (None, None);
+        let count = |count| l3s.main.iter().take(1).for_each(|l3| l3.count(count));
         let (id, pages) = match work {
             Work::Exists {
                 id,
                 keys,
                 is_counted,
+                tails,
             } => {
-                let found = l3.longest_prefix(&keys);
+                let found = l3s.longest_prefix(&keys);
                 if is_counted {
-                    l3.count(Count::Asked {
+                    count(Count::Asked {
                         tokens: terms.tokens(keys.len()),
                         found: terms.tokens(found),
                         is_first: true,
                     });
                 }
-                (id, found)
+                legal = tails.map(|lookup| l3s.legal(&lookup, &keys, found));
+                let longest = legal.as_ref().map(|set| set.longest_within(usize::MAX));
+                (id, longest.unwrap_or(found))
             }
-            Work::Get { id, keys, mut into } => {
-                let _lent = Lent::new(lent, into.bytes());
-                let pages = into.get(l3, &keys);
+            Work::Get { id, keys, into } => {
+                let bytes = into.iter().map(LentPages::bytes).sum();
+                let _lent = Lent::new(lent, bytes);
+                let mut pages = keys.len();
+                for (mut into, l3) in into.into_iter().zip(&l3s.main) {
+                    pages = pages.min(into.get(&**l3, &keys));
+                }
                 read_micros = u64::try_from(started.elapsed().as_micros()).ok();
-                l3.count(Count::Served {
+                count(Count::Served {
                     tokens: terms.tokens(pages),
                     prefill_rate: terms.prefill_rate,
                 });
                 (id, pages)
+            }
+            Work::GetTails { id, pages } => {
+                let bytes = pages.iter().map(|(_, _, into)| into.bytes()).sum();
+                let _lent = Lent::new(lent, bytes);
+                let mut read = 0;
+                for (pool, key, mut into) in pages {
+                    let l3 = l3s.tails.get(pool);
+                    read += l3.map_or(0, |l3| into.get(&**l3, &[key]));
+                }
+                (id, read)
             }
             Work::Put {
                 id,
@@ -302,18 +352,49 @@ fn serve(
                 depth,
                 from,
             } => {
-                let _lent = Lent::new(lent, from.bytes());
-                (id, from.put(l3, &keys, parent, depth))
+                let bytes = from.iter().map(LentPages::bytes).sum();
+                let _lent = Lent::new(lent, bytes);
+                let mut pages = keys.len();
+                // A page of the model that L3 has makes no one look for a follower that it lacks.
+                for (from, l3) in from.into_iter().zip(&l3s.main).rev() {
+                    pages = pages.min(from.put(&**l3, &keys, parent, depth));
+                }
+                (id, pages)
             }
-            Work::Touch { keys } => {
-                l3.touch(&keys);
+            Work::PutTail {
+                id,
+                pool,
+                key,
+                from,
+            } => {
+                let _lent = Lent::new(lent, from.bytes());
+                let l3 = l3s.tails.get(pool);
+                (id, l3.map_or(0, |l3| from.put(&**l3, &[key], None, 0)))
+            }
+            Work::Touch { keys, pool: None } => {
+                l3s.main.iter().for_each(|l3| l3.touch(&keys));
+                continue;
+            }
+            Work::Touch {
+                keys,
+                pool: Some(pool),
+            } => {
+                l3s.tails
+                    .get(pool)
+                    .into_iter()
+                    .for_each(|l3| l3.touch(&keys));
                 continue;
             }
         };
         let outcome = Outcome::Pages(pages);
         let done = Done { id, outcome };
         // The receiver is closed: the cache is being dropped.
-        if answers.send(Answer { done, read_micros }).is_err() {
+        let answer = Answer {
+            done,
+            read_micros,
+            legal,
+        };
+        if answers.send(answer).is_err() {
             return;
         }
         if let Some(waker) = woken.get() {

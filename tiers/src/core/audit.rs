@@ -1,8 +1,9 @@
 //! The invariant of the core: every page has one owner, and every lock has a holder.
 
 use super::flight::Prefetch;
+use super::side::OfPool;
 use super::{Core, Request, RequestId};
-use crate::runs::{L1, Runs, Tier};
+use crate::runs::{L1, L2, Run, Runs, Tier};
 use crate::tree::{Flaw, claim};
 
 /// A violated invariant of a core.
@@ -71,7 +72,8 @@ impl Core {
         self.tree.claim_pages(&mut l1, &mut l2)?;
         let (mut l1_locks, mut l2_locks) = self.flight_locks();
         let mut broken = self.broken.clone();
-        for request in requests {
+        let requests: Vec<&Request> = requests.into_iter().collect();
+        for request in &requests {
             broken.remove(&request.id());
             own(
                 &Runs::<L1>::of_pages(request.own_pages()),
@@ -99,11 +101,52 @@ impl Core {
         }
         check_pool("L1", &l1, |page| self.l1.is_free(page))?;
         check_pool("L2", &l2, |page| self.l2.is_free(page))?;
+        self.check_tails(&requests)?;
         let (found, expected) = (self.tree.locks_out(), (l1_locks, l2_locks));
         if found != expected {
             return Err(Leak::Locks { found, expected });
         }
         self.check_totals()
+    }
+
+    fn check_tails(&self, requests: &[&Request]) -> Result<(), Leak> {
+        for (number, tail) in self.tails.iter().enumerate() {
+            let pool = &tail.pool;
+            let mut l1 = vec![false; pool.pages().0 as usize + 1];
+            let mut l2 = vec![false; pool.pages().1 as usize + 1];
+            pool.claim_pages(&mut l1, &mut l2)?;
+            let mut holds = self.tail_flight_holds(number);
+            let of_pool = |holds: &mut dyn Iterator<Item = usize>| {
+                u32::try_from(holds.filter(|of| *of == number).count()).unwrap_or(u32::MAX)
+            };
+            for tails in requests.iter().filter_map(|request| request.tails.as_ref()) {
+                let pages = tails.pools.get(number).map(OfPool::own_pages);
+                let pages = pages_of::<L1>(pages.unwrap_or_default());
+                own(&pages, &mut l1, "a request")?;
+                holds += of_pool(&mut tails.holds().map(|(of, _)| of));
+                holds += of_pool(&mut tails.wished_holds().map(|(of, _)| of));
+            }
+            own(
+                &pages_of::<L2>(self.tail_flights(number)),
+                &mut l2,
+                "a backup",
+            )?;
+            for prefetch in self.prefetches.values() {
+                let read = prefetch.tails().iter().filter(|of| of.pool == number);
+                own(&pages_of::<L2>(read.map(|of| of.l2)), &mut l2, "a prefetch")?;
+                let held = prefetch.claim.iter().flat_map(|claim| &claim.tails);
+                holds += of_pool(&mut held.map(|(of, _)| *of));
+            }
+            check_pool("L1 of a tail pool", &l1, |page| pool.is_free(page).0)?;
+            check_pool("L2 of a tail pool", &l2, |page| pool.is_free(page).1)?;
+            if pool.holds() != holds {
+                return Err(Leak::Locks {
+                    found: (pool.holds(), 0),
+                    expected: (holds, 0),
+                });
+            }
+        }
+        Ok(())
     }
 
     fn check_totals(&self) -> Result<(), Leak> {
@@ -130,6 +173,11 @@ impl Core {
             }),
         }
     }
+}
+
+fn pages_of<T: Tier>(pages: impl IntoIterator<Item = u32>) -> Runs<T> {
+    let runs = pages.into_iter().map(|page| Run::new(page, 1));
+    runs.collect()
 }
 
 fn own<T: Tier>(pages: &Runs<T>, table: &mut [bool], holder: &'static str) -> Result<(), Leak> {

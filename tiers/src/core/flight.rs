@@ -3,9 +3,14 @@
 use larder_format::PageKey;
 
 use super::ids::{Fence, RequestId};
+use super::order::TailPage;
 use crate::prompt::RootKey;
 use crate::runs::{L2, Runs};
+use crate::tails::{Hold, TailId};
 use crate::tree::{Lock, NodeId};
+
+/// Entries of tail pools, by pool.
+pub(super) type TailIds = Vec<(usize, TailId)>;
 
 /// A transfer in flight. Its lock holds the node in which its pages end.
 #[derive(Debug)]
@@ -19,6 +24,8 @@ pub(super) enum Flight {
     Load {
         lock: Lock,
         pages: usize,
+        /// Pages of tail pools, by pool.
+        tails: Vec<(usize, Hold)>,
         /// The outcome, while it waits for a load above it: pages below a load in flight are not
         /// readable.
         ended: Option<bool>,
@@ -29,6 +36,10 @@ pub(super) enum Flight {
         pages: usize,
         given: usize,
     },
+    /// A copy of pages of tail pools, by pool, with their pages of L2.
+    TailBackup(Vec<(usize, Hold, u32)>),
+    /// A write of a page of a tail pool.
+    TailPut(usize, Hold),
 }
 
 /// The state of a node that has to leave.
@@ -57,6 +68,10 @@ pub(super) struct Pending {
     /// Number of pages at the end of the path that the tree took from the request. They cannot
     /// leave L1 while the insert is pending.
     pub(super) pages: usize,
+    /// Entries of tail pools that the request gave.
+    pub(super) given: TailIds,
+    /// Entries from which the request has started and whose forwards had not ended.
+    pub(super) on: TailIds,
 }
 
 /// Why a prefetch was not started.
@@ -93,6 +108,8 @@ pub enum PrefetchState {
 pub(super) enum Stage {
     /// Waiting for the lookup in L3.
     Asked,
+    /// Pages of tail pools arrive, before the others.
+    ReadingTails { tails: Vec<TailPage>, l2: Runs<L2> },
     /// Pages arrive in batches.
     Reading {
         l2: Runs<L2>,
@@ -103,7 +120,7 @@ pub(super) enum Stage {
     },
     /// No request waits any more. An answer is outstanding. If it is that of a read, these pages
     /// belong to it.
-    Draining { l2: Runs<L2> },
+    Draining { l2: Runs<L2>, tails: Vec<TailPage> },
     /// Over, but not polled yet.
     Over(PrefetchState),
 }
@@ -127,8 +144,12 @@ pub(super) struct Claim {
     pub(super) keys: Vec<PageKey>,
     /// The first requested page.
     pub(super) from: usize,
+    /// The prefix that the upper tiers could continue before.
+    pub(super) known: usize,
     /// Holds the parent node, later the last arrived node.
     pub(super) anchor: Option<Lock>,
+    /// Holds the pages of tail pools that have arrived or were in L2, by pool.
+    pub(super) tails: Vec<(usize, Hold)>,
 }
 
 impl Claim {
@@ -158,8 +179,18 @@ impl Prefetch {
     /// L2 pages owned by the prefetch.
     pub(super) fn l2(&self) -> Option<&Runs<L2>> {
         match &self.stage {
-            Stage::Reading { l2, .. } | Stage::Draining { l2 } => Some(l2),
+            Stage::Reading { l2, .. }
+            | Stage::ReadingTails { l2, .. }
+            | Stage::Draining { l2, .. } => Some(l2),
             Stage::Asked | Stage::Over(_) => None,
+        }
+    }
+
+    /// Pages of tail pools that it owns.
+    pub(super) fn tails(&self) -> &[TailPage] {
+        match &self.stage {
+            Stage::ReadingTails { tails, .. } | Stage::Draining { tails, .. } => tails,
+            Stage::Asked | Stage::Reading { .. } | Stage::Over(_) => &[],
         }
     }
 }

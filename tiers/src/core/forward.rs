@@ -18,7 +18,7 @@
 
 use std::collections::BTreeSet;
 
-use super::flight::Pending;
+use super::flight::{Pending, TailIds};
 use super::{Core, Event, Fence, RequestId, TierName};
 use crate::planted::planted;
 use crate::runs::{L1, Runs};
@@ -38,12 +38,13 @@ impl Core {
         let ended = self.ended;
         let is_over = |pending: &mut Pending| pending.until <= ended;
         let over: Vec<Pending> = self.pending.extract_if(.., is_over).collect();
-        let ends = over
-            .into_iter()
-            .filter_map(|over| Some((over.end?, over.pages)));
-        for (end, pages) in ends {
-            if pages > 0 {
-                self.tree.end_forward(end, pages);
+        for over in over {
+            self.settle_tails(&over.given);
+            let Some(end) = over.end else {
+                continue;
+            };
+            if over.pages > 0 {
+                self.tree.end_forward(end, over.pages);
             }
             self.copy_down(end);
         }
@@ -56,13 +57,19 @@ impl Core {
             return;
         }
         // Later inserts of the same request may begin in a page that this forward filled in part.
-        let mut requests = BTreeSet::new();
+        // So do those of requests that have started from a window or state of a failed insert.
+        let (mut requests, mut void) = (BTreeSet::new(), BTreeSet::new());
         let has_failed = |pending: &mut Pending| {
-            if pending.forward == forward {
+            if pending.forward == forward || pending.on.iter().any(|of| void.contains(of)) {
                 requests.insert(pending.request);
             }
-            requests.contains(&pending.request) && !planted!(FailureSparesLaterInserts)
-                || pending.forward == forward
+            let has_failed = requests.contains(&pending.request)
+                && !planted!(FailureSparesLaterInserts)
+                || pending.forward == forward;
+            if has_failed {
+                void.extend(pending.given.iter().copied());
+            }
+            has_failed
         };
         let failed: Vec<Pending> = self.pending.extract_if(.., has_failed).collect();
         for pending in failed {
@@ -73,6 +80,9 @@ impl Core {
             if let Some(end) = pending.end.filter(|end| self.tree.is_pending(*end)) {
                 self.stats.forward_failed += self.lose(end, pending.pages) as u64;
             }
+        }
+        for (pool, id) in void {
+            self.stats.forward_failed += u64::from(self.tails[pool].pool.lose(id));
         }
         self.take_in_loads();
         self.free_lost();
@@ -86,11 +96,14 @@ impl Core {
         end: Option<NodeId>,
         taken: &[NodeId],
         forward: Fence,
+        tails: (TailIds, TailIds),
     ) {
         self.progress += 1;
+        let (given, on) = tails;
         let keys = taken.iter().filter_map(|node| self.tree.keys(*node));
         let pages = keys.map(<[_]>::len).sum();
         if self.newest <= self.ended || planted!(BackupBeforeForward) {
+            self.settle_tails(&given);
             end.into_iter().for_each(|end| self.copy_down(end));
             return;
         }
@@ -104,6 +117,8 @@ impl Core {
             is_running: true,
             end,
             pages,
+            given,
+            on,
         });
     }
 
@@ -136,6 +151,7 @@ impl Core {
     /// Returns their number.
     pub(super) fn lose(&mut self, node: NodeId, pages: usize) -> usize {
         let lost = self.tree.lose(node, pages);
+        self.lose_tails(&lost.readable);
         for keys in lost.readable {
             let tier = TierName::L1;
             self.emit(Event::Removed { tier, keys });
@@ -149,7 +165,7 @@ impl Core {
                 if is_lost {
                     (pending.end, pending.pages) = (None, 0);
                 }
-                pending.is_running || !is_lost
+                pending.is_running || !is_lost || !pending.given.is_empty()
             });
         }
         lost.pages

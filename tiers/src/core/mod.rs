@@ -27,20 +27,27 @@
 //! |---|---|
 //! | `audit` | checks of the invariant |
 //! | `truncate` | the end of a request taken back: rejected speculation |
+//! | `cut` | the windows and states of a truncation |
+//! | `hybrid` | the windows and states of a request, from its start to its end |
 //! | `request` | the steps of a request: start, load back, extend, insert, finish |
 //! | `forward` | inserts whose forward has not ended; failed forwards |
 //! | `late` | pages that leave the window of an L3 that is written late |
 //! | `transfer` | backups, loads, puts, and the effects of their completions |
 //! | `prefetch` | L3 to L2 |
+//! | `descent` | windows and states to L2 and L3 |
 //! | `room` | eviction from L1 and L2 |
 //! | `flight` | transfers, inserts and prefetches in progress |
+//! | `side` | the window pages and states that a request has |
 //! | `order` | orders to the device and to L3, and their completions |
 //! | `ids` | numbers of forwards, orders, requests and prefetches |
 //! | `report` | counters and events |
 
 mod audit;
+mod cut;
+mod descent;
 mod flight;
 mod forward;
+mod hybrid;
 mod ids;
 mod late;
 mod order;
@@ -48,17 +55,19 @@ mod prefetch;
 mod report;
 mod request;
 mod room;
+mod side;
 mod transfer;
 mod truncate;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 
-use crate::config::{Config, ConfigError, L3Write, WritePolicy};
+use crate::config::{Config, ConfigError, L3Write, TailConfig, TailKind, WritePolicy};
 use crate::planted::planted;
 use crate::pool::{PagePool, Row};
 use crate::prompt::{Prompt, Scope, Vocabulary, VocabularyFull, Weights};
 use crate::runs::{L1, L2, Runs, Tier};
+use crate::tails::{TailId, TailPool};
 use crate::tree::{Matched, NodeId, Tree, TreeCounts};
 use flight::{Flight, Pending, Prefetch};
 
@@ -66,7 +75,9 @@ pub use audit::Leak;
 pub use flight::{Declined, PrefetchState};
 pub use forward::Broken;
 pub use ids::{Fence, OpId, PrefetchId, RequestId};
-pub use order::{Done, DoneError, Order, Outcome};
+pub use order::{
+    Done, DoneError, Order, Outcome, TailAsk, TailCopy, TailLookup, TailPage, TailPair,
+};
 pub use prefetch::Retries;
 pub use report::{Declines, Event, Stats, TierName};
 pub use request::{ExtendError, InsertEnd, LoadBack, NoRoom, Request};
@@ -84,6 +95,17 @@ pub struct Busy {
     pub locks: u32,
     /// Orders in progress, plus inserts whose forwards have not ended.
     pub orders: usize,
+}
+
+/// A tail pool of the core.
+#[derive(Debug)]
+struct Tail {
+    kind: TailKind,
+    pool: TailPool,
+    /// By page of L1: the newest forward of the former owners.
+    touched: Vec<Fence>,
+    /// Number of writes to L3 in flight.
+    puts: usize,
 }
 
 /// See the module documentation.
@@ -104,6 +126,14 @@ pub struct Core {
     /// Pages that a request got, with rows of another tenant.
     unclean: Vec<u32>,
     l2: PagePool<L2>,
+    /// The pools of windows and states. Empty for a model of full attention.
+    tails: Vec<Tail>,
+    /// Pages of tail pools that are to be written to L3.
+    tails_due: VecDeque<(usize, TailId)>,
+    /// Pages of tail pools whose copy to L2 or L3 has failed.
+    tails_failed: BTreeSet<(usize, TailId)>,
+    /// Pages of tail pools that requests got, with bytes of others.
+    tails_unclean: Vec<(usize, u32)>,
     flights: BTreeMap<OpId, Flight>,
     loads: usize,
     put_pages: usize,
@@ -163,6 +193,10 @@ impl Core {
             has_tenants: false,
             unclean: Vec::new(),
             l2: PagePool::new(config.l2_pages),
+            tails: tails_of(&config),
+            tails_due: VecDeque::new(),
+            tails_failed: BTreeSet::new(),
+            tails_unclean: Vec::new(),
             flights: BTreeMap::new(),
             loads: 0,
             put_pages: 0,
@@ -263,6 +297,12 @@ impl Core {
         if !keys.is_empty() {
             self.orders.push_back(Order::Touch { keys });
         }
+        for (pool, tail) in self.tails.iter_mut().enumerate() {
+            let keys = tail.pool.take_warm();
+            if !keys.is_empty() {
+                self.orders.push_back(Order::TouchTails { pool, keys });
+            }
+        }
     }
 
     /// Counters.
@@ -288,6 +328,13 @@ impl Core {
         (self.l1.free_pages(), self.l2.free_pages())
     }
 
+    /// Number of free pages in L1 and L2 of each tail pool.
+    #[must_use]
+    pub fn free_tails(&self) -> Vec<(u32, u32)> {
+        let pools = self.tails.iter().map(|tail| &tail.pool);
+        pools.map(TailPool::free_pages).collect()
+    }
+
     /// Number of L1 pages that are free or can be freed.
     #[must_use]
     pub fn available_pages(&self) -> usize {
@@ -298,7 +345,8 @@ impl Core {
     /// A digest of the tree. Equal on ranks with equal trees.
     #[must_use]
     pub fn digest(&self) -> u64 {
-        self.tree.digest()
+        let tails = self.tails.iter().map(|tail| tail.pool.digest());
+        tails.fold(self.tree.digest(), |sum, tail| sum.rotate_left(9) ^ tail)
     }
 
     /// Bytes of the tree, without tokens.
@@ -345,6 +393,9 @@ impl Core {
     /// Drops all pages that nothing holds. With `keeps_unwritten`, pages of an L3 that is written
     /// late stay until they are written.
     fn drop_unheld(&mut self, keeps_unwritten: bool) {
+        for tail in &mut self.tails {
+            tail.pool.drop_unheld();
+        }
         let mut held = Vec::new();
         while let Some((node, in_l2)) = self.tree.next_of_l1(&held) {
             let gone = match in_l2 {
@@ -400,6 +451,16 @@ impl Core {
     fn free_l2(&mut self, pages: &Runs<L2>) {
         free(&mut self.l2, pages);
     }
+}
+
+fn tails_of(config: &Config) -> Vec<Tail> {
+    let tail = |of: &TailConfig| Tail {
+        kind: of.kind,
+        pool: TailPool::new(config.trailing_pages(of.kind), of.l1_pages, of.l2_pages),
+        touched: vec![Fence::default(); of.l1_pages as usize + 1],
+        puts: 0,
+    };
+    config.tails.iter().map(tail).collect()
 }
 
 /// Maximum number of nodes for which space is reserved in advance.

@@ -5,8 +5,61 @@ use larder_format::PageKey;
 use super::ids::{Fence, OpId};
 use crate::runs::{L1, L2, Runs};
 
+/// A page of a tail pool in both tiers, to be copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TailPair {
+    /// The pool.
+    pub pool: usize,
+    /// Its page of L1.
+    pub l1: u32,
+    /// Its page of L2.
+    pub l2: u32,
+}
+
+/// A page of a tail pool in L2 and L3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TailPage {
+    /// The pool.
+    pub pool: usize,
+    /// Its key.
+    pub key: PageKey,
+    /// Its page of L2.
+    pub l2: u32,
+}
+
+/// The pages of a tail pool that the prefixes of a lookup need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TailAsk {
+    /// The pool.
+    pub pool: usize,
+    /// Number of pages at the end of a prefix that it needs.
+    pub trailing: usize,
+    /// For each page of the prompt, whether L1 or L2 has it.
+    pub known: Vec<bool>,
+}
+
+/// The part of a lookup that concerns tail pools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TailLookup {
+    /// The keys of the pages before those of the lookup, which are in L2.
+    pub before: Vec<PageKey>,
+    /// The pools.
+    pub pools: Vec<TailAsk>,
+}
+
+/// A copy within L1 of a page of a tail pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TailCopy {
+    /// The pool.
+    pub pool: usize,
+    /// The page that is copied.
+    pub from: u32,
+    /// The page that gets it.
+    pub to: u32,
+}
+
 /// Work for the device or L3. Each order is answered by one [`Done`] with its number, in any order,
-/// except [`Order::Touch`].
+/// except [`Order::Touch`] and [`Order::TouchTails`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Copy L1 to L2, all layers.
@@ -26,6 +79,8 @@ pub enum Order {
         l2: Runs<L2>,
         /// The destination.
         l1: Runs<L1>,
+        /// Pages of tail pools, loaded with them.
+        tails: Vec<TailPair>,
         /// Starts after all forwards up to this one have ended, whether they succeeded or failed:
         /// no later one of a former owner touches the destination.
         after: Fence,
@@ -54,6 +109,29 @@ pub enum Order {
         keys: Vec<PageKey>,
         /// Whether it counts as a request: it is the first one for its prompt.
         is_counted: bool,
+        /// With tail pools, the answer is the longest prefix that can be continued.
+        tails: Option<TailLookup>,
+    },
+    /// Copy pages of tail pools from L1 to L2.
+    BackUpTails {
+        /// The number of the order.
+        id: OpId,
+        /// The pages.
+        pairs: Vec<TailPair>,
+    },
+    /// Write a page of a tail pool to L3.
+    PutTail {
+        /// The number of the order.
+        id: OpId,
+        /// The page.
+        page: TailPage,
+    },
+    /// Read pages of tail pools from L3: all, or none counts.
+    GetTails {
+        /// The number of the order.
+        id: OpId,
+        /// The pages.
+        pages: Vec<TailPage>,
     },
     /// Read pages of L3 into L2.
     Get {
@@ -69,6 +147,21 @@ pub enum Order {
         /// The keys.
         keys: Vec<PageKey>,
     },
+    /// Report to L3 that these pages of a tail pool were used. Not answered.
+    TouchTails {
+        /// The pool.
+        pool: usize,
+        /// The keys.
+        keys: Vec<PageKey>,
+    },
+}
+
+impl Order {
+    /// Whether it is answered.
+    #[must_use]
+    pub fn is_answered(&self) -> bool {
+        !matches!(self, Order::Touch { .. } | Order::TouchTails { .. })
+    }
 }
 
 /// The outcome of an order.

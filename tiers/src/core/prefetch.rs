@@ -11,17 +11,24 @@
 //! in L2 from the first lookup to the end. Arrived pages are held until the request polls, and
 //! count towards the L2 share of prefetches until then.
 //!
+//! With tail pools, L3 answers with the longest prefix that can be continued. The pages of tail
+//! pools that it needs are read first: all of them, or the prefetch ends.
+//!
 //! Faults covered: L3 reports more pages than it has (the batch is cut at the first missing page),
 //! fails (no page arrives), or never answers (the policy closes the prefetch; its pages stay
 //! reserved, and no other work waits).
 
 use super::flight::{Claim, Prefetch, Stage};
-use super::{Core, Declined, Declines, OpId, Order, PrefetchId, PrefetchState, TierName};
+use super::{
+    Core, Declined, Declines, OpId, Order, PrefetchId, PrefetchState, Tail, TailAsk, TailLookup,
+    TailPage, TierName,
+};
 use crate::config::PrefetchPolicy;
 use crate::planted::planted;
 use crate::prompt::Prompt;
 use crate::runs::{L2, Runs};
 use crate::tree::{Hold, NodeId};
+use larder_format::PageKey;
 
 /// Number of consecutive prefetches declined because computing is faster, after which one is read
 /// anyway. Only a read shows whether L3 has become faster.
@@ -66,21 +73,32 @@ impl Core {
     }
 
     fn try_prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
-        let matched = self.match_prefix(prompt);
+        let per_page = self.page_tokens.get() as usize;
+        // A prefix is continued with at least one token behind it.
+        let end = match self.tails.is_empty() {
+            true => prompt.pages(),
+            false => self.usable(prompt) / per_page,
+        };
+        let words = &prompt.words()[..end * per_page];
+        let matched = self.tree.match_prefix(prompt.root(), words);
         if matched.end.is_some() && !matched.ends_in_l2 {
             return Err(Declined::AnchorNotInL2);
         }
         let (from, threshold) = (matched.pages(), self.prefetch_threshold());
-        let missing = prompt.pages() - from;
-        if missing < threshold {
+        let known = match matched.end.filter(|_| !self.tails.is_empty()) {
+            Some(node) => self.longest_tail(&self.tree.path_keys(node), false),
+            None => from,
+        };
+        if end - known < threshold.max(usize::from(!self.tails.is_empty())) {
             return Err(Declined::BelowThreshold);
         }
-        let wanted = missing.min(self.prefetch_share_left());
-        if wanted < threshold {
+        let wanted = (end - from).min(self.prefetch_share_left());
+        if from + wanted - known < threshold {
             return Err(Declined::L2Share);
         }
         let pages = from + wanted;
         let keys = prompt.keys(&self.vocabulary, pages).to_vec();
+        let tails = self.tail_lookup(&keys, from);
         let anchor = matched.end.and_then(|end| self.tree.lock(end, Hold::L2));
         let OpId(number) = self.fresh_id();
         let id = PrefetchId(number);
@@ -88,8 +106,9 @@ impl Core {
             id: OpId(number),
             keys: keys[from..].to_vec(),
             is_counted: prompt.is_first_lookup(),
+            tails,
         });
-        let words = prompt.words()[..pages * self.page_tokens.get() as usize].to_vec();
+        let words = prompt.words()[..pages * per_page].to_vec();
         let prefetch = Prefetch {
             stage: Stage::Asked,
             claim: Some(Claim {
@@ -97,7 +116,9 @@ impl Core {
                 words,
                 keys,
                 from,
+                known,
                 anchor,
+                tails: Vec::new(),
             }),
             blocked_since: None,
         };
@@ -105,6 +126,19 @@ impl Core {
         self.prefetch_pages += wanted;
         self.stats.prefetches += 1;
         Ok(id)
+    }
+
+    /// The part of a lookup of the pages from `from` on that concerns tail pools.
+    fn tail_lookup(&self, keys: &[PageKey], from: usize) -> Option<TailLookup> {
+        let ask = |(pool, tail): (usize, &Tail)| TailAsk {
+            pool,
+            trailing: tail.pool.trailing(),
+            known: keys.iter().map(|key| tail.pool.has(key, false)).collect(),
+        };
+        (!self.tails.is_empty()).then(|| TailLookup {
+            before: keys[..from].to_vec(),
+            pools: self.tails.iter().enumerate().map(ask).collect(),
+        })
     }
 
     /// Number of pages of L2 that further prefetches may take.
@@ -199,7 +233,10 @@ impl Core {
     #[must_use]
     pub fn is_prefetch_waiting(&self, id: PrefetchId) -> bool {
         let stage = self.prefetches.get(&id).map(|prefetch| &prefetch.stage);
-        matches!(stage, Some(Stage::Asked | Stage::Reading { .. }))
+        matches!(
+            stage,
+            Some(Stage::Asked | Stage::ReadingTails { .. } | Stage::Reading { .. })
+        )
     }
 
     /// The state of a prefetch. With `overdue`, the prefetch ends now with the pages that have
@@ -215,10 +252,12 @@ impl Core {
                 state
             }
             Stage::Draining { .. } => PrefetchState::Unknown,
-            Stage::Asked | Stage::Reading { .. } if overdue => {
+            Stage::Asked | Stage::ReadingTails { .. } | Stage::Reading { .. } if overdue => {
                 PrefetchState::Ended(self.leave_prefetch(id, true))
             }
-            Stage::Asked | Stage::Reading { .. } => PrefetchState::Waiting,
+            Stage::Asked | Stage::ReadingTails { .. } | Stage::Reading { .. } => {
+                PrefetchState::Waiting
+            }
         }
     }
 
@@ -250,7 +289,7 @@ impl Core {
         };
         match &mut prefetch.stage {
             Stage::Asked => match self.prefetch_confirmed(id, pages) {
-                Ok(()) => self.read_batch(id),
+                Ok(()) => self.read_next(id),
                 Err(declined) => {
                     self.count_declined(declined);
                     self.drop_claim(id);
@@ -272,9 +311,22 @@ impl Core {
                     self.read_batch(id);
                 }
             }
-            Stage::Draining { l2 } => {
-                let l2 = std::mem::take(l2);
+            Stage::ReadingTails { tails, l2 } => {
+                let (tails, l2) = (std::mem::take(tails), std::mem::take(l2));
+                let has_all = pages >= tails.len();
+                self.tails_arrived(id, tails, has_all);
+                let (arrived, batch) = (0, 0);
+                self.set_stage(id, Stage::Reading { l2, arrived, batch });
+                if has_all {
+                    self.read_batch(id);
+                } else {
+                    self.end_reading(id);
+                }
+            }
+            Stage::Draining { l2, tails } => {
+                let (l2, tails) = (std::mem::take(l2), std::mem::take(tails));
                 self.free_l2(&l2);
+                self.free_tails_read(&tails);
                 self.prefetches.remove(&id);
             }
             Stage::Over(_) => {}
@@ -287,8 +339,12 @@ impl Core {
             .prefetches
             .get(&id)
             .and_then(|prefetch| prefetch.claim.as_ref());
-        let found = found.min(claim.map_or(0, Claim::wanted));
         let threshold = self.prefetch_threshold();
+        if !self.tails.is_empty() {
+            let end = found.min(claim.map_or(0, |claim| claim.keys.len()));
+            return self.prefetch_confirmed_tails(id, end);
+        }
+        let found = found.min(claim.map_or(0, Claim::wanted));
         if found < threshold {
             return Err(Declined::L3Miss);
         }
@@ -305,6 +361,105 @@ impl Core {
         let (arrived, batch) = (0, 0);
         self.set_stage(id, Stage::Reading { l2, arrived, batch });
         Ok(())
+    }
+
+    /// As [`Core::prefetch_confirmed`], for the longest prefix that can be continued.
+    fn prefetch_confirmed_tails(&mut self, id: PrefetchId, end: usize) -> Result<(), Declined> {
+        let claim = self.prefetches.get(&id).and_then(|of| of.claim.as_ref());
+        let claim = claim.ok_or(Declined::L3Miss)?;
+        let (from, known, keys) = (claim.from, claim.known, claim.keys[..end].to_vec());
+        if end <= known || end - known < self.prefetch_threshold() {
+            return Err(Declined::L3Miss);
+        }
+        let found = end.saturating_sub(from);
+        if !self.may_be_read(found) {
+            return Err(Declined::BreakEven);
+        }
+        let l2 = self.take_l2(found).ok_or(Declined::L2Room)?;
+        let (mut tails, mut holds, mut has_room) = (Vec::new(), Vec::new(), true);
+        for (number, tail) in self.tails.iter_mut().enumerate() {
+            let pool = &mut tail.pool;
+            for key in &keys[end.saturating_sub(pool.trailing())..] {
+                if let Some(of) = pool.find(key) {
+                    holds.push((number, pool.hold(of)));
+                } else if let Some(l2) = pool.take_l2() {
+                    tails.push(TailPage {
+                        pool: number,
+                        key: *key,
+                        l2,
+                    });
+                } else {
+                    has_room = false;
+                }
+            }
+        }
+        if let Some(claim) = self
+            .prefetches
+            .get_mut(&id)
+            .and_then(|of| of.claim.as_mut())
+        {
+            claim.tails = holds;
+        }
+        if !has_room {
+            self.free_l2(&l2);
+            self.free_tails_read(&tails);
+            return Err(Declined::L2Room);
+        }
+        self.set_stage(id, Stage::ReadingTails { tails, l2 });
+        Ok(())
+    }
+
+    /// Orders the first read.
+    fn read_next(&mut self, id: PrefetchId) {
+        let Some(Prefetch {
+            stage: Stage::ReadingTails { tails, l2 },
+            ..
+        }) = self.prefetches.get_mut(&id)
+        else {
+            return self.read_batch(id);
+        };
+        if tails.is_empty() {
+            let l2 = std::mem::take(l2);
+            let (arrived, batch) = (0, 0);
+            self.set_stage(id, Stage::Reading { l2, arrived, batch });
+            return self.read_batch(id);
+        }
+        let pages = tails.clone();
+        self.orders.push_back(Order::GetTails {
+            id: OpId(id.0),
+            pages,
+        });
+    }
+
+    /// Pages of tail pools have arrived, or not.
+    fn tails_arrived(&mut self, id: PrefetchId, tails: Vec<TailPage>, has_all: bool) {
+        if !has_all {
+            self.stats.prefetch_short += tails.len() as u64;
+            return self.free_tails_read(&tails);
+        }
+        let mut holds = Vec::new();
+        for TailPage { pool, key, l2 } in tails {
+            let of = &mut self.tails[pool].pool;
+            let given = of.give_l2(key, l2);
+            if given.is_none() {
+                of.free_l2(l2);
+                self.stats.prefetch_wasted += 1;
+            }
+            holds.extend(of.find(&key).map(|entry| (pool, of.hold(entry))));
+        }
+        if let Some(claim) = self
+            .prefetches
+            .get_mut(&id)
+            .and_then(|of| of.claim.as_mut())
+        {
+            claim.tails.extend(holds);
+        }
+    }
+
+    fn free_tails_read(&mut self, tails: &[TailPage]) {
+        for page in tails {
+            self.tails[page.pool].pool.free_l2(page.l2);
+        }
     }
 
     /// Orders the next batch, or ends the prefetch if there is none.
@@ -356,6 +511,7 @@ impl Core {
         };
         let drained = Stage::Draining {
             l2: Runs::default(),
+            tails: Vec::new(),
         };
         let (mut came, arrived, batch) = match std::mem::replace(&mut prefetch.stage, drained) {
             Stage::Reading { l2, arrived, batch } => (l2, arrived, batch),
@@ -364,6 +520,14 @@ impl Core {
                 return 0;
             }
             Stage::Asked => (Runs::default(), 0, 0),
+            Stage::ReadingTails { tails, l2 } => {
+                prefetch.stage = Stage::Draining {
+                    l2: Runs::default(),
+                    tails,
+                };
+                self.free_l2(&l2);
+                return 0;
+            }
         };
         let mut flying = came.split_off(arrived as u32);
         let unread = flying.split_off(if planted!(SlotFreedUnderRead) {
@@ -372,7 +536,8 @@ impl Core {
             batch as u32
         });
         self.free_l2(&unread);
-        self.set_stage(id, Stage::Draining { l2: flying });
+        let tails = Vec::new();
+        self.set_stage(id, Stage::Draining { l2: flying, tails });
         if keep {
             return self.keep_arrived(id, came);
         }
@@ -436,6 +601,9 @@ impl Core {
             self.prefetch_pages -= claim.wanted();
             if let Some(anchor) = claim.anchor {
                 self.tree.unlock(anchor);
+            }
+            for (pool, hold) in claim.tails {
+                self.tails[pool].pool.release(hold);
             }
         }
     }

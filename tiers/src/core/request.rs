@@ -7,6 +7,7 @@
 //! Invariant: inserted pages were computed from valid pages. Nothing is inserted behind a load in
 //! flight. A broken request inserts nothing: pages that it holds were lost, or its forward failed.
 
+use super::side::RequestTails;
 use super::{Broken, Core, Fence, RequestId, TierName};
 use crate::config::{L3Write, WritePolicy};
 use crate::planted::planted;
@@ -31,6 +32,8 @@ pub struct Request {
     pub(super) loads: Vec<LoadId>,
     /// Number of pages that have been counted as hits.
     pub(super) counted: usize,
+    /// With tail pools: its window pages and states.
+    pub(super) tails: Option<Box<RequestTails>>,
 }
 
 impl Request {
@@ -144,9 +147,11 @@ impl Core {
     pub fn start(&mut self, mut prompt: Prompt, priority: i32) -> Request {
         prompt.renew(&self.weights);
         let usable = self.usable(&prompt);
-        let matched = self
-            .tree
-            .match_prefix(prompt.root(), &prompt.words()[..usable]);
+        let words = &prompt.words()[..usable];
+        let (matched, tails) = match self.tails.is_empty() {
+            true => (self.tree.match_prefix(prompt.root(), words), None),
+            false => self.match_tails(prompt.root(), words),
+        };
         let mut row = self.row();
         row.share(&matched.l1);
         self.stats.requested += prompt.pages() as u64;
@@ -166,12 +171,13 @@ impl Core {
             counted: 0,
             prompt,
             row,
+            tails,
             priority,
         }
     }
 
     /// Number of words of a prompt that a request may have from the tree.
-    fn usable(&self, prompt: &Prompt) -> usize {
+    pub(super) fn usable(&self, prompt: &Prompt) -> usize {
         let per_page = self.page_tokens.get() as usize;
         prompt.words().len().saturating_sub(1) / per_page * per_page
     }
@@ -202,7 +208,10 @@ impl Core {
         };
         request.l2_pages = 0;
         let end = l2_lock.node();
-        let result = self.try_load(request, end, pages_max);
+        let result = match request.tails.is_some() {
+            false => self.try_load(request, end, pages_max),
+            true => self.try_load_tails(request, end, pages_max),
+        };
         self.tree.unlock(l2_lock);
         if !matches!(result, LoadBack::Started(..)) {
             self.stats.loads_declined += 1;
@@ -233,7 +242,7 @@ impl Core {
             return LoadBack::NoRoom;
         };
         let lock = self.tree.lock(end, Hold::L1);
-        let Some(load) = self.start_load(&nodes, l1.clone()) else {
+        let Some(load) = self.start_load(end, &nodes, l1.clone(), Vec::new()) else {
             self.free_l1(&l1);
             return LoadBack::Nothing;
         };
@@ -254,10 +263,11 @@ impl Core {
     /// There is no room: nothing changes except the evicted pages. Or the request is broken.
     pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), ExtendError> {
         self.check(request)?;
+        self.begin_tails(request)?;
         let needed = request.row.pages_short(tokens);
         let free = self.l1.free_pages() as usize;
         if free < needed {
-            self.evict(needed - free);
+            self.evict_l1(needed - free);
         }
         let before = request.row.pages().len();
         let extended = request.row.extend(&mut self.l1, tokens);
@@ -278,6 +288,7 @@ impl Core {
         is_old && !planted!(OutlivesItsWeights)
             || self.broken.contains(&request.id)
             || request.lock.as_ref().is_some_and(is_lost)
+            || self.has_lost_tails(request)
     }
 
     pub(super) fn check(&self, request: &Request) -> Result<(), Broken> {
@@ -322,9 +333,13 @@ impl Core {
         self.check(request)?;
         let per_page = self.page_tokens.get() as usize;
         let computed = request.row.tokens().min(tokens);
-        let pages = request.prompt.pages().min(computed / per_page);
+        let computed = request.prompt.pages().min(computed / per_page);
+        let computed = match self.awaits_tails(request) {
+            true => 0,
+            false => computed,
+        };
         // Pages of the tree have been computed.
-        let pages = pages.max(request.row.shared_pages());
+        let pages = computed.max(request.row.shared_pages());
         let (root, own_from) = (request.prompt.root(), request.row.shared_pages());
         let (words, keys) = request.prompt.words_and_keys(&self.vocabulary, pages);
         let inserted = self.tree.insert(&Offer {
@@ -351,7 +366,8 @@ impl Core {
         for node in &inserted.taken {
             self.emit_stored(TierName::L1, *node);
         }
-        self.inserted(request.id, inserted.end, &inserted.taken, forward);
+        let tails = self.give_tails(request, inserted.pages.min(computed));
+        self.inserted(request.id, inserted.end, &inserted.taken, forward, tails);
         if let Some(end) = inserted.end
             && request.row.shared_pages() == inserted.pages
         {
@@ -451,6 +467,9 @@ impl Core {
         self.touched(request.row.pages()[first..].iter().copied(), forward);
         for lock in [request.lock, request.l2_lock].into_iter().flatten() {
             self.tree.unlock(lock);
+        }
+        if let Some(tails) = request.tails {
+            self.end_tails(*tails, forward);
         }
         let own = request.row.into_own_pages();
         self.free_l1(&own);

@@ -17,8 +17,17 @@ pub struct Evicted {
 }
 
 impl Core {
-    /// Evicts at least `pages` pages from L1, or as many as possible.
+    /// Evicts at least `pages` pages from L1 and from each tail pool, or as many as possible.
+    /// Returns the numbers without tail pools.
     pub fn evict(&mut self, pages: usize) -> Evicted {
+        for tail in &mut self.tails {
+            tail.pool.evict_l1(pages);
+        }
+        self.evict_l1(pages)
+    }
+
+    /// Evicts at least `pages` pages from L1, or as many as possible.
+    pub(super) fn evict_l1(&mut self, pages: usize) -> Evicted {
         let mut evicted = Evicted::default();
         // Nodes that can neither be backed up nor dropped now.
         let mut stuck: Vec<NodeId> = Vec::new();
@@ -64,7 +73,7 @@ impl Core {
     pub(super) fn take_l1(&mut self, pages: usize) -> Option<Runs<L1>> {
         let free = self.l1.free_pages() as usize;
         if free < pages {
-            self.evict(pages - free);
+            self.evict_l1(pages - free);
         }
         self.l1.allocate(u32::try_from(pages).ok()?)
     }

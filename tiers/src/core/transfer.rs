@@ -23,6 +23,7 @@ use super::{Core, Done, DoneError, Event, Fence, Order, Outcome, PrefetchId, Tie
 use crate::config::L3Write;
 use crate::planted::planted;
 use crate::runs::{L1, L2, Runs};
+use crate::tails::TailId;
 use crate::tree::{Hold, LoadId, Lock, NodeId, Span, Wait};
 
 impl Core {
@@ -55,6 +56,7 @@ impl Core {
                 Flight::Load {
                     lock,
                     pages,
+                    tails,
                     ended: None,
                 },
                 Outcome::Copied(is_good),
@@ -62,6 +64,7 @@ impl Core {
                 let flight = Flight::Load {
                     lock,
                     pages,
+                    tails,
                     ended: Some(is_good || planted!(KeepsFailedLoad)),
                 };
                 self.flights.insert(id, flight);
@@ -73,6 +76,12 @@ impl Core {
             }
             (Flight::Put { lock, pages, given }, Outcome::Pages(stored)) => {
                 self.put_ended(lock, pages, given, stored.min(given));
+            }
+            (Flight::TailBackup(holds), Outcome::Copied(is_good)) => {
+                self.tails_backed_up(holds, is_good);
+            }
+            (Flight::TailPut(pool, hold), Outcome::Pages(stored)) => {
+                self.tail_put_ended(pool, hold, stored > 0);
             }
             (flight, _) => {
                 self.flights.insert(id, flight);
@@ -113,6 +122,7 @@ impl Core {
             self.tree.end_pause(node);
             self.refused.insert(node);
         }
+        self.retry_tails();
         self.copy_down_refused();
         self.flush();
     }
@@ -234,23 +244,38 @@ impl Core {
         }
     }
 
-    /// Starts to load nodes that are in L2 only, from the root down, into these L1 pages.
-    pub(super) fn start_load(&mut self, nodes: &[NodeId], l1: Runs<L1>) -> Option<LoadId> {
-        let lock = self.tree.lock(*nodes.last()?, Hold::L1)?;
+    /// Starts to load nodes that are in L2 only, from the root down to `end`, into these L1 pages.
+    /// And pages of tail pools into their pages of L1.
+    pub(super) fn start_load(
+        &mut self,
+        end: NodeId,
+        nodes: &[NodeId],
+        l1: Runs<L1>,
+        into: Vec<(usize, TailId, u32)>,
+    ) -> Option<LoadId> {
+        let lock = self.tree.lock(end, Hold::L1)?;
         let id = self.fresh_id();
         let load = LoadId(id.0);
         let l2 = self.tree.begin_load(nodes, load, l1.clone());
+        let (tails, held, touched) = self.begin_tail_load(into, load);
         let flight = Flight::Load {
             lock,
             pages: l1.pages() as usize,
+            tails: held,
             ended: None,
         };
         let after = if planted!(LoadBeforeForward) {
             Fence::default()
         } else {
-            self.last_touch(&l1)
+            touched.max(self.last_touch(&l1))
         };
-        let order = Order::Load { id, l2, l1, after };
+        let order = Order::Load {
+            id,
+            l2,
+            l1,
+            tails,
+            after,
+        };
         self.orders.push_back(order);
         self.flights.insert(id, flight);
         self.loads += 1;
@@ -265,6 +290,7 @@ impl Core {
                 lock,
                 pages,
                 ended: Some(_),
+                ..
             } => tree.is_lost(lock) || !tree.is_behind_load(lock.node(), *pages),
             _ => false,
         };
@@ -272,7 +298,15 @@ impl Core {
         let Some(id) = ripe.map(|(id, _)| *id) else {
             return;
         };
-        if let Some(Flight::Load { lock, pages, ended }) = self.flights.remove(&id) {
+        let flight = self.flights.remove(&id);
+        if let Some(Flight::Load {
+            lock,
+            pages,
+            tails,
+            ended,
+        }) = flight
+        {
+            self.end_tail_load(tails, ended == Some(true));
             self.load_ended(lock, pages, ended == Some(true));
             self.take_in_loads();
         }
@@ -381,16 +415,22 @@ impl Core {
 
     /// Number of locks held by transfers, by kind.
     pub(super) fn flight_locks(&self) -> (u32, u32) {
-        let is_put = |flight: &&Flight| matches!(flight, Flight::Put { .. });
-        let puts = self.flights.values().filter(is_put).count() as u32;
-        (self.flights.len() as u32 - puts, puts)
+        let (mut l1, mut l2) = (0, 0);
+        for flight in self.flights.values() {
+            match flight {
+                Flight::Backup { .. } | Flight::Load { .. } => l1 += 1,
+                Flight::Put { .. } => l2 += 1,
+                Flight::TailBackup(_) | Flight::TailPut(..) => {}
+            }
+        }
+        (l1, l2)
     }
 
     /// Number of pages queued for L3.
     pub(super) fn put_pages_out(&self) -> usize {
         let given = self.flights.values().map(|flight| match flight {
             Flight::Put { given, .. } => *given,
-            Flight::Backup { .. } | Flight::Load { .. } => 0,
+            _ => 0,
         });
         given.sum()
     }
@@ -411,7 +451,7 @@ impl Core {
     pub(super) fn flight_l2(&self) -> impl Iterator<Item = &Runs<L2>> {
         self.flights.values().filter_map(|flight| match flight {
             Flight::Backup { l2, .. } => Some(l2),
-            Flight::Load { .. } | Flight::Put { .. } => None,
+            _ => None,
         })
     }
 }

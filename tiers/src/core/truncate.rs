@@ -23,6 +23,12 @@ pub enum TruncateError {
     /// L1 has no page for the rows.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
+    /// The kept tokens end at no border whose state and window are there.
+    #[error("there is no state at the end of the kept tokens, or no window before it")]
+    NoState {
+        /// The most tokens below that can be kept; 0 if none.
+        kept: usize,
+    },
     /// A forward or load of the shared pages, in which the kept tokens end, has not ended.
     #[error(
         "the kept tokens end in shared pages, and a forward or load of those has not ended; try \
@@ -49,6 +55,8 @@ impl Core {
         self.check(request)?;
         let per_page = self.page_tokens.get() as usize;
         let units = request.prompt.units_of(tokens);
+        self.check_tails_cut(request, units)
+            .map_err(|kept| TruncateError::NoState { kept })?;
         let copy = if units < request.row.shared_pages() * per_page {
             self.truncate_shared(request, units, is_ordered)?
         } else {
@@ -58,6 +66,7 @@ impl Core {
             self.tree.unlock(lock);
             request.l2_pages = 0;
         }
+        self.cut_tails(request, units);
         if !planted!(CutKeepsThePrompt) {
             request.prompt.truncate(tokens);
         }
@@ -130,6 +139,8 @@ impl Core {
                 is_running: true,
                 end: None,
                 pages: 0,
+                given: Vec::new(),
+                on: Vec::new(),
             });
         }
     }

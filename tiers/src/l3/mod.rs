@@ -33,6 +33,12 @@ pub trait L3: Send + Sync {
     /// Number of these pages that L3 has, counted from the first.
     fn longest_prefix(&self, keys: &[PageKey]) -> usize;
 
+    /// For each of these pages whether L3 has it. They need not be consecutive.
+    fn contains(&self, keys: &[PageKey]) -> Vec<bool> {
+        let has = |key: &PageKey| self.longest_prefix(std::slice::from_ref(key)) == 1;
+        keys.iter().map(has).collect()
+    }
+
     /// Reads pages. Returns how many, counted from the first, are whole. The bytes of the others
     /// are unspecified.
     fn get(&self, pages: &mut [GetPage<'_, '_>]) -> usize;

@@ -73,6 +73,10 @@ impl L3 for StoreL3 {
         self.store.longest_prefix(self.id, keys)
     }
 
+    fn contains(&self, keys: &[PageKey]) -> Vec<bool> {
+        self.store.contains(self.id, keys)
+    }
+
     fn get(&self, pages: &mut [GetPage<'_, '_>]) -> usize {
         let statuses = self.store.get(self.id, pages, None);
         statuses

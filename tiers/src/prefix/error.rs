@@ -5,8 +5,8 @@ use larder_engine::format::NamespaceError;
 use larder_kernels::DeviceError;
 use larder_remote::l4::L4Error;
 
-use crate::cache::{CacheError, CutError, Stuck};
-use crate::core::{Broken, NoRoom, TruncateError};
+use crate::cache::{CacheError, CutError, PrepareError, Stuck};
+use crate::core::{Broken, ExtendError, NoRoom, TruncateError};
 
 /// The cache was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +36,25 @@ pub enum OpenError {
         /// The system error.
         #[source]
         error: std::io::Error,
+    },
+    /// A pool of a component does not fit it.
+    #[error("component {name:?} has {found} L1 pools of its sections; give {needed}, or none")]
+    Component {
+        /// The component.
+        name: String,
+        /// Pools given.
+        found: usize,
+        /// Its sections.
+        needed: usize,
+    },
+    /// Windows and states have no place in the runs that a remote carries.
+    #[error(
+        "the model has a window or state ({name:?}), and a remote carries whole runs of pages \
+         only: remove l4.urls"
+    )]
+    RemoteBeneath {
+        /// The window or state.
+        name: String,
     },
     /// The remotes beneath the store, or their keys.
     #[error(transparent)]
@@ -91,6 +110,20 @@ pub enum SequenceError {
     /// changed.
     #[error("the kept tokens end in shared pages that are still written or loaded; verify first")]
     Unsettled,
+    /// The kept tokens of a truncation do not end at a border whose state is kept, or their window
+    /// has been freed. Truncate to the tokens that can be kept, and compute the others again; or
+    /// drop the sequence. Nothing has changed.
+    #[error(
+        "there is no state at the end of the kept tokens, or no window before it; the first {kept} \
+         tokens can be kept"
+    )]
+    NoState {
+        /// The most tokens below that can be kept; 0 if none.
+        kept: usize,
+    },
+    /// The state from which the sequence starts is being loaded: try again.
+    #[error("the state from which the sequence starts is being loaded; try again")]
+    Loading,
     /// A truncation on a GPU lacks the stream of the forwards, or there is none on a CPU. Nothing
     /// has changed.
     #[error(transparent)]
@@ -114,7 +147,19 @@ impl From<CutError> for SequenceError {
             CutError::Request(TruncateError::Broken(broken)) => broken.into(),
             CutError::Request(TruncateError::NoRoom(no_room)) => no_room.into(),
             CutError::Request(TruncateError::Unsettled) => SequenceError::Unsettled,
+            CutError::Request(TruncateError::NoState { kept }) => SequenceError::NoState { kept },
             CutError::Device(error) => error.into(),
+        }
+    }
+}
+
+impl From<PrepareError> for SequenceError {
+    fn from(error: PrepareError) -> SequenceError {
+        match error {
+            PrepareError::Extend(ExtendError::NoRoom(no_room)) => no_room.into(),
+            PrepareError::Extend(ExtendError::Broken(broken)) => broken.into(),
+            PrepareError::Loading => SequenceError::Loading,
+            PrepareError::Device(error) => error.into(),
         }
     }
 }
@@ -138,6 +183,9 @@ pub enum RowError {
         /// The first position whose row the sequence owns.
         first: usize,
     },
+    /// The state was not prepared for a forward.
+    #[error("the state is not prepared; call Sequence::prepare before the forward")]
+    NotPrepared,
     /// L1 is not in host memory: use [`Sequence::slots`](super::Sequence::slots).
     #[error("L1 is not in host memory; use the addresses of Sequence::slots")]
     NotOnHost,

@@ -72,11 +72,13 @@
 //! |---|---|
 //! | `options` | the options of an open |
 //! | `waiting` | a request before it has its pages |
+//! | `component` | followers, windows and states of a sequence |
 //! | `sequence` | a running request |
 //! | `shared` | the cache behind its lock, and the thread that polls it |
 //! | `queue` | requests whose futures wait |
 //! | `error` | the errors |
 
+mod component;
 mod error;
 mod options;
 mod queue;
@@ -98,6 +100,7 @@ use crate::cache::Cache;
 use crate::core::{Busy, Core, Event, Leak, Stats};
 
 pub use crate::model::Model;
+pub use component::RowAt;
 pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};
 pub use options::{L1Memory, PrefixOptions};
 pub use sequence::{Cached, Kept, Replaced, Sequence, Slots};
@@ -156,6 +159,14 @@ impl PrefixCache {
     #[must_use]
     pub fn l1(&self) -> &L1Pool {
         self.shared.l1()
+    }
+
+    /// The pools of L1 of a component's sections, for the addresses of pages on a GPU. Empty if
+    /// there is no such component.
+    #[must_use]
+    pub fn component_l1(&self, component: usize) -> &[L1Pool] {
+        let component = self.shared.component(component);
+        component.map_or(&[], |of| &of.sections)
     }
 
     /// Processes completions: for a caller that polls in its own loop

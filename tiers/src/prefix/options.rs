@@ -16,11 +16,11 @@ use larder_sync::Mutex;
 
 use super::PrefixCache;
 use super::error::OpenError;
-use super::shared::{Poller, Shared};
-use crate::cache::{Cache, CacheError, Parts};
-use crate::config::{Config, L3Write};
+use super::shared::{Numbering, Poller, Shared, SharedComponent};
+use crate::cache::{Cache, CacheError, ComponentPools, Components, Parts, Section};
+use crate::config::{Config, L3Write, TailConfig, TailKind};
 use crate::l3::{L3, StoreL3};
-use crate::model::Model;
+use crate::model::{Component, Model, Role};
 
 /// The layout of L2.
 const L2_LAYOUT: Layout = Layout::PageFirstDirect;
@@ -47,6 +47,9 @@ pub struct PrefixOptions {
     pub config: Config,
     /// Where L1 is. Default (`None`): in memory of this process.
     pub l1: Option<L1Memory>,
+    /// Pools of the device of `l1` for the components of the model, one for each section. Default
+    /// (empty): allocated by the cache.
+    pub component_l1: Vec<Vec<L1Pool>>,
     /// How the store is opened.
     pub store: OpenOptions,
     /// The remotes beneath the store. Default: none.
@@ -61,17 +64,35 @@ pub struct PrefixOptions {
 }
 
 impl PrefixOptions {
-    /// The defaults, for pools of these sizes in pages.
+    /// The defaults, for pools of these sizes in pages. A window of the model gets as many pages of
+    /// its own; states get one block for 16 pages, and at least 8 ([`Config::tails`], in the order
+    /// of the windows and states among the components).
     #[must_use]
     pub fn new(model: &Model, l1_pages: u32, l2_pages: u32) -> PrefixOptions {
         let (page_tokens, page_bytes) = (model.page_tokens(), model.shape().page_bytes());
         let mut config = Config::new(page_tokens, page_bytes.into(), l1_pages, l2_pages);
         config.load_threshold_tokens = 1;
         config.prefetch.threshold_tokens = 1;
+        let blocks = |pages: u32| (pages / 16).max(8);
+        let tail = |component: &Component| match component.role {
+            Role::Follower => None,
+            Role::Window { tokens } => Some(TailConfig {
+                kind: TailKind::Window { tokens },
+                l1_pages,
+                l2_pages,
+            }),
+            Role::State => Some(TailConfig {
+                kind: TailKind::State { every: 1 },
+                l1_pages: blocks(l1_pages),
+                l2_pages: blocks(l2_pages),
+            }),
+        };
+        config.tails = model.components().iter().filter_map(tail).collect();
         PrefixOptions {
             model: model.clone(),
             config,
             l1: None,
+            component_l1: Vec::new(),
             store: OpenOptions::default(),
             l4: L4Config::default(),
             polls_itself: true,
@@ -95,8 +116,15 @@ impl PrefixOptions {
     /// The store, which holds no page of the model if it is too small or has small segments. The
     /// memory, the names or the configuration.
     pub fn open(self, path: &Path, store_bytes: u64) -> Result<PrefixCache, OpenError> {
-        let namespace = self.namespace()?;
-        let page_bytes = Some(page_bytes_on_disk(namespace.shape()));
+        let mut components = self.model.components().iter();
+        let tail = components.find(|of| of.role != Role::Follower);
+        if let Some(component) = tail.filter(|_| !self.l4.urls.is_empty()) {
+            let name = component.name.clone();
+            return Err(OpenError::RemoteBeneath { name });
+        }
+        let namespaces = self.namespaces()?;
+        let shapes = namespaces.iter().map(Namespace::shape);
+        let page_bytes = shapes.map(page_bytes_on_disk).max();
         let size = CreateOptions::new(store_bytes).with(|o| o.page_bytes = page_bytes);
         match create(path, &size) {
             Ok(_) | Err(StoreError::Exists(_) | StoreError::Locked { .. }) => {}
@@ -108,7 +136,7 @@ impl PrefixOptions {
             None => self.store.clone(),
         };
         let store = Arc::new(Store::attach(path, options)?);
-        let opened = self.over_attached(&store, path, &namespace, l4);
+        let opened = self.over_attached(&store, path, &namespaces, l4);
         if opened.is_err() {
             // The first error says more than a second.
             let _ = store.close();
@@ -120,23 +148,37 @@ impl PrefixOptions {
         self,
         store: &Arc<Store>,
         path: &Path,
-        namespace: &Namespace,
+        namespaces: &[Namespace],
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
         let shared: Arc<dyn PageStore> = store.clone();
-        let l3 = StoreL3::new(shared, namespace)?.with_puts(PutOptions::waiting(PUT_WAIT));
+        let mut l3s: Vec<Arc<dyn L3>> = Vec::new();
+        for namespace in namespaces {
+            let l3 = StoreL3::new(shared.clone(), namespace)?;
+            l3s.push(Arc::new(l3.with_puts(PutOptions::waiting(PUT_WAIT))));
+        }
         if let Some(l4) = &l4 {
             l4.start(store, path).map_err(OpenError::Thread)?;
         }
-        self.over_store(Some(Arc::new(l3)), Some(store.clone()), l4)
+        self.over_store(l3s, Some(store.clone()), l4)
     }
 
-    /// A cache over this L3, or over none. Over none, `config.l3_write` counts as `Never`.
+    /// A cache over this L3, or over none. Over none, `config.l3_write` counts as `Never`. For a
+    /// model with components, [`PrefixOptions::over_each`].
     ///
     /// # Errors
     /// The memory or the configuration.
     pub fn over(self, l3: Option<Arc<dyn L3>>) -> Result<PrefixCache, OpenError> {
-        self.over_store(l3, None, None)
+        self.over_store(l3.into_iter().collect(), None, None)
+    }
+
+    /// A cache over these L3, one for the model and then one for each of its components; or over
+    /// none.
+    ///
+    /// # Errors
+    /// The memory or the configuration; or a component has no L3.
+    pub fn over_each(self, l3s: Vec<Arc<dyn L3>>) -> Result<PrefixCache, OpenError> {
+        self.over_store(l3s, None, None)
     }
 
     /// The namespace of the model, without its weights: they are part of the keys of pages
@@ -145,18 +187,37 @@ impl PrefixOptions {
     /// # Errors
     /// Those of [`Model::namespace`].
     pub fn namespace(&self) -> Result<Namespace, NamespaceError> {
+        self.unweighted().namespace(L2_LAYOUT)
+    }
+
+    fn unweighted(&self) -> Model {
         let mut model = self.model.clone();
         model.weights.clear();
-        model.namespace(L2_LAYOUT)
+        model
+    }
+
+    /// The namespaces of the model and of each component, without weights.
+    ///
+    /// # Errors
+    /// Those of [`Model::namespace`].
+    pub fn namespaces(&self) -> Result<Vec<Namespace>, NamespaceError> {
+        let model = self.unweighted();
+        let components = model.components().iter();
+        let components = components.map(|of| model.namespace_of(of, L2_LAYOUT));
+        std::iter::once(model.namespace(L2_LAYOUT))
+            .chain(components)
+            .collect()
     }
 
     fn over_store(
         self,
-        l3: Option<Arc<dyn L3>>,
+        l3s: Vec<Arc<dyn L3>>,
         store: Option<Arc<Store>>,
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
         let (shape, mut config) = (self.model.shape(), self.config);
+        let mut l3s = l3s.into_iter();
+        let l3 = l3s.next();
         if l3.is_none() {
             // Each order to write would fail, and count as a failure.
             config.l3_write = L3Write::Never;
@@ -170,6 +231,13 @@ impl PrefixOptions {
         let l2_pages = config.l2_pages + 1;
         let memory = l2_memory(pool_bytes(&shape, l2_pages))?;
         let l2 = device.register(memory, L2_LAYOUT, &shape, l2_pages)?;
+        let given = ComponentPoolsOf {
+            device: &*device,
+            config: &config,
+            given: self.component_l1,
+            l3s: l3s.collect(),
+        };
+        let (components, shared_components) = given.of(self.model.components())?;
         let parts = Parts {
             device,
             l1: l1.clone(),
@@ -177,9 +245,10 @@ impl PrefixOptions {
             l3,
             ranks: None,
         };
-        let mut cache = Cache::new(config, parts)?;
+        let mut cache = Cache::hybrid(config, parts, components)?;
         cache.new_weights(&self.model.weights);
-        let shared = Arc::new(Shared::new(cache, l1, is_on_host));
+        let shared = Shared::new(cache, l1, is_on_host, shared_components);
+        let shared = Arc::new(shared);
         let poller = self.polls_itself.then(|| Poller::start(&shared));
         Ok(PrefixCache {
             poller: Mutex::new(poller.transpose().map_err(OpenError::Thread)?),
@@ -189,6 +258,68 @@ impl PrefixOptions {
             begin_wait: self.begin_wait,
             close_wait: self.close_wait,
         })
+    }
+}
+
+/// The pools of components, to be made.
+struct ComponentPoolsOf<'o> {
+    device: &'o dyn Device,
+    config: &'o Config,
+    /// Pools of L1, by component and section, or none.
+    given: Vec<Vec<L1Pool>>,
+    l3s: Vec<Arc<dyn L3>>,
+}
+
+impl ComponentPoolsOf<'_> {
+    fn of(self, components: &[Component]) -> Result<(Components, Vec<SharedComponent>), OpenError> {
+        let (mut all, mut shared) = (Components::default(), Vec::new());
+        let mut given = self.given.into_iter();
+        let mut l3s = self.l3s.into_iter();
+        for component in components {
+            let tail = match component.role {
+                Role::Follower => None,
+                Role::Window { .. } | Role::State => Some(all.tails.len()),
+            };
+            let sizes = tail.and_then(|tail| self.config.tails.get(tail));
+            let (l1_pages, l2_pages) = match sizes {
+                Some(sizes) => (sizes.l1_pages, sizes.l2_pages),
+                None => (self.config.l1_pages, self.config.l2_pages),
+            };
+            let (found, needed) = (given.next().unwrap_or_default(), component.sections().len());
+            if !found.is_empty() && found.len() != needed {
+                return Err(OpenError::Component {
+                    name: component.name.clone(),
+                    found: found.len(),
+                    needed,
+                });
+            }
+            let mut found = found.into_iter();
+            let mut sections = Vec::new();
+            for shape in component.sections() {
+                let l1 = match found.next() {
+                    Some(l1) => l1,
+                    None => self.device.alloc_l1(shape, l1_pages + 1)?,
+                };
+                let memory = l2_memory(pool_bytes(shape, l2_pages + 1))?;
+                let l2 = self
+                    .device
+                    .register(memory, L2_LAYOUT, shape, l2_pages + 1)?;
+                sections.push(Section { l1, l2 });
+            }
+            shared.push(SharedComponent {
+                place: tail.map_or(Numbering::Follower, Numbering::Tail),
+                sections: sections.iter().map(|section| section.l1.clone()).collect(),
+            });
+            let pools = ComponentPools {
+                sections,
+                l3: l3s.next(),
+            };
+            match tail {
+                None => all.followers.push(pools),
+                Some(_) => all.tails.push(pools),
+            }
+        }
+        Ok((all, shared))
     }
 }
 

@@ -116,18 +116,18 @@ pub enum Kept {
 /// it has shared.
 #[must_use = "a dropped sequence is abandoned"]
 pub struct Sequence {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     /// `None` after its end.
-    request: Option<Request>,
+    pub(super) request: Option<Request>,
     /// The loads that fill its cached pages.
-    gates: Vec<LayerTickets>,
+    pub(super) gates: Vec<LayerTickets>,
     cached: Cached,
     tokens: usize,
     computed: usize,
     /// Of its newest forward.
-    ticket: Ticket,
+    pub(super) ticket: Ticket,
     /// The newest forward behind its output.
-    forward: Fence,
+    pub(super) forward: Fence,
 }
 
 impl Sequence {
@@ -373,6 +373,30 @@ impl Sequence {
     /// The sequence is broken, or `forward` has already failed. The sequence has fewer tokens. Or
     /// the cache is closed.
     pub fn computed_by(&mut self, tokens: usize, forward: &Ticket) -> Result<(), SequenceError> {
+        self.computed_with(tokens, forward, None)
+    }
+
+    /// As [`Sequence::computed_by`], for a model with states on a GPU. If the tokens end at a
+    /// border of pages, their state is copied on the stream of the forwards, behind those enqueued
+    /// and before later ones.
+    ///
+    /// # Errors
+    /// Those of [`Sequence::computed_by`]. Or the device has no streams.
+    pub fn computed_on(
+        &mut self,
+        tokens: usize,
+        forward: &Ticket,
+        stream: ForeignStream,
+    ) -> Result<(), SequenceError> {
+        self.computed_with(tokens, forward, Some(stream))
+    }
+
+    fn computed_with(
+        &mut self,
+        tokens: usize,
+        forward: &Ticket,
+        stream: Option<ForeignStream>,
+    ) -> Result<(), SequenceError> {
         if tokens > self.tokens {
             return Err(SequenceError::Beyond {
                 computed: tokens,
@@ -386,6 +410,16 @@ impl Sequence {
         } else {
             // The tree takes no page yet, but the core knows the forward of the request.
             self.insert(0)?;
+        }
+        if self.shared.is_hybrid() {
+            let request = self.request.as_mut().ok_or(Closed)?;
+            let (copied, newest) = self.shared.with(|cache| {
+                let copied = cache.passed(request, tokens, forward, stream);
+                (copied, cache.newest_forward())
+            })?;
+            if let Some(ticket) = copied? {
+                (self.ticket, self.forward) = (ticket, newest);
+            }
         }
         self.computed = self.computed.max(tokens);
         Ok(())

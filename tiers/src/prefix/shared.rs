@@ -70,6 +70,22 @@ impl Wake for Signal {
     }
 }
 
+/// Where the pages of a component are numbered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Numbering {
+    /// As the pages of the model.
+    Follower,
+    /// In the tail pool of this number.
+    Tail(usize),
+}
+
+/// A component of the model.
+pub(super) struct SharedComponent {
+    pub(super) place: Numbering,
+    /// The pools of L1 of its sections.
+    pub(super) sections: Vec<L1Pool>,
+}
+
 /// See the module documentation.
 pub(super) struct Shared {
     /// `None` after the end.
@@ -82,12 +98,18 @@ pub(super) struct Shared {
     l1: L1Pool,
     /// Whether the addresses of `l1` are those of this process.
     is_on_host: bool,
+    components: Vec<SharedComponent>,
     page_tokens: usize,
     origin: Origin,
 }
 
 impl Shared {
-    pub(super) fn new(cache: Cache, l1: L1Pool, is_on_host: bool) -> Shared {
+    pub(super) fn new(
+        cache: Cache,
+        l1: L1Pool,
+        is_on_host: bool,
+        components: Vec<SharedComponent>,
+    ) -> Shared {
         let signal = Arc::<Signal>::default();
         cache.wake_on_l3(signal.clone().into());
         Shared {
@@ -98,6 +120,7 @@ impl Shared {
             told: Mutex::new(Instant::now()),
             l1,
             is_on_host,
+            components,
             origin: Origin::here(),
         }
     }
@@ -108,6 +131,17 @@ impl Shared {
 
     pub(super) fn is_on_host(&self) -> bool {
         self.is_on_host
+    }
+
+    /// Whether the model has windows or states.
+    pub(super) fn is_hybrid(&self) -> bool {
+        self.components
+            .iter()
+            .any(|of| of.place != Numbering::Follower)
+    }
+
+    pub(super) fn component(&self, number: usize) -> Option<&SharedComponent> {
+        self.components.get(number)
     }
 
     pub(super) fn page_tokens(&self) -> usize {

@@ -13,7 +13,7 @@ use super::queue::{Need, Place};
 use super::sequence::{Cached, Sequence};
 use super::shared::Shared;
 use crate::cache::Cache;
-use crate::core::{LoadBack, PrefetchId, PrefetchState};
+use crate::core::{PrefetchId, PrefetchState};
 use crate::prompt::{Prompt, Scope};
 
 /// A prompt, with its properties for the cache.
@@ -267,8 +267,7 @@ impl Waiting {
             None
         } else {
             match cache.load_back(&mut request, usize::MAX) {
-                Ok(LoadBack::Started(_, pages)) => Some(pages),
-                Ok(_) => Some(0),
+                Ok(_) => Some((request.tokens() - in_l1) / page_tokens),
                 // Pages that it has matched were just lost: the next attempt does not match them.
                 Err(_) => None,
             }

@@ -226,6 +226,16 @@ impl Tree {
         Some(&self.node(self.place(id)?).keys)
     }
 
+    /// The keys of all pages up to the end of a node.
+    pub(crate) fn path_keys(&self, id: NodeId) -> Vec<PageKey> {
+        let mut path: Vec<u32> = self
+            .place(id)
+            .map_or_else(Vec::new, |at| self.upward(at).collect());
+        path.reverse();
+        let keys = path.into_iter().flat_map(|at| self.node(at).keys.iter());
+        keys.copied().collect()
+    }
+
     /// The key before the first key of a node, if there is one.
     #[must_use]
     pub fn parent_key(&self, id: NodeId) -> Option<PageKey> {

@@ -365,6 +365,7 @@ impl World {
                 self.loads_out.insert(*id);
                 *id
             }
+            _ => panic!("{order:?} of a core without tail pools"),
         };
         if let Order::Put { keys, parent, .. } = &order {
             self.check_put(keys, *parent);

@@ -33,9 +33,9 @@ impl Memory {
         self.pages.lock().unwrap().len()
     }
 
-    /// Drops pages for which this holds.
-    pub fn evict(&self, mut is_evicted: impl FnMut() -> bool) {
-        self.pages.lock().unwrap().retain(|_, _| !is_evicted());
+    /// Drops the pages for whose keys this holds.
+    pub fn evict(&self, mut is_evicted: impl FnMut(&PageKey) -> bool) {
+        self.pages.lock().unwrap().retain(|key, _| !is_evicted(key));
     }
 }
 

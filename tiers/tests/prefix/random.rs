@@ -161,7 +161,7 @@ impl<'t> Engine<'t> {
             }
             12 => {
                 let dice = &mut self.dice;
-                self.l3.evict(|| dice.random_bool(0.02));
+                self.l3.evict(|_| dice.random_bool(0.02));
             }
             13 if !self.running.is_empty() => {
                 let at = self.below(self.running.len());

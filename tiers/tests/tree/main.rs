@@ -56,7 +56,7 @@ fn settle(core: &mut Core) -> Vec<Order> {
             Order::Put { id, keys, .. }
             | Order::Exists { id, keys, .. }
             | Order::Get { id, keys, .. } => Some((*id, Outcome::Pages(keys.len()))),
-            Order::Touch { .. } => None,
+            _ => None,
         };
         if let Some((id, outcome)) = end {
             core.complete(Done { id, outcome }).unwrap();

@@ -319,7 +319,11 @@ impl State {
                 server.writes.orders.push_back((*id, service));
                 (*id, Some(Line::Write), 0)
             }
-            Order::Touch { .. } => return,
+            // A replayed model has no windows and no states.
+            Order::BackUpTails { id, .. }
+            | Order::GetTails { id, .. }
+            | Order::PutTail { id, .. } => (*id, None, now),
+            Order::Touch { .. } | Order::TouchTails { .. } => return,
         };
         let flight = Flight {
             line,
@@ -447,6 +451,7 @@ mod tests {
             id: OpId(number),
             l2: pages(10),
             l1: Runs::default(),
+            tails: Vec::new(),
             after: larder_tiers::core::Fence::default(),
         };
         time.begun(&load(1));
