@@ -58,6 +58,14 @@ pub enum CacheError {
         /// The value of the pools.
         needed: String,
     },
+    /// The pools of a section have different shapes.
+    #[error("a section has pages of {l1:?} in L1 and of {l2:?} in L2; give both one shape")]
+    Shapes {
+        /// The shape in L1.
+        l1: KvShape,
+        /// The shape in L2.
+        l2: KvShape,
+    },
     /// The components differ from those of the configuration.
     #[error(
         "there are pools of {found} windows and states, the configuration has {needed} tails; \
@@ -172,6 +180,12 @@ pub(super) fn check_components(
     let tails = tails.map(|(of, tail)| (of, tail.l1_pages, tail.l2_pages));
     for (of, l1_pages, l2_pages) in main.chain(tails) {
         for Section { l1, l2 } in &of.sections {
+            if l1.shape() != l2.shape() {
+                return Err(CacheError::Shapes {
+                    l1: *l1.shape(),
+                    l2: *l2.shape(),
+                });
+            }
             for (tier, found, pages) in [("l1", l1.pages(), l1_pages), ("l2", l2.pages(), l2_pages)]
             {
                 let needed = pages + 1;

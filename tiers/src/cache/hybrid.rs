@@ -1,6 +1,6 @@
 //! Windows and states of requests: the copies within L1, around forwards.
 
-use larder_kernels::{ChunkAt, DeviceError, ForeignStream, RowCopy, Ticket};
+use larder_kernels::{ChunkAt, DeviceError, ForeignStream, LayerTickets, RowCopy, Ticket};
 
 use super::error::PrepareError;
 use super::{Cache, Section};
@@ -70,16 +70,17 @@ impl Cache {
         loads: &[LoadId],
         stream: Option<ForeignStream>,
     ) -> Result<(), PrepareError> {
-        for gate in loads
-            .iter()
-            .filter_map(|load| self.loads.get(load))
-            .flatten()
-        {
-            match stream {
-                Some(stream) => self.device.hold(stream, &gate.layer(u32::MAX))?,
-                None if gate.outcome().is_none() => return Err(PrepareError::Loading),
-                None => {}
-            }
+        let Some(stream) = stream else {
+            // All ranks agree on this.
+            let mut loads = loads.iter();
+            return match loads.any(|load| self.core.is_loading(*load)) {
+                true => Err(PrepareError::Loading),
+                false => Ok(()),
+            };
+        };
+        let gates = loads.iter().filter_map(|load| self.loads.get(load));
+        for ticket in gates.flatten().flat_map(LayerTickets::tickets) {
+            self.device.hold(stream, &ticket)?;
         }
         Ok(())
     }

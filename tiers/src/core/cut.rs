@@ -114,7 +114,7 @@ impl Core {
         state.start = id.map(|id| pool.hold(id));
     }
 
-    /// Holds the window pages before those that a request has.
+    /// Holds the window pages before the first page that a request has.
     fn window_behind(&mut self, number: usize, window: &mut Window, keys: &[PageKey]) {
         let pool = &mut self.tails[number].pool;
         let first = keys.len().saturating_sub(pool.trailing());

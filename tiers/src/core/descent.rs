@@ -4,6 +4,8 @@
 //! L3 from there, as long as half of the pool in L2 is not on its way. Nothing orders them: each
 //! page is of use by itself.
 
+use std::collections::{BTreeSet, VecDeque};
+
 use super::flight::{Flight, TailIds};
 use super::order::{TailPage, TailPair};
 use super::{Core, Fence, Order};
@@ -27,13 +29,19 @@ impl Core {
         if self.tails.is_empty() {
             return;
         }
+        let mut lost = BTreeSet::new();
         for key in keys.iter().flatten() {
-            for tail in &mut self.tails {
+            for (number, tail) in self.tails.iter_mut().enumerate() {
                 let pending = tail.pool.find(key).filter(|id| tail.pool.is_pending(*id));
                 if let Some(id) = pending {
                     tail.pool.lose(id);
+                    lost.insert((number, id));
                 }
             }
+        }
+        // Their entries may get other pages, which wait for their own forwards.
+        for pending in &mut self.pending {
+            pending.given.retain(|of| !lost.contains(of));
         }
     }
 
@@ -47,7 +55,7 @@ impl Core {
             let Some(l2) = of.take_l2() else {
                 self.stats.backup_no_room += 1;
                 of.end_backup(hold, None);
-                self.tails_failed.insert((pool, id));
+                self.tails_refused.insert((pool, id));
                 continue;
             };
             pairs.push(TailPair { pool, l1, l2 });
@@ -72,6 +80,7 @@ impl Core {
                 self.tails_failed.insert((pool, id));
             }
         }
+        self.forget_tails();
         self.put_tails();
     }
 
@@ -80,7 +89,7 @@ impl Core {
         if self.config.l3_write == L3Write::Never {
             self.tails_due.clear();
         }
-        let mut later = std::collections::VecDeque::new();
+        let mut later = VecDeque::new();
         while let Some((pool, id)) = self.tails_due.pop_front() {
             let tail = &mut self.tails[pool];
             if tail.puts > tail.pool.pages().1 as usize / 2 {
@@ -110,12 +119,29 @@ impl Core {
             self.stats.put_failed += 1;
             self.tails_failed.insert((pool, id));
         }
+        // L2 may have room now.
+        let refused = std::mem::take(&mut self.tails_refused);
+        self.back_up_tails(&refused.into_iter().collect::<TailIds>());
+        self.forget_tails();
         self.put_tails();
+    }
+
+    /// Forgets copies of entries that are gone, before these are the majority.
+    fn forget_tails(&mut self) {
+        let entries: usize = self.tails.iter().map(|tail| tail.pool.entries()).sum();
+        let tails = &self.tails;
+        for ids in [&mut self.tails_failed, &mut self.tails_refused] {
+            if ids.len() > 2 * entries {
+                ids.retain(|(pool, id)| tails[*pool].pool.has_entry(*id));
+            }
+        }
     }
 
     /// Tries the copies again that have failed, each once.
     pub(super) fn retry_tails(&mut self) {
-        let failed: TailIds = std::mem::take(&mut self.tails_failed).into_iter().collect();
+        let mut failed = std::mem::take(&mut self.tails_failed);
+        failed.append(&mut self.tails_refused);
+        let failed: TailIds = failed.into_iter().collect();
         self.back_up_tails(&failed);
         self.tails_due.extend(failed);
         self.put_tails();

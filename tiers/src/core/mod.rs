@@ -132,6 +132,8 @@ pub struct Core {
     tails_due: VecDeque<(usize, TailId)>,
     /// Pages of tail pools whose copy to L2 or L3 has failed.
     tails_failed: BTreeSet<(usize, TailId)>,
+    /// Pages of tail pools for which L2 had no room.
+    tails_refused: BTreeSet<(usize, TailId)>,
     /// Pages of tail pools that requests got, with bytes of others.
     tails_unclean: Vec<(usize, u32)>,
     flights: BTreeMap<OpId, Flight>,
@@ -196,6 +198,7 @@ impl Core {
             tails: tails_of(&config),
             tails_due: VecDeque::new(),
             tails_failed: BTreeSet::new(),
+            tails_refused: BTreeSet::new(),
             tails_unclean: Vec::new(),
             flights: BTreeMap::new(),
             loads: 0,
@@ -272,12 +275,18 @@ impl Core {
         self.tree.match_prefix(root, prompt.words())
     }
 
-    /// Number of pages of a prompt in L1, and number of following pages in L2 only. Changes
-    /// nothing, not even the recency of use.
+    /// Number of pages of a prompt in L1, and number of following pages in L2 only. With tail
+    /// pools: of the prefix that can be continued. Changes nothing, not even the recency of use.
     #[must_use]
     pub fn peek(&self, prompt: &Prompt) -> (usize, usize) {
         let root = prompt.root_under(&self.weights);
-        self.tree.peek(root, prompt.words())
+        if self.tails.is_empty() {
+            return self.tree.peek(root, prompt.words());
+        }
+        let words = &prompt.words()[..self.usable(prompt)];
+        let (keys, in_l1) = self.tree.peek_keys(root, words);
+        let in_l1 = self.longest_tail(&keys[..in_l1], true);
+        (in_l1, self.longest_tail(&keys, false) - in_l1)
     }
 
     /// The next order to execute.
@@ -368,6 +377,8 @@ impl Core {
         self.drop_unheld(false);
         self.refused.clear();
         self.paused.clear();
+        self.tails_failed.clear();
+        self.tails_refused.clear();
         self.tree.take_bereft(false);
         Ok(())
     }

@@ -36,7 +36,8 @@ pub enum Event {
     },
 }
 
-/// Counters since the start, in pages unless noted otherwise.
+/// Counters since the start, in pages unless noted otherwise. Copies, loads, writes and losses
+/// include the pages of windows and states.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
     /// Pages of prompts of started requests.

@@ -134,6 +134,18 @@ impl TailPool {
         entry.is_some_and(|entry| !in_l1 || entry.l1.is_some())
     }
 
+    /// Number of entries.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether it has this entry.
+    #[must_use]
+    pub fn has_entry(&self, id: TailId) -> bool {
+        self.entries.contains_key(&id)
+    }
+
     /// Whether it has the page of this key in L1, and no load is filling it.
     #[must_use]
     pub fn is_readable(&self, key: &PageKey) -> bool {

@@ -200,6 +200,17 @@ impl Tree {
         (l1, l2)
     }
 
+    /// The keys of the pages of a prompt in L1 and L2, and how many of them are in L1. Changes
+    /// nothing.
+    pub(crate) fn peek_keys(&self, root: RootKey, words: &[u32]) -> (Vec<PageKey>, usize) {
+        let (mut keys, mut l1) = (Vec::new(), 0);
+        self.look(root, words, |node, pages| {
+            keys.extend(&node.keys[..pages]);
+            l1 += if node.l1.is_empty() { 0 } else { pages };
+        });
+        (keys, l1)
+    }
+
     /// Number of pages of a prompt in L1, and how many of those could be evicted. Changes nothing.
     pub(crate) fn peek_l1(&self, root: RootKey, words: &[u32]) -> (usize, usize) {
         let (mut l1, mut evictable) = (0, 0);
