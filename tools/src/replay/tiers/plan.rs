@@ -56,6 +56,9 @@ pub struct TiersArgs {
     /// When pages are copied from L1 to L2: write_through, write_through_selective or write_back
     #[arg(long, default_value = "write_through", value_parser = named::<WritePolicy>)]
     pub write_policy: WritePolicy,
+    /// When pages of L2 are written to L3: on_backup, selective or late
+    #[arg(long, default_value = "on_backup", value_parser = named::<L3Write>)]
+    pub l3_write: L3Write,
     /// How long a request waits for L3: best_effort, wait_complete or timeout
     #[arg(long, default_value = "timeout", value_parser = named::<PrefetchPolicy>)]
     pub prefetch_policy: PrefetchPolicy,
@@ -246,9 +249,10 @@ impl Plan<'_> {
         if self.args.break_even {
             config.prefetch.break_even_tokens_per_second = self.tokens_per_second();
         }
-        if !setting.has_l3() {
-            config.l3_write = L3Write::Never;
-        }
+        config.l3_write = match setting.has_l3() {
+            true => self.args.l3_write,
+            false => L3Write::Never,
+        };
         // Pages are smaller than they stand for. The other limit, half of L2, is the relevant one.
         config.l3_queue_bytes_max = u64::MAX;
         let checked = config.check().and_then(|()| match setting.has_l3() {
@@ -290,6 +294,12 @@ fn in_options(error: &str) -> String {
             "least tokens of a prefetch = ",
         ),
         (" or prefetch.l2_percent_max", ""),
+        ("late_percent = ", "percent of L2 that is written late = "),
+        ("; set write_policy", "; set --write-policy"),
+        (
+            " = write_through, or another l3_write",
+            " write_through, or another --l3-write",
+        ),
     ];
     options
         .into_iter()

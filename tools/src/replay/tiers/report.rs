@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
-use larder_tiers::config::{PrefetchPolicy, WritePolicy};
+use larder_tiers::config::{L3Write, PrefetchPolicy, WritePolicy};
 use serde::Serialize;
 
 use super::drive::Run;
@@ -127,6 +127,7 @@ pub struct TiersReport {
     instances: u32,
     rate: f64,
     write_policy: WritePolicy,
+    l3_write: L3Write,
     prefetch_policy: PrefetchPolicy,
     l1_bytes: u64,
     l2_bytes: u64,
@@ -170,6 +171,7 @@ impl TiersReport {
             instances: args.instances,
             rate: args.rate,
             write_policy: args.write_policy,
+            l3_write: args.l3_write,
             prefetch_policy: args.prefetch_policy,
             l1_bytes: args.l1.0,
             l2_bytes: args.l2.0,
@@ -398,9 +400,9 @@ impl TiersReport {
         rows! { lines:
             "Pages" => "{}, {} tokens, {}; those moved here have {}",
                 self.model, self.page_tokens, size(self.page_bytes), size(self.moved_page_bytes);
-            "Servers" => "{}, each with {} of L1 and {} of L2; {}, {}",
+            "Servers" => "{}, each with {} of L1, {} of L2; {}, {}, {}",
                 self.instances, size(self.l1_bytes), size(self.l2_bytes), name(&self.write_policy),
-                name(&self.prefetch_policy);
+                name(&self.l3_write), name(&self.prefetch_policy);
             match speeds.disk_is_measured {
                 true => "Disk, measured",
                 false => "Disk, as given",
