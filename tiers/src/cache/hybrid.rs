@@ -35,7 +35,8 @@ impl Cache {
 
     /// Reports that the first `tokens` tokens of a request are computed by this forward. Copies the
     /// states at a border of pages, before the next forward changes them, and frees window pages
-    /// behind. Call it after each forward of a model with windows or states.
+    /// behind. Call it after each forward of a model with windows or states. On a device without
+    /// streams, the forward has ended.
     ///
     /// # Errors
     /// The stream is missing, or the device has none. Nothing has changed.

@@ -78,7 +78,7 @@ pub enum BeginError {
         /// Pages of L1.
         l1_pages: u32,
     },
-    /// Running sequences hold the pages: keep or drop one, and ask again.
+    /// Running sequences hold the pages, or the blocks of states: keep or drop one, and ask again.
     #[error("{pages} pages of L1 are needed, {available} are free or can be evicted")]
     NoRoom {
         /// Pages of the prompt and the reserved tokens that are not in L1.

@@ -57,6 +57,14 @@
 //! once, and pages of a dropped sequence are used again at once. Tickets order no forwards, so they
 //! may settle in any order.
 //!
+//! # Hybrid models
+//!
+//! A [`Model`] may have components: followers of its pages, sliding windows and states
+//! ([`Component`](crate::Component)). [`Sequence::prepare`] comes before each forward, and the
+//! report of a forward that ends at a border of pages keeps its state there. A prompt is continued
+//! behind the longest prefix that has a state at its end and the windows before it.
+//! `tiers/examples/hybrid_engine.rs` is a whole engine.
+//!
 //! # Pages lost at an exit
 //!
 //! A thread of the cache polls it, so pages go on to L2 and L3 while the engine sleeps. Pages that

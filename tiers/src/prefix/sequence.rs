@@ -369,6 +369,9 @@ impl Sequence {
     /// failed, and touches no page any more, is reported with [`Ticket::failed`], or not at all if
     /// the sequence is dropped.
     ///
+    /// With states, it has written them when this is called; on a device without streams whose pool
+    /// is the engine's own, the call waits for that.
+    ///
     /// # Errors
     /// The sequence is broken, or `forward` has already failed. The sequence has fewer tokens. Or
     /// the cache is closed.
@@ -413,6 +416,10 @@ impl Sequence {
         }
         if self.shared.is_hybrid() {
             let request = self.request.as_mut().ok_or(Closed)?;
+            if stream.is_none() && !self.shared.is_on_host() && request.state_pools() > 0 {
+                // No stream orders the copy of a state behind it. Its outcome is found by a poll.
+                let _outcome = forward.wait();
+            }
             let (copied, newest) = self.shared.with(|cache| {
                 let copied = cache.passed(request, tokens, forward, stream);
                 (copied, cache.newest_forward())

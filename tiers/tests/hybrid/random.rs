@@ -469,7 +469,7 @@ fn no_word_of_a_hybrid_model_differs_from_the_uncached_run() {
     for group in groups {
         let (prompts, l3) = (prompts(group), Stores::default());
         for run in 8 * group..8 * group + 8 {
-            let play = || Engine::new(run, &prompts, l3.clone(), true).play(250);
+            let play = || Engine::new(run, &prompts, l3.clone(), true).play(400);
             let Ok(seen) = catch_unwind(AssertUnwindSafe(play)) else {
                 panic!("run {run} fails: LARDER_HYBRID_RUN={run}");
             };
