@@ -184,3 +184,22 @@ def test_a_hybrid_model_is_served_after_a_restart(tmp_path, start, plain):
     assert same(answers, plain["hybrid"])
     counts = second.ask("counts")
     assert counts["loaded_chunks"] > 3 * WHOLE // 32 and counts["errors"] == 0
+
+
+def test_a_hybrid_model_and_a_dense_one_share_a_store(tmp_path, start, plain):
+    """The same prompts, so the same keys."""
+    store = tmp_path / "store"
+    for model in ("full", "hybrid"):
+        first = start(f"first {model}", store, model=model).ready()
+        for seed in PROMPTS:
+            assert first.ask("prompt", seed)["cached"] == 0, f"{model} finds pages of the other"
+            first.ask("settle")
+        first.kill()
+    for model in ("full", "hybrid"):
+        second = start(f"second {model}", store, model=model).ready()
+        answers = second.prompts()
+        assert [answer["cached"] for answer in answers] == [WHOLE] * 3, model
+        assert same(answers, plain[model]), model
+        counts = second.ask("counts")
+        assert counts["damaged_chunks"] == counts["errors"] == 0, counts
+        second.kill()
