@@ -14,10 +14,15 @@ struct Counter {
     line: &'static str,
 }
 
-const COUNTERS: [Counter; 11] = [
+const COUNTERS: [Counter; 12] = [
     Counter {
         of: |stats| stats.backup_no_room,
         line: "pages were not copied to L2, because it has no room: enlarge L2",
+    },
+    Counter {
+        of: |stats| stats.states_no_room,
+        line: "states were not kept at borders of pages, because L1 has no room for them: enlarge \
+               the pool of states",
     },
     Counter {
         of: |stats| stats.backup_failed,
@@ -80,6 +85,7 @@ impl Failures {
                 continue;
             }
             // runbook: pages were not copied to L2, because it has no room
+            // runbook: states were not kept at borders of pages
             // runbook: copies of pages to L2 failed
             // runbook: loads of pages into L1 failed
             // runbook: pages left L1 because a forward failed

@@ -413,6 +413,7 @@ impl Core {
             let to = self.tails[pool].pool.take_l1();
             let (Some(from), Some(to), false) = (state.own, to, state.kept.contains_key(&border))
             else {
+                self.stats.states_no_room += u64::from(to.is_none());
                 to.into_iter()
                     .for_each(|to| self.tails[pool].pool.free_l1(to));
                 for copy in copies {

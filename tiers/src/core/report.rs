@@ -57,6 +57,8 @@ pub struct Stats {
     /// Pages not copied to L2 when their forward had ended: no room. The copy is ordered again when
     /// no transfer is in flight.
     pub backup_no_room: u64,
+    /// States that were not kept at a border: a pool of states has no room in L1.
+    pub states_no_room: u64,
     /// Pages not copied to L2: the copy of the pages or of their parent failed. They are tried
     /// again as those of [`Stats::put_failed`].
     pub backup_failed: u64,
