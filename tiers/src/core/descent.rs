@@ -40,8 +40,9 @@ impl Core {
             }
         }
         // Their entries may get other pages, which wait for their own forwards.
-        for pending in &mut self.pending {
-            pending.given.retain(|of| !lost.contains(of));
+        let pending = self.pending.iter_mut();
+        for tails in pending.filter_map(|pending| pending.tails.as_mut()) {
+            tails.given.retain(|of| !lost.contains(of));
         }
     }
 

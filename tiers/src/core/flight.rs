@@ -68,9 +68,16 @@ pub(super) struct Pending {
     /// Number of pages at the end of the path that the tree took from the request. They cannot
     /// leave L1 while the insert is pending.
     pub(super) pages: usize,
-    /// Entries of tail pools that the request gave.
+    /// With tail pools.
+    pub(super) tails: Option<Box<PendingTails>>,
+}
+
+/// The entries of tail pools that an insert concerns.
+#[derive(Debug, Default)]
+pub(super) struct PendingTails {
+    /// Entries that the request gave.
     pub(super) given: TailIds,
-    /// Entries from which the request has started and whose forwards had not ended.
+    /// Entries from which it has started and whose forwards had not ended.
     pub(super) on: TailIds,
 }
 

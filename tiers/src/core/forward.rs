@@ -18,7 +18,7 @@
 
 use std::collections::BTreeSet;
 
-use super::flight::{Pending, TailIds};
+use super::flight::{Pending, PendingTails};
 use super::{Core, Event, Fence, RequestId, TierName};
 use crate::planted::planted;
 use crate::runs::{L1, Runs};
@@ -39,7 +39,9 @@ impl Core {
         let is_over = |pending: &mut Pending| pending.until <= ended;
         let over: Vec<Pending> = self.pending.extract_if(.., is_over).collect();
         for over in over {
-            self.settle_tails(&over.given);
+            if let Some(tails) = &over.tails {
+                self.settle_tails(&tails.given);
+            }
             let Some(end) = over.end else {
                 continue;
             };
@@ -60,14 +62,18 @@ impl Core {
         // So do those of requests that have started from a window or state of a failed insert.
         let (mut requests, mut void) = (BTreeSet::new(), BTreeSet::new());
         let has_failed = |pending: &mut Pending| {
-            if pending.forward == forward || pending.on.iter().any(|of| void.contains(of)) {
+            let (given, on) = match &pending.tails {
+                Some(tails) => (&tails.given[..], &tails.on[..]),
+                None => (&[][..], &[][..]),
+            };
+            if pending.forward == forward || on.iter().any(|of| void.contains(of)) {
                 requests.insert(pending.request);
             }
             let has_failed = requests.contains(&pending.request)
                 && !planted!(FailureSparesLaterInserts)
                 || pending.forward == forward;
             if has_failed {
-                void.extend(pending.given.iter().copied());
+                void.extend(given.iter().copied());
             }
             has_failed
         };
@@ -96,14 +102,15 @@ impl Core {
         end: Option<NodeId>,
         taken: &[NodeId],
         forward: Fence,
-        tails: (TailIds, TailIds),
+        tails: Option<Box<PendingTails>>,
     ) {
         self.progress += 1;
-        let (given, on) = tails;
         let keys = taken.iter().filter_map(|node| self.tree.keys(*node));
         let pages = keys.map(<[_]>::len).sum();
         if self.newest <= self.ended || planted!(BackupBeforeForward) {
-            self.settle_tails(&given);
+            if let Some(tails) = &tails {
+                self.settle_tails(&tails.given);
+            }
             end.into_iter().for_each(|end| self.copy_down(end));
             return;
         }
@@ -117,8 +124,7 @@ impl Core {
             is_running: true,
             end,
             pages,
-            given,
-            on,
+            tails,
         });
     }
 
@@ -165,7 +171,7 @@ impl Core {
                 if is_lost {
                     (pending.end, pending.pages) = (None, 0);
                 }
-                pending.is_running || !is_lost || !pending.given.is_empty()
+                pending.is_running || !is_lost || pending.tails.is_some()
             });
         }
         lost.pages

@@ -12,7 +12,7 @@
 //! Invariant: a request that depends on a page whose forward or load has not ended holds it, so a
 //! failure breaks the request; its inserts name such pages, so the failure reaches these too.
 
-use super::flight::{Pending, TailIds};
+use super::flight::{Pending, PendingTails, TailIds};
 use super::order::TailCopy;
 use super::request::Request;
 use super::side::{OfPool, RequestTails, State, Window, WindowPage, Wish};
@@ -482,17 +482,16 @@ impl Core {
                 is_running: true,
                 end: None,
                 pages: 0,
-                given: Vec::new(),
-                on: Vec::new(),
+                tails: None,
             });
         }
     }
 
     /// Whether a page of a tail pool that a request has was lost.
     pub(super) fn has_lost_tails(&self, request: &Request) -> bool {
-        let tails = request.tails.iter();
-        let mut holds = tails.flat_map(|tails| tails.holds());
-        holds.any(|(pool, hold)| self.tails[pool].pool.is_lost(hold))
+        let is_lost = |(pool, hold): (usize, &TailHold)| self.tails[pool].pool.is_lost(hold);
+        let tails = request.tails.as_ref();
+        tails.is_some_and(|tails| tails.holds().any(is_lost))
     }
 
     /// Whether a load of tail pages for a request is in flight: it may insert nothing.
@@ -502,15 +501,15 @@ impl Core {
 
     /// Gives the pools the window pages and states of a request in its first `pages` pages. Returns
     /// their entries, and those on which the request depends.
-    pub(super) fn give_tails(&mut self, request: &mut Request, pages: usize) -> (TailIds, TailIds) {
-        if request.tails.is_none() {
-            return (Vec::new(), Vec::new());
-        }
+    pub(super) fn give_tails(
+        &mut self,
+        request: &mut Request,
+        pages: usize,
+    ) -> Option<Box<PendingTails>> {
+        request.tails.as_ref()?;
         let is_pending = self.newest > self.ended && !planted!(BackupBeforeForward);
         let keys = request.prompt.keys(&self.vocabulary, pages);
-        let Some(tails) = &mut request.tails else {
-            return (Vec::new(), Vec::new());
-        };
+        let tails = request.tails.as_mut()?;
         let mut on = TailIds::new();
         for (pool, hold) in tails.holds() {
             if self.tails[pool].pool.is_pending(hold.id()) {
@@ -544,7 +543,7 @@ impl Core {
                 }
             }
         }
-        (given, on)
+        Some(Box::new(PendingTails { given, on }))
     }
 
     /// Releases all pages of a request that ends. No forward after `forward` uses them.

@@ -139,8 +139,7 @@ impl Core {
                 is_running: true,
                 end: None,
                 pages: 0,
-                given: Vec::new(),
-                on: Vec::new(),
+                tails: None,
             });
         }
     }
