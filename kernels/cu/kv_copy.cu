@@ -4,7 +4,7 @@
 // is assumed of it is checked there: 16-byte alignment of everything, counts of at least one, `segments` below 2^32.
 //
 //   segment  -> (row, segment of the row)      a row is cut into segments of `lanes` * KV_UNROLL units
-//   row      -> (layer, part, pair, token)     token fastest
+//   row      -> (layer, part, pair, token, head)   head fastest; a row whose heads lie together counts as one head
 //   worker   =  `lanes` neighbouring threads, a power of two up to 32; takes every `workers`-th segment
 //   unit     =  16 bytes; a thread loads all its units of a segment before it stores the first, to keep many in flight
 //
@@ -55,16 +55,18 @@ struct KvCopy {
     kv_u64 pairs;        // address of `pages` pairs of page numbers: L1, L2
     KvStrides from_step; // in bytes
     KvStrides to_step;
+    kv_u64 from_head;
+    kv_u64 to_head;
     kv_u32 parts;
     kv_u32 layers;
     kv_u32 pages;
     kv_u32 tokens;
-    kv_u32 row_units;    // units of a row
+    kv_u32 row_units;    // units of a row, or of a head of it
     kv_u32 lanes;        // threads of a worker
     kv_u32 row_segments; // segments of a row
     kv_u32 segments;     // segments of all rows
     kv_u32 from_index;   // which of a pair is copied from: 0 is L1, 1 is L2
-    kv_u32 zero;
+    kv_u32 heads;
 };
 
 static __device__ __forceinline__ kv_u64 kv_offset(const KvStrides &step, kv_u32 part, kv_u32 layer,
@@ -84,6 +86,8 @@ extern "C" __global__ void __launch_bounds__(1024) kv_copy(const KvCopy copy) {
         const kv_u32 segment = (kv_u32)next;
         kv_u32 row = segment / copy.row_segments;
         const kv_u32 first = segment % copy.row_segments * copy.lanes * KV_UNROLL + lane;
+        const kv_u32 head = row % copy.heads;
+        row /= copy.heads;
         const kv_u32 token = row % copy.tokens;
         row /= copy.tokens;
         const kv_u32 pair = row % copy.pages;
@@ -92,8 +96,8 @@ extern "C" __global__ void __launch_bounds__(1024) kv_copy(const KvCopy copy) {
         const kv_u32 layer = row / copy.parts;
         const kv_u32 from_page = pairs[2 * pair + copy.from_index];
         const kv_u32 to_page = pairs[2 * pair + 1 - copy.from_index];
-        const kv_u64 from = copy.from + kv_offset(copy.from_step, part, layer, from_page, token);
-        const kv_u64 to = copy.to + kv_offset(copy.to_step, part, layer, to_page, token);
+        const kv_u64 from = copy.from + kv_offset(copy.from_step, part, layer, from_page, token) + head * copy.from_head;
+        const kv_u64 to = copy.to + kv_offset(copy.to_step, part, layer, to_page, token) + head * copy.to_head;
 
         kv_unit units[KV_UNROLL];
 #pragma unroll

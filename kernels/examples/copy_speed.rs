@@ -88,6 +88,7 @@ impl Bench {
         let piece = match layout {
             Layout::PageFirst => shape.row_bytes(),
             Layout::LayerFirst | Layout::PageFirstDirect => shape.chunk_bytes(),
+            Layout::PageHead => shape.head_bytes(),
         };
         let moved = pairs.len() as u64 * u64::from(shape.page_bytes());
         Bench {

@@ -43,15 +43,19 @@ pub struct KvCopyArgs {
     pub from_step: Steps,
     /// Strides of the destination, in bytes.
     pub to_step: Steps,
+    /// To the next head of the source, in bytes.
+    pub from_head: u64,
+    /// To the next head of the destination, in bytes.
+    pub to_head: u64,
     /// Parts of a page.
     pub parts: u32,
     /// Layers to copy.
     pub layers: u32,
     /// Pairs of pages.
     pub pages: u32,
-    /// Rows per page, layer and part: 1 if all tokens of a page are contiguous on both sides.
+    /// Tokens per page, layer and part: 1 if all of a page are contiguous on both sides.
     pub tokens: u32,
-    /// Units per row.
+    /// Units per row, or per head of it.
     pub row_units: u32,
     /// Threads per row.
     pub lanes: u32,
@@ -61,11 +65,11 @@ pub struct KvCopyArgs {
     pub segments: u32,
     /// Index of the source page in a pair: 0 is L1, 1 is L2.
     pub from_index: u32,
-    /// Padding to a multiple of 8 bytes.
-    pub zero: u32,
+    /// Pieces of a row that are not contiguous on both sides: its heads, or 1.
+    pub heads: u32,
 }
 
-/// [`Strides`] in the kernel's order.
+/// [`Strides`] in the kernel's order, but for that of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Steps {
@@ -86,6 +90,7 @@ impl From<&Strides> for Steps {
             layer,
             page,
             token,
+            head: _,
         } = *strides;
         Steps {
             part,
@@ -112,16 +117,17 @@ impl KvCopyArgs {
     ) -> Option<KvCopyArgs> {
         let shape = transfer.l1().shape();
         let (l1, l2) = (transfer.l1().strides(&layers)?, transfer.l2().strides());
-        let row_bytes = u64::from(shape.row_bytes());
-        let together = l2.token == row_bytes;
+        let heads = l2.row_pieces(shape);
+        let piece_bytes = u64::from(shape.row_bytes() / heads);
+        let together = heads == 1 && l2.token == piece_bytes;
         let (tokens, row_bytes) = if together {
             (1, u64::from(shape.chunk_bytes()))
         } else {
-            (shape.page_tokens(), row_bytes)
+            (shape.page_tokens(), piece_bytes)
         };
-        // The strides within a layer are multiples of the row size.
+        // The strides within a layer are multiples of the size of a piece.
         let l2_start = transfer.l2().address();
-        let rows_are = [row_bytes, u64::from(shape.row_bytes()), l2_start];
+        let rows_are = [row_bytes, piece_bytes, l2_start];
         let are_aligned = rows_are.iter().all(|it| it.is_multiple_of(UNIT_BYTES));
         if !are_aligned || !transfer.l1().is_aligned(UNIT_BYTES) {
             return None;
@@ -136,7 +142,7 @@ impl KvCopyArgs {
         let pages = u32::try_from(transfer.pairs().len()).ok()?;
         pages.checked_mul(2)?;
         let count = layers.end.checked_sub(layers.start)?;
-        let segments = [count, pages, tokens, row_segments]
+        let segments = [count, pages, tokens, heads, row_segments]
             .into_iter()
             .try_fold(shape.parts(), u32::checked_mul)?;
         if segments == 0 {
@@ -158,6 +164,8 @@ impl KvCopyArgs {
             pairs,
             from_step: from_step.into(),
             to_step: to_step.into(),
+            from_head: from_step.head,
+            to_head: to_step.head,
             parts: shape.parts(),
             layers: count,
             pages,
@@ -167,7 +175,7 @@ impl KvCopyArgs {
             row_segments,
             segments,
             from_index,
-            zero: 0,
+            heads,
         })
     }
 
@@ -185,7 +193,8 @@ impl KvCopyArgs {
         let wide = [self.from, self.to, self.pairs]
             .into_iter()
             .chain(steps(&self.from_step))
-            .chain(steps(&self.to_step));
+            .chain(steps(&self.to_step))
+            .chain([self.from_head, self.to_head]);
         let narrow = [
             self.parts,
             self.layers,
@@ -196,7 +205,7 @@ impl KvCopyArgs {
             self.row_segments,
             self.segments,
             self.from_index,
-            self.zero,
+            self.heads,
         ];
         wide.flat_map(u64::to_ne_bytes)
             .chain(narrow.into_iter().flat_map(u32::to_ne_bytes))
@@ -204,4 +213,4 @@ impl KvCopyArgs {
     }
 }
 
-const _: () = assert!(size_of::<KvCopyArgs>() == 11 * 8 + 10 * 4, "no padding");
+const _: () = assert!(size_of::<KvCopyArgs>() == 13 * 8 + 10 * 4, "no padding");

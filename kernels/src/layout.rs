@@ -1,10 +1,14 @@
-//! The location of rows in a pool. Every layout is affine: four strides define it.
+//! The location of rows in a pool. Every layout is affine: five strides define it.
 //!
 //! ```text
 //!  layer_first         [part][layer][page][token] row
 //!  page_first          [part][page][token][layer] row
 //!  page_first_direct   [part][page][layer][token] row
+//!  page_head           [part][page][head][token][layer] values of a head
 //! ```
+//!
+//! A row is one run of bytes, head by head, in all of them but `page_head`, which keeps a run of
+//! bytes for each head of a page: ranks that hold some of the heads find them together.
 //!
 //! L1 is always `layer_first`, the order in which attention kernels read it. One copy routine and
 //! one kernel therefore cover all pairs of layouts; they take two [`Strides`].
@@ -44,14 +48,17 @@ pub enum Layout {
     PageFirst,
     /// A part of a page is one run of bytes, layer by layer. The device copies this layout fastest.
     PageFirstDirect,
+    /// A part of a page is one run of bytes, head by head, in each token by token.
+    PageHead,
 }
 
 impl Layout {
     /// All layouts.
-    pub const ALL: [Layout; 3] = [
+    pub const ALL: [Layout; 4] = [
         Layout::LayerFirst,
         Layout::PageFirst,
         Layout::PageFirstDirect,
+        Layout::PageHead,
     ];
 
     /// The name of the layout.
@@ -61,12 +68,14 @@ impl Layout {
             Layout::LayerFirst => "layer_first",
             Layout::PageFirst => "page_first",
             Layout::PageFirstDirect => "page_first_direct",
+            Layout::PageHead => "page_head",
         }
     }
 
     /// Strides of a pool of `pages` pages.
     #[must_use]
     pub fn strides(self, shape: &KvShape, pages: u32) -> Strides {
+        let head = u64::from(shape.head_bytes());
         let row = u64::from(shape.row_bytes());
         let chunk = u64::from(shape.chunk_bytes());
         let part_of_page = u64::from(shape.part_bytes());
@@ -77,18 +86,28 @@ impl Layout {
                 layer: chunk * u64::from(pages),
                 page: chunk,
                 token: row,
+                head,
             },
             Layout::PageFirst => Strides {
                 part,
                 layer: row,
                 page: part_of_page,
                 token: row * u64::from(shape.layers()),
+                head,
             },
             Layout::PageFirstDirect => Strides {
                 part,
                 layer: chunk,
                 page: part_of_page,
                 token: row,
+                head,
+            },
+            Layout::PageHead => Strides {
+                part,
+                layer: head,
+                page: part_of_page,
+                token: head * u64::from(shape.layers()),
+                head: part_of_page / u64::from(shape.heads()),
             },
         }
     }
@@ -102,7 +121,7 @@ impl fmt::Display for Layout {
 
 /// The name does not denote a layout.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no layout; take layer_first, page_first or page_first_direct")]
+#[error("{0:?} is no layout; take layer_first, page_first, page_first_direct or page_head")]
 pub struct NoSuchLayout(String);
 
 impl FromStr for Layout {
@@ -127,9 +146,21 @@ pub struct Strides {
     pub page: u64,
     /// To the next token of a page.
     pub token: u64,
+    /// To the next head of a row.
+    pub head: u64,
 }
 
 impl Strides {
+    /// Number of pieces of a row that are not contiguous: its heads, or one.
+    #[must_use]
+    pub fn row_pieces(&self, shape: &KvShape) -> u32 {
+        if self.head == u64::from(shape.head_bytes()) {
+            1
+        } else {
+            shape.heads()
+        }
+    }
+
     /// Byte offset of the first row of a page, in one layer of one part. The indices must exist.
     #[must_use]
     pub fn page_offset(&self, part: u32, layer: u32, page: u32) -> u64 {

@@ -186,7 +186,9 @@ impl L2Pool {
         let shape = &self.0.shape;
         let (layers, bytes) = match self.0.layout {
             Layout::LayerFirst => (shape.layers(), shape.chunk_bytes()),
-            Layout::PageFirst | Layout::PageFirstDirect => (1, shape.part_bytes()),
+            Layout::PageFirst | Layout::PageFirstDirect | Layout::PageHead => {
+                (1, shape.part_bytes())
+            }
         };
         let runs = (0..shape.parts()).flat_map(move |part| (0..layers).map(move |l| (part, l)));
         Ok(runs.map(move |(part, layer)| {
@@ -349,6 +351,7 @@ impl L1Pool {
             layer,
             page: self.0.shape.chunk_bytes().into(),
             token: self.0.shape.row_bytes().into(),
+            head: self.0.shape.head_bytes().into(),
         })
     }
 

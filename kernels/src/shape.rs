@@ -35,7 +35,8 @@ pub struct KvCounts {
 
 /// The shape of a page: `parts` x `layers` x `page_tokens` rows of `heads` x `head_dim` values.
 ///
-/// A row is the smallest unit that every layout keeps contiguous: one token, one layer, one part.
+/// A row is one token of one layer of one part. The values of one of its heads are the smallest
+/// unit that every layout keeps contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvShape(KvCounts);
 
@@ -201,10 +202,22 @@ impl KvShape {
         self.0.page_tokens
     }
 
+    /// Heads of a row.
+    #[must_use]
+    pub fn heads(&self) -> u32 {
+        self.0.heads
+    }
+
+    /// Bytes of one head of a row.
+    #[must_use]
+    pub fn head_bytes(&self) -> u32 {
+        self.0.head_dim * self.0.value_bytes
+    }
+
     /// Bytes of one token of one layer of one part.
     #[must_use]
     pub fn row_bytes(&self) -> u32 {
-        self.0.heads * self.0.head_dim * self.0.value_bytes
+        self.0.heads * self.head_bytes()
     }
 
     /// Bytes of a page in one layer of one part. `layer_first` and `page_first_direct` keep them

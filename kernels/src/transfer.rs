@@ -6,7 +6,7 @@
 //!
 //! Neighbours are merged: a run of pages that are neighbours in both pools is one copy per layer
 //! and part. Each copy consists of rows of one width with two pitches, which one copy-engine call
-//! can execute ([`Copy2d`]).
+//! can execute ([`Copy2d`]). Where the pieces of a row lie apart, each page and head is a copy.
 
 use std::sync::Arc;
 
@@ -179,18 +179,46 @@ impl Plan {
     }
 
     pub(crate) fn copies(&self, layer: u32) -> impl Iterator<Item = Copy2d> + '_ {
-        let l2 = self.l2.strides();
         let parts = 0..self.shape().parts();
+        let pieces = self.l2.strides().row_pieces(self.shape());
         parts.flat_map(move |part| {
-            self.runs.iter().map(move |run| Copy2d {
-                l1: self.l1.chunk(ChunkAt {
-                    part,
-                    layer,
-                    page: run.first.l1,
-                }),
-                l2: l2.page_offset(part, layer, run.first.l2),
-                rows: Rows::of(self.shape(), l2, run.pages),
+            let runs = self.runs.iter().flat_map(move |run| run.split(pieces));
+            runs.flat_map(move |run| {
+                (0..pieces).map(move |head| self.copy(part, layer, &run, (head, pieces)))
             })
+        })
+    }
+
+    /// The copy of a run of pages, or of one of the `pieces` of each of its rows.
+    fn copy(&self, part: u32, layer: u32, run: &Run, (head, pieces): (u32, u32)) -> Copy2d {
+        let (shape, l2, head) = (self.shape(), self.l2.strides(), u64::from(head));
+        let l1 = self.l1.chunk(ChunkAt {
+            part,
+            layer,
+            page: run.first.l1,
+        });
+        Copy2d {
+            l1: l1 + head * u64::from(shape.head_bytes()),
+            l2: l2.page_offset(part, layer, run.first.l2) + head * l2.head,
+            rows: match pieces {
+                1 => Rows::of(shape, l2, run.pages),
+                _ => Rows::of_head(shape, l2),
+            },
+        }
+    }
+}
+
+impl Run {
+    /// The run as a whole, or page by page if rows have several pieces.
+    fn split(&self, pieces: u32) -> impl Iterator<Item = Run> + use<> {
+        let (first, pages) = (self.first, self.pages);
+        let (runs, pages) = if pieces == 1 { (1, pages) } else { (pages, 1) };
+        (0..runs).map(move |at| Run {
+            first: PagePair {
+                l1: first.l1 + at,
+                l2: first.l2 + at,
+            },
+            pages,
         })
     }
 }
@@ -247,6 +275,17 @@ impl Rows {
             }
         };
         run.merged()
+    }
+
+    /// One head of a page, in one layer of one part.
+    fn of_head(shape: &KvShape, l2: &Strides) -> Rows {
+        Rows {
+            width: u64::from(shape.head_bytes()),
+            count: u64::from(shape.page_tokens()),
+            l1_pitch: u64::from(shape.row_bytes()),
+            l2_pitch: l2.token,
+        }
+        .merged()
     }
 
     /// Merges rows that are contiguous on both sides.

@@ -109,32 +109,6 @@ fn pairs(pairs: &[(u32, u32)]) -> Vec<PagePair> {
 }
 
 #[test]
-fn neighbours_in_both_pools_are_one_copy_a_layer_and_part() {
-    let device = HostDevice::stepped(Box::new(|_| Ok(())));
-    // Pages, rows and bytes of each copy of a layer's first part, for the run 2..6 -> 3..7 and the
-    // page 0 -> 0.
-    let run = pairs(&[(3, 4), (2, 3), (0, 0), (4, 5), (5, 6)]);
-    let row = u64::from(shape().row_bytes());
-    let chunk = u64::from(shape().chunk_bytes());
-    for (layout, wanted) in [
-        (Layout::LayerFirst, [(1, chunk), (1, 4 * chunk)]),
-        (Layout::PageFirst, [(4, row), (16, row)]),
-        (Layout::PageFirstDirect, [(1, chunk), (4, chunk)]),
-    ] {
-        let case = Case {
-            pairs: run.clone(),
-            ..case(layout, Direction::Load)
-        };
-        let transfer = Pools::new(&device, &case).transfer(&case);
-        let copies: Vec<_> = transfer
-            .copies(1)
-            .map(|copy| (copy.rows.count, copy.rows.width))
-            .collect();
-        assert_eq!(copies, [wanted, wanted].concat(), "{layout}");
-    }
-}
-
-#[test]
 fn bytes_survive_a_load_and_a_store_in_all_layouts() {
     for layout in Layout::ALL {
         let device = HostDevice::new().unwrap();
@@ -173,12 +147,14 @@ fn the_runs_of_a_page_cover_exactly_its_bytes() {
             // SAFETY: a run of this pool, and nothing is in flight.
             unsafe { start.write_bytes(7, bytes as usize) };
         }
-        let row = shape().row_bytes() as usize;
+        let head = shape().head_bytes() as usize;
         for part in 0..2 {
             for layer in 0..3 {
                 for token in 0..4 {
-                    let at = support::row_at(layout, &case.shape, 8, (part, layer, 5, token));
-                    wanted[at..at + row].fill(7);
+                    let row = (part, layer, 5, token);
+                    for at in support::heads_at(layout, &case.shape, 8, row) {
+                        wanted[at..at + head].fill(7);
+                    }
                 }
             }
         }
@@ -559,11 +535,16 @@ fn offsets_past_4_gib_are_right() {
         let row = shape.row_bytes() as usize;
         let mark = noise(5, row);
         let (part, layer, token) = (1, 3, 63);
-        let at = support::row_at(layout, &shape, pages, (part, layer, l2_page, token));
-        assert!(at > 4 << 30);
-        let at = l2.start().as_ptr().wrapping_add(at);
-        // SAFETY: an existing row, and nothing is in flight.
-        unsafe { at.copy_from_nonoverlapping(mark.as_ptr(), row) };
+        let heads = support::heads_at(layout, &shape, pages, (part, layer, l2_page, token));
+        let heads: Vec<*mut u8> = heads
+            .inspect(|at| assert!(*at > 4 << 30))
+            .map(|at| l2.start().as_ptr().wrapping_add(at))
+            .collect();
+        let head = shape.head_bytes() as usize;
+        for (at, mark) in heads.iter().zip(mark.chunks(head)) {
+            // SAFETY: a head of an existing row, and nothing is in flight.
+            unsafe { at.copy_from_nonoverlapping(mark.as_ptr(), head) };
+        }
         let list = pairs(&[(l1_page, l2_page)]);
         // SAFETY: no other code touches the pools.
         let transfer = unsafe { Transfer::new(&l1, &l2, list) }.unwrap();
@@ -583,13 +564,17 @@ fn offsets_past_4_gib_are_right() {
         }
         .unwrap();
         assert!(chunk.ends_with(&mark) && chunk[..chunk.len() - row].iter().all(|byte| *byte == 0));
-        // SAFETY: an existing row, and nothing is in flight.
-        unsafe { at.write_bytes(0, row) };
+        for at in &heads {
+            // SAFETY: a head of an existing row, and nothing is in flight.
+            unsafe { at.write_bytes(0, head) };
+        }
         let (_, outcome) = device.store(transfer, &Ticket::done()).unwrap().wait();
         assert_eq!(outcome, Ok(()));
-        // SAFETY: an existing row, and nothing is in flight.
-        let back = unsafe { std::slice::from_raw_parts(at, row) };
-        assert!(back == mark, "{layout}");
+        for (at, mark) in heads.iter().zip(mark.chunks(head)) {
+            // SAFETY: a head of an existing row, and nothing is in flight.
+            let back = unsafe { std::slice::from_raw_parts(*at, head) };
+            assert!(back == mark, "{layout}");
+        }
     }
 }
 

@@ -30,7 +30,7 @@ use support::{Case, cases, expected, noise};
 const ENTRY: &str = include_str!("../cu/cpu_entry.cc");
 
 /// Planted bugs: each replaces a piece of the source.
-const MUTANTS: [(&str, &str); 16] = [
+const MUTANTS: [(&str, &str); 18] = [
     (
         "part * step.part + layer * step.layer",
         "part * step.layer + layer * step.part",
@@ -54,6 +54,11 @@ const MUTANTS: [(&str, &str); 16] = [
     ("next += workers)", "next += workers - 1)"),
     ("next += workers)", "next += workers + 1)"),
     ("copy.lanes * KV_UNROLL + lane;", "copy.lanes + lane;"),
+    (
+        "const kv_u32 head = row % copy.heads;",
+        "const kv_u32 head = 0;",
+    ),
+    ("head * copy.from_head;", "head * copy.to_head;"),
     (
         "const kv_u32 token = row % copy.tokens;",
         "const kv_u32 token = 0;",
@@ -327,31 +332,30 @@ impl Kernel {
             pairs: vec![pair],
         };
         let launch = Launch::new(case, 0..shape.layers(), (2, 64), 3).unwrap();
-        let row = shape.row_bytes() as usize;
-        let place = |memory: u64, (part, layer, token): (u32, u32, u32)| {
+        let (row, head) = (shape.row_bytes() as usize, shape.head_bytes() as usize);
+        let places = |memory: u64, (part, layer, token): (u32, u32, u32)| {
             let is_l1 = (memory == 0) == (direction == Direction::Store);
             let (layout, page) = if is_l1 {
                 (Layout::LayerFirst, pair.l1)
             } else {
                 (layout, pair.l2)
             };
-            support::row_at(layout, shape, pages, (part, layer, page, token)) as u64
+            support::heads_at(layout, shape, pages, (part, layer, page, token))
         };
-        let patch = |memory, tag: u64, at| Patch {
-            memory,
-            offset: place(memory, at),
-            bytes: noise(tag, row),
+        let patches = |memory| {
+            let heads = rows.iter().zip(10..).flat_map(|(at, tag)| {
+                let bytes = noise(tag, row);
+                let bytes: Vec<_> = bytes.chunks(head).map(<[u8]>::to_vec).collect();
+                places(memory, *at).zip(bytes)
+            });
+            let heads = heads.map(|(offset, bytes)| Patch {
+                memory,
+                offset: offset as u64,
+                bytes,
+            });
+            heads.collect::<Vec<_>>()
         };
-        let write: Vec<Patch> = rows
-            .iter()
-            .zip(10..)
-            .map(|(at, tag)| patch(0, tag, *at))
-            .collect();
-        let read: Vec<Patch> = rows
-            .iter()
-            .zip(10..)
-            .map(|(at, tag)| patch(1, tag, *at))
-            .collect();
+        let (write, read) = (patches(0), patches(1));
         assert!(read.iter().any(|patch| patch.offset > 4 << 30));
         let Some((stores, patches)) = self.run(&launch, &write, &read) else {
             return false;

@@ -9,7 +9,7 @@ use larder_kernels::{
     CudaDevice, CudaOptions, Device, DeviceError, Direction, ForeignStream, HostDevice, RowCopy,
     Ticket,
 };
-use support::{Case, Pools, case, row_at};
+use support::{Case, Pools, case, heads_at};
 
 const COPY: RowCopy = RowCopy {
     from: 3,
@@ -20,21 +20,22 @@ const COPY: RowCopy = RowCopy {
 /// The bytes of L1 after a copy of rows, one row at a time.
 fn copied(case: &Case, l1: &[u8], copy: RowCopy) -> Vec<u8> {
     let mut after = l1.to_vec();
-    let bytes = case.shape.row_bytes() as usize;
+    let bytes = case.shape.head_bytes() as usize;
     for part in 0..case.shape.parts() {
         for layer in 0..case.shape.layers() {
             for token in 0..copy.rows {
                 let layout = larder_kernels::Layout::LayerFirst;
                 let of = |page| {
-                    row_at(
+                    heads_at(
                         layout,
                         &case.shape,
                         case.l1_pages,
                         (part, layer, page, token),
                     )
                 };
-                let (from, to) = (of(copy.from), of(copy.to));
-                after[to..to + bytes].copy_from_slice(&l1[from..from + bytes]);
+                for (from, to) in of(copy.from).zip(of(copy.to)) {
+                    after[to..to + bytes].copy_from_slice(&l1[from..from + bytes]);
+                }
             }
         }
     }

@@ -415,6 +415,7 @@ pub(crate) fn stored(layout: Layout) -> Layout {
     match layout {
         Layout::LayerFirst | Layout::PageFirstDirect => Layout::PageFirstDirect,
         Layout::PageFirst => Layout::PageFirst,
+        Layout::PageHead => Layout::PageHead,
     }
 }
 

@@ -107,7 +107,7 @@ fn changed(base: &Described) -> Vec<(&'static str, Described)> {
     };
     let other_layout = match layout {
         Layout::PageFirstDirect | Layout::LayerFirst => Layout::PageFirst,
-        Layout::PageFirst => Layout::PageFirstDirect,
+        Layout::PageFirst | Layout::PageHead => Layout::PageFirstDirect,
     };
     let mut all = Vec::new();
     let mut add = |field, change: &dyn Fn(&mut Described)| {

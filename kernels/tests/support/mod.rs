@@ -1,5 +1,5 @@
-//! Test cases and the oracle. The oracle copies one row at a time, by the layouts' definitions as
-//! arrays, and shares no arithmetic with the crate.
+//! Test cases and the oracle. The oracle copies one head of a row at a time, by the layouts'
+//! definitions as arrays, and shares no arithmetic with the crate.
 
 #![allow(
     dead_code,
@@ -15,8 +15,8 @@ pub mod timeline;
 use std::ptr::NonNull;
 
 use larder_kernels::{
-    Attention, ChunkAt, Device, Direction, HostMemory, KvShape, L1Pool, L2Pool, Layout, PagePair,
-    Tensor, Tensors, Transfer,
+    Attention, ChunkAt, Device, Direction, HostMemory, KvCounts, KvShape, L1Pool, L2Pool, Layout,
+    PagePair, Tensor, Tensors, Transfer,
 };
 use proptest::prelude::*;
 
@@ -31,40 +31,60 @@ pub struct Case {
     pub pairs: Vec<PagePair>,
 }
 
-/// Byte offset of a row, by the definition of the layouts as nested arrays.
-pub fn row_at(
+/// Part, layer, page and token of a row.
+pub type RowPlace = (u32, u32, u32, u32);
+
+/// Byte offsets of the heads of a row, by the definition of the layouts as nested arrays.
+pub fn heads_at(
     layout: Layout,
     shape: &KvShape,
     pages: u32,
-    (part, layer, page, token): (u32, u32, u32, u32),
-) -> usize {
+    (part, layer, page, token): RowPlace,
+) -> impl Iterator<Item = usize> + use<> {
     let [part, layer, page, token] = [part, layer, page, token].map(|index| index as usize);
-    let [layers, tokens, pages, row] = [
+    let [layers, tokens, pages, heads, bytes] = [
         shape.layers(),
         shape.page_tokens(),
         pages,
-        shape.row_bytes(),
+        shape.heads(),
+        shape.head_bytes(),
     ]
     .map(|count| count as usize);
     let (slot, slots) = (page * tokens + token, pages * tokens);
-    row * match layout {
-        Layout::LayerFirst => (part * layers + layer) * slots + slot,
-        Layout::PageFirst => (part * slots + slot) * layers + layer,
-        Layout::PageFirstDirect => ((part * pages + page) * layers + layer) * tokens + token,
-    }
+    (0..heads).map(move |head| {
+        let row = match layout {
+            Layout::LayerFirst => (part * layers + layer) * slots + slot,
+            Layout::PageFirst => (part * slots + slot) * layers + layer,
+            Layout::PageFirstDirect => ((part * pages + page) * layers + layer) * tokens + token,
+            Layout::PageHead => {
+                let of_head = (part * pages + page) * heads + head;
+                return bytes * ((of_head * tokens + token) * layers + layer);
+            }
+        };
+        bytes * (row * heads + head)
+    })
 }
 
-/// Random cases: all layouts, MHA and MLA, pages of 1 to 64 tokens, rows of every size, neighbours
-/// and scattered pages.
-pub fn cases(row_bytes: impl Strategy<Value = u32>) -> impl Strategy<Value = Case> {
+/// Random cases: all layouts, MHA and MLA, pages of 1 to 64 tokens, one head or several of every
+/// size, neighbours and scattered pages.
+pub fn cases(head_bytes: impl Strategy<Value = u32>) -> impl Strategy<Value = Case> {
     let shape = (
         prop_oneof![Just(Attention::Mha), Just(Attention::Mla)],
         1..6u32,
-        row_bytes,
+        head_bytes,
         prop_oneof![Just(1u32), Just(16), Just(64), 2..9u32],
+        prop_oneof![Just(1u32), 2..5u32],
     )
-        .prop_map(|(attention, layers, row, tokens)| {
-            KvShape::of_rows(attention, layers, row, tokens).unwrap()
+        .prop_map(|(attention, layers, head_dim, page_tokens, heads)| {
+            KvShape::new(KvCounts {
+                attention,
+                layers,
+                heads,
+                head_dim,
+                value_bytes: 1,
+                page_tokens,
+            })
+            .unwrap()
         });
     let rest = (
         prop::sample::select(Layout::ALL.to_vec()),
@@ -240,18 +260,20 @@ pub fn noise(tag: u64, bytes: usize) -> Vec<u8> {
 pub fn expected(case: &Case, l1: &[u8], l2: &[u8], layers: u32) -> (Vec<u8>, Vec<u8>) {
     let (mut l1, mut l2) = (l1.to_vec(), l2.to_vec());
     let shape = &case.shape;
-    let bytes = shape.row_bytes() as usize;
+    let bytes = shape.head_bytes() as usize;
     for pair in &case.pairs {
         for part in 0..shape.parts() {
             for layer in 0..layers {
                 for token in 0..shape.page_tokens() {
                     let at = (part, layer, pair.l1, token);
-                    let a = row_at(Layout::LayerFirst, shape, case.l1_pages, at);
+                    let a = heads_at(Layout::LayerFirst, shape, case.l1_pages, at);
                     let at = (part, layer, pair.l2, token);
-                    let b = row_at(case.layout, shape, case.l2_pages, at);
-                    match case.direction {
-                        Direction::Load => l1[a..a + bytes].copy_from_slice(&l2[b..b + bytes]),
-                        Direction::Store => l2[b..b + bytes].copy_from_slice(&l1[a..a + bytes]),
+                    let b = heads_at(case.layout, shape, case.l2_pages, at);
+                    for (a, b) in a.zip(b) {
+                        match case.direction {
+                            Direction::Load => l1[a..a + bytes].copy_from_slice(&l2[b..b + bytes]),
+                            Direction::Store => l2[b..b + bytes].copy_from_slice(&l1[a..a + bytes]),
+                        }
                     }
                 }
             }
