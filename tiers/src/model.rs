@@ -189,6 +189,20 @@ pub enum PartError {
         /// Number of the model.
         of: u32,
     },
+    /// The heads of the rank are not whole groups.
+    #[error(
+        "heads {}..{} of {of} are not whole ones of {groups} groups: give a multiple of the \
+         numbers of ranks that divides the heads",
+        .heads.start, .heads.end
+    )]
+    Groups {
+        /// Heads of the rank.
+        heads: Range<u32>,
+        /// Heads of the model.
+        of: u32,
+        /// Groups of the model.
+        groups: u32,
+    },
     /// Its positions are not the same number in each page.
     #[error(
         "pages of {page_tokens} tokens are not whole rounds of {turns} turns of {run} positions: \
@@ -281,6 +295,27 @@ impl Model {
         }
         self.part.positions = positions;
         Ok(self)
+    }
+
+    /// The model as a rank would see it that holds one group of heads, for each of the groups that
+    /// this rank holds. The model has `groups` groups of equally many heads.
+    ///
+    /// # Errors
+    /// This rank's heads are not whole groups.
+    pub fn head_groups(&self, groups: u32) -> Result<Vec<Model>, PartError> {
+        let of = self.whole.counts().heads;
+        let heads = self.part.heads.clone();
+        let each = of.checked_div(groups).filter(|each| each * groups == of);
+        let is_whole = |each: &u32| {
+            *each > 0 && heads.start.is_multiple_of(*each) && heads.end.is_multiple_of(*each)
+        };
+        let Some(each) = each.filter(is_whole) else {
+            return Err(PartError::Groups { heads, of, groups });
+        };
+        let firsts = heads.step_by(each as usize);
+        firsts
+            .map(|first| self.clone().heads(first..first + each))
+            .collect()
     }
 
     /// Tokens that a page covers: all its positions, held by this rank or not.

@@ -4,6 +4,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `heads` | the page store, with a namespace for each group of heads |
 //! | `store` | the page store of `larder-engine` |
 //! | `files` | a directory with one file per page, for comparison |
 //!
@@ -12,12 +13,14 @@
 //! transfers bytes directly from and to the caller's pages.
 
 mod files;
+mod heads;
 mod store;
 
 use larder_engine::{Count, GetPage, PutPage};
 use larder_format::{Namespace, PageKey};
 
 pub use files::{FilesError, FilesL3};
+pub use heads::HeadsL3;
 pub use store::StoreL3;
 
 /// See the module documentation. The keys of a call are consecutive in their chain. Each call

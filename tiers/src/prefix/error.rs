@@ -7,6 +7,7 @@ use larder_remote::l4::L4Error;
 
 use crate::cache::{CacheError, CutError, PrepareError, Stuck};
 use crate::core::{Broken, ExtendError, NoRoom, TruncateError};
+use crate::model::PartError;
 
 /// The cache was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -22,6 +23,9 @@ pub enum OpenError {
     /// The names of the model or its pages are not valid.
     #[error("the model: {0}")]
     Model(#[from] NamespaceError),
+    /// The heads of this rank are not whole groups.
+    #[error(transparent)]
+    Part(#[from] PartError),
     /// The device, or memory for a pool.
     #[error(transparent)]
     Device(#[from] DeviceError),

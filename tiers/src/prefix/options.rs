@@ -19,10 +19,10 @@ use super::error::OpenError;
 use super::shared::{Numbering, Poller, Shared, SharedComponent};
 use crate::cache::{Cache, CacheError, ComponentPools, Components, Parts, Section};
 use crate::config::{Config, L3Write, TailConfig, TailKind};
-use crate::l3::{L3, StoreL3};
+use crate::l3::{HeadsL3, L3, StoreL3};
 use crate::model::{Component, Model, Role};
 
-/// The layout of L2.
+/// The layout of L2, but of pages whose heads are stored in groups.
 const L2_LAYOUT: Layout = Layout::PageFirstDirect;
 
 /// How long a write to L3 waits for room in the store.
@@ -47,6 +47,12 @@ pub struct PrefixOptions {
     pub config: Config,
     /// Where L1 is. Default (`None`): in memory of this process.
     pub l1: Option<L1Memory>,
+    /// Groups of equally many heads that the whole model is stored in. Ranks find the pages of
+    /// ranks that hold other heads, if all hold whole groups and give the same number: a multiple
+    /// of all numbers of ranks, at most the heads. L2 has the order `page_head` then, and each
+    /// group is read and written apart. Default (`None`): the pages of a rank are for ranks that
+    /// hold the same heads.
+    pub head_groups: Option<u32>,
     /// Pools of the device of `l1` for the components of the model, one for each section. Default
     /// (empty): allocated by the cache.
     pub component_l1: Vec<Vec<L1Pool>>,
@@ -92,6 +98,7 @@ impl PrefixOptions {
             model: model.clone(),
             config,
             l1: None,
+            head_groups: None,
             component_l1: Vec::new(),
             store: OpenOptions::default(),
             l4: L4Config::default(),
@@ -152,10 +159,18 @@ impl PrefixOptions {
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
         let shared: Arc<dyn PageStore> = store.clone();
+        let puts = PutOptions::waiting(PUT_WAIT);
         let mut l3s: Vec<Arc<dyn L3>> = Vec::new();
-        for namespace in namespaces {
+        let components = self.model.components().len();
+        let (mut rest, components) = namespaces.split_at(namespaces.len() - components);
+        if self.head_groups.is_some() {
+            let heads = HeadsL3::new(&shared, self.namespace()?, rest, puts)?;
+            l3s.push(Arc::new(heads));
+            rest = &[];
+        }
+        for namespace in rest.iter().chain(components) {
             let l3 = StoreL3::new(shared.clone(), namespace)?;
-            l3s.push(Arc::new(l3.with_puts(PutOptions::waiting(PUT_WAIT))));
+            l3s.push(Arc::new(l3.with_puts(puts)));
         }
         if let Some(l4) = &l4 {
             l4.start(store, path).map_err(OpenError::Thread)?;
@@ -187,7 +202,12 @@ impl PrefixOptions {
     /// # Errors
     /// Those of [`Model::namespace`].
     pub fn namespace(&self) -> Result<Namespace, NamespaceError> {
-        self.unweighted().namespace(L2_LAYOUT)
+        self.unweighted().namespace(self.layout())
+    }
+
+    /// The layout of L2.
+    fn layout(&self) -> Layout {
+        self.head_groups.map_or(L2_LAYOUT, |_| Layout::PageHead)
     }
 
     fn unweighted(&self) -> Model {
@@ -196,17 +216,22 @@ impl PrefixOptions {
         model
     }
 
-    /// The namespaces of the model and of each component, without weights.
+    /// The namespaces of the model, one or one for each group of its heads, and then of each
+    /// component; without weights.
     ///
     /// # Errors
-    /// Those of [`Model::namespace`].
-    pub fn namespaces(&self) -> Result<Vec<Namespace>, NamespaceError> {
+    /// The heads are no whole groups. Or those of [`Model::namespace`].
+    pub fn namespaces(&self) -> Result<Vec<Namespace>, OpenError> {
         let model = self.unweighted();
+        let models = match self.head_groups {
+            Some(groups) => model.head_groups(groups)?,
+            None => vec![model.clone()],
+        };
+        let models = models.iter().map(|of| of.namespace(self.layout()));
         let components = model.components().iter();
         let components = components.map(|of| model.namespace_of(of, L2_LAYOUT));
-        std::iter::once(model.namespace(L2_LAYOUT))
-            .chain(components)
-            .collect()
+        let all = models.chain(components).collect::<Result<_, _>>();
+        Ok(all?)
     }
 
     fn over_store(
@@ -215,7 +240,7 @@ impl PrefixOptions {
         store: Option<Arc<Store>>,
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
-        let (shape, mut config) = (self.model.shape(), self.config);
+        let (shape, layout, mut config) = (self.model.shape(), self.layout(), self.config);
         let mut l3s = l3s.into_iter();
         let l3 = l3s.next();
         if l3.is_none() {
@@ -230,7 +255,7 @@ impl PrefixOptions {
         };
         let l2_pages = config.l2_pages + 1;
         let memory = l2_memory(pool_bytes(&shape, l2_pages))?;
-        let l2 = device.register(memory, L2_LAYOUT, &shape, l2_pages)?;
+        let l2 = device.register(memory, layout, &shape, l2_pages)?;
         let given = ComponentPoolsOf {
             device: &*device,
             config: &config,

@@ -10,6 +10,7 @@ mod close;
 mod dropped;
 #[path = "../../examples/engine.rs"]
 mod engine;
+mod heads;
 #[path = "../../../tests/support/honest.rs"]
 mod honest;
 mod kills;
