@@ -203,6 +203,14 @@ def test_groups_do_not_mix_and_windows_keep_single_chunks(tmp_path):
         assert not engine.tier._keeper.link.spaces[window[0][-4:]].is_chain
 
 
+def test_a_remote_beneath_windows_is_refused(tmp_path):
+    remote = {"l4": f"file://{tmp_path}", "l4_unsigned": True}
+    with pytest.raises(ValueError, match="windows or states.*`l4`"), steps(
+        tier(tmp_path / "store", **remote), groups=2, windows=(1,)
+    ):
+        pass
+
+
 def test_short_block_hashes_are_keys_too(tmp_path):
     short = keys(8, hash_bytes=16)
     with steps(tier(tmp_path)) as engine:

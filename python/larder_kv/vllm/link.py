@@ -11,7 +11,7 @@ from larder_kv import weights
 from larder_kv.config import Config
 from larder_kv.store import Store
 from larder_kv.vllm.settings import Settings
-from larder_kv.vllm.spaces import Marks, Space, spaces
+from larder_kv.vllm.spaces import Marks, Space, has_single_chunks, spaces
 
 if TYPE_CHECKING:
     from larder_kv.store import Queue, Region
@@ -41,6 +41,11 @@ class Link:
                 f"larder: vLLM's CPU tier is not one piece of memory: {rows.shape} {rows.strides} {rows.dtype}"
             )
         self._config = Config.parse(settings.store)
+        if self._config.l4 and has_single_chunks(config, settings.server):
+            raise ValueError(
+                "larder: this model has windows or states, and a remote (`l4`) gets whole runs of chunks alone, so no prefix could be "
+                "restored from it: leave out `l4`"
+            )
         self.store: Store = self._config.attach(row_bytes)
         try:
             # The array keeps the mapping: vLLM does not unmap it as long as this exists.

@@ -106,6 +106,12 @@ def _is_chain(group: Any, groups: int, server: Server) -> bool:
     return groups == 1 and window is None
 
 
+def has_single_chunks(config: Any, server: Server) -> bool:
+    """Whether a group's chunks are no chain: those of windows and states."""
+    groups = config.groups
+    return not all(_is_chain(group, len(groups), server) for group in groups)
+
+
 def _layout(config: Any) -> str:
     words = [str(config.kv_cache_layout or "unknown")]
     words += ["canonical"] if config.canonical_layout else []
