@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release -p larder-engine --example open_speed -- DIRECTORY [PAGES [SEGMENT_MIB]]`
 //! fills a store of 4 KiB pages in a child process, which then closes it or kills itself, and opens
-//! it here, five times each (after the kill each open is left without a close). Needs about 5 GiB
-//! of disk a million pages.
+//! it here, five times each (after the kill each open is left without a close). A store that was
+//! closed, and has segments enough for the learned order, is then opened under it, in turns with
+//! and without the saved facts of its pages. Needs about 5 GiB of disk a million pages.
 
 use std::io::IoSlice;
 use std::num::NonZeroUsize;
@@ -13,8 +14,10 @@ use std::time::{Duration, Instant};
 
 use larder_engine::format::{Namespace, PageShape, TokenUnits, page_keys};
 use larder_engine::{
-    AlignedBuf, CreateOptions, OpenOptions, PageStore, PutOptions, PutPage, Store, create,
+    AlignedBuf, CreateOptions, OpenOptions, PageStore, PutOptions, PutPage, Store, create, policy,
 };
+
+use rustix::time::{ClockId, clock_gettime};
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -80,8 +83,55 @@ fn measure(directory: &Path, pages: usize, segment_mib: u64) -> Result<(), Failu
             seconds(&times[0]),
             seconds(&times[times.len() - 1])
         );
+        if end == "close" {
+            compare(&path)?;
+        }
         std::fs::remove_file(&path)?;
     }
+    Ok(())
+}
+
+/// CPU time of all threads of this process.
+fn cpu_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// Compares the CPU time of opens under the learned order with the facts that the last close saved,
+/// and without.
+fn compare(path: &Path) -> Result<(), Failure> {
+    let facts = path.with_added_extension("lessons");
+    let open = || -> Result<(f64, Store), Failure> {
+        let learned = || OpenOptions::default().with(|o| o.eviction = Some(policy::learned()));
+        let started = cpu_seconds();
+        let store = Store::open(path, learned())?;
+        Ok((cpu_seconds() - started, store))
+    };
+    open()?.1.close()?;
+    if !facts.exists() {
+        return Ok(());
+    }
+    let bytes = facts.metadata()?.len();
+    let mut ratios = Vec::new();
+    for round in 0..2 * ROUNDS {
+        let mut times = [0.0; 2];
+        for with in [round % 2 == 0, round % 2 == 1] {
+            if !with {
+                std::fs::remove_file(&facts)?;
+            }
+            let (time, store) = open()?;
+            times[usize::from(with)] = time;
+            store.close()?;
+        }
+        ratios.push(times[1] / times[0]);
+    }
+    ratios.sort_unstable_by(f64::total_cmp);
+    println!(
+        "\nCPU of an open with {bytes} bytes of facts / without: {:.3} ({:.3} to {:.3})\n",
+        ratios[ROUNDS],
+        ratios[0],
+        ratios[2 * ROUNDS - 1]
+    );
     Ok(())
 }
 
