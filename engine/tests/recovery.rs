@@ -342,6 +342,7 @@ fn reclaim_reads_no_block_that_recovery_does_not_take_in() {
             volume: 0,
             number: 0,
             segment_blocks: SEGMENT_BLOCKS,
+            keys: None,
         };
         let victim = Victim {
             segment: SegmentId(0),

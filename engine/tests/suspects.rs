@@ -47,6 +47,7 @@ fn spot(number: u32) -> Spot {
         volume: 0,
         number,
         segment_blocks: SEGMENT_BLOCKS,
+        keys: None,
     }
 }
 

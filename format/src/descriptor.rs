@@ -20,15 +20,22 @@
 //!      76      2  volume
 //!      78      2  body          1 records, 2 namespace
 //!      80      4  count         records, or bytes of the namespace
-//!      84     76  zero
+//!      84     24  nonce         these two of an encrypted body
+//!     108     16  tag
+//!     124     36  zero
 //!     160      -  body          records, see `record`; or an encoded namespace
 //! ```
+//!
+//! An encrypted store has encrypted bodies, and clear headers. The CRC covers the encrypted body,
+//! so that torn, foreign and blank blocks are known without a key. [`DescriptorBlock::check`] takes
+//! a block with a clear body: [`DescriptorBlock::unseal`] makes one.
 //!
 //! Invariants of a decoded block: `sequence <= commit`, `synced < commit`, every version (`birth`)
 //! is `< commit`, every page lies within `2..data_end`, and `data_end` is not above this block. A
 //! version may belong to any earlier epoch, because a copy keeps its version. The block does not
 //! prove that the payload of a page was written; only the payload checksum does.
 
+use crate::bytes::{Reader, Writer};
 use crate::consts::BLOCK_BYTES;
 use crate::error::{Damage, Elsewhere, Structure};
 use crate::frame::{self, Checked, PROLOGUE_BYTES};
@@ -42,12 +49,27 @@ use crate::serial::Serial;
 /// Maximum number of records of a block.
 pub const RECORDS_PER_BLOCK: usize = (BLOCK_BYTES - HEADER_BYTES) / RECORD_BYTES;
 
+const LENGTH_AT: usize = 8 + 4;
 const HEADER_BYTES: usize = 160;
 const HEADER_RESERVED: usize = HEADER_BYTES - PROLOGUE_BYTES - (16 + 3 * 8 + 3 * 4 + 2 * 2 + 4);
+const NONCE_BYTES: usize = 24;
+const TAG_BYTES: usize = 16;
+/// The bytes of the header that the tag covers, and the place of the nonce behind them.
+const NAMED: std::ops::Range<usize> = PROLOGUE_BYTES..NONCE_AT;
+const NONCE_AT: usize = HEADER_BYTES - HEADER_RESERVED;
 const BODY_RECORDS: u16 = 1;
 const BODY_NAMESPACE: u16 = 2;
-const _: () = assert!(RECORDS_PER_BLOCK == 32 && HEADER_RESERVED == 76);
+const _: () = assert!(RECORDS_PER_BLOCK == 32 && HEADER_RESERVED == 76 && NONCE_AT == 84);
 const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
+
+/// What decryption of metadata needs besides the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetadataSeal {
+    /// Random bytes, drawn for this encryption alone.
+    pub nonce: [u8; NONCE_BYTES],
+    /// The tag over the text and what it belongs to.
+    pub tag: [u8; TAG_BYTES],
+}
 
 /// The header of a descriptor block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,6 +210,51 @@ impl DescriptorBlock {
         Ok(Checked(block))
     }
 
+    /// Encrypts the body of an encoded block. `seal` gets what the tag covers besides the body, and
+    /// the body.
+    ///
+    /// # Errors
+    /// That of `seal`. The block is blank then.
+    pub fn seal<E>(
+        block: &mut [u8; BLOCK_BYTES],
+        seal: impl FnOnce(&[u8], &mut [u8]) -> Result<MetadataSeal, E>,
+    ) -> Result<(), E> {
+        let length = length_of(block);
+        let (header, body) = split(block, length);
+        let sealed = seal(header.get(NAMED).unwrap_or_default(), body);
+        let seal = sealed.inspect_err(|_| block.fill(0))?;
+        write_seal(block, &seal);
+        frame::seal(block, Structure::DescriptorBlock, length);
+        Ok(())
+    }
+
+    /// Decrypts the body of a block of an encrypted store. `open` gets what the tag covers besides
+    /// the body, the body, and its seal. It returns whether the tag is right.
+    ///
+    /// # Errors
+    /// The block is not whole; or [`Damage::Sealed`], if the tag is wrong or the body is not
+    /// encrypted.
+    pub fn unseal(
+        block: &mut [u8; BLOCK_BYTES],
+        open: impl FnOnce(&[u8], &mut [u8], &MetadataSeal) -> bool,
+    ) -> Result<(), Damage> {
+        frame::open(block, Structure::DescriptorBlock)?;
+        let seal = read_seal(block)?;
+        let length = length_of(block);
+        let (header, body) = split(block, length);
+        let is_sealed = seal.nonce != [0; NONCE_BYTES] || seal.tag != [0; TAG_BYTES];
+        if !is_sealed || !open(header.get(NAMED).unwrap_or_default(), body, &seal) {
+            return Err(Damage::Sealed);
+        }
+        let none = MetadataSeal {
+            nonce: [0; NONCE_BYTES],
+            tag: [0; TAG_BYTES],
+        };
+        write_seal(block, &none);
+        frame::seal(block, Structure::DescriptorBlock, length);
+        Ok(())
+    }
+
     /// Checks the rules that do not depend on the location.
     #[inline]
     fn validate(&self) -> Result<(), Damage> {
@@ -272,6 +339,36 @@ fn read_namespace(body: &[u8], count: u32) -> Result<Namespace, Damage> {
         return Err(damaged("count", count));
     }
     Ok(Namespace::decode(body)?)
+}
+
+/// The length that the prologue states: at most a block, and the header at least.
+#[expect(clippy::cast_possible_truncation, reason = "a block has 4096 bytes")]
+fn length_of(block: &[u8; BLOCK_BYTES]) -> u32 {
+    let stated = block.get(LENGTH_AT..).and_then(<[u8]>::first_chunk);
+    let stated = stated.map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    stated.clamp(HEADER_BYTES as u32, BLOCK_BYTES as u32)
+}
+
+/// The header of a block, and its body of this length with the header.
+fn split(block: &mut [u8; BLOCK_BYTES], length: u32) -> (&mut [u8], &mut [u8]) {
+    let (header, rest) = block.split_at_mut(HEADER_BYTES);
+    let bytes = (length as usize).saturating_sub(HEADER_BYTES);
+    (header, rest.get_mut(..bytes).unwrap_or_default())
+}
+
+fn write_seal(block: &mut [u8; BLOCK_BYTES], seal: &MetadataSeal) {
+    let mut writer = Writer::new(block);
+    writer.reserved(NONCE_AT);
+    writer.bytes(&seal.nonce);
+    writer.bytes(&seal.tag);
+}
+
+fn read_seal(block: &[u8; BLOCK_BYTES]) -> Result<MetadataSeal, Damage> {
+    let mut reader = Reader::new(block.get(NONCE_AT..).unwrap_or_default());
+    Ok(MetadataSeal {
+        nonce: reader.array()?,
+        tag: reader.array()?,
+    })
 }
 
 fn damaged(field: &'static str, value: impl Into<u64>) -> Damage {

@@ -86,7 +86,9 @@ pub use consts::{
     BLOCK_BYTES, FORMAT_VERSION, PARTS_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX,
     VOLUMES_MAX,
 };
-pub use descriptor::{BlockAddress, BlockHeader, Body, DescriptorBlock, RECORDS_PER_BLOCK};
+pub use descriptor::{
+    BlockAddress, BlockHeader, Body, DescriptorBlock, MetadataSeal, RECORDS_PER_BLOCK,
+};
 pub use error::{Damage, Elsewhere, Structure};
 pub use features::{Features, Label};
 pub use frame::Checked;

@@ -357,8 +357,8 @@ impl Machine {
     }
 
     fn read_descriptors(&self, victim: &Victim) -> Descriptors {
-        let spot = self.spots[victim.segment.0 as usize];
-        read_descriptors(&*self.disk, &spot, victim)
+        let spot = &self.spots[victim.segment.0 as usize];
+        read_descriptors(&*self.disk, spot, victim)
     }
 
     fn copy(&self, copy: &PageCopy) -> Copied {

@@ -126,7 +126,7 @@ impl Needs {
             let slot = machine.namespace(&namespaces()[name.0]).unwrap();
             let place = machine.index.locate(slot, &name.1).unwrap().place;
             let blocks = namespaces()[name.0].shape().page_blocks();
-            let spot = spots[place.segment.0 as usize];
+            let spot = &spots[place.segment.0 as usize];
             let first = spot.data(place.start, blocks).offset / BLOCK_BYTES as u64;
             for at in first..first + u64::from(blocks) {
                 needs.note(spot.volume, at, name);

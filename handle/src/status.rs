@@ -83,7 +83,7 @@ impl From<GetStatus> for Status {
 impl From<MissReason> for Status {
     fn from(why: MissReason) -> Status {
         match why {
-            MissReason::Absent => Status::Absent,
+            MissReason::Absent | MissReason::Sealed => Status::Absent,
             MissReason::Damaged | MissReason::Undecodable => Status::Damaged,
             MissReason::Unfinished => Status::Unfinished,
             MissReason::ReadError => Status::ReadError,

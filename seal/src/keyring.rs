@@ -11,14 +11,15 @@
 //! | master key | wrapping key | label, store, wrapping key's id |
 
 use std::collections::HashMap;
+use std::num::NonZeroU16;
 
 use larder_format::{
-    KEY_SLOTS_MAX, KeyringCopy, KeyringSlot, Serial, SlotState, StoreId, TenantId, WRAPS_MAX,
-    WrapId,
+    KEY_SLOTS_MAX, KeyringCopy, KeyringSlot, MetadataSeal, Serial, SlotState, StoreId, TenantId,
+    WRAPS_MAX, WrapId,
 };
 
 use crate::cipher::TAG_BYTES;
-use crate::master::{MasterKey, MetadataSeal, open_with, seal_with};
+use crate::master::{MasterKey, open_with, seal_with};
 use crate::page::{OpenError, SealError, TenantKey};
 use crate::salts::Random;
 use crate::vault::{Vault, VaultError};
@@ -84,7 +85,7 @@ pub struct Keyring {
     master: MasterKey,
     /// By the number of the slot, less one. `None`: erased.
     keys: Vec<Option<TenantKey>>,
-    current: HashMap<TenantId, u16>,
+    current: HashMap<TenantId, NonZeroU16>,
 }
 
 impl Keyring {
@@ -148,13 +149,13 @@ impl Keyring {
             copy,
             master,
         };
-        for (number, slot) in (1_u16..).zip(&keyring.copy.slots) {
+        for (number, slot) in numbers().zip(&keyring.copy.slots) {
             let key = match slot.state {
                 SlotState::Erased(_) => None,
                 SlotState::Current(key) | SlotState::Earlier(key) => {
                     let label = label(keyring.copy.store, number, slot);
                     let key = unwrap_key(keyring.master.keyring(), vault, &label, &key);
-                    Some(TenantKey::new(key.map_err(forged)?))
+                    Some(TenantKey::new(key.map_err(forged)?, number))
                 }
             };
             keyring.keys.push(key);
@@ -177,19 +178,19 @@ impl Keyring {
         &self.copy
     }
 
-    /// The slot for new pages of a tenant; `None` if the tenant is new or erased.
+    /// The key for new pages of a tenant; `None` if the tenant is new or erased.
     ///
     /// # Errors
     /// The key cannot be used, or the cipher failed.
-    pub fn slot(&self, tenant: &str) -> Result<Option<u16>, VaultError> {
-        let tenant = self.master.tenant(tenant)?;
-        Ok(self.current.get(&tenant).copied())
+    pub fn current(&self, tenant: &str) -> Result<Option<&TenantKey>, VaultError> {
+        let slot = self.current.get(&self.master.tenant(tenant)?);
+        Ok(slot.and_then(|slot| self.key(*slot)))
     }
 
     /// The key of a slot; `None` if it is erased, or was never given.
     #[must_use]
-    pub fn key(&self, slot: u16) -> Option<&TenantKey> {
-        self.keys.get(place_of(slot)?)?.as_ref()
+    pub fn key(&self, slot: NonZeroU16) -> Option<&TenantKey> {
+        self.keys.get(place_of(slot))?.as_ref()
     }
 
     /// Gives a tenant a new key, and returns its slot. A former key stays for the pages that have
@@ -204,7 +205,7 @@ impl Keyring {
         oldest: Serial,
         random: &mut dyn Random,
         unix_s: u64,
-    ) -> Result<u16, KeyringError> {
+    ) -> Result<NonZeroU16, KeyringError> {
         let tenant = self.master.tenant(tenant)?;
         let is_free = |slot: &KeyringSlot| match slot.state {
             SlotState::Erased(erased) => erased <= oldest,
@@ -213,8 +214,7 @@ impl Keyring {
         let mut next = self.copy.clone();
         let free = next.slots.iter().position(is_free);
         let place = free.unwrap_or(next.slots.len());
-        let number = u16::try_from(place.saturating_add(1)).ok();
-        let number = number.filter(|_| place < KEY_SLOTS_MAX);
+        let number = numbers().nth(place).filter(|_| place < KEY_SLOTS_MAX);
         let number = number.ok_or(KeyringError::Full)?;
         let key = self
             .vault
@@ -236,7 +236,7 @@ impl Keyring {
             None => next.slots.push(slot),
         }
         self.settle(next, random)?;
-        let key = Some(TenantKey::new(key));
+        let key = Some(TenantKey::new(key, number));
         match self.keys.get_mut(place) {
             Some(free) => *free = key,
             None => self.keys.push(key),
@@ -255,11 +255,11 @@ impl Keyring {
         tenant: &str,
         serial: Serial,
         random: &mut dyn Random,
-    ) -> Result<Vec<u16>, KeyringError> {
+    ) -> Result<Vec<NonZeroU16>, KeyringError> {
         let tenant = self.master.tenant(tenant)?;
         let mut next = self.copy.clone();
         let mut erased = Vec::new();
-        for (number, slot) in (1_u16..).zip(&mut next.slots) {
+        for (number, slot) in numbers().zip(&mut next.slots) {
             if slot.tenant == tenant && !matches!(slot.state, SlotState::Erased(_)) {
                 slot.state = SlotState::Erased(serial);
                 erased.push(number);
@@ -269,7 +269,7 @@ impl Keyring {
             self.settle(next, random)?;
         }
         for slot in &erased {
-            if let Some(key) = place_of(*slot).and_then(|place| self.keys.get_mut(place)) {
+            if let Some(key) = self.keys.get_mut(place_of(*slot)) {
                 *key = None;
             }
         }
@@ -312,14 +312,20 @@ impl Keyring {
         self.settle(next, random)
     }
 
+    /// Leaves a generation out: a change with it may have been written in part. Two different
+    /// copies of one generation must not lie on the volumes.
+    pub fn skip_generation(&mut self) {
+        self.copy.generation = self.copy.generation.saturating_add(1);
+    }
+
     /// The slot of a tenant's key for new pages.
     fn former<'a>(
         &self,
         tenant: TenantId,
         copy: &'a mut KeyringCopy,
     ) -> Option<&'a mut KeyringSlot> {
-        let place = place_of(*self.current.get(&tenant)?)?;
-        copy.slots.get_mut(place)
+        let slot = self.current.get(&tenant)?;
+        copy.slots.get_mut(place_of(*slot))
     }
 
     /// Takes a changed copy, with the next generation and its tag.
@@ -333,9 +339,14 @@ impl Keyring {
     }
 }
 
+/// The numbers of the slots.
+fn numbers() -> impl Iterator<Item = NonZeroU16> {
+    (1..=u16::MAX).filter_map(NonZeroU16::new)
+}
+
 /// The place of a slot in the list.
-fn place_of(slot: u16) -> Option<usize> {
-    usize::from(slot).checked_sub(1)
+fn place_of(slot: NonZeroU16) -> usize {
+    usize::from(slot.get()).saturating_sub(1)
 }
 
 /// What the tag of a copy covers.
@@ -346,11 +357,11 @@ fn covered(copy: &KeyringCopy) -> Vec<u8> {
 }
 
 /// What the wrap of a slot's key covers.
-fn label(store: StoreId, number: u16, slot: &KeyringSlot) -> Vec<u8> {
+fn label(store: StoreId, number: NonZeroU16, slot: &KeyringSlot) -> Vec<u8> {
     [
         &b"larder tenant key 1"[..],
         store.as_bytes(),
-        &number.to_le_bytes(),
+        &number.get().to_le_bytes(),
         slot.tenant.as_bytes(),
         &slot.created_unix_s.to_le_bytes(),
     ]

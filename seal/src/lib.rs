@@ -44,8 +44,8 @@ mod xaes;
 
 pub use cipher::CipherError;
 pub use keyring::{Keyring, KeyringError, NO_TENANT};
-pub use master::{MasterKey, MetadataSeal};
-pub use page::{OpenError, PageName, PageSeal, SealError, TenantKey};
+pub use master::MasterKey;
+pub use page::{OpenError, PageName, SealError, TenantKey};
 pub use salts::{Random, Salts};
 pub use source::{KeySource, SourceError};
 pub use vault::{Vault, VaultError};

@@ -2,23 +2,14 @@
 //!
 //! It is random, and used for nothing itself: each use has a key that is derived from it.
 
-use larder_format::TenantId;
+use larder_format::{MetadataSeal, TenantId};
 use zeroize::Zeroizing;
 
-use crate::cipher::{KEY_BYTES, TAG_BYTES, hmac};
+use crate::cipher::{KEY_BYTES, hmac};
 use crate::page::{OpenError, SealError};
 use crate::salts::{Random, nonce};
 use crate::vault::{Key, Vault, VaultError};
 use crate::xaes::{self, LONG_NONCE_BYTES};
-
-/// What decryption of metadata needs besides the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MetadataSeal {
-    /// Random bytes, drawn for this encryption alone.
-    pub nonce: [u8; LONG_NONCE_BYTES],
-    /// The tag over the text and what it belongs to.
-    pub tag: [u8; TAG_BYTES],
-}
 
 /// A master key.
 #[derive(Clone, Debug)]

@@ -13,11 +13,12 @@
 //! The whole stored blocks are encrypted, padding included.
 
 use std::io;
+use std::num::NonZeroU16;
 
-use larder_format::{BLOCK_BYTES, Fingerprint, PageKey};
+use larder_format::{BLOCK_BYTES, Fingerprint, PageKey, Seal};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::cipher::{CipherError, Direction, Gcm, NONCE_BYTES, STEP_BYTES, TAG_BYTES, hmac};
+use crate::cipher::{CipherError, Direction, Gcm, NONCE_BYTES, STEP_BYTES, hmac};
 use crate::salts::Salts;
 use crate::vault::{Key, VaultError};
 
@@ -31,21 +32,10 @@ pub struct PageName {
     pub namespace: Fingerprint,
     /// The key.
     pub key: PageKey,
-    /// The slot of the tenant's key.
-    pub slot: u16,
     /// Number of blocks in the shape of the namespace.
     pub blocks: u32,
     /// Number of stored blocks.
     pub stored: u32,
-}
-
-/// What decryption of a page needs besides the key and the name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PageSeal {
-    /// Random bytes, drawn for this encryption alone.
-    pub salt: [u8; NONCE_BYTES],
-    /// The tag over name and stored bytes.
-    pub tag: [u8; TAG_BYTES],
 }
 
 /// Why a page was not encrypted.
@@ -83,11 +73,18 @@ pub enum OpenError {
 #[derive(Clone, Debug)]
 pub struct TenantKey {
     key: Key,
+    slot: NonZeroU16,
 }
 
 impl TenantKey {
-    pub(crate) fn new(key: Key) -> TenantKey {
-        TenantKey { key }
+    pub(crate) fn new(key: Key, slot: NonZeroU16) -> TenantKey {
+        TenantKey { key, slot }
+    }
+
+    /// Its slot in the keyring.
+    #[must_use]
+    pub fn slot(&self) -> NonZeroU16 {
+        self.slot
     }
 
     /// Encrypts a page in place. `each` sees the stored bytes in order, in whole blocks.
@@ -100,11 +97,15 @@ impl TenantKey {
         page: &PageName,
         stored: &mut [u8],
         each: impl FnMut(&[u8]),
-    ) -> Result<PageSeal, SealError> {
+    ) -> Result<Seal, SealError> {
         let sealed = self.begin_seal(salts, page).and_then(|(salt, mut gcm)| {
             gcm.in_place(stored, each)?;
             let tag = gcm.tag()?;
-            Ok(PageSeal { salt, tag })
+            Ok(Seal {
+                slot: self.slot,
+                salt,
+                tag,
+            })
         });
         if sealed.is_err() {
             stored.fill(0);
@@ -124,11 +125,15 @@ impl TenantKey {
         parts: &[&[u8]],
         stored: &mut [u8],
         each: impl FnMut(&[u8]),
-    ) -> Result<PageSeal, SealError> {
+    ) -> Result<Seal, SealError> {
         let sealed = self.begin_seal(salts, page).and_then(|(salt, mut gcm)| {
             seal_parts(&mut gcm, parts, stored, each)?;
             let tag = gcm.tag()?;
-            Ok(PageSeal { salt, tag })
+            Ok(Seal {
+                slot: self.slot,
+                salt,
+                tag,
+            })
         });
         if sealed.is_err() {
             stored.fill(0);
@@ -144,10 +149,10 @@ impl TenantKey {
     pub fn open(
         &self,
         page: &PageName,
-        seal: &PageSeal,
+        seal: &Seal,
         stored: &mut [&mut [u8]],
     ) -> Result<(), OpenError> {
-        let opened = self.begin(Direction::Open, page, &seal.salt);
+        let opened = self.begin(Direction::Open, page, seal.slot, &seal.salt);
         let opened = opened.and_then(|mut gcm| {
             for part in stored.iter_mut() {
                 gcm.in_place(part, |_| ())?;
@@ -167,13 +172,15 @@ impl TenantKey {
         page: &PageName,
     ) -> Result<([u8; NONCE_BYTES], Gcm), SealError> {
         let salt = salts.next()?;
-        Ok((salt, self.begin(Direction::Seal, page, &salt)?))
+        let gcm = self.begin(Direction::Seal, page, self.slot, &salt)?;
+        Ok((salt, gcm))
     }
 
     fn begin(
         &self,
         direction: Direction,
         page: &PageName,
+        slot: NonZeroU16,
         salt: &[u8; NONCE_BYTES],
     ) -> Result<Gcm, VaultError> {
         let mut input = [0; LABEL.len() + 16 + 32 + NONCE_BYTES];
@@ -188,7 +195,7 @@ impl TenantKey {
             &[
                 page.namespace.as_bytes(),
                 page.key.as_bytes(),
-                &page.slot.to_le_bytes(),
+                &slot.get().to_le_bytes(),
                 &page.blocks.to_le_bytes(),
                 &page.stored.to_le_bytes(),
             ],

@@ -4,9 +4,10 @@
 mod common;
 
 use std::collections::HashSet;
+use std::num::NonZeroU16;
 
 use common::*;
-use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum, PageKey};
+use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum, PageKey, Seal};
 use larder_seal::*;
 use proptest::prelude::*;
 
@@ -14,7 +15,7 @@ use proptest::prelude::*;
 #[derive(Clone)]
 struct Stored {
     name: PageName,
-    seal: PageSeal,
+    seal: Seal,
     checksum: u64,
     bytes: Vec<u8>,
 }
@@ -24,14 +25,13 @@ fn name(stored: usize) -> PageName {
     PageName {
         namespace: Fingerprint::from_bytes([3; 16]),
         key: PageKey::from_bytes([4; 32]),
-        slot: 1,
         blocks: blocks + 1,
         stored: blocks,
     }
 }
 
 fn key(ring: &Keyring) -> TenantKey {
-    ring.key(1).unwrap().clone()
+    ring.current(NO_TENANT).unwrap().unwrap().clone()
 }
 
 fn put(key: &TenantKey, parts: &[&[u8]]) -> Stored {
@@ -171,7 +171,7 @@ fn a_changed_name_or_seal_is_no_hit_and_no_damage() {
         for bit in 0..128 {
             change(&|bad| bad.seal.tag[bit / 8] ^= 1 << (bit % 8));
         }
-        change(&|bad| bad.name.slot += 1);
+        change(&|bad| bad.seal.slot = NonZeroU16::MAX);
         change(&|bad| bad.name.blocks += 1);
         change(&|bad| bad.name.stored += 1);
         change(&|bad| bad.name.key = PageKey::from_bytes([5; 32]));
@@ -268,7 +268,7 @@ fn two_copies_of_a_store_never_repeat_a_salt() {
         let mut salts = Salts::of(&mut random, 10_000);
         for _ in 0..10_000 {
             let mut bytes = [0; 16];
-            let key = copy.key(1).unwrap();
+            let key = copy.current(NO_TENANT).unwrap().unwrap();
             let seal = key
                 .seal(&mut salts, &name(4096), &mut bytes, |_| ())
                 .unwrap();

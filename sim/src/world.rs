@@ -314,6 +314,7 @@ impl World {
             volume,
             number,
             segment_blocks: self.setup.segment_blocks,
+            keys: None,
         }
     }
 

@@ -199,6 +199,7 @@ counters! {
                 "the buffers do not have the shape of the namespace's pages";
             closed: u64 = "closed", "the store was closed during the call";
             undecodable: u64 = "undecodable", "the codec could not decode it";
+            sealed: u64 = "sealed", "the key of its tenant did not open it, or is erased";
         }
     }
 }
@@ -322,6 +323,7 @@ impl Misses {
             MissReason::WrongShape => &mut self.wrong_shape,
             MissReason::Closed => &mut self.closed,
             MissReason::Undecodable => &mut self.undecodable,
+            MissReason::Sealed => &mut self.sealed,
         };
         *of_reason = of_reason.saturating_add(1);
     }
@@ -383,9 +385,9 @@ mod tests {
         assert_eq!(counts.list(), list);
         assert_eq!(
             (counts.hits, counts.misses.absent, counts.failed),
-            (1, 2, 17)
+            (1, 2, 18)
         );
-        assert_eq!(counts.misses.total(), (2..=11).sum::<u64>());
+        assert_eq!(counts.misses.total(), (2..=12).sum::<u64>());
         let longer: Vec<u64> = list.iter().copied().chain([99]).collect();
         assert_eq!(Counts::from_list(&longer), counts);
         let short = Counts::from_list(&list[..1]);
@@ -406,11 +408,12 @@ mod tests {
             MissReason::WrongShape,
             MissReason::Closed,
             MissReason::Undecodable,
+            MissReason::Sealed,
         ];
         for (times, reason) in (1..).zip(reasons) {
             (0..times).for_each(|_| misses.count(reason));
         }
-        assert_eq!(misses.list(), (1..=10).collect::<Vec<u64>>());
+        assert_eq!(misses.list(), (1..=11).collect::<Vec<u64>>());
         for (row, _) in misses.rows() {
             assert_eq!(row.name, row.value);
         }

@@ -106,6 +106,9 @@ pub enum MissReason {
     Closed,
     /// Its bytes hold their checksum, and cannot be decoded; the page is forgotten.
     Undecodable,
+    /// Its bytes hold their checksum, and the key of its tenant does not open them, or is erased.
+    /// It is not forgotten.
+    Sealed,
 }
 
 impl fmt::Display for MissReason {
@@ -121,6 +124,7 @@ impl fmt::Display for MissReason {
             MissReason::WrongShape => "wrong shape",
             MissReason::Closed => "closed",
             MissReason::Undecodable => "undecodable",
+            MissReason::Sealed => "sealed",
         })
     }
 }

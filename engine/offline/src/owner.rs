@@ -112,7 +112,7 @@ impl Owner {
         let config = opening::config(&volumes, options);
         let services = opening::services(&volumes);
         let disk = Arc::new(Witness::new(disk, volumes.patience.clone()));
-        let local = opening::catalog(config, recovery, index, disk, options, services);
+        let local = opening::catalog(config, recovery, index, disk, options, services, None);
         local.with_core(Core::open_for_copies);
         let owner = Owner {
             volumes,

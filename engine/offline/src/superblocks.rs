@@ -345,6 +345,7 @@ impl Volume {
             volume: self.index,
             number,
             segment_blocks: saved.segment_blocks,
+            keys: None,
         }
     }
 

@@ -17,10 +17,12 @@ use larder_core::hint::Hint;
 use larder_core::index::{Place, ReadAs, SegmentId};
 use larder_core::status::PutStatus;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, Proof};
+use larder_seal::PageName;
 
 use crate::api::Stats;
 use crate::encoder::{CodecChoice, Encoder};
 use crate::error::StoreError;
+use crate::keys::Tenant;
 
 /// A page that may be read: its segment is pinned until [`Catalog::unpin`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,6 +236,8 @@ pub struct NamespaceShape {
     pub codec: CodecChoice,
     /// Decides which pages puts encode; `None` for none.
     pub encoder: Option<Arc<Encoder>>,
+    /// In an encrypted store.
+    pub tenant: Option<Arc<Tenant>>,
 }
 
 impl NamespaceShape {
@@ -245,6 +249,23 @@ impl NamespaceShape {
             shape: *namespace.shape(),
             codec,
             encoder: Encoder::of(codec, namespace),
+            tenant: None,
+        }
+    }
+
+    /// The same, with the tenant in an encrypted store.
+    pub(crate) fn for_tenant(self, tenant: Option<Tenant>) -> NamespaceShape {
+        let tenant = tenant.map(Arc::new);
+        NamespaceShape { tenant, ..self }
+    }
+
+    /// The identity of a page with so many stored bytes, for its encryption.
+    pub(crate) fn name_of(&self, key: &PageKey, stored: usize) -> PageName {
+        PageName {
+            namespace: self.fingerprint,
+            key: *key,
+            blocks: self.shape.page_blocks(),
+            stored: u32::try_from(stored / BLOCK_BYTES).unwrap_or(u32::MAX),
         }
     }
 

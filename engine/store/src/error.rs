@@ -135,6 +135,14 @@ pub enum StoreError {
     /// The store is encrypted.
     #[error("{0}: the store is encrypted, and this build does not serve encrypted stores")]
     Sealed(PathBuf),
+    /// The given key is not one of this store.
+    #[error("{path}: {reason}")]
+    WrongKey {
+        /// The first volume.
+        path: PathBuf,
+        /// The reason, and the remedy.
+        reason: String,
+    },
     /// The keyring of an encrypted store cannot be used.
     #[error(
         "{path}: the keyring of the store cannot be used ({reason}); nothing was written. Bring \

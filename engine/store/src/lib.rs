@@ -56,6 +56,7 @@
 //! | [`traffic`] | the calls of all processes, for a recording |
 //! | [`counts`] | the processes that use a store, with their counters |
 //! | [`api`] | the interface for callers: the trait `PageStore`, options, statistics |
+//! | [`keys`] | the keys of an open encrypted store |
 //! | [`encoder`] | which pages of puts are encoded by a codec |
 //! | [`quotas`] | the quotas of a store, as people and programs see them |
 //! | [`beneath`] | the seam for a place beneath the store, beyond the node |
@@ -95,6 +96,7 @@ pub mod history;
 #[path = "../../../tests/support/honest.rs"]
 mod honest;
 pub mod inventory;
+pub mod keys;
 pub mod protocol;
 pub mod quotas;
 pub mod recovery;

@@ -290,6 +290,7 @@ impl<'a> Process<'a> {
             volume: victim.volume,
             number: victim.number,
             segment_blocks: SEGMENT_BLOCKS,
+            keys: None,
         };
         let reads: Vec<_> = (0..victim.blocks).map(|at| spot.blocks(at, 1)).collect();
         read_all(self.disk, &reads)

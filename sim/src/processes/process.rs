@@ -436,7 +436,8 @@ impl Caller {
             | MissReason::ReadError
             | MissReason::Stale
             | MissReason::WrongShape
-            | MissReason::Undecodable => true,
+            | MissReason::Undecodable
+            | MissReason::Sealed => true,
             // A handle closes only in `Caller::close`, after all calls.
             MissReason::Closed => got.had_owner,
             MissReason::Deadline | MissReason::Hung => false,

@@ -144,10 +144,10 @@ impl Core {
         self.base.quotas = quotas;
     }
 
-    /// A caller has written to the first volume outside of the segments: the next round of syncs
-    /// covers it. A sync of the caller's own could lose other writes unnoticed.
-    pub fn written_beside(&mut self) {
-        self.segments.mark_first_dirty();
+    /// A caller has written to a volume outside of the segments: the next round of syncs covers it.
+    /// A sync of the caller's own could lose other writes unnoticed.
+    pub fn written_beside(&mut self, volume: usize) {
+        self.segments.mark_volume_dirty(volume);
     }
 
     /// The quotas in force, with the use of each.

@@ -203,7 +203,7 @@ impl Survey {
     /// Segments on volumes that are there, within the part that is there.
     fn readable(&self) -> impl Iterator<Item = Spot> + '_ {
         let bytes = self.segment_bytes();
-        self.spots.iter().copied().filter(move |spot| {
+        let is_readable = move |spot: &&Spot| {
             let volume = &self.volumes[spot.volume];
             let end = spot.headers().offset.saturating_add(bytes);
             match volume.state {
@@ -211,7 +211,8 @@ impl Survey {
                 VolumeState::Truncated => volume.bytes.is_some_and(|length| end <= length),
                 VolumeState::Missing | VolumeState::GivenUp => false,
             }
-        })
+        };
+        self.spots.iter().filter(is_readable).cloned()
     }
 
     fn flaw(&mut self, flaw: Flaw) {

@@ -344,6 +344,7 @@ impl Opening {
                 volume,
                 number,
                 segment_blocks: self.reference.segment_blocks,
+                keys: None,
             });
             let bytes = facts.bytes.unwrap_or(0);
             spots.extend(all.take_while(|spot| spot.headers().offset < bytes));

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use larder_disk::Disk;
 use larder_disk::probe::Want;
+use larder_seal::WrappingKey;
 use serde::{Deserialize, Serialize};
 
 use super::write_budget::WriteBudget;
@@ -73,6 +74,9 @@ pub struct OpenOptions {
     pub disk: Want,
     /// A layer over that disk. None by default.
     pub disk_wrapper: Option<DiskWrapper>,
+    /// The key that wraps the master key of an encrypted store. No command takes one yet.
+    #[doc(hidden)]
+    pub wrapping: Option<WrappingKey>,
     /// Operations of one volume in the kernel at once; 32 by default.
     pub depth: u32,
     /// When puts are durable.
@@ -137,6 +141,7 @@ impl Default for OpenOptions {
         OpenOptions {
             disk: Want::Auto,
             disk_wrapper: None,
+            wrapping: None,
             depth: 32,
             sync: SyncPolicy::default(),
             read_only: false,

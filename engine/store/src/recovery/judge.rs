@@ -78,7 +78,7 @@ impl<E: Extra> Gathered<E> {
                 continue;
             }
             let id = pages[*page].place.segment;
-            let spot = spots[id.0 as usize];
+            let spot = &spots[id.0 as usize];
             if self.unread.insert(id) {
                 let offset = spot.data(pages[*page].place.start, 1).offset;
                 self.damage.push(Damage {

@@ -43,12 +43,14 @@ pub mod scan;
 mod spot;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use larder_disk::Disk;
 use larder_format::{
     HEADER_BLOCKS, OpenState, Run, SegmentHeader, SegmentNo, Serial, Structure, Superblock,
 };
 
+use crate::keys::Keys;
 pub use closing::{Found as FoundHoldings, Statement, judge as judge_closed, read_statements};
 pub use found::Damage;
 pub use found::{Extra, Found, Whole};
@@ -106,6 +108,11 @@ pub fn known_to_all<'a>(
 /// The places of all segments that a superblock names, by volume.
 #[must_use]
 pub fn spots_of(superblock: &Superblock) -> Vec<Spot> {
+    spots_with(superblock, None)
+}
+
+/// The same in a store with these keys, if it is encrypted.
+pub(crate) fn spots_with(superblock: &Superblock, keys: Option<&Arc<Keys>>) -> Vec<Spot> {
     let mut spots = Vec::new();
     for (volume, entry) in superblock.volumes.iter().enumerate() {
         for number in 0..entry.segments {
@@ -114,6 +121,7 @@ pub fn spots_of(superblock: &Superblock) -> Vec<Spot> {
                 volume,
                 number,
                 segment_blocks: superblock.segment_blocks,
+                keys: keys.cloned(),
             });
         }
     }
@@ -133,13 +141,14 @@ pub fn recover(
     index: &Index,
     proven_only: bool,
 ) -> Recovery {
-    recover_pages::<()>(disk, superblocks, index, proven_only).0
+    recover_pages::<()>(disk, superblocks, None, index, proven_only).0
 }
 
 /// As [`recover`]; also returns the pages that count, in the order in which they entered the index.
 pub(crate) fn recover_pages<E: Extra>(
     disk: &dyn Disk,
     superblocks: &[Option<&Superblock>],
+    keys: Option<&Arc<Keys>>,
     index: &Index,
     proven_only: bool,
 ) -> (Recovery, Vec<Found<E>>) {
@@ -151,11 +160,11 @@ pub(crate) fn recover_pages<E: Extra>(
     let newest_run = there()
         .map(|superblock| superblock.run)
         .fold(Run::FIRST, Run::max);
-    let all = spots_of(superblock);
+    let all = spots_with(superblock, keys);
     let present: Vec<Spot> = all
         .iter()
         .filter(|spot| superblocks.get(spot.volume).is_some_and(Option::is_some))
-        .copied()
+        .cloned()
         .collect();
     let mut gathered: Gathered<E> = Gathered::new();
     let mut scans: HashMap<(usize, u32), SegmentSummary> = HashMap::with_capacity(present.len());

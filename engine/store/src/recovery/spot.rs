@@ -1,5 +1,7 @@
 //! The place of a segment: the offsets of its headers, blocks and data, and their reads.
 
+use std::sync::Arc;
+
 use larder_base::runtime::Instant;
 use larder_disk::mailbox::{ReadAt, read_all, read_all_until};
 use larder_disk::{Disk, DiskError};
@@ -9,9 +11,10 @@ use larder_format::{
 };
 
 use super::fault::FaultReason;
+use crate::keys::Keys;
 
 /// The place of a segment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Spot {
     /// The store it must belong to.
     pub store: StoreId,
@@ -21,6 +24,8 @@ pub struct Spot {
     pub number: u32,
     /// Its size in blocks.
     pub segment_blocks: u32,
+    /// Those of an encrypted store.
+    pub keys: Option<Arc<Keys>>,
 }
 
 impl Spot {
@@ -153,6 +158,10 @@ impl Spot {
     /// # Errors
     /// The damage of the block.
     pub fn parse_block(&self, index: u32, bytes: &[u8]) -> Result<DescriptorBlock, Damage> {
-        DescriptorBlock::check(bytes)?.at(&self.block_address(index))
+        let address = self.block_address(index);
+        match &self.keys {
+            None => DescriptorBlock::check(bytes)?.at(&address),
+            Some(keys) => DescriptorBlock::check(&keys.open_block(bytes)?)?.at(&address),
+        }
     }
 }

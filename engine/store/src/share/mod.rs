@@ -215,6 +215,11 @@ impl Store {
                 "a read-only handle needs no owner: open the store read-only instead".to_owned(),
             ));
         }
+        if options.wrapping.is_some() {
+            return Err(StoreError::Usage(
+                "an encrypted store is not shared by this build: open it alone".to_owned(),
+            ));
+        }
         // The process may change its working directory, and looks for owners again later.
         let path = &files::absolute(path);
         let options = options.with(|o| {

@@ -6,9 +6,9 @@
 //! up: the lookup may take a while, and the device has work meanwhile.
 //!
 //! Every byte that is returned has passed its checksum, which covers the page's key and namespace
-//! too. When a read of several pages fails they are read again one by one: one bad sector costs one
-//! page. If the bytes of a page were not its own, it is looked up once more: the place may have
-//! been stale.
+//! too; or, in an encrypted store, its tag, which does the same. When a read of several pages fails
+//! they are read again one by one: one bad sector costs one page. If the bytes of a page were not
+//! its own, it is looked up once more: the place may have been stale.
 
 mod verify;
 
@@ -31,7 +31,7 @@ use super::{Counters, DataPath};
 use crate::api::GetPage;
 use crate::catalog::{Catalog, NamespaceShape, Pinned};
 pub(super) use verify::{decode, first, fits, is_aligned};
-use verify::{failed, take};
+use verify::{failed, judge_sealed, take};
 
 /// A page that is being read.
 #[derive(Clone, Copy)]
@@ -247,6 +247,8 @@ pub(super) struct Reads<'a> {
     ready: Vec<Outcome>,
     /// Jobs that wait until others have given back the memory that they were read into.
     waiting: Vec<usize>,
+    /// Jobs of encrypted pages that did not open: their bytes are read once more, apart.
+    unopened: Vec<usize>,
     deadline: Option<Instant>,
     /// Reads that were still queued at the deadline have been given up.
     is_expired: bool,
@@ -269,6 +271,7 @@ impl<'a> Reads<'a> {
             shape,
             ready: Vec::new(),
             waiting: Vec::new(),
+            unopened: Vec::new(),
             jobs: Vec::new(),
             groups: Vec::new(),
             mailbox: Arc::default(),
@@ -317,16 +320,26 @@ impl<'a> Reads<'a> {
                 }
                 let Job { page, pinned } = &self.jobs[job];
                 statuses[*page] = match result {
-                    Ok(bounced) => {
+                    Ok(mut bounced) => {
                         let page = &mut pages[*page];
-                        take(
-                            &self.data.decoder,
-                            self.shape,
-                            page,
-                            pinned,
-                            bounced.as_deref(),
-                            findings,
-                        )
+                        let (decoder, shape) = (&self.data.decoder, self.shape);
+                        let bytes = bounced.as_deref_mut();
+                        let status = match bytes {
+                            Some(bytes) if self.unopened.contains(&job) => {
+                                let page = (page, pinned, bytes);
+                                Some(judge_sealed(decoder, shape, page, findings))
+                            }
+                            bytes => take(decoder, shape, page, pinned, bytes, findings),
+                        };
+                        let Some(status) = status else {
+                            self.unopened.push(job);
+                            again.push(job);
+                            continue;
+                        };
+                        if status == GetStatus::Miss(MissReason::Sealed) {
+                            self.data.notices.sealed();
+                        }
+                        status
                     }
                     Err(error) => failed(&pages[*page].key, pinned, error, findings),
                 };
@@ -432,7 +445,7 @@ impl<'a> Reads<'a> {
     }
 
     fn is_direct(&self, job: usize, pages: &[GetPage<'_, '_>]) -> bool {
-        is_aligned(self.shape, pages[self.jobs[job].page].parts)
+        !self.unopened.contains(&job) && is_aligned(self.shape, pages[self.jobs[job].page].parts)
     }
 
     /// One past the last job that is read together with job `first`, and the bytes of all.

@@ -17,7 +17,6 @@ use larder_base::planted;
 use larder_base::runtime::Mutex;
 use larder_base::seldom::Seldom;
 use larder_base::system::processes;
-use larder_core::core::Core;
 use larder_format::Clock;
 
 use super::local::Local;
@@ -164,7 +163,12 @@ impl Local {
 
     /// Makes writes beside the segments of the first volume durable.
     pub(super) fn sync_first(&self) -> Result<(), StoreError> {
-        self.with_core(Core::written_beside);
+        self.sync_beside(0)
+    }
+
+    /// The same for any volume.
+    pub(super) fn sync_beside(&self, volume: usize) -> Result<(), StoreError> {
+        self.with_core(|core| core.written_beside(volume));
         // A round of syncs that runs already may not cover the write: the next one does.
         Catalog::flush(self)?;
         Catalog::flush(self)

@@ -34,6 +34,7 @@ use crate::beneath::{Beneath, BeneathReport};
 use crate::catalog::{Catalog, NamespaceShape};
 use crate::curve::{Curve, CurveReport};
 use crate::encoder::CodecChoice;
+use crate::keys::Keys;
 use crate::recovery::scan::{Spot, read_descriptors};
 use crate::spaces::{AgesOfSpaces, OTHER, SpaceAges};
 use crate::traffic::Traffic;
@@ -84,6 +85,8 @@ pub struct Local {
     lease: Duration,
     codec: CodecChoice,
     services: Services,
+    /// Those of an encrypted store.
+    pub(super) keys: Option<Arc<Keys>>,
     /// The beginning of the clock of the core, on the clock that goes on while the machine sleeps.
     epoch_ms: u64,
     next_request: AtomicU64,
@@ -144,6 +147,7 @@ impl Local {
         map: SegmentMap,
         options: &OpenOptions,
         services: Services,
+        keys: Option<Arc<Keys>>,
     ) -> Arc<Local> {
         let (store, began_ms) = (core.config().store, core.config().began_ms);
         let space = core.space_view();
@@ -165,6 +169,7 @@ impl Local {
             lease: options.lease,
             codec: options.codec,
             services,
+            keys,
             epoch_ms: processes::boottime_ms(),
             next_request: AtomicU64::new(0),
             prewritten: AtomicU64::new(0),
@@ -404,15 +409,26 @@ impl Local {
             volume: victim.volume,
             number: victim.number,
             segment_blocks: self.map.segment_blocks(),
+            keys: self.keys.clone(),
         }
     }
 
     fn op(&self, id: IoId, volume: usize, io: Io) -> Op {
+        let mut volume = volume;
         let action = match io {
-            Io::Write { offset, bytes } => Action::Write {
-                offset,
-                buffer: Buffer::Owned(bytes),
-            },
+            Io::Write { offset, mut bytes } => {
+                if let Some(keys) = &self.keys
+                    && let Err(error) = keys.seal_blocks(&mut bytes)
+                {
+                    self.notices.unsealed(&error);
+                    // No volume has this number, so the write fails.
+                    volume = usize::MAX;
+                }
+                Action::Write {
+                    offset,
+                    buffer: Buffer::Owned(bytes),
+                }
+            }
             Io::Sync => Action::Sync,
         };
         Op {
@@ -646,6 +662,7 @@ mod tests {
             SegmentMap::new(&[SEGMENTS], SEGMENT_BLOCKS),
             &OpenOptions::default(),
             Services::new(Vec::new()),
+            None,
         )
     }
 

@@ -58,7 +58,7 @@ use std::sync::Arc;
 use larder_base::fork::Origin;
 use larder_base::ids::NamespaceId;
 use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
-use larder_base::system::files;
+use larder_base::system::{files, processes};
 use larder_core::core::Emptying;
 use larder_core::hint::Hint;
 use larder_core::index::ReadAs;
@@ -71,6 +71,7 @@ use crate::api::{Count, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Re
 use crate::catalog::{Allocator, Catalog};
 use crate::error::StoreError;
 use crate::inventory::Inventory;
+use crate::keys::Tenant;
 use crate::recovery::Damage;
 use crate::volume::holes::holes;
 use crate::volume::quotas::QuotaState;
@@ -189,7 +190,16 @@ impl LocalStore {
         }
         let config = config(&volumes, options);
         let services = services(&volumes);
-        let local = catalog(config, recovery, index, disk.clone(), options, services);
+        let keys = volumes.keys.clone();
+        let local = catalog(
+            config,
+            recovery,
+            index,
+            disk.clone(),
+            options,
+            services,
+            keys,
+        );
         let list = quotas.list().to_vec();
         local.limit_lives(list.iter().any(|quota| quota.max_age_s.is_some()));
         local.with_core(|core| core.set_quotas(list));
@@ -432,6 +442,7 @@ impl PageStore for LocalStore {
         let why = match &gate {
             _ if self.read_only => Refusal::ReadOnly,
             None => Refusal::Closed,
+            Some(_) if let Err(why) = self.give_key(namespace) => why,
             Some(_) => {
                 let statuses = self
                     .data
@@ -538,6 +549,37 @@ impl PageStore for LocalStore {
 }
 
 impl LocalStore {
+    /// In an encrypted store: gives the tenant of a namespace a key, if it has none. Its first page
+    /// is written after the key is durable on all volumes.
+    fn give_key(&self, namespace: NamespaceId) -> Result<(), Refusal> {
+        let Some(keys) = &self.local.keys else {
+            return Ok(());
+        };
+        let tenant = self.local.shape(namespace).and_then(|shape| shape.tenant);
+        let has_key = |tenant: &Arc<Tenant>| tenant.current().is_some();
+        let Some(tenant) = tenant.filter(|tenant| !has_key(tenant)) else {
+            return Ok(());
+        };
+        let mut volumes = self.volumes.try_lock().ok_or(Refusal::Busy)?;
+        if has_key(&tenant) {
+            return Ok(());
+        }
+        let refused = |error: &dyn std::error::Error| {
+            self.data.notices.keyless(error);
+            Refusal::ReadOnlyService
+        };
+        let next = keys.with_tenant(&tenant, processes::unix_ms() / 1000);
+        let next = next.map_err(|error| refused(&error))?;
+        let sync = |_: &Volumes, volume| self.local.sync_beside(volume);
+        let written = volumes.set_keyring(self.data.disk.as_ref(), next.copy(), sync);
+        if let Err(error) = written {
+            keys.skip_generation();
+            return Err(refused(&error));
+        }
+        keys.settle(next);
+        Ok(())
+    }
+
     /// Lets a call in; `None` once the store is closed, or is being closed.
     fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
         if self.origin.is_inherited() {

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use larder_core::core::Counters;
 use larder_core::status::Refusal;
+use larder_seal::SealError;
 
 /// The kinds that have been logged, one bit each.
 #[derive(Debug, Default)]
@@ -79,6 +80,36 @@ impl Notices {
             tracing::warn!(
                 "leases are refused: the pages under leases that callers have not returned take a \
                  quarter of the store (logged once)"
+            );
+        }
+    }
+
+    /// Descriptors were not encrypted, and so not written.
+    pub(crate) fn unsealed(&self, error: &SealError) {
+        if self.is_first(17) {
+            tracing::error!(
+                %error,
+                "descriptors cannot be encrypted: their pages are not stored (logged once)"
+            );
+        }
+    }
+
+    /// A tenant got no key.
+    pub(crate) fn keyless(&self, error: &dyn std::error::Error) {
+        if self.is_first(18) {
+            tracing::error!(
+                %error,
+                "a tenant gets no key: its pages are refused (logged once)"
+            );
+        }
+    }
+
+    /// A page has its checksum, and does not open.
+    pub(crate) fn sealed(&self) {
+        if self.is_first(19) {
+            tracing::warn!(
+                "a page does not open with the key of its tenant, or its tenant is erased: it is \
+                 not served, and stays (counted in misses.sealed; logged once)"
             );
         }
     }

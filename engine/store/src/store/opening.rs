@@ -33,6 +33,7 @@ use super::services::Services;
 use crate::api::OpenOptions;
 use crate::catalog::Catalog;
 use crate::error::{StoreError, io_error};
+use crate::keys::Keys;
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
 use crate::volume::{Access, OWNER, Volume, Volumes};
 
@@ -59,10 +60,20 @@ pub fn open_volumes(
     options: &OpenOptions,
     access: Access,
 ) -> Result<(Volumes, Arc<dyn Disk>), StoreError> {
-    let mut volumes = Volumes::open(path, &options.volumes, access, options.degraded)?;
+    let (elsewhere, degraded) = (&options.volumes, options.degraded);
+    let mut volumes = match &options.wrapping {
+        None => Volumes::open(path, elsewhere, access, degraded)?,
+        Some(_) => Volumes::open_any(path, elsewhere, access, degraded)?,
+    };
     // The clock of the board is that of the machine, which a simulation has not.
     let common = (!cfg!(feature = "simulated")).then(|| Arc::new(Common::create()));
     let disk = volumes.open_disk(options, common, OWNER)?;
+    if let Some(wrapping) = &options.wrapping
+        && let Err(error) = volumes.unlock_keyring(disk.as_ref(), wrapping, !options.read_only)
+    {
+        disk.shutdown();
+        return Err(error);
+    }
     Ok((volumes, disk))
 }
 
@@ -131,8 +142,13 @@ fn recover_current<E: Extra>(
                 index.choose(policy);
             }
         }
-        let (recovery, pages) =
-            recover_pages(&disk, &volumes.superblocks(), &index, options.read_only);
+        let (recovery, pages) = recover_pages(
+            &disk,
+            &volumes.superblocks(),
+            volumes.keys.as_ref(),
+            &index,
+            options.read_only,
+        );
         disk.verdict().map_err(|source| StoreError::NotRead {
             path: volumes.first_path(),
             source,
@@ -262,10 +278,11 @@ pub fn catalog(
     disk: Arc<dyn Disk>,
     options: &OpenOptions,
     services: Services,
+    keys: Option<Arc<Keys>>,
 ) -> Arc<Local> {
     let map = SegmentMap::new(&recovery.recovered.volumes, config.segment_blocks);
     let core = Core::new(config, recovery.recovered, index.clone());
-    Local::new(core, index, disk, map, options, services)
+    Local::new(core, index, disk, map, options, services, keys)
 }
 
 /// The log's view of these volumes' services.

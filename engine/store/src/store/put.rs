@@ -15,7 +15,8 @@
 //! written once more, in another segment, and on the next volume if there are several.
 //!
 //! Where a codec is on, the pages of a window that are not stored yet are encoded before their
-//! extents are asked for, since an extent has the size of the encoded page.
+//! extents are asked for, since an extent has the size of the encoded page. In an encrypted store
+//! all pages are encrypted there, after they are encoded.
 //!
 //! A put may be given up ([`Recall`]) while it waits. The rule for the caller's memory: each
 //! stretch of code that reads it holds a [`Reading`], and after a recall there is none. A write
@@ -267,7 +268,7 @@ impl Call<'_> {
 
     /// Whether a window of so many plain bytes fits the memory of a call.
     fn may_launch(&self, bytes: usize) -> bool {
-        let encodes = self.shape.encoder.is_some();
+        let encodes = self.shape.encoder.is_some() || self.shape.tenant.is_some();
         self.windows.bytes + bytes <= IN_FLIGHT_BYTES
             && (!encodes || self.windows.encoded + bytes <= ENCODED_BYTES)
     }
@@ -298,15 +299,19 @@ impl Call<'_> {
             saved: encoded.saved(at),
         };
         let asks: Vec<Ask> = members.iter().enumerate().map(ask).collect();
-        let ahead_max = (AHEAD_BYTES / self.page_bytes()).min(members.len());
-        let mut ahead = encoded.checksums(members.len());
+        let ahead_max = match self.shape.tenant {
+            // A page of an encrypted store is encrypted already, or is not written.
+            Some(_) => 0,
+            None => (AHEAD_BYTES / self.page_bytes()).min(members.len()),
+        };
+        let mut ahead = encoded.proofs(members.len());
         let mut next = 0;
         let mut meanwhile = || {
             let Some(_reading) = read(recall) else {
                 return false;
             };
             if next < ahead_max {
-                ahead[next].get_or_insert_with(|| checksum(shape, &pages[members[next]]));
+                ahead[next].get_or_insert_with(|| checksum(shape, &pages[members[next]]).into());
                 next += 1;
             }
             next < ahead_max
@@ -327,45 +332,41 @@ impl Call<'_> {
             bounced: Vec::new(),
             encoded,
         };
-        let (idle, checksums) = self.write(window, &grants, &ahead);
-        let proofs: Vec<_> = checksums
-            .into_iter()
-            .map(|sum| sum.map(Proof::from))
-            .collect();
+        let (idle, proofs) = self.write(window, &grants, &ahead);
         self.putting.commit(reservation, &proofs);
         self.land(idle.into_iter().collect());
         (admitted, refused.map(|(_, why)| why))
     }
 
     /// Computes the checksums of a window's pages and starts their writes, one stretch after the
-    /// other. The checksums of the first pages may be known `ahead`. Returns the window if it has
-    /// no writes, and the checksums of the written pages, by position in the asks. After a recall
-    /// there are no writes.
+    /// other. The proofs of the first pages may be known `ahead`. Returns the window if it has no
+    /// writes, and the proofs of the written pages, by position in the asks. After a recall there
+    /// are no writes.
     fn write(
         &mut self,
         mut window: Window,
         grants: &[Grant],
-        ahead: &[Option<u64>],
-    ) -> (Option<Window>, Vec<Option<u64>>) {
-        let mut checksums = vec![None; grants.len()];
+        ahead: &[Option<Proof>],
+    ) -> (Option<Window>, Vec<Option<Proof>>) {
+        let mut proofs = vec![None; grants.len()];
         let Some(_reading) = read(self.recall) else {
             let is_granted = |at: &usize| matches!(grants[*at], Grant::Write(_));
             let aborted = (0..grants.len()).filter(is_granted);
             window.landed.extend(aborted.map(|ask| (ask, true)));
-            return (Some(window), checksums);
+            return (Some(window), proofs);
         };
         let bytes_max = self.handed.clamp(HANDED_FIRST_BYTES, MERGE_BYTES_MAX);
         let stretches = self.stretches(&mut window, grants, bytes_max);
         if stretches.is_empty() {
-            return (Some(window), checksums);
+            return (Some(window), proofs);
         }
         let number = self.windows.add(window);
         let mut sum = |pages: &mut Vec<(usize, usize)>| {
             for (ask, page) in pages.drain(..) {
                 let at = ask + usize::from(planted!(ShiftedChecksum));
                 let known = ahead.get(at).copied().flatten();
-                checksums[ask] =
-                    Some(known.unwrap_or_else(|| checksum(self.shape, &self.pages[page])));
+                let proof = || checksum(self.shape, &self.pages[page]).into();
+                proofs[ask] = Some(known.unwrap_or_else(proof));
             }
         };
         let (mut ops, mut unsummed) = (Vec::new(), Vec::new());
@@ -405,11 +406,11 @@ impl Call<'_> {
             larder_base::runtime::thread::yield_now();
             sum(&mut unsummed);
         }
-        (None, checksums)
+        (None, proofs)
     }
 
     /// The adjacent pages of a window, in stretches of at most `bytes_max` or one page. Pages are
-    /// dropped if there is no memory to copy them.
+    /// dropped if there is no memory to copy them, or if they were not encrypted.
     fn stretches(&self, window: &mut Window, grants: &[Grant], bytes_max: usize) -> Vec<Stretch> {
         let mut stretches: Vec<Stretch> = Vec::new();
         for (ask, grant) in grants.iter().enumerate() {
@@ -419,6 +420,8 @@ impl Call<'_> {
             let index = window.members[ask];
             let pieces = match window.encoded.piece(ask) {
                 Some(piece) => Some(vec![piece]),
+                // It never leaves the memory in clear.
+                None if self.shape.tenant.is_some() => None,
                 None => self.pieces(&self.pages[index], window),
             };
             let Some(pieces) = pieces else {

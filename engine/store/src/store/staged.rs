@@ -93,6 +93,9 @@ pub(crate) fn get(
     let Some(shape) = catalog.shape(namespace) else {
         return Some(vec![GetStatus::Miss(MissReason::Absent); pages.len()]);
     };
+    if shape.tenant.is_some() {
+        return None;
+    }
     let call = Call {
         get: Get {
             catalog,

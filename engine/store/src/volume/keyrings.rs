@@ -9,14 +9,17 @@
 //! read is not taken for an empty one.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use larder_base::memory::AlignedBuf;
 use larder_disk::mailbox::{ReadAt, WriteAt, read_all};
 use larder_disk::{Disk, DiskError};
 use larder_format::{Damage, KEYRING_BYTES, KeyringCopy, keyring_offsets};
+use larder_seal::WrappingKey;
 
 use super::Volumes;
 use crate::error::{StoreError, io_error};
+use crate::keys::unlock;
 
 /// Why a copy cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,17 +65,45 @@ impl Copies {
 }
 
 impl Volumes {
-    /// The keyring of a store that is opened, to be written to or not; `None` for a store that is
-    /// not encrypted. Completes a change that a crash cut short, and repairs single copies, before
-    /// anything else is written.
+    /// Unlocks the keyring of a store that is opened, to be written to or not. With the right key
+    /// it completes a change that a crash cut short, and repairs single copies, before anything
+    /// else is written.
+    ///
+    /// # Errors
+    /// [`StoreError::WrongKey`], and those of [`Volumes::newest_keyring`]: nothing was written. A
+    /// write or a sync failed.
+    pub(crate) fn unlock_keyring(
+        &mut self,
+        disk: &dyn Disk,
+        wrapping: &WrappingKey,
+        writes: bool,
+    ) -> Result<(), StoreError> {
+        let path = self.first_path();
+        let Some(newest) = self.newest_keyring(disk)? else {
+            return Err(StoreError::Usage(format!(
+                "{}: the store is not encrypted, and a key is given",
+                path.display()
+            )));
+        };
+        let keys = unlock(newest, wrapping).map_err(|error| StoreError::WrongKey {
+            path,
+            reason: error.to_string(),
+        })?;
+        if writes {
+            self.mend_keyring(disk)?;
+        }
+        self.keys = Some(Arc::new(keys));
+        Ok(())
+    }
+
+    /// The keyring that counts; `None` for a store that is not encrypted.
     ///
     /// # Errors
     /// [`StoreError::Keyring`]: no copy can be used, or the newest one is older than the
-    /// superblocks state. A write or a sync failed.
-    pub(crate) fn open_keyring(
-        &mut self,
+    /// superblocks state.
+    pub(crate) fn newest_keyring(
+        &self,
         disk: &dyn Disk,
-        writes: bool,
     ) -> Result<Option<KeyringCopy>, StoreError> {
         let stated = self.keyring_generation();
         if stated == 0 {
@@ -92,29 +123,53 @@ impl Volumes {
                 newest.generation
             )));
         }
-        let newest = newest.clone();
-        if writes {
-            self.write_keyring(disk, &copies, &newest)?;
-        }
-        Ok(Some(newest))
+        Ok(Some(newest.clone()))
     }
 
     /// Replaces the keyring, and makes it durable on all volumes. If this fails a later open may
-    /// find the old one or this one. The caller has its keys unless `next` erased them.
+    /// find the old one or this one, so the next one has another generation. `sync` makes all
+    /// writes to a volume durable: in a store in use by its core, which has to know of a failed
+    /// sync.
     ///
     /// # Errors
     /// A write or a sync failed.
-    pub fn set_keyring(&mut self, disk: &dyn Disk, next: &KeyringCopy) -> Result<(), StoreError> {
-        let copies = self.keyring_copies(disk);
-        self.write_keyring(disk, &copies, next)
+    pub fn set_keyring(
+        &mut self,
+        disk: &dyn Disk,
+        next: &KeyringCopy,
+        sync: impl Fn(&Volumes, usize) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let encoded = next.encode();
+        for Place { volume, offset } in self.keyring_copies(disk).behind(next) {
+            let path = || {
+                let volume = self.list.get(volume).and_then(Option::as_ref);
+                volume.map_or_else(PathBuf::new, |volume| volume.path.clone())
+            };
+            let memory = AlignedBuf::zeroed(encoded.len());
+            let mut memory =
+                memory.map_err(|error| io_error("writing the keyring of", &path(), error))?;
+            memory.copy_from_slice(&encoded);
+            let write = WriteAt {
+                volume,
+                offset,
+                memory,
+            };
+            self.write(disk, vec![write])?;
+            sync(self, volume)?;
+        }
+        self.state_keyring(disk, next.generation, sync)
     }
 
     /// Writes the keyring to all places that lack it, for example a new end of a volume.
     ///
     /// # Errors
-    /// Those of [`Volumes::open_keyring`].
+    /// Those of [`Volumes::newest_keyring`]; a write or a sync failed.
     pub(crate) fn mend_keyring(&mut self, disk: &dyn Disk) -> Result<(), StoreError> {
-        self.open_keyring(disk, true).map(drop)
+        let Some(newest) = self.newest_keyring(disk)? else {
+            return Ok(());
+        };
+        let sync = |volumes: &Volumes, volume| volumes.sync_one(disk, volume);
+        self.set_keyring(disk, &newest, sync)
     }
 
     /// The highest generation of a keyring in any superblock; 0 for a store that is not encrypted.
@@ -147,39 +202,6 @@ impl Volumes {
             KeyringCopy::decode(&copy, store).map_err(Fault::Damaged)
         });
         Copies(places.into_iter().zip(copies).collect())
-    }
-
-    fn write_keyring(
-        &mut self,
-        disk: &dyn Disk,
-        copies: &Copies,
-        next: &KeyringCopy,
-    ) -> Result<(), StoreError> {
-        let encoded = next.encode();
-        for Place { volume, offset } in copies.behind(next) {
-            let path = || {
-                let volume = self.list.get(volume).and_then(Option::as_ref);
-                volume.map_or_else(PathBuf::new, |volume| volume.path.clone())
-            };
-            let memory = AlignedBuf::zeroed(encoded.len());
-            let mut memory =
-                memory.map_err(|error| io_error("writing the keyring of", &path(), error))?;
-            memory.copy_from_slice(&encoded);
-            let write = WriteAt {
-                volume,
-                offset,
-                memory,
-            };
-            self.write(disk, vec![write])?;
-            self.sync_one(disk, volume)?;
-        }
-        let is_stated = |superblock: Option<&_>| {
-            superblock.is_none_or(|it: &larder_format::Superblock| it.keyring == next.generation)
-        };
-        if !self.superblocks().into_iter().all(is_stated) {
-            self.update(disk, |superblock| superblock.keyring = next.generation)?;
-        }
-        Ok(())
     }
 }
 

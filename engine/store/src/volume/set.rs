@@ -16,6 +16,7 @@ use super::file::{Access, length};
 use super::{Found, OF_ANOTHER, Volume, encode, is_volume_of};
 use crate::api::OpenOptions;
 use crate::error::{StoreError, io_error, leaves_the_volume_unknown};
+use crate::keys::Keys;
 
 /// The number of the owner's row on the board.
 pub(crate) const OWNER: u64 = 1;
@@ -35,6 +36,8 @@ pub struct Volumes {
     /// The pacing of their disk, and the times of its answers.
     pub(crate) pacing: Arc<Pacing>,
     pub(crate) board: Arc<Board>,
+    /// The keys of an encrypted store, once its keyring is unlocked.
+    pub(crate) keys: Option<Arc<Keys>>,
     /// The time that their open has left for reads that fail.
     pub patience: Arc<Patience>,
 }
@@ -204,6 +207,7 @@ impl Volumes {
             latencies: Arc::default(),
             pacing: Arc::default(),
             board: Arc::default(),
+            keys: None,
             patience,
         };
         // The owner sends its client the paths of all volumes, under any name. If a volume is
@@ -435,6 +439,23 @@ impl Volumes {
             }
         }
         listed
+    }
+
+    /// States the generation of the keyring in the superblocks that lack it.
+    pub(super) fn state_keyring(
+        &mut self,
+        disk: &dyn Disk,
+        generation: u64,
+        sync: impl Fn(&Volumes, usize) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        for index in 0..self.list.len() {
+            let volume = self.list[index].as_ref();
+            if volume.is_some_and(|volume| volume.superblock.keyring != generation) {
+                let change = |superblock: &mut Superblock| superblock.keyring = generation;
+                self.update_one(disk, index, change, |volumes| sync(volumes, index))?;
+            }
+        }
+        Ok(())
     }
 
     fn update_one(

@@ -74,6 +74,7 @@ pub fn volumes(superblocks: Vec<Option<(Superblock, usize)>>) -> Result<Volumes,
         latencies: Arc::new(DeviceLatencies::default()),
         pacing: Arc::default(),
         board: Arc::default(),
+        keys: None,
         patience: Arc::default(),
     })
 }

@@ -380,6 +380,7 @@ impl Volume {
             volume: 0,
             number: victim.number,
             segment_blocks: self.segment_blocks,
+            keys: None,
         };
         let blocks = (0..victim.blocks).filter_map(|index| {
             let block = self.blocks.get(&spot.block_offset(index))?;

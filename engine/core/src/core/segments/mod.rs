@@ -287,8 +287,10 @@ impl Segments {
     }
 
     /// The first volume was written to outside of its segments.
-    pub(super) fn mark_first_dirty(&mut self) {
-        self.volumes[0].is_dirty = true;
+    pub(super) fn mark_volume_dirty(&mut self, volume: usize) {
+        if let Some(volume) = self.volumes.get_mut(volume) {
+            volume.is_dirty = true;
+        }
     }
 
     /// Whether a volume was written to since it was last taken for a sync.

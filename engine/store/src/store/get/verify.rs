@@ -7,7 +7,8 @@ use larder_codec::Malformed;
 use larder_core::grants::{Extent, Finding};
 use larder_core::status::{GetStatus, MissReason};
 use larder_disk::DiskError;
-use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
+use larder_format::{BLOCK_BYTES, PageChecksum, PageKey, Seal};
+use larder_seal::TenantKey;
 
 use crate::api::GetPage;
 use crate::catalog::{NamespaceShape, Pinned};
@@ -40,8 +41,85 @@ fn copy_out(shape: &NamespaceShape, bytes: &[u8], parts: &mut [IoSliceMut<'_>]) 
 }
 
 /// Verifies the bytes that were read of a page, and leaves the page in the caller's memory.
-/// `bounced` has the bytes that were not read straight into it.
+/// `bounced` has the bytes that were not read straight into it. `None`: an encrypted page did not
+/// open, and has to be read once more, for [`judge_sealed`].
 pub(super) fn take(
+    decoder: &Decoder,
+    shape: &NamespaceShape,
+    page: &mut GetPage<'_, '_>,
+    pinned: &Pinned,
+    bounced: Option<&mut [u8]>,
+    findings: &mut Vec<(PageKey, Extent, Finding)>,
+) -> Option<GetStatus> {
+    match (&shape.tenant, &pinned.proof.seal) {
+        (None, None) => {
+            let bounced = bounced.map(|bytes| &*bytes);
+            Some(take_plain(decoder, shape, page, pinned, bounced, findings))
+        }
+        (Some(tenant), Some(seal)) => {
+            let Some(key) = tenant.key(seal.slot) else {
+                return Some(GetStatus::Miss(MissReason::Sealed));
+            };
+            let page = (page, pinned);
+            open(decoder, shape, (&key, seal), page, bounced, findings)
+        }
+        // Another writer's.
+        _ => Some(GetStatus::Miss(MissReason::Sealed)),
+    }
+}
+
+/// Decrypts a page where its bytes are, once: the bytes are no longer the stored ones then.
+fn open(
+    decoder: &Decoder,
+    shape: &NamespaceShape,
+    (key, seal): (&TenantKey, &Seal),
+    (page, pinned): (&mut GetPage<'_, '_>, &Pinned),
+    mut bounced: Option<&mut [u8]>,
+    findings: &mut Vec<(PageKey, Extent, Finding)>,
+) -> Option<GetStatus> {
+    let stored = shape.stored_bytes(pinned.extent.place);
+    let name = shape.name_of(&page.key, stored);
+    let opened = match &mut bounced {
+        Some(bytes) => key.open(&name, seal, &mut [bytes]),
+        None => {
+            let mut parts: Vec<&mut [u8]> = first(page.parts, stored).collect();
+            key.open(&name, seal, &mut parts)
+        }
+    };
+    opened.ok()?;
+    if pinned.unproven {
+        findings.push((page.key, pinned.extent, Finding::Good));
+    }
+    let bounced = bounced.map(|bytes| &*bytes);
+    if pinned.extent.place.saved > 0 {
+        return Some(decode(decoder, page, pinned, bounced, stored, findings));
+    }
+    if let Some(bytes) = bounced {
+        copy_out(shape, bytes, page.parts);
+    }
+    Some(GetStatus::Hit)
+}
+
+/// The status of an encrypted page that did not open, by its bytes as they were read once more.
+/// Only bytes that are not the stored ones are damage. Else the key is wrong, or a writer without
+/// it changed the record: nothing is forgotten.
+pub(super) fn judge_sealed(
+    decoder: &Decoder,
+    shape: &NamespaceShape,
+    (page, pinned, bytes): (&mut GetPage<'_, '_>, &Pinned, &mut [u8]),
+    findings: &mut Vec<(PageKey, Extent, Finding)>,
+) -> GetStatus {
+    let mut checksum = PageChecksum::new(shape.fingerprint, &page.key);
+    checksum.blocks(bytes);
+    let checksum = checksum.finish();
+    if !pinned.proof.has_checksum(checksum) {
+        return judge(&page.key, pinned, checksum, findings);
+    }
+    let opened = take(decoder, shape, page, pinned, Some(bytes), findings);
+    opened.unwrap_or(GetStatus::Miss(MissReason::Sealed))
+}
+
+fn take_plain(
     decoder: &Decoder,
     shape: &NamespaceShape,
     page: &mut GetPage<'_, '_>,

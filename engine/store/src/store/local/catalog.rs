@@ -53,7 +53,10 @@ impl Catalog for Local {
         if shapes.len() <= at {
             shapes.resize(at + 1, None);
         }
-        shapes[at].get_or_insert_with(|| NamespaceShape::of(namespace, self.codec));
+        shapes[at].get_or_insert_with(|| {
+            let tenant = self.keys.as_ref().map(|keys| keys.tenant_of(namespace));
+            NamespaceShape::of(namespace, self.codec).for_tenant(tenant)
+        });
         drop(shapes);
         if let Some(beneath) = self.beneath.get() {
             beneath.opened(namespace);

@@ -1,16 +1,17 @@
-//! The pages of a window as a codec made them.
+//! The pages of a window as a codec or a cipher made them.
 
 use std::ops::Range;
 
 use larder_base::memory::AlignedBuf;
 use larder_core::counters::Counts;
 use larder_disk::Piece;
-use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
+use larder_format::{BLOCK_BYTES, PageChecksum, PageKey, Proof};
 
 use super::{Call, read};
+use crate::keys::with_salts;
 use crate::store::coding::ENCODED_BYTES;
 
-/// Encoded pages, one after the other in one piece of memory.
+/// Encoded or encrypted pages, one after the other in one piece of memory.
 #[derive(Default)]
 pub(super) struct Encoded {
     memory: Option<AlignedBuf>,
@@ -21,7 +22,7 @@ pub(super) struct Encoded {
 struct Page {
     bytes: Range<usize>,
     saved: u32,
-    checksum: u64,
+    proof: Proof,
 }
 
 impl Encoded {
@@ -34,10 +35,10 @@ impl Encoded {
         self.page(ask).map_or(0, |page| page.saved)
     }
 
-    /// The checksums of the encoded pages among so many.
-    pub(super) fn checksums(&self, asks: usize) -> Vec<Option<u64>> {
-        let checksum = |ask| self.page(ask).map(|page| page.checksum);
-        (0..asks).map(checksum).collect()
+    /// The proofs of the encoded pages among so many.
+    pub(super) fn proofs(&self, asks: usize) -> Vec<Option<Proof>> {
+        let proof = |ask| self.page(ask).map(|page| page.proof);
+        (0..asks).map(proof).collect()
     }
 
     /// The bytes of a page, if it was encoded.
@@ -60,52 +61,90 @@ impl Encoded {
 
 impl Call<'_> {
     /// Encodes the pages at these positions that are not stored yet, as far as a codec is on and
-    /// makes them smaller. A page that is evicted after the look at the index is written plain.
+    /// makes them smaller. A page that is evicted after the look at the index is written plain. In
+    /// an encrypted store all of these pages are encrypted, and the others are not written.
     pub(super) fn encode(&mut self, members: &[usize]) -> Encoded {
         let mut encoded = Encoded::default();
-        let Some(encoder) = &self.shape.encoder else {
-            return encoded;
-        };
         let (page_bytes, encoding) = (self.page_bytes(), &self.data.encoding);
-        if page_bytes > ENCODED_BYTES {
+        let key = match self.shape.tenant.as_ref().map(|tenant| tenant.current()) {
+            Some(None) => return encoded,
+            Some(key) => key,
+            None => None,
+        };
+        let encoder = self.shape.encoder.as_ref();
+        let encoder = encoder.filter(|_| page_bytes <= ENCODED_BYTES);
+        if encoder.is_none() && key.is_none() {
             return encoded;
         }
+        let takes = || encoder.is_some_and(|encoder| encoder.takes());
         let keys: Vec<PageKey> = members.iter().map(|&index| self.pages[index].key).collect();
         let is_stored = self.putting.peek(&keys);
-        let new: Vec<usize> = (0..members.len())
-            .filter(|&at| !is_stored.get(at).copied().unwrap_or(false) && encoder.takes())
-            .collect();
+        let new = (0..members.len()).filter(|&at| !is_stored.get(at).copied().unwrap_or(false));
+        let new = new.map(|at| (at, takes()));
+        let new: Vec<(usize, bool)> = new.filter(|(_, takes)| *takes || key.is_some()).collect();
         let Some(mut memory) = encoding.memory(new.len() * page_bytes) else {
             return encoded;
         };
         encoded.pages.resize_with(members.len(), || None);
         let (mut end, mut counts) = (0, Counts::default());
-        for at in new {
-            let Some(_reading) = read(self.recall) else {
-                break;
-            };
-            let page = &self.pages[members[at]];
-            let timed = encoding.times.timed();
-            let parts: Vec<&[u8]> = page.parts.iter().map(|part| &**part).collect();
-            let into = &mut memory[end..];
-            let made = encoding.codec.encode(&parts, BLOCK_BYTES, into);
-            drop(timed);
-            let bytes = end..end + made.unwrap_or(page_bytes);
-            encoder.took(blocks(page_bytes), blocks(bytes.len()));
-            if made.is_none() {
-                continue;
+        with_salts(new.len(), |salts| {
+            for (at, takes) in new {
+                let Some(_reading) = read(self.recall) else {
+                    break;
+                };
+                let page = &self.pages[members[at]];
+                let parts: Vec<&[u8]> = page.parts.iter().map(|part| &**part).collect();
+                let into = &mut memory[end..];
+                let made = takes.then(|| {
+                    let _timed = encoding.times.timed();
+                    encoding.codec.encode(&parts, BLOCK_BYTES, into)
+                });
+                let made = made.flatten();
+                let bytes = end..end + made.unwrap_or(page_bytes);
+                if let (Some(encoder), true) = (encoder, takes) {
+                    encoder.took(blocks(page_bytes), blocks(bytes.len()));
+                }
+                if made.is_none() && key.is_none() {
+                    continue;
+                }
+                let mut checksum = PageChecksum::new(self.shape.fingerprint, &page.key);
+                let stored = &mut memory[bytes.clone()];
+                let seal = match &key {
+                    None => {
+                        checksum.blocks(stored);
+                        None
+                    }
+                    Some(key) => {
+                        let name = self.shape.name_of(&page.key, stored.len());
+                        let each = |stored: &[u8]| checksum.blocks(stored);
+                        let sealed = match made {
+                            Some(_) => key.seal(salts, &name, stored, each),
+                            None => key.seal_parts(salts, &name, &parts, stored, each),
+                        };
+                        match sealed {
+                            Ok(seal) => Some(seal),
+                            Err(error) => {
+                                self.data.notices.unsealed(&error);
+                                continue;
+                            }
+                        }
+                    }
+                };
+                if made.is_some() {
+                    counts.encoded_plain_bytes += page_bytes as u64;
+                    counts.encoded_stored_bytes += bytes.len() as u64;
+                }
+                end = bytes.end;
+                encoded.pages[at] = Some(Page {
+                    saved: blocks(page_bytes - bytes.len()),
+                    proof: Proof {
+                        checksum: checksum.finish(),
+                        seal,
+                    },
+                    bytes,
+                });
             }
-            let mut checksum = PageChecksum::new(self.shape.fingerprint, &page.key);
-            checksum.blocks(&memory[bytes.clone()]);
-            counts.encoded_plain_bytes += page_bytes as u64;
-            counts.encoded_stored_bytes += bytes.len() as u64;
-            end = bytes.end;
-            encoded.pages[at] = Some(Page {
-                saved: blocks(page_bytes - bytes.len()),
-                checksum: checksum.finish(),
-                bytes,
-            });
-        }
+        });
         self.data.counters.calls.add(counts);
         encoded.memory = Some(memory);
         encoded

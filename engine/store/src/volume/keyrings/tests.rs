@@ -135,7 +135,11 @@ impl Sample {
     /// The keyring as an open finds it.
     fn found(&self, writes: bool) -> Result<Option<KeyringCopy>, StoreError> {
         let (mut volumes, disk) = self.open();
-        let found = volumes.open_keyring(&*disk, writes);
+        if writes && let Err(error) = volumes.mend_keyring(&*disk) {
+            disk.shutdown();
+            return Err(error);
+        }
+        let found = volumes.newest_keyring(&*disk);
         disk.shutdown();
         found
     }
@@ -144,7 +148,8 @@ impl Sample {
     fn set(&self, generation: u64, slots: usize) -> KeyringCopy {
         let (mut volumes, disk) = self.open();
         let next = keyring(volumes.superblock().store, generation, slots);
-        volumes.set_keyring(&*disk, &next).unwrap();
+        let sync = |volumes: &Volumes, volume| volumes.sync_one(&*disk, volume);
+        volumes.set_keyring(&*disk, &next, sync).unwrap();
         assert_eq!(volumes.keyring_generation(), generation);
         disk.shutdown();
         next
