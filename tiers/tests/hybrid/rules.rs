@@ -7,7 +7,7 @@ use larder_kernels::{Attention, KvShape};
 use larder_tiers::config::TailConfig;
 use larder_tiers::l3::L3;
 use larder_tiers::prefix::{OpenError, RowError, SequenceError};
-use larder_tiers::{Component, PrefixCache, PrefixOptions, Role, RowAt};
+use larder_tiers::{Component, Model, PrefixCache, PrefixOptions, Role, RowAt, Sequence};
 
 use super::memory::Memory as Pages;
 use super::toy::{self, PAGE, STATE, WORDS};
@@ -202,4 +202,56 @@ fn namespaces_of_components_differ_in_all_that_decides_their_bytes() {
     for (at, one) in all.iter().enumerate() {
         assert!(!all[..at].contains(one), "{one}");
     }
+}
+
+#[test]
+fn a_window_without_states_is_cut_within_the_pages_that_the_sequence_owns() {
+    let row = KvShape::of_rows(Attention::Mla, 1, 8, PAGE as u32).unwrap();
+    let window = Role::Window {
+        tokens: toy::WINDOW as u32,
+    };
+    let model = Model::new("windows", "1", "u64", row)
+        .with(Component::new("sliding", "u64", window, &[row]))
+        .unwrap();
+    let cache = PrefixOptions::new(&model, 20, 20)
+        .over_each(Vec::new())
+        .unwrap();
+    let at = RowAt::default();
+    let compute = |sequence: &mut Sequence, from: usize, until: usize| {
+        sequence.prepare(until).unwrap();
+        for position in from..until {
+            let bytes = [position as u8; 8];
+            sequence
+                .row_mut(0, 0, position)
+                .unwrap()
+                .copy_from_slice(&bytes);
+            let row = sequence.component_row_mut(at, position).unwrap();
+            row.copy_from_slice(&bytes);
+        }
+        sequence.computed(until).unwrap();
+    };
+    let all = 3 * PAGE + 3;
+    let mut sequence = cache.begin(&prompt(all)).unwrap();
+    compute(&mut sequence, 0, all);
+    sequence.truncate(all - 2).unwrap();
+    assert_eq!(
+        sequence.component_row(at, all - 3).unwrap(),
+        [(all - 3) as u8; 8]
+    );
+    sequence.push(1).unwrap();
+    compute(&mut sequence, all - 2, all - 1);
+    sequence.share().unwrap();
+    // The page belongs to the pool now, and the window before it is gone.
+    let refused = sequence.truncate(3 * PAGE - 1);
+    assert_eq!(refused, Err(SequenceError::NoState { kept: 0 }));
+    sequence.truncate(3 * PAGE).unwrap();
+    assert_eq!(sequence.component_row(at, 3 * PAGE - 1).unwrap(), [11; 8]);
+    cache.audit([&sequence]).unwrap();
+    drop(sequence);
+    // Another sequence has the window of the prefix.
+    let sequence = cache.begin(&prompt(all)).unwrap();
+    assert_eq!(sequence.cached().tokens(), 3 * PAGE);
+    assert_eq!(sequence.component_row(at, 3 * PAGE - 5).unwrap(), [7; 8]);
+    drop(sequence);
+    cache.audit([]).unwrap();
 }
