@@ -1,10 +1,11 @@
 //! How long a store of many pages takes to open, after a clean close and after SIGKILL.
 //!
-//! `cargo run --release -p larder-engine --example open_speed -- DIRECTORY [PAGES [SEGMENT_MIB]]`
-//! fills a store of 4 KiB pages in a child process, which then closes it or kills itself, and opens
-//! it here, five times each (after the kill each open is left without a close). A store that was
-//! closed, and has segments enough for the learned order, is then opened under it, in turns with
-//! and without the saved facts of its pages. Needs about 5 GiB of disk a million pages.
+//! `cargo run --release -p larder-engine --example open_speed -- DIRECTORY [PAGES [SEGMENT_MIB
+//! [PAGE_KIB]]]` fills a store of pages of 4 KiB in a child process, which then closes it or kills
+//! itself, and opens it here, five times each (after the kill each open is left without a close). A
+//! store that was closed, and has segments enough for the learned order, is then opened under it,
+//! in turns with and without the saved facts of its pages. Needs a quarter more disk than the pages
+//! have bytes, and 2 GiB.
 
 use std::io::IoSlice;
 use std::num::NonZeroUsize;
@@ -21,24 +22,39 @@ use rustix::time::{ClockId, clock_gettime};
 
 type Failure = Box<dyn std::error::Error>;
 
-const PAGE_BYTES: u32 = 4096;
 const CHAIN: usize = 2048;
 const ROUNDS: usize = 5;
 
 fn main() -> Result<(), Failure> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["fill", path, pages, end] => fill(Path::new(path), pages.parse()?, end == "close"),
-        [directory] => measure(Path::new(directory), 2_000_000, 256),
-        [directory, pages] => measure(Path::new(directory), pages.parse()?, 256),
-        [directory, pages, segment_mib] => {
-            measure(Path::new(directory), pages.parse()?, segment_mib.parse()?)
+        ["fill", path, pages, page_bytes, end] => fill(
+            Path::new(path),
+            pages.parse()?,
+            page_bytes.parse()?,
+            end == "close",
+        ),
+        [directory, ref sizes @ ..] if sizes.len() <= 3 => {
+            let size = |at: usize, default| sizes.get(at).map_or(Ok(default), |word| word.parse());
+            let (pages, segment_mib, page_kib) = (size(0, 2_000_000)?, size(1, 256)?, size(2, 4)?);
+            let page_bytes = u32::try_from(page_kib << 10)?;
+            measure(
+                Path::new(directory),
+                pages as usize,
+                segment_mib,
+                page_bytes,
+            )
         }
-        _ => Err("usage: open_speed DIRECTORY [PAGES [SEGMENT_MIB]]".into()),
+        _ => Err("usage: open_speed DIRECTORY [PAGES [SEGMENT_MIB [PAGE_KIB]]]".into()),
     }
 }
 
-fn measure(directory: &Path, pages: usize, segment_mib: u64) -> Result<(), Failure> {
+fn measure(
+    directory: &Path,
+    pages: usize,
+    segment_mib: u64,
+    page_bytes: u32,
+) -> Result<(), Failure> {
     println!(
         "| ended by | pages | open, s: median of {ROUNDS} | min | max |\n|---|---|---|---|---|"
     );
@@ -46,7 +62,7 @@ fn measure(directory: &Path, pages: usize, segment_mib: u64) -> Result<(), Failu
         let path = directory.join(format!("open-speed-{}", std::process::id()));
         // Room for pages, their descriptors, and the reserve of reclaim, so that nothing is
         // evicted.
-        let size = pages as u64 * u64::from(PAGE_BYTES) / 4 * 5 + (2 << 30);
+        let size = pages as u64 * u64::from(page_bytes) / 4 * 5 + (2 << 30);
         let options = CreateOptions::new(size).with(|o| {
             o.segment_size = Some(segment_mib << 20);
         });
@@ -56,6 +72,7 @@ fn measure(directory: &Path, pages: usize, segment_mib: u64) -> Result<(), Failu
                 "fill".as_ref(),
                 path.as_os_str(),
                 pages.to_string().as_ref(),
+                page_bytes.to_string().as_ref(),
                 end.as_ref(),
             ])
             .status()?;
@@ -135,14 +152,14 @@ fn compare(path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-fn fill(path: &Path, pages: usize, close: bool) -> Result<(), Failure> {
+fn fill(path: &Path, pages: usize, page_bytes: u32, close: bool) -> Result<(), Failure> {
     let store = Store::open(path, OpenOptions::default())?;
     let namespace = store.namespace(
-        &Namespace::builder("open-speed", "", 1, PageShape::new(&[PAGE_BYTES])?)
+        &Namespace::builder("open-speed", "", 1, PageShape::new(&[page_bytes])?)
             .elements("u8", "page_first_direct")
             .build()?,
     )?;
-    let bytes = AlignedBuf::zeroed(PAGE_BYTES as usize)?;
+    let bytes = AlignedBuf::zeroed(page_bytes as usize)?;
     let parts = [IoSlice::new(&bytes)];
     let mut left = pages;
     let mut chain = 0_u64;
