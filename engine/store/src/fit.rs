@@ -21,7 +21,7 @@ const SEGMENTS_WANTED: u64 = 1024;
 const SEGMENTS_LEAST: u64 = 32;
 
 /// The least bytes of a segment that is chosen. Smaller ones cost puts too much.
-const SHARE_MIN: u64 = 16 << 20;
+pub(crate) const SHARE_MIN: u64 = 16 << 20;
 
 /// The most bytes of a segment that is chosen by the size of the store alone.
 const SHARE_MAX: u64 = 256 << 20;

@@ -140,10 +140,10 @@ fn sizes_that_make_no_store_are_usage_errors_and_leave_nothing() {
             "--size",
             STORE_SIZE,
             "--segment-size",
-            "1MiB",
+            "128KiB",
         ],
         2,
-        &["segment", "16 MiB"],
+        &["segment", "256 KiB"],
     );
     assert!(!path.exists());
 }

@@ -30,6 +30,7 @@ use rustix::io::Errno;
 use super::{Access, File, OWNER};
 use crate::api::OpenOptions;
 use crate::error::{StoreError, count, io_error};
+use crate::fit::SHARE_MIN;
 pub use add::add;
 use checks::{
     absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,
@@ -132,7 +133,7 @@ impl Plan {
         if u64::from(segments) * (volumes as u64) < least {
             let needed =
                 (least.div_ceil(volumes as u64) * segment_bytes + OVERHEAD_BYTES) * volumes as u64;
-            let smallest = segments_that_fit(volume_bytes, SEGMENT_BYTES_MIN);
+            let smallest = segments_that_fit(volume_bytes, SHARE_MIN);
             return Err(StoreError::TooSmall {
                 reason: format!(
                     "{}, and a store on {} needs {least} in all",
