@@ -436,7 +436,7 @@ fn a_regular_file_at_the_path_of_the_socket_stays() {
 /// A rank without the library: joins with a hand-written message.
 fn greet(path: &Path, rank: u8, size: u8, magic: &[u8; 8]) -> UnixStream {
     let mut stream = found("the host listens", || UnixStream::connect(path).ok());
-    let message = [&[0][..], magic, &[1, rank, size]].concat();
+    let message = [&[0][..], magic, &[2, rank, size]].concat();
     stream.write_all(&framed(&message)).unwrap();
     stream
 }
@@ -464,7 +464,7 @@ fn invalid_bytes_are_an_error_that_reports_their_sender() {
         &framed(&[9, 9, 9]),
         &framed(&[1, 0, 1, 42, 0]),
         &framed(&[1, 0, 200, 200, 200, 200, 1]),
-        &framed(&[&[0][..], b"LARDERRK", &[1, 1, 2]].concat()),
+        &framed(&[&[0][..], b"LARDERRK", &[2, 1, 2]].concat()),
     ];
     for bytes in nonsense {
         let error = others_of(bytes);

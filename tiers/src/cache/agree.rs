@@ -7,13 +7,17 @@
 //! example, a slow L3 delays no load. Values that only one rank may decide (the speed of L3) come
 //! from rank 0.
 //!
+//! Each call that changes the core is counted, with its kind and a digest of its arguments. A poll
+//! compares them before any end takes effect: ranks that have made different calls get an error
+//! that names both, and no rank continues.
+//!
 //! Without other ranks, completions are taken as they arrive.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::core::{Fence, OpId, Outcome};
 use crate::planted::planted;
-use crate::ranks::{Ranks, RanksError, VALUES_MAX};
+use crate::ranks::{Position, Ranks, RanksError, VALUES_MAX};
 use crate::tails::Legal;
 
 /// Maximum number of completions per line and round: two values each, within one call of the group.
@@ -30,6 +34,85 @@ pub(super) enum Line {
 }
 
 const LINES: usize = 5;
+
+/// A call that changes the core, or agrees on a value.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Call {
+    Tokens,
+    Match,
+    Start,
+    Restart,
+    LoadBack,
+    Extend,
+    Truncate,
+    Insert,
+    Finish,
+    Prepare,
+    Passed,
+    Evict,
+    Weights,
+    Reset,
+    Retry,
+    Prefetch,
+    EndPrefetch,
+    CancelPrefetch,
+    PollPrefetch,
+    Deadline,
+    Poll,
+}
+
+/// By their numbers.
+const CALLS: [&str; 21] = [
+    "tokens",
+    "match",
+    "start",
+    "restart",
+    "load back",
+    "extend",
+    "truncate",
+    "insert",
+    "finish",
+    "prepare",
+    "passed",
+    "evict",
+    "new weights",
+    "reset",
+    "retry",
+    "prefetch",
+    "end prefetch",
+    "cancel prefetch",
+    "poll prefetch",
+    "deadline",
+    "poll",
+];
+
+/// The calls of this rank so far.
+#[derive(Default)]
+struct Calls {
+    count: u64,
+    last: u8,
+    former: u8,
+    digest: u64,
+}
+
+impl Calls {
+    /// The number of the last call, its kind, and that of the call before it.
+    fn position(&self) -> u64 {
+        self.count << 16 | u64::from(self.last) << 8 | u64::from(self.former)
+    }
+}
+
+fn position_of(value: u64) -> Position {
+    let kind = |number: u64| {
+        let kind = CALLS.get((number & 0xff) as usize);
+        kind.copied().unwrap_or("none").to_owned()
+    };
+    Position {
+        number: value >> 16,
+        call: kind(value >> 8),
+        former: kind(value),
+    }
+}
 
 /// Work whose end needs agreement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +136,9 @@ pub(super) struct End {
 /// See the module documentation.
 pub(super) struct Agreed {
     ranks: Option<Box<dyn Ranks>>,
+    calls: Calls,
+    /// Why the ranks do not agree any more.
+    failure: Option<RanksError>,
     /// Work without an agreed end, oldest first.
     expected: [VecDeque<Work>; LINES],
     ended: BTreeMap<Work, End>,
@@ -64,6 +150,8 @@ impl Agreed {
     pub(super) fn new(ranks: Option<Box<dyn Ranks>>) -> Agreed {
         Agreed {
             ranks,
+            calls: Calls::default(),
+            failure: None,
             expected: Default::default(),
             ended: BTreeMap::new(),
             taken: Vec::new(),
@@ -73,6 +161,59 @@ impl Agreed {
     /// Whether there are other ranks.
     pub(super) fn has_ranks(&self) -> bool {
         self.ranks.is_some()
+    }
+
+    /// Why the ranks do not agree any more.
+    pub(super) fn failure(&self) -> Option<&RanksError> {
+        self.failure.as_ref()
+    }
+
+    /// Counts a call of this rank.
+    pub(super) fn called(&mut self, call: Call, arguments: impl IntoIterator<Item = u64>) {
+        if self.ranks.is_none() {
+            return;
+        }
+        self.calls.count += 1;
+        (self.calls.former, self.calls.last) = (self.calls.last, call as u8);
+        for value in std::iter::once(call as u64).chain(arguments) {
+            let mixed = (self.calls.digest ^ value).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            self.calls.digest = mixed ^ mixed >> 32;
+        }
+    }
+
+    /// The minimum of each value over all ranks, which have made the same calls up to this one.
+    fn meet(
+        &mut self,
+        call: Call,
+        argument: u64,
+        values: &mut [u64; LINES],
+    ) -> Result<(), RanksError> {
+        self.called(call, [argument]);
+        let Some(ranks) = &mut self.ranks else {
+            return Ok(());
+        };
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let (position, digest) = (self.calls.position(), self.calls.digest);
+        let mut all = [0; 4 + LINES];
+        all[..4].copy_from_slice(&[position, !position, digest, !digest]);
+        all[4..].copy_from_slice(values);
+        let met = ranks.min(&mut all).and_then(|()| {
+            let same_digest = all[2] == !all[3];
+            match all[0] == !all[1] && same_digest {
+                true => Ok(()),
+                false => Err(RanksError::Diverged {
+                    first: position_of(all[0]),
+                    second: position_of(!all[1]),
+                }),
+            }
+        });
+        if let Err(failure) = &met {
+            self.failure = Some(failure.clone());
+        }
+        values.copy_from_slice(&all[4..]);
+        met
     }
 
     /// Registers work that has been issued.
@@ -92,28 +233,31 @@ impl Agreed {
     }
 
     /// Whether the value is true on any rank.
-    pub(super) fn any(&mut self, own: bool) -> Result<bool, RanksError> {
-        let Some(ranks) = &mut self.ranks else {
-            return Ok(own);
-        };
-        let mut votes = [u64::from(own)];
-        ranks.max(&mut votes)?;
-        Ok(votes != [0])
+    pub(super) fn any(&mut self, call: Call, of: u64, own: bool) -> Result<bool, RanksError> {
+        // The minimum over all ranks is 0 if it is 0 on any.
+        let mut votes = [u64::from(!own); LINES];
+        self.meet(call, of, &mut votes)?;
+        Ok(votes[0] == 0)
     }
 
     /// Returns the ends that all ranks have.
     pub(super) fn take(&mut self) -> Result<Vec<End>, RanksError> {
         let mut all = std::mem::take(&mut self.taken);
-        while let Some(ranks) = &mut self.ranks {
+        while self.ranks.is_some() {
             let mut counts = self.expected.each_ref().map(|line| {
                 let ended = line.iter().take_while(|work| self.ended.contains_key(work));
                 ended.take(TAKEN_MAX).count() as u64
             });
-            ranks.min(&mut counts)?;
+            self.meet(Call::Poll, 0, &mut counts)?;
             let lines = self.expected.iter_mut().zip(counts);
             let works = lines.flat_map(|(line, count)| line.drain(..count as usize));
             let mut ends: Vec<End> = works.filter_map(|work| self.ended.remove(&work)).collect();
-            agree(&mut **ranks, &mut ends)?;
+            if let Some(ranks) = &mut self.ranks
+                && let Err(failure) = agree(&mut **ranks, &mut ends)
+            {
+                self.failure = Some(failure.clone());
+                return Err(failure);
+            }
             all.append(&mut ends);
             // A line that is cut to the maximum may have more.
             if counts.iter().all(|count| *count < TAKEN_MAX as u64) {

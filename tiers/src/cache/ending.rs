@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::agree::Agreed;
+use super::agree::{Agreed, Call};
 use super::workers::Stuck;
 use super::{Cache, CacheError};
 
@@ -11,6 +11,7 @@ impl Cache {
     /// while. For an engine that is about to end; [`Cache::drain`] begins with it. All ranks must
     /// call this.
     pub fn retry_failed(&mut self) {
+        self.agreed.called(Call::Retry, []);
         self.core.retry_failed();
         self.carry_out();
     }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use larder_kernels::{DeviceError, Ticket};
 
+use super::Cache;
 use crate::core::Fence;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,16 @@ struct Forward {
 pub(super) struct Forwards {
     given: VecDeque<Forward>,
     newest: Fence,
+    /// Whether each report of a ticket counts as a forward.
+    is_each_new: bool,
+}
+
+impl Cache {
+    /// Numbers each report of a forward, also under the same ticket. For ranks whose tickets
+    /// differ: a forward may run on one of them, and have ended or failed on another.
+    pub(crate) fn number_each_report(&mut self) {
+        self.forwards.is_each_new = true;
+    }
 }
 
 impl Forwards {
@@ -43,7 +54,8 @@ impl Forwards {
     /// other ranks may see this at another call.
     pub(super) fn known(&self, ticket: &Ticket) -> Option<Fence> {
         let newest = self.given.back()?;
-        let is_it = newest.state != State::Over && newest.ticket.is_same(ticket);
+        let is_it =
+            !self.is_each_new && newest.state != State::Over && newest.ticket.is_same(ticket);
         is_it.then_some(newest.fence)
     }
 

@@ -2,6 +2,7 @@
 
 use larder_kernels::{ChunkAt, DeviceError, ForeignStream, LayerTickets, RowCopy, Ticket};
 
+use super::agree::Call;
 use super::error::PrepareError;
 use super::{Cache, Section};
 use crate::core::{Request, TailCopy};
@@ -21,6 +22,7 @@ impl Cache {
         tokens: usize,
         stream: Option<ForeignStream>,
     ) -> Result<Option<Ticket>, PrepareError> {
+        self.agreed.called(Call::Prepare, [tokens as u64]);
         self.look_at_forwards();
         if request.awaits_state() {
             self.check_stream(stream)?;
@@ -47,6 +49,7 @@ impl Cache {
         forward: &Ticket,
         stream: Option<ForeignStream>,
     ) -> Result<Option<Ticket>, DeviceError> {
+        self.agreed.called(Call::Passed, [tokens as u64]);
         self.look_at_forwards();
         if request.state_pools() > 0 {
             self.check_stream(stream)?;
@@ -109,7 +112,7 @@ impl Cache {
                 let ticket = copied.unwrap_or_else(Ticket::failed);
                 let fence = self.fence(&ticket);
                 self.core.tails_copied(request, &[*copy], fence);
-                if ticket.poll() != Ok(true) {
+                if self.agreed.has_ranks() || ticket.poll() != Ok(true) {
                     last = Some(ticket);
                 }
             }

@@ -51,8 +51,10 @@
 //!
 //! All ranks make the same calls in the same order. Completions are taken in the order of their
 //! orders, as many as every rank has, with the worst outcome of any rank. All trees therefore stay
-//! equal, even if a rank is faster or fails. With other ranks, a failed forward is detected only in
-//! [`Cache::poll`]; without, also by the calls that start, insert or finish a request.
+//! equal, even if a rank is faster or fails. A poll of ranks that have made different calls, or
+//! with different arguments, is an error that names both. With other ranks, a failed forward is
+//! detected only in [`Cache::poll`]; without, also by the calls that start, insert or finish a
+//! request.
 //!
 //! # Forks
 //!
@@ -69,6 +71,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `tokens` | prompts and their tokens |
 //! | `prefetch` | reads from L3 for waiting requests |
 //! | `hybrid` | windows and states of requests: copies within L1 |
 //! | `clean` | rows of other tenants, zeroed |
@@ -99,6 +102,7 @@ mod orders;
 mod pools;
 mod prefetch;
 mod time;
+mod tokens;
 mod workers;
 
 use std::collections::HashMap;
@@ -118,8 +122,8 @@ use crate::core::{
 };
 use crate::l3::L3;
 use crate::pool::Row;
-use crate::prompt::{Prompt, Scope, VocabularyFull};
-use crate::ranks::Ranks;
+use crate::prompt::Prompt;
+use crate::ranks::{Ranks, RanksError};
 use crate::tree::{LoadId, Matched};
 
 pub use error::{CacheError, ChunkError, CutError, PrepareError};
@@ -128,7 +132,7 @@ pub use pools::{ComponentPools, Components, Section};
 pub use time::Time;
 pub use workers::{READERS, Stuck, leaked_bytes};
 
-use agree::{Agreed, End, Line, Work as Awaited};
+use agree::{Agreed, Call, End, Line, Work as Awaited};
 use error::{check_components, check_l3, check_pool};
 use failures::Failures;
 use forwards::Forwards;
@@ -271,44 +275,10 @@ impl Cache {
         self.core.take_events()
     }
 
-    /// A prompt with this scope and these tokens.
-    ///
-    /// # Errors
-    /// The vocabulary is full.
-    pub fn prompt(
-        &mut self,
-        scope: &Scope,
-        tokens: impl IntoIterator<Item = u64>,
-    ) -> Result<Prompt, VocabularyFull> {
-        let mut prompt = self.core.prompt(scope);
-        self.core.extend_prompt(&mut prompt, tokens)?;
-        Ok(prompt)
-    }
-
-    /// Adds tokens to a prompt. If the vocabulary is full, the prompt ends there: the tokens behind
-    /// are not cached.
-    pub(crate) fn extend_or_cut(&mut self, prompt: &mut Prompt, tokens: &[u64]) {
-        if let Err(error) = self.core.extend_prompt(prompt, tokens.iter().copied()) {
-            // runbook: have been numbered, which is the maximum
-            tracing::warn!("{error}");
-        }
-    }
-
-    /// Adds tokens to the prompt of a request as the answer is generated. Each token needs a slot,
-    /// too: see [`Cache::extend`].
-    ///
-    /// # Errors
-    /// The vocabulary is full: the prompt is cached up to there.
-    pub fn extend_prompt(
-        &mut self,
-        request: &mut Request,
-        tokens: impl IntoIterator<Item = u64>,
-    ) -> Result<(), VocabularyFull> {
-        self.core.extend_prompt(request.prompt_mut(), tokens)
-    }
-
     /// The cached part of a prompt, for scheduling. [`Cache::start`] gives access to its pages.
     pub fn match_prefix(&mut self, prompt: &Prompt) -> Matched {
+        self.agreed
+            .called(Call::Match, [prompt.words().len() as u64]);
         self.look_at_forwards();
         self.core.match_prefix(prompt)
     }
@@ -316,6 +286,8 @@ impl Cache {
     /// Starts a request on the part of its prompt that is in L1. The last token is excluded,
     /// because it is always computed. The following part in L2 is held until [`Cache::load_back`].
     pub fn start(&mut self, prompt: Prompt, priority: i32) -> Request {
+        let tokens = prompt.words().len() as u64;
+        self.agreed.called(Call::Start, [tokens, priority as u64]);
         self.look_at_forwards();
         self.core.start(prompt, priority)
     }
@@ -324,6 +296,7 @@ impl Cache {
     /// its prompt, which must not include the output of a failed forward. `forward`: the last
     /// forward that uses the request's pages.
     pub fn restart(&mut self, request: Request, tokens: usize, forward: &Ticket) -> Request {
+        self.agreed.called(Call::Restart, [tokens as u64]);
         self.look_at_forwards();
         let fence = self.fence(forward);
         self.core.restart(request, tokens, fence)
@@ -339,6 +312,7 @@ impl Cache {
         request: &mut Request,
         pages_max: usize,
     ) -> Result<LoadBack, Broken> {
+        self.agreed.called(Call::LoadBack, [pages_max as u64]);
         self.look_at_forwards();
         let result = self.core.load_back(request, pages_max);
         self.carry_out();
@@ -355,6 +329,7 @@ impl Cache {
     ///
     /// [`NoRoom`]: crate::core::NoRoom
     pub fn extend(&mut self, request: &mut Request, tokens: usize) -> Result<(), ExtendError> {
+        self.agreed.called(Call::Extend, [tokens as u64]);
         let result = self.core.extend(request, tokens);
         self.clean();
         self.carry_out();
@@ -376,6 +351,7 @@ impl Cache {
         tokens: usize,
         stream: Option<ForeignStream>,
     ) -> Result<Option<Ticket>, CutError> {
+        self.agreed.called(Call::Truncate, [tokens as u64]);
         self.look_at_forwards();
         match (self.device.has_streams(), stream) {
             (true, None) => return Err(DeviceError::StreamNeeded.into()),
@@ -498,6 +474,7 @@ impl Cache {
         tokens: usize,
         forward: &Ticket,
     ) -> Result<InsertEnd, Broken> {
+        self.agreed.called(Call::Insert, [tokens as u64]);
         self.look_at_forwards();
         let fence = self.fence(forward);
         let inserted = self.core.insert_first(request, tokens, fence);
@@ -513,6 +490,7 @@ impl Cache {
     /// Without, it is aborted: the pages that it has not inserted are freed. `forward`: the last
     /// forward that uses the request's pages, as for [`Cache::insert`].
     pub fn finish(&mut self, request: Request, keep: bool, forward: &Ticket) -> InsertEnd {
+        self.agreed.called(Call::Finish, [u64::from(keep)]);
         self.look_at_forwards();
         let fence = self.fence(forward);
         let inserted = self.core.finish(request, keep, fence);
@@ -570,6 +548,7 @@ impl Cache {
 
     /// Evicts at least `pages` pages from L1, or as many as possible.
     pub fn evict(&mut self, pages: usize) -> usize {
+        self.agreed.called(Call::Evict, [pages as u64]);
         let evicted = self.core.evict(pages);
         self.carry_out();
         evicted.freed
@@ -584,6 +563,8 @@ impl Cache {
     /// The model has other weights from now on: see [`Core::new_weights`]. Pass all forwards that
     /// were computed with the former ones before. All ranks must call this.
     pub fn new_weights(&mut self, tag: &str) {
+        self.agreed
+            .called(Call::Weights, tag.bytes().map(u64::from));
         self.core.new_weights(tag);
         self.carry_out();
     }
@@ -593,6 +574,7 @@ impl Cache {
     /// # Errors
     /// The cache is in use.
     pub fn reset(&mut self) -> Result<(), Busy> {
+        self.agreed.called(Call::Reset, []);
         self.core.reset()
     }
 
@@ -650,6 +632,21 @@ impl Cache {
         if let Some(workers) = &self.workers {
             workers.wake(waker);
         }
+    }
+
+    /// Whether there are other ranks.
+    pub(crate) fn has_ranks(&self) -> bool {
+        self.agreed.has_ranks()
+    }
+
+    /// Why the ranks do not agree any more.
+    pub(crate) fn ranks_failure(&self) -> Option<&RanksError> {
+        self.agreed.failure()
+    }
+
+    /// Whether a deadline of any rank is over.
+    pub(crate) fn is_any_late(&mut self, own: bool) -> Result<bool, RanksError> {
+        self.agreed.any(Call::Deadline, 0, own)
     }
 
     /// The number of the newest forward.

@@ -1,5 +1,6 @@
 //! Reads from L3 for waiting requests.
 
+use super::agree::Call;
 use super::{Cache, CacheError};
 use crate::core::{Declined, PrefetchId, PrefetchState};
 use crate::prompt::Prompt;
@@ -15,6 +16,8 @@ impl Cache {
     /// # Errors
     /// Nothing was started, with the reason.
     pub fn prefetch(&mut self, prompt: &mut Prompt) -> Result<PrefetchId, Declined> {
+        self.agreed
+            .called(Call::Prefetch, [prompt.words().len() as u64]);
         let result = self.core.prefetch(prompt);
         self.carry_out();
         result
@@ -26,7 +29,8 @@ impl Cache {
     /// The group of ranks is broken.
     pub fn poll_prefetch(&mut self, id: PrefetchId) -> Result<PrefetchState, CacheError> {
         let overdue = self.core.is_prefetch_overdue(id, self.time.now_us());
-        let overdue = self.agreed.any(overdue)?;
+        let number = u64::from(id.0);
+        let overdue = self.agreed.any(Call::PollPrefetch, number, overdue)?;
         let state = self.core.poll_prefetch(id, overdue);
         self.carry_out();
         Ok(state)
@@ -41,6 +45,7 @@ impl Cache {
     /// The number of pages that a prefetch has brought, or the reason why it brought none, without
     /// waiting any longer: the pages that have arrived stay, and the prefetch is over.
     pub fn end_prefetch(&mut self, id: PrefetchId) -> PrefetchState {
+        self.agreed.called(Call::EndPrefetch, [u64::from(id.0)]);
         let state = self.core.poll_prefetch(id, true);
         self.carry_out();
         state
@@ -48,6 +53,7 @@ impl Cache {
 
     /// Cancels a prefetch whose request has ended. No page is kept.
     pub fn cancel_prefetch(&mut self, id: PrefetchId) {
+        self.agreed.called(Call::CancelPrefetch, [u64::from(id.0)]);
         self.core.cancel_prefetch(id);
         self.carry_out();
     }

@@ -76,9 +76,9 @@ impl Sequence {
             self.wait_loads();
             self.shared.poll()?;
         }
-        let request = self.request.as_mut().ok_or(Closed)?;
+        let request = self.request.as_mut().ok_or(Closed::Ended)?;
         let mut last = NoRoom::default();
-        let prepared = self.shared.wait(after(wait), |cache| {
+        let prepared = self.shared.wait(after(wait), |cache, _| {
             match cache.prepare(request, tokens, stream) {
                 Err(PrepareError::Extend(ExtendError::NoRoom(no_room))) if no_room.pending > 0 => {
                     last = no_room;

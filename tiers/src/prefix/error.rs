@@ -8,11 +8,18 @@ use larder_remote::l4::L4Error;
 use crate::cache::{CacheError, CutError, PrepareError, Stuck};
 use crate::core::{Broken, ExtendError, NoRoom, TruncateError};
 use crate::model::PartError;
+use crate::ranks::RanksError;
 
-/// The cache was closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the prefix cache was closed, or this process is a forked child")]
-pub struct Closed;
+/// The cache has ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Closed {
+    /// The cache was closed.
+    #[error("the prefix cache was closed, or this process is a forked child")]
+    Ended,
+    /// The ranks do not agree any more: drop the cache, and open one with a new group.
+    #[error("the prefix cache of a rank cannot continue: {0}")]
+    Ranks(#[from] RanksError),
+}
 
 /// Why a cache could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -57,6 +64,12 @@ pub enum OpenError {
          only: remove l4.urls"
     )]
     RemoteBeneath {
+        /// The window or state.
+        name: String,
+    },
+    /// Ranks do not agree on windows and states yet.
+    #[error("the model has a window or state ({name:?}), and ranks agree on full attention only")]
+    RanksBeside {
         /// The window or state.
         name: String,
     },
@@ -142,7 +155,17 @@ pub enum SequenceError {
     },
     /// The cache is closed.
     #[error(transparent)]
-    Closed(#[from] Closed),
+    Closed(Closed),
+}
+
+impl From<Closed> for SequenceError {
+    /// A sequence of a broken group is broken.
+    fn from(closed: Closed) -> SequenceError {
+        match closed {
+            Closed::Ranks(_) => Broken.into(),
+            Closed::Ended => SequenceError::Closed(closed),
+        }
+    }
 }
 
 impl From<CutError> for SequenceError {
@@ -227,6 +250,9 @@ pub enum CloseError {
         .0.calls, .0.bytes
     )]
     Stuck(Stuck),
+    /// The ranks did not agree to the end: kept pages may be missing in L3.
+    #[error(transparent)]
+    Ranks(#[from] RanksError),
     /// The store could not make everything durable.
     #[error("the store of L3: {0}")]
     Store(#[from] StoreError),

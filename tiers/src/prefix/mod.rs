@@ -65,6 +65,19 @@
 //! behind the longest prefix that has a state at its end and the windows before it.
 //! `tiers/examples/hybrid_engine.rs` is a whole engine.
 //!
+//! # Ranks
+//!
+//! Several ranks of one engine agree through a group ([`PrefixOptions::ranks`]): the engine of each
+//! rank makes the same calls with the same arguments in the same order, in one thread. No thread of
+//! the cache polls: each engine calls [`PrefixCache::poll`] in its loop, also while it is idle. All
+//! ranks find the same pages, and results of calls are equal on all. A failed load of a row
+//! ([`RowError::Load`]) is seen by one rank alone: report that forward with [`Ticket::failed`],
+//! and [`Sequence::verify`] returns [`Broken`](crate::core::Broken) on all. After a rank has ended,
+//! stalled or made another call, calls fail with [`Closed::Ranks`] on all ranks, and those of
+//! sequences with [`Broken`](crate::core::Broken).
+//!
+//! [`Ticket::failed`]: larder_kernels::Ticket::failed
+//!
 //! # Pages lost at an exit
 //!
 //! A thread of the cache polls it, so pages go on to L2 and L3 while the engine sleeps. Pages that
@@ -99,7 +112,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_base::runtime::after;
-use larder_engine::{PageStore, Store};
+use larder_engine::{PageStore, Store, StoreError};
 use larder_kernels::L1Pool;
 use larder_remote::l4::L4;
 use larder_sync::Mutex;
@@ -200,7 +213,7 @@ impl PrefixCache {
     /// # Errors
     /// The cache is closed.
     pub fn with_core<R>(&self, look: impl FnOnce(&Core) -> R) -> Result<R, Closed> {
-        self.shared.with(|cache| look(cache.core()))
+        self.shared.with_any(|cache| look(cache.core()))
     }
 
     /// Events since the last call, if [`Config::events`](crate::Config::events) is set.
@@ -256,7 +269,7 @@ impl PrefixCache {
     /// The cache is closed.
     pub fn settle(&self, deadline: Instant) -> Result<bool, Closed> {
         self.shared.with(Cache::retry_failed)?;
-        let is_idle = |cache: &mut Cache| cache.is_idle().then_some(());
+        let is_idle = |cache: &mut Cache, _| cache.is_idle().then_some(());
         Ok(self.shared.wait(deadline, is_idle)?.is_some())
     }
 
@@ -296,11 +309,14 @@ impl PrefixCache {
         self.end(deadline)?;
         drop(self.l4.lock().take());
         if let Some(store) = self.store.lock().take() {
-            let flushed = store.flush();
+            // The owner may end at the same time, as another rank.
+            let is_gone = |flushed: &_| matches!(flushed, Err(StoreError::OwnerGone));
+            let flushed = store.steadily(deadline, is_gone, |_| store.flush());
             store.close()?;
             flushed?;
         }
         match (is_settled, left) {
+            (Err(Closed::Ranks(failure)), _) => Err(failure.into()),
             (Ok(false), Ok((orders, inserts))) => Err(CloseError::Unfinished { orders, inserts }),
             _ => Ok(()),
         }

@@ -1,5 +1,7 @@
 //! The options of an open.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -21,6 +23,7 @@ use crate::cache::{Cache, CacheError, ComponentPools, Components, Parts, Section
 use crate::config::{Config, L3Write, TailConfig, TailKind};
 use crate::l3::{HeadsL3, L3, StoreL3};
 use crate::model::{Component, Model, Role};
+use crate::ranks::{Ranks, RanksError};
 
 /// The layout of L2, but of pages whose heads are stored in groups.
 const L2_LAYOUT: Layout = Layout::PageFirstDirect;
@@ -53,6 +56,9 @@ pub struct PrefixOptions {
     /// group is read and written apart. Default (`None`): the pages of a rank are for ranks that
     /// hold the same heads.
     pub head_groups: Option<u32>,
+    /// The other ranks of the engine: all make the same calls, and find the same pages. No thread
+    /// polls then. Windows and states are not supported. Default: none.
+    pub ranks: Option<Box<dyn Ranks>>,
     /// Pools of the device of `l1` for the components of the model, one for each section. Default
     /// (empty): allocated by the cache.
     pub component_l1: Vec<Vec<L1Pool>>,
@@ -61,7 +67,7 @@ pub struct PrefixOptions {
     /// The remotes beneath the store. Default: none.
     pub l4: L4Config,
     /// Whether a thread polls the cache. Without it, the caller calls [`PrefixCache::poll`] in its
-    /// loop, also while it is idle. Default: true.
+    /// loop, also while it is idle. With other ranks there is no thread. Default: true.
     pub polls_itself: bool,
     /// How long [`PrefixCache::begin`] waits for pages of L3 and for room in L1. Default: 10 s.
     pub begin_wait: Duration,
@@ -99,6 +105,7 @@ impl PrefixOptions {
             config,
             l1: None,
             head_groups: None,
+            ranks: None,
             component_l1: Vec::new(),
             store: OpenOptions::default(),
             l4: L4Config::default(),
@@ -175,7 +182,8 @@ impl PrefixOptions {
         if let Some(l4) = &l4 {
             l4.start(store, path).map_err(OpenError::Thread)?;
         }
-        self.over_store(l3s, Some(store.clone()), l4)
+        let stored = stored(path, namespaces);
+        self.over_store(l3s, stored, Some(store.clone()), l4)
     }
 
     /// A cache over this L3, or over none. Over none, `config.l3_write` counts as `Never`. For a
@@ -184,7 +192,7 @@ impl PrefixOptions {
     /// # Errors
     /// The memory or the configuration.
     pub fn over(self, l3: Option<Arc<dyn L3>>) -> Result<PrefixCache, OpenError> {
-        self.over_store(l3.into_iter().collect(), None, None)
+        self.over_store(l3.into_iter().collect(), None, None, None)
     }
 
     /// A cache over these L3, one for the model and then one for each of its components; or over
@@ -193,7 +201,7 @@ impl PrefixOptions {
     /// # Errors
     /// The memory or the configuration; or a component has no L3.
     pub fn over_each(self, l3s: Vec<Arc<dyn L3>>) -> Result<PrefixCache, OpenError> {
-        self.over_store(l3s, None, None)
+        self.over_store(l3s, None, None, None)
     }
 
     /// The namespace of the model, without its weights: they are part of the keys of pages
@@ -235,12 +243,13 @@ impl PrefixOptions {
     }
 
     fn over_store(
-        self,
+        mut self,
         l3s: Vec<Arc<dyn L3>>,
+        stored: Option<u64>,
         store: Option<Arc<Store>>,
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
-        let (shape, layout, mut config) = (self.model.shape(), self.layout(), self.config);
+        let (shape, layout, mut config) = (self.model.shape(), self.layout(), self.config.clone());
         let mut l3s = l3s.into_iter();
         let l3 = l3s.next();
         if l3.is_none() {
@@ -248,6 +257,16 @@ impl PrefixOptions {
             config.l3_write = L3Write::Never;
         }
         config.check().map_err(CacheError::from)?;
+        if let Some(ranks) = &mut self.ranks {
+            let own = self.model.components().iter();
+            let tail = own.clone().find(|of| of.role != Role::Follower);
+            if let Some(component) = tail {
+                let name = component.name.clone();
+                return Err(OpenError::RanksBeside { name });
+            }
+            let has_writer = agree(&mut **ranks, &config, stored)?;
+            config.writes_l3 &= !has_writer || ranks.rank() == 0;
+        }
         let (is_on_host, device, l1) = match self.l1 {
             Some(L1Memory::Pool(device, l1)) => (false, device, l1),
             Some(L1Memory::Host(device)) => host_l1(device, &shape, &config)?,
@@ -268,13 +287,17 @@ impl PrefixOptions {
             l1: l1.clone(),
             l2,
             l3,
-            ranks: None,
+            ranks: self.ranks,
         };
         let mut cache = Cache::hybrid(config, parts, components)?;
+        if cache.has_ranks() {
+            cache.number_each_report();
+        }
         cache.new_weights(&self.model.weights);
         let shared = Shared::new(cache, l1, is_on_host, shared_components);
         let shared = Arc::new(shared);
-        let poller = self.polls_itself.then(|| Poller::start(&shared));
+        let polls_itself = self.polls_itself && !shared.has_ranks();
+        let poller = polls_itself.then(|| Poller::start(&shared));
         Ok(PrefixCache {
             poller: Mutex::new(poller.transpose().map_err(OpenError::Thread)?),
             shared,
@@ -283,6 +306,36 @@ impl PrefixOptions {
             begin_wait: self.begin_wait,
             close_wait: self.close_wait,
         })
+    }
+}
+
+/// A digest of a store and of the pages that a rank stores in it: equal for ranks that write the
+/// same bytes to the same place. `None` if the place is not known.
+fn stored(path: &Path, namespaces: &[Namespace]) -> Option<u64> {
+    let file = std::fs::metadata(path).ok()?;
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").ok()?;
+    let mut hasher = DefaultHasher::new();
+    (file.dev(), file.ino(), boot).hash(&mut hasher);
+    for namespace in namespaces {
+        namespace.encode().hash(&mut hasher);
+    }
+    Some(hasher.finish())
+}
+
+/// Compares the configurations of all ranks. Returns whether all write the same bytes to the same
+/// place: then rank 0 alone does.
+fn agree(ranks: &mut dyn Ranks, config: &Config, stored: Option<u64>) -> Result<bool, CacheError> {
+    let mut hasher = DefaultHasher::new();
+    let mut config = config.clone();
+    config.writes_l3 = true;
+    format!("{config:?}").hash(&mut hasher);
+    let (config, rank) = (hasher.finish(), u64::from(ranks.rank()));
+    let stored = stored.unwrap_or(rank);
+    let mut all = [config, !config, stored, !stored];
+    ranks.min(&mut all)?;
+    match all[0] == !all[1] {
+        true => Ok(all[2] == !all[3]),
+        false => Err(RanksError::Unlike.into()),
     }
 }
 

@@ -168,7 +168,21 @@ impl Sequence {
     /// Whether the loads of its cached pages have ended, successfully or not: no row waits.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
-        self.gates.iter().all(|gate| gate.outcome().is_some())
+        if !self.shared.has_ranks() {
+            return self.gates.iter().all(|gate| gate.outcome().is_some());
+        }
+        let is_over = self.shared.with_any(|cache| self.is_loaded_in(cache));
+        is_over.unwrap_or(true)
+    }
+
+    /// As [`Sequence::is_loaded`]. With other ranks, the answer is the same on all.
+    fn is_loaded_in(&self, cache: &Cache) -> bool {
+        if !cache.has_ranks() {
+            return self.gates.iter().all(|gate| gate.outcome().is_some());
+        }
+        let loads = self.request().map(|request| request.row_and_loads().1);
+        let mut loads = loads.into_iter().flatten();
+        !loads.any(|load| cache.core().is_loading(*load))
     }
 
     /// The row of a position: KV of one token in one layer of one part (0: K or latent, 1: V).
@@ -250,7 +264,7 @@ impl Sequence {
     }
 
     fn unbroken(&self) -> Result<&Request, SequenceError> {
-        let request = self.request().ok_or(Closed)?;
+        let request = self.request().ok_or(Closed::Ended)?;
         match self.shared.with(|cache| cache.is_broken(request))? {
             true => Err(Broken.into()),
             false => Ok(request),
@@ -272,11 +286,11 @@ impl Sequence {
     /// copies will free pages ([`NoRoom::pending`]), a later attempt may succeed.
     pub fn push_within(&mut self, token: u64, wait: Duration) -> Result<(), SequenceError> {
         let (shared, tokens) = (self.shared.clone(), self.tokens);
-        let request = self.request.as_mut().ok_or(Closed)?;
+        let request = self.request.as_mut().ok_or(Closed::Ended)?;
         if request.tokens() <= tokens {
             let deadline = after(wait);
             let mut last = NoRoom::default();
-            let extended = shared.wait(deadline, |cache| match cache.extend(request, 1) {
+            let extended = shared.wait(deadline, |cache, _| match cache.extend(request, 1) {
                 Err(ExtendError::NoRoom(no_room)) if no_room.pending > 0 => {
                     last = no_room;
                     None
@@ -339,7 +353,7 @@ impl Sequence {
         }
         // A load that has ended is over for the core only after a poll.
         self.shared.poll()?;
-        let request = self.request.as_mut().ok_or(Closed)?;
+        let request = self.request.as_mut().ok_or(Closed::Ended)?;
         let (copied, forward) = self.shared.with(|cache| {
             let copied = cache.truncate(request, tokens, stream);
             (copied, cache.newest_forward())
@@ -408,14 +422,15 @@ impl Sequence {
         }
         self.ticket = forward.clone();
         self.gates.retain(|gate| gate.outcome() != Some(Ok(())));
-        if forward.poll() == Ok(true) {
+        // Other ranks may not see its end yet.
+        if !self.shared.has_ranks() && forward.poll() == Ok(true) {
             self.unbroken()?;
         } else {
             // The tree takes no page yet, but the core knows the forward of the request.
             self.insert(0)?;
         }
         if self.shared.is_hybrid() {
-            let request = self.request.as_mut().ok_or(Closed)?;
+            let request = self.request.as_mut().ok_or(Closed::Ended)?;
             if stream.is_none() && !self.shared.is_on_host() && request.state_pools() > 0 {
                 // No stream orders the copy of a state behind it. Its outcome is found by a poll.
                 let _outcome = forward.wait();
@@ -447,10 +462,10 @@ impl Sequence {
     /// The sequence is broken, or the cache is closed.
     pub fn share(&mut self) -> Result<Vec<Replaced>, SequenceError> {
         let tokens = if self.is_loaded() { self.computed } else { 0 };
-        let row = self.row_of_pages().ok_or(Closed)?;
+        let row = self.row_of_pages().ok_or(Closed::Ended)?;
         let (first, former) = (row.shared_pages(), row.own_pages().to_vec());
         self.insert(tokens)?;
-        let row = self.row_of_pages().ok_or(Closed)?;
+        let row = self.row_of_pages().ok_or(Closed::Ended)?;
         let pages = row.pages()[first..].iter().zip(former).enumerate();
         let replaced = pages.filter(|(_, (page, former))| *page != former);
         let replaced = replaced.map(|(at, (page, former))| Replaced {
@@ -464,7 +479,7 @@ impl Sequence {
     fn insert(&mut self, tokens: usize) -> Result<(), SequenceError> {
         // A load that has ended is over for the core only after a poll.
         self.shared.poll()?;
-        let request = self.request.as_mut().ok_or(Closed)?;
+        let request = self.request.as_mut().ok_or(Closed::Ended)?;
         let ticket = &self.ticket;
         let (inserted, forward) = self.shared.with(|cache| {
             let inserted = cache.insert_first(request, tokens, ticket);
@@ -484,14 +499,19 @@ impl Sequence {
     /// the sequence. Or the cache is closed.
     pub fn verify(&mut self) -> Result<bool, SequenceError> {
         self.shared.poll()?;
-        let request = self.request.as_ref().ok_or(Closed)?;
+        let request = self.request.as_ref().ok_or(Closed::Ended)?;
         let forward = self.forward;
         let (is_broken, is_over) = self.shared.with(|cache| {
             let is_broken = cache.is_broken(request);
-            (is_broken, cache.core().is_over(forward))
+            let is_over = cache.core().is_over(forward);
+            let is_loaded = !cache.has_ranks() || self.is_loaded_in(cache);
+            (is_broken, is_over && is_loaded)
         })?;
         if is_broken {
             return Err(Broken.into());
+        }
+        if self.shared.has_ranks() {
+            return Ok(is_over);
         }
         // A load that has failed since the poll has broken the sequence, which the next poll finds.
         let mut outcomes = self.gates.iter().map(LayerTickets::outcome);
@@ -505,10 +525,10 @@ impl Sequence {
     /// # Errors
     /// The sequence is broken: it keeps nothing that it has not shared. Or the cache is closed.
     pub fn keep(self) -> Result<usize, SequenceError> {
-        let request = self.request.as_ref().ok_or(Closed)?;
+        let request = self.request.as_ref().ok_or(Closed::Ended)?;
         if !self.is_loaded() {
-            self.shared.wait(after(Duration::MAX), |cache| {
-                (self.is_loaded() || cache.is_broken(request)).then_some(())
+            self.shared.wait(after(Duration::MAX), |cache, _| {
+                (self.is_loaded_in(cache) || cache.is_broken(request)).then_some(())
             })?;
         }
         self.end()
@@ -520,7 +540,7 @@ impl Sequence {
     /// Those of [`Sequence::keep`].
     pub fn try_keep(self) -> Result<Kept, SequenceError> {
         self.shared.poll()?;
-        let request = self.request.as_ref().ok_or(Closed)?;
+        let request = self.request.as_ref().ok_or(Closed::Ended)?;
         let is_broken = self.shared.with(|cache| cache.is_broken(request))?;
         match self.is_loaded() || is_broken {
             true => self.end().map(Kept::Ended),
@@ -545,7 +565,7 @@ impl Drop for Sequence {
         if let Some(request) = self.request.take() {
             let ticket = &self.ticket;
             // After the end of the cache there is nothing to free.
-            let _closed = self.shared.with(|cache| {
+            let _closed = self.shared.with_any(|cache| {
                 cache.finish(request, false, ticket);
             });
             self.shared.has_freed();

@@ -19,7 +19,7 @@ use larder_sync::{Condvar, Mutex, MutexGuard};
 
 use super::error::Closed;
 use super::queue::{Place, Queue};
-use crate::cache::{Cache, Stuck};
+use crate::cache::{Cache, CacheError, Stuck};
 
 /// The first pause after progress.
 const PAUSE_MIN: Duration = Duration::from_micros(50);
@@ -100,6 +100,7 @@ pub(super) struct Shared {
     is_on_host: bool,
     components: Vec<SharedComponent>,
     page_tokens: usize,
+    has_ranks: bool,
     origin: Origin,
 }
 
@@ -114,6 +115,7 @@ impl Shared {
         cache.wake_on_l3(signal.clone().into());
         Shared {
             page_tokens: l1.shape().page_tokens() as usize,
+            has_ranks: cache.has_ranks(),
             cache: Mutex::new(Some(cache)),
             queue: Mutex::default(),
             signal,
@@ -148,14 +150,27 @@ impl Shared {
         self.page_tokens
     }
 
+    /// Whether there are other ranks: all make the same calls, and no thread polls.
+    pub(super) fn has_ranks(&self) -> bool {
+        self.has_ranks
+    }
+
     /// Calls the cache. Wakes its thread if the call has begun work.
     pub(super) fn with<R>(&self, call: impl FnOnce(&mut Cache) -> R) -> Result<R, Closed> {
+        self.with_any(|cache| match cache.ranks_failure() {
+            Some(failure) => Err(failure.clone().into()),
+            None => Ok(call(cache)),
+        })?
+    }
+
+    /// As [`Shared::with`], also after the ranks have ceased to agree: for drops and counters.
+    pub(super) fn with_any<R>(&self, call: impl FnOnce(&mut Cache) -> R) -> Result<R, Closed> {
         if self.origin.is_inherited() {
             // The lock may be held for ever.
-            return Err(Closed);
+            return Err(Closed::Ended);
         }
         let mut lock = self.cache.lock();
-        let cache = lock.as_mut().ok_or(Closed)?;
+        let cache = lock.as_mut().ok_or(Closed::Ended)?;
         let was_idle = cache.is_idle();
         let result = call(cache);
         let has_begun = was_idle && !cache.is_idle();
@@ -176,15 +191,15 @@ impl Shared {
                 *told = Instant::now();
                 cache.tell_warmth();
             }
-            let ended = polled(cache);
+            let ended = polled(cache)?;
             let mut queue = self.queue.lock();
             // The time of a prefetch may be over, which is no progress of the cache.
             let ready = match ended || queue.is_overdue(PAUSE_MAX) {
                 true => queue.ready(cache),
                 false => Vec::new(),
             };
-            (ended, cache.is_idle(), ready)
-        })?;
+            Ok::<_, Closed>((ended, cache.is_idle(), ready))
+        })??;
         ready.into_iter().for_each(Waker::wake);
         if ended {
             self.signal.give();
@@ -192,20 +207,24 @@ impl Shared {
         Ok((ended, is_idle))
     }
 
-    /// Polls until `check` has a result, or until `deadline`. The last check is after it.
+    /// Polls until `check` has a result, or until `deadline`. The last check is after it, and knows
+    /// that. Of several ranks, the first deadline counts.
     pub(super) fn wait<R>(
         &self,
         deadline: Instant,
-        mut check: impl FnMut(&mut Cache) -> Option<R>,
+        mut check: impl FnMut(&mut Cache, bool) -> Option<R>,
     ) -> Result<Option<R>, Closed> {
         if self.origin.is_inherited() {
-            return Err(Closed);
+            return Err(Closed::Ended);
         }
         let mut pause = PAUSE_MIN;
         loop {
             let (seen, is_over) = (self.signal.count(), Instant::now() >= deadline);
             let (ended, _) = self.poll()?;
-            let found = self.with(&mut check)?;
+            let (found, is_over) = self.with(|cache| {
+                let is_over = cache.is_any_late(is_over)?;
+                Ok::<_, Closed>((check(cache, is_over), is_over))
+            })??;
             if found.is_some() || is_over {
                 return Ok(found);
             }
@@ -219,7 +238,7 @@ impl Shared {
 
     /// Notifies waiting requests that a sequence has freed pages.
     pub(super) fn has_freed(&self) {
-        let ready = self.with(|cache| self.queue.lock().ready(cache));
+        let ready = self.with_any(|cache| self.queue.lock().ready(cache));
         let Ok(ready) = ready else {
             return;
         };
@@ -254,13 +273,16 @@ impl Shared {
     }
 }
 
-/// Whether a poll has processed anything. A group of one rank does not fail.
-fn polled(cache: &mut Cache) -> bool {
+/// Whether a poll has processed anything.
+fn polled(cache: &mut Cache) -> Result<bool, Closed> {
     match cache.poll() {
-        Ok(ended) => ended > 0,
+        Ok(ended) => Ok(ended > 0),
         Err(error) => {
             tracing::error!("the prefix cache cannot continue: {error}");
-            false
+            match error {
+                CacheError::Ranks(failure) => Err(failure.into()),
+                _ => Ok(false),
+            }
         }
     }
 }

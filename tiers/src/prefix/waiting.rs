@@ -3,16 +3,16 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use larder_base::runtime::after;
 use larder_kernels::Ticket;
 
-use super::error::BeginError;
+use super::error::{BeginError, Closed};
 use super::queue::{Need, Place};
 use super::sequence::{Cached, Sequence};
 use super::shared::Shared;
-use crate::cache::Cache;
+use crate::cache::{Cache, CacheError};
 use crate::core::{PrefetchId, PrefetchState};
 use crate::prompt::{Prompt, Scope};
 
@@ -170,8 +170,7 @@ impl Waiting {
     pub fn begin_within(mut self, wait: Duration) -> Result<Sequence, BeginError> {
         let deadline = after(wait);
         let shared = self.shared.clone();
-        let begun = shared.wait(deadline, |cache| {
-            let is_over = Instant::now() >= deadline;
+        let begun = shared.wait(deadline, |cache, is_over| {
             self.step_in(cache, is_over).transpose()
         })?;
         let (pages, available) = self.no_room.unwrap_or_default();
@@ -213,9 +212,10 @@ impl Waiting {
             let state = if is_over {
                 cache.end_prefetch(id)
             } else {
-                // A group of one rank does not fail.
-                let state = cache.poll_prefetch(id);
-                state.unwrap_or(PrefetchState::Unknown)
+                match cache.poll_prefetch(id) {
+                    Err(CacheError::Ranks(failure)) => return Err(Closed::from(failure).into()),
+                    state => state.unwrap_or(PrefetchState::Unknown),
+                }
             };
             match state {
                 PrefetchState::Waiting => return Ok(None),
@@ -325,7 +325,7 @@ impl Drop for Waiting {
         self.leave();
         if let Some(id) = self.prefetch {
             // After the end of the cache there is nothing to cancel.
-            let _closed = self.shared.with(|cache| cache.cancel_prefetch(id));
+            let _closed = self.shared.with_any(|cache| cache.cancel_prefetch(id));
         }
     }
 }

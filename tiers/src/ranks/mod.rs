@@ -2,7 +2,8 @@
 //!
 //! Every rank has its own tree, and all trees must stay equal. A local observation (the number of
 //! pages in its L3, an expired deadline) therefore changes a tree only after all ranks have reduced
-//! it to one value: the minimum or the maximum. All ranks make the same calls in the same order.
+//! it to one value: the minimum or the maximum. All ranks make the same calls in the same order,
+//! which each poll of their caches checks.
 //!
 //! A module imports only the modules below it.
 //!
@@ -110,6 +111,21 @@ pub enum RanksError {
         /// The later, different call.
         second: Call,
     },
+    /// The ranks have called their caches differently.
+    #[error(
+        "one rank is at {first}, another at {}; all ranks must make the same calls with the same \
+         arguments: restart all of them",
+        Other(.first, .second)
+    )]
+    Diverged {
+        /// The least position of a rank.
+        first: Position,
+        /// The greatest position. Equal if only arguments differ, of this call or an earlier one.
+        second: Position,
+    },
+    /// The ranks have opened caches of different configurations.
+    #[error("the configurations of the ranks differ; give all ranks the same sizes and policies")]
+    Unlike,
     /// A rank sent an invalid message.
     #[error("rank {rank} sent {what}; all ranks must run the same version")]
     Garbled {
@@ -152,6 +168,40 @@ pub enum RanksError {
         /// The system error.
         why: String,
     },
+}
+
+/// How far the calls of a rank are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// The number of its last call.
+    pub number: u64,
+    /// The kind of that call.
+    pub call: String,
+    /// The kind of the call before it.
+    pub former: String,
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Position {
+            number,
+            call,
+            former,
+        } = self;
+        write!(f, "call {number} ({call} after {former})")
+    }
+}
+
+/// The second position for messages.
+struct Other<'a>(&'a Position, &'a Position);
+
+impl fmt::Display for Other<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == self.1 {
+            return f.write_str("the same call after other arguments");
+        }
+        self.1.fmt(f)
+    }
 }
 
 /// One rank's call.

@@ -16,7 +16,7 @@ use super::{RanksError, Reduce, VALUES_MAX};
 pub(super) const MAGIC: [u8; 8] = *b"LARDERRK";
 
 /// Version of the messages.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Maximum length of a frame, in bytes: a call of [`VALUES_MAX`] values of up to 10 bytes, or the
 /// numbers of all ranks, with a margin.

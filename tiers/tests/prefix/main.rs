@@ -20,6 +20,7 @@ mod loads;
 mod memory;
 mod polls;
 mod random;
+mod ranks;
 mod refuses;
 mod remotes;
 mod room;

@@ -75,7 +75,7 @@ fn prompts(toy: &Transformer, group: u64) -> Prompts {
 }
 
 /// Faults of one copy in so many.
-fn faults(one_in: u64) -> Faults {
+pub fn faults(one_in: u64) -> Faults {
     let copies = AtomicU64::new(0);
     Box::new(move |moment| {
         let Moment::Copy(_, layer) = moment else {
