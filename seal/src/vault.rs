@@ -47,6 +47,7 @@ pub enum VaultError {
 #[derive(Clone, Default)]
 pub struct Vault {
     pages: Arc<RwLock<Vec<Page>>>,
+    is_plain: bool,
 }
 
 /// A key in a vault. It is wiped when the last clone is dropped.
@@ -62,8 +63,13 @@ struct Held {
 }
 
 struct Page {
-    memory: MmapMut,
+    memory: Memory,
     used: Vec<bool>,
+}
+
+enum Memory {
+    Locked(MmapMut),
+    Plain(Box<[u8; PAGE_BYTES]>),
 }
 
 impl Vault {
@@ -71,6 +77,17 @@ impl Vault {
     #[must_use]
     pub fn new() -> Vault {
         Vault::default()
+    }
+
+    /// A vault in ordinary memory, for a simulation: locked memory would outlive the processes that
+    /// it kills.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn plain() -> Vault {
+        Vault {
+            is_plain: true,
+            ..Vault::default()
+        }
     }
 
     /// Keeps a key that `write` writes into the memory of the vault. `write` uses no key of this
@@ -84,7 +101,10 @@ impl Vault {
         let at = match room {
             Some(at) => at,
             None => {
-                pages.push(Page::new()?);
+                pages.push(match self.is_plain {
+                    true => Page::plain(),
+                    false => Page::locked()?,
+                });
                 pages.len().saturating_sub(1)
             }
         };
@@ -121,6 +141,11 @@ impl Vault {
 }
 
 impl Key {
+    /// The vault with this key.
+    pub(crate) fn vault(&self) -> &Vault {
+        &self.held.vault
+    }
+
     /// Uses the key. It is not copied.
     pub(crate) fn with<T>(
         &self,
@@ -146,7 +171,7 @@ impl Drop for Held {
 }
 
 impl Page {
-    fn new() -> Result<Page, VaultError> {
+    fn locked() -> Result<Page, VaultError> {
         let failed = |step| move |source| VaultError::Memory { step, source };
         let mut memory = MmapMut::map_anon(PAGE_BYTES).map_err(failed("mapping"))?;
         let at = memory.as_mut_ptr().cast();
@@ -161,23 +186,36 @@ impl Page {
         memory
             .advise(Advice::DontDump)
             .map_err(failed("leaving out of dumps"))?;
-        if let Some(first) = memory.first_chunk_mut() {
+        Ok(Page::of(Memory::Locked(memory)))
+    }
+
+    fn plain() -> Page {
+        Page::of(Memory::Plain(Box::new([0; PAGE_BYTES])))
+    }
+
+    fn of(mut memory: Memory) -> Page {
+        if let Some(first) = memory.bytes_mut().first_chunk_mut() {
             *first = MARK;
         }
-        Ok(Page {
+        Page {
             memory,
             used: vec![false; KEYS_PER_PAGE],
-        })
+        }
     }
 
     /// A key, unless the page was wiped.
     fn slot(&self, slot: usize) -> Option<&[u8; KEY_BYTES]> {
-        let (mark, keys) = self.memory.as_chunks().0.split_first()?;
+        let (mark, keys) = self.memory.bytes().as_chunks().0.split_first()?;
         keys.get(slot).filter(|_| *mark == MARK)
     }
 
     fn slot_mut(&mut self, slot: usize) -> Option<&mut [u8; KEY_BYTES]> {
-        let (mark, keys) = self.memory.as_chunks_mut().0.split_first_mut()?;
+        let (mark, keys) = self
+            .memory
+            .bytes_mut()
+            .as_chunks_mut()
+            .0
+            .split_first_mut()?;
         keys.get_mut(slot).filter(|_| *mark == MARK)
     }
 
@@ -188,9 +226,25 @@ impl Page {
     }
 }
 
+impl Memory {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Memory::Locked(memory) => memory,
+            Memory::Plain(memory) => &memory[..],
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Memory::Locked(memory) => memory,
+            Memory::Plain(memory) => &mut memory[..],
+        }
+    }
+}
+
 impl Drop for Page {
     fn drop(&mut self) {
-        self.memory.zeroize();
+        self.memory.bytes_mut().zeroize();
     }
 }
 

@@ -40,6 +40,12 @@ impl WrappingKey {
         })
     }
 
+    /// The memory with this key.
+    #[must_use]
+    pub fn vault(&self) -> &Vault {
+        self.key.vault()
+    }
+
     /// The identity of the key. It does not show the key.
     #[must_use]
     pub fn id(&self) -> WrapId {

@@ -178,7 +178,7 @@ impl World {
         });
         self.check_mark(live, header.synced);
         if let Content::Bytes(before) = self.disk.volumes()[volume].visible(at)
-            && let Ok(before) = DescriptorBlock::check(&before[..])
+            && let Ok(before) = self.check_descriptor(before)
         {
             // A later epoch may overwrite blocks that a crash left behind the last block that
             // recovery found. An empty block may overwrite the rest of a failed write.

@@ -28,6 +28,28 @@ impl Coded {
     }
 }
 
+/// A page as it is encrypted.
+pub fn sealed(checksum: u64, stored: &[u8]) -> Coded {
+    let blocks = stored.as_chunks().0.iter().map(Content::coded);
+    Coded {
+        checksum,
+        blocks: blocks.filter_map(|block| digest(&block)).collect(),
+    }
+}
+
+/// A block with other bytes under the same checksum.
+pub fn forged(block: &Block) -> Content {
+    let mut wrong = *block;
+    spoil(&mut wrong);
+    Content::coded(&wrong)
+}
+
+fn spoil(block: &mut Block) {
+    for (byte, unseen) in block.iter_mut().zip(UNSEEN.to_le_bytes()) {
+        *byte ^= unseen;
+    }
+}
+
 /// The digest of a block of page data. A block that the codec stores plain has its word.
 pub fn digest(block: &Content) -> Option<u64> {
     match block {
@@ -88,9 +110,7 @@ pub fn miscoded(page: &[u8], at: usize, block: &Block) -> Option<Content> {
     let mut stored = encode(page)?;
     let wrong = stored.as_chunks_mut::<BLOCK>().0.get_mut(at)?;
     assert_eq!(wrong, block, "a codec that stores a page in two ways");
-    for (byte, unseen) in wrong.iter_mut().zip(UNSEEN.to_le_bytes()) {
-        *byte ^= unseen;
-    }
+    spoil(wrong);
     let wrong = *wrong;
     let is_refused = Codec::new()
         .decode(&stored, &mut [&mut page.to_vec()])

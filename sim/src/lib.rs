@@ -17,10 +17,12 @@
 //! | `faults` | device faults, and the losses that they excuse |
 //! | `outage` | reads that fail for a while |
 //! | `recovered` | the checks of a recovery |
+//! | `sealed` | the keyring and the pages of encrypted stores |
 //! | `superblocks` | the copies of the superblock of each volume |
 //! | `expected` | the pages that a recovery must find |
 //! | `checks` | the checks of the metadata that the core writes |
 //! | `world` | the facts of a seed of `store` that outlive its process |
+//! | `secrets` | the keys and the salts of an encrypted store |
 //! | `totals` | counts over a run |
 //! | `oracle` | the promises |
 //! | `disk` | a disk over the media of `larder_sim_runtime`, with its faults |
@@ -53,6 +55,8 @@ mod oracle;
 mod outage;
 mod processes;
 mod recovered;
+mod sealed;
+mod secrets;
 mod setup;
 mod store;
 mod superblocks;

@@ -9,12 +9,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use larder_core::index::SegmentId;
-use larder_engine::format::{Namespace, PageChecksum, PageKey};
+use larder_engine::format::{Namespace, PageChecksum, PageKey, Proof};
 use larder_sim_runtime::dice::mix;
 use larder_sim_runtime::medium::{Block, Content, word_of};
 
 use crate::coded::{self, Coded};
 use crate::setup::{BLOCK, Setup};
+
+/// Bits of the checksum of an encrypted page that an index leaves out.
+const SEALED_CHECKSUM_REST: u32 = u64::BITS - Proof::SEALED_CHECKSUM_BITS;
 
 /// A page's name: its position in the list of all names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +47,8 @@ pub struct Version {
     pub blocks: u32,
     /// Its form by the codec, if that is smaller. The store may keep either form.
     coded: Option<Coded>,
+    /// Its encrypted forms: one for each try of its put.
+    sealed: Vec<Coded>,
     /// Must survive a power loss as long as it is in the index.
     pub durable: bool,
     /// The version that must survive in place of this one: an older version of the page, in this
@@ -56,6 +61,8 @@ pub struct Version {
     pub refused: bool,
     /// The device spoiled a copy of it.
     pub rotten: bool,
+    /// Bytes of it were changed under the same checksum.
+    pub forged: bool,
     /// A crash cut its write short.
     pub torn: bool,
 }
@@ -83,6 +90,11 @@ impl Version {
 
     /// The blocks of the form with this checksum.
     pub fn stored_blocks(&self, checksum: u64) -> Option<u32> {
+        // An index keeps a part of the checksum of an encrypted page.
+        let is_it = |form: &&Coded| (form.checksum ^ checksum) << SEALED_CHECKSUM_REST == 0;
+        if let Some(sealed) = self.sealed.iter().find(is_it) {
+            return Some(sealed.blocks.len() as u32);
+        }
         let coded = self.coded.as_ref();
         let coded = coded.filter(|coded| coded.checksum == checksum);
         let plain = (self.checksum == checksum).then_some(self.blocks);
@@ -94,7 +106,9 @@ pub struct Oracle {
     salt: u64,
     /// Pages have values that a codec can shrink.
     is_coded: bool,
-    /// By digest: the blocks of the codec, and the versions that they belong to.
+    /// Pages are stored encrypted.
+    is_sealed: bool,
+    /// By digest: the blocks of the codec and of the cipher, and the versions that they belong to.
     coded: BTreeMap<u64, VersionId>,
     names: Vec<NameInfo>,
     /// Number of names in one namespace.
@@ -133,6 +147,7 @@ impl Oracle {
         Oracle {
             salt,
             is_coded: setup.codec.is_some(),
+            is_sealed: setup.sealed,
             coded: BTreeMap::new(),
             names,
             names_each: setup.chains * setup.depth,
@@ -195,11 +210,13 @@ impl Oracle {
             checksum: checksum.finish(),
             blocks,
             coded,
+            sealed: Vec::new(),
             durable: false,
             in_place_of: None,
             dropped: None,
             refused: false,
             rotten: false,
+            forged: false,
             torn: false,
         });
         self.names[name.0].versions.push(id);
@@ -262,7 +279,7 @@ impl Oracle {
         let content = match word_of(block) {
             Some(0) => return Content::Zero,
             Some(word) => Content::Data(word),
-            None if self.is_coded => Content::coded(block),
+            None if self.is_coded || self.is_sealed => Content::coded(block),
             None => return Content::Bytes(Arc::new(*block)),
         };
         match self.owner(&content) {
@@ -290,11 +307,40 @@ impl Oracle {
         let version = &self.versions[id.0];
         if blocks.len() == version.blocks as usize {
             let mut all = (0..).zip(blocks);
-            return all.all(|(at, block)| *block == self.content(id, at));
+            if all.all(|(at, block)| *block == self.content(id, at)) {
+                return true;
+            }
         }
-        let digests = blocks.iter().map(coded::digest);
-        let coded = version.coded.as_ref();
-        coded.is_some_and(|coded| digests.eq(coded.blocks.iter().copied().map(Some)))
+        let mut forms = version.coded.iter().chain(&version.sealed);
+        forms.any(|form| {
+            let digests = blocks.iter().map(coded::digest);
+            digests.eq(form.blocks.iter().copied().map(Some))
+        })
+    }
+
+    /// A version is encrypted.
+    pub fn sealed(&mut self, id: VersionId, checksum: u64, stored: &[u8]) {
+        let form = coded::sealed(checksum, stored);
+        self.coded
+            .extend(form.blocks.iter().map(|digest| (*digest, id)));
+        self.versions[id.0].sealed.push(form);
+    }
+
+    /// Whether bytes of some version of a page were changed under the same checksum.
+    pub fn has_forged_version(&self, name: Name) -> bool {
+        let mut versions = self.names[name.0].versions.iter();
+        versions.any(|id| self.versions[id.0].forged)
+    }
+
+    /// An encrypted block with wrong bytes, under the same checksum.
+    pub fn forge(&mut self, block: &Content) -> Option<(VersionId, Content)> {
+        let id = self.owner(block)?;
+        let Content::Coded(_, bytes) = block else {
+            return None;
+        };
+        let wrong = coded::forged(bytes);
+        self.coded.insert(coded::digest(&wrong)?, id);
+        Some((id, wrong))
     }
 
     /// A block of the codec with wrong bytes, under the same checksum, which no decoder takes.

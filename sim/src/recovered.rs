@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use larder_core::index::{Index, Place};
-use larder_store::recovery::{Recovery, recover};
+use larder_store::recovery::{Recovery, recover_with};
 
 use crate::expected::Expected;
 use crate::oracle::VersionId;
@@ -153,7 +153,7 @@ impl World {
             u64::from(segments * self.setup.segment_blocks),
         ));
         let superblocks: Vec<_> = self.superblocks.iter().map(Option::as_ref).collect();
-        let reader = recover(&*self.disk, &superblocks, &index, true);
+        let reader = recover_with(&*self.disk, &superblocks, self.keys(), &index);
         let namespaces = self.namespaces_of(&reader);
         for (name, (version, place, _)) in self.snapshot(&index, &namespaces) {
             assert!(

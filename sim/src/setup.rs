@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder_engine::format::{
     Clock, Features, History, Holder, Namespace, OVERHEAD_BYTES, OpenState, PageShape, Run,
-    StoreId, Superblock, VolumeEntry, VolumeId, superblock_offsets,
+    StoreId, Superblock, TENANT_FIELD, VolumeEntry, VolumeId, superblock_offsets,
 };
 use larder_engine::{CodecChoice, SyncPolicy};
 use larder_sim_runtime::dice::Dice;
@@ -55,7 +55,9 @@ pub struct Faults {
     pub misdirected_write: f64,
     /// A read returns another block's content.
     pub misdirected_read: f64,
-    /// A step shows that a page was encoded wrongly.
+    /// A copy of the keyring, or all, are spoiled before an opening.
+    pub rot_keyring: f64,
+    /// A step shows that a page was encoded wrongly, or that an encrypted one was changed.
     pub miscodes: f64,
     /// A step spoils stored content of the device.
     pub at_rest: AtRest,
@@ -122,8 +124,13 @@ impl AtRest {
 impl Faults {
     /// Whether the device may spoil content that it once held.
     pub fn spoils(&self) -> bool {
+        self.miscodes > 0.0 || self.spoils_checksums()
+    }
+
+    /// The same, so that a checksum shows it.
+    pub fn spoils_checksums(&self) -> bool {
         let at_rest = self.at_rest.each();
-        self.lost_write + self.misdirected_write + self.miscodes > 0.0
+        self.lost_write + self.misdirected_write > 0.0
             || at_rest.iter().any(|(_, probability)| *probability > 0.0)
     }
 
@@ -251,6 +258,8 @@ pub struct Setup {
     /// The codec of puts, and the share of the openings with it. `None`: the contents cannot be
     /// made smaller.
     pub codec: Option<(CodecChoice, f64)>,
+    /// The store is encrypted.
+    pub sealed: bool,
     /// The bytes a day that the store may write, in a tenth of the seeds.
     pub write_budget: WriteBudget,
     /// Callers change quotas.
@@ -306,6 +315,7 @@ impl Setup {
             compacts: dice.chance(0.3),
             faults: Faults::draw(dice, steps),
             codec: None,
+            sealed: false,
             write_budget: WriteBudget::Off,
             quotas: false,
             lives: false,
@@ -334,6 +344,26 @@ impl Setup {
         self.batch = self.batch.min(WINDOW_BLOCKS_MAX / most);
         if dice.chance(0.3) {
             self.faults.miscodes = dice.pick(&[2.0, 10.0]) / self.steps as f64;
+        }
+    }
+
+    /// Half of the seeds are encrypted, with namespaces of some tenants and of none.
+    pub fn draw_seal(&mut self, dice: &mut Dice) {
+        if dice.chance(0.5) {
+            return;
+        }
+        self.sealed = true;
+        for (index, space) in self.namespaces.iter_mut().enumerate() {
+            if dice.chance(0.7) {
+                let tenant = format!("tenant {}", dice.below(2));
+                *space = namespace_of(index, space.shape().page_blocks(), Some(&tenant));
+            }
+        }
+        if dice.chance(0.3) {
+            self.faults.miscodes = dice.pick(&[2.0, 10.0]) / self.steps as f64;
+        }
+        if dice.chance(0.3) {
+            self.faults.rot_keyring = 0.3;
         }
     }
 
@@ -380,6 +410,9 @@ pub const CODEC: u64 = 0xc0dec;
 
 /// The same for the dice that draw whether it has a budget of writes.
 pub const BUDGET: u64 = 0xb0d9e7;
+
+/// The same for the dice that draw whether it is encrypted.
+pub const SEAL: u64 = 0x5ea1;
 
 /// Blocks of a page that the codec makes smaller, at least.
 const CODED_BLOCKS_MIN: usize = 6;
@@ -432,12 +465,15 @@ pub fn superblocks(
 
 /// A namespace of pages of one part.
 pub fn namespace(index: usize, blocks: u32) -> Namespace {
-    Namespace::builder(
-        &format!("model {index}"),
-        "",
-        64,
-        PageShape::new(&[blocks * BLOCK as u32]).unwrap(),
-    )
-    .build()
-    .unwrap()
+    namespace_of(index, blocks, None)
+}
+
+fn namespace_of(index: usize, blocks: u32, tenant: Option<&str>) -> Namespace {
+    let shape = PageShape::new(&[blocks * BLOCK as u32]).unwrap();
+    let builder = Namespace::builder(&format!("model {index}"), "", 64, shape);
+    let builder = match tenant {
+        Some(tenant) => builder.extra(TENANT_FIELD, tenant),
+        None => builder,
+    };
+    builder.build().unwrap()
 }

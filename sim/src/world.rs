@@ -17,6 +17,7 @@ use larder_store::recovery::scan::Spot;
 use crate::classes::Tally;
 use crate::disk::SimDisk;
 use crate::oracle::{Name, Oracle, VersionId};
+use crate::secrets::Sealed;
 use crate::setup::{BLOCK, COPIES, Setup, blocks_of};
 use crate::totals::Totals;
 
@@ -108,6 +109,8 @@ pub struct World {
     /// By volume and copy: the generation of the superblock that is certainly there.
     pub copies: Vec<[Option<u64>; COPIES]>,
     pub store: StoreId,
+    /// Of an encrypted store.
+    pub sealed: Option<Sealed>,
     pub oracle: Oracle,
     /// Counts all events. Orders reservations and deletions.
     pub clock: u64,
@@ -157,12 +160,14 @@ pub struct World {
 
 impl World {
     /// A world with these dice. `salt` makes the bytes of its pages differ from those of other
-    /// worlds. With dice for a codec, half of the worlds have a codec.
+    /// worlds. With dice for a codec, half of the worlds have a codec. With dice for encryption,
+    /// half of them are encrypted.
     pub fn new(
         mut dice: Dice,
         salt: u64,
         mut codec: Option<Dice>,
         mut budget: Option<Dice>,
+        mut seal: Option<(Dice, Option<u64>)>,
         journal: Option<Journal>,
     ) -> World {
         let mut setup = Setup::draw(&mut dice);
@@ -174,20 +179,29 @@ impl World {
             setup.draw_budget(budget);
             setup.draw_lives(budget);
         }
+        if let Some((seal, _)) = &mut seal {
+            setup.draw_seal(seal);
+        }
         if journal.is_some() {
             eprintln!("{setup:?}");
         }
         let store = StoreId::from_bytes([7; 16]);
         let kernel = dice.fork();
         let volumes = setup.volumes.len();
-        let superblocks: Vec<Option<Superblock>> =
-            setup.superblocks(store).into_iter().map(Some).collect();
+        let seal = seal.filter(|_| setup.sealed);
+        let sealed = seal.map(|(dice, differs_from)| Sealed::new(store, dice, differs_from));
+        let mut superblocks = setup.superblocks(store);
+        for superblock in &mut superblocks {
+            superblock.keyring = sealed.as_ref().map_or(0, |sealed| sealed.first.generation);
+        }
+        let superblocks: Vec<Option<Superblock>> = superblocks.into_iter().map(Some).collect();
         let mut world = World {
             disk: SimDisk::new(&setup.volume_blocks(), kernel, setup.faults.calls),
             copies: vec![[None; COPIES]; superblocks.len()],
             superblocks,
             oracle: Oracle::new(&setup, salt),
             store,
+            sealed,
             setup,
             dice,
             clock: 0,
@@ -215,6 +229,7 @@ impl World {
             tally: Tally::default(),
         };
         world.create_superblocks();
+        world.create_keyring();
         world
     }
 
@@ -314,7 +329,7 @@ impl World {
             volume,
             number,
             segment_blocks: self.setup.segment_blocks,
-            keys: None,
+            keys: self.keys().cloned(),
         }
     }
 

@@ -156,6 +156,21 @@ larder_base::bugs! {
         UncheckedSum,
         /// Callers who keep books are not told of pages that eviction takes.
         UntoldEviction,
+        /// A page is encrypted again with the salt that it had before.
+        SaltKept,
+        /// The salt of a page follows from the moment, as its serial does: a copied store has it
+        /// twice.
+        SaltOfSerial,
+        /// The tag of a page covers its place.
+        LocationInAad,
+        /// A keyring that cannot be read is taken for an empty one.
+        EmptyKeyring,
+        /// A page may be durable before the key of its tenant.
+        KeyAfterPage,
+        /// An encrypted page whose tag is wrong, and whose stored bytes are right, is dropped.
+        FindingDropsSealed,
+        /// A get does not look at the tag of a page.
+        TagSkipped,
     }
     /// Bugs that show among an owner and its clients.
     SHARED: {

@@ -4,10 +4,12 @@ use std::io;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
+use larder_base::planted;
 use larder_base::runtime::RwLock;
 use larder_base::system::processes;
 use larder_format::{
-    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, Serial, Structure, TENANT_FIELD,
+    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageKey, Serial, StoreId,
+    Structure, TENANT_FIELD,
 };
 use larder_seal::{Keyring, KeyringError, MasterKey, NO_TENANT, Salts, SealError, TenantKey};
 
@@ -27,12 +29,31 @@ pub struct Tenant {
 
 /// Random bytes of the machine, or of the simulated one.
 fn random(bytes: &mut [u8]) -> io::Result<()> {
-    processes::fill_random(bytes)
+    processes::fill_random(bytes)?;
+    #[cfg(feature = "simulated")]
+    simulated::differ(bytes);
+    Ok(())
 }
 
-/// Calls `work` with the salts of so many pages.
-pub(crate) fn with_salts<R>(pages: usize, work: impl FnOnce(&mut Salts<'_>) -> R) -> R {
-    let mut random = random;
+/// Calls `work` with the salts of so many pages, the first with this key.
+pub(crate) fn with_salts<R>(
+    first: &PageKey,
+    pages: usize,
+    work: impl FnOnce(&mut Salts<'_>) -> R,
+) -> R {
+    let mut random = |bytes: &mut [u8]| {
+        random(bytes)?;
+        for salt in bytes.as_chunks_mut().0 {
+            if planted!(SaltKept) {
+                *salt = *first.prefix().as_bytes();
+            }
+            if planted!(SaltOfSerial) {
+                salt[..8].copy_from_slice(&processes::unix_ms().to_le_bytes());
+                salt[8..].fill(0);
+            }
+        }
+        Ok(())
+    };
     work(&mut Salts::of(&mut random, pages))
 }
 
@@ -88,7 +109,10 @@ impl Keys {
     }
 
     /// A descriptor block with a clear body.
-    pub(crate) fn open_block(&self, bytes: &[u8]) -> Result<[u8; BLOCK_BYTES], Damage> {
+    ///
+    /// # Errors
+    /// See [`DescriptorBlock::unseal`].
+    pub fn open_block(&self, bytes: &[u8]) -> Result<[u8; BLOCK_BYTES], Damage> {
         let mut block: [u8; BLOCK_BYTES] = bytes.try_into().map_err(|_| Damage::Length {
             found: bytes.len() as u64,
         })?;
@@ -117,9 +141,21 @@ pub(crate) fn unlock(
     copy: KeyringCopy,
     wrapping: &larder_seal::WrappingKey,
 ) -> Result<Keys, KeyringError> {
-    let vault = larder_seal::Vault::new();
-    Ok(Keys::new(Keyring::open(copy, wrapping, &vault)?))
+    Ok(Keys::new(Keyring::open(copy, wrapping, wrapping.vault())?))
 }
+
+/// The keyring of a planted bug.
+pub(crate) fn empty(
+    store: StoreId,
+    wrapping: &larder_seal::WrappingKey,
+) -> Result<Keys, KeyringError> {
+    let ring = Keyring::create(store, wrapping, wrapping.vault(), &mut random, 0);
+    ring.map(Keys::new)
+}
+
+#[cfg(feature = "simulated")]
+#[path = "keys/simulated.rs"]
+pub mod simulated;
 
 #[cfg(all(test, not(feature = "simulated")))]
 #[path = "keys/tests.rs"]

@@ -22,7 +22,7 @@ fn a_key_is_wiped_when_its_last_clone_goes() {
     drop(again);
     assert_eq!(vault.keys(), 1);
     let pages = vault.pages.read();
-    let bytes = pages.iter().flat_map(|page| page.memory.iter());
+    let bytes = pages.iter().flat_map(|page| page.memory.bytes().iter());
     assert_eq!(bytes.filter(|byte| **byte == 2).count(), 0);
     drop(pages);
     assert_eq!(first.with(|key| *key).unwrap(), [1; KEY_BYTES]);
@@ -51,7 +51,7 @@ fn a_key_that_is_not_written_leaves_nothing() {
     assert!(refused.is_err());
     assert_eq!(vault.keys(), 0);
     let pages = vault.pages.read();
-    let mut bytes = pages.iter().flat_map(|page| page.memory.iter());
+    let mut bytes = pages.iter().flat_map(|page| page.memory.bytes().iter());
     assert!(bytes.all(|byte| *byte != 3));
 }
 
@@ -60,7 +60,7 @@ fn a_key_that_is_not_written_leaves_nothing() {
 fn the_memory_is_locked_and_in_no_dump_and_wiped_on_fork() {
     let vault = Vault::new();
     let _key = kept(&vault, 1);
-    let start = vault.pages.read().first().unwrap().memory.as_ptr() as usize;
+    let start = vault.pages.read().first().unwrap().memory.bytes().as_ptr() as usize;
     let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     // Neighbours with the same flags are one mapping.
     let has = |line: &str| {
@@ -80,7 +80,14 @@ fn the_memory_is_locked_and_in_no_dump_and_wiped_on_fork() {
 fn a_wiped_page_gives_no_key() {
     let vault = Vault::new();
     let key = kept(&vault, 1);
-    vault.pages.write().first_mut().unwrap().memory.fill(0);
+    vault
+        .pages
+        .write()
+        .first_mut()
+        .unwrap()
+        .memory
+        .bytes_mut()
+        .fill(0);
     assert!(matches!(key.with(|key| *key), Err(VaultError::Forked)));
     let again = vault.keep(|_| Ok::<_, VaultError>(()));
     assert!(matches!(again, Err(VaultError::Forked)));

@@ -23,6 +23,7 @@ use super::state::{Shared, State};
 use crate::classes::Class;
 use crate::lines::{Answers, Device, Lines, answer, each_block};
 use crate::oracle::VersionId;
+use crate::sealed::is_keyring;
 use crate::setup::{BLOCK, Faults, blocks_of};
 use crate::superblocks::decode;
 use crate::world::World;
@@ -78,6 +79,7 @@ fn holds(block: &Block, content: &Content) -> bool {
 impl State {
     /// Starts an operation. Returns whether it is due before the others of its volume.
     fn launch(&mut self, disk: u64, op: Op) -> bool {
+        self.world.look_at_sealed();
         let is_owner = disk == self.owner_disk;
         let mut blocks = Vec::new();
         let mut pins = None;
@@ -133,8 +135,7 @@ impl State {
 
     fn begin_read(&mut self, volume: usize, start: usize) -> Option<SegmentId> {
         let epoch = self.epoch.as_mut()?;
-        let blocks = self.world.setup.volume_blocks()[volume];
-        if start < self.world.segment_first_block(0) || is_copy(volume, blocks, start) {
+        if !self.world.is_in_segment(volume, start) {
             return None;
         }
         let segment = self.world.locate_block(volume, start).0;
@@ -159,8 +160,12 @@ impl State {
         if start == block_at(CLOSING_OFFSET) {
             return What::ClosingStatement;
         }
-        if is_copy(volume, self.world.setup.volume_blocks()[volume], start) {
+        let length = self.world.setup.volume_blocks()[volume];
+        if is_copy(volume, length, start) {
             return What::Quotas;
+        }
+        if is_keyring(length, start) {
+            return What::Keyring;
         }
         let world = &mut self.world;
         world.clock += 1;
@@ -168,6 +173,11 @@ impl State {
         for block in blocks {
             if let Some(version) = world.oracle.owner(block) {
                 is_pages = true;
+                let is_clear = matches!(block, Content::Data(_));
+                assert!(
+                    !is_clear || !world.setup.sealed,
+                    "{version:?} is written in clear"
+                );
                 // The core granted the page before this moment.
                 if self.putting.contains(&version) {
                     world.oracle.version_mut(version).reserved_at = world.clock;

@@ -1,6 +1,7 @@
 //! A seed from start to end: runs of the process, the faults between the steps of its tasks, and
 //! the ends of the runs.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::process::{End, open, run};
 use super::reader::read;
 use super::state::{Phase, Shared};
 use crate::classes::{Class, Tally};
+use crate::secrets::{Salt, end_world};
 use crate::totals::Totals;
 use crate::world::World;
 
@@ -72,6 +74,7 @@ impl Drop for Driver {
     fn drop(&mut self) {
         // After a failure its threads do not run any more: it cannot be dropped.
         std::mem::forget(self.shared.lock().store.take());
+        end_world();
     }
 }
 
@@ -100,13 +103,16 @@ impl Driver {
         }
     }
 
-    /// Plays. Returns a digest of all events, and their counts.
-    pub fn play(mut self) -> (u64, Totals, Tally) {
+    /// Plays. Returns a digest of all events, and their counts; and the salts of all pages.
+    pub fn play(mut self) -> ((u64, Totals, Tally), BTreeSet<Salt>) {
         while let Outcome::Again = self.live() {}
         let mut state = self.shared.lock();
         state.world.totals.steps = self.runtime.steps();
         let (digest, totals, tally) = state.world.sum_up();
-        (mix(digest, self.runtime.steps()), totals, tally)
+        let sealed = state.world.sealed.as_mut();
+        let salts = sealed.map(|sealed| std::mem::take(&mut sealed.salts));
+        let played = (mix(digest, self.runtime.steps()), totals, tally);
+        (played, salts.unwrap_or_default())
     }
 
     /// One run of the process: opening, calls, and an end.
@@ -262,7 +268,9 @@ impl Driver {
         match end {
             End::NotOpened(error) => {
                 let mut state = self.shared.lock();
-                state.check_refusal(&error);
+                if state.check_refusal(&error) {
+                    return Outcome::Over;
+                }
                 let power = state.world.draws_power();
                 drop(state);
                 self.crash(process, power)

@@ -54,10 +54,12 @@ impl State {
         self.forget_unsynced_superblocks();
         let world = &mut self.world;
         world.lose_begun();
+        world.look_at_sealed();
         world.totals.opens += 1;
         world.forgotten.extend(&world.shaken);
         world.revive();
         world.read_superblocks(&mut self.expected)?;
+        world.begin_sealed();
         let volumes = world.disk.volumes();
         let known = world.superblocks.iter().zip(volumes.iter());
         let known = known.map(|(known, volume)| {
@@ -100,6 +102,7 @@ impl State {
     /// Recovery has ended. Nothing has been written.
     pub fn recovered(&mut self, recovery: &Recovery, index: &Arc<Index>) {
         let world = &mut self.world;
+        world.check_unlocked();
         world.note(index.len() as u64, || {
             format!(
                 "recovered {} pages, {} unproven, {} damaged, first {}",
@@ -141,8 +144,8 @@ impl State {
         self.epoch = Some(epoch);
     }
 
-    /// An opening may fail for the device's sake alone.
-    pub fn check_refusal(&mut self, error: &StoreError) {
+    /// An opening may fail for the device's sake alone. Returns whether all others would, too.
+    pub fn check_refusal(&mut self, error: &StoreError) -> bool {
         if let StoreError::NotRead { .. } = error {
             assert!(
                 self.world.has_outage,
@@ -151,7 +154,15 @@ impl State {
             assert_eq!(self.opening_writes, 0, "a refused opening writes");
             self.world.count(Class::OpenRefused);
             self.world.note(0, || format!("not opened: {error}"));
-            return;
+            return false;
+        }
+        let is_locked = matches!(
+            error,
+            StoreError::Keyring { .. } | StoreError::WrongKey { .. }
+        );
+        if is_locked {
+            assert_eq!(self.opening_writes, 0, "a refused opening writes");
+            return self.world.check_locked(error);
         }
         let faults = &self.world.setup.faults;
         let may = faults.spoils() || faults.misleads() || faults.fail_writes();
@@ -162,6 +173,7 @@ impl State {
             "an open refuses a volume as stale: {error}"
         );
         self.world.note(0, || format!("not opened: {error}"));
+        false
     }
 
     /// Runs the checks between two steps: the cheap ones each time, the others from time to time.
@@ -198,7 +210,12 @@ impl State {
                 removed.deleted
             );
             let faults = &world.setup.faults;
-            if !faults.spoils() && !faults.misleads() && !faults.fail_headers() {
+            // A page with a right checksum stays in an encrypted store.
+            let spoils = match world.setup.sealed {
+                true => faults.spoils_checksums(),
+                false => faults.spoils(),
+            };
+            if !spoils && !faults.misleads() && !faults.fail_headers() {
                 assert_eq!(removed.damaged, 0, "damage without a fault that causes it");
             }
             if is_due {

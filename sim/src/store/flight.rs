@@ -12,6 +12,7 @@ pub enum What {
     Superblock,
     ClosingStatement,
     Quotas,
+    Keyring,
     /// Zeros that find out whether a volume takes writes.
     Probe,
     Header(SegmentState),

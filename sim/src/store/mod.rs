@@ -49,27 +49,64 @@ mod rest;
 mod results;
 mod state;
 
+use std::collections::BTreeSet;
+
 use larder_sim_runtime::dice::{Dice, mix};
 
 use crate::classes::Tally;
-use crate::setup::{BUDGET, CODEC};
+use crate::secrets::Salt;
+use crate::setup::{BUDGET, CODEC, SEAL};
 use crate::totals::Totals;
 use crate::world::{Journal, World};
 use driver::Driver;
 
+/// Mixed with a seed, to choose whether it is played in a second world.
+const TWIN: u64 = 0x791;
+
+/// One of so many encrypted seeds is, from one of the first openings on.
+const TWIN_ONE_IN: u64 = 16;
+const TWIN_OPENINGS: u64 = 3;
+
 /// Plays a seed. Returns a digest of all events, and their counts.
 pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
+    let (played, salts) = play_world(seed, journal, None);
+    let seal = mix(seed, TWIN);
+    if !salts.is_empty() && seal.is_multiple_of(TWIN_ONE_IN) {
+        // Another world: the same up to an opening, as with a copy of the disk.
+        let from = 1 + seal / TWIN_ONE_IN % TWIN_OPENINGS;
+        let (_, other) = play_world(seed, None, Some(from));
+        let of = |salts: BTreeSet<Salt>| -> BTreeSet<_> {
+            let salts = salts.into_iter().filter(|salt| salt.0 >= from);
+            salts
+                .map(|(_, slot, space, key, salt)| (slot, space, key, salt))
+                .collect()
+        };
+        assert!(
+            of(salts).is_disjoint(&of(other)),
+            "two worlds with copies of one disk encrypt a page with one salt"
+        );
+    }
+    played
+}
+
+fn play_world(
+    seed: u64,
+    journal: Option<Journal>,
+    differs_from: Option<u64>,
+) -> ((u64, Totals, Tally), BTreeSet<Salt>) {
     let codec = Dice::new(mix(seed, CODEC));
     let budget = Dice::new(mix(seed, BUDGET));
-    let world = World::new(Dice::new(seed), seed, Some(codec), Some(budget), journal);
+    let seal = (Dice::new(mix(seed, SEAL)), differs_from);
+    let dice = Dice::new(seed);
+    let world = World::new(dice, seed, Some(codec), Some(budget), Some(seal), journal);
     Driver::new(world, seed).play()
 }
 
 /// Plays a script: its bytes replace the randomness of callers and faults. The run has at most as
 /// many steps as the script has bytes.
 pub fn play_script(script: &[u8]) -> (u64, Totals, Tally) {
-    let mut world = World::new(Dice::scripted(script), 0, None, None, None);
+    let mut world = World::new(Dice::scripted(script), 0, None, None, None, None);
     world.setup.steps = world.setup.steps.min(script.len());
     let seed = world.dice.between(0, u64::from(u16::MAX));
-    Driver::new(world, seed).play()
+    Driver::new(world, seed).play().0
 }

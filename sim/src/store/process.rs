@@ -42,6 +42,11 @@ pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
         o.degraded = true;
         o.read_only = read_only;
         o.codec = codec;
+        o.wrapping = state
+            .world
+            .sealed
+            .as_ref()
+            .map(|sealed| sealed.wrapping.clone());
         o.write_budget = setup.write_budget;
         if !read_only {
             let seed = state.world.totals.opens;

@@ -263,6 +263,7 @@ impl State {
                         );
                         before.is_none() || is_excused
                     }
+                    MissReason::Sealed => before.is_some() && world.oracle.has_forged_version(name),
                     MissReason::Deadline => is_late,
                     MissReason::Closed => may_close,
                     // After a jump of the clock a read in flight looks like a silent device.

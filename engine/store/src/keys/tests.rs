@@ -201,6 +201,20 @@ fn pages_come_back_after_a_close_and_after_a_crash_and_the_volume_shows_nothing_
     store.close().unwrap();
 }
 
+/// They are in the index, and are written again.
+#[test]
+fn unproven_pages_are_put_again_after_a_crash() {
+    let sample = Sample::new();
+    let store = sample.open();
+    assert_eq!(put(&store, None, 0..8), [PutStatus::Stored; 8]);
+    drop(store);
+    let store = sample.open();
+    let statuses = put(&store, None, 0..8);
+    assert!(statuses.iter().all(|status| status.is_present()));
+    all_hit(&store, None, 0..8);
+    store.close().unwrap();
+}
+
 #[test]
 fn without_the_right_key_nothing_is_written_and_nothing_is_lost() {
     let sample = Sample::new();
@@ -226,7 +240,7 @@ fn without_the_right_key_nothing_is_written_and_nothing_is_lost() {
 }
 
 #[test]
-fn changed_bytes_are_damage_and_are_put_again() {
+fn row_33_changed_bytes_are_damage_and_are_put_again() {
     let sample = Sample::new();
     let store = sample.open();
     put(&store, None, 0..4);

@@ -144,6 +144,17 @@ pub fn recover(
     recover_pages::<()>(disk, superblocks, None, index, proven_only).0
 }
 
+/// As [`recover`], of a store with these keys, if it is encrypted.
+#[cfg(feature = "simulated")]
+pub fn recover_with(
+    disk: &dyn Disk,
+    superblocks: &[Option<&Superblock>],
+    keys: Option<&Arc<Keys>>,
+    index: &Index,
+) -> Recovery {
+    recover_pages::<()>(disk, superblocks, keys, index, true).0
+}
+
 /// As [`recover`]; also returns the pages that count, in the order in which they entered the index.
 pub(crate) fn recover_pages<E: Extra>(
     disk: &dyn Disk,

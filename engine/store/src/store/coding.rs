@@ -34,7 +34,7 @@ impl Encoding {
     }
 
     /// Keeps the memory of a landed window, as much as one call uses.
-    pub(super) fn give_back(&self, memory: Option<AlignedBuf>) {
+    pub(super) fn give_back(&self, memory: Vec<AlignedBuf>) {
         let mut spare = self.spare.lock();
         spare.extend(memory);
         while spare.iter().map(|memory| memory.len()).sum::<usize>() > ENCODED_BYTES {

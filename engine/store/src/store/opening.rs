@@ -69,7 +69,7 @@ pub fn open_volumes(
     let common = (!cfg!(feature = "simulated")).then(|| Arc::new(Common::create()));
     let disk = volumes.open_disk(options, common, OWNER)?;
     if let Some(wrapping) = &options.wrapping
-        && let Err(error) = volumes.unlock_keyring(disk.as_ref(), wrapping, !options.read_only)
+        && let Err(error) = volumes.unlock_keyring(disk.as_ref(), wrapping)
     {
         disk.shutdown();
         return Err(error);
@@ -190,14 +190,15 @@ fn unclosed(superblock: &Superblock) -> Option<Unclosed> {
     })
 }
 
-/// Writes the new epoch to every volume, then the headers that recovery asked for. If the header of
-/// a segment cannot be written, the segment is left alone, like an unreadable segment. The
-/// remaining adoptions have been carried out.
+/// Mends the keyring, writes the new epoch to every volume, then the headers that recovery asked
+/// for. If the header of a segment cannot be written, the segment is left alone, like an unreadable
+/// segment. The remaining adoptions have been carried out.
 pub fn begin_run(
     volumes: &mut Volumes,
     disk: &dyn Disk,
     recovery: &mut Recovery,
 ) -> Result<(), StoreError> {
+    volumes.mend_keyring(disk)?;
     let run = recovery.recovered.first.run();
     let unix_ms = processes::unix_ms();
     // That of the first volume counts: the others may lack a part of its use.

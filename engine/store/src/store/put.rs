@@ -290,7 +290,7 @@ impl Call<'_> {
     /// Reserves room for these pages, starts their writes, and commits. Returns how many were
     /// admitted, and why the next one was not.
     fn launch(&mut self, members: &[usize]) -> (usize, Option<Refusal>) {
-        let encoded = self.encode(members);
+        let mut encoded = self.encode(members);
         let (pages, shape, recall) = (self.pages, self.shape, self.recall);
         let ask = |(at, &index): (usize, &usize)| Ask {
             key: pages[index].key,
@@ -317,6 +317,10 @@ impl Call<'_> {
             next < ahead_max
         };
         let (reservation, grants) = self.putting.reserve(&asks, &mut meanwhile);
+        if self.shape.tenant.is_some() {
+            self.encrypt(&mut encoded, members, &grants);
+            ahead = encoded.proofs(members.len());
+        }
         let refused = grants.iter().zip(0..).find_map(|(grant, at)| match grant {
             Grant::Refused(why) => Some((at, *why)),
             _ => None,

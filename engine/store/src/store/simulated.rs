@@ -12,7 +12,23 @@ use super::{LocalStore, given_up};
 use crate::api::OpenOptions;
 use crate::error::StoreError;
 use crate::recovery::Recovery;
+use crate::volume::Volumes;
 use crate::volume::simulated::volumes;
+
+/// Unlocks the keyring, as an opening of files does.
+fn unlocked(
+    mut volumes: Volumes,
+    disk: &Arc<dyn Disk>,
+    options: &OpenOptions,
+) -> Result<Volumes, StoreError> {
+    if let Some(wrapping) = &options.wrapping
+        && let Err(error) = volumes.unlock_keyring(disk.as_ref(), wrapping)
+    {
+        disk.shutdown();
+        return Err(error);
+    }
+    Ok(volumes)
+}
 
 impl LocalStore {
     /// Segments that stores of this thread have given up with their pages, for lack of room for
@@ -34,7 +50,8 @@ impl LocalStore {
         options: &OpenOptions,
         recovered: impl FnOnce(&Recovery, &Arc<Index>),
     ) -> Result<LocalStore, StoreError> {
-        let opening: Opening = Opening::new(volumes(superblocks)?, disk, options)?;
+        let volumes = unlocked(volumes(superblocks)?, &disk, options)?;
+        let opening: Opening = Opening::new(volumes, disk, options)?;
         recovered(&opening.recovery, &opening.index);
         LocalStore::assemble(opening, options)
     }

@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use larder_base::memory::AlignedBuf;
+use larder_base::planted;
 use larder_disk::mailbox::{ReadAt, WriteAt, read_all};
 use larder_disk::{Disk, DiskError};
 use larder_format::{Damage, KEYRING_BYTES, KeyringCopy, keyring_offsets};
@@ -19,7 +20,7 @@ use larder_seal::WrappingKey;
 
 use super::Volumes;
 use crate::error::{StoreError, io_error};
-use crate::keys::unlock;
+use crate::keys::{empty, unlock};
 
 /// Why a copy cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,21 +66,22 @@ impl Copies {
 }
 
 impl Volumes {
-    /// Unlocks the keyring of a store that is opened, to be written to or not. With the right key
-    /// it completes a change that a crash cut short, and repairs single copies, before anything
-    /// else is written.
+    /// Unlocks the keyring of a store that is opened. Writes nothing.
     ///
     /// # Errors
-    /// [`StoreError::WrongKey`], and those of [`Volumes::newest_keyring`]: nothing was written. A
-    /// write or a sync failed.
+    /// [`StoreError::WrongKey`], and those of [`Volumes::newest_keyring`].
     pub(crate) fn unlock_keyring(
         &mut self,
         disk: &dyn Disk,
         wrapping: &WrappingKey,
-        writes: bool,
     ) -> Result<(), StoreError> {
         let path = self.first_path();
-        let Some(newest) = self.newest_keyring(disk)? else {
+        let newest = self.newest_keyring(disk);
+        if newest.is_err() && planted!(EmptyKeyring) {
+            self.keys = empty(self.superblock().store, wrapping).ok().map(Arc::new);
+            return Ok(());
+        }
+        let Some(newest) = newest? else {
             return Err(StoreError::Usage(format!(
                 "{}: the store is not encrypted, and a key is given",
                 path.display()
@@ -89,9 +91,6 @@ impl Volumes {
             path,
             reason: error.to_string(),
         })?;
-        if writes {
-            self.mend_keyring(disk)?;
-        }
         self.keys = Some(Arc::new(keys));
         Ok(())
     }
@@ -160,7 +159,8 @@ impl Volumes {
         self.state_keyring(disk, next.generation, sync)
     }
 
-    /// Writes the keyring to all places that lack it, for example a new end of a volume.
+    /// Writes the keyring to all places that lack it: it completes a change that a crash cut short,
+    /// and repairs single copies. An opening does so before it writes anything else.
     ///
     /// # Errors
     /// Those of [`Volumes::newest_keyring`]; a write or a sync failed.

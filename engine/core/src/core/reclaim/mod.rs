@@ -60,6 +60,7 @@ use super::types::{
 };
 use crate::grants::{Finding, ReservationId};
 use crate::index::SegmentId;
+use crate::planted;
 use crate::status::PutStatus;
 pub use pick::GAIN_SHARE;
 use pick::{View, next_victim};
@@ -234,12 +235,17 @@ impl Reclaim {
         let mut proofs = Vec::new();
         let mut landed = Vec::with_capacity(outcomes.len());
         for ((index, ticket), outcome) in puts.granted(id).into_iter().zip(outcomes) {
-            let Some((proof, origin)) = puts.granted_page(ticket) else {
+            let Some((mut proof, origin)) = puts.granted_page(ticket) else {
                 continue;
             };
             proofs.resize(index + 1, None);
             match *outcome {
                 Copied::Written => {
+                    if let Some(seal) = &mut proof.seal
+                        && planted!(LocationInAad)
+                    {
+                        seal.tag[0] ^= 1;
+                    }
                     proofs[index] = Some(proof);
                     landed.push((index, true));
                 }

@@ -1,25 +1,32 @@
 //! The pages of a window as a codec or a cipher made them.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use larder_base::memory::AlignedBuf;
 use larder_core::counters::Counts;
+use larder_core::grants::Grant;
 use larder_disk::Piece;
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey, Proof};
 
 use super::{Call, read};
+use crate::encoder::Encoder;
+#[cfg(feature = "simulated")]
+use crate::keys::simulated::{SealedPage, note};
 use crate::keys::with_salts;
 use crate::store::coding::ENCODED_BYTES;
 
-/// Encoded or encrypted pages, one after the other in one piece of memory.
+/// Encoded or encrypted pages, one after the other in few pieces of memory.
 #[derive(Default)]
 pub(super) struct Encoded {
-    memory: Option<AlignedBuf>,
+    memory: Vec<AlignedBuf>,
     /// By position in the asks; `None` for a plain page.
     pages: Vec<Option<Page>>,
 }
 
 struct Page {
+    /// The piece of memory, and the bytes in it.
+    memory: usize,
     bytes: Range<usize>,
     saved: u32,
     proof: Proof,
@@ -43,7 +50,8 @@ impl Encoded {
 
     /// The bytes of a page, if it was encoded.
     pub(super) fn piece(&self, ask: usize) -> Option<Piece> {
-        let bytes = self.memory.as_ref()?.get(self.page(ask)?.bytes.clone())?;
+        let page = self.page(ask)?;
+        let bytes = self.memory.get(page.memory)?.get(page.bytes.clone())?;
         Some(Piece {
             ptr: bytes.as_ptr().cast_mut(),
             len: bytes.len(),
@@ -51,10 +59,10 @@ impl Encoded {
     }
 
     pub(super) fn memory_bytes(&self) -> usize {
-        self.memory.as_ref().map_or(0, |memory| memory.len())
+        self.memory.iter().map(|memory| memory.len()).sum()
     }
 
-    pub(super) fn into_memory(self) -> Option<AlignedBuf> {
+    pub(super) fn into_memory(self) -> Vec<AlignedBuf> {
         self.memory
     }
 }
@@ -65,29 +73,54 @@ impl Call<'_> {
     /// an encrypted store all of these pages are encrypted, and the others are not written.
     pub(super) fn encode(&mut self, members: &[usize]) -> Encoded {
         let mut encoded = Encoded::default();
-        let (page_bytes, encoding) = (self.page_bytes(), &self.data.encoding);
-        let key = match self.shape.tenant.as_ref().map(|tenant| tenant.current()) {
-            Some(None) => return encoded,
-            Some(key) => key,
-            None => None,
-        };
-        let encoder = self.shape.encoder.as_ref();
-        let encoder = encoder.filter(|_| page_bytes <= ENCODED_BYTES);
-        if encoder.is_none() && key.is_none() {
+        let encoder = self.encoder();
+        if encoder.is_none() && self.shape.tenant.is_none() {
             return encoded;
         }
-        let takes = || encoder.is_some_and(|encoder| encoder.takes());
+        let takes = || encoder.as_ref().is_some_and(|encoder| encoder.takes());
         let keys: Vec<PageKey> = members.iter().map(|&index| self.pages[index].key).collect();
         let is_stored = self.putting.peek(&keys);
         let new = (0..members.len()).filter(|&at| !is_stored.get(at).copied().unwrap_or(false));
         let new = new.map(|at| (at, takes()));
-        let new: Vec<(usize, bool)> = new.filter(|(_, takes)| *takes || key.is_some()).collect();
-        let Some(mut memory) = encoding.memory(new.len() * page_bytes) else {
-            return encoded;
+        let is_sealed = self.shape.tenant.is_some();
+        let new: Vec<(usize, bool)> = new.filter(|(_, takes)| *takes || is_sealed).collect();
+        self.fill(&mut encoded, members, new);
+        encoded
+    }
+
+    /// In an encrypted store: encrypts the granted pages that are not encrypted yet. The catalog
+    /// held them when it was asked, and has no use for them: they were not proven, or were evicted
+    /// since.
+    pub(super) fn encrypt(&mut self, encoded: &mut Encoded, members: &[usize], grants: &[Grant]) {
+        let asks = grants.iter().enumerate();
+        let granted = asks
+            .filter(|(at, grant)| matches!(grant, Grant::Write(_)) && encoded.page(*at).is_none());
+        let missing: Vec<(usize, bool)> = granted.map(|(at, _)| (at, false)).collect();
+        self.fill(encoded, members, missing);
+    }
+
+    fn encoder(&self) -> Option<Arc<Encoder>> {
+        let encoder = self.shape.encoder.clone();
+        encoder.filter(|_| self.page_bytes() <= ENCODED_BYTES)
+    }
+
+    /// Encodes and encrypts the pages at these positions; whether the codec takes each.
+    fn fill(&self, encoded: &mut Encoded, members: &[usize], new: Vec<(usize, bool)>) {
+        let (page_bytes, encoding, encoder) =
+            (self.page_bytes(), &self.data.encoding, self.encoder());
+        let key = match self.shape.tenant.as_ref().map(|tenant| tenant.current()) {
+            Some(None) => return,
+            Some(key) => key,
+            None => None,
         };
+        let Some(mut memory) = encoding.memory(new.len() * page_bytes) else {
+            return;
+        };
+        let number = encoded.memory.len();
         encoded.pages.resize_with(members.len(), || None);
         let (mut end, mut counts) = (0, Counts::default());
-        with_salts(new.len(), |salts| {
+        let first = &self.pages[members[new[0].0]].key;
+        with_salts(first, new.len(), |salts| {
             for (at, takes) in new {
                 let Some(_reading) = read(self.recall) else {
                     break;
@@ -101,7 +134,7 @@ impl Call<'_> {
                 });
                 let made = made.flatten();
                 let bytes = end..end + made.unwrap_or(page_bytes);
-                if let (Some(encoder), true) = (encoder, takes) {
+                if let (Some(encoder), true) = (&encoder, takes) {
                     encoder.took(blocks(page_bytes), blocks(bytes.len()));
                 }
                 if made.is_none() && key.is_none() {
@@ -134,20 +167,31 @@ impl Call<'_> {
                     counts.encoded_plain_bytes += page_bytes as u64;
                     counts.encoded_stored_bytes += bytes.len() as u64;
                 }
+                let proof = Proof {
+                    checksum: checksum.finish(),
+                    seal,
+                };
+                #[cfg(feature = "simulated")]
+                if proof.seal.is_some() {
+                    note(SealedPage {
+                        namespace: self.shape.fingerprint,
+                        key: page.key,
+                        clear: parts[0][..parts[0].len().min(BLOCK_BYTES)].to_vec(),
+                        stored: memory[bytes.clone()].to_vec(),
+                        proof,
+                    });
+                }
                 end = bytes.end;
                 encoded.pages[at] = Some(Page {
+                    memory: number,
                     saved: blocks(page_bytes - bytes.len()),
-                    proof: Proof {
-                        checksum: checksum.finish(),
-                        seal,
-                    },
+                    proof,
                     bytes,
                 });
             }
         });
         self.data.counters.calls.add(counts);
-        encoded.memory = Some(memory);
-        encoded
+        encoded.memory.push(memory);
     }
 }
 
