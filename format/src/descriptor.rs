@@ -67,7 +67,7 @@ const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
 pub struct MetadataSeal {
     /// Random bytes, drawn for this encryption alone.
     pub nonce: [u8; NONCE_BYTES],
-    /// The tag over the text and what it belongs to.
+    /// The tag over the text, its structure and its place.
     pub tag: [u8; TAG_BYTES],
 }
 

@@ -1,4 +1,4 @@
-//! Keyrings: copies of several blocks, and what is valid.
+//! Keyrings: copies of several blocks, and the valid ones.
 #![allow(clippy::unwrap_used)]
 
 mod common;

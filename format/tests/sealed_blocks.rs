@@ -1,4 +1,4 @@
-//! Descriptor blocks of an encrypted store: what is clear, and what does not open.
+//! Descriptor blocks of an encrypted store: their clear part, and blocks that do not open.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use larder_format::*;
 
-/// A cipher for tests: it shows what it was given.
+/// A cipher for tests: it shows its input.
 fn seal(named: &[u8], body: &mut [u8]) -> Result<MetadataSeal, ()> {
     body.iter_mut().for_each(|byte| *byte ^= 0x5a);
     let sum = named

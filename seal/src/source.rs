@@ -177,7 +177,7 @@ fn read_up_to(file: &mut impl Read, text: &mut [u8]) -> io::Result<usize> {
     Ok(done)
 }
 
-/// Runs a command and reads what it prints. Returns the number of bytes.
+/// Runs a command and reads its output. Returns the number of bytes.
 fn read_command(command: &str, text: &mut [u8], limit: Duration) -> Result<usize, SourceError> {
     let end = Instant::now().checked_add(limit);
     let child = Command::new("/bin/sh")

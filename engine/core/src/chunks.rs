@@ -73,7 +73,7 @@ impl<T, const BITS: u32> Chunks<T, BITS> {
     }
 }
 
-/// Values of which most stretches are zero: a chunk in which no value was ever set takes no
+/// Values with long stretches of zeros: a chunk in which no value was ever set takes no
 /// memory.
 #[derive(Debug, Default)]
 pub struct Sparse<T> {

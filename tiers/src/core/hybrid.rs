@@ -216,7 +216,7 @@ impl Core {
         Ok(LoadBack::Started(load, gained))
     }
 
-    /// The request starts from its wished prefix, all of which is in L1 or being loaded.
+    /// The request starts from its wished prefix: all its pages are in L1 or being loaded.
     fn start_on_wish(&mut self, request: &mut Request, wish: Wish, end: NodeId) {
         let per_page = self.page_tokens.get() as usize;
         let words = &request.prompt.words()[..wish.pages * per_page];

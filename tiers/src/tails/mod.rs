@@ -228,7 +228,7 @@ impl TailPool {
         self.is_lost(hold) || entry.is_none_or(Entry::is_settled)
     }
 
-    /// Whether an entry has a page of L1, maybe one that is being loaded.
+    /// Whether an entry has a page of L1. A load may be filling it.
     #[must_use]
     pub fn is_in_l1(&self, id: TailId) -> bool {
         self.entries

@@ -83,7 +83,7 @@ fn over(l3s: &Memories) -> impl Fn(u32, PrefixOptions) -> PrefixCache + Sync {
     }
 }
 
-/// The token of which a rank computes its rows.
+/// The token whose rows a rank computes.
 fn own(token: u64, rank: u32) -> u64 {
     (token + u64::from(rank)) % WORDS
 }

@@ -36,7 +36,7 @@ pub struct Gathered<E = ()> {
     pub(super) keys: Names<(NamespaceSlot, KeyPrefix), PageKey>,
     /// The newest pin of each key.
     pins: Names<(NamespaceSlot, KeyPrefix), Keep>,
-    /// By place. Apart from the pages, of which an open of a plain store may have millions.
+    /// By place. Apart from the pages: an open of a plain store may have millions of them.
     seals: HashMap<(SegmentId, u32), Seal>,
     /// Segments with a page whose bytes cannot be read now, and that may be the newest of its key.
     pub(super) unread: HashSet<SegmentId>,

@@ -60,7 +60,7 @@ fn read(copies: &[Vec<u8>]) -> Copies {
 
 proptest! {
     /// Changes of the keyring of two volumes, cut short after any write, in which any blocks of a
-    /// copy are there. The next open completes what it finds.
+    /// copy are there. The next open completes these.
     #[test]
     fn a_crash_at_each_write_keeps_the_old_keyring_or_the_new_one(
         slots in prop::collection::vec(1..200_usize, 3),
