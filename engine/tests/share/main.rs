@@ -11,7 +11,7 @@ mod socket;
 
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Barrier, Mutex, mpsc};
 use std::time::Instant;
 
 use common::honest::{PATIENCE, eventually};
@@ -23,6 +23,8 @@ use larder_engine::{
 use larder_store::api::DiskWrapper;
 use larder_store::share::Inside;
 use larder_store::volume::socket::socket_path;
+
+const PARTS: [u32; 1] = [65536];
 
 fn attach(home: &Home) -> Store {
     Store::attach(&home.path, OpenOptions::default()).unwrap()
@@ -151,6 +153,30 @@ fn a_handle_that_is_between_two_owners_can_be_closed() {
         let outcome = closed.recv_timeout(PATIENCE).expect("it hangs");
         outcome.unwrap();
         other.close().unwrap();
+    }
+}
+
+/// Ranks of one engine end together. The rank that owns the store may end while another flushes.
+#[test]
+fn handles_that_are_closed_at_the_same_moment_all_close() {
+    let home = Home::with_store(128 * MIB);
+    for round in 0..60 {
+        let stores = [attach(&home), attach(&home), attach(&home)];
+        let pools = stores.each_ref().map(|store| Pool::new(store, "m", &PARTS));
+        for (seed, pool) in (3 * round..).zip(&pools) {
+            pool.put(&chain(seed, 2));
+        }
+        let start = Barrier::new(stores.len());
+        let close = |store: &Store| {
+            start.wait();
+            store.close()
+        };
+        std::thread::scope(|scope| {
+            let closing = stores.each_ref().map(|store| scope.spawn(|| close(store)));
+            for closed in closing {
+                closed.join().unwrap().unwrap();
+            }
+        });
     }
 }
 

@@ -197,7 +197,8 @@ impl PageStore for Store {
     }
 
     /// A client flushes and leaves. An owner that serves others disconnects its clients and closes
-    /// the store.
+    /// the store. A client whose owner has gone has nothing to flush: an owner that ends makes its
+    /// pages durable, and the next owner recovers the pages of an owner that was killed.
     fn close(&self) -> Result<(), StoreError> {
         if self.inner.origin.is_inherited() {
             return Err(StoreError::Forked);
@@ -212,7 +213,10 @@ impl PageStore for Store {
                 client.send_measures();
                 let flushed = client.remote.flush();
                 client.remote.hang_up();
-                flushed
+                match flushed {
+                    Err(StoreError::OwnerGone) => Ok(()),
+                    flushed => flushed,
+                }
             }
             _ => Ok(()),
         };

@@ -116,8 +116,11 @@ impl Inner {
             ),
             _ => {}
         }
-        *self.role.write() = role;
+        let mut present = self.role.write();
+        *present = role;
+        // Under the lock: a call that has found no owner sees another number, or no role yet.
         self.turns.fetch_add(1, Ordering::AcqRel);
+        drop(present);
         // A thread that has just found no owner cannot begin to wait after this. A `close` that
         // runs after it hangs up on the new owner. A `close` that ran before found no connection.
         !self.bell.role_changed().is_stopped()
