@@ -41,6 +41,9 @@ const LOOK_STEPS: u64 = 1500;
 /// The time after which the clock counts as right.
 const SETTLED: u64 = 600 * SECOND;
 
+/// A smaller difference of the two clocks is not noted.
+const SMALL: u64 = SECOND;
+
 /// Rounding of clocks.
 const SLACK: u64 = 2;
 
@@ -113,6 +116,31 @@ impl Note {
             self.store.0.max(back(from, self.ahead.1)),
             self.store.1.max(back(to, self.ahead.0)),
         )
+    }
+}
+
+impl Setting {
+    /// Whether the store has looked at the clocks since the setting ended.
+    fn is_past(&self, steps: u64) -> bool {
+        self.ended
+            .is_some_and(|(moment, before)| moment.elapsed() > LOOK && steps - before > LOOK_STEPS)
+    }
+}
+
+impl Run {
+    /// Drops the settings that the next opening cannot find: the store has noted another one. It
+    /// leaves a note that differs little.
+    fn drop_noted(&mut self, steps: u64) {
+        if self.limited.is_none_or(|since| since.elapsed() <= LOOK) {
+            return;
+        }
+        let present = |of: &&Setting| !of.is_past(steps);
+        let left: Vec<i64> = { self.settings.iter() }
+            .filter(present)
+            .map(|of| of.ahead)
+            .collect();
+        let is_near = |of: &Setting| left.iter().any(|ahead| ahead.abs_diff(of.ahead) < SMALL);
+        self.settings.retain(is_near);
     }
 }
 
@@ -228,9 +256,22 @@ impl Lives {
 
     /// The quotas have changed.
     pub fn limited(&mut self, is_limited: bool) {
+        let steps = self.steps;
         if let Some(run) = &mut self.run {
+            if !is_limited {
+                run.drop_noted(steps);
+            }
             run.limited = is_limited.then(|| run.limited.unwrap_or_else(Instant::now));
         }
+    }
+
+    /// Whether the store has looked at the clocks since the time of day was set.
+    pub fn has_looked(&self) -> bool {
+        let is_seen = |of: &Setting| of.ended.is_none() || of.is_past(self.steps);
+        self.run.as_ref().is_none_or(|run| {
+            let is_noted = run.limited.is_none_or(|since| since.elapsed() > LOOK);
+            is_noted && run.settings.iter().all(is_seen)
+        })
     }
 
     /// The process is killed, or the power is lost.
@@ -243,15 +284,9 @@ impl Lives {
             put.1 = now.max(put.0);
         }
         match self.run.take() {
-            Some(run) => {
-                let is_noted = run.limited.is_some_and(|since| since.elapsed() > LOOK);
-                let is_over = |of: &&Setting| {
-                    let ended = of.ended.is_some_and(|(moment, steps)| {
-                        moment.elapsed() > LOOK && self.steps - steps > LOOK_STEPS
-                    });
-                    !(is_noted && ended)
-                };
-                let notes = run.settings.iter().filter(is_over).map(|of| Note {
+            Some(mut run) => {
+                run.drop_noted(self.steps);
+                let notes = run.settings.iter().map(|of| Note {
                     store: (run.first_ms, now),
                     ahead: (of.ahead, of.ahead),
                 });
@@ -343,12 +378,7 @@ impl State {
         if !self.lives.on || self.world.calm {
             return;
         }
-        let State {
-            world,
-            lives,
-            leases,
-            ..
-        } = self;
+        let State { world, leases, .. } = self;
         let dice = &mut world.dice;
         if dice.chance(0.06) {
             let ms = draw_while(dice);
@@ -358,19 +388,10 @@ impl State {
         }
         let dice = &mut world.dice;
         if dice.chance(0.05) {
-            let before = Clocks::get().ahead_ms;
-            set_time(before + draw_jump(dice));
-            let jump = Clocks::get().ahead_ms - before;
-            if let Some(run) = &mut lives.run
-                && let Some(last) = run.settings.last_mut()
-            {
-                let ahead = last.ahead + jump;
-                last.ended = Some((Instant::now(), lives.steps));
-                run.settings.push(Setting { ahead, ended: None });
-            }
-            world.count(Class::TimeSet);
-            world.note(0, || format!("the time of day is set by {jump} ms"));
+            let jump = draw_jump(dice);
+            self.set_time(jump);
         }
+        let State { world, lives, .. } = self;
         let dice = &mut world.dice;
         if dice.chance(0.06) {
             let clocks = Clocks::get();
@@ -385,6 +406,38 @@ impl State {
         if world.dice.chance(0.08) {
             task::advance(Duration::from_secs(61));
         }
+    }
+
+    fn set_time(&mut self, jump: i64) {
+        let State { world, lives, .. } = self;
+        let before = Clocks::get().ahead_ms;
+        set_time(before + jump);
+        let jump = Clocks::get().ahead_ms - before;
+        if let Some(run) = &mut lives.run
+            && let Some(last) = run.settings.last_mut()
+        {
+            let ahead = last.ahead + jump;
+            last.ended = Some((Instant::now(), lives.steps));
+            run.settings.push(Setting { ahead, ended: None });
+        }
+        world.count(Class::TimeSet);
+        world.note(0, || format!("the time of day is set by {jump} ms"));
+    }
+
+    /// At the end of half of the seeds with limits, the time of day is set once more. Returns
+    /// whether it was.
+    pub fn set_the_last_time(&mut self) -> bool {
+        let is_limited = self
+            .lives
+            .run
+            .as_ref()
+            .is_some_and(|run| run.limited.is_some());
+        let is_set = self.lives.on && is_limited && self.world.dice.chance(0.5);
+        if is_set {
+            let jump = draw_jump(&mut self.world.dice);
+            self.set_time(jump);
+        }
+        is_set
     }
 
     /// No page beyond its limit was returned by a call that began at this moment of the store's

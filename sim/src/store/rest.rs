@@ -37,6 +37,7 @@ pub fn rest(shared: &Shared, store: &Store) -> bool {
         );
         return false;
     }
+    set_the_time(shared);
     caller.clear_quotas();
     // Unreadable segments stay out of use. If too few others are left, no put can succeed.
     let space = space_of(store);
@@ -51,6 +52,16 @@ pub fn rest(shared: &Shared, store: &Store) -> bool {
     }
     assert!(flush_for_good(&caller), "the last flush fails");
     true
+}
+
+/// The time of day is set, and the store has the time to note it.
+fn set_the_time(shared: &Shared) {
+    if !shared.lock().set_the_last_time() {
+        return;
+    }
+    while !shared.lock().lives.has_looked() {
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 fn space_of(store: &Store) -> SpaceView {
