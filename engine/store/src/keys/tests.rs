@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::unix::fs::FileExt;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use larder_core::counters::Misses;
 use larder_core::status::{GetStatus, MissReason, PutStatus};
 use larder_disk::probe::Want;
-use larder_format::{Namespace, PageKey, PageShape};
+use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape};
 use larder_seal::{Vault, WrappingKey};
 
 use super::*;
@@ -353,5 +354,50 @@ fn moved_pages_open_as_before() {
     }
     assert_eq!((misses(&store).damaged, misses(&store).sealed), (0, 0));
     store.check_invariants().unwrap();
+    store.close().unwrap();
+}
+
+#[test]
+fn stored_lengths_of_encoded_pages_are_sixteenths_of_the_page() {
+    const PAGE: usize = 64 * BLOCK_BYTES;
+    let sample = Sample::new();
+    let with_codec = options(1).with(|o| o.codec = CodecChoice::Bf16);
+    let store = LocalStore::open(&sample.path, &with_codec).unwrap();
+    let shape = PageShape::new(&[u32::try_from(PAGE).unwrap()]).unwrap();
+    let wide = Namespace::builder("wide", "", 64, shape).build().unwrap();
+    let id = store.namespace(&wide).unwrap();
+    let (mut lengths, mut before) = (HashSet::new(), 0);
+    for (number, smooth) in (0..=64).step_by(4).enumerate() {
+        // The codec makes the blocks of equal values smaller, and leaves the others.
+        let bytes: Vec<u8> = (0..PAGE)
+            .map(|at| match at < smooth * BLOCK_BYTES {
+                true => 0x3f,
+                false => ((at * at / 7) ^ (at >> 3)) as u8,
+            })
+            .collect();
+        let key = key(u32::try_from(number).unwrap());
+        let page = PutPage {
+            key,
+            parent: None,
+            depth: 0,
+            parts: &[IoSlice::new(&bytes)],
+        };
+        let options = PutOptions::waiting(Duration::from_secs(60));
+        assert_eq!(store.put(id, &[page], options), [PutStatus::Stored]);
+        let after = store.data.counts().encoded_stored_bytes;
+        lengths.insert(after - before);
+        before = after;
+        let mut read = vec![0; PAGE];
+        let parts = &mut [IoSliceMut::new(&mut read)];
+        let page = GetPage { key, parts };
+        assert_eq!(store.get(id, &mut [page], None), [GetStatus::Hit]);
+        assert_eq!(read, bytes);
+    }
+    let sixteenth = (PAGE / 16) as u64;
+    assert!(lengths.len() > 3, "{lengths:?}");
+    assert!(
+        lengths.iter().all(|length| length % sixteenth == 0),
+        "{lengths:?}"
+    );
     store.close().unwrap();
 }

@@ -118,6 +118,10 @@ impl Call<'_> {
         };
         let number = encoded.memory.len();
         encoded.pages.resize_with(members.len(), || None);
+        let unit = match key {
+            Some(_) => sealed_unit(page_bytes),
+            None => BLOCK_BYTES,
+        };
         let (mut end, mut counts) = (0, Counts::default());
         let first = &self.pages[members[new[0].0]].key;
         with_salts(first, new.len(), |salts| {
@@ -130,7 +134,7 @@ impl Call<'_> {
                 let into = &mut memory[end..];
                 let made = takes.then(|| {
                     let _timed = encoding.times.timed();
-                    encoding.codec.encode(&parts, BLOCK_BYTES, into)
+                    encoding.codec.encode(&parts, unit, into)
                 });
                 let made = made.flatten();
                 let bytes = end..end + made.unwrap_or(page_bytes);
@@ -193,6 +197,12 @@ impl Call<'_> {
         self.data.counters.calls.add(counts);
         encoded.memory.push(memory);
     }
+}
+
+/// The stored length of an encrypted page is a multiple of a sixteenth of the page, and of whole
+/// blocks. A length tells how well a page can be encoded, and so something of its content.
+fn sealed_unit(page_bytes: usize) -> usize {
+    page_bytes.div_ceil(16).next_multiple_of(BLOCK_BYTES)
 }
 
 fn blocks(bytes: usize) -> u32 {
