@@ -96,6 +96,8 @@ typedef uint8_t larder_status;
 #define LARDER_NOT_ADMITTED 22u      /* put: the policy of admission does not take it */
 #define LARDER_BUDGET 23u            /* put: the budget of writes does not take it */
 #define LARDER_QUOTA 24u             /* put: its group is at the maximum of its quota */
+#define LARDER_ERASED 25u            /* put: its tenant is being erased */
+#define LARDER_KEYRING_FULL 26u      /* put: the keyring takes no more tenants */
 
 /* ---- version, errors, log ----------------------------------------------------------------- */
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 use common::release::change_superblocks;
 use common::{Home, MIB, Pool, chain, namespace};
 use larder_core::index::ReadAs;
-use larder_engine::format::PageKey;
+use larder_engine::format::{PageKey, Proof};
 use larder_engine::{
     Class, CodecChoice, Hint, OpenOptions, PageStore, Part, PutOptions, PutStatus, Refusal, Store,
 };
@@ -305,7 +305,7 @@ fn record(home: &Home) -> Vec<(Vec<u8>, Option<Vec<u8>>)> {
     say(
         &Request::Commit {
             reservation,
-            checksums: vec![Some(7); PAGES],
+            proofs: vec![Some(Proof::from(7).into()); PAGES],
         },
         false,
     );

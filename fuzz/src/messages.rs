@@ -9,6 +9,7 @@
 //! invariants, the resources of a client are released after its end, and a bystander keeps its own.
 
 use std::cell::RefCell;
+use std::num::NonZeroU16;
 
 use larder_base::ids::ClientId;
 use larder_core::grants::{Finding, ReservationId, SegmentMap};
@@ -21,8 +22,8 @@ use larder_store::share::answer::{Answer, Desk, Greeting, Later, count, done, gr
 use larder_store::share::keys::blob;
 use larder_store::share::ledger::{Awaited, Ledger};
 use larder_store::share::wire::{
-    Failure, LandedPut, Link, MAGIC, PinnedPage, PlaceGrant, Reply, Request, Welcome, WireError,
-    parse, parse_greeting, receive, send,
+    Failure, LandedPut, Link, MAGIC, PageProof, PinnedPage, PlaceGrant, Reply, Request, Welcome,
+    WireError, parse, parse_greeting, receive, send,
 };
 use larder_store::volume::guard::Marks;
 
@@ -181,6 +182,7 @@ impl Owner {
             map: &self.map,
             marks: &marked,
             share_bytes: SHARE_BYTES,
+            is_sealed: false,
         };
         let keys = match &request {
             Request::Pin { keys, .. } => keys
@@ -513,8 +515,13 @@ fn request<'a>(
         },
         10 => Request::Commit {
             reservation,
-            checksums: (0..feed.below(8))
-                .map(|_| (feed.byte() < 200).then(|| feed.awkward()))
+            proofs: (0..feed.below(8))
+                .map(|_| {
+                    let checksum = (feed.byte() < 200).then(|| feed.awkward())?;
+                    let slot = NonZeroU16::new(u16::from(feed.byte() & 3));
+                    let seal = slot.map(|slot| (slot, [feed.byte(); 12], [feed.byte(); 16]));
+                    Some(PageProof { checksum, seal })
+                })
                 .collect(),
         },
         11 => Request::Landed {
@@ -581,7 +588,7 @@ fn read_by_owner() -> Vec<u8> {
         },
         Request::Commit {
             reservation: u64::from(RUN) << 32,
-            checksums: vec![Some(7), None, Some(9)],
+            proofs: vec![Some(proof(7)), None, Some(proof(9))],
         },
         Request::Landed {
             puts: vec![LandedPut {
@@ -625,6 +632,11 @@ fn read_by_owner() -> Vec<u8> {
     bytes
 }
 
+fn proof(checksum: u64) -> PageProof {
+    let seal = None;
+    PageProof { checksum, seal }
+}
+
 fn link(depth: u32) -> Link {
     Link {
         depth,
@@ -648,6 +660,7 @@ fn read_by_client() -> Vec<u8> {
             run: 4,
             segment_blocks: 64,
             volumes: vec![(Some("volume".to_owned()), 8), (None, u32::MAX)],
+            sealed: true,
         }),
         Reply::Done,
         Reply::Flags(vec![true, false]),
@@ -655,7 +668,7 @@ fn read_by_client() -> Vec<u8> {
             None,
             Some(PinnedPage {
                 place,
-                checksum: 1,
+                proof: proof(1),
                 unproven: true,
             }),
         ]),

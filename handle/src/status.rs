@@ -60,6 +60,10 @@ named! {
         Budget = 23 => "BUDGET",
         /// Put: its group is at the maximum of its quota.
         Quota = 24 => "QUOTA",
+        /// Put: its tenant is being erased.
+        Erased = 25 => "ERASED",
+        /// Put: its tenant is new, and the keyring takes no more tenants.
+        KeyringFull = 26 => "KEYRING_FULL",
     }
 }
 
@@ -123,6 +127,8 @@ impl From<Refusal> for Status {
             Refusal::NotAdmitted => Status::NotAdmitted,
             Refusal::Budget => Status::Budget,
             Refusal::Quota => Status::Quota,
+            Refusal::Erased => Status::Erased,
+            Refusal::KeyringFull => Status::KeyringFull,
         }
     }
 }

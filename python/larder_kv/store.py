@@ -84,6 +84,10 @@ class Status(enum.IntEnum):
     BUDGET = 23
     #: put: the group of the namespace is at the maximum of its quota, and none of its pages can go.
     QUOTA = 24
+    #: put: the tenant of the namespace is being erased. A later put stores the page.
+    ERASED = 25
+    #: put: the tenant of the namespace is new, and the keyring of the store takes no more tenants.
+    KEYRING_FULL = 26
 
 
 class PageClass(enum.IntEnum):

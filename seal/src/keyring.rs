@@ -14,8 +14,8 @@ use std::collections::HashMap;
 use std::num::NonZeroU16;
 
 use larder_format::{
-    KEY_SLOTS_MAX, KeyringCopy, KeyringSlot, MetadataSeal, Serial, SlotState, StoreId, TenantId,
-    WRAPS_MAX, WrapId,
+    KEY_SLOTS_MAX, KeyringCopy, KeyringSlot, MasterWrap, MetadataSeal, Serial, SlotState, StoreId,
+    TenantId, WRAPS_MAX, WrapId,
 };
 
 use crate::cipher::TAG_BYTES;
@@ -129,13 +129,7 @@ impl Keyring {
         wrapping: &WrappingKey,
         vault: &Vault,
     ) -> Result<Keyring, KeyringError> {
-        let mut wraps = copy.wraps.iter();
-        let Some(wrap) = wraps.find(|wrap| wrap.id == wrapping.id()) else {
-            return Err(KeyringError::WrongKey {
-                given: wrapping.id(),
-                wraps: copy.wraps.iter().map(|wrap| wrap.id).collect(),
-            });
-        };
+        let wrap = wrap_of(&copy, wrapping)?;
         let master = wrapping.unwrap(vault, copy.store, wrap).map_err(forged)?;
         let seal = MetadataSeal {
             nonce: copy.nonce,
@@ -185,6 +179,27 @@ impl Keyring {
     pub fn current(&self, tenant: &str) -> Result<Option<&TenantKey>, VaultError> {
         let slot = self.current.get(&self.master.tenant(tenant)?);
         Ok(slot.and_then(|slot| self.key(*slot)))
+    }
+
+    /// The keys of a tenant: that for new pages, then the earlier ones, the newest first.
+    ///
+    /// # Errors
+    /// The key cannot be used, or the cipher failed.
+    pub fn keys_of(
+        &self,
+        tenant: &str,
+    ) -> Result<(Option<&TenantKey>, Vec<&TenantKey>), VaultError> {
+        let tenant = self.master.tenant(tenant)?;
+        let current = self.current.get(&tenant).copied();
+        let mut earlier: Vec<_> = numbers()
+            .zip(&self.copy.slots)
+            .filter(|(number, slot)| slot.tenant == tenant && Some(*number) != current)
+            .collect();
+        earlier.sort_by_key(|(_, slot)| std::cmp::Reverse(slot.created_unix_s));
+        let earlier = earlier
+            .into_iter()
+            .filter_map(|(number, _)| self.key(number));
+        Ok((current.and_then(|slot| self.key(slot)), earlier.collect()))
     }
 
     /// The key of a slot; `None` if it is erased, or was never given.
@@ -337,6 +352,28 @@ impl Keyring {
         self.copy = next;
         Ok(())
     }
+}
+
+impl WrappingKey {
+    /// Fails if it is not a key of this keyring.
+    ///
+    /// # Errors
+    /// [`KeyringError::WrongKey`].
+    pub fn check(&self, copy: &KeyringCopy) -> Result<(), KeyringError> {
+        wrap_of(copy, self).map(drop)
+    }
+}
+
+fn wrap_of<'a>(
+    copy: &'a KeyringCopy,
+    wrapping: &WrappingKey,
+) -> Result<&'a MasterWrap, KeyringError> {
+    let mut wraps = copy.wraps.iter();
+    let wrap = wraps.find(|wrap| wrap.id == wrapping.id());
+    wrap.ok_or_else(|| KeyringError::WrongKey {
+        given: wrapping.id(),
+        wraps: copy.wraps.iter().map(|wrap| wrap.id).collect(),
+    })
 }
 
 /// The numbers of the slots.

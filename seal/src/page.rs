@@ -18,9 +18,9 @@ use std::num::NonZeroU16;
 use larder_format::{BLOCK_BYTES, Fingerprint, PageKey, Seal};
 use zeroize::{Zeroize, Zeroizing};
 
-use crate::cipher::{CipherError, Direction, Gcm, NONCE_BYTES, STEP_BYTES, hmac};
+use crate::cipher::{CipherError, Direction, Gcm, KEY_BYTES, NONCE_BYTES, STEP_BYTES, hmac};
 use crate::salts::Salts;
-use crate::vault::{Key, VaultError};
+use crate::vault::{Key, Vault, VaultError};
 
 const LABEL: &[u8; 13] = b"larder page 1";
 const _: () = assert!(STEP_BYTES.is_multiple_of(BLOCK_BYTES));
@@ -79,6 +79,27 @@ pub struct TenantKey {
 impl TenantKey {
     pub(crate) fn new(key: Key, slot: NonZeroU16) -> TenantKey {
         TenantKey { key, slot }
+    }
+
+    /// Keeps a key that the process with the keyring gives to another one. `take` writes it.
+    ///
+    /// # Errors
+    /// There is no memory for keys, or `take` failed.
+    pub fn taken<E: From<VaultError>>(
+        vault: &Vault,
+        slot: NonZeroU16,
+        take: impl FnOnce(&mut [u8; KEY_BYTES]) -> Result<(), E>,
+    ) -> Result<TenantKey, E> {
+        let key = vault.keep(take)?;
+        Ok(TenantKey::new(key, slot))
+    }
+
+    /// Shows the key to `give`, which passes it to another process of the store and keeps no copy.
+    ///
+    /// # Errors
+    /// The key cannot be used.
+    pub fn given<R>(&self, give: impl FnOnce(&[u8; KEY_BYTES]) -> R) -> Result<R, VaultError> {
+        self.key.with(give)
     }
 
     /// Its slot in the keyring.

@@ -42,18 +42,23 @@ fn copy_at(volume: &Medium, start: usize, store: StoreId) -> Option<KeyringCopy>
     KeyringCopy::decode(&bytes, store).ok()
 }
 
+/// Writes and syncs all copies of a keyring on a volume.
+pub fn write_keyring(volume: &mut Medium, keyring: &KeyringCopy) {
+    let blocks = shortest(&keyring.encode());
+    for at in copies_of(volume.blocks()) {
+        volume.write(at, &blocks, || true);
+    }
+    volume.synced(volume.next());
+}
+
 impl World {
     /// Writes and syncs all copies of the keyring of a new store.
     pub fn create_keyring(&mut self) {
         let Some(sealed) = &self.sealed else {
             return;
         };
-        let blocks = shortest(&sealed.first.encode());
         for volume in self.disk.volumes().iter_mut() {
-            for at in copies_of(volume.blocks()) {
-                volume.write(at, &blocks, || true);
-            }
-            volume.synced(volume.next());
+            write_keyring(volume, &sealed.first);
         }
     }
 

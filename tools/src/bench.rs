@@ -571,6 +571,8 @@ pub(crate) fn reason(status: PutStatus) -> String {
             Refusal::NotAdmitted => "the store's policy does not take it",
             Refusal::Budget => "the store's budget of writes does not take it",
             Refusal::Quota => "its group is at the maximum of its quota",
+            Refusal::Erased => "its tenant is being erased",
+            Refusal::KeyringFull => "the keyring of the store takes no more tenants",
         },
         PutStatus::Failed(PutFailure::Write) => "the device did not take it",
         PutStatus::Failed(PutFailure::Sync) => "the device failed the sync that it waited for",

@@ -254,6 +254,11 @@ fn why(refusal: Refusal) -> Why {
             "their group is at the maximum of its quota: raise it with `larder quota`, then import \
              again",
         ),
+        Refusal::Erased => ("erased", "their tenant is being erased; import again"),
+        Refusal::KeyringFull => (
+            "keyring_full",
+            "the keyring of the store takes no more tenants: import into another store",
+        ),
     };
     Why { kind, reason }
 }

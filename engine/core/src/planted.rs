@@ -174,6 +174,8 @@ larder_base::bugs! {
     }
     /// Bugs that show among an owner and its clients.
     SHARED: {
+        /// An encrypted page of a shared read is decrypted in the memory that all processes map.
+        SlotDecryptedInPlace,
         /// The pins of a client that has gone are kept.
         KeptPins,
         /// The extents of a client that has gone are kept for good.

@@ -54,6 +54,10 @@ pub enum Refusal {
     /// Its group is at the maximum of its quota and has no page that can go; or the page and its
     /// ancestors are more than that maximum; or its namespace is in two groups.
     Quota,
+    /// Its tenant is being erased.
+    Erased,
+    /// Its tenant is new, and the keyring has as many tenants as it takes.
+    KeyringFull,
 }
 
 /// Why a page could not be stored.

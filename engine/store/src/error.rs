@@ -132,8 +132,11 @@ pub enum StoreError {
     /// A change of the quotas that is refused, and the reason.
     #[error("the quotas stay as they are: {0}")]
     Quotas(String),
-    /// The store is encrypted.
-    #[error("{0}: the store is encrypted, and this build does not serve encrypted stores")]
+    /// The store is encrypted, and this process has no key of it.
+    #[error(
+        "{0}: the store is encrypted, and this process was given no key of it: it can use the \
+         store while a process with the key serves it"
+    )]
     Sealed(PathBuf),
     /// The given key is not one of this store.
     #[error("{path}: {reason}")]

@@ -1,17 +1,30 @@
-//! The keys of an open encrypted store, in the process that owns it.
+//! The keys of an open encrypted store: all of them in the process that owns it, and in a client
+//! those of the tenants whose namespaces it has opened.
+//!
+//! A key is used in place, under a lock. Once it was removed, no call uses it any more.
 
-use std::io;
+mod lent;
+
+use std::io::{self, Write};
 use std::num::NonZeroU16;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use larder_base::planted;
-use larder_base::runtime::RwLock;
+use larder_base::runtime::{RwLock, descriptors};
 use larder_base::system::processes;
 use larder_format::{
-    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageKey, Serial, StoreId,
+    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageKey, Proof, Serial, StoreId,
     Structure, TENANT_FIELD,
 };
-use larder_seal::{Keyring, KeyringError, MasterKey, NO_TENANT, Salts, SealError, TenantKey};
+use larder_seal::{
+    Keyring, KeyringError, MasterKey, NO_TENANT, Salts, SealError, TenantKey, VaultError,
+};
+
+pub(crate) use lent::{Lent, LentKeys};
+
+/// Most keys of a tenant that a client gets: as many as the smallest pipe holds.
+const LENT_MAX: usize = 4096 / 32;
 
 /// See the module.
 #[derive(Debug)]
@@ -22,9 +35,25 @@ pub struct Keys {
 
 /// The tenant of a namespace in an encrypted store.
 #[derive(Clone, Debug)]
-pub struct Tenant {
-    keys: Arc<Keys>,
-    name: String,
+pub struct Tenant(Source);
+
+#[derive(Clone, Debug)]
+enum Source {
+    /// This process owns the store.
+    Own {
+        keys: Arc<Keys>,
+        name: String,
+    },
+    Lent(Arc<Lent>),
+}
+
+/// The slots of the keys of a tenant that a client gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Slots {
+    /// That of the key for new pages.
+    pub(crate) current: Option<NonZeroU16>,
+    /// All of them, that one first.
+    pub(crate) all: Vec<NonZeroU16>,
 }
 
 /// Random bytes of the machine, or of the simulated one.
@@ -67,21 +96,17 @@ impl Keys {
 
     pub(crate) fn tenant_of(self: &Arc<Keys>, namespace: &Namespace) -> Tenant {
         let name = namespace.fields().extra.get(TENANT_FIELD);
-        Tenant {
+        Tenant(Source::Own {
             keys: self.clone(),
             name: name.map_or_else(|| NO_TENANT.to_owned(), Clone::clone),
-        }
+        })
     }
 
     /// The keyring with a key for a new tenant. It is not used before [`Keys::settle`].
-    pub(crate) fn with_tenant(
-        &self,
-        tenant: &Tenant,
-        unix_s: u64,
-    ) -> Result<Keyring, KeyringError> {
+    fn with_tenant(&self, tenant: &str, unix_s: u64) -> Result<Keyring, KeyringError> {
         let mut next = self.ring.read().clone();
         // No slot is given again: the oldest generation on the volumes is not known here.
-        next.add_tenant(&tenant.name, Serial::ZERO, &mut random, unix_s)?;
+        next.add_tenant(tenant, Serial::ZERO, &mut random, unix_s)?;
         Ok(next)
     }
 
@@ -93,6 +118,29 @@ impl Keys {
     /// A keyring with the next generation may have been written in part.
     pub(crate) fn skip_generation(&self) {
         self.ring.write().skip_generation();
+    }
+
+    /// A page that is stored now has a key: else it would never open.
+    pub(crate) fn accepts(&self, proof: &Proof) -> bool {
+        let seal = proof.seal.as_ref();
+        seal.is_some_and(|seal| self.ring.read().key(seal.slot).is_some())
+    }
+
+    /// The keys of these slots, to be read from a pipe. A key that has been erased meanwhile, and
+    /// all behind it, are not in it.
+    pub(crate) fn pass(&self, slots: &[NonZeroU16]) -> io::Result<OwnedFd> {
+        descriptors::cover()?;
+        let (reader, mut writer) = io::pipe()?;
+        let ring = self.ring.read();
+        for key in slots
+            .iter()
+            .take(LENT_MAX)
+            .map_while(|slot| ring.key(*slot))
+        {
+            let given = key.given(|key| writer.write_all(key));
+            given.map_err(io::Error::other)??;
+        }
+        Ok(reader.into())
     }
 
     /// Encrypts the descriptor blocks among these blocks, which the core has encoded.
@@ -124,15 +172,68 @@ impl Keys {
 }
 
 impl Tenant {
-    /// The key for new pages; `None` as long as the tenant has none.
-    pub(crate) fn current(&self) -> Option<TenantKey> {
-        let ring = self.keys.ring.read();
-        ring.current(&self.name).ok().flatten().cloned()
+    /// A tenant whose keys the owner lends to this process.
+    pub(crate) fn lent(keys: Arc<Lent>) -> Tenant {
+        Tenant(Source::Lent(keys))
     }
 
-    /// The key of a slot.
-    pub(crate) fn key(&self, slot: NonZeroU16) -> Option<TenantKey> {
-        self.keys.ring.read().key(slot).cloned()
+    /// The keys that the owner has lent, in a client.
+    pub(crate) fn as_lent(&self) -> Option<&Lent> {
+        match &self.0 {
+            Source::Own { .. } => None,
+            Source::Lent(lent) => Some(lent),
+        }
+    }
+
+    /// Uses the key for new pages; `None` as long as the tenant has none.
+    pub(crate) fn with_current<R>(&self, work: impl FnOnce(&TenantKey) -> R) -> Option<R> {
+        match &self.0 {
+            Source::Own { keys, name } => {
+                let ring = keys.ring.read();
+                ring.current(name).ok().flatten().map(work)
+            }
+            Source::Lent(lent) => lent.keys().current().map(work),
+        }
+    }
+
+    /// Uses the key of a slot.
+    pub(crate) fn with_key<R>(
+        &self,
+        slot: NonZeroU16,
+        work: impl FnOnce(&TenantKey) -> R,
+    ) -> Option<R> {
+        match &self.0 {
+            Source::Own { keys, .. } => keys.ring.read().key(slot).map(work),
+            Source::Lent(lent) => lent.keys().key(slot).map(work),
+        }
+    }
+
+    /// Whether new pages can be encrypted.
+    pub(crate) fn has_key(&self) -> bool {
+        self.with_current(|_| ()).is_some()
+    }
+
+    /// The keyring of the owner with a key for this new tenant. It is not used before
+    /// [`Keys::settle`].
+    pub(crate) fn added(&self, unix_s: u64) -> Option<Result<Keyring, KeyringError>> {
+        match &self.0 {
+            Source::Own { keys, name } => Some(keys.with_tenant(name, unix_s)),
+            Source::Lent(_) => None,
+        }
+    }
+
+    /// The slots of the keys that a client of this tenant gets.
+    pub(crate) fn slots(&self) -> Result<Slots, VaultError> {
+        let Source::Own { keys, name } = &self.0 else {
+            return Ok(Slots::default());
+        };
+        let ring = keys.ring.read();
+        let (current, earlier) = ring.keys_of(name)?;
+        let all = current.into_iter().chain(earlier);
+        Ok(Slots {
+            current: current.map(TenantKey::slot),
+            all: all.map(TenantKey::slot).take(LENT_MAX).collect(),
+        })
     }
 }
 
@@ -159,4 +260,4 @@ pub mod simulated;
 
 #[cfg(all(test, not(feature = "simulated")))]
 #[path = "keys/tests.rs"]
-mod tests;
+pub(crate) mod tests;

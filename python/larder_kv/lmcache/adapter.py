@@ -40,6 +40,8 @@ _LEFT_OUT = {
     Status.NOT_ADMITTED,
     Status.BUDGET,
     Status.QUOTA,
+    Status.ERASED,
+    Status.KEYRING_FULL,
 }
 
 #: Reads after which the store does not have the chunk any more.

@@ -73,13 +73,22 @@ _STORES = {
     Status.NOT_ADMITTED: "refused_chunks",
     Status.BUDGET: "refused_chunks",
     Status.QUOTA: "refused_chunks",
+    Status.ERASED: "refused_chunks",
+    Status.KEYRING_FULL: "refused_chunks",
 }
 
 #: In the `kv_transfer_params` of a request: for how many seconds its chunks are pinned.
 PIN_KEY = "larder_pin_s"
 
 #: Not stored on purpose: fewer stores would not help.
-_LEFT_OUT = (Status.UNREACHABLE, Status.NOT_ADMITTED, Status.BUDGET, Status.QUOTA)
+_LEFT_OUT = (
+    Status.UNREACHABLE,
+    Status.NOT_ADMITTED,
+    Status.BUDGET,
+    Status.QUOTA,
+    Status.ERASED,
+    Status.KEYRING_FULL,
+)
 
 #: Longest wait of a store for room, in seconds.
 _ROOM_PATIENCE = 1.0

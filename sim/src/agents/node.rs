@@ -84,7 +84,7 @@ impl Node {
         let remote = Faulty { service, node: at };
         let service = remote.service.clone();
         let agent = Agent::new(Box::new(remote), options);
-        let options = plan.options(false, CodecChoice::Off);
+        let options = plan.options(false, CodecChoice::Off, true);
         let opened = Store::attach(plan.path(), options.over(agent.clone()));
         let store = Arc::new(opened.expect("a node opens its store"));
         let shared: Arc<dyn PageStore> = store.clone();

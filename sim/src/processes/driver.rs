@@ -4,6 +4,7 @@ mod checks;
 mod faults;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ use super::plan::Plan;
 use super::process::{Caller, Doing, Running, Shared, State};
 use super::promises::Promises;
 use crate::classes::{Class, Tally};
-use crate::setup::CODEC;
+use crate::secrets::end_world;
+use crate::setup::{CODEC, SEAL};
 use crate::totals::Totals;
 use crate::world::{Journal, Recorded};
 
@@ -62,9 +64,11 @@ struct Driver {
 /// # Panics
 /// If a promise is broken.
 pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
+    end_world();
     let mut dice = Dice::new(seed);
     let mut plan = Plan::draw(&mut dice);
     plan.draw_codec(&mut Dice::new(mix(seed, CODEC)));
+    plan.draw_seal(&mut Dice::new(mix(seed, SEAL)));
     let setup = Setup {
         seed: dice.between(0, u64::MAX),
         switch_one_in: dice.pick(&[4, 16, 100]),
@@ -96,6 +100,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
             evicted: Some(0),
             given_up_before: LocalStore::segments_given_up(),
             is_disturbed: false,
+            salts: BTreeSet::new(),
         })),
         machine: Recorded::new(machine, journal),
         world,
@@ -124,6 +129,7 @@ impl Driver {
         self.close_all();
         self.check_all("alone");
         self.close_all();
+        self.look_at_volumes();
     }
 
     /// Steps until `is_over`.
@@ -168,9 +174,18 @@ impl Driver {
         let running = Running::new(process);
         let keepers = self.shared.borrow().plan.keepers;
         let keeps_ownership = self.strikes(keepers);
+        let keyless = self
+            .shared
+            .borrow()
+            .plan
+            .seal
+            .as_ref()
+            .map(|seal| seal.keyless);
+        let has_key = keyless.is_none_or(|share| !self.strikes(share));
+        running.has_key.set(has_key);
         let (options, path) = {
             let State { plan, dice, .. } = &mut *self.shared.borrow_mut();
-            let options = plan.options(keeps_ownership, plan.pick_codec(dice));
+            let options = plan.options(keeps_ownership, plan.pick_codec(dice), has_key);
             (options, plan.path().to_owned())
         };
         self.world.spawn(process, "main", {
@@ -225,8 +240,9 @@ impl Driver {
             }
             if let Some(error) = running.failed.borrow_mut().take() {
                 let has_write_errors = self.shared.borrow().plan.has_write_errors();
+                let is_keyless = !running.has_key.get() && matches!(error, StoreError::Sealed(_));
                 assert!(
-                    is_expected(&error) || has_write_errors,
+                    is_expected(&error) || is_keyless || has_write_errors,
                     "a process cannot attach: {error} ({error:?})"
                 );
                 failed.push(running.process);
@@ -240,6 +256,7 @@ impl Driver {
         self.look_at_owners();
         self.look_at_writes();
         self.look_at_evictions();
+        self.look_at_sealed();
         if has_faults && self.world.now() - self.begun < FAULTS_LIMIT {
             self.draw_faults();
         }
@@ -265,13 +282,14 @@ impl Driver {
     /// A new process checks every page.
     fn check_all(&mut self, when: &str) {
         note(|| format!("all pages are checked, {when}"));
+        self.look_at_shared_memory();
         let process = self.world.process("a checker");
         let running = Running::new(process);
         let done = Rc::new(Cell::new(false));
         let (options, path) = {
             let state = self.shared.borrow();
             (
-                state.plan.options(false, CodecChoice::Off),
+                state.plan.options(false, CodecChoice::Off, true),
                 state.plan.path().to_owned(),
             )
         };

@@ -5,18 +5,25 @@ use std::time::Duration;
 
 use larder_core::capacity::segments_min;
 use larder_disk::probe::Want;
-use larder_engine::format::{BLOCK_BYTES, Namespace, PageKey, PageShape, StoreId, Superblock};
+use larder_engine::format::{
+    BLOCK_BYTES, KeyringCopy, Namespace, PageKey, PageShape, StoreId, Superblock, TENANT_FIELD,
+};
 use larder_engine::{CodecChoice, OpenOptions, SharedReads, SyncPolicy, policy};
+use larder_seal::WrappingKey;
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::contents;
 use larder_sim_runtime::{Machine, Odds};
 use larder_store::volume::simulated;
 
+use crate::sealed::write_keyring;
+use crate::secrets::Sealed;
 use crate::setup::{blocks_of, superblocks};
 
 /// Blocks of a segment of a roomy store: the fewest that the format allows, and one more, so that
 /// the size is not taken for a scaled size (`volume::simulated` of the engine).
 const ROOMY_SEGMENT_BLOCKS: u32 = 4097;
+
+const STORE: StoreId = StoreId::from_bytes([9; 16]);
 
 /// Bytes of the memory for shared reads.
 const STAGING_BYTES: u64 = 64 << 10;
@@ -77,6 +84,17 @@ pub struct Plan {
     learns: bool,
     /// The share of processes that keep the ownership, and ask an owner for it that does not.
     pub keepers: f64,
+    /// `None`: the store is not encrypted.
+    pub seal: Option<Seal>,
+}
+
+/// The encryption of a store.
+#[derive(Clone, Debug)]
+pub struct Seal {
+    wrapping: WrappingKey,
+    keyring: KeyringCopy,
+    /// The share of processes without the key of the store.
+    pub keyless: f64,
 }
 
 fn namespace(number: usize, part_blocks: &[u32]) -> Namespace {
@@ -84,15 +102,18 @@ fn namespace(number: usize, part_blocks: &[u32]) -> Namespace {
         .iter()
         .map(|blocks| blocks * BLOCK_BYTES as u32)
         .collect();
-    Namespace::builder(
-        &format!("model {number}"),
-        "weights",
-        64,
-        PageShape::new(&parts).expect("a shape of whole blocks"),
-    )
-    .elements("bf16", "page_first")
-    .build()
-    .expect("a sound namespace")
+    let shape = PageShape::new(&parts).expect("a shape of whole blocks");
+    namespace_of(number, &shape, None)
+}
+
+fn namespace_of(number: usize, shape: &PageShape, tenant: Option<&str>) -> Namespace {
+    let builder = Namespace::builder(&format!("model {number}"), "weights", 64, *shape);
+    let builder = builder.elements("bf16", "page_first");
+    let builder = match tenant {
+        Some(tenant) => builder.extra(TENANT_FIELD, tenant),
+        None => builder,
+    };
+    builder.build().expect("a sound namespace")
 }
 
 impl Plan {
@@ -169,6 +190,7 @@ impl Plan {
             codec: None,
             learns: dice.chance(0.3),
             keepers,
+            seal: None,
         }
     }
 
@@ -185,6 +207,29 @@ impl Plan {
         if self.is_tight {
             self.segment_blocks = dice.pick(&[48, 64]);
         }
+    }
+
+    /// Half of the seeds are encrypted, with namespaces of some tenants and of none.
+    pub fn draw_seal(&mut self, dice: &mut Dice) {
+        if dice.chance(0.5) {
+            return;
+        }
+        for (number, space) in self.namespaces.iter_mut().enumerate() {
+            let tenant = dice
+                .chance(0.7)
+                .then(|| format!("tenant {}", dice.below(2)));
+            *space = namespace_of(number, space.shape(), tenant.as_deref());
+        }
+        let keyless = match dice.chance(0.3) {
+            true => dice.pick(&[0.2, 0.4]),
+            false => 0.0,
+        };
+        let sealed = Sealed::new(STORE, dice.fork(), None);
+        self.seal = Some(Seal {
+            wrapping: sealed.wrapping,
+            keyring: sealed.first,
+            keyless,
+        });
     }
 
     /// The codec of a process.
@@ -244,8 +289,10 @@ impl Plan {
     }
 
     /// Options of a process. It keeps the ownership, or hands it over to a client that keeps it.
-    pub fn options(&self, keeps_ownership: bool, codec: CodecChoice) -> OpenOptions {
+    pub fn options(&self, keeps_ownership: bool, codec: CodecChoice, has_key: bool) -> OpenOptions {
+        let seal = self.seal.as_ref().filter(|_| has_key);
         OpenOptions::default().with(|o| {
+            o.wrapping = seal.map(|seal| seal.wrapping.clone());
             o.keeps_ownership = keeps_ownership;
             o.codec = codec;
             o.disk = Want::Threads;
@@ -262,10 +309,12 @@ impl Plan {
     pub fn create(&self, machine: &Machine) {
         let place = |path: &PathBuf| (self.segments, path.to_string_lossy().into_owned());
         let volumes = self.volumes.iter().map(place);
-        let superblocks = superblocks(StoreId::from_bytes([9; 16]), self.segment_blocks, volumes);
-        for (superblock, path) in superblocks.iter().zip(&self.volumes) {
+        let superblocks = superblocks(STORE, self.segment_blocks, volumes);
+        for (mut superblock, path) in superblocks.into_iter().zip(&self.volumes) {
+            let keyring = self.seal.as_ref().map(|seal| &seal.keyring);
+            superblock.keyring = keyring.map_or(0, |keyring| keyring.generation);
             // The plan made the superblock from the engine's own constants, within its limits.
-            let encoded = simulated::encode(superblock).expect("a sound superblock");
+            let encoded = simulated::encode(&superblock).expect("a sound superblock");
             let stated = Superblock::decode(&encoded[..]).expect("a sound superblock");
             let geometry = stated.geometry(stated.volume).expect("a small geometry");
             // The segments take a part of it alone: the file has the length that is stated.
@@ -275,6 +324,9 @@ impl Plan {
                     medium.write(at, &contents(&encoded[..]), || true);
                 }
                 medium.synced(medium.next());
+                if let Some(keyring) = keyring {
+                    write_keyring(medium, keyring);
+                }
             });
         }
     }

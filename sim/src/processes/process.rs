@@ -1,15 +1,16 @@
 //! A process, and the calls of its threads.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IoSlice, IoSliceMut};
+use std::num::NonZeroU16;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder_core::core::{Core, Counters};
 use larder_core::index::Leased;
-use larder_engine::format::{BLOCK_BYTES, PageKey};
+use larder_engine::format::{BLOCK_BYTES, Fingerprint, PageKey};
 use larder_engine::{
     GetPage, GetStatus, Hint, MissReason, NamespaceId, PageStore, Part, PutOptions, PutPage,
     PutStatus, Refusal, Store, StoreError,
@@ -41,6 +42,8 @@ pub struct State {
     pub given_up_before: u64,
     /// A process was stopped, killed or cut off: the owner may have given up a put.
     pub is_disturbed: bool,
+    /// The pages that were encrypted: key slot, namespace, key and salt.
+    pub salts: BTreeSet<(NonZeroU16, Fingerprint, PageKey, [u8; 12])>,
 }
 
 impl State {
@@ -85,6 +88,8 @@ pub struct Running {
     pub evictions: Cell<u64>,
     /// How often it was stopped.
     pub stops: Cell<u64>,
+    /// It has the key of an encrypted store.
+    pub has_key: Cell<bool>,
 }
 
 impl Running {
@@ -99,6 +104,7 @@ impl Running {
             have_callers_begun: Cell::new(false),
             evictions: Cell::new(0),
             stops: Cell::new(0),
+            has_key: Cell::new(true),
         })
     }
 

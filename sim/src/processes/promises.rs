@@ -22,6 +22,7 @@
 use larder_engine::PutStatus;
 use larder_engine::format::BLOCK_BYTES;
 use larder_sim_runtime::dice::mix;
+use larder_sim_runtime::medium::{Block, word_of};
 
 use crate::coded;
 
@@ -119,6 +120,18 @@ impl Promises {
             bytes.chunks_exact(8).all(|chunk| chunk == word)
         });
         (version.0 < self.versions.len() && is_whole).then_some(version)
+    }
+
+    /// Whether a block has the bytes of a page that was put.
+    pub fn has_block(&self, block: &Block) -> bool {
+        let Some(word) = word_of(block) else {
+            return false;
+        };
+        let (version, number) = match self.is_coded {
+            true => coded::block_of(word),
+            false => ((word >> 40) as usize, (word >> 24 & 0xffff) as u32),
+        };
+        version < self.versions.len() && self.word(VersionId(version), number as usize) == word
     }
 
     // ---- puts

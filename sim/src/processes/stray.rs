@@ -154,7 +154,7 @@ fn name_others(shared: &Shared, line: &mut Line, run: u32) -> Result<(), WireErr
         line.tell(&if is_commit {
             Request::Commit {
                 reservation,
-                checksums: vec![None; 4],
+                proofs: vec![None; 4],
             }
         } else {
             Request::Landed {

@@ -26,16 +26,16 @@ const PARTS: [u32; 2] = [4096 * 3, 5000];
 const ALL: Serial = Serial::MAX;
 
 /// An encrypted store without pages.
-struct Sample {
+pub(crate) struct Sample {
     _directory: tempfile::TempDir,
-    path: PathBuf,
+    pub(crate) path: PathBuf,
 }
 
 fn wrapping(byte: u8) -> WrappingKey {
     WrappingKey::new(&Vault::new(), &[byte; 32]).unwrap()
 }
 
-fn options(key: u8) -> OpenOptions {
+pub(crate) fn options(key: u8) -> OpenOptions {
     OpenOptions::default().with(|o| {
         o.disk = Want::Threads;
         o.codec = CodecChoice::Off;
@@ -44,7 +44,7 @@ fn options(key: u8) -> OpenOptions {
 }
 
 impl Sample {
-    fn new() -> Sample {
+    pub(crate) fn new() -> Sample {
         let (directory, path) = created();
         let sample = Sample {
             _directory: directory,
@@ -58,7 +58,7 @@ impl Sample {
     }
 
     /// Replaces the keyring while the store is closed.
-    fn change(&self, change: impl FnOnce(&Volumes, Option<Keyring>) -> Keyring) {
+    pub(crate) fn change(&self, change: impl FnOnce(&Volumes, Option<Keyring>) -> Keyring) {
         let opened = Volumes::open_any(&self.path, &[], Access::Exclusive, false);
         let mut volumes = opened.unwrap();
         let by_threads = OpenOptions::default().with(|o| o.disk = Want::Threads);
@@ -75,12 +75,12 @@ impl Sample {
         LocalStore::open(&self.path, &options(1)).unwrap()
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         fs::read(&self.path).unwrap()
     }
 }
 
-fn namespace(tenant: Option<&str>) -> Namespace {
+pub(crate) fn namespace(tenant: Option<&str>) -> Namespace {
     let shape = PageShape::new(&PARTS).unwrap();
     let builder = Namespace::builder("a model by name", "", 64, shape);
     let builder = match tenant {
@@ -90,7 +90,7 @@ fn namespace(tenant: Option<&str>) -> Namespace {
     builder.build().unwrap()
 }
 
-fn key(number: u32) -> PageKey {
+pub(crate) fn key(number: u32) -> PageKey {
     let mut key = [0x5b; 32];
     key[4..8].copy_from_slice(&number.to_be_bytes());
     PageKey::from_bytes(key)
@@ -102,7 +102,11 @@ fn content(number: u32, part: usize) -> Vec<u8> {
     text.bytes().cycle().take(bytes).collect()
 }
 
-fn put(store: &LocalStore, tenant: Option<&str>, numbers: std::ops::Range<u32>) -> Vec<PutStatus> {
+pub(crate) fn put(
+    store: &dyn PageStore,
+    tenant: Option<&str>,
+    numbers: std::ops::Range<u32>,
+) -> Vec<PutStatus> {
     let id = store.namespace(&namespace(tenant)).unwrap();
     let contents: Vec<[Vec<u8>; 2]> = numbers
         .clone()
@@ -123,7 +127,7 @@ fn put(store: &LocalStore, tenant: Option<&str>, numbers: std::ops::Range<u32>) 
     store.put(id, &pages, PutOptions::waiting(Duration::from_secs(60)))
 }
 
-fn get(store: &LocalStore, tenant: Option<&str>, number: u32) -> GetStatus {
+pub(crate) fn get(store: &dyn PageStore, tenant: Option<&str>, number: u32) -> GetStatus {
     let id = store.namespace(&namespace(tenant)).unwrap();
     let mut parts = PARTS.map(|bytes| vec![7; bytes as usize]);
     let [a, b] = &mut parts;
@@ -140,14 +144,14 @@ fn get(store: &LocalStore, tenant: Option<&str>, number: u32) -> GetStatus {
     status
 }
 
-fn all_hit(store: &LocalStore, tenant: Option<&str>, numbers: std::ops::Range<u32>) {
+pub(crate) fn all_hit(store: &dyn PageStore, tenant: Option<&str>, numbers: std::ops::Range<u32>) {
     for number in numbers {
         assert_eq!(get(store, tenant, number), GetStatus::Hit, "{number}");
     }
 }
 
 /// Where a text begins.
-fn position(bytes: &[u8], text: &[u8]) -> Option<usize> {
+pub(crate) fn position(bytes: &[u8], text: &[u8]) -> Option<usize> {
     let first = |at: &usize| bytes[*at..].starts_with(text);
     let starts = bytes
         .iter()

@@ -215,11 +215,6 @@ impl Store {
                 "a read-only handle needs no owner: open the store read-only instead".to_owned(),
             ));
         }
-        if options.wrapping.is_some() {
-            return Err(StoreError::Usage(
-                "an encrypted store is not shared by this build: open it alone".to_owned(),
-            ));
-        }
         // The process may change its working directory, and looks for owners again later.
         let path = &files::absolute(path);
         let options = options.with(|o| {
@@ -427,7 +422,10 @@ impl Inner {
         self.with(namespace, |decider, space| match decider {
             Decider::Owner(own) => own.store.put_recallable(space.id, pages, options, recall),
             Decider::Client(client) => {
-                client.counted(|remote, data| data.put(&**remote, space.id, pages, options, recall))
+                client.counted(|remote, data| match remote.give_key(space.id) {
+                    Ok(()) => data.put(&**remote, space.id, pages, options, recall),
+                    Err(why) => vec![PutStatus::Refused(why); pages.len()],
+                })
             }
         })
         .unwrap_or_else(|| vec![LEFT_UNDONE; pages.len()])
@@ -551,6 +549,11 @@ pub trait Inside {
 
     /// The disk of this process; `None` while the store has no owner.
     fn disk(&self) -> Option<Arc<dyn larder_disk::Disk>>;
+
+    /// The bytes of the memory for shared reads; empty without it, and in another process than the
+    /// owner.
+    #[cfg(any(test, feature = "simulated"))]
+    fn staged(&self) -> Vec<u8>;
 }
 
 impl Inside for Store {
@@ -566,6 +569,17 @@ impl Inside for Store {
             Role::Owner(owner) => Some(owner.store.data.disk.clone()),
             Role::Client(client) => Some(client.data.disk.clone()),
             Role::Nobody | Role::Closed => None,
+        }
+    }
+
+    #[cfg(any(test, feature = "simulated"))]
+    fn staged(&self) -> Vec<u8> {
+        match self.inner.role().as_deref() {
+            Some(Role::Owner(owner)) => {
+                let service = owner.service.as_ref();
+                service.map_or_else(Vec::new, |service| service.server.staged())
+            }
+            _ => Vec::new(),
         }
     }
 }

@@ -11,6 +11,7 @@ use super::bell::Wish;
 use super::role::{Client, NotYet, Role, may_serve};
 use super::server::may_give_to;
 use super::{Inner, TRY_AGAIN};
+use crate::error::StoreError;
 use crate::totals::Totals;
 
 /// Longest pause between two tries. The pause grows by an eighth each time, and reaches this after
@@ -36,6 +37,8 @@ struct Past {
     is_heir: bool,
     /// This process asks owners for the ownership.
     asks: bool,
+    /// It was logged that this process cannot own the store for want of its key.
+    is_told: bool,
 }
 
 impl Past {
@@ -54,6 +57,7 @@ impl Inner {
             left_until: None,
             is_heir: false,
             asks: self.options.keeps_ownership,
+            is_told: false,
         };
         let mut pause = TRY_AGAIN;
         // The last warning about why this process could not become the owner.
@@ -146,6 +150,14 @@ impl Inner {
             past.asks = self.ask_for_ownership(&client);
         }
         past.owner = client.remote.owner_pid();
+        if client.remote.is_sealed() && self.options.wrapping.is_none() && !past.is_told {
+            past.is_told = true;
+            tracing::warn!(
+                path = %self.path.display(),
+                "the store is encrypted, and this process has no key of it: it never takes the \
+                 store over"
+            );
+        }
         let end = client.wait_for_owner_end();
         if let Some(last) = end.totals {
             past.totals = last;
@@ -161,7 +173,7 @@ impl Inner {
 
     /// Whether the owner may be asked again.
     fn ask_for_ownership(&self, client: &Client) -> bool {
-        match may_serve(&self.path) {
+        match self.may_own(client) {
             Ok(()) => {
                 client.remote.ask_for_ownership();
                 true
@@ -174,6 +186,14 @@ impl Inner {
                 false
             }
         }
+    }
+
+    /// Whether this process could own the store of this client.
+    fn may_own(&self, client: &Client) -> Result<(), StoreError> {
+        if client.remote.is_sealed() && self.options.wrapping.is_none() {
+            return Err(StoreError::Sealed(self.path.clone()));
+        }
+        may_serve(&self.path)
     }
 
     /// The owner until the handle is being closed, or until a client takes the store over.

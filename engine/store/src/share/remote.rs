@@ -15,12 +15,15 @@
 //! reply is awaited, probes check that the owner still replies at all.
 
 mod catalog;
+mod lent;
 mod line;
 mod put;
+mod unreached;
 
 use std::collections::HashMap;
 use std::io::{self, BufReader};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -36,15 +39,16 @@ use larder_core::grants::SegmentMap;
 use larder_core::hint::Hint;
 use larder_disk::{BEAT, Board, Common};
 use larder_format::PageKey;
-use line::{ANSWER_PATIENCE, Line, pid_of, silence};
+use lent::Lending;
+use line::{ANSWER_PATIENCE, Line, pid_of};
+pub(super) use unreached::ReachError;
 
 use super::keys::blob;
 use super::wire::{
-    Denial, Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, arrives, parse,
-    receive,
+    Failure, KEYS_MAX, MAGIC, Reply, Report, Request, Welcome, WireError, arrives, parse, receive,
 };
 use crate::catalog::NamespaceShape;
-use crate::error::{StoreError, served_by};
+use crate::error::StoreError;
 use crate::protocol::{
     Agreed, BENEATH, COMMON, COUNTS, HEIRS, POLICIES, Protocol, TOTALS, is_name,
 };
@@ -83,74 +87,6 @@ struct Lines {
     streams: Vec<Arc<UnixStream>>,
 }
 
-/// Why no owner was reached.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ReachError {
-    #[error("no process serves the store; start `larder serve`")]
-    Nobody,
-    /// The socket's permissions exclude this process.
-    #[error(
-        "this process may not connect to its owner's socket: {0}; run it as the user that the \
-         store belongs to, or have the store served with `larder serve --group GID` for a group \
-         that this process is a member of"
-    )]
-    Forbidden(io::Error),
-    #[error(transparent)]
-    Denied(Denial),
-    #[error(
-        "its owner{} has not answered for {} s: {}",
-        .pid.map_or_else(String::new, |pid| format!(", process {pid},")),
-        ANSWER_PATIENCE.as_secs(),
-        silence(*.is_stopped)
-    )]
-    Silent {
-        /// Its pid, if it is of this pid namespace and could be connected to.
-        pid: Option<u32>,
-        /// Whether a signal or a debugger has stopped it, if that is known.
-        is_stopped: Option<bool>,
-    },
-    /// The owner hung up, or cannot be connected to.
-    #[error("its owner cannot be reached: {0}; try again")]
-    Unreachable(io::Error),
-    /// The owner speaks no version that this process speaks.
-    #[error(
-        "the owner of the store is release {release} and speaks version {theirs} of the catalog \
-         protocol; this process is {ours}. Use releases that have a version in common"
-    )]
-    Version {
-        theirs: u32,
-        release: String,
-        ours: Protocol,
-    },
-    #[error("the owner's greeting makes no sense: is something else on its socket?")]
-    Nonsense,
-    /// The process on the socket owns another store.
-    #[error(
-        "no process serves this store. {} listens at {} and serves another store, whose file was \
-         deleted or replaced. Stop that process",
-        served_by(*.pid),
-        socket.display()
-    )]
-    OfAnother {
-        pid: Option<u32>,
-        socket: std::path::PathBuf,
-    },
-}
-
-impl From<io::Error> for ReachError {
-    fn from(error: io::Error) -> ReachError {
-        match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ReachError::Nobody,
-            io::ErrorKind::PermissionDenied => ReachError::Forbidden(error),
-            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-                let (pid, is_stopped) = (None, None);
-                ReachError::Silent { pid, is_stopped }
-            }
-            _ => ReachError::Unreachable(error),
-        }
-    }
-}
-
 /// See the module.
 pub(super) struct Remote {
     path: std::path::PathBuf,
@@ -181,6 +117,8 @@ pub(super) struct Remote {
     is_bottom: AtomicBool,
     /// The staging area, once it was asked for; `None` when there is none.
     area: OnceLock<Option<Arc<Area>>>,
+    /// The keys of an encrypted store.
+    lending: Option<Lending>,
 }
 
 impl Remote {
@@ -245,6 +183,7 @@ impl Remote {
             measured: Mutex::default(),
             is_bottom: AtomicBool::new(false),
             area: OnceLock::new(),
+            lending: welcome.sealed.then(Lending::new),
         };
         Ok((remote, welcome))
     }
@@ -308,6 +247,10 @@ impl Remote {
             match parse(&buffer) {
                 Ok(Reply::Totals(totals)) => end.totals = Some(*totals),
                 Ok(Reply::Heir(heir)) => end.heir = Some(heir),
+                Ok(Reply::Forget { number, slots }) => {
+                    self.forget(&slots);
+                    self.send(&Request::Forgotten { number });
+                }
                 // Other messages are those of a later release.
                 _ => {}
             }
@@ -404,10 +347,18 @@ impl Remote {
 
     /// Waits for a slow reply for as long as the owner lives.
     fn receive_slow(&self, line: &mut Line) -> Result<Reply, WireError> {
+        self.receive_slow_with_file(line).map(|(reply, _)| reply)
+    }
+
+    /// The same, with the file that comes with the reply.
+    fn receive_slow_with_file(
+        &self,
+        line: &mut Line,
+    ) -> Result<(Reply, Option<OwnedFd>), WireError> {
         while !line.has_reply(PROBE_AFTER)? {
             self.probe_owner();
         }
-        line.receive(ANSWER_PATIENCE).map(|(reply, _)| reply)
+        line.receive(ANSWER_PATIENCE)
     }
 
     /// Probes the owner with a connection of its own, which no thread waits for.

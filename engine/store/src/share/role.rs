@@ -272,7 +272,7 @@ impl Client {
         let owners = owners.filter_map(|(path, _)| path.as_ref().map(PathBuf::from));
         let places: Vec<PathBuf> = own.chain(owners).collect();
         let some_lost = welcome.volumes.iter().any(|(path, _)| path.is_none());
-        let volumes = Volumes::open(path, &places, Access::Client, some_lost);
+        let volumes = Volumes::open_any(path, &places, Access::Client, some_lost);
         let mut volumes = volumes.map_err(|error| match error {
             StoreError::Io {
                 source, path: of, ..
@@ -305,6 +305,10 @@ impl Client {
         };
         let row = row_of(remote.client());
         let disk = volumes.open_disk(options, common, row).map_err(never)?;
+        if let Err(error) = volumes.check_key(&*disk, welcome.sealed, options.wrapping.as_ref()) {
+            disk.shutdown();
+            return Err(never(error));
+        }
         let data = DataPath::new(disk, &volumes, options.hang_limit);
         let volumes = volumes.list.into_iter().flatten();
         let client = Client {

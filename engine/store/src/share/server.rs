@@ -13,6 +13,7 @@
 //! | `socket` | the socket file beside a store |
 //! | `books` | the answers for callers who keep books of their own |
 //! | `reads` | the owner's part in shared reads |
+//! | `lend` | the keys of an encrypted store, for clients |
 //! | `watch` | the watchdog for clients that fall silent |
 //! | `shared` | the state that the threads of a server share |
 //! | `answering` | how the volumes answer |
@@ -57,6 +58,7 @@ mod books;
 mod emptying;
 mod held;
 pub mod ledger;
+mod lend;
 mod noted;
 mod peer;
 mod places;
@@ -254,6 +256,13 @@ impl Server {
         self.shared.report()
     }
 
+    /// The bytes of the memory for shared reads.
+    #[cfg(any(test, feature = "simulated"))]
+    pub(super) fn staged(&self) -> Vec<u8> {
+        let staging = self.shared.reads.made();
+        staging.map_or_else(Vec::new, |staging| staging.area.contents())
+    }
+
     /// The totals of all processes.
     pub(super) fn totals(&self) -> Totals {
         self.shared.totals(&self.shared.sessions.lock())
@@ -303,6 +312,7 @@ fn facts(
         group,
         run: superblock.run.get(),
         segment_blocks: superblock.segment_blocks,
+        sealed: store.is_sealed(),
         volumes: volumes
             .list
             .iter()

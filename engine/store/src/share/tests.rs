@@ -2,6 +2,8 @@
 //! reaches no owner.
 #![allow(clippy::unwrap_used)]
 
+mod sealed;
+
 use std::fs::File;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;

@@ -12,29 +12,31 @@
 //! connection; no unchecked number determines an allocation.
 
 mod frames;
+mod pages;
 mod report;
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::num::NonZeroU16;
 
 use larder_base::ids::ClientId;
 use larder_core::core::Kept;
-use larder_core::grants::{Finding, SegmentMap};
+use larder_core::grants::Finding;
 use larder_core::hint::Hint;
 use larder_core::index::{Leased, Place, ReadAs, SegmentId};
 use larder_core::status::{PutStatus, Refusal};
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::catalog::Pinned;
 use crate::encoder::CodecChoice;
 use crate::protocol::Protocol;
 use crate::quotas::{QuotaChange, QuotaReport};
-use crate::staging::{Slot, SlotEnd};
+use crate::staging::SlotEnd;
 use crate::totals::{Measures, Totals};
 use crate::traffic::{Salt, Taken};
 pub(super) use frames::arrives;
 pub use frames::{WireError, parse, parse_greeting, receive, send};
+pub use pages::{PageProof, PinnedPage, StagedPage};
 pub use report::{
     AnsweringVolume, DamagedVolume, DisplacedVolume, EndedClient, ReleaseCount, Report,
     StoppedClient, VolumeDamage, VolumeState,
@@ -43,8 +45,8 @@ pub use report::{
 /// First bytes of a greeting.
 pub const MAGIC: [u8; 8] = *b"LARDERCT";
 
-/// Longest frame, in bytes: a lookup of [`KEYS_MAX`] keys, with room to spare.
-pub const FRAME_BYTES_MAX: usize = 8 << 20;
+/// Longest frame, in bytes: [`KEYS_MAX`] encrypted pages to read, with room to spare.
+pub const FRAME_BYTES_MAX: usize = 12 << 20;
 
 /// Most keys of one message.
 pub const KEYS_MAX: usize = 131_072;
@@ -121,7 +123,7 @@ pub enum Request<'a> {
     Commit {
         reservation: u64,
         #[serde(deserialize_with = "few")]
-        checksums: Vec<Option<u64>>,
+        proofs: Vec<Option<PageProof>>,
     },
     /// No reply.
     Landed {
@@ -271,6 +273,16 @@ pub enum Request<'a> {
     KeptPages {
         from: u32,
     },
+    /// The keys of a namespace's tenant, in an encrypted store. A new tenant gets one if pages are
+    /// to be put. Answered with [`Reply::Keys`], or with [`Reply::Keyless`].
+    Keys {
+        namespace: u16,
+        for_put: bool,
+    },
+    /// No reply. The keys that this [`Reply::Forget`] named are gone.
+    Forgotten {
+        number: u64,
+    },
 }
 
 /// A key inside a message.
@@ -354,13 +366,22 @@ pub enum Reply {
     Kept(#[serde(deserialize_with = "few")] Vec<Kept>),
     /// Namespace, first bytes of the key, end in seconds since 1970, bytes on the device.
     KeptPages(#[serde(deserialize_with = "few")] Vec<(DigestBytes, PrefixBytes, u32, u64)>),
-}
-
-/// A page that may be read, and its slot where it is shared.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct StagedPage {
-    pub page: PinnedPage,
-    pub slot: Option<Slot>,
+    /// The slots of a tenant's keys. Comes with a pipe that holds the keys, 32 bytes each.
+    Keys {
+        /// The first is for new pages.
+        has_current: bool,
+        #[serde(deserialize_with = "few")]
+        slots: Vec<NonZeroU16>,
+    },
+    /// The tenant gets no key now.
+    Keyless(Refusal),
+    /// The keys of these slots are erased. The owner sends it on its own, on the first connection
+    /// of a client, which wipes them and answers with [`Request::Forgotten`].
+    Forget {
+        number: u64,
+        #[serde(deserialize_with = "few")]
+        slots: Vec<NonZeroU16>,
+    },
 }
 
 /// The facts that a client needs before its first request. The rest of the frame is ignored.
@@ -379,35 +400,8 @@ pub struct Welcome {
     /// Path and segments of each volume; no path for a lost volume.
     #[serde(deserialize_with = "few")]
     pub volumes: Vec<(Option<String>, u32)>,
-}
-
-/// A page that may be read.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct PinnedPage {
-    pub place: Place,
-    pub checksum: u64,
-    pub unproven: bool,
-}
-
-impl From<Pinned> for PinnedPage {
-    fn from(pinned: Pinned) -> PinnedPage {
-        PinnedPage {
-            place: pinned.extent.place,
-            checksum: pinned.proof.checksum,
-            unproven: pinned.unproven,
-        }
-    }
-}
-
-impl PinnedPage {
-    /// The page, with its extent from `map`.
-    pub(crate) fn on(self, map: &SegmentMap) -> Pinned {
-        Pinned {
-            extent: map.extent(self.place),
-            proof: self.checksum.into(),
-            unproven: self.unproven,
-        }
-    }
+    /// The store is encrypted.
+    pub sealed: bool,
 }
 
 /// Pages of a reservation whose writes are over, and whether each write succeeded. Without pages it
@@ -647,7 +641,7 @@ mod tests {
     fn a_list_of_more_elements_than_a_message_may_have_is_no_message() {
         let commit = |count| Request::Commit {
             reservation: 0,
-            checksums: vec![None; count],
+            proofs: vec![None; count],
         };
         for (count, is_one) in [(KEYS_MAX, true), (KEYS_MAX + 1, false)] {
             let mut frame = Vec::new();

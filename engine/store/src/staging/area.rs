@@ -170,6 +170,22 @@ impl Area {
         true
     }
 
+    /// All its bytes, for a test or a simulation.
+    #[cfg(any(test, feature = "simulated"))]
+    pub(crate) fn contents(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.bytes()];
+        let read = rustix::io::pread(self.file(), &mut bytes, 0);
+        bytes.truncate(read.unwrap_or(0));
+        bytes
+    }
+
+    /// Writes bytes into a slot, for a planted bug.
+    #[cfg(debug_assertions)]
+    pub(crate) fn overwrite(&self, slot: SlotId, bytes: &[u8]) {
+        let offset = u64::from(slot.unit) * UNIT_BYTES as u64;
+        let _ = rustix::io::pwrite(self.file(), bytes, offset);
+    }
+
     fn word(&self, unit: u32) -> Option<&AtomicU32> {
         if !self.units().contains(&unit) {
             return None;

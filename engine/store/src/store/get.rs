@@ -30,8 +30,8 @@ use larder_format::PageKey;
 use super::{Counters, DataPath};
 use crate::api::GetPage;
 use crate::catalog::{Catalog, NamespaceShape, Pinned};
-pub(super) use verify::{decode, first, fits, is_aligned};
-use verify::{failed, judge_sealed, take};
+pub(super) use verify::{decode, first, fits, is_aligned, take};
+use verify::{failed, judge_sealed};
 
 /// A page that is being read.
 #[derive(Clone, Copy)]

@@ -21,6 +21,7 @@
 //! | `coding` | the codec of a handle: memory, times, a log line |
 //! | `recheck` | for a read-only handle: whether a segment is still in the generation it has read |
 //! | `noted` | the calls of the owner itself, for a recording |
+//! | `sealed` | the keys of an encrypted store: for new tenants, and for clients |
 //! | `notices` | log lines about refused and failed puts |
 //! | `hang` | which volumes have gone silent |
 //! | `leases` | the leases that a handle has taken |
@@ -47,6 +48,7 @@ mod prewriter;
 mod put;
 mod quotas;
 mod recheck;
+mod sealed;
 pub(crate) mod services;
 #[cfg(feature = "simulated")]
 mod simulated;
@@ -57,9 +59,8 @@ use std::sync::Arc;
 
 use larder_base::fork::Origin;
 use larder_base::ids::NamespaceId;
-use larder_base::planted;
 use larder_base::runtime::{Instant, Mutex, RwLock, RwLockReadGuard};
-use larder_base::system::{files, processes};
+use larder_base::system::files;
 use larder_core::core::Emptying;
 use larder_core::hint::Hint;
 use larder_core::index::ReadAs;
@@ -72,7 +73,6 @@ use crate::api::{Count, GetPage, OpenOptions, PageStore, PutOptions, PutPage, Re
 use crate::catalog::{Allocator, Catalog};
 use crate::error::StoreError;
 use crate::inventory::Inventory;
-use crate::keys::Tenant;
 use crate::recovery::Damage;
 use crate::volume::holes::holes;
 use crate::volume::quotas::QuotaState;
@@ -550,40 +550,6 @@ impl PageStore for LocalStore {
 }
 
 impl LocalStore {
-    /// In an encrypted store: gives the tenant of a namespace a key, if it has none. Its first page
-    /// is written after the key is durable on all volumes.
-    fn give_key(&self, namespace: NamespaceId) -> Result<(), Refusal> {
-        let Some(keys) = &self.local.keys else {
-            return Ok(());
-        };
-        let tenant = self.local.shape(namespace).and_then(|shape| shape.tenant);
-        let has_key = |tenant: &Arc<Tenant>| tenant.current().is_some();
-        let Some(tenant) = tenant.filter(|tenant| !has_key(tenant)) else {
-            return Ok(());
-        };
-        let mut volumes = self.volumes.try_lock().ok_or(Refusal::Busy)?;
-        if has_key(&tenant) {
-            return Ok(());
-        }
-        let refused = |error: &dyn std::error::Error| {
-            self.data.notices.keyless(error);
-            Refusal::ReadOnlyService
-        };
-        let next = keys.with_tenant(&tenant, processes::unix_ms() / 1000);
-        let next = next.map_err(|error| refused(&error))?;
-        let sync = |_: &Volumes, volume| match planted!(KeyAfterPage) {
-            true => Ok(()),
-            false => self.local.sync_beside(volume),
-        };
-        let written = volumes.set_keyring(self.data.disk.as_ref(), next.copy(), sync);
-        if let Err(error) = written {
-            keys.skip_generation();
-            return Err(refused(&error));
-        }
-        keys.settle(next);
-        Ok(())
-    }
-
     /// Lets a call in; `None` once the store is closed, or is being closed.
     fn enter(&self) -> Option<RwLockReadGuard<'_, bool>> {
         if self.origin.is_inherited() {

@@ -54,8 +54,10 @@ impl Notices {
                  their chain is longer than that maximum, or their namespace is in two groups \
                  (`larder quota PATH`)",
             ),
-            // The volume's change of service is logged, with its reason; a policy logs for itself.
-            Refusal::ReadOnlyService | Refusal::NotAdmitted => return,
+            Refusal::Erased => (20, "their tenant is being erased"),
+            // The volume's change of service, and a tenant without a key, are logged with their
+            // reason; a policy logs for itself.
+            Refusal::ReadOnlyService | Refusal::NotAdmitted | Refusal::KeyringFull => return,
             Refusal::Budget => (
                 11,
                 "the budget of writes does not take them: it takes those first that promise the \

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
+use larder_base::planted;
 use larder_base::runtime::{Condvar, Instant, Mutex, MutexGuard};
 use larder_core::grants::{Extent, Finding};
 use larder_core::index::ReadAs;
@@ -33,7 +34,7 @@ use larder_disk::{
 };
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey};
 
-use super::get::{Get, Job, Reads, decode, first, fits, is_aligned};
+use super::get::{Get, Job, Reads, decode, first, fits, is_aligned, take};
 use super::hang::Hangs;
 use super::{Counters, DataPath};
 use crate::api::GetPage;
@@ -93,9 +94,6 @@ pub(crate) fn get(
     let Some(shape) = catalog.shape(namespace) else {
         return Some(vec![GetStatus::Miss(MissReason::Absent); pages.len()]);
     };
-    if shape.tenant.is_some() {
-        return None;
-    }
     let call = Call {
         get: Get {
             catalog,
@@ -298,6 +296,9 @@ impl Call<'_> {
         let Get { data, shape, .. } = &self.get;
         let place = copy.pinned.extent.place;
         let stored = shape.stored_bytes(place);
+        if shape.tenant.is_some() {
+            return self.copy_sealed(copy, page, stored, findings);
+        }
         let mut checksum = PageChecksum::new(shape.fingerprint, &page.key);
         let mut private = Vec::new();
         if place.saved > 0 {
@@ -329,6 +330,46 @@ impl Call<'_> {
             0 => GetStatus::Hit,
             _ => decode(&data.decoder, page, &copy.pinned, bounced, stored, findings),
         })
+    }
+
+    /// Copies an encrypted page out of its slot, and decrypts the copy, once. The slot stays
+    /// encrypted. `None` if the copy is wrong: its tag shows it.
+    fn copy_sealed(
+        &self,
+        copy: &Copy,
+        page: &mut GetPage<'_, '_>,
+        stored: usize,
+        findings: &mut Vec<(PageKey, Extent, Finding)>,
+    ) -> Option<GetStatus> {
+        let Get { data, shape, .. } = &self.get;
+        let mut private = Vec::new();
+        if is_aligned(shape, page.parts) {
+            let mut offset = 0;
+            for part in first(page.parts, stored) {
+                self.copy_bytes(copy, offset, part)?;
+                offset += part.len();
+            }
+        } else {
+            private.resize(stored, 0);
+            self.copy_bytes(copy, 0, &mut private)?;
+        }
+        let bounced = Some(&mut private[..]).filter(|bytes| !bytes.is_empty());
+        let taken = take(&data.decoder, shape, page, &copy.pinned, bounced, findings);
+        if planted!(SlotDecryptedInPlace) && taken == Some(GetStatus::Hit) {
+            let bytes: Vec<u8> = page.parts.iter().flat_map(|part| part.to_vec()).collect();
+            #[cfg(debug_assertions)]
+            self.area
+                .overwrite(copy.slot.id, &bytes[..bytes.len().min(stored)]);
+        }
+        taken.inspect(|status| {
+            if *status == GetStatus::Miss(MissReason::Sealed) {
+                data.notices.sealed();
+            }
+        })
+    }
+
+    fn copy_bytes(&self, copy: &Copy, offset: usize, into: &mut [u8]) -> Option<()> {
+        self.area.copy(copy.slot.id, offset, into).then_some(())
     }
 
     /// Copies some bytes of a slot, and adds them to a checksum: whole blocks, except the last of a

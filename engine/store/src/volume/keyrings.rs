@@ -8,7 +8,7 @@
 //! A store whose superblock states a keyring is never opened without one: a keyring that cannot be
 //! read is not taken for an empty one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use larder_base::memory::AlignedBuf;
@@ -65,6 +65,13 @@ impl Copies {
     }
 }
 
+fn not_encrypted(path: &Path) -> StoreError {
+    let path = path.display();
+    StoreError::Usage(format!(
+        "{path}: the store is not encrypted, and a key is given"
+    ))
+}
+
 impl Volumes {
     /// Unlocks the keyring of a store that is opened. Writes nothing.
     ///
@@ -82,10 +89,7 @@ impl Volumes {
             return Ok(());
         }
         let Some(newest) = newest? else {
-            return Err(StoreError::Usage(format!(
-                "{}: the store is not encrypted, and a key is given",
-                path.display()
-            )));
+            return Err(not_encrypted(&path));
         };
         let keys = unlock(newest, wrapping).map_err(|error| StoreError::WrongKey {
             path,
@@ -93,6 +97,39 @@ impl Volumes {
         })?;
         self.keys = Some(Arc::new(keys));
         Ok(())
+    }
+
+    /// Whether this process fits an owner whose store is encrypted or not, with the key that it
+    /// has, if any. Such a key must be one of the store, for a later take-over.
+    ///
+    /// # Errors
+    /// [`StoreError::OtherVolumes`], [`StoreError::WrongKey`], [`StoreError::Usage`].
+    pub(crate) fn check_key(
+        &self,
+        disk: &dyn Disk,
+        is_sealed: bool,
+        wrapping: Option<&WrappingKey>,
+    ) -> Result<(), StoreError> {
+        let path = self.first_path();
+        if is_sealed != (self.keyring_generation() > 0) {
+            return Err(StoreError::OtherVolumes(path));
+        }
+        let Some(wrapping) = wrapping else {
+            return Ok(());
+        };
+        if !is_sealed {
+            return Err(not_encrypted(&path));
+        }
+        // The owner may be replacing the copies: a later take-over judges them.
+        let Ok(Some(newest)) = self.newest_keyring(disk) else {
+            return Ok(());
+        };
+        wrapping
+            .check(&newest)
+            .map_err(|error| StoreError::WrongKey {
+                path,
+                reason: error.to_string(),
+            })
     }
 
     /// The keyring that counts; `None` for a store that is not encrypted.

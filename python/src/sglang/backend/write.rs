@@ -229,6 +229,8 @@ fn is_left_out(status: PutStatus) -> bool {
                 | Refusal::NotAdmitted
                 | Refusal::Budget
                 | Refusal::Quota
+                | Refusal::Erased
+                | Refusal::KeyringFull
         )
     )
 }

@@ -4,8 +4,10 @@ use std::rc::Rc;
 
 use larder_core::core::{Core, Counters};
 use larder_engine::Part;
-use larder_engine::format::SEGMENTS_OFFSET;
+use larder_engine::format::{BLOCK_BYTES, SEGMENTS_OFFSET};
 use larder_sim_runtime::{Event, Process};
+use larder_store::keys::simulated::take_sealed;
+use larder_store::share::Inside;
 
 use super::{Driver, Running};
 use crate::classes::Class;
@@ -59,6 +61,58 @@ impl Driver {
         }
     }
 
+    /// No page is encrypted twice with one salt.
+    pub(super) fn look_at_sealed(&self) {
+        let state = &mut *self.shared.borrow_mut();
+        for page in take_sealed() {
+            let Some(seal) = page.proof.seal else {
+                panic!("a page is encrypted without a seal");
+            };
+            let salt = (seal.slot, page.namespace, page.key, seal.salt);
+            assert!(
+                state.plan.seal.is_some() && state.salts.insert(salt),
+                "a page is encrypted twice with one salt"
+            );
+        }
+    }
+
+    /// The memory for shared reads of an encrypted store has no page in clear.
+    pub(super) fn look_at_shared_memory(&self) {
+        if self.shared.borrow().plan.seal.is_none() {
+            return;
+        }
+        for running in &self.running {
+            let staged = running.store.borrow().as_ref().map(|store| store.staged());
+            self.check_sealed(&staged.unwrap_or_default(), "the memory for shared reads");
+        }
+    }
+
+    /// The volumes of an encrypted store have no page in clear.
+    pub(super) fn look_at_volumes(&self) {
+        let (is_sealed, volumes) = {
+            let plan = &self.shared.borrow().plan;
+            (plan.seal.is_some(), plan.volumes.clone())
+        };
+        for path in volumes.iter().filter(|_| is_sealed) {
+            self.machine.with_medium(path, |medium| {
+                let mut block = [0; BLOCK_BYTES];
+                for at in 0..medium.blocks() {
+                    medium.visible(at).render(&mut block);
+                    self.check_sealed(&block, "a volume");
+                }
+            });
+        }
+    }
+
+    fn check_sealed(&self, bytes: &[u8], place: &str) {
+        let promises = &self.shared.borrow().promises;
+        let mut blocks = bytes.as_chunks().0.iter();
+        assert!(
+            !blocks.any(|block| promises.has_block(block)),
+            "{place} of an encrypted store has a page in clear"
+        );
+    }
+
     /// A store never has two owners.
     pub(super) fn look_at_owners(&mut self) {
         let is_owner = |running: &&Rc<Running>| running.part() == Some(Part::Owner);
@@ -67,6 +121,11 @@ impl Driver {
             .map(|running| (running.process, running.turns()))
             .collect();
         assert!(owners.len() <= 1, "the store has two owners: {owners:?}");
+        let mut all = self.running.iter().filter(is_owner);
+        assert!(
+            all.all(|running| running.has_key.get()),
+            "a process without the key owns an encrypted store"
+        );
         if let Some((owner, turns)) = owners.first()
             && (self.owner, self.owner_turns) != (Some(*owner), *turns)
         {

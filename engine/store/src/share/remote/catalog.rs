@@ -46,9 +46,9 @@ impl Catalog for Remote {
             Ok(Reply::Namespace(id, codec)) => {
                 let id = NamespaceId(id);
                 let mut shapes = self.shapes.lock();
-                shapes
-                    .entry(id)
-                    .or_insert_with(|| NamespaceShape::of(namespace, codec));
+                shapes.entry(id).or_insert_with(|| {
+                    NamespaceShape::of(namespace, codec).for_tenant(self.tenant())
+                });
                 Ok(id)
             }
             Ok(Reply::Failed(failure)) => Err(failure.into()),
@@ -133,6 +133,9 @@ impl Catalog for Remote {
                 _ => pages.extend(some.iter().map(|_| None)),
             }
         }
+        if self.is_sealed() {
+            self.get_keys(namespace, &pages);
+        }
         pages
     }
 
@@ -215,6 +218,11 @@ impl Stage for Remote {
                 }
                 _ => pages.extend(some.iter().map(|_| None)),
             }
+        }
+        if self.is_sealed() {
+            let pinned = |staged: &Option<Staged>| staged.map(|staged| staged.pinned);
+            let pinned: Vec<_> = pages.iter().map(pinned).collect();
+            self.get_keys(namespace, &pinned);
         }
         (is_shared, pages)
     }

@@ -19,7 +19,7 @@ use super::Remote;
 use super::line::{ANSWER_PATIENCE, Line};
 use crate::catalog::{Landed, Putting};
 use crate::share::keys::blob;
-use crate::share::wire::{KEYS_MAX, LandedPut, Link, PlaceGrant, Reply, Request, send};
+use crate::share::wire::{KEYS_MAX, LandedPut, Link, PageProof, PlaceGrant, Reply, Request, send};
 
 /// Interval of a put's heartbeats while it sends nothing else.
 const HEARTBEAT_EVERY: Duration = Duration::from_secs(1);
@@ -224,9 +224,9 @@ impl Putting for RemotePut<'_> {
             // Sent with the next ask, or before the device is waited for.
             self.queue(&Request::Commit {
                 reservation: reservation.0,
-                checksums: proofs
+                proofs: proofs
                     .iter()
-                    .map(|proof| Some((*proof)?.checksum))
+                    .map(|proof| proof.map(PageProof::from))
                     .collect(),
             });
         }
@@ -367,6 +367,7 @@ mod tests {
                     run: 1,
                     segment_blocks: 4096,
                     volumes: vec![(None, 1)],
+                    sealed: false,
                 }),
                 Request::Join { .. } => Reply::Done,
                 Request::Reserve { links, .. } => Reply::Reserved {

@@ -18,7 +18,7 @@ use crate::error::StoreError;
 use crate::protocol::{Agreed, Protocol};
 use crate::share::keys::keys_of;
 use crate::share::wire::{
-    Failure, LandedPut, Link, MAGIC, PlaceGrant, Reply, Request, parse_greeting,
+    Failure, LandedPut, Link, MAGIC, PageProof, PlaceGrant, Reply, Request, parse_greeting,
 };
 use crate::volume::guard::Marks;
 
@@ -101,6 +101,8 @@ pub struct Desk<'a, C: ?Sized> {
     pub marks: &'a dyn Marks,
     /// Bytes of puts in flight that one client may have.
     pub share_bytes: u64,
+    /// The store is encrypted.
+    pub is_sealed: bool,
 }
 
 impl<C: Allocator + ?Sized> Desk<'_, C> {
@@ -192,11 +194,15 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             } => self.reserve(ledger, (namespace, hint), keys, links),
             Request::Commit {
                 reservation,
-                checksums,
+                proofs,
             } => {
                 if let Some(core) = ledger.commit(reservation) {
-                    let proof = |sum: Option<u64>| sum.map(Proof::from);
-                    let proofs: Vec<_> = checksums.into_iter().map(proof).collect();
+                    let proof = |proof: PageProof| match self.is_sealed {
+                        true => Proof::from(proof),
+                        false => proof.checksum.into(),
+                    };
+                    let proofs = proofs.into_iter().map(|sent| sent.map(proof));
+                    let proofs: Vec<_> = proofs.collect();
                     catalog.commit(core, &proofs);
                 }
                 return Answer::Nothing;
@@ -252,6 +258,9 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Arrive { .. } => return nonsense("nothing arrives here"),
             Request::Quotas(_) | Request::Record { .. } => {
                 return nonsense("nothing is recorded here");
+            }
+            Request::Keys { .. } | Request::Forgotten { .. } => {
+                return nonsense("no keys are lent here");
             }
         })
     }

@@ -77,7 +77,7 @@ impl Reads {
     }
 
     /// The area, if it has been made.
-    fn made(&self) -> Option<&Staging> {
+    pub(super) fn made(&self) -> Option<&Staging> {
         self.staging.get().and_then(Option::as_ref)
     }
 

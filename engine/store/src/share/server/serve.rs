@@ -1,6 +1,7 @@
 //! A connection from its greeting to its end.
 
 use std::io::{self, BufReader, Read};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -183,10 +184,14 @@ impl Shared {
                 self.named(session, NamespaceId(id));
             }
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
+            let pipe = match &reply {
+                Reply::Keys { slots, .. } => self.store.pass_keys(slots),
+                _ => None,
+            };
             let file = match reply {
                 Reply::Area => self.reads.staging().map(|staging| staging.area.file()),
                 Reply::Common => self.store.data.board.share(),
-                _ => None,
+                _ => pipe.as_ref().map(AsFd::as_fd),
             };
             let mut along = Giving { stream, file };
             send(&mut along, &mut out, &reply)?;
@@ -248,6 +253,10 @@ impl Shared {
         if let Request::Record { salt } = request {
             return Some(self.record(session, salt));
         }
+        if let Request::Keys { namespace, for_put } = request {
+            return Some(self.lend(session, NamespaceId(namespace), for_put));
+        }
+        let request = self.follow_hints(session, request)?;
         let noted = self.noted(&request);
         let reply = self.decide(session, request);
         if let Some(noted) = noted {
@@ -288,6 +297,7 @@ impl Shared {
             map: &self.map,
             marks: &self.probes,
             share_bytes: self.share_bytes(),
+            is_sealed: self.store.is_sealed(),
         };
         let begins = matches!(
             request,

@@ -85,6 +85,8 @@ pub(super) struct Template {
     pub(super) group: Option<u32>,
     pub(super) run: u32,
     pub(super) segment_blocks: u32,
+    /// The store is encrypted.
+    pub(super) sealed: bool,
     pub(super) volumes: Vec<(Option<String>, u32)>,
 }
 
@@ -114,6 +116,7 @@ impl Template {
             run: self.run,
             segment_blocks: self.segment_blocks,
             volumes: self.volumes.clone(),
+            sealed: self.sealed,
         }
     }
 }

@@ -43,7 +43,7 @@ fn copy_out(shape: &NamespaceShape, bytes: &[u8], parts: &mut [IoSliceMut<'_>]) 
 /// Verifies the bytes that were read of a page, and leaves the page in the caller's memory.
 /// `bounced` has the bytes that were not read straight into it. `None`: an encrypted page did not
 /// open, and has to be read once more, for [`judge_sealed`].
-pub(super) fn take(
+pub(in crate::store) fn take(
     decoder: &Decoder,
     shape: &NamespaceShape,
     page: &mut GetPage<'_, '_>,
@@ -57,11 +57,11 @@ pub(super) fn take(
             Some(take_plain(decoder, shape, page, pinned, bounced, findings))
         }
         (Some(tenant), Some(seal)) => {
-            let Some(key) = tenant.key(seal.slot) else {
-                return Some(GetStatus::Miss(MissReason::Sealed));
-            };
             let page = (page, pinned);
-            open(decoder, shape, (&key, seal), page, bounced, findings)
+            let opened = tenant.with_key(seal.slot, |key| {
+                open(decoder, shape, (key, seal), page, bounced, findings)
+            });
+            opened.unwrap_or(Some(GetStatus::Miss(MissReason::Sealed)))
         }
         // Another writer's.
         _ => Some(GetStatus::Miss(MissReason::Sealed)),

@@ -316,7 +316,15 @@ impl Allocator for Local {
     }
 
     fn commit(&self, reservation: ReservationId, proofs: &[Option<Proof>]) {
-        self.with_core(|core| core.commit(reservation, proofs));
+        self.with_core(|core| match &self.keys {
+            None => core.commit(reservation, proofs),
+            // Looked at with the core held: an erasure removes the pages that were before it.
+            Some(keys) => {
+                let accepted = |proof: &Option<Proof>| proof.filter(|proof| keys.accepts(proof));
+                let accepted: Vec<_> = proofs.iter().map(accepted).collect();
+                core.commit(reservation, &accepted);
+            }
+        });
     }
 
     fn landed(&self, reservations: &[Landed]) {

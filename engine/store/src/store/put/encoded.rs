@@ -8,6 +8,7 @@ use larder_core::counters::Counts;
 use larder_core::grants::Grant;
 use larder_disk::Piece;
 use larder_format::{BLOCK_BYTES, PageChecksum, PageKey, Proof};
+use larder_seal::TenantKey;
 
 use super::{Call, read};
 use crate::encoder::Encoder;
@@ -104,15 +105,26 @@ impl Call<'_> {
         encoder.filter(|_| self.page_bytes() <= ENCODED_BYTES)
     }
 
-    /// Encodes and encrypts the pages at these positions; whether the codec takes each.
+    /// Encodes and encrypts the pages at these positions; whether the codec takes each. Without a
+    /// key none of an encrypted store is.
     fn fill(&self, encoded: &mut Encoded, members: &[usize], new: Vec<(usize, bool)>) {
+        match &self.shape.tenant {
+            None => self.fill_with(None, encoded, members, new),
+            Some(tenant) => {
+                tenant.with_current(|key| self.fill_with(Some(key), encoded, members, new));
+            }
+        }
+    }
+
+    fn fill_with(
+        &self,
+        key: Option<&TenantKey>,
+        encoded: &mut Encoded,
+        members: &[usize],
+        new: Vec<(usize, bool)>,
+    ) {
         let (page_bytes, encoding, encoder) =
             (self.page_bytes(), &self.data.encoding, self.encoder());
-        let key = match self.shape.tenant.as_ref().map(|tenant| tenant.current()) {
-            Some(None) => return,
-            Some(key) => key,
-            None => None,
-        };
         let Some(mut memory) = encoding.memory(new.len() * page_bytes) else {
             return;
         };
@@ -146,7 +158,7 @@ impl Call<'_> {
                 }
                 let mut checksum = PageChecksum::new(self.shape.fingerprint, &page.key);
                 let stored = &mut memory[bytes.clone()];
-                let seal = match &key {
+                let seal = match key {
                     None => {
                         checksum.blocks(stored);
                         None

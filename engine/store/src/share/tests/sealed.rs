@@ -1,0 +1,227 @@
+//! Encrypted stores that several processes use.
+
+use std::os::unix::fs::FileExt;
+
+use larder_base::runtime::Instant;
+use larder_core::grants::Finding;
+use larder_core::index::ReadAs;
+use larder_core::status::MissReason;
+
+use super::*;
+use crate::api::SharedReads;
+use crate::error::StoreError;
+use crate::keys::tests::{Sample, all_hit, get, key, namespace, options, position, put};
+use crate::protocol::VERSION;
+use crate::share::role::Role;
+use crate::share::{Inside, Part};
+
+const TENANT: Option<&str> = Some("a tenant by name");
+
+fn attach(sample: &Sample, options: &OpenOptions) -> Store {
+    Store::attach(&sample.path, options.clone()).unwrap()
+}
+
+/// Without the key of the store.
+fn keyless() -> OpenOptions {
+    options(1).with(|o| o.wrapping = None)
+}
+
+fn stored(count: usize) -> Vec<PutStatus> {
+    vec![PutStatus::Stored; count]
+}
+
+#[test]
+fn clients_seal_what_they_write_and_open_what_others_wrote() {
+    let sample = Sample::new();
+    let owner = attach(&sample, &options(1));
+    let [client, other] = [options(1), keyless()].map(|options| attach(&sample, &options));
+    assert_eq!([&client, &other].map(Store::part), [Part::Client; 2]);
+    assert_eq!(put(&other, TENANT, 0..20), stored(20));
+    assert_eq!(put(&client, TENANT, 20..40), stored(20));
+    assert_eq!(put(&owner, TENANT, 40..60), stored(20));
+    assert_eq!(put(&client, None, 0..5), stored(5));
+    for store in [&owner, &client, &other] {
+        all_hit(store, TENANT, 0..60);
+        all_hit(store, None, 0..5);
+    }
+    owner.flush().unwrap();
+    let bytes = sample.bytes();
+    let (first, last) = (key(0), key(59));
+    let texts: [&[u8]; 4] = [
+        b"a tenant",
+        b"part 01",
+        &first.as_bytes()[..12],
+        &last.as_bytes()[..12],
+    ];
+    for text in texts {
+        assert_eq!(position(&bytes, text), None, "{}", text.escape_ascii());
+    }
+}
+
+#[test]
+fn a_process_with_the_key_takes_over_and_one_without_it_never_does() {
+    let sample = Sample::new();
+    let refused = Store::attach(&sample.path, keyless()).map(drop);
+    assert!(matches!(refused, Err(StoreError::Sealed(_))));
+    let owner = attach(&sample, &options(1));
+    let other = attach(&sample, &keyless());
+    put(&other, TENANT, 0..10);
+    owner.close().unwrap();
+    other.wait_for_owner(Instant::now() + Duration::from_secs(2));
+    assert_eq!(other.part(), Part::Nobody);
+    let next = attach(&sample, &options(1));
+    assert_eq!(next.part(), Part::Owner);
+    eventually("a client again", || other.part() == Part::Client);
+    all_hit(&other, TENANT, 0..10);
+    let heir = attach(&sample, &options(1));
+    drop(next);
+    eventually("a takeover", || heir.part() == Part::Owner);
+    eventually("a client again", || other.part() == Part::Client);
+    all_hit(&other, TENANT, 0..10);
+    assert_eq!(put(&other, Some("another"), 0..3), stored(3));
+    all_hit(&heir, Some("another"), 0..3);
+}
+
+#[test]
+fn a_client_with_a_wrong_key_is_refused_before_it_may_write() {
+    let sample = Sample::new();
+    let _owner = attach(&sample, &options(1));
+    let refused = Store::attach(&sample.path, options(2)).map(drop);
+    assert!(matches!(refused, Err(StoreError::WrongKey { .. })));
+    let (_directory, path) = created();
+    let plain = keyless();
+    let _owner = Store::attach(&path, plain).unwrap();
+    let refused = Store::attach(&path, options(1)).map(drop);
+    assert!(matches!(refused, Err(StoreError::Usage(_))));
+}
+
+#[test]
+fn a_client_that_knows_no_encryption_is_refused() {
+    let sample = Sample::new();
+    let _owner = attach(&sample, &options(1));
+    let older = keyless().with(|o| {
+        (o.protocol.oldest, o.protocol.newest) = (VERSION - 1, VERSION - 1);
+    });
+    let refused = Store::attach(&sample.path, older).map(drop);
+    assert!(
+        matches!(refused, Err(StoreError::NotUnderstood { .. })),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn shared_reads_carry_encrypted_pages() {
+    let sample = Sample::new();
+    let sharing = || options(1).with(|o| o.shared_reads = SharedReads::On);
+    let owner = attach(&sample, &sharing());
+    let client = attach(&sample, &sharing());
+    assert_eq!(put(&client, TENANT, 0..30), stored(30));
+    let space = |store: &Store| store.namespace(&namespace(TENANT)).unwrap();
+    space(&owner);
+    for store in [&owner, &client, &owner] {
+        all_hit(store, TENANT, 0..30);
+    }
+    let report = owner.report().unwrap();
+    assert!(report.staging.hits >= 30, "{:?}", report.staging);
+    assert_eq!(report.staging.mismatches, 0);
+    assert!(client.stats().staged_pages >= 30);
+    let area = owner.staged();
+    assert!(!area.is_empty());
+    assert_eq!(position(&area, b"part 01"), None);
+}
+
+/// A connection that speaks for itself.
+struct Line(UnixStream);
+
+impl Line {
+    fn open(sample: &Sample) -> Line {
+        Line(UnixStream::connect(socket_path(&sample.path)).unwrap())
+    }
+
+    fn ask(&mut self, request: &Request<'_>) -> Reply {
+        self.tell(request);
+        let mut buffer = Vec::new();
+        assert!(receive(&mut self.0, &mut buffer).unwrap());
+        parse(&buffer).unwrap()
+    }
+
+    fn tell(&mut self, request: &Request<'_>) {
+        send(&mut self.0, &mut Vec::new(), request).unwrap();
+    }
+}
+
+#[test]
+fn a_process_that_holds_no_marks_gets_no_key() {
+    let sample = Sample::new();
+    let owner = attach(&sample, &options(1));
+    put(&owner, TENANT, 0..1);
+    let mut first = Line::open(&sample);
+    let hello = Request::Hello {
+        magic: MAGIC,
+        protocol: Protocol::default(),
+    };
+    let Reply::Welcome(welcome) = first.ask(&hello) else {
+        panic!("no welcome");
+    };
+    assert!(welcome.sealed);
+    let mut line = Line::open(&sample);
+    line.ask(&Request::Join {
+        magic: MAGIC,
+        client: welcome.client,
+        secret: welcome.secret,
+    });
+    let record = namespace(TENANT);
+    let Reply::Namespace(namespace, _) = line.ask(&Request::Namespace {
+        record: record.encode(),
+    }) else {
+        panic!("no namespace");
+    };
+    let for_put = true;
+    let answer = line.ask(&Request::Keys { namespace, for_put });
+    assert!(matches!(answer, Reply::Failed(_)), "{answer:?}");
+}
+
+/// The client finds these pages damaged.
+fn hint(client: &Store, space: &Namespace, keys: &[PageKey]) {
+    let role = client.inner.role().unwrap();
+    let Role::Client(client) = &*role else {
+        panic!("no client");
+    };
+    let remote = &client.remote;
+    let id = remote.namespace(space).unwrap();
+    let pinned = remote.pin(id, keys, ReadAs::Check);
+    let extents: Vec<_> = pinned.iter().map(|page| page.unwrap().extent).collect();
+    let found = keys.iter().zip(&extents);
+    let found: Vec<_> = found
+        .map(|(key, at)| (*key, *at, Finding::Mismatch))
+        .collect();
+    remote.verified(id, &found);
+    remote.unpin(&extents);
+}
+
+/// Its key may be a wrong one.
+#[test]
+fn a_client_that_does_not_open_a_page_has_its_owner_look_and_nothing_is_forgotten() {
+    let sample = Sample::new();
+    let alone = options(1).with(|o| o.shared_reads = SharedReads::Off);
+    let [owner, client] = [(); 2].map(|()| attach(&sample, &alone));
+    put(&owner, TENANT, 0..4);
+    let space = namespace(TENANT);
+    hint(&client, &space, &[key(1), key(2)]);
+    all_hit(&client, TENANT, 0..4);
+    all_hit(&owner, TENANT, 0..4);
+    let local = owner.local().unwrap();
+    let id = local.namespace(&space).unwrap();
+    let pinned = local.catalog().pin(id, &[key(2)], ReadAs::Check)[0].unwrap();
+    local.catalog().unpin(&[pinned.extent]);
+    let file = File::options().write(true).open(&sample.path).unwrap();
+    file.write_all_at(&[0x77; 16], pinned.extent.offset + 64)
+        .unwrap();
+    assert_eq!(
+        get(&client, TENANT, 2),
+        GetStatus::Miss(MissReason::Damaged)
+    );
+    eventually("the owner has looked", || !owner.contains(id, &[key(2)])[0]);
+    assert_eq!(put(&client, TENANT, 2..3), stored(1));
+    all_hit(&owner, TENANT, 0..4);
+}
