@@ -82,21 +82,22 @@ class HugePages:
 class Larder:
     """`larder bench` on one store."""
 
-    def __init__(self, program, store, batch):
+    def __init__(self, program, store, batch, key_file=None):
         self.program, self.store, self.batch = program, store, batch
+        self.key = ["--key-file", key_file] if key_file else []
         self.bad = 0
         self.disk = ""
         self.page_bytes_of_buffers = 0
 
     def create(self, size, segment_size, prewrite=True):
         """An empty store in place of what is there, in the same blocks, of which none needs to be written once more."""
-        command = [self.program, "create", self.store, "--size", size, "--segment-size", segment_size, "--force"]
+        command = [self.program, "create", self.store, "--size", size, "--segment-size", segment_size, "--force", *self.key]
         run(command + ["--prewrite"] if prewrite else command)
 
     def bench(self, op, page_bytes, work_bytes, *more):
         return [
             self.program, "bench", self.store, "--op", op, "--page-bytes", page_bytes, "--parts", 2,
-            "--pages", work_bytes // page_bytes, "--batch", self.batch, "--force", "--json", *more,
+            "--pages", work_bytes // page_bytes, "--batch", self.batch, "--force", "--json", *self.key, *more,
         ]
 
     def measure(self, op, page_bytes, work_bytes, *more):
@@ -109,7 +110,7 @@ class Larder:
         return result
 
     def look_up(self, keys, *more):
-        command = [self.program, "bench", self.store, "--op", "exists", "--keys", keys, "--force", "--json", *more]
+        command = [self.program, "bench", self.store, "--op", "exists", "--keys", keys, "--force", "--json", *self.key, *more]
         return self.checked(json.loads(run(command, FINDINGS)))
 
 
