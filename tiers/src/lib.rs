@@ -25,6 +25,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`handover`] | requests that a prefill process hands over to a decode process of its node |
 //! | [`prefix`] | a cache that polls itself, with sequences instead of requests |
 //! | [`cache`] | the core combined with a device, an L3 and other ranks |
 //! | [`chunk`] | the cache of engines that run with caching disabled |
@@ -53,6 +54,7 @@ pub mod cache;
 pub mod chunk;
 pub mod config;
 pub mod core;
+pub mod handover;
 pub mod l3;
 pub mod model;
 pub mod planted;

@@ -107,5 +107,31 @@ larder_base::bugs! {
         StateCopiedLate,
         /// Ranks continue the shortest of their longest prefixes.
         MinimumOfLengths,
+    }    /// The bugs of hand-overs between processes.
+    HANDOVER: {
+        /// A block of memory is lent to two requests.
+        LendsTwice,
+        /// Memory is lent again as soon as its rows are complete.
+        LendsBeforeAnswer,
+        /// The decode process uses rows of memory that was taken back meanwhile.
+        TrustsReturnedMemory,
+        /// All tickets settle with the first layer.
+        SettlesAllLayers,
+        /// A layer is announced before its rows are in the memory.
+        AnnouncesBeforeCopy,
+        /// The token of the request that was offered last is sent.
+        TokenOfAnother,
+        /// Prompts are not compared.
+        AnyPrompt,
+        /// Rows are written into the pages of a sequence that has ended.
+        FillsFreedPages,
+        /// A sequence goes on without the rows that did not come.
+        KeepsUnfilledRows,
+        /// The memory lent to a process that has ended is not returned.
+        ForgetsTheDead,
+        /// An offer does not end with its time.
+        WaitsForEver,
+        /// Pages that were neither cached nor handed over count as there.
+        SkipsMissingPages,
     }
 }

@@ -321,6 +321,19 @@ impl Prompt {
         }
     }
 
+    /// A hash of its root and of all its tokens. `None` if it has other tokens than `tokens`: they
+    /// could not be numbered.
+    pub(crate) fn digest(&self, vocabulary: &Vocabulary, tokens: usize) -> Option<PageKey> {
+        let all: Vec<u64> = self
+            .words
+            .iter()
+            .map(|word| vocabulary.token(*word))
+            .collect();
+        let page = NonZeroUsize::new(all.len()).filter(|units| units.get() == tokens)?;
+        let digest = page_keys(&all, page, self.root.seed, TokenUnits::Single);
+        digest.first().copied()
+    }
+
     /// Number of pages whose keys have been hashed.
     #[must_use]
     pub fn hashed_pages(&self) -> usize {

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use larder_kernels::{DeviceError, Ticket};
 
 use super::Cache;
-use crate::core::Fence;
+use crate::core::{Fence, RequestId};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -40,6 +40,16 @@ impl Cache {
     /// differ: a forward may run on one of them, and have ended or failed on another.
     pub(crate) fn number_each_report(&mut self) {
         self.forwards.is_each_new = true;
+    }
+
+    /// A ticket that settles when all forwards that were reported so far are over.
+    pub(crate) fn all_forwards(&self) -> Ticket {
+        self.forwards.over_until(self.forwards.newest)
+    }
+
+    /// Rows of a running request will not come: it is broken.
+    pub(crate) fn rows_missing(&mut self, request: RequestId) {
+        self.core.rows_missing(request);
     }
 }
 

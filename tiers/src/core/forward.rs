@@ -94,6 +94,11 @@ impl Core {
         self.free_lost();
     }
 
+    /// Rows of a running request will not come: it is broken.
+    pub(crate) fn rows_missing(&mut self, request: RequestId) {
+        self.broken.insert(request);
+    }
+
     /// Records an insert: the path to `end`, and the number of new pages in it. It waits for the
     /// newest forward if that has not ended.
     pub(super) fn inserted(

@@ -62,6 +62,8 @@ mod truncate;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZeroU32;
 
+use larder_format::PageKey;
+
 use crate::config::{Config, ConfigError, L3Write, TailConfig, TailKind, WritePolicy};
 use crate::planted::planted;
 use crate::pool::{PagePool, Row};
@@ -261,6 +263,11 @@ impl Core {
         tokens: impl IntoIterator<Item = u64>,
     ) -> Result<(), VocabularyFull> {
         prompt.extend(&mut self.vocabulary, tokens)
+    }
+
+    /// A hash of a prompt of so many tokens, with its scope and weights.
+    pub(crate) fn digest_of(&self, prompt: &Prompt, tokens: usize) -> Option<PageKey> {
+        prompt.digest(&self.vocabulary, tokens)
     }
 
     /// Hashes the keys of whole pages that have not been hashed yet. [`Core::insert`] and

@@ -92,15 +92,19 @@
 //! | module | contents |
 //! |---|---|
 //! | `options` | the options of an open |
+//! | `handed` | sequences that go to another process, or come from one |
 //! | `waiting` | a request before it has its pages |
 //! | `component` | followers, windows and states of a sequence |
 //! | `sequence` | a running request |
+//! | `filling` | rows of a sequence that come from another process, while they come |
 //! | `shared` | the cache behind its lock, and the thread that polls it |
 //! | `queue` | requests whose futures wait |
 //! | `error` | the errors |
 
 mod component;
 mod error;
+mod filling;
+mod handed;
 mod options;
 mod queue;
 mod sequence;
@@ -122,6 +126,9 @@ use crate::core::{Busy, Core, Event, Leak, Stats};
 
 pub use crate::model::Model;
 pub use component::RowAt;
+pub(crate) use filling::Filling;
+pub(crate) use handed::Lender;
+
 pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};
 pub use options::{L1Memory, PrefixOptions};
 pub use sequence::{Cached, Kept, Replaced, Sequence, Slots};
@@ -174,6 +181,11 @@ impl PrefixCache {
     /// The prompt is empty, or longer than L1. Or the cache is closed.
     pub fn ask(&self, ask: &Ask<'_>) -> Result<Waiting, BeginError> {
         Waiting::new(self.shared.clone(), ask)
+    }
+
+    /// The cache as the hand-over of requests needs it.
+    pub(crate) fn lender(&self) -> Lender {
+        Lender::new(self.shared.clone())
     }
 
     /// The pool of L1, for the addresses of pages on a GPU.

@@ -249,6 +249,7 @@ impl PrefixOptions {
         store: Option<Arc<Store>>,
         l4: Option<L4>,
     ) -> Result<PrefixCache, OpenError> {
+        let namespace = self.namespace().ok().map(|of| of.fingerprint());
         let (shape, layout, mut config) = (self.model.shape(), self.layout(), self.config.clone());
         let mut l3s = l3s.into_iter();
         let l3 = l3s.next();
@@ -294,7 +295,7 @@ impl PrefixOptions {
             cache.number_each_report();
         }
         cache.new_weights(&self.model.weights);
-        let shared = Shared::new(cache, l1, is_on_host, shared_components);
+        let shared = Shared::new(cache, l1, is_on_host, shared_components, namespace);
         let shared = Arc::new(shared);
         let polls_itself = self.polls_itself && !shared.has_ranks();
         let poller = polls_itself.then(|| Poller::start(&shared));

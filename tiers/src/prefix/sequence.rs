@@ -6,7 +6,8 @@
 //! - a page of the tree is written only by the load that fills it, and [`Sequence::row`] waits for
 //!   that load. Another sequence wrote its rows through `&mut` before it gave them to the tree;
 //! - an own page is in no transfer: orders of the core contain pages of the tree only. It is
-//!   written through `&mut self` alone.
+//!   written through `&mut self` alone, but for rows that another process computes
+//!   ([`filling`](super::filling)): [`Sequence::row`] waits for them as for a load.
 //!
 //! So the request stays in here: a call of the cache with it could write its own pages.
 
@@ -18,6 +19,7 @@ use larder_base::runtime::after;
 use larder_kernels::{ChunkAt, ForeignStream, LayerTickets, Ticket};
 
 use super::error::{Closed, RowError, SequenceError};
+use super::filling::Handed;
 use super::shared::Shared;
 use crate::cache::Cache;
 use crate::core::{Broken, ExtendError, Fence, NoRoom, Request};
@@ -128,6 +130,8 @@ pub struct Sequence {
     pub(super) ticket: Ticket,
     /// The newest forward behind its output.
     pub(super) forward: Fence,
+    /// The tokens whose rows come from another process.
+    pub(super) handed: Option<Handed>,
 }
 
 impl Sequence {
@@ -149,6 +153,7 @@ impl Sequence {
             ticket: Ticket::done(),
             forward: cache.newest_forward(),
             request: Some(request),
+            handed: None,
         }
     }
 
@@ -196,7 +201,7 @@ impl Sequence {
     /// The load failed; there is no such row; or L1 is not in host memory.
     pub fn row(&self, part: u32, layer: u32, position: usize) -> Result<&[u8], RowError> {
         let (start, bytes) = self.place(part, layer, position)?;
-        if position < self.cached.tokens() {
+        if position < self.waits_until() {
             for gate in &self.gates {
                 gate.layer(layer).wait().map_err(RowError::Load)?;
             }
@@ -209,15 +214,14 @@ impl Sequence {
     /// The row of a position that is not cached, to be written.
     ///
     /// # Errors
-    /// The row is cached or shared; there is no such row; or L1 is not in host memory.
+    /// The row is cached, shared or handed over; there is no such row; or L1 is not in host memory.
     pub fn row_mut(
         &mut self,
         part: u32,
         layer: u32,
         position: usize,
     ) -> Result<&mut [u8], RowError> {
-        let shared = self.row_of_pages().map_or(0, Row::shared_pages);
-        let first = shared * self.shared.page_tokens();
+        let first = self.first_own();
         if position < first {
             return Err(RowError::Cached { position, first });
         }
@@ -246,6 +250,19 @@ impl Sequence {
         Ok((std::ptr::with_exposed_provenance_mut(start), bytes))
     }
 
+    /// The first row that it may write: those before are cached, shared or handed over.
+    fn first_own(&self) -> usize {
+        let shared = self.row_of_pages().map_or(0, Row::shared_pages);
+        let handed = self.handed.as_ref().map_or(0, |handed| handed.tokens);
+        handed.max(shared * self.shared.page_tokens())
+    }
+
+    /// Rows before this wait for the tickets.
+    pub(super) fn waits_until(&self) -> usize {
+        let handed = self.handed.as_ref().map_or(0, |handed| handed.tokens);
+        handed.max(self.cached.tokens())
+    }
+
     fn row_of_pages(&self) -> Option<&Row> {
         self.request().map(|request| request.row_and_loads().0)
     }
@@ -263,7 +280,7 @@ impl Sequence {
         })
     }
 
-    fn unbroken(&self) -> Result<&Request, SequenceError> {
+    pub(super) fn unbroken(&self) -> Result<&Request, SequenceError> {
         let request = self.request().ok_or(Closed::Ended)?;
         match self.shared.with(|cache| cache.is_broken(request))? {
             true => Err(Broken.into()),
@@ -351,6 +368,9 @@ impl Sequence {
         if tokens >= self.tokens {
             return Ok(());
         }
+        if self.handed.is_some() && !self.is_loaded() {
+            return Err(SequenceError::Unsettled);
+        }
         // A load that has ended is over for the core only after a poll.
         self.shared.poll()?;
         let request = self.request.as_mut().ok_or(Closed::Ended)?;
@@ -364,7 +384,15 @@ impl Sequence {
         self.tokens = tokens;
         self.computed = self.computed.min(tokens);
         self.cached.truncate(tokens);
+        if let Some(handed) = &mut self.handed {
+            handed.tokens = handed.tokens.min(tokens);
+        }
         Ok(())
+    }
+
+    /// The rows of the first `tokens` tokens are there, or behind its gates.
+    pub(super) fn reported(&mut self, tokens: usize) {
+        self.computed = self.computed.max(tokens);
     }
 
     /// Reports that the KV of the first `tokens` tokens is in their rows, by forwards that have
@@ -443,7 +471,7 @@ impl Sequence {
                 (self.ticket, self.forward) = (ticket, newest);
             }
         }
-        self.computed = self.computed.max(tokens);
+        self.reported(tokens);
         Ok(())
     }
 
@@ -562,6 +590,8 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
+        // No row comes into pages that are free.
+        drop(self.handed.take());
         if let Some(request) = self.request.take() {
             let ticket = &self.ticket;
             // After the end of the cache there is nothing to free.

@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use larder_base::fork::Origin;
+use larder_format::Fingerprint;
 use larder_kernels::L1Pool;
 use larder_sync::{Condvar, Mutex, MutexGuard};
 
@@ -99,6 +100,8 @@ pub(super) struct Shared {
     /// Whether the addresses of `l1` are those of this process.
     is_on_host: bool,
     components: Vec<SharedComponent>,
+    /// `None` if its names are not valid.
+    namespace: Option<Fingerprint>,
     page_tokens: usize,
     has_ranks: bool,
     origin: Origin,
@@ -110,6 +113,7 @@ impl Shared {
         l1: L1Pool,
         is_on_host: bool,
         components: Vec<SharedComponent>,
+        namespace: Option<Fingerprint>,
     ) -> Shared {
         let signal = Arc::<Signal>::default();
         cache.wake_on_l3(signal.clone().into());
@@ -123,6 +127,7 @@ impl Shared {
             l1,
             is_on_host,
             components,
+            namespace,
             origin: Origin::here(),
         }
     }
@@ -144,6 +149,10 @@ impl Shared {
 
     pub(super) fn component(&self, number: usize) -> Option<&SharedComponent> {
         self.components.get(number)
+    }
+
+    pub(super) fn namespace(&self) -> Option<Fingerprint> {
+        self.namespace
     }
 
     pub(super) fn page_tokens(&self) -> usize {

@@ -58,6 +58,23 @@ impl<'t> Ask<'t> {
         self
     }
 
+    pub(crate) fn tokens(&self) -> &[u64] {
+        self.tokens
+    }
+
+    pub(super) fn scope(&self) -> &Scope {
+        &self.scope
+    }
+
+    /// The same, with these tokens.
+    pub(crate) fn with_tokens<'u>(&self, tokens: &'u [u64]) -> Ask<'u> {
+        Ask {
+            tokens,
+            scope: self.scope.clone(),
+            ..*self
+        }
+    }
+
     /// Number of tokens of the answer for which L1 must have room at the beginning, so that
     /// [`Sequence::push`] does not fail for them. With speculation: the answer and one draft. A
     /// truncation that cuts a shared page takes a page of them: reserve as many pages more as there
