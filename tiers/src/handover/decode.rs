@@ -15,10 +15,10 @@ use super::memory::Memory;
 use super::wire::{Lent, MAGIC, Take, ToPrefill, VERSION};
 use super::{State, start};
 use crate::planted::planted;
-use crate::prefix::{Ask, Filling, Lender, PrefixCache, Sequence};
+use crate::prefix::{Ask, Begin, BeginError, Filling, Lender, PrefixCache, Sequence};
 
-/// The first pause between two looks for pages in L3, and the longest one.
-const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+/// The first pause between two looks for pages and room, and the longest one.
+const LOOK_AGAIN: [Duration; 2] = [Duration::from_micros(200), Duration::from_millis(10)];
 
 /// The end of a decode process. It maps the memory of the prefill process when it takes the first
 /// request.
@@ -315,7 +315,7 @@ impl Request {
     }
 
     /// Begins the sequence. Waits until the tiers have its tokens before `from`, or the patience is
-    /// over.
+    /// over; and for room in L1.
     fn begin(
         &self,
         link: &mut Link<'_>,
@@ -323,18 +323,29 @@ impl Request {
         from: usize,
     ) -> Result<Sequence, HandoverError> {
         let patience = after(self.patience).min(terms.until);
-        let mut pause = LOOK_AGAIN[0];
+        let (mut pause, mut asked) = (LOOK_AGAIN[0], None);
         loop {
-            let left = terms.until.saturating_duration_since(Instant::now());
-            let sequence = self
-                .cache
-                .begin(&self.ask.with_tokens(&self.tokens), left)?;
-            let now = Instant::now();
-            if sequence.cached().tokens() >= from || now >= patience {
-                return Ok(sequence);
+            let waiting = match asked.take() {
+                Some(waiting) => waiting,
+                None => self.cache.ask(&self.ask.with_tokens(&self.tokens))?,
+            };
+            let is_over = Instant::now() >= patience;
+            let begun = match is_over {
+                // It begins with the pages that have arrived.
+                true => waiting.begin_within(Duration::ZERO).map(Begin::Ready),
+                false => waiting.try_begin(),
+            };
+            match begun {
+                Ok(Begin::Ready(sequence)) => {
+                    if is_over || sequence.cached().tokens() >= from {
+                        return Ok(sequence);
+                    }
+                }
+                Ok(Begin::Later(waiting)) => asked = Some(waiting),
+                Err(BeginError::NoRoom { .. }) if Instant::now() < terms.until => {}
+                Err(error) => return Err(error.into()),
             }
-            drop(sequence);
-            let until = patience.min(now + pause);
+            let until = terms.until.min(Instant::now() + pause);
             while Instant::now() < until {
                 if self.slot.stop.is_stopped() {
                     return Err(HandoverError::Cancelled);

@@ -105,8 +105,8 @@ pub(crate) struct Filling {
     open: Open,
 }
 
-/// Rows of the first `tokens` tokens of a request come into these pages. `stop` is called at the end
-/// of its sequence, if they are not complete then.
+/// Rows of the first `tokens` tokens of a request come into these pages. `stop` is called at the
+/// end of its sequence, if they are not complete then.
 pub(super) fn filling(
     cache: Arc<Shared>,
     request: RequestId,

@@ -1,7 +1,6 @@
 //! Sequences that go to another process, or come from one: for [`handover`](crate::handover).
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use larder_format::PageKey;
 use larder_kernels::{DeviceError, KvShape, LayerTickets, Ticket};
@@ -57,9 +56,9 @@ impl Lender {
         })
     }
 
-    /// Asks for a prompt, and begins within `wait`.
-    pub(crate) fn begin(&self, ask: &Ask<'_>, wait: Duration) -> Result<Sequence, BeginError> {
-        Waiting::new(self.0.clone(), ask)?.begin_within(wait)
+    /// Asks for a prompt.
+    pub(crate) fn ask(&self, ask: &Ask<'_>) -> Result<Waiting, BeginError> {
+        Waiting::new(self.0.clone(), ask)
     }
 
     /// A ticket that settles when all forwards that were reported so far have ended.

@@ -1,5 +1,5 @@
-//! Hand-overs between a prefill and a decode process. The model is computed layer by layer, and each
-//! row depends on all rows before it and on the layer below, so that a wrong byte gives other words.
+//! Hand-overs between a prefill and a decode process. The model is computed layer by layer, and a
+//! wrong byte gives other words: each row depends on all before it and on the layer below.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -8,9 +8,11 @@
 
 #[path = "../../../tests/support/honest.rs"]
 mod honest;
+mod kills;
 #[path = "../prefix/memory.rs"]
 #[allow(dead_code)]
 mod memory;
+mod random;
 mod rules;
 
 use std::ops::Range;
