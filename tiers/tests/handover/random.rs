@@ -394,7 +394,10 @@ impl<'p> Run<'p> {
         );
         drop(prefill);
         eventually("no thread has a sequence", || {
-            let asks = self.node.there.with_core(|core| core.prefetches_out());
+            let asks = self
+                .node
+                .there
+                .with_core(larder_tiers::core::Core::prefetches_out);
             asks.unwrap() == 0 && self.node.there.audit([]).is_ok()
         });
         self.node.is_empty();
