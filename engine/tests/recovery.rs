@@ -15,7 +15,7 @@ use larder_engine::format::{
     BLOCK_BYTES, BlockHeader, Body, DescriptorBlock, Fingerprint, HEADER_BLOCKS, OpenState,
     PageKey, PageRecord, Record, Run, SegmentHeader, SegmentNo, SegmentState, Serial, Superblock,
 };
-use larder_store::recovery::scan::{Spot, read_descriptors};
+use larder_store::recovery::scan::{Bodies, Spot, read_descriptors};
 use larder_store::recovery::{Recovery, recover};
 
 const SEGMENT_BLOCKS: u32 = 64;
@@ -342,7 +342,7 @@ fn reclaim_reads_no_block_that_recovery_does_not_take_in() {
             volume: 0,
             number: 0,
             segment_blocks: SEGMENT_BLOCKS,
-            keys: None,
+            bodies: Bodies::Clear,
         };
         let victim = Victim {
             segment: SegmentId(0),

@@ -25,7 +25,7 @@ use larder_engine::format::{
 };
 use larder_engine::{Hint, PutStatus};
 use larder_store::recovery::recover;
-use larder_store::recovery::scan::Spot;
+use larder_store::recovery::scan::{Bodies, Spot};
 
 const SEGMENTS: u32 = 24;
 const SEGMENT_BLOCKS: u32 = 64;
@@ -47,7 +47,7 @@ fn spot(number: u32) -> Spot {
         volume: 0,
         number,
         segment_blocks: SEGMENT_BLOCKS,
-        keys: None,
+        bodies: Bodies::Clear,
     }
 }
 

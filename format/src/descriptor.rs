@@ -35,7 +35,7 @@
 //! version may belong to any earlier epoch, because a copy keeps its version. The block does not
 //! prove that the payload of a page was written; only the payload checksum does.
 
-use crate::bytes::{Reader, Writer};
+use crate::bytes::Reader;
 use crate::consts::BLOCK_BYTES;
 use crate::error::{Damage, Elsewhere, Structure};
 use crate::frame::{self, Checked, PROLOGUE_BYTES};
@@ -43,33 +43,25 @@ use crate::geometry::{HEADER_BLOCKS, descriptor_block};
 use crate::ids::{SegmentNo, StoreId};
 use crate::namespace::{NAMESPACE_BYTES_MAX, Namespace};
 use crate::record::{RECORD_BYTES, Record};
+use crate::sealed::{MetadataSeal, Sealable};
 use crate::segment::{Identity, SegmentAddress};
 use crate::serial::Serial;
 
 /// Maximum number of records of a block.
 pub const RECORDS_PER_BLOCK: usize = (BLOCK_BYTES - HEADER_BYTES) / RECORD_BYTES;
 
-const LENGTH_AT: usize = 8 + 4;
 const HEADER_BYTES: usize = 160;
 const HEADER_RESERVED: usize = HEADER_BYTES - PROLOGUE_BYTES - (16 + 3 * 8 + 3 * 4 + 2 * 2 + 4);
-const NONCE_BYTES: usize = 24;
-const TAG_BYTES: usize = 16;
-/// The bytes of the header that the tag covers, and the place of the nonce behind them.
-const NAMED: std::ops::Range<usize> = PROLOGUE_BYTES..NONCE_AT;
 const NONCE_AT: usize = HEADER_BYTES - HEADER_RESERVED;
 const BODY_RECORDS: u16 = 1;
 const BODY_NAMESPACE: u16 = 2;
+const SEALABLE: Sealable = Sealable {
+    structure: Structure::DescriptorBlock,
+    nonce_at: NONCE_AT,
+    body_at: HEADER_BYTES,
+};
 const _: () = assert!(RECORDS_PER_BLOCK == 32 && HEADER_RESERVED == 76 && NONCE_AT == 84);
 const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
-
-/// What decryption of metadata needs besides the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MetadataSeal {
-    /// Random bytes, drawn for this encryption alone.
-    pub nonce: [u8; NONCE_BYTES],
-    /// The tag over the text, its structure and its place.
-    pub tag: [u8; TAG_BYTES],
-}
 
 /// The header of a descriptor block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,28 +170,8 @@ impl DescriptorBlock {
     /// # Errors
     /// The block is not valid; see [`Damage`].
     pub fn check(block: &[u8]) -> Result<Checked<DescriptorBlock>, Damage> {
-        let mut reader = frame::open(block, Structure::DescriptorBlock)?;
-        let store = StoreId::from_bytes(reader.array()?);
-        let sequence = Serial::from_raw(reader.u64()?);
-        let commit = Serial::from_raw(reader.u64()?);
-        let synced = Serial::from_raw(reader.u64()?);
-        let segment = SegmentNo(reader.u32()?);
-        let index = reader.u32()?;
-        let data_end = reader.u32()?;
-        let volume = reader.u16()?;
-        let kind = reader.u16()?;
-        let count = reader.u32()?;
+        let (header, (kind, count), mut reader) = read_header(block)?;
         reader.reserved(HEADER_RESERVED)?;
-        let header = BlockHeader {
-            store,
-            volume,
-            segment,
-            sequence,
-            index,
-            commit,
-            data_end,
-            synced,
-        };
         let body = match kind {
             BODY_RECORDS => Body::Records(read_records(reader.rest(), count)?),
             BODY_NAMESPACE => Body::Namespace(read_namespace(reader.rest(), count)?),
@@ -208,6 +180,18 @@ impl DescriptorBlock {
         let block = DescriptorBlock { header, body };
         block.validate()?;
         Ok(Checked(block))
+    }
+
+    /// The same for a reader without the key of an encrypted body. The block that it returns has
+    /// the header, and no records: it must not be written.
+    ///
+    /// # Errors
+    /// The block is not valid; see [`Damage`].
+    pub fn check_locked(block: &[u8]) -> Result<Checked<DescriptorBlock>, Damage> {
+        let (header, _, _) = read_header(block)?;
+        header.validate()?;
+        let body = Body::Records(Vec::new());
+        Ok(Checked(DescriptorBlock { header, body }))
     }
 
     /// Encrypts the body of an encoded block. `seal` gets what the tag covers besides the body, and
@@ -219,13 +203,7 @@ impl DescriptorBlock {
         block: &mut [u8; BLOCK_BYTES],
         seal: impl FnOnce(&[u8], &mut [u8]) -> Result<MetadataSeal, E>,
     ) -> Result<(), E> {
-        let length = length_of(block);
-        let (header, body) = split(block, length);
-        let sealed = seal(header.get(NAMED).unwrap_or_default(), body);
-        let seal = sealed.inspect_err(|_| block.fill(0))?;
-        write_seal(block, &seal);
-        frame::seal(block, Structure::DescriptorBlock, length);
-        Ok(())
+        SEALABLE.seal(block, seal)
     }
 
     /// Decrypts the body of a block of an encrypted store. `open` gets what the tag covers besides
@@ -238,46 +216,41 @@ impl DescriptorBlock {
         block: &mut [u8; BLOCK_BYTES],
         open: impl FnOnce(&[u8], &mut [u8], &MetadataSeal) -> bool,
     ) -> Result<(), Damage> {
-        frame::open(block, Structure::DescriptorBlock)?;
-        let seal = read_seal(block)?;
-        let length = length_of(block);
-        let (header, body) = split(block, length);
-        let is_sealed = seal.nonce != [0; NONCE_BYTES] || seal.tag != [0; TAG_BYTES];
-        if !is_sealed || !open(header.get(NAMED).unwrap_or_default(), body, &seal) {
-            return Err(Damage::Sealed);
-        }
-        let none = MetadataSeal {
-            nonce: [0; NONCE_BYTES],
-            tag: [0; TAG_BYTES],
-        };
-        write_seal(block, &none);
-        frame::seal(block, Structure::DescriptorBlock, length);
-        Ok(())
+        SEALABLE.unseal(block, open)
     }
 
     /// Checks the rules that do not depend on the location.
     #[inline]
     fn validate(&self) -> Result<(), Damage> {
         let header = &self.header;
-        if !header.sequence.is_drawn() {
-            return Err(damaged("sequence", header.sequence.get()));
-        }
-        if header.commit < header.sequence {
-            return Err(damaged("commit", header.commit.get()));
-        }
-        let synced_is_one = header.synced.is_drawn() || header.synced == Serial::ZERO;
-        if !synced_is_one || header.synced >= header.commit {
-            return Err(damaged("synced", header.synced.get()));
-        }
-        if header.data_end < HEADER_BLOCKS {
-            return Err(damaged("data_end", header.data_end));
-        }
+        header.validate()?;
         match &self.body {
             Body::Records(records) => records
                 .iter()
                 .try_for_each(|record| record.validate(header.commit, header.data_end)),
             Body::Namespace(_) => Ok(()),
         }
+    }
+}
+
+impl BlockHeader {
+    /// Checks the rules that do not depend on the location.
+    #[inline]
+    fn validate(&self) -> Result<(), Damage> {
+        if !self.sequence.is_drawn() {
+            return Err(damaged("sequence", self.sequence.get()));
+        }
+        if self.commit < self.sequence {
+            return Err(damaged("commit", self.commit.get()));
+        }
+        let synced_is_one = self.synced.is_drawn() || self.synced == Serial::ZERO;
+        if !synced_is_one || self.synced >= self.commit {
+            return Err(damaged("synced", self.synced.get()));
+        }
+        if self.data_end < HEADER_BLOCKS {
+            return Err(damaged("data_end", self.data_end));
+        }
+        Ok(())
     }
 }
 
@@ -324,6 +297,32 @@ impl Checked<DescriptorBlock> {
     }
 }
 
+/// The header of a whole block, the kind and the count of its body, and a reader of the rest.
+fn read_header(block: &[u8]) -> Result<(BlockHeader, (u16, u32), Reader<'_>), Damage> {
+    let mut reader = frame::open(block, Structure::DescriptorBlock)?;
+    let store = StoreId::from_bytes(reader.array()?);
+    let sequence = Serial::from_raw(reader.u64()?);
+    let commit = Serial::from_raw(reader.u64()?);
+    let synced = Serial::from_raw(reader.u64()?);
+    let segment = SegmentNo(reader.u32()?);
+    let index = reader.u32()?;
+    let data_end = reader.u32()?;
+    let volume = reader.u16()?;
+    let kind = reader.u16()?;
+    let count = reader.u32()?;
+    let header = BlockHeader {
+        store,
+        volume,
+        segment,
+        sequence,
+        index,
+        commit,
+        data_end,
+        synced,
+    };
+    Ok((header, (kind, count), reader))
+}
+
 fn read_records(body: &[u8], count: u32) -> Result<Vec<Record>, Damage> {
     let (records, rest) = body.as_chunks::<RECORD_BYTES>();
     // The body lies within one block. This check bounds the number of records before any
@@ -339,36 +338,6 @@ fn read_namespace(body: &[u8], count: u32) -> Result<Namespace, Damage> {
         return Err(damaged("count", count));
     }
     Ok(Namespace::decode(body)?)
-}
-
-/// The length that the prologue states: at most a block, and the header at least.
-#[expect(clippy::cast_possible_truncation, reason = "a block has 4096 bytes")]
-fn length_of(block: &[u8; BLOCK_BYTES]) -> u32 {
-    let stated = block.get(LENGTH_AT..).and_then(<[u8]>::first_chunk);
-    let stated = stated.map_or(0, |bytes| u32::from_le_bytes(*bytes));
-    stated.clamp(HEADER_BYTES as u32, BLOCK_BYTES as u32)
-}
-
-/// The header of a block, and its body of this length with the header.
-fn split(block: &mut [u8; BLOCK_BYTES], length: u32) -> (&mut [u8], &mut [u8]) {
-    let (header, rest) = block.split_at_mut(HEADER_BYTES);
-    let bytes = (length as usize).saturating_sub(HEADER_BYTES);
-    (header, rest.get_mut(..bytes).unwrap_or_default())
-}
-
-fn write_seal(block: &mut [u8; BLOCK_BYTES], seal: &MetadataSeal) {
-    let mut writer = Writer::new(block);
-    writer.reserved(NONCE_AT);
-    writer.bytes(&seal.nonce);
-    writer.bytes(&seal.tag);
-}
-
-fn read_seal(block: &[u8; BLOCK_BYTES]) -> Result<MetadataSeal, Damage> {
-    let mut reader = Reader::new(block.get(NONCE_AT..).unwrap_or_default());
-    Ok(MetadataSeal {
-        nonce: reader.array()?,
-        tag: reader.array()?,
-    })
 }
 
 fn damaged(field: &'static str, value: impl Into<u64>) -> Damage {

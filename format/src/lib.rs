@@ -35,6 +35,7 @@
 //! | `superblock`, `closing`, `quotas`, `keyring` | one structure each, with its layout |
 //! | `descriptor`, `segment` | one structure each |
 //! | `record` | one record of a descriptor block |
+//! | `sealed` | blocks with a clear header and a body that can be encrypted |
 //! | `frame` | the parts common to all structures: prologue, CRC, levels of trust |
 //! | `error` | the kinds of damage of a block |
 //! | `features` | the features of a store, and the release that wrote it |
@@ -71,6 +72,7 @@ mod keyring;
 mod namespace;
 mod quotas;
 mod record;
+mod sealed;
 mod segment;
 mod serial;
 mod shape;
@@ -86,9 +88,7 @@ pub use consts::{
     BLOCK_BYTES, FORMAT_VERSION, PARTS_MAX, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MAX,
     VOLUMES_MAX,
 };
-pub use descriptor::{
-    BlockAddress, BlockHeader, Body, DescriptorBlock, MetadataSeal, RECORDS_PER_BLOCK,
-};
+pub use descriptor::{BlockAddress, BlockHeader, Body, DescriptorBlock, RECORDS_PER_BLOCK};
 pub use error::{Damage, Elsewhere, Structure};
 pub use features::{Features, Label};
 pub use frame::Checked;
@@ -112,6 +112,7 @@ pub use quotas::{
     TENANT_FIELD,
 };
 pub use record::{PageHome, PageRecord, Proof, Record, Seal};
+pub use sealed::MetadataSeal;
 pub use segment::{Identity, SegmentAddress, SegmentHeader, SegmentState};
 pub use serial::{Run, Serial};
 pub use shape::{PAGE_BYTES_LIMIT, PageShape, ShapeError};

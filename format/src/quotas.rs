@@ -14,7 +14,9 @@
 //!      50      2  blocks       of the row: 1 to 12
 //!      52      2  groups       in this block: 0 to 15
 //!      54      2  zero
-//!      56    256  each group:
+//!      56     24  nonce        these two of encrypted groups
+//!      80     16  tag
+//!      96    256  each group:
 //!              2    kind         1 namespace, 2 model, 3 tenant
 //!              2    name_bytes
 //!              4    zero
@@ -24,6 +26,8 @@
 //!            224    name         a namespace's fingerprint, or UTF-8; then zeros
 //! ```
 //!
+//! An encrypted store has encrypted groups: [`Quotas::unseal`] makes a copy with clear ones.
+//!
 //! The groups ascend by kind and name, so equal quotas have one encoding.
 
 use crate::bytes::Reader;
@@ -32,6 +36,7 @@ use crate::error::{Damage, Elsewhere, Structure};
 use crate::frame::{self, PROLOGUE_BYTES};
 use crate::ids::StoreId;
 use crate::namespace::{Fingerprint, NamespaceFields};
+use crate::sealed::{MetadataSeal, NONCE_BYTES, Sealable, TAG_BYTES};
 
 /// Bytes of one copy of the quotas.
 pub const QUOTAS_BYTES: usize = 48 << 10;
@@ -46,11 +51,19 @@ pub const QUOTAS_MAX: usize = BLOCKS_MAX * GROUPS_PER_BLOCK;
 pub const TENANT_FIELD: &str = "tenant";
 
 const BLOCKS_MAX: usize = QUOTAS_BYTES / BLOCK_BYTES;
-const FIXED_BYTES: usize = PROLOGUE_BYTES + 16 + 8 + 4 * 2;
+const NONCE_AT: usize = PROLOGUE_BYTES + 16 + 8 + 4 * 2;
+const FIXED_BYTES: usize = NONCE_AT + NONCE_BYTES + TAG_BYTES;
 const GROUP_BYTES: usize = 2 * 2 + 4 + 3 * 8 + QUOTA_NAME_BYTES_MAX;
 const GROUPS_PER_BLOCK: usize = 15;
+const BLOCKS_AT: usize = PROLOGUE_BYTES + 16 + 8 + 2;
 
-const _: () = assert!(FIXED_BYTES == 56 && GROUP_BYTES == 256);
+const SEALABLE: Sealable = Sealable {
+    structure: Structure::Quotas,
+    nonce_at: NONCE_AT,
+    body_at: FIXED_BYTES,
+};
+
+const _: () = assert!(FIXED_BYTES == 96 && GROUP_BYTES == 256);
 const _: () = assert!(FIXED_BYTES + GROUPS_PER_BLOCK * GROUP_BYTES <= BLOCK_BYTES);
 
 /// A set of namespaces that share a quota.
@@ -221,7 +234,7 @@ impl Quotas {
             writer.u16(index);
             writer.u16(rows.len() as u16);
             writer.u16(row.len() as u16);
-            writer.reserved(2);
+            writer.reserved(2 + NONCE_BYTES + TAG_BYTES);
             for quota in *row {
                 let name = quota.group.name();
                 writer.u16(quota.group.kind());
@@ -238,6 +251,49 @@ impl Quotas {
         }
         copy.resize(QUOTAS_BYTES, 0);
         Ok(copy)
+    }
+
+    /// Encrypts the groups of an encoded copy, block by block. `seal` gets what a tag covers
+    /// besides the groups, and the groups.
+    ///
+    /// # Errors
+    /// That of `seal`. The copy is not whole then.
+    pub fn seal<E>(
+        copy: &mut [u8],
+        mut seal: impl FnMut(&[u8], &mut [u8]) -> Result<MetadataSeal, E>,
+    ) -> Result<(), E> {
+        let magic = Structure::Quotas.magic();
+        let blocks = copy.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut();
+        blocks
+            .take_while(|block| block.starts_with(&magic))
+            .try_for_each(|block| SEALABLE.seal(block, &mut seal))
+    }
+
+    /// Decrypts the groups of a copy of an encrypted store. `open` gets what a tag covers besides
+    /// the groups, the groups, and their seal. It returns whether the tag is right. Blocks behind
+    /// those of the row stay as they are, and so does a copy of zeros.
+    ///
+    /// # Errors
+    /// A block of the row is not whole; or [`Damage::Sealed`], if a tag is wrong or the groups are
+    /// not encrypted.
+    pub fn unseal(
+        copy: &mut [u8],
+        mut open: impl FnMut(&[u8], &mut [u8], &MetadataSeal) -> bool,
+    ) -> Result<(), Damage> {
+        if copy.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        let row = copy.get(BLOCKS_AT..).and_then(<[u8]>::first_chunk);
+        let row = row.map_or(0, |bytes| u16::from_le_bytes(*bytes));
+        let blocks = copy.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut();
+        blocks
+            .take(usize::from(row).max(1))
+            .try_for_each(|block| SEALABLE.unseal(block, &mut open))
+            .map_err(|damage| match damage {
+                // Zeros before other bytes are no copy that was never written.
+                Damage::Blank(structure) => Damage::Magic(structure),
+                damage => damage,
+            })
     }
 
     /// The quotas of a copy that was read from this store. A copy of zeros is
@@ -336,7 +392,7 @@ impl Row {
         let index = reader.u16()?;
         let blocks = reader.u16()?;
         let groups = reader.u16()?;
-        reader.reserved(2)?;
+        reader.reserved(2 + NONCE_BYTES + TAG_BYTES)?;
         if !(1..=BLOCKS_MAX).contains(&usize::from(blocks)) {
             return Err(field("blocks", blocks));
         }

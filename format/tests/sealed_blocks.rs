@@ -74,3 +74,63 @@ fn a_block_that_was_not_encrypted_is_blank() {
     assert_eq!(refused, Err(7));
     assert_eq!(block, [0; BLOCK_BYTES]);
 }
+
+/// Without the key the header is read, and whatever a block without a key shows as damage.
+#[test]
+fn a_reader_without_the_key_has_the_header_and_no_records() {
+    for block in [records_block(), void_block(), namespace_block()] {
+        for bytes in [sealed(&block), encode_block(&block)] {
+            let checked = DescriptorBlock::check_locked(&bytes).unwrap();
+            let identity = DescriptorBlock::check(&encode_block(&block))
+                .unwrap()
+                .identity();
+            assert_eq!(checked.identity(), identity);
+            let mut torn = bytes;
+            torn[2000] ^= 1;
+            assert!(matches!(
+                refused(DescriptorBlock::check_locked(&torn)),
+                Damage::Checksum { .. }
+            ));
+        }
+    }
+}
+
+#[test]
+fn quotas_are_encrypted_block_by_block_and_come_back() {
+    let quota = |number: usize| Quota {
+        group: QuotaGroup::Tenant(format!("a tenant {number:03}")),
+        min: 1,
+        max: None,
+        max_age_s: None,
+    };
+    for groups in [0, 1, 15, 16, 40] {
+        let quotas = Quotas {
+            generation: 3,
+            list: (0..groups).map(quota).collect(),
+        };
+        let clear = quotas.encode(STORE).unwrap();
+        let mut copy = clear.clone();
+        Quotas::seal(&mut copy, seal).unwrap();
+        assert!(!copy.windows(8).any(|part| part == b"a tenant"));
+        assert!(Quotas::decode(&copy, STORE).is_err());
+        // Another row behind it is of no account.
+        let rows = groups.div_ceil(15).max(1) * BLOCK_BYTES;
+        copy[rows..].fill(7);
+        let mut opened = copy.clone();
+        Quotas::unseal(&mut opened, open).unwrap();
+        assert_eq!(Quotas::decode(&opened, STORE), Ok(quotas));
+        for block in (0..rows).step_by(BLOCK_BYTES) {
+            let mut torn = copy.clone();
+            torn[block..block + BLOCK_BYTES].fill(0);
+            assert!(Quotas::unseal(&mut torn, open).is_err());
+        }
+        assert_eq!(
+            Quotas::unseal(&mut clear.clone(), open),
+            Err(Damage::Sealed)
+        );
+    }
+    let mut blank = vec![0; QUOTAS_BYTES];
+    assert_eq!(Quotas::unseal(&mut blank, open), Ok(()));
+    let lost = Err(Damage::Blank(Structure::Quotas));
+    assert_eq!(Quotas::decode(&blank, STORE), lost);
+}

@@ -234,7 +234,8 @@ fn unread(report: &share::Report) -> Option<Fact> {
 
 /// Whether pages fit a store that is not in use.
 fn closed_pages(volume: &Path, bytes: u64, page_bytes: Option<u64>) -> Option<Fact> {
-    let volumes = Volumes::open(volume, &[], larder_store::volume::Access::ReadOnly, false).ok()?;
+    let volumes =
+        Volumes::open_any(volume, &[], larder_store::volume::Access::ReadOnly, false).ok()?;
     let segment_blocks = volumes.superblock().segment_blocks;
     let mut stats = Stats::default();
     stats.segment_bytes = u64::from(segment_blocks) * BLOCK_BYTES as u64;

@@ -10,6 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -44,9 +45,36 @@ pub enum KeySource {
     Command(String),
 }
 
+impl FromStr for KeySource {
+    type Err = SourceError;
+
+    /// `file:PATH`, `credential`, or `command:LINE`.
+    fn from_str(text: &str) -> Result<KeySource, SourceError> {
+        match text.split_once(':') {
+            Some(("file", path)) if !path.is_empty() => Ok(KeySource::File(path.into())),
+            Some(("command", line)) if !line.is_empty() => Ok(KeySource::Command(line.to_owned())),
+            None if text == "credential" => Ok(KeySource::Credential),
+            _ => Err(SourceError::Unknown),
+        }
+    }
+}
+
+impl FromStr for WrappingKey {
+    type Err = SourceError;
+
+    /// Reads the key from the source that the text names: `file:PATH`, `credential`, or
+    /// `command:LINE`.
+    fn from_str(text: &str) -> Result<WrappingKey, SourceError> {
+        text.parse::<KeySource>()?.read(&Vault::new())
+    }
+}
+
 /// Why there is no wrapping key.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
+    /// The text names no source.
+    #[error("not a source of a key: file:PATH, credential and command:LINE are")]
+    Unknown,
     /// A file cannot be read.
     #[error("cannot read the key file {path}: {source}", path = path.display())]
     File {

@@ -12,7 +12,7 @@ use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::medium::{Content, Medium};
 use larder_sim_runtime::time::Instant;
 use larder_sim_runtime::{Machine, task};
-use larder_store::recovery::scan::Spot;
+use larder_store::recovery::scan::{Bodies, Spot};
 
 use crate::classes::Tally;
 use crate::disk::SimDisk;
@@ -329,7 +329,7 @@ impl World {
             volume,
             number,
             segment_blocks: self.setup.segment_blocks,
-            keys: self.keys().cloned(),
+            bodies: Bodies::with(self.keys()),
         }
     }
 

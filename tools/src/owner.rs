@@ -48,7 +48,7 @@ pub fn unserved(path: &Path, error: StoreError) -> Failure {
     let (teller, told) = mpsc::channel();
     let of = path.to_owned();
     let look = move || {
-        let opened = Volumes::open(&of, &[], Access::ReadOnly, false);
+        let opened = Volumes::open_any(&of, &[], Access::ReadOnly, false);
         // The asker may have given up.
         drop(teller.send(opened.map(|volumes| history(volumes.superblock()))));
     };

@@ -20,7 +20,7 @@ use larder_core::index::{NamespaceSlot, SegmentId};
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, KeyPrefix};
 use larder_store::api::OpenOptions;
 use larder_store::error::StoreError;
-use larder_store::recovery::{Found, Whole, spots_of};
+use larder_store::recovery::{Found, Whole, spots_in};
 use larder_store::store::mover::move_pages;
 use larder_store::store::opening::{Opening, open_volumes};
 use larder_store::volume::Access;
@@ -108,7 +108,7 @@ fn plan(path: &Path, opening: &Opening<Whole>) -> Result<Plan, StoreError> {
     }
     let superblock = opening.volumes.superblock();
     let recovered = &opening.recovery.recovered;
-    let sites: Vec<Site> = spots_of(superblock)
+    let sites: Vec<Site> = spots_in(&opening.volumes)
         .iter()
         .zip(&recovered.segments)
         .map(|(spot, segment)| Site {
@@ -127,7 +127,7 @@ fn plan(path: &Path, opening: &Opening<Whole>) -> Result<Plan, StoreError> {
 
 /// The open segments that take copies: on each volume the one with the most room.
 fn takers(opening: &Opening<Whole>) -> Vec<SegmentId> {
-    let spots = spots_of(opening.volumes.superblock());
+    let spots = spots_in(&opening.volumes);
     let segments = &opening.recovery.recovered.segments;
     let mut takers = BTreeMap::new();
     for (id, (spot, segment)) in (0..).zip(spots.iter().zip(segments)) {

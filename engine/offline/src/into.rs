@@ -41,6 +41,8 @@ pub struct Copied {
     pub damaged_pages: u64,
     /// Pages whose writes the source's last crash had interrupted.
     pub unfinished_pages: u64,
+    /// Pages that no key opens: their tenants were erased, or another writer changed the records.
+    pub sealed_pages: u64,
     /// Pages that the other store refused.
     pub refused_pages: u64,
     /// Pages that the other store evicted to make room for more.
@@ -132,10 +134,15 @@ impl Batch<'_> {
         let mut good = Vec::with_capacity(found.len());
         for (page, bytes) in found.into_iter().zip(results) {
             match bytes {
-                Ok(bytes) if self.is_whole(page, &bytes) => match self.plain(page, bytes)? {
-                    Some(bytes) => good.push((page, bytes)),
-                    None => copied.damaged_pages += 1,
-                },
+                Ok(mut bytes) if self.is_whole(page, &bytes) => {
+                    if self.survey.open_found(page, &mut bytes).is_err() {
+                        copied.sealed_pages += 1;
+                    } else if let Some(bytes) = self.plain(page, bytes)? {
+                        good.push((page, bytes));
+                    } else {
+                        copied.damaged_pages += 1;
+                    }
+                }
                 Ok(_) if !page.proven => copied.unfinished_pages += 1,
                 Err(source) if source.is_of_this_process() => {
                     let path = self.survey.volumes[0].path.clone();

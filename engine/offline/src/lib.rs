@@ -23,6 +23,7 @@
 //! | `repair` | plans the remedies for damage, and carries them out |
 //! | `headers` | restores the copies of segment headers |
 //! | `retire` | moves the pages of a volume to the others, and gives it up |
+//! | `rotate` | changes the key that wraps the master key of an encrypted store |
 //! | `into` | copies the pages of one store into another, in order |
 //! | `superblocks` | copies the superblock of a store, and writes it back |
 //! | `order` | decides in which order pages should lie, and which are worth moving |
@@ -41,6 +42,7 @@ mod order;
 mod owner;
 mod repair;
 mod retire;
+mod rotate;
 #[cfg(not(feature = "simulated"))]
 mod superblocks;
 pub mod survey;
@@ -51,6 +53,7 @@ pub use into::{Copied, copy_into};
 pub use owner::{Progress, SegmentName};
 pub use repair::{DamagedPage, Repair, Repaired, repair};
 pub use retire::{Retired, retire};
+pub use rotate::rotate;
 #[cfg(not(feature = "simulated"))]
 pub use superblocks::{RestoreError, Restored, restore, superblock_to_save};
 

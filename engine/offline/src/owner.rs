@@ -12,7 +12,7 @@ use larder_core::status::PutStatus;
 use larder_store::api::OpenOptions;
 use larder_store::error::StoreError;
 use larder_store::recovery::scan::{Spot, read_descriptors};
-use larder_store::recovery::{Found, Whole, spots_of};
+use larder_store::recovery::{Found, Whole, spots_in};
 use larder_store::store::local::Local;
 use larder_store::store::mover::move_pages;
 use larder_store::store::opening::{self, Opening};
@@ -107,12 +107,13 @@ impl Owner {
                 segment.state = InitState::Closed;
             }
         }
-        let spots = spots_of(volumes.superblock());
+        let spots = spots_in(&volumes);
         let namespaces = sizes(&recovery.recovered.namespaces);
         let config = opening::config(&volumes, options);
         let services = opening::services(&volumes);
         let disk = Arc::new(Witness::new(disk, volumes.patience.clone()));
-        let local = opening::catalog(config, recovery, index, disk, options, services, None);
+        let keys = volumes.keys().cloned();
+        let local = opening::catalog(config, recovery, index, disk, options, services, keys);
         local.with_core(Core::open_for_copies);
         let owner = Owner {
             volumes,

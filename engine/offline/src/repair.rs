@@ -3,6 +3,7 @@
 //! | damage | remedy |
 //! |---|---|
 //! | a copy of a superblock | opening writes all copies again, the good one last |
+//! | a copy of the keyring | opening writes all copies again, from the good one |
 //! | a copy of a segment's header | written again from the other copy, or else from the blocks |
 //! | a page's bytes | the page is dropped, with a record that keeps it from coming back |
 //! | all headers and descriptor blocks of a segment | the segment is released |
@@ -27,7 +28,7 @@ use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum, PageKey};
 use larder_store::api::OpenOptions;
 use larder_store::error::StoreError;
 use larder_store::recovery::scan::Case;
-use larder_store::recovery::{Whole, spots_of};
+use larder_store::recovery::{Whole, spots_in};
 use larder_store::store::opening::{Opening, open_volumes, settle};
 use larder_store::volume::Access;
 use serde::Serialize;
@@ -57,6 +58,8 @@ pub struct DamagedPage {
 pub struct Repair {
     /// Volumes with one bad copy of the superblock.
     pub superblocks: Vec<usize>,
+    /// Bad copies of the keyring.
+    pub keyrings: u64,
     /// Segments with a bad copy of their header.
     pub headers: Vec<SegmentName>,
     /// Volumes whose closing statement is written anew.
@@ -78,6 +81,8 @@ pub struct Repair {
 pub struct Repaired {
     /// Superblock copies written again.
     pub superblocks: u64,
+    /// Copies of the keyring written again.
+    pub keyrings: u64,
     /// Header copies written again.
     pub headers: u64,
     /// Closing statements written anew, because the volumes held something else.
@@ -151,6 +156,13 @@ impl Repair {
                 },
                 _,
             ) => self.superblocks.push(flaw.volume),
+            (
+                FlawReason::Keyring {
+                    other_is_good: true,
+                    ..
+                },
+                _,
+            ) => self.keyrings += 1,
             (FlawReason::LostContents { .. } | FlawReason::ClosingStatement(_), _) => {
                 self.statements.push(flaw.volume);
             }
@@ -170,6 +182,7 @@ impl Repair {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.superblocks.is_empty()
+            && self.keyrings == 0
             && self.headers.is_empty()
             && self.statements.is_empty()
             && self.segments.is_empty()
@@ -215,9 +228,10 @@ pub fn repair(
     progress: &mut Progress<'_>,
 ) -> Result<Repaired, StoreError> {
     let (volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
-    let spots = spots_of(volumes.superblock());
+    let spots = spots_in(&volumes);
     let mut done = Repaired {
         superblocks: plan.superblocks.len() as u64,
+        keyrings: plan.keyrings,
         statements: plan.statements.len() as u64,
         ..Repaired::default()
     };

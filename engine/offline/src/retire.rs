@@ -2,9 +2,11 @@
 //!
 //! Nothing is placed on the volume any more. Pages that the others have no room for are evicted,
 //! the coldest of the whole store first: after an open those are the oldest. When the volume holds
-//! nothing and all is durable, the superblocks of the other volumes record it as given up, the
-//! first one first, which counts. At last its own superblock is blanked. A kill before the first
-//! superblock leaves a store with all its volumes, a later kill a store without this one.
+//! nothing and all is durable, its copies of the keyring are blanked: no keyring of an earlier time
+//! may stay on a volume that leaves the store. Then the superblocks of the other volumes record it
+//! as given up, the first one first, which counts. At last its own superblock is blanked. A kill
+//! before the first superblock leaves a store with all its volumes, whose next open writes the
+//! keyring again; a later kill leaves a store without this one.
 
 use std::path::{Path, PathBuf};
 
@@ -14,12 +16,12 @@ use larder_core::capacity::{segments_min, usable_blocks};
 use larder_core::core::Core;
 use larder_core::index::SegmentId;
 use larder_disk::mailbox::{WriteAt, sync_all, write_all};
-use larder_format::{BLOCK_BYTES, OpenState};
+use larder_format::{BLOCK_BYTES, KEYRING_BYTES, OpenState};
 use larder_store::api::OpenOptions;
 use larder_store::error::{StoreError, io_error};
-use larder_store::recovery::{Whole, spots_of};
+use larder_store::recovery::{Whole, spots_in};
 use larder_store::store::opening::{Opening, open_volumes, settle};
-use larder_store::volume::{Access, Volumes};
+use larder_store::volume::{Access, Volume, Volumes};
 use serde::Serialize;
 
 use super::owner::{Emptied, Owner, Progress};
@@ -82,7 +84,7 @@ pub fn retire(
             return outcome.map(|(_, outcome)| outcome);
         }
     };
-    let spots = spots_of(opening.volumes.superblock());
+    let spots = spots_in(&opening.volumes);
     let on_it = (0..).zip(&spots).filter(|(_, spot)| spot.volume == index);
     let segments: Vec<SegmentId> = on_it.map(|(id, _)| SegmentId(id)).collect();
     let (owner, _) = Owner::begin(opening, &segments, options)?;
@@ -128,7 +130,7 @@ fn plan(
         )));
     }
     let sizes = super::owner::sizes(&opening.recovery.recovered.namespaces);
-    let spots = spots_of(superblock);
+    let spots = spots_in(volumes);
     let mut outcome = Retired::default();
     let mut taken = 0;
     for page in &opening.pages {
@@ -267,31 +269,42 @@ impl Retirement {
 
     /// Records the empty volume as given up, and blanks its superblock.
     fn give_up(&mut self) -> Result<(), StoreError> {
-        let Owner { volumes, local, .. } = &mut self.owner;
-        let disk = local.disk.as_ref();
+        let volumes = &mut self.owner.volumes;
         let Some(retired) = volumes.list[self.index].take() else {
             return Ok(());
         };
+        if volumes.keys().is_some() {
+            self.blank(&retired, &retired.keyring_places(), KEYRING_BYTES)?;
+        }
+        let Owner { volumes, local, .. } = &mut self.owner;
+        let disk = local.disk.as_ref();
         let recorded = volumes.update(disk, |superblock| superblock.state = OpenState::Clean);
         // From here on the store does not look for it.
         let blanked = recorded.and_then(|()| {
-            let mut writes = Vec::new();
-            for offset in retired.superblock_places().concat() {
-                writes.push(WriteAt {
-                    volume: self.index,
-                    offset,
-                    memory: AlignedBuf::zeroed(BLOCK_BYTES)
-                        .map_err(|e| io_error("retiring", &retired.path, e))?,
-                });
-            }
-            let mut results = write_all(disk, writes);
-            results.extend(sync_all(disk, &[self.index]));
-            let failed = |e| io_error("blanking the superblock of", &retired.path, e);
-            results
-                .into_iter()
-                .try_for_each(|done| done.map_err(failed))
+            let places = retired.superblock_places().concat();
+            self.blank(&retired, &places, BLOCK_BYTES)
         });
         retired.unlock();
         blanked
+    }
+
+    /// Writes zeros of this length to places of the retired volume, and syncs it.
+    fn blank(&self, retired: &Volume, places: &[u64], bytes: usize) -> Result<(), StoreError> {
+        let disk = self.owner.local.disk.as_ref();
+        let mut writes = Vec::new();
+        for offset in places {
+            writes.push(WriteAt {
+                volume: self.index,
+                offset: *offset,
+                memory: AlignedBuf::zeroed(bytes)
+                    .map_err(|e| io_error("retiring", &retired.path, e))?,
+            });
+        }
+        let mut results = write_all(disk, writes);
+        results.extend(sync_all(disk, &[self.index]));
+        let failed = |e| io_error("blanking", &retired.path, e);
+        results
+            .into_iter()
+            .try_for_each(|done| done.map_err(failed))
     }
 }

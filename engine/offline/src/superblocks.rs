@@ -10,6 +10,9 @@
 //! block or superblock names. So the next open has a higher epoch and runs as after a crash: it
 //! reads all descriptors, and no closing statement counts. Nothing is written before every volume
 //! is found, locked and checked. A restoration that is killed can be run again.
+//!
+//! A saved superblock has no keyring. Those of an encrypted store are on its volumes, and one of
+//! them has to be whole.
 
 use std::path::{Path, PathBuf};
 
@@ -18,11 +21,11 @@ use larder_base::system::files;
 use larder_base::system::holder::this_holder;
 use larder_disk::DiskError;
 use larder_format::{
-    BLOCK_BYTES, Damage, Elsewhere, OpenState, Run, Serial, StoreId, Superblock, SuperblockError,
-    segments_that_fit, superblock_offsets,
+    BLOCK_BYTES, Damage, Elsewhere, KEYRING_BYTES, KeyringCopy, OpenState, Run, Serial, StoreId,
+    Superblock, SuperblockError, keyring_offsets, segments_that_fit, superblock_offsets,
 };
 use larder_store::error::{StoreError, io_error};
-use larder_store::recovery::scan::{GAP_BLOCKS, Spot};
+use larder_store::recovery::scan::{Bodies, GAP_BLOCKS, Spot};
 use larder_store::volume::{Access, File, OF_ANOTHER, Volumes, check_used, places_of};
 
 /// Descriptor blocks read at once.
@@ -93,7 +96,7 @@ pub struct Restored {
 /// As for an open.
 pub fn superblock_to_save(path: &Path) -> Result<Superblock, StoreError> {
     // The first volume is enough.
-    let volumes = Volumes::open(path, &[], Access::ReadOnly, true)?;
+    let volumes = Volumes::open_any(path, &[], Access::ReadOnly, true)?;
     Ok(volumes.superblock().clone())
 }
 
@@ -129,6 +132,7 @@ pub fn restore(
     let destroyed = volumes.iter().filter(|volume| volume.whole.is_none());
     let destroyed = destroyed.count();
     let mut newest = saved.clone();
+    newest.keyring = keyring_of(&volumes, saved)?;
     if destroyed > 0 && !dry_run {
         for volume in &volumes {
             let run = volume.newest_run(saved)?;
@@ -158,6 +162,32 @@ pub fn restore(
         volumes: volumes.into_iter().map(|volume| volume.path).collect(),
         destroyed,
         run: newest.run,
+    })
+}
+
+/// The generation of the keyring; zero for a store that is not encrypted. The volumes have the
+/// keyring: a saved superblock never brings an earlier one back.
+fn keyring_of(volumes: &[Volume], saved: &Superblock) -> Result<u64, RestoreError> {
+    let whole = volumes.iter().filter_map(|volume| volume.whole.as_ref());
+    let stated = whole.fold(saved.keyring, |most, whole| most.max(whole.keyring));
+    if stated == 0 {
+        return Ok(0);
+    }
+    let mut newest = None;
+    for volume in volumes {
+        for offset in keyring_offsets(volume.file.bytes) {
+            let copy = volume.read(offset, KEYRING_BYTES)?;
+            let copy = KeyringCopy::decode(&copy, saved.store).ok();
+            newest = newest.max(copy.map(|copy| copy.generation));
+        }
+    }
+    newest.filter(|newest| *newest >= stated).ok_or_else(|| {
+        let path = volumes.first().map(|volume| volume.path.clone());
+        let error = StoreError::Keyring {
+            path: path.unwrap_or_default(),
+            reason: format!("no whole copy has generation {stated}, or a later one"),
+        };
+        error.into()
     })
 }
 
@@ -345,7 +375,8 @@ impl Volume {
             volume: self.index,
             number,
             segment_blocks: saved.segment_blocks,
-            keys: None,
+            // The headers have all that is asked for here.
+            bodies: Bodies::Locked,
         }
     }
 

@@ -13,6 +13,7 @@
 //! | module | task |
 //! |---|---|
 //! | `segments` | scans the segments and finds the faults |
+//! | `sealed` | reads the keyring of an encrypted store |
 //! | `volumes` | opens the volumes that are there |
 //! | `extract` | returns pages with their bytes, chain by chain |
 //! | `chains` | measures the placement of chains on disk |
@@ -27,9 +28,11 @@ mod extract;
 mod facts;
 mod losses;
 mod payloads;
+mod sealed;
 mod segments;
 mod volumes;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -37,18 +40,22 @@ use std::sync::Arc;
 use larder_disk::mailbox::ReadAt;
 use larder_disk::probe::open_disk;
 use larder_disk::{Disk, DiskOptions, Witness};
-use larder_format::{BLOCK_BYTES, Features, KeyPrefix, PageKey, Run, Serial, StoreId, Superblock};
+use larder_format::{
+    BLOCK_BYTES, Features, KeyPrefix, PageKey, Run, Seal, Serial, StoreId, Superblock,
+};
 
 use larder_core::capacity::usable_blocks;
 use larder_core::core::NamespaceInit;
+use larder_core::index::SegmentId;
 use larder_store::error::StoreError;
-use larder_store::recovery::scan::Spot;
+use larder_store::recovery::scan::{Bodies, Spot};
 use larder_store::recovery::{Fate, Found, Statement, Whole};
 
 pub use chains::ChainFacts;
 pub use extract::{Ancestry, RecordId};
 pub use facts::{
-    Condition, Flaw, FlawReason, HolderFacts, NamespaceFacts, SurveyError, SurveyOptions,
+    Condition, Encryption, Flaw, FlawReason, HolderFacts, NamespaceFacts, Sealed, SurveyError,
+    SurveyOptions,
 };
 pub use losses::{Losses, NamespaceLosses};
 pub use payloads::{BadPage, PayloadFault, Payloads};
@@ -87,10 +94,27 @@ pub struct Page {
     pub commit: Serial,
     /// The checksum of its payload at the put.
     pub checksum: u64,
+    /// What its decryption needs besides the key, if it is encrypted.
+    pub seal: Option<Seal>,
     /// Whether its payload is proven to be on the device.
     pub proven: bool,
     /// The outcome of the page.
     pub fate: Fate,
+}
+
+/// The pages of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counts {
+    /// Pages that count.
+    pub pages: u64,
+    /// Their bytes.
+    pub live_bytes: u64,
+    /// Pages that no sync covers.
+    pub unproven: u64,
+    /// Page records, live or not.
+    pub records: u64,
+    /// See [`Survey::unfinished_records`].
+    pub unfinished_records: u64,
 }
 
 /// A surveyed store. Writers are admitted again when it is dropped.
@@ -102,6 +126,8 @@ pub struct Survey {
     pub holder: HolderFacts,
     /// The highest epoch in any superblock.
     pub run: Run,
+    /// Whether it is encrypted.
+    pub encryption: Encryption,
     /// Its volumes, in the store's order.
     pub volumes: Vec<VolumeFacts>,
     /// The segments of all volumes, in the order of the volumes. Includes every segment whose
@@ -122,6 +148,7 @@ pub struct Survey {
     /// By volume.
     statements: Vec<Statement>,
     spots: Vec<Spot>,
+    bodies: Bodies,
     records: Records,
     disk: Arc<Witness>,
     /// Held for their locks.
@@ -136,6 +163,8 @@ struct Records {
     /// Positions of the live ones.
     live: Vec<usize>,
     page_blocks: Vec<u32>,
+    /// Those of encrypted pages, by place.
+    seals: HashMap<(SegmentId, u32), Seal>,
 }
 
 impl Survey {
@@ -154,7 +183,7 @@ impl Survey {
         options: &SurveyOptions,
         through: impl FnOnce(Arc<dyn Disk>) -> Arc<dyn Disk>,
     ) -> Result<Survey, SurveyError> {
-        let opening = Opening::new(path, options)?;
+        let mut opening = Opening::new(path, options)?;
         let files = opening.opened.iter();
         let disk = open_disk(
             DiskOptions {
@@ -169,12 +198,26 @@ impl Survey {
             options.disk,
         )
         .map_err(StoreError::from)?;
+        let disk = Arc::new(Witness::new(through(disk), opening.patience.clone()));
         let condition = opening.condition(options.hold);
+        let bodies = match opening.bodies(path, disk.as_ref(), options, condition) {
+            Ok(bodies) => bodies,
+            Err(error) => {
+                disk.shutdown();
+                return Err(error.into());
+            }
+        };
         let mut survey = Survey {
             condition,
             holder: opening.holder(),
             run: opening.newest_run(),
-            spots: opening.spots(),
+            encryption: match &bodies {
+                Bodies::Clear => Encryption::None,
+                Bodies::Sealed(_) => Encryption::Unlocked,
+                Bodies::Locked => Encryption::Locked { pages: None },
+            },
+            spots: opening.spots(&bodies),
+            bodies,
             unreachable: 0,
             reference: opening.reference,
             volumes: opening.facts,
@@ -186,7 +229,7 @@ impl Survey {
             losses: None,
             statements: Vec::new(),
             records: Records::default(),
-            disk: Arc::new(Witness::new(through(disk), opening.patience)),
+            disk,
             opened: opening.opened,
         };
         let claimed = survey.volumes.iter().map(|facts| u64::from(facts.segments));
@@ -250,6 +293,19 @@ impl Survey {
         self.records.live.iter().map(|&index| self.page(index))
     }
 
+    /// The counts of its pages; `None` for an encrypted store without its key.
+    #[must_use]
+    pub fn counts(&self) -> Option<Counts> {
+        let is_known = !matches!(self.encryption, Encryption::Locked { .. });
+        is_known.then(|| Counts {
+            pages: self.live().len() as u64,
+            live_bytes: self.live_bytes(),
+            unproven: self.live().filter(|page| !page.proven).count() as u64,
+            records: self.record_count() as u64,
+            unfinished_records: self.unfinished_records() as u64,
+        })
+    }
+
     /// Number of page records, live or not.
     #[must_use]
     pub fn record_count(&self) -> usize {
@@ -310,6 +366,7 @@ impl Survey {
             birth: found.birth,
             commit: found.commit,
             checksum: found.checksum,
+            seal: self.seal_of(found),
             proven: found.proven,
             fate: self.records.fates[index],
         }
@@ -322,13 +379,19 @@ impl Survey {
 }
 
 impl Records {
-    fn new(found: Vec<Found<Whole>>, fates: Vec<Fate>, namespaces: &[NamespaceInit]) -> Records {
+    fn new(
+        found: Vec<Found<Whole>>,
+        fates: Vec<Fate>,
+        namespaces: &[NamespaceInit],
+        seals: HashMap<(SegmentId, u32), Seal>,
+    ) -> Records {
         let live = (0..fates.len()).filter(|&index| fates[index] == Fate::Live);
         Records {
             live: live.collect(),
             page_blocks: namespaces.iter().map(|init| init.page_blocks).collect(),
             found,
             fates,
+            seals,
         }
     }
 

@@ -134,8 +134,9 @@ pub enum StoreError {
     Quotas(String),
     /// The store is encrypted, and this process has no key of it.
     #[error(
-        "{0}: the store is encrypted, and this process was given no key of it: it can use the \
-         store while a process with the key serves it"
+        "{0}: the store is encrypted, and no key is given: name it with --key-file, --key-command \
+         or --key-credential, as `key_file` in Python, or as `wrapping` of the options in Rust; \
+         without it a process can use the store while another one with the key serves it"
     )]
     Sealed(PathBuf),
     /// The given key is not one of this store.

@@ -14,11 +14,12 @@ use larder_base::planted;
 use larder_base::runtime::{RwLock, descriptors};
 use larder_base::system::processes;
 use larder_format::{
-    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageKey, Proof, Serial, StoreId,
-    Structure, TENANT_FIELD,
+    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageKey, Proof, Quotas, Seal,
+    Serial, StoreId, Structure, TENANT_FIELD,
 };
 use larder_seal::{
-    Keyring, KeyringError, MasterKey, NO_TENANT, Salts, SealError, TenantKey, VaultError,
+    Keyring, KeyringError, MasterKey, NO_TENANT, PageName, Salts, SealError, TenantKey, VaultError,
+    WrappingKey,
 };
 
 pub(crate) use lent::{Lent, LentKeys};
@@ -54,6 +55,17 @@ pub(crate) struct Slots {
     pub(crate) current: Option<NonZeroU16>,
     /// All of them, that one first.
     pub(crate) all: Vec<NonZeroU16>,
+}
+
+/// Why a page with the right checksum does not open. It is not damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum Unopened {
+    /// Its tenant was erased.
+    #[error("its tenant was erased")]
+    Erased,
+    /// The key is wrong, or a writer without it changed the record.
+    #[error("the key of its tenant does not open it")]
+    Tag,
 }
 
 /// Random bytes of the machine, or of the simulated one.
@@ -110,6 +122,34 @@ impl Keys {
         Ok(next)
     }
 
+    /// The keyring with its master key wrapped by one key in place of another.
+    pub(crate) fn rewrapped(
+        &self,
+        from: &WrappingKey,
+        to: &WrappingKey,
+    ) -> Result<Keyring, KeyringError> {
+        let mut next = self.ring.read().clone();
+        next.add_wrap(to, &mut random)?;
+        next.remove_wrap(from.id(), &mut random)?;
+        Ok(next)
+    }
+
+    /// Decrypts a page in place, whose stored bytes have the right checksum.
+    ///
+    /// # Errors
+    /// See [`Unopened`].
+    pub fn open_page(
+        &self,
+        name: &PageName,
+        seal: &Seal,
+        stored: &mut [u8],
+    ) -> Result<(), Unopened> {
+        let ring = self.ring.read();
+        let key = ring.key(seal.slot).ok_or(Unopened::Erased)?;
+        let opened = key.open(name, seal, &mut [stored]);
+        opened.map_err(|_| Unopened::Tag)
+    }
+
     /// Uses a keyring whose copy is durable.
     pub(crate) fn settle(&self, next: Keyring) {
         *self.ring.write() = next;
@@ -154,6 +194,28 @@ impl Keys {
             }
         }
         Ok(())
+    }
+
+    /// Encrypts the groups of an encoded copy of the quotas.
+    pub(crate) fn seal_quotas(&self, copy: &mut [u8]) -> Result<(), SealError> {
+        Quotas::seal(copy, |named, groups| {
+            let label = quotas_label(named);
+            self.master.seal(&mut random, &label, groups)
+        })
+    }
+
+    /// Decrypts the groups of a copy of the quotas.
+    pub(crate) fn open_quotas(&self, copy: &mut [u8]) -> Result<(), Damage> {
+        Quotas::unseal(copy, |named, groups, seal| {
+            let label = quotas_label(named);
+            self.master.open(seal, &label, groups).is_ok()
+        })
+    }
+
+    /// The copy of the keyring to write.
+    #[cfg(not(feature = "simulated"))]
+    pub(crate) fn copy(&self) -> KeyringCopy {
+        self.ring.read().copy().clone()
     }
 
     /// A descriptor block with a clear body.
@@ -237,21 +299,30 @@ impl Tenant {
     }
 }
 
-/// The keyring of a store that is opened.
-pub(crate) fn unlock(
-    copy: KeyringCopy,
-    wrapping: &larder_seal::WrappingKey,
+/// What the tag of a block of quotas covers besides its groups. Blocks of descriptors have labels
+/// of another length.
+fn quotas_label(named: &[u8]) -> Vec<u8> {
+    [&b"larder quotas 1"[..], named].concat()
+}
+
+/// The keys of a new store.
+pub(crate) fn create(
+    store: StoreId,
+    wrapping: &WrappingKey,
+    unix_s: u64,
 ) -> Result<Keys, KeyringError> {
+    let ring = Keyring::create(store, wrapping, wrapping.vault(), &mut random, unix_s);
+    ring.map(Keys::new)
+}
+
+/// The keyring of a store that is opened.
+pub(crate) fn unlock(copy: KeyringCopy, wrapping: &WrappingKey) -> Result<Keys, KeyringError> {
     Ok(Keys::new(Keyring::open(copy, wrapping, wrapping.vault())?))
 }
 
 /// The keyring of a planted bug.
-pub(crate) fn empty(
-    store: StoreId,
-    wrapping: &larder_seal::WrappingKey,
-) -> Result<Keys, KeyringError> {
-    let ring = Keyring::create(store, wrapping, wrapping.vault(), &mut random, 0);
-    ring.map(Keys::new)
+pub(crate) fn empty(store: StoreId, wrapping: &WrappingKey) -> Result<Keys, KeyringError> {
+    create(store, wrapping, 0)
 }
 
 #[cfg(feature = "simulated")]

@@ -14,7 +14,7 @@ use larder_engine::format::{
 };
 use larder_engine::{Hint, PutStatus};
 use larder_store::recovery::recover;
-use larder_store::recovery::scan::Spot;
+use larder_store::recovery::scan::{Bodies, Spot};
 
 use super::common::memory::{self, Memory, STORE};
 use super::common::namespace;
@@ -290,7 +290,7 @@ impl<'a> Process<'a> {
             volume: victim.volume,
             number: victim.number,
             segment_blocks: SEGMENT_BLOCKS,
-            keys: None,
+            bodies: Bodies::Clear,
         };
         let reads: Vec<_> = (0..victim.blocks).map(|at| spot.blocks(at, 1)).collect();
         read_all(self.disk, &reads)

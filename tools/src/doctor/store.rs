@@ -12,6 +12,7 @@ use larder_format::{FORMAT_VERSION, OpenState, Superblock};
 use larder_store::share;
 use larder_store::share::VolumeState;
 use larder_store::volume::holes::holes;
+use larder_store::volume::quotas::QuotaState;
 use larder_store::volume::socket::socket_path;
 use larder_store::volume::{Access, File, Volume, Volumes, places_of};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -140,7 +141,7 @@ fn served(report: &share::Report, facts: &mut Facts) {
 /// The store at a path: whole, closed, in use? `is_file`: a regular file is there.
 pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
     describe_all(path, facts);
-    let volumes = match Volumes::open(path, &[], Access::ReadOnly, false) {
+    let volumes = match Volumes::open_any(path, &[], Access::ReadOnly, false) {
         Ok(volumes) => volumes,
         Err(StoreError::NotAStore(_)) if is_file => {
             let what = format!(
@@ -228,7 +229,8 @@ pub(super) fn store(path: &Path, is_file: bool, facts: &mut Facts) {
         (Some(report), _) => about(&report, facts),
         // Another holder may be writing them.
         (None, Some((_, first))) if !locked => {
-            quotas(first.quotas_beside_owner().fault(), facts);
+            let state = first.quotas_beside_owner();
+            quotas(state.as_ref().and_then(QuotaState::fault), facts);
         }
         _ => {}
     }

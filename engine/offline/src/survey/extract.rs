@@ -89,7 +89,8 @@ impl Survey {
     }
 
     /// Reads pages in the given order. Passes each to `each` with its bytes, padding included, or
-    /// with the reason why they are not available. `each` may end the reading early.
+    /// with the reason why they are not available. Pages of an encrypted store are decrypted,
+    /// and come as those of a plain one. `each` may end the reading early.
     ///
     /// # Errors
     /// When this process cannot read, or has too little memory: the pages themselves may be good.
@@ -333,8 +334,26 @@ impl<'a> Assembly<'a> {
         let mut checksum = PageChecksum::new(namespace, &page.key);
         checksum.blocks(bytes);
         let (found, stored) = (checksum.finish(), page.checksum);
-        if found == stored {
+        if found == stored && !self.survey.is_unlocked() {
             return Ok(each(&page, Ok(bytes)));
+        }
+        if found == stored {
+            let mut plain = Vec::new();
+            plain
+                .try_reserve_exact(bytes.len())
+                .map_err(|_| io::ErrorKind::OutOfMemory)?;
+            plain.extend_from_slice(bytes);
+            if let Err(unopened) = self.survey.open_page(&page, &mut plain) {
+                return Ok(each(&page, Err(PayloadFault::Sealed(unopened))));
+            }
+            let mut checksum = PageChecksum::new(namespace, &page.key);
+            checksum.blocks(&plain);
+            let page = Page {
+                checksum: checksum.finish(),
+                seal: None,
+                ..page
+            };
+            return Ok(each(&page, Ok(&plain)));
         }
         Ok(each(&page, Err(PayloadFault::Mismatch { found, stored })))
     }

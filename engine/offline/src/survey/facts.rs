@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use larder_base::system::holder::LockHolder;
 use larder_disk::probe::Want;
 use larder_format::{Fingerprint, KeyPrefix, Namespace, PageKey, Run};
+use larder_seal::WrappingKey;
 
 use larder_store::error::StoreError;
 use larder_store::recovery::scan::{Disbelief, Spot};
@@ -19,6 +20,8 @@ pub struct SurveyOptions {
     pub hold: bool,
     /// Also list the deletions, evictions and clears of this key.
     pub key: Option<KeyPrefix>,
+    /// How an encrypted store is read.
+    pub sealed: Sealed,
     /// The disk to read with.
     pub disk: Want,
     /// Operations of one volume in the kernel at once.
@@ -31,10 +34,47 @@ impl Default for SurveyOptions {
             volumes: Vec::new(),
             hold: false,
             key: None,
+            sealed: Sealed::Refused,
             disk: Want::Auto,
             depth: 32,
         }
     }
+}
+
+/// How a survey reads an encrypted store.
+#[derive(Clone, Debug)]
+pub enum Sealed {
+    /// Not at all.
+    Refused,
+    /// Without its key: all but the namespaces and the pages.
+    Locked,
+    /// With this key. A store that is not encrypted is refused.
+    Unlocked(WrappingKey),
+}
+
+impl Sealed {
+    /// The same, but an encrypted store without its key is read as far as that goes.
+    #[must_use]
+    pub fn or_locked(self) -> Sealed {
+        match self {
+            Sealed::Refused => Sealed::Locked,
+            with_key => with_key,
+        }
+    }
+}
+
+/// Whether a surveyed store is encrypted, and was read with its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encryption {
+    /// It is not encrypted.
+    None,
+    /// Its namespaces and pages are not known: it was read without its key.
+    Locked {
+        /// Pages at the last clean close, if that still counts.
+        pages: Option<u64>,
+    },
+    /// It was read with its key.
+    Unlocked,
 }
 
 /// Why a store could not be surveyed.
@@ -121,6 +161,14 @@ pub enum FlawReason {
         /// Whether the volume's other copy can be used.
         other_is_good: bool,
     },
+    /// A copy of the keyring.
+    #[error("keyring copy: {reason}")]
+    Keyring {
+        /// The fault.
+        reason: String,
+        /// Whether another copy can be used.
+        other_is_good: bool,
+    },
     /// A copy of a segment's header.
     #[error("header copy: {reason}")]
     Header {
@@ -171,6 +219,7 @@ impl FlawReason {
             FlawReason::Truncated { .. } => "volume_truncated",
             FlawReason::Stale { .. } => "volume_stale",
             FlawReason::Superblock { .. } => "superblock",
+            FlawReason::Keyring { .. } => "keyring",
             FlawReason::Header { .. } => "header",
             FlawReason::LostSegment(_) => "lost_segment",
             FlawReason::Descriptor(_) => "descriptor",
@@ -220,6 +269,17 @@ impl FlawReason {
                 "the volume cannot be opened: write its superblocks back with `larder superblock \
                  restore`, from the file of a `larder superblock save`; `larder verify --repair \
                  --degraded` gives up its pages, for any volume but the first"
+            }
+            FlawReason::Keyring {
+                other_is_good: true,
+                ..
+            } => {
+                "another copy is good, nothing is lost: the next open for writing, or `larder \
+                 verify --repair`, writes all anew"
+            }
+            FlawReason::Keyring { .. } => {
+                "without its keyring no page of the store can be read: bring back all volumes, or \
+                 a copy of them that is whole; else create the store anew"
             }
             FlawReason::Header {
                 other_is_good: true,

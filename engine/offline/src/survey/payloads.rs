@@ -13,6 +13,7 @@ use larder_core::capacity::footprint;
 use larder_disk::mailbox::{ReadAhead, ReadAt, read_all};
 use larder_disk::{Disk, DiskError};
 use larder_format::{BLOCK_BYTES, Fingerprint, PageChecksum};
+use larder_store::keys::Unopened;
 use larder_store::recovery::Statement;
 
 use super::facts::NamespaceFacts;
@@ -41,6 +42,10 @@ pub struct Payloads {
     pub unfinished: u64,
     /// Pages that are lost.
     pub bad: u64,
+    /// Good pages of an encrypted store whose tenants were erased.
+    pub erased: u64,
+    /// Good pages of an encrypted store that the keys of their tenants do not open.
+    pub unopened: u64,
 }
 
 /// A page that is lost.
@@ -66,6 +71,9 @@ pub enum PayloadFault {
     /// The device could not read it.
     #[error("unreadable: {0}")]
     Unreadable(DiskError),
+    /// Its bytes are as they were written, and no key opens them.
+    #[error("encrypted: {0}")]
+    Sealed(Unopened),
 }
 
 impl Survey {
@@ -149,13 +157,20 @@ impl Payloads {
     fn count(
         &mut self,
         page: &Page,
-        outcome: Result<(), PayloadFault>,
+        outcome: Result<Opened, PayloadFault>,
         unfinished: Option<&mut u64>,
     ) -> Option<PayloadFault> {
         self.checked += 1;
         self.checked_bytes += page.bytes;
         match outcome {
-            Ok(()) => self.good += 1,
+            Ok(opened) => {
+                self.good += 1;
+                match opened {
+                    Ok(()) => {}
+                    Err(Unopened::Erased) => self.erased += 1,
+                    Err(Unopened::Tag) => self.unopened += 1,
+                }
+            }
             Err(PayloadFault::Mismatch { .. })
                 if !page.proven
                     && let Some(left) = unfinished
@@ -215,9 +230,14 @@ struct OpenPage {
     fingerprint: Fingerprint,
     checksum: PageChecksum,
     stored: u64,
+    /// Its bytes so far, if it is to be decrypted.
+    bytes: Option<Vec<u8>>,
     /// A read of a piece of it failed.
     failed: bool,
 }
+
+/// Whether a good page was decrypted, in an encrypted store.
+type Opened = Result<(), Unopened>;
 
 impl<'a> Lane<'a> {
     fn new(survey: &'a Survey, volume: usize) -> Lane<'a> {
@@ -278,7 +298,7 @@ impl<'a> Lane<'a> {
         &mut self,
         range: Range<u64>,
         bytes: Option<&[u8]>,
-        done: &mut dyn FnMut(Page, Result<(), PayloadFault>),
+        done: &mut dyn FnMut(Page, Result<Opened, PayloadFault>),
     ) {
         while let Some(page) = self.page(self.next).filter(|page| page.offset < range.end) {
             self.open
@@ -291,7 +311,7 @@ impl<'a> Lane<'a> {
         let is_over = |open: &mut OpenPage| open.page.offset + open.page.bytes <= range.end;
         for open in self.open.extract_if(.., is_over) {
             let page = open.page;
-            done(page, open.finish(self.survey.disk.as_ref(), self.volume));
+            done(page, open.finish(self.survey, self.volume));
         }
     }
 }
@@ -304,6 +324,7 @@ impl OpenPage {
             fingerprint,
             checksum: PageChecksum::new(fingerprint, &page.key),
             stored: survey.records.found[index].checksum,
+            bytes: survey.is_unlocked().then(Vec::new),
             failed: false,
         }
     }
@@ -314,18 +335,27 @@ impl OpenPage {
         let end = (self.page.offset + self.page.bytes).min(piece.end);
         let place = |at: u64| usize::try_from(at.saturating_sub(piece.start)).unwrap_or(usize::MAX);
         match bytes.and_then(|bytes| bytes.get(place(start)..place(end))) {
-            Some(bytes) => self.checksum.blocks(bytes),
+            Some(bytes) => self.add(bytes),
             None => self.failed = true,
         }
     }
 
-    fn finish(mut self, disk: &dyn Disk, volume: usize) -> Result<(), PayloadFault> {
+    fn add(&mut self, bytes: &[u8]) {
+        self.checksum.blocks(bytes);
+        if let Some(all) = &mut self.bytes {
+            all.extend_from_slice(bytes);
+        }
+    }
+
+    fn finish(mut self, survey: &Survey, volume: usize) -> Result<Opened, PayloadFault> {
         if self.failed {
-            self.checksum = self.read_again(disk, volume)?;
+            self.read_again(survey.disk.as_ref(), volume)?;
         }
         let found = self.checksum.finish();
         if found == self.stored {
-            Ok(())
+            let page = &self.page;
+            let bytes = self.bytes.as_mut();
+            Ok(bytes.map_or(Ok(()), |bytes| survey.open_page(page, bytes)))
         } else {
             let stored = self.stored;
             Err(PayloadFault::Mismatch { found, stored })
@@ -333,8 +363,9 @@ impl OpenPage {
     }
 
     /// Reads the page by itself.
-    fn read_again(&self, disk: &dyn Disk, volume: usize) -> Result<PageChecksum, PayloadFault> {
-        let mut checksum = PageChecksum::new(self.fingerprint, &self.page.key);
+    fn read_again(&mut self, disk: &dyn Disk, volume: usize) -> Result<(), PayloadFault> {
+        self.checksum = PageChecksum::new(self.fingerprint, &self.page.key);
+        self.bytes.iter_mut().for_each(Vec::clear);
         let end = self.page.offset + self.page.bytes;
         let mut start = self.page.offset;
         while start < end {
@@ -342,8 +373,8 @@ impl OpenPage {
             start = piece.end;
             let read = read_all(disk, &[read_at(volume, &piece)]).pop();
             let bytes = read.unwrap_or(Err(DiskError::Shutdown));
-            checksum.blocks(&bytes.map_err(PayloadFault::Unreadable)?);
+            self.add(&bytes.map_err(PayloadFault::Unreadable)?);
         }
-        Ok(checksum)
+        Ok(())
     }
 }

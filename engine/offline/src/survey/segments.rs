@@ -23,7 +23,7 @@ use larder_store::recovery::{
     read_statements,
 };
 
-use super::facts::{Condition, Flaw, FlawReason, NamespaceFacts};
+use super::facts::{Condition, Encryption, Flaw, FlawReason, NamespaceFacts};
 use super::volumes::{VolumeFacts, VolumeState};
 use super::{Records, Survey};
 
@@ -117,6 +117,10 @@ impl Survey {
         let closed = (self.condition == Condition::Clean).then_some(self.run);
         let disk = self.disk.clone();
         self.statements = self.read_statements();
+        if let Encryption::Locked { pages } = &mut self.encryption {
+            let stated = self.statements.iter().map(Statement::pages);
+            *pages = stated.sum();
+        }
         let mut holdings = vec![FoundHoldings::default(); self.volumes.len()];
         scan(disk.as_ref(), &present, closed, |spot, found| {
             let id = ids[&(spot.volume, spot.number)];
@@ -185,9 +189,11 @@ impl Survey {
             pages[facts.volume] += facts.live_pages;
         }
         let mut flaws = Vec::new();
+        let is_locked = matches!(self.encryption, Encryption::Locked { .. });
         for (volume, (held, statement)) in holdings.iter().zip(&self.statements).enumerate() {
             let lost = held.lost_pages(statement, pages[volume]);
             let reason = match held.compare(statement).map(|fault| fault.reason) {
+                Some(reason) if is_locked => FlawReason::ClosingStatement(reason.to_string()),
                 Some(FaultReason::Emptied { lost: segments, .. }) => FlawReason::LostContents {
                     segments,
                     pages: lost,
@@ -412,7 +418,7 @@ impl Survey {
         let is_removed = |page: &Found<Whole>, key| gathered.gone.contains_key(&(page.slot, key));
         let lost_until = self.lost_until(gathered.lost_until);
         let namespaces = gathered.namespaces;
-        self.records = Records::new(found, fates, &namespaces);
+        self.records = Records::new(found, fates, &namespaces, gathered.seals);
         self.namespaces = namespaces.into_iter().map(NamespaceFacts::empty).collect();
         for &index in &self.records.live {
             let found = &self.records.found[index];

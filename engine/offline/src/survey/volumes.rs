@@ -14,7 +14,7 @@ use larder_format::{
     newest, superblock_offsets,
 };
 use larder_store::error::{StoreError, leaves_the_volume_unknown};
-use larder_store::recovery::scan::Spot;
+use larder_store::recovery::scan::{Bodies, Spot};
 use larder_store::volume::{Access, File, OF_ANOTHER, check_used, is_volume_of, places_of, suits};
 
 use super::facts::{Condition, Flaw, FlawReason, HolderFacts, SurveyError, SurveyOptions};
@@ -336,7 +336,7 @@ impl Opening {
     }
 
     /// The places of the segments that begin on a volume that is there.
-    pub(super) fn spots(&self) -> Vec<Spot> {
+    pub(super) fn spots(&self, bodies: &Bodies) -> Vec<Spot> {
         let mut spots = Vec::new();
         for (volume, facts) in self.facts.iter().enumerate() {
             let all = (0..facts.segments).map(|number| Spot {
@@ -344,7 +344,7 @@ impl Opening {
                 volume,
                 number,
                 segment_blocks: self.reference.segment_blocks,
-                keys: None,
+                bodies: bodies.clone(),
             });
             let bytes = facts.bytes.unwrap_or(0);
             spots.extend(all.take_while(|spot| spot.headers().offset < bytes));
@@ -352,7 +352,7 @@ impl Opening {
         spots
     }
 
-    fn superblocks(&self) -> impl Iterator<Item = &Superblock> {
+    pub(super) fn superblocks(&self) -> impl Iterator<Item = &Superblock> {
         self.opened
             .iter()
             .flatten()

@@ -74,8 +74,9 @@ pub struct OpenOptions {
     pub disk: Want,
     /// A layer over that disk. None by default.
     pub disk_wrapper: Option<DiskWrapper>,
-    /// The key that wraps the master key of an encrypted store. No command takes one yet.
-    #[doc(hidden)]
+    /// The key that opens an encrypted store: `"file:/etc/larder/store.key".parse()`, or
+    /// `credential`, or `command:LINE`. It is read then, and kept in locked memory. None by
+    /// default: an encrypted store is refused then, and with it one that is not.
     pub wrapping: Option<WrappingKey>,
     /// Operations of one volume in the kernel at once; 32 by default.
     pub depth: u32,

@@ -36,6 +36,11 @@ impl Statement {
         }
     }
 
+    /// Pages that the volume held, if that is known.
+    pub fn pages(&self) -> Option<u64> {
+        self.whole().map(|holdings| holdings.pages)
+    }
+
     /// Whether every page of the volume is proven: a crash has cut none of them short.
     pub fn proves_all(&self) -> bool {
         self.whole().is_some_and(|holdings| holdings.unproven == 0)

@@ -37,7 +37,7 @@ pub struct Gathered<E = ()> {
     /// The newest pin of each key.
     pins: Names<(NamespaceSlot, KeyPrefix), Keep>,
     /// By place. Apart from the pages: an open of a plain store may have millions of them.
-    seals: HashMap<(SegmentId, u32), Seal>,
+    pub seals: HashMap<(SegmentId, u32), Seal>,
     /// Segments with a page whose bytes cannot be read now, and that may be the newest of its key.
     pub(super) unread: HashSet<SegmentId>,
     /// Highest synced watermark of each epoch.

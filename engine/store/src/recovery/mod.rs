@@ -51,6 +51,7 @@ use larder_format::{
 };
 
 use crate::keys::Keys;
+use crate::volume::Volumes;
 pub use closing::{Found as FoundHoldings, Statement, judge as judge_closed, read_statements};
 pub use found::Damage;
 pub use found::{Extra, Found, Whole};
@@ -59,7 +60,7 @@ pub use judge::Fate;
 use larder_base::planted;
 use larder_core::core::{InitState, Recovered, SegmentInit};
 use larder_core::index::{Index, SegmentId};
-use scan::{Fault, FaultReason, Spot};
+use scan::{Bodies, Fault, FaultReason, Spot};
 
 /// The result of recovery.
 #[derive(Debug)]
@@ -108,11 +109,17 @@ pub fn known_to_all<'a>(
 /// The places of all segments that a superblock names, by volume.
 #[must_use]
 pub fn spots_of(superblock: &Superblock) -> Vec<Spot> {
-    spots_with(superblock, None)
+    spots_with(superblock, &Bodies::Clear)
 }
 
-/// The same in a store with these keys, if it is encrypted.
-pub(crate) fn spots_with(superblock: &Superblock, keys: Option<&Arc<Keys>>) -> Vec<Spot> {
+/// The same of volumes, with the keys of an encrypted store that is unlocked.
+#[must_use]
+pub fn spots_in(volumes: &Volumes) -> Vec<Spot> {
+    spots_with(volumes.superblock(), &Bodies::with(volumes.keys()))
+}
+
+/// The same, with bodies of descriptor blocks that are read so.
+pub(crate) fn spots_with(superblock: &Superblock, bodies: &Bodies) -> Vec<Spot> {
     let mut spots = Vec::new();
     for (volume, entry) in superblock.volumes.iter().enumerate() {
         for number in 0..entry.segments {
@@ -121,7 +128,7 @@ pub(crate) fn spots_with(superblock: &Superblock, keys: Option<&Arc<Keys>>) -> V
                 volume,
                 number,
                 segment_blocks: superblock.segment_blocks,
-                keys: keys.cloned(),
+                bodies: bodies.clone(),
             });
         }
     }
@@ -171,7 +178,7 @@ pub(crate) fn recover_pages<E: Extra>(
     let newest_run = there()
         .map(|superblock| superblock.run)
         .fold(Run::FIRST, Run::max);
-    let all = spots_with(superblock, keys);
+    let all = spots_with(superblock, &Bodies::with(keys));
     let present: Vec<Spot> = all
         .iter()
         .filter(|spot| superblocks.get(spot.volume).is_some_and(Option::is_some))

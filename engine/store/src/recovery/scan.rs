@@ -41,7 +41,7 @@ use larder_format::{
 };
 
 pub use super::fault::{Disbelief, Fault, FaultReason};
-pub use super::spot::Spot;
+pub use super::spot::{Bodies, Spot};
 
 /// A scan ends after so many readable blocks in a row of other generations.
 pub const GAP_BLOCKS: u32 = 2 * BLOCKS_IN_FLIGHT_MAX;

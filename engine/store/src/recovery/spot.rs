@@ -24,8 +24,27 @@ pub struct Spot {
     pub number: u32,
     /// Its size in blocks.
     pub segment_blocks: u32,
-    /// Those of an encrypted store.
-    pub keys: Option<Arc<Keys>>,
+    /// How the bodies of its descriptor blocks are read.
+    pub bodies: Bodies,
+}
+
+/// How the bodies of descriptor blocks are read.
+#[derive(Clone, Debug)]
+pub enum Bodies {
+    /// As they are.
+    Clear,
+    /// With the keys of the encrypted store.
+    Sealed(Arc<Keys>),
+    /// Not at all: the blocks have their headers, and no records. For a reader that writes nothing.
+    Locked,
+}
+
+impl Bodies {
+    /// Those of a store with these keys, if it is encrypted.
+    #[must_use]
+    pub fn with(keys: Option<&Arc<Keys>>) -> Bodies {
+        keys.map_or(Bodies::Clear, |keys| Bodies::Sealed(keys.clone()))
+    }
 }
 
 impl Spot {
@@ -159,9 +178,10 @@ impl Spot {
     /// The damage of the block.
     pub fn parse_block(&self, index: u32, bytes: &[u8]) -> Result<DescriptorBlock, Damage> {
         let address = self.block_address(index);
-        match &self.keys {
-            None => DescriptorBlock::check(bytes)?.at(&address),
-            Some(keys) => DescriptorBlock::check(&keys.open_block(bytes)?)?.at(&address),
+        match &self.bodies {
+            Bodies::Clear => DescriptorBlock::check(bytes)?.at(&address),
+            Bodies::Sealed(keys) => DescriptorBlock::check(&keys.open_block(bytes)?)?.at(&address),
+            Bodies::Locked => DescriptorBlock::check_locked(bytes)?.at(&address),
         }
     }
 }

@@ -35,7 +35,7 @@ use crate::catalog::{Catalog, NamespaceShape};
 use crate::curve::{Curve, CurveReport};
 use crate::encoder::CodecChoice;
 use crate::keys::Keys;
-use crate::recovery::scan::{Spot, read_descriptors};
+use crate::recovery::scan::{Bodies, Spot, read_descriptors};
 use crate::spaces::{AgesOfSpaces, OTHER, SpaceAges};
 use crate::traffic::Traffic;
 
@@ -409,7 +409,7 @@ impl Local {
             volume: victim.volume,
             number: victim.number,
             segment_blocks: self.map.segment_blocks(),
-            keys: self.keys.clone(),
+            bodies: Bodies::with(self.keys.as_ref()),
         }
     }
 

@@ -35,7 +35,7 @@ use crate::catalog::Catalog;
 use crate::error::{StoreError, io_error};
 use crate::keys::Keys;
 use crate::recovery::{Extra, Found, Recovery, known_to_all, recover_pages};
-use crate::volume::{Access, OWNER, Volume, Volumes};
+use crate::volume::{Access, Volume, Volumes};
 
 /// How long a close waits for operations in flight. It takes longer only if the device hangs; then
 /// the store is left as after a crash.
@@ -60,21 +60,9 @@ pub fn open_volumes(
     options: &OpenOptions,
     access: Access,
 ) -> Result<(Volumes, Arc<dyn Disk>), StoreError> {
-    let (elsewhere, degraded) = (&options.volumes, options.degraded);
-    let mut volumes = match &options.wrapping {
-        None => Volumes::open(path, elsewhere, access, degraded)?,
-        Some(_) => Volumes::open_any(path, elsewhere, access, degraded)?,
-    };
     // The clock of the board is that of the machine, which a simulation has not.
     let common = (!cfg!(feature = "simulated")).then(|| Arc::new(Common::create()));
-    let disk = volumes.open_disk(options, common, OWNER)?;
-    if let Some(wrapping) = &options.wrapping
-        && let Err(error) = volumes.unlock_keyring(disk.as_ref(), wrapping)
-    {
-        disk.shutdown();
-        return Err(error);
-    }
-    Ok((volumes, disk))
+    Volumes::open_unlocked(path, options, access, common)
 }
 
 impl<E: Extra> Opening<E> {

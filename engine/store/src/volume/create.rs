@@ -3,6 +3,7 @@
 
 mod add;
 mod checks;
+mod grow;
 mod left;
 mod options;
 mod present;
@@ -17,25 +18,27 @@ use larder_base::memory::AlignedBuf;
 use larder_base::runtime::descriptors;
 use larder_base::system::holder::this_holder;
 use larder_core::capacity::{segments_min, usable_blocks};
-use larder_disk::probe::{Want, filesystem};
+use larder_disk::probe::filesystem;
 use larder_format::{
-    BLOCK_BYTES, Clock, Features, Geometry, HEADER_BLOCKS, History, OVERHEAD_BYTES, OpenState,
-    Quotas, RESERVED_OFFSET, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET, StoreId,
-    Superblock, TAIL_BYTES, VOLUMES_MAX, VolumeEntry, VolumeId, quotas_offsets, segments_that_fit,
-    superblock_offsets, tail_offset,
+    BLOCK_BYTES, Clock, Features, Geometry, HEADER_BLOCKS, History, KeyringCopy, OVERHEAD_BYTES,
+    OpenState, Quotas, RESERVED_OFFSET, Run, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_OFFSET,
+    StoreId, Superblock, VOLUMES_MAX, VolumeEntry, VolumeId, keyring_offsets, quotas_offsets,
+    segments_that_fit, superblock_offsets, tail_offset,
 };
 use rustix::fs::{CWD, FallocateFlags, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 
-use super::{Access, File, OWNER};
-use crate::api::OpenOptions;
+use super::keyrings::not_usable;
+use super::{Access, File};
 use crate::error::{StoreError, count, io_error};
 use crate::fit::SHARE_MIN;
+use crate::keys::{self, Keys};
 pub use add::add;
 use checks::{
     absolute, allocated_bytes, check_directory, check_distinct, check_space, free_bytes, held,
     identity_bytes, is_there, may_overwrite, parent_of, size_of, suited,
 };
+use grow::grow;
 use left::{is_named, left_bytes, lock_left, open_left, remove_left, temporary_name};
 pub use options::{CreateOptions, Created, Progress};
 use present::present;
@@ -56,14 +59,14 @@ pub fn create(path: &Path, options: &CreateOptions<'_>) -> Result<Created, Store
         return grow(path, options);
     }
     if options.if_absent
-        && let Some(there) = present(path, &options.volumes)?
+        && let Some(there) = present(path, options)?
     {
         return Ok(there);
     }
     match make(path, options) {
         // Of creations at once, one makes the store.
         Err(StoreError::Exists(at)) if options.if_absent && at == path => {
-            present(path, &options.volumes)?.ok_or(StoreError::NotAStore(at))
+            present(path, options)?.ok_or(StoreError::NotAStore(at))
         }
         made => made,
     }
@@ -89,7 +92,7 @@ fn make(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
         for path in &paths {
             Target::check(path, options.force, plan.volume_bytes)?;
         }
-        return Ok(plan.created(paths));
+        return Ok(plan.created(paths, options.wrapping.is_some()));
     }
     let mut targets: Vec<Target> = Vec::with_capacity(paths.len());
     for path in &paths {
@@ -101,7 +104,7 @@ fn make(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
         target.name()?;
     }
     targets.iter_mut().for_each(Target::keep);
-    Ok(plan.created(paths))
+    Ok(plan.created(paths, options.wrapping.is_some()))
 }
 
 /// Sizes, decided before anything is written.
@@ -154,73 +157,6 @@ impl Plan {
         })
     }
 
-    /// The sizes of a store after it is enlarged to `size`, and whether it is smaller now.
-    /// `file_bytes` is the length of its shortest volume.
-    fn grown(
-        superblock: &Superblock,
-        size: u64,
-        file_bytes: u64,
-    ) -> Result<(Plan, bool), StoreError> {
-        let there = superblock.volumes.iter().filter(|entry| !entry.lost);
-        let volumes = there.count();
-        let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
-        let volume_bytes = size / volumes as u64 / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        let segments = segments_that_fit(volume_bytes, segment_bytes);
-        let there = superblock.volumes.iter().filter(|entry| !entry.lost);
-        let most = there.map(|entry| entry.segments).max();
-        let most = most.unwrap_or(0);
-        let mut there = superblock.volumes.iter().filter(|entry| !entry.lost);
-        let is_there = volume_bytes <= file_bytes && there.all(|entry| entry.segments == segments);
-        if segments <= most && !is_there {
-            let needed = (OVERHEAD_BYTES + (u64::from(most) + 1) * segment_bytes) * volumes as u64;
-            return Err(StoreError::TooSmall {
-                reason: format!(
-                    "{}, and the store has {most}, which grows by whole segments and never shrinks",
-                    held(size, segments, segment_bytes, volumes)
-                ),
-                needed,
-                smaller_segments: false,
-            });
-        }
-        let geometry = Geometry::new(superblock.segment_blocks, segments)
-            .map_err(|e| StoreError::Usage(e.to_string()))?;
-        let plan = Plan {
-            volume_bytes,
-            geometry,
-            volumes,
-        };
-        Ok((plan, !is_there))
-    }
-
-    /// Allocates the missing blocks of a volume, and blanks its new end. The end of a device stays
-    /// where it is.
-    fn lengthen(&self, target: &Target, options: &CreateOptions<'_>) -> Result<(), StoreError> {
-        target.allocate(self.volume_bytes, options.prewrite)?;
-        let length = target.length()?;
-        if tail_offset(length) == tail_offset(target.file.bytes) {
-            return Ok(());
-        }
-        target.blank(tail_offset(length)..length)
-    }
-
-    /// Prepares the new segments of a volume with these segments. Bytes beyond these are left by an
-    /// enlargement that was killed, or by the former end.
-    fn enlarge(
-        &self,
-        target: &Target,
-        there: Geometry,
-        options: &CreateOptions<'_>,
-    ) -> Result<(), StoreError> {
-        if !options.prewrite {
-            return self.blank(target, there.segments());
-        }
-        // All bytes up to the new end, which is written.
-        let end = self.volume_bytes.min(tail_offset(target.length()?));
-        let bytes = there.volume_bytes() - TAIL_BYTES..end;
-        let total = bytes.end.saturating_sub(bytes.start);
-        prewrite(target, bytes, 0, total, options)
-    }
-
     /// Blanks the headers and the first descriptor block of each segment from `first` on, and all
     /// other places of a new volume but its first superblocks, where the volume held other bytes
     /// before. So a place that is not blank was written by the store, or is damaged.
@@ -252,7 +188,7 @@ impl Plan {
         rustix::fs::fsync(target.file.file.as_fd()).map_err(|e| io(e.into()))
     }
 
-    fn created(&self, volumes: Vec<PathBuf>) -> Created {
+    fn created(&self, volumes: Vec<PathBuf>, is_encrypted: bool) -> Created {
         let segments = u64::from(self.geometry.segments()) * self.volumes as u64;
         Created {
             segments,
@@ -263,6 +199,7 @@ impl Plan {
             volumes,
             is_grown: false,
             is_present: false,
+            is_encrypted,
         }
     }
 
@@ -299,6 +236,11 @@ impl Plan {
         let created_unix_s = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .map_or(0, |passed| passed.as_secs());
+        let wrapping = options.wrapping.as_ref();
+        let keys = wrapping.map(|wrapping| keys::create(store, wrapping, created_unix_s));
+        let keys = keys.transpose();
+        let keys = keys.map_err(|error| not_usable(&targets[0].path, &error))?;
+        let keyring = keys.as_ref().map(Keys::copy);
         for (index, target) in targets.iter().enumerate() {
             let superblock = Superblock {
                 store,
@@ -310,13 +252,16 @@ impl Plan {
                 holder: this_holder(),
                 history: History::default(),
                 clock: Clock::default(),
-                keyring: 0,
+                keyring: keyring.as_ref().map_or(0, |copy| copy.generation),
                 segment_blocks: self.geometry.segment_blocks(),
                 features: Features::default().written_here(),
                 volumes: entries.clone(),
             };
             if index == 0 {
-                target.write_quotas(store)?;
+                target.write_quotas(store, keys.as_ref())?;
+            }
+            if let Some(keyring) = &keyring {
+                target.write_keyring(keyring)?;
             }
             target.write_superblock(&superblock)?;
         }
@@ -534,9 +479,13 @@ impl Target {
     }
 
     /// The copies say that there are no quotas, so that damage to some of them costs nothing.
-    fn write_quotas(&self, store: StoreId) -> Result<(), StoreError> {
+    fn write_quotas(&self, store: StoreId, keys: Option<&Keys>) -> Result<(), StoreError> {
         let encoded = Quotas::default().encode(store);
-        let encoded = encoded.map_err(|error| StoreError::Quotas(error.to_string()))?;
+        let mut encoded = encoded.map_err(|error| StoreError::Quotas(error.to_string()))?;
+        if let Some(keys) = keys {
+            let sealed = keys.seal_quotas(&mut encoded);
+            sealed.map_err(|error| StoreError::Quotas(error.to_string()))?;
+        }
         let io = |e: Error| io_error("writing the quotas", &self.path, e);
         let mut bytes = AlignedBuf::zeroed(encoded.len()).map_err(io)?;
         bytes.copy_from_slice(&encoded);
@@ -544,6 +493,18 @@ impl Target {
             self.file.write(offset, &bytes).map_err(io)?;
         }
         Ok(())
+    }
+
+    /// The copies are durable before a superblock states them.
+    fn write_keyring(&self, keyring: &KeyringCopy) -> Result<(), StoreError> {
+        let io = |e: Error| io_error("writing the keyring", &self.path, e);
+        let encoded = keyring.encode();
+        let mut bytes = AlignedBuf::zeroed(encoded.len()).map_err(io)?;
+        bytes.copy_from_slice(&encoded);
+        for offset in keyring_offsets(self.length()?) {
+            self.file.write(offset, &bytes).map_err(io)?;
+        }
+        rustix::fs::fsync(self.file.file.as_fd()).map_err(|e| io(e.into()))
     }
 
     fn write_superblock(&self, superblock: &Superblock) -> Result<(), StoreError> {
@@ -624,73 +585,4 @@ fn prewrite(
         }
     }
     Ok(())
-}
-
-/// Enlarges every volume evenly, up to `size` in all. Existing content is not changed; the new
-/// segments come after it. A store that has the size already stays as it is.
-fn grow(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
-    let mut volumes = super::Volumes::open(path, &options.volumes, Access::Exclusive, false)?;
-    let by_threads = OpenOptions {
-        disk: Want::Threads,
-        depth: 1,
-        ..OpenOptions::default()
-    };
-    let disk = volumes.open_disk(&by_threads, None, OWNER)?;
-    let superblock = volumes.superblock().clone();
-    let segment_bytes = u64::from(superblock.segment_blocks) * BLOCK_BYTES as u64;
-    if options
-        .segment_size
-        .is_some_and(|size| size != segment_bytes)
-    {
-        return Err(StoreError::Usage(format!(
-            "the store has segments of {segment_bytes} bytes; growing does not change that"
-        )));
-    }
-    let paths: Vec<PathBuf> = volumes
-        .present()
-        .map(|(_, volume)| volume.path.clone())
-        .collect();
-    let targets = volumes
-        .present()
-        .map(|(_, volume)| Ok((Target::of(volume)?, volume.geometry()?)))
-        .collect::<Result<Vec<_>, StoreError>>()?;
-    let file_bytes = targets.iter().map(|(target, _)| target.file.bytes).min();
-    let size = size_of(&paths, options)?;
-    let (plan, is_grown) = Plan::grown(&superblock, size, file_bytes.unwrap_or(0))?;
-    if options.dry_run || !is_grown {
-        return Ok(Created {
-            is_grown,
-            ..plan.created(paths)
-        });
-    }
-    // The copies at the start are whole before the copy at the former end is given up.
-    if let Some(error) = volumes.mend_quotas(disk.as_ref())? {
-        return Err(error);
-    }
-    // The new end is written before the new segments, which may lie where the former end is. A
-    // superblock may state a larger size only when the length of its file is durable.
-    let mut each = targets.iter();
-    let durable = each
-        .try_for_each(|(target, _)| plan.lengthen(target, options))
-        .and_then(|()| volumes.move_ends(disk.as_ref()))
-        .and_then(|()| {
-            let mut each = targets.iter();
-            each.try_for_each(|(target, there)| plan.enlarge(target, *there, options))
-        })
-        .and_then(|()| volumes.sync(disk.as_ref()));
-    if let Err(error) = durable {
-        // No superblock states the larger size yet.
-        targets.iter().for_each(|(target, _)| target.shrink());
-        return Err(error);
-    }
-    let segments = plan.geometry.segments();
-    volumes.update(disk.as_ref(), |superblock| {
-        for entry in superblock.volumes.iter_mut().filter(|entry| !entry.lost) {
-            entry.segments = segments;
-        }
-    })?;
-    Ok(Created {
-        is_grown,
-        ..plan.created(paths)
-    })
 }

@@ -15,12 +15,12 @@ use larder_base::memory::AlignedBuf;
 use larder_base::planted;
 use larder_disk::mailbox::{ReadAt, WriteAt, read_all};
 use larder_disk::{Disk, DiskError};
-use larder_format::{Damage, KEYRING_BYTES, KeyringCopy, keyring_offsets};
-use larder_seal::WrappingKey;
+use larder_format::{Damage, KEYRING_BYTES, KeyringCopy, StoreId, keyring_offsets};
+use larder_seal::{KeyringError, WrappingKey};
 
 use super::Volumes;
 use crate::error::{StoreError, io_error};
-use crate::keys::{empty, unlock};
+use crate::keys::{Keys, empty, unlock};
 
 /// Why a copy cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,10 +40,83 @@ struct Place {
 
 /// The copies as they were read.
 #[derive(Debug)]
-struct Copies(Vec<(Place, Result<KeyringCopy, Fault>)>);
+pub struct Copies(Vec<(Place, Result<KeyringCopy, Fault>)>);
+
+/// A copy that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadCopy {
+    /// Index of its volume.
+    pub volume: usize,
+    /// Its offset there.
+    pub offset: u64,
+    /// What is wrong.
+    pub reason: String,
+}
 
 impl Copies {
-    /// The whole copy that counts.
+    /// Reads the copies in volumes with these numbers and lengths.
+    pub fn read(
+        disk: &dyn Disk,
+        volumes: impl IntoIterator<Item = (usize, u64)>,
+        store: StoreId,
+    ) -> Copies {
+        let of = |(volume, bytes)| keyring_offsets(bytes).map(|offset| Place { volume, offset });
+        let places: Vec<Place> = volumes.into_iter().flat_map(of).collect();
+        let reads: Vec<ReadAt> = places
+            .iter()
+            .map(|place| ReadAt {
+                volume: place.volume,
+                offset: place.offset,
+                bytes: KEYRING_BYTES,
+            })
+            .collect();
+        let copies = read_all(disk, &reads).into_iter().map(|copy| {
+            let copy = copy.map_err(Fault::Unreadable)?;
+            KeyringCopy::decode(&copy, store).map_err(Fault::Damaged)
+        });
+        Copies(places.into_iter().zip(copies).collect())
+    }
+
+    /// The copy that counts, in a store whose superblocks state this generation.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn counting(&self, stated: u64) -> Result<&KeyringCopy, String> {
+        let newest = self.newest().ok_or_else(|| self.fault())?;
+        match newest.generation < stated {
+            true => Err(format!(
+                "its newest whole copy has generation {}, and the superblocks state {stated}",
+                newest.generation
+            )),
+            false => Ok(newest),
+        }
+    }
+
+    /// The copies that are not as they were written, beside `newest`. One that is a generation
+    /// behind was left by a crash.
+    pub fn bad(&self, newest: Option<&KeyringCopy>) -> Vec<BadCopy> {
+        let bad = self.0.iter().filter_map(|(place, copy)| {
+            let newest = newest.map_or(0, |newest| newest.generation);
+            let reason = match copy {
+                Err(fault) => fault.to_string(),
+                Ok(copy) if copy.generation.saturating_add(1) < newest => format!(
+                    "it is of generation {}, another copy of generation {newest}: writes to it \
+                     were lost",
+                    copy.generation
+                ),
+                Ok(_) => return None,
+            };
+            let Place { volume, offset } = *place;
+            Some(BadCopy {
+                volume,
+                offset,
+                reason,
+            })
+        });
+        bad.collect()
+    }
+
+    /// The whole copy that is the newest.
     fn newest(&self) -> Option<&KeyringCopy> {
         let whole = self.0.iter().filter_map(|(_, copy)| copy.as_ref().ok());
         whole.max_by_key(|copy| copy.generation)
@@ -65,13 +138,6 @@ impl Copies {
     }
 }
 
-fn not_encrypted(path: &Path) -> StoreError {
-    let path = path.display();
-    StoreError::Usage(format!(
-        "{path}: the store is not encrypted, and a key is given"
-    ))
-}
-
 impl Volumes {
     /// Unlocks the keyring of a store that is opened. Writes nothing.
     ///
@@ -91,11 +157,7 @@ impl Volumes {
         let Some(newest) = newest? else {
             return Err(not_encrypted(&path));
         };
-        let keys = unlock(newest, wrapping).map_err(|error| StoreError::WrongKey {
-            path,
-            reason: error.to_string(),
-        })?;
-        self.keys = Some(Arc::new(keys));
+        self.keys = Some(Arc::new(unlocked(&path, newest, wrapping)?));
         Ok(())
     }
 
@@ -150,16 +212,10 @@ impl Volumes {
             path: self.first_path(),
             reason,
         };
-        let Some(newest) = copies.newest() else {
-            return Err(unusable(copies.fault()));
-        };
-        if newest.generation < stated {
-            return Err(unusable(format!(
-                "its newest whole copy has generation {}, and the superblocks state {stated}",
-                newest.generation
-            )));
-        }
-        Ok(Some(newest.clone()))
+        copies
+            .counting(stated)
+            .map(|newest| Some(newest.clone()))
+            .map_err(unusable)
     }
 
     /// Replaces the keyring, and makes it durable on all volumes. If this fails a later open may
@@ -196,6 +252,34 @@ impl Volumes {
         self.state_keyring(disk, next.generation, sync)
     }
 
+    /// Wraps the master key with another key, and removes the wrap of the present one: a rotation
+    /// of the wrapping key. No page is written. A crash leaves the old keyring or the new one.
+    ///
+    /// # Errors
+    /// The store is not unlocked, or a write or a sync failed.
+    pub fn rewrap(
+        &mut self,
+        disk: &dyn Disk,
+        from: &WrappingKey,
+        to: &WrappingKey,
+    ) -> Result<(), StoreError> {
+        let path = self.first_path();
+        let keys = self.keys.clone().ok_or_else(|| not_encrypted(&path))?;
+        if from.id() == to.id() {
+            return Err(StoreError::Usage(format!(
+                "{}: the new key is the present one: make a new key first",
+                path.display()
+            )));
+        }
+        let next = keys
+            .rewrapped(from, to)
+            .map_err(|e| not_usable(&path, &e))?;
+        let sync = |volumes: &Volumes, volume| volumes.sync_one(disk, volume);
+        self.set_keyring(disk, next.copy(), sync)?;
+        keys.settle(next);
+        Ok(())
+    }
+
     /// Writes the keyring to all places that lack it: it completes a change that a crash cut short,
     /// and repairs single copies. An opening does so before it writes anything else.
     ///
@@ -217,29 +301,39 @@ impl Volumes {
     }
 
     fn keyring_copies(&self, disk: &dyn Disk) -> Copies {
-        let of = |(index, bytes)| {
-            keyring_offsets(bytes).map(|offset| Place {
-                volume: index,
-                offset,
-            })
-        };
         let volumes = self.present().map(|(index, volume)| (index, volume.bytes));
-        let places: Vec<Place> = volumes.flat_map(of).collect();
-        let reads: Vec<ReadAt> = places
-            .iter()
-            .map(|place| ReadAt {
-                volume: place.volume,
-                offset: place.offset,
-                bytes: KEYRING_BYTES,
-            })
-            .collect();
-        let store = self.superblock().store;
-        let copies = read_all(disk, &reads).into_iter().map(|copy| {
-            let copy = copy.map_err(Fault::Unreadable)?;
-            KeyringCopy::decode(&copy, store).map_err(Fault::Damaged)
-        });
-        Copies(places.into_iter().zip(copies).collect())
+        Copies::read(disk, volumes, self.superblock().store)
     }
+}
+
+/// The keys of a keyring of the store at `path`.
+///
+/// # Errors
+/// [`StoreError::WrongKey`].
+pub fn unlocked(
+    path: &Path,
+    copy: KeyringCopy,
+    wrapping: &WrappingKey,
+) -> Result<Keys, StoreError> {
+    unlock(copy, wrapping).map_err(|error| not_usable(path, &error))
+}
+
+/// The error for a key that does not open the keyring, or for a keyring that cannot be made.
+pub(super) fn not_usable(path: &Path, error: &KeyringError) -> StoreError {
+    StoreError::WrongKey {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+/// The error for a key that is given for a store without encryption: its pages are plain, and a
+/// caller with a key expects otherwise.
+#[must_use]
+pub fn not_encrypted(path: &Path) -> StoreError {
+    StoreError::Usage(format!(
+        "{}: the store is not encrypted, and a key is given",
+        path.display()
+    ))
 }
 
 #[cfg(all(test, not(feature = "simulated")))]

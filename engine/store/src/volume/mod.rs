@@ -49,8 +49,10 @@ pub use file::Access;
 use file::LOCK_PATIENCE;
 pub use file::{File, length};
 pub use larder_base::system::holder::this_holder;
+#[cfg(test)]
+pub(crate) use set::OWNER;
 pub use set::Volumes;
-pub(crate) use set::{OWNER, row_of};
+pub(crate) use set::row_of;
 pub use set::{check_used, not_to_be_recorded, places_of, suits};
 
 /// Why a file in a volume's place is not that volume.
@@ -212,6 +214,12 @@ impl Volume {
         let last = offsets[self.counting_copy];
         let others = offsets.into_iter().filter(|offset| *offset != last);
         [others.collect(), vec![last]]
+    }
+
+    /// The offsets of the copies of the keyring of an encrypted store.
+    #[must_use]
+    pub fn keyring_places(&self) -> [u64; 3] {
+        larder_format::keyring_offsets(self.bytes)
     }
 
     /// Reads the copies of the superblock through a disk.

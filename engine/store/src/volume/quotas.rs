@@ -10,6 +10,8 @@
 //! a crash cut short, and there are no quotas yet. A copy that the device does not read is never
 //! taken for one.
 
+use std::sync::Arc;
+
 use larder_base::memory::AlignedBuf;
 use larder_base::system::files;
 use larder_disk::mailbox::{ReadAt, WriteAt, read_all, sync_all};
@@ -18,6 +20,7 @@ use larder_format::{Damage, QUOTAS_BYTES, Quota, Quotas, StoreId, quotas_offsets
 
 use super::{Volume, Volumes};
 use crate::error::{StoreError, io_error};
+use crate::keys::Keys;
 
 /// The volume with the quotas.
 const FIRST: usize = 0;
@@ -71,9 +74,17 @@ enum Fault {
 struct Copies([Result<Quotas, Fault>; 3]);
 
 impl Copies {
-    fn of(bytes: [Result<Vec<u8>, DiskError>; 3], store: StoreId) -> Copies {
+    /// Of a store with these keys, if it is encrypted.
+    fn of(
+        bytes: [Result<Vec<u8>, DiskError>; 3],
+        store: StoreId,
+        keys: Option<&Arc<Keys>>,
+    ) -> Copies {
         Copies(bytes.map(|copy| {
-            let copy = copy.map_err(Fault::Unreadable)?;
+            let mut copy = copy.map_err(Fault::Unreadable)?;
+            if let Some(keys) = keys {
+                keys.open_quotas(&mut copy).map_err(Fault::Damaged)?;
+            }
             Quotas::decode(&copy, store).map_err(Fault::Damaged)
         }))
     }
@@ -117,8 +128,12 @@ impl Copies {
 }
 
 impl Volume {
-    /// The quotas of the store of this first volume, read beside its owner, if it has one.
-    pub fn quotas_beside_owner(&self) -> QuotaState {
+    /// The quotas of the store of this first volume, read beside its owner, if it has one. `None`
+    /// for an encrypted store.
+    pub fn quotas_beside_owner(&self) -> Option<QuotaState> {
+        if self.superblock.keyring != 0 {
+            return None;
+        }
         let read = |offset| {
             let mut buffer = AlignedBuf::zeroed(QUOTAS_BYTES).map_err(os)?;
             let mut done = 0;
@@ -132,7 +147,8 @@ impl Volume {
             }
             Ok(buffer[..done].to_vec())
         };
-        Copies::of(quotas_offsets(self.bytes).map(read), self.superblock.store).state()
+        let copies = quotas_offsets(self.bytes).map(read);
+        Some(Copies::of(copies, self.superblock.store, None).state())
     }
 }
 
@@ -182,7 +198,7 @@ impl Volumes {
             Some(bytes) => bytes.map(|bytes| bytes.to_vec()),
             None => Err(DiskError::Shutdown),
         });
-        Copies::of(bytes, self.superblock().store)
+        Copies::of(bytes, self.superblock().store, self.keys.as_ref())
     }
 
     fn quota_places(&self) -> [u64; 3] {
@@ -244,7 +260,11 @@ impl Volumes {
 
     fn write_quotas(&self, disk: &dyn Disk, quotas: &Quotas, at: usize) -> Result<(), StoreError> {
         let copy = quotas.encode(self.superblock().store);
-        let copy = copy.map_err(|error| StoreError::Quotas(error.to_string()))?;
+        let mut copy = copy.map_err(|error| StoreError::Quotas(error.to_string()))?;
+        if let Some(keys) = &self.keys {
+            let sealed = keys.seal_quotas(&mut copy);
+            sealed.map_err(|error| StoreError::Quotas(error.to_string()))?;
+        }
         let failed = |error| io_error("writing the quotas of", &self.first_path(), error);
         let mut memory = AlignedBuf::zeroed(copy.len()).map_err(failed)?;
         memory.copy_from_slice(&copy);
@@ -264,7 +284,6 @@ mod tests {
 
     use std::os::unix::fs::FileExt;
     use std::path::Path;
-    use std::sync::Arc;
 
     use larder_disk::probe::Want;
     use larder_format::{BLOCK_BYTES, QuotaGroup};
@@ -292,7 +311,7 @@ mod tests {
     }
 
     fn read(copies: &[Vec<u8>; 3]) -> Copies {
-        Copies::of(copies.clone().map(Ok), STORE)
+        Copies::of(copies.clone().map(Ok), STORE, None)
     }
 
     proptest! {
@@ -352,7 +371,7 @@ mod tests {
         assert_eq!(state([&bad, &blank, &blank]), QuotaState::default());
         // A copy that the device does not read may be anything.
         let eio = || Err(DiskError::Os(libc::EIO));
-        let copies = Copies::of([eio(), Ok(blank.clone()), Ok(blank)], STORE);
+        let copies = Copies::of([eio(), Ok(blank.clone()), Ok(blank)], STORE, None);
         assert!(is_unreadable(copies.state()));
     }
 
@@ -410,7 +429,7 @@ mod tests {
         let state = volumes.open_quotas(&*disk, true).unwrap();
         assert!(state.fault().is_some() && state.list().is_empty());
         let first = volumes.list[FIRST].as_ref().unwrap();
-        assert_eq!(first.quotas_beside_owner(), state);
+        assert_eq!(first.quotas_beside_owner(), Some(state));
         // Set anew.
         set(&volumes, &*disk, 1);
         assert_eq!(volumes.quotas(&*disk).list(), list(1));

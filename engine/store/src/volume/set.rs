@@ -108,8 +108,11 @@ impl Volumes {
         Ok(volumes)
     }
 
-    /// The same for a store that may be encrypted.
-    pub(crate) fn open_any(
+    /// The same for a store that may be encrypted, for a caller that needs no metadata of pages.
+    ///
+    /// # Errors
+    /// As [`Volumes::open`].
+    pub fn open_any(
         path: &Path,
         elsewhere: &[PathBuf],
         access: Access,
@@ -220,6 +223,46 @@ impl Volumes {
             elsewhere.iter().try_for_each(|path| check_place(path))?;
         }
         Ok(volumes)
+    }
+
+    /// Opens all volumes, and a disk on them, and unlocks an encrypted store with the key in the
+    /// options.
+    ///
+    /// # Errors
+    /// As [`Volumes::open`]; without the key of an encrypted store, or with one of a plain store.
+    pub(crate) fn open_unlocked(
+        path: &Path,
+        options: &OpenOptions,
+        access: Access,
+        common: Option<Arc<Common>>,
+    ) -> Result<(Volumes, Arc<dyn Disk>), StoreError> {
+        let (elsewhere, degraded) = (&options.volumes, options.degraded);
+        let Some(wrapping) = &options.wrapping else {
+            let mut volumes = Volumes::open(path, elsewhere, access, degraded)?;
+            let disk = volumes.open_disk(options, common, OWNER)?;
+            return Ok((volumes, disk));
+        };
+        if options.beneath.is_some() {
+            return Err(StoreError::Usage(format!(
+                "{}: an encrypted store has no remote beneath it: a remote has pages in clear",
+                path.display()
+            )));
+        }
+        let mut volumes = Volumes::open_any(path, elsewhere, access, degraded)?;
+        let disk = volumes.open_disk(options, common, OWNER)?;
+        match volumes.unlock_keyring(disk.as_ref(), wrapping) {
+            Ok(()) => Ok((volumes, disk)),
+            Err(error) => {
+                disk.shutdown();
+                Err(error)
+            }
+        }
+    }
+
+    /// The keys of an encrypted store that is unlocked.
+    #[must_use]
+    pub fn keys(&self) -> Option<&Arc<Keys>> {
+        self.keys.as_ref()
     }
 
     /// Fails if the store is encrypted.

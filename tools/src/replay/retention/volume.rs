@@ -16,7 +16,7 @@ use larder_core::index::{Index, Lease, NamespaceSlot, ReadAs, SEGMENT_BLOCKS_MAX
 use larder_core::policy::order::EvictionOrder;
 use larder_engine::{Hint, PutStatus, Refusal, SyncPolicy};
 use larder_format::{BLOCK_BYTES, PageKey, Run, Serial, StoreId};
-use larder_store::recovery::scan::Spot;
+use larder_store::recovery::scan::{Bodies, Spot};
 
 use crate::bench;
 use crate::failure::Failure;
@@ -380,7 +380,7 @@ impl Volume {
             volume: 0,
             number: victim.number,
             segment_blocks: self.segment_blocks,
-            keys: None,
+            bodies: Bodies::Clear,
         };
         let blocks = (0..victim.blocks).filter_map(|index| {
             let block = self.blocks.get(&spot.block_offset(index))?;

@@ -7,9 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use larder_base::system::holder::this_holder;
-use larder_core::capacity::usable_blocks;
 use larder_disk::Patience;
-use larder_disk::probe::Want;
 use larder_format::{
     BLOCK_BYTES, Geometry, OVERHEAD_BYTES, Superblock, VOLUMES_MAX, VolumeEntry, VolumeId,
     segments_that_fit,
@@ -18,9 +16,8 @@ use larder_format::{
 use super::checks::{absolute, identity, identity_bytes, size_of};
 use super::options::{CreateOptions, Created};
 use super::{Plan, Target, prewrite};
-use crate::api::OpenOptions;
 use crate::error::StoreError;
-use crate::volume::{Access, Found, OWNER, Volumes};
+use crate::volume::{Access, Found};
 
 /// Adds a volume at `new` to the store whose first volume is at `path`. Of the options, `size` is
 /// the size of the new volume: by default that of the largest other one, or the whole device;
@@ -31,23 +28,18 @@ use crate::volume::{Access, Found, OWNER, Volumes};
 /// [`StoreError::Locked`] when a process has the store open; [`StoreError::Usage`] when the store
 /// has as many volumes as it may; else as for a creation.
 pub fn add(path: &Path, new: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError> {
-    let mut volumes = Volumes::open(path, &options.volumes, Access::Exclusive, false)?;
-    let by_threads = OpenOptions {
-        disk: Want::Threads,
-        depth: 1,
-        ..OpenOptions::default()
-    };
-    let disk = volumes.open_disk(&by_threads, None, OWNER)?;
+    let (mut volumes, disk) = options.unlock(path, Access::Exclusive)?;
     let superblock = volumes.superblock().clone();
     let paths = volumes.present().map(|(_, volume)| volume.path.clone());
     let mut paths: Vec<PathBuf> = paths.collect();
     let is_there = paths.iter().any(|path| identity(path) == identity(new));
     if is_there {
         if !options.dry_run {
+            volumes.mend_keyring(disk.as_ref())?;
             // A call that was killed may have left volumes that do not list it.
             volumes.update(disk.as_ref(), |_| {})?;
         }
-        return Ok(created(&superblock, paths, false));
+        return Ok(Created::of(&superblock, paths, false));
     }
     let Some(index) = index_of_next(&superblock) else {
         return Err(StoreError::Usage(format!(
@@ -69,7 +61,7 @@ pub fn add(path: &Path, new: &Path, options: &CreateOptions<'_>) -> Result<Creat
     if options.dry_run {
         Target::check(new, force, plan.volume_bytes)?;
         added.volumes.push(entry);
-        return Ok(created(&added, paths, true));
+        return Ok(Created::of(&added, paths, true));
     }
     let mut target = Target::open(new, force)?;
     entry.path = absolute(new)?;
@@ -80,9 +72,15 @@ pub fn add(path: &Path, new: &Path, options: &CreateOptions<'_>) -> Result<Creat
     } else {
         plan.blank(&target, 0)?;
     }
+    volumes.mend_keyring(disk.as_ref())?;
+    let keyring = volumes.newest_keyring(disk.as_ref())?;
+    if let Some(keyring) = &keyring {
+        target.write_keyring(keyring)?;
+    }
     target.write_superblock(&Superblock {
         volume: index,
         generation: 1,
+        keyring: keyring.map_or(0, |keyring| keyring.generation),
         holder: this_holder(),
         features: superblock.features.written_here(),
         ..added.clone()
@@ -92,7 +90,7 @@ pub fn add(path: &Path, new: &Path, options: &CreateOptions<'_>) -> Result<Creat
     volumes.update(disk.as_ref(), |superblock| {
         superblock.volumes.push(entry.clone());
     })?;
-    Ok(created(&added, paths, true))
+    Ok(Created::of(&added, paths, true))
 }
 
 /// The index of a further volume, if the store may have one.
@@ -137,21 +135,4 @@ fn plan(
         geometry,
         volumes: 1,
     })
-}
-
-/// The store of a superblock.
-pub(super) fn created(of: &Superblock, volumes: Vec<PathBuf>, is_grown: bool) -> Created {
-    let entries = of.volumes.iter().filter(|entry| !entry.lost);
-    let segments: u64 = entries.map(|entry| u64::from(entry.segments)).sum();
-    let segment_bytes = u64::from(of.segment_blocks) * BLOCK_BYTES as u64;
-    let usable = usable_blocks(segments, volumes.len(), of.segment_blocks);
-    Created {
-        segments,
-        segment_bytes,
-        usable_bytes: usable * BLOCK_BYTES as u64,
-        capacity_bytes: OVERHEAD_BYTES * volumes.len() as u64 + segments * segment_bytes,
-        volumes,
-        is_grown,
-        is_present: false,
-    }
 }

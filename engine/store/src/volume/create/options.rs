@@ -1,7 +1,18 @@
 //! The options of a creation, and its result.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use larder_core::capacity::usable_blocks;
+use larder_disk::Disk;
+use larder_disk::probe::Want;
+use larder_format::{BLOCK_BYTES, OVERHEAD_BYTES, Superblock};
+use larder_seal::WrappingKey;
+
+use crate::api::OpenOptions;
+use crate::error::StoreError;
+use crate::volume::{Access, Volumes};
 
 /// Receives the progress of the prewrite. May end it.
 pub type Progress<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + 'a;
@@ -21,6 +32,9 @@ pub struct CreateOptions<'a> {
     pub page_bytes: Option<u64>,
     /// Volumes after the first.
     pub volumes: Vec<PathBuf>,
+    /// The key that wraps the master key of the store. With it the store is encrypted, or has to
+    /// be, if it is there.
+    pub wrapping: Option<WrappingKey>,
     /// Write every block once: overwriting is up to 2.3 times as fast as the first write into
     /// preallocated space.
     pub prewrite: bool,
@@ -53,6 +67,22 @@ impl<'a> CreateOptions<'a> {
         change(&mut self);
         self
     }
+
+    /// The volumes of the store at `path`, unlocked with the key of these options.
+    pub(super) fn unlock(
+        &self,
+        path: &Path,
+        access: Access,
+    ) -> Result<(Volumes, Arc<dyn Disk>), StoreError> {
+        let by_threads = OpenOptions {
+            disk: Want::Threads,
+            depth: 1,
+            volumes: self.volumes.clone(),
+            wrapping: self.wrapping.clone(),
+            ..OpenOptions::default()
+        };
+        Volumes::open_unlocked(path, &by_threads, access, None)
+    }
 }
 
 /// The created store.
@@ -73,4 +103,26 @@ pub struct Created {
     pub is_grown: bool,
     /// Whether the store was there already, and is as it was: [`CreateOptions::if_absent`].
     pub is_present: bool,
+    /// Whether the store is encrypted.
+    pub is_encrypted: bool,
+}
+
+impl Created {
+    /// The store of a superblock.
+    pub(super) fn of(of: &Superblock, volumes: Vec<PathBuf>, is_grown: bool) -> Created {
+        let entries = of.volumes.iter().filter(|entry| !entry.lost);
+        let segments: u64 = entries.map(|entry| u64::from(entry.segments)).sum();
+        let segment_bytes = u64::from(of.segment_blocks) * BLOCK_BYTES as u64;
+        let usable = usable_blocks(segments, volumes.len(), of.segment_blocks);
+        Created {
+            segments,
+            segment_bytes,
+            usable_bytes: usable * BLOCK_BYTES as u64,
+            capacity_bytes: OVERHEAD_BYTES * volumes.len() as u64 + segments * segment_bytes,
+            volumes,
+            is_grown,
+            is_present: false,
+            is_encrypted: of.keyring != 0,
+        }
+    }
 }

@@ -1,22 +1,35 @@
 //! A store that is at the path of a creation already.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use super::add::created;
 use super::checks::is_there;
-use super::{Access, Created};
+use super::options::{CreateOptions, Created};
 use crate::error::StoreError;
-use crate::volume::Volumes;
+use crate::volume::{Access, Volumes};
 
 /// The store at `path`; `None` if nothing is there, or the bytes of no store. It may be in use.
 ///
 /// # Errors
 /// If a part of the store is missing or cannot be read, as for an open.
-pub(super) fn present(path: &Path, elsewhere: &[PathBuf]) -> Result<Option<Created>, StoreError> {
+/// With a key, a store that is there has to be encrypted with it: [`StoreError::Usage`],
+/// [`StoreError::WrongKey`].
+pub(super) fn present(
+    path: &Path,
+    options: &CreateOptions<'_>,
+) -> Result<Option<Created>, StoreError> {
     if !is_there(path)? {
         return Ok(None);
     }
-    let volumes = match Volumes::open(path, elsewhere, Access::ReadOnly, false) {
+    let opened = match &options.wrapping {
+        None => Volumes::open_any(path, &options.volumes, Access::ReadOnly, false),
+        Some(_) => options
+            .unlock(path, Access::ReadOnly)
+            .map(|(volumes, disk)| {
+                disk.shutdown();
+                volumes
+            }),
+    };
+    let volumes = match opened {
         Ok(volumes) => volumes,
         Err(StoreError::NotAStore(_)) => return Ok(None),
         Err(error) => return Err(error),
@@ -24,6 +37,6 @@ pub(super) fn present(path: &Path, elsewhere: &[PathBuf]) -> Result<Option<Creat
     let paths = volumes.present().map(|(_, volume)| volume.path.clone());
     Ok(Some(Created {
         is_present: true,
-        ..created(volumes.superblock(), paths.collect(), false)
+        ..Created::of(volumes.superblock(), paths.collect(), false)
     }))
 }
