@@ -127,8 +127,9 @@ typedef struct larder_open_options {
     uint64_t lease_ms;      /* so long a lookup protects the pages that it finds; 0: 10 s */
     uint64_t hang_limit_ms; /* so long a volume may be silent until pages miss; 0: 10 s */
     uint64_t read_only;     /* larder_open alone: 1 takes no lock and writes nothing */
-    const char *settings;   /* NULL, or JSON with keys of docs/options.md: codec, disk, policy,
-                               prewrite, sync, write_budget, l4 and its kin */
+    const char *settings;   /* NULL, or JSON with keys of docs/options.md: codec, disk, key_command,
+                               key_credential, key_file, policy, prewrite, sync, write_budget, l4
+                               and its kin */
 } larder_open_options;
 #define LARDER_OPEN_OPTIONS_INIT {sizeof(larder_open_options), 0, 0, 0, 0, 0, NULL}
 

@@ -14,9 +14,12 @@ use crate::given;
 use crate::types::{Char, OpenOptions};
 
 /// Keys of the settings, besides those of remotes.
-const SETTINGS: [&str; 6] = [
+const SETTINGS: [&str; 9] = [
     "codec",
     "disk",
+    "key_command",
+    "key_credential",
+    "key_file",
     "policy",
     "prewrite",
     "sync",

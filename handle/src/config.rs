@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use larder_disk::probe::Want;
 use larder_engine::{CodecChoice, SyncPolicy};
+use larder_seal::KeySource;
 use larder_store::api::WriteBudget;
 use larder_tools::l4::L4Config;
 use larder_tools::policy::Policy;
@@ -21,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Larder's keys, without those of the remotes.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 19] = [
     "path",
     "size",
     "weights_tag",
@@ -35,6 +36,9 @@ const KEYS: [&str; 16] = [
     "policy",
     "write_budget",
     "quota",
+    "key_file",
+    "key_command",
+    "key_credential",
     "timeout",
     "transfer",
     "prefill_rate",
@@ -93,6 +97,8 @@ pub struct Config {
     pub write_budget: WriteBudget,
     /// The quota of each namespace that this process opens: see [`quota::limits`].
     pub quota: Option<String>,
+    /// Where the key of an encrypted store is. A store that is created with it is encrypted.
+    pub key: Option<KeySource>,
     /// A batch starts no reads or writes after this time.
     pub timeout: Duration,
     /// How page data is transferred.
@@ -214,6 +220,28 @@ impl Keys {
     }
 }
 
+/// Where the key is that at most one of the keys of a configuration names.
+///
+/// # Errors
+/// Several name one.
+pub fn key_source(
+    file: Option<PathBuf>,
+    command: Option<String>,
+    credential: bool,
+) -> Result<Option<KeySource>, ConfigError> {
+    let file = file.map(KeySource::File);
+    let command = command.map(KeySource::Command);
+    let credential = credential.then_some(KeySource::Credential);
+    let mut named = [file, command, credential].into_iter().flatten();
+    match (named.next(), named.next()) {
+        (key, None) => Ok(key),
+        _ => Err(ConfigError::Value {
+            key: "key_file",
+            why: "give one of key_file, key_command and key_credential".to_owned(),
+        }),
+    }
+}
+
 impl Config {
     /// Resolves a relative `path` against the working directory. Returns a warning if the path was
     /// relative.
@@ -332,6 +360,11 @@ impl Config {
             quota: keys.read("quota", |text| {
                 quota::limits(text, "any").map(|_| text.to_owned())
             })?,
+            key: key_source(
+                keys.take("key_file")?,
+                keys.take("key_command")?,
+                keys.take("key_credential")?.unwrap_or(false),
+            )?,
             timeout,
             transfer: keys.choose(
                 "transfer",
@@ -418,6 +451,12 @@ mod tests {
             (r#"{"path":"p","timeout":0}"#, "timeout"),
             (r#"{"path":"p","timeout":-1}"#, "timeout"),
             (r#"{"path":"p","transfer":"fast"}"#, "transfer"),
+            (r#"{"path":"p","key_file":7}"#, "key_file"),
+            (
+                r#"{"path":"p","key_file":"k","key_command":"c"}"#,
+                "key_file",
+            ),
+            (r#"{"path":"p","key_credential":1}"#, "key_credential"),
         ];
         for (json, key) in wrong {
             let error = Config::parse(json).unwrap_err().to_string();

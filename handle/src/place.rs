@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_engine::{CreateOptions, OpenOptions, PageStore, Stats, Store, StoreError, create};
+use larder_seal::{SourceError, Vault, WrappingKey};
 use larder_store::fit::{PageFit, largest_page, least_size, page_fit, segment_bytes_for};
 use larder_tools::l4::{L4, L4Error};
 use larder_tools::place::STORE_FILE;
@@ -69,6 +70,9 @@ pub enum PlaceError {
     /// No page of the size that the caller has named can ever be stored.
     #[error(transparent)]
     Never(Misfit),
+    /// The key of the store cannot be read.
+    #[error(transparent)]
+    Key(#[from] SourceError),
     /// The remotes or their keys cannot be used.
     #[error("`l4`: {0}")]
     L4(#[from] L4Error),
@@ -179,7 +183,7 @@ pub fn attach_existing(config: &Config) -> Result<Attached, PlaceError> {
 }
 
 fn attach_to(config: &Config, volume: PathBuf) -> Result<Attached, PlaceError> {
-    let options = open_options(config);
+    let options = unlocking(config)?;
     Attached::new(config, volume, options, |volume, options| {
         Store::attach(volume, options)
     })
@@ -200,7 +204,7 @@ pub fn open(
         true => attend(config, page_bytes)?,
         false => volume_of(&config.path),
     };
-    let options = open_options(config).with(|o| o.read_only = read_only);
+    let options = unlocking(config)?.with(|o| o.read_only = read_only);
     Attached::new(config, volume, options, |volume, options| {
         Store::open(volume, options)
     })
@@ -217,7 +221,19 @@ fn attend(config: &Config, page_bytes: Option<u64>) -> Result<PathBuf, PlaceErro
     }
 }
 
-/// The options with which this process opens the store.
+/// The key of an encrypted store, read from its source.
+fn wrapping(config: &Config) -> Result<Option<WrappingKey>, PlaceError> {
+    let key = config.key.as_ref().map(|key| key.read(&Vault::new()));
+    Ok(key.transpose()?)
+}
+
+/// The options with which this process opens the store, with its key.
+fn unlocking(config: &Config) -> Result<OpenOptions, PlaceError> {
+    let wrapping = wrapping(config)?;
+    Ok(open_options(config).with(|o| o.wrapping = wrapping))
+}
+
+/// The options with which this process opens the store, without its key.
 pub fn open_options(config: &Config) -> OpenOptions {
     OpenOptions::default().with(|o| {
         o.disk = config.disk;
@@ -349,7 +365,11 @@ pub fn options(
         None if is_device => 0,
         None => return Err(PlaceError::NoSize(volume.to_owned())),
     };
-    Ok(CreateOptions::new(size).with(|o| o.page_bytes = page_bytes))
+    let wrapping = wrapping(config)?;
+    Ok(CreateOptions::new(size).with(|o| {
+        o.page_bytes = page_bytes;
+        o.wrapping = wrapping;
+    }))
 }
 
 fn make(volume: &Path, config: &Config, page_bytes: Option<u64>) -> Result<(), PlaceError> {
@@ -490,6 +510,10 @@ fn remark(config: &Config, volume: &Path, capacity: u64) -> Option<String> {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::os::unix::fs::PermissionsExt;
+
+    use larder_seal::KeySource;
+
     use super::*;
 
     fn config(path: &Path, size: &str) -> Config {
@@ -530,6 +554,32 @@ mod tests {
         for one in attached.iter().rev() {
             one.store.close().unwrap();
         }
+    }
+
+    #[test]
+    fn a_store_that_is_created_with_a_key_opens_with_it_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let key = directory.path().join("key");
+        let mode = |mode| std::fs::set_permissions(&key, PermissionsExt::from_mode(mode)).unwrap();
+        std::fs::write(&key, "5a".repeat(32)).unwrap();
+        mode(0o400);
+        let plain = config(&directory.path().join("place"), "256MiB");
+        let keyed = Config {
+            key: Some(KeySource::File(key.clone())),
+            ..plain.clone()
+        };
+        let made = open(&keyed, None, true, false).unwrap();
+        made.store.close().unwrap();
+        open(&keyed, None, false, false)
+            .unwrap()
+            .store
+            .close()
+            .unwrap();
+        let refused = open(&plain, None, true, false).err().unwrap();
+        assert!(matches!(refused, PlaceError::Store(StoreError::Sealed(_))));
+        mode(0o444);
+        let refused = open(&keyed, None, true, false).err().unwrap();
+        assert!(matches!(refused, PlaceError::Key(SourceError::Mode { .. })));
     }
 
     #[test]

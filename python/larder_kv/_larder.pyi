@@ -58,6 +58,9 @@ class Store:
         policy: Literal["lru", "learned"] = "learned",
         write_budget: str = "off",
         l4: Mapping[str, Any] | None = None,
+        key_file: str | PathLike[str] | None = None,
+        key_command: str | None = None,
+        key_credential: bool = False,
     ) -> Store:
         """Uses a store together with other processes. The first is the owner, the others are its
         clients; when the owner goes, a client takes over.
@@ -72,7 +75,9 @@ class Store:
         (docs/retention.md). ``codec``: whether puts encode pages without loss, so that more of them
         fit (docs/codec.md). ``write_budget``: how much the store writes, as ``3TB/day`` or
         ``0.5DWPD`` (docs/retention.md#a-budget-of-writes). ``l4``: the keys of the remotes beneath the store, by their names in
-        docs/remote.md; they work in the process that owns the store. The owner's ``sync``,
+        docs/remote.md; they work in the process that owns the store. ``key_file``, ``key_command``,
+        ``key_credential``: where the key of an encrypted store is (docs/security.md); a store that
+        is created with a key is encrypted. The owner's ``sync``,
         ``lease``, ``prewrite``, ``codec``, ``policy`` and ``write_budget`` hold.
 
         Raises ValueError for a wrong argument, StoreError for a store that cannot be attached."""
@@ -95,6 +100,9 @@ class Store:
         policy: Literal["lru", "learned"] = "learned",
         write_budget: str = "off",
         l4: Mapping[str, Any] | None = None,
+        key_file: str | PathLike[str] | None = None,
+        key_command: str | None = None,
+        key_credential: bool = False,
     ) -> Store:
         """As :meth:`attach`, for this process alone. ``read_only`` takes no lock and writes
         nothing."""

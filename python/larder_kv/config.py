@@ -36,6 +36,10 @@ class Config(NamedTuple):
     write_budget: str
     #: The quota of each namespace: `min=1TiB,max=2TiB,max-age=30d`, each part as far as wanted.
     quota: Optional[str]
+    #: Where the key of an encrypted store is: at most one of these (docs/security.md).
+    key_file: Optional[str]
+    key_command: Optional[str]
+    key_credential: bool
     #: Longest wait until a read or write has started.
     timeout: float
     #: Tokens that the engine computes in a second.
@@ -50,6 +54,11 @@ class Config(NamedTuple):
             return cls(**json.loads(_larder.parse_config(json.dumps(dict(keys), default=str))))
         except ValueError as error:
             raise ValueError(f"larder: {error}") from None
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the store is encrypted: then it has a key."""
+        return bool(self.key_file or self.key_command or self.key_credential)
 
     def attach(self, page_bytes: int, must_fit: bool = True) -> Store:
         """Attaches to the store, for pages of at most this size, and logs it; creates the store if
@@ -71,6 +80,9 @@ class Config(NamedTuple):
             policy=self.policy,
             write_budget=self.write_budget,
             l4=self.l4,
+            key_file=self.key_file,
+            key_command=self.key_command,
+            key_credential=self.key_credential,
         )
         stats = store.stats()
         logger.info(

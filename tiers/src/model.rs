@@ -19,7 +19,7 @@
 
 use std::ops::Range;
 
-use larder_format::{Namespace, NamespaceError, PageShape, ShapeError};
+use larder_format::{Namespace, NamespaceError, PageShape, ShapeError, TENANT_FIELD};
 use larder_kernels::{Attention, KvCounts, KvShape, Layout};
 
 /// A model, and the part of its KV that this rank holds. Pages of models that are equal here are
@@ -37,6 +37,7 @@ pub struct Model {
     whole: KvShape,
     part: Part,
     components: Vec<Component>,
+    tenant: Option<String>,
 }
 
 /// What the pages of a component are.
@@ -234,7 +235,16 @@ impl Model {
                 positions: Stripe::ALL,
             },
             components: Vec::new(),
+            tenant: None,
         }
+    }
+
+    /// The pages are those of this tenant: an encrypted store has a key for each, which can be
+    /// erased. Pages of different tenants are never shared.
+    #[must_use]
+    pub fn of_tenant(mut self, tenant: &str) -> Model {
+        self.tenant = Some(tenant.to_owned());
+        self
     }
 
     /// The model also has this component.
@@ -351,11 +361,15 @@ impl Model {
             whole,
             part,
             components: _,
+            tenant,
         } = self;
         let shape = self.shape();
         let page_tokens = whole.page_tokens();
         let mut builder = Namespace::builder(name, weights, page_tokens, page_shape(&shape)?)
             .elements(dtype, stored(layout).name());
+        if let Some(tenant) = tenant {
+            builder = builder.extra(TENANT_FIELD, tenant);
+        }
         for (field, value) in counted(&shape) {
             builder = builder.extra(field, &value);
         }
@@ -409,6 +423,9 @@ impl Model {
             .elements(&component.dtype, stored(layout).name())
             .pool(&component.name)
             .extra("role", &role);
+        if let Some(tenant) = &self.tenant {
+            builder = builder.extra(TENANT_FIELD, tenant);
+        }
         for (number, section) in component.sections.iter().enumerate() {
             let counts = counted(section).map(|(field, value)| format!("{field} {value}"));
             builder = builder.extra(&format!("section_{number}"), &counts.join(", "));

@@ -282,3 +282,22 @@ fn a_part_that_a_model_does_not_have_is_refused_with_its_range() {
         }
     }
 }
+
+/// An encrypted store has a key for each tenant, which it finds by this field.
+#[test]
+fn tenants_have_namespaces_of_their_own_that_name_them() {
+    let model = Described::draw(&mut Pcg64Mcg::seed_from_u64(7)).model();
+    let models = [
+        model.clone(),
+        model.clone().of_tenant("a"),
+        model.of_tenant("b"),
+    ];
+    let namespaces = models.map(|model| model.namespace(Layout::PageFirstDirect).unwrap());
+    let tenants = namespaces
+        .each_ref()
+        .map(|it| it.fields().extra.get("tenant").map(String::as_str));
+    assert_eq!(tenants, [None, Some("a"), Some("b")]);
+    let fingerprints: HashSet<Fingerprint> =
+        namespaces.iter().map(Namespace::fingerprint).collect();
+    assert_eq!(fingerprints.len(), 3);
+}

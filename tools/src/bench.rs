@@ -214,7 +214,7 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
     };
     let shape = workload::shape(args.page_bytes.unwrap_or(default), args.parts)?;
     let content = Content::of(args.content.as_deref(), &shape)?;
-    let options = args.share.options();
+    let options = args.share.options()?;
     let plan = Plan {
         path: &args.path,
         op,

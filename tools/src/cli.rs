@@ -14,9 +14,9 @@ use crate::program::{complain_in_json, lacks};
 use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::{
-    bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, log,
-    manuals, pin, plan, quota, record, remote, replay, serve, sheet, stat, superblock, top, verify,
-    volume,
+    bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, keys,
+    log, manuals, pin, plan, quota, record, remote, replay, serve, sheet, stat, superblock, top,
+    verify, volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -44,6 +44,7 @@ enum Command {
     Create(create::CreateArgs),
     Volume(volume::VolumeArgs),
     Superblock(superblock::SuperblockArgs),
+    Key(keys::KeyCommandArgs),
     Inspect(inspect::InspectArgs),
     Verify(verify::VerifyArgs),
     Compact(compact::CompactArgs),
@@ -106,6 +107,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Create(args) => create::run(args),
         Command::Volume(args) => volume::run(args),
         Command::Superblock(args) => superblock::run(args),
+        Command::Key(args) => keys::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
         Command::Compact(args) => compact::run(args),

@@ -12,8 +12,9 @@ use clap::Args;
 use indicatif::ProgressBar;
 use larder_engine::format::OVERHEAD_BYTES;
 use larder_engine::{CodecChoice, CreateOptions, OpenOptions, PageStore, Store, StoreError};
-use larder_offline::survey::{Survey, SurveyOptions};
+use larder_offline::survey::{Sealed, Survey, SurveyOptions};
 use larder_offline::{Compacted, Copied};
+use larder_seal::{KeySource, Vault, WrappingKey};
 use larder_store::recovery::scan::Case;
 use serde::Serialize;
 
@@ -44,12 +45,42 @@ pub struct CompactArgs {
     /// are encoded, else off]
     #[arg(long, value_name = "CODEC", requires = "into")]
     codec: Option<CodecChoice>,
+    #[command(flatten)]
+    into_key: IntoKeyArgs,
     /// Print the plan and change nothing
     #[arg(long)]
     dry_run: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
+}
+
+/// The key of the new store: by default that of this one.
+#[derive(Args, Debug)]
+#[group(id = "into_key", multiple = false)]
+struct IntoKeyArgs {
+    /// Key of the new store, which is encrypted: a file that its owner alone can use [default: as
+    /// this store]
+    #[arg(long, value_name = "FILE", requires = "into")]
+    into_key_file: Option<PathBuf>,
+    /// Command that prints the key of the new store, within 10 seconds; a shell runs it
+    #[arg(long, value_name = "COMMAND", requires = "into")]
+    into_key_command: Option<String>,
+    /// Make the new store without encryption, also if this one is encrypted
+    #[arg(long, requires = "into")]
+    plaintext: bool,
+}
+
+impl IntoKeyArgs {
+    /// The key of the new store, beside that of the present one.
+    fn read(&self, present: Option<WrappingKey>) -> Result<Option<WrappingKey>, Failure> {
+        let file = self.into_key_file.clone().map(KeySource::File);
+        let command = self.into_key_command.clone().map(KeySource::Command);
+        match file.or(command) {
+            Some(source) => Ok(Some(source.read(&Vault::new())?)),
+            None => Ok(present.filter(|_| !self.plaintext)),
+        }
+    }
 }
 
 /// The layout of a store's pages.
@@ -170,6 +201,10 @@ fn copied_lines(copied: &Copied, lines: &mut Lines) {
         ),
         (copied.damaged_pages, "damaged"),
         (copied.unfinished_pages, "half written at a crash"),
+        (
+            copied.sealed_pages,
+            "that no key opens: of erased tenants, or changed by another writer",
+        ),
         (copied.refused_pages, "refused by the new store"),
         (
             copied.evicted_pages,
@@ -325,7 +360,7 @@ fn in_place(
     let before = Layout::of(&survey);
     // The store is opened for writing, which the survey's lock forbids.
     drop(survey);
-    let options = OpenOptions::default().with(|o| o.volumes = args.store.volumes.clone());
+    let options = args.store.options()?;
     let bar = bar("compacting");
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let done = larder_offline::compact(&args.store.path, &options, args.dry_run, &mut progress);
@@ -364,6 +399,7 @@ fn into(
         )));
     }
     let segments = survey.segments.len() as u64;
+    let wrapping = args.into_key.read(args.store.key.read()?)?;
     let options = CreateOptions::new(
         args.size
             .map_or(OVERHEAD_BYTES + segments * survey.segment_bytes(), |size| {
@@ -372,6 +408,7 @@ fn into(
     )
     .with(|o| {
         o.segment_size = Some(survey.segment_bytes());
+        o.wrapping = wrapping.clone();
         o.dry_run = true;
     });
     let planned = larder_engine::create(new, &options).map_err(taken)?;
@@ -400,7 +437,11 @@ fn into(
     }
     larder_engine::create(new, &options.with(|o| o.dry_run = false)).map_err(taken)?;
     let codec = args.codec.unwrap_or_else(|| codec_of(survey));
-    let store = Store::open(new, OpenOptions::default().with(|o| o.codec = codec))?;
+    let options = OpenOptions::default().with(|o| {
+        o.codec = codec;
+        o.wrapping = wrapping.clone();
+    });
+    let store = Store::open(new, options)?;
     let bar = bar("copying");
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let copied = larder_offline::copy_into(survey, &store, &mut progress);
@@ -408,11 +449,15 @@ fn into(
     let closed = store.close();
     let copied = copied?;
     closed?;
-    let new_store = StoreArgs {
-        path: new.to_owned(),
-        volumes: Vec::new(),
+    let sealed = wrapping.map_or(Sealed::Refused, Sealed::Unlocked);
+    let options = SurveyOptions {
+        hold: true,
+        sealed,
+        ..SurveyOptions::default()
     };
-    if let Ok(survey) = look(&new_store, true)? {
+    if let Ok(survey) = Survey::new(new, &options)
+        && survey.flaws.is_empty()
+    {
         report.after = Some(Layout::of(&survey));
     }
     report.interrupted = copied.interrupted;

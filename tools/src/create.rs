@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
+use crate::key::KeyArgs;
 use crate::place;
 use crate::report::{self, Lines, Report};
 use crate::size::{self, ByteSize};
@@ -47,6 +48,8 @@ pub struct CreateArgs {
     /// Leave a store that is there as it is: its size may be another. Its permissions are set
     #[arg(long, conflicts_with_all = ["grow", "force"])]
     if_absent: bool,
+    #[command(flatten)]
+    key: KeyArgs,
     /// Permissions of the store's files, in octal [default with --group: 660]
     #[arg(long, value_name = "MODE", value_parser = access::mode, conflicts_with = "grow")]
     mode: Option<u32>,
@@ -91,6 +94,8 @@ struct CreateReport {
     grown: bool,
     /// Whether the store was there already, and was left as it was.
     existed: bool,
+    /// Whether the store is encrypted.
+    encrypted: bool,
     #[serde(skip)]
     grow: bool,
     /// The process that serves another store on the socket of this path.
@@ -139,6 +144,11 @@ impl Report for CreateReport {
         );
         lines.row("Capacity", ByteSize(self.capacity_bytes).to_string());
         lines.row("Usable for pages", ByteSize(self.usable_bytes).to_string());
+        if self.encrypted {
+            let advice = "with the given key. Keep a copy of the key elsewhere: without it no page \
+                can be read";
+            lines.row("Encrypted", advice);
+        }
         if let Some(process) = &self.in_the_way {
             lines.text(process.as_str());
         }
@@ -168,6 +178,7 @@ pub fn run(args: &CreateArgs) -> Result<Ending, Failure> {
         prewritten: args.prewrite && !args.dry_run && !interrupted && !created.is_present,
         grown: created.is_grown,
         existed: created.is_present,
+        encrypted: created.is_encrypted,
         grow: args.grow,
         dry_run: args.dry_run,
         interrupted,
@@ -208,10 +219,12 @@ fn create(args: &CreateArgs, interrupt: &Interrupt) -> Result<Option<Created>, F
     );
     bar.set_message("prewriting");
     let advance = |done, total| interrupt.advance(&bar, done, total);
+    let wrapping = args.key.read()?;
     let options = CreateOptions::new(args.size.map_or(0, |size| size.0)).with(|o| {
         o.segment_size = args.segment_size.map(|size| size.0);
         o.page_bytes = args.page_bytes.map(|size| size.0);
         o.volumes = args.volumes.clone();
+        o.wrapping = wrapping;
         o.prewrite = args.prewrite;
         o.grow = args.grow;
         o.if_absent = args.if_absent;

@@ -104,7 +104,7 @@ pub fn run(args: &DeleteArgs) -> Result<Ending, Failure> {
         ));
     }
     let interrupt = Interrupt::watch();
-    let report = open::with_any(&args.path, args.open.options(), |store| {
+    let report = open::with_any(&args.path, args.open.options()?, |store| {
         delete(args, store, &interrupt)
     })?;
     report::print(&report, args.json)?;

@@ -48,6 +48,9 @@ pub struct ExportArgs {
     /// Only the chain that ends in the page with this key: the page and all before it
     #[arg(long, value_name = "HEX", value_parser = page_key)]
     key: Option<PageKey>,
+    /// Write the pages of an encrypted store in clear
+    #[arg(long)]
+    plaintext: bool,
     /// Replace the file if there is one
     #[arg(long)]
     force: bool,
@@ -87,6 +90,9 @@ struct ExportReport {
     unfinished_pages: u64,
     /// Pages left out because the store's owner moved or dropped them meanwhile.
     departed_pages: u64,
+    /// Pages of an encrypted store left out because no key opens them: their tenants were erased,
+    /// or another writer changed their records.
+    sealed_pages: u64,
     /// With `--key`: whether it and every page before it are in the file.
     #[serde(skip_serializing_if = "Option::is_none")]
     chain_complete: Option<bool>,
@@ -158,6 +164,12 @@ impl ExportReport {
                     count(self.damaged_pages, "page"), self.unfinished_pages, self.departed_pages;
             }
         }
+        if self.sealed_pages > 0 {
+            rows! { lines:
+                "Not decrypted" => "{}, of erased tenants or changed by another writer",
+                    count(self.sealed_pages, "page");
+            }
+        }
         if self.chain_complete == Some(false) {
             lines.text("The chain is incomplete: pages are missing or left out.");
         }
@@ -180,6 +192,7 @@ pub fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     let report = match args.store.look(|options: SurveyOptions| options)? {
         Look::Wreck(damage, message) => wreck(args, damage, message),
         Look::Store(survey) => {
+            findings::check_plaintext(&args.store.path, &survey, args.plaintext)?;
             target.refuse_volumes(&survey)?;
             export(args, &survey, &target, &interrupt)?
         }
@@ -220,6 +233,8 @@ fn export(
     let needed = archive::bytes_max(choice.sections.len(), choice.pages(), choice.bytes());
     let made = target.make(needed, |out| write(survey, &choice, out, &mut progress));
     let Progress { bad, outcome, .. } = progress;
+    let is_sealed = |bad: &BadPage| matches!(bad.fault, PayloadFault::Sealed(_));
+    let (sealed, bad): (Vec<_>, Vec<_>) = bad.into_iter().partition(is_sealed);
     bar.finish_and_clear();
     let file_bytes = made?;
     let seconds = started.elapsed().as_secs_f64();
@@ -243,6 +258,7 @@ fn export(
         damaged_pages: damaged.len() as u64,
         unfinished_pages: unfinished.len() as u64,
         departed_pages: departed,
+        sealed_pages: sealed.len() as u64,
         chain_complete: choice
             .complete
             .map(|complete| complete && outcome.pages == choice.pages()),

@@ -8,11 +8,16 @@ use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use larder_offline::survey::{BadPage, Condition, Flaw, Page, Survey, SurveyError, SurveyOptions};
+use larder_engine::OpenOptions;
+use larder_offline::superblock_to_save;
+use larder_offline::survey::{
+    BadPage, Condition, Encryption, Flaw, Page, Survey, SurveyError, SurveyOptions,
+};
 use serde::Serialize;
 
 use crate::archive::{Fault, FaultReason};
 use crate::failure::Failure;
+use crate::key::{self, KeyArgs};
 use crate::owner::{hung_volume, on_device};
 use crate::place;
 use crate::report::{LISTED_MAX, Lines};
@@ -41,6 +46,8 @@ pub struct StoreArgs {
     /// Where a further volume is, if not where the store remembers it (may be repeated)
     #[arg(long = "volume", value_name = "PATH")]
     pub volumes: Vec<PathBuf>,
+    #[command(flatten)]
+    pub key: KeyArgs,
 }
 
 /// A fault.
@@ -74,6 +81,27 @@ pub enum Look {
 }
 
 impl StoreArgs {
+    /// A store that is not encrypted.
+    pub fn without_key(path: &Path, volumes: &[PathBuf]) -> StoreArgs {
+        StoreArgs {
+            path: path.to_owned(),
+            volumes: volumes.to_vec(),
+            key: KeyArgs::default(),
+        }
+    }
+
+    /// The engine's options for an open of the store.
+    ///
+    /// # Errors
+    /// Its key cannot be read.
+    pub fn options(&self) -> Result<OpenOptions, Failure> {
+        let wrapping = self.key.read()?;
+        Ok(OpenOptions::default().with(|o| {
+            o.volumes = self.volumes.clone();
+            o.wrapping = wrapping;
+        }))
+    }
+
     /// Surveys the store. `complete` fills in the options.
     ///
     /// # Errors
@@ -93,6 +121,7 @@ impl StoreArgs {
         }
         let options = complete(SurveyOptions {
             volumes: self.volumes.clone(),
+            sealed: self.key.sealed()?,
             ..SurveyOptions::default()
         });
         match Survey::new(&self.path, &options) {
@@ -136,7 +165,11 @@ impl StoreArgs {
         if findings.is_empty() {
             return findings;
         }
-        let Ok(Look::Store(now)) = self.look(|options| options) else {
+        let locked = |options: SurveyOptions| SurveyOptions {
+            sealed: options.sealed.or_locked(),
+            ..options
+        };
+        let Ok(Look::Store(now)) = self.look(locked) else {
             return findings;
         };
         let place = |of: &Finding| (of.volume, of.segment, of.offset, of.kind);
@@ -152,6 +185,78 @@ pub fn condition(survey: &Survey) -> &'static str {
         Condition::Clean => CLEAN,
         Condition::NotClosed => NOT_CLOSED,
         Condition::InUse => IN_USE,
+    }
+}
+
+/// The word for a store that is not encrypted.
+pub const NOT_ENCRYPTED: &str = "none";
+
+/// What a look at an encrypted store without its key does not show.
+const LOCKED: &[&str] = &["namespaces", "records", "pages"];
+
+/// Whether the store is encrypted, and was read without its key.
+pub fn is_locked(survey: &Survey) -> bool {
+    matches!(survey.encryption, Encryption::Locked { .. })
+}
+
+/// Whether the store is encrypted, and was read with its key, in one word.
+pub fn encryption(survey: &Survey) -> &'static str {
+    match survey.encryption {
+        Encryption::None => NOT_ENCRYPTED,
+        Encryption::Locked { .. } => "locked",
+        Encryption::Unlocked => "unlocked",
+    }
+}
+
+/// What was not checked, for lack of the key.
+pub fn not_checked(survey: &Survey) -> &'static [&'static str] {
+    match is_locked(survey) {
+        true => LOCKED,
+        false => &[],
+    }
+}
+
+/// Refuses to write pages of an encrypted store in clear, unless the operator asked for that.
+///
+/// # Errors
+/// The store is encrypted, and `--plaintext` is not given.
+pub fn check_plaintext(path: &Path, survey: &Survey, plaintext: bool) -> Result<(), Failure> {
+    match survey.encryption {
+        Encryption::Unlocked | Encryption::Locked { .. } if !plaintext => {
+            Err(Failure::usage(format!(
+                "{}: the store is encrypted, and its pages would be written in clear: give \
+                 --plaintext if that is wanted",
+                path.display()
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an encrypted store, where its pages would leave it in clear.
+///
+/// # Errors
+/// The store is encrypted. Other obstacles are found later.
+pub fn refuse_encrypted(path: &Path) -> Result<(), Failure> {
+    match superblock_to_save(path) {
+        Ok(superblock) if superblock.keyring != 0 => Err(Failure::environment(format!(
+            "{}: the store is encrypted, and a remote has pages in clear: it takes none of an \
+             encrypted store, and gives it none",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// The state of an encrypted store, for people.
+pub fn encryption_line(not_checked: &[&str]) -> String {
+    match not_checked {
+        [] => "yes, and read with its key".to_owned(),
+        parts => format!(
+            "yes, and no key is given: {} are not checked ({})",
+            parts.join(", "),
+            key::OPTIONS
+        ),
     }
 }
 

@@ -277,7 +277,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         Err(fault) => return headless(args, &fault),
     };
     let report = if args.dry_run && larder_engine::report(&args.path).is_ok() {
-        let report = open::with_any(&args.path, args.open.options(), |store| {
+        let report = open::with_any(&args.path, args.open.options()?, |store| {
             import(args, store, head, source, &interrupt)
         })?;
         ImportReport {
@@ -286,7 +286,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         }
     } else if args.dry_run {
         let condition = condition(args)?;
-        let options = args.open.options().with(|o| o.read_only = true);
+        let options = args.open.options()?.with(|o| o.read_only = true);
         let store = Store::open(&args.path, options)?;
         let report = import(args, &store, head, source, &interrupt);
         store.close()?;
@@ -295,7 +295,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
             ..report?
         }
     } else {
-        open::with_any(&args.path, args.open.options(), |store| {
+        open::with_any(&args.path, args.open.options()?, |store| {
             import(args, store, head, source, &interrupt)
         })?
     };
@@ -310,7 +310,8 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
 fn condition(args: &ImportArgs) -> Result<&'static str, Failure> {
     let options = SurveyOptions {
         hold: true,
-        volumes: args.open.options().volumes,
+        volumes: args.open.options()?.volumes,
+        sealed: args.open.key.sealed()?,
         ..SurveyOptions::default()
     };
     match Survey::new(&args.path, &options) {

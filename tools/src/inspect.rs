@@ -13,13 +13,14 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use larder_engine::HolderState;
 use larder_engine::format::{FORMAT_VERSION, Features, KeyPrefix, PageKey};
-use larder_offline::survey::{Condition, Survey, SurveyOptions};
+use larder_offline::survey::{Condition, Encryption, Survey, SurveyOptions};
 use larder_store::share;
 use larder_store::volume::socket::socket_path;
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::{self, Finding, Look, StoreArgs};
+use crate::findings::{self, Finding, Look, StoreArgs, is_locked};
+use crate::key;
 use crate::losses::LossReport;
 use crate::owner::{damaged_line, damaged_pages_line};
 use crate::report::{self, Lines, Report, count, rows};
@@ -35,7 +36,8 @@ const NAMESPACES_SHOWN: usize = 8;
 
 /// Show the content of a store, also when it is in use, damaged or was not closed
 ///
-/// Exit codes: 0 shown, 1 shown and damage found, 2 usage, 3 there is no store.
+/// An encrypted store is shown without its key, too: all but the namespaces and the pages. Exit
+/// codes: 0 shown, 1 shown and damage found, 2 usage, 3 there is no store.
 #[derive(Args, Debug)]
 pub struct InspectArgs {
     #[command(flatten)]
@@ -63,6 +65,13 @@ struct View {
     /// Show every record of a page: its key, or the first 24 digits of it
     #[arg(long, value_name = "HEX", value_parser = wanted)]
     key: Option<Wanted>,
+}
+
+impl View {
+    /// Whether it shows namespaces or pages.
+    fn shows_pages(&self) -> bool {
+        self.namespaces || self.chains || self.key.is_some()
+    }
 }
 
 /// A key to look for, or its beginning.
@@ -132,16 +141,21 @@ struct Summary {
     /// Segments in all, and by state.
     segments: u64,
     segment_states: SegmentCounts,
-    /// Live pages, their bytes, and the number of pages that no sync covers.
-    pages: u64,
-    live_bytes: u64,
-    unproven_pages: u64,
+    /// Whether it is encrypted, and was read with its key: `none`, `locked` or `unlocked`.
+    encryption: &'static str,
+    /// What is not known without the key of an encrypted store.
+    not_checked: &'static [&'static str],
+    /// Live pages: without the key those of the last clean close, if it still counts. Their bytes,
+    /// and the number of pages that no sync covers.
+    pages: Option<u64>,
+    live_bytes: Option<u64>,
+    unproven_pages: Option<u64>,
     /// Page records, live or not, and bytes of page data in use by them.
-    records: u64,
+    records: Option<u64>,
     data_bytes: u64,
     /// Descriptor blocks and header copies that a crash cut short.
     unfinished_blocks: u64,
-    namespaces: Vec<NamespaceRow>,
+    namespaces: Option<Vec<NamespaceRow>>,
     /// The cost of damage. Absent if no record is lost.
     #[serde(skip_serializing_if = "Option::is_none")]
     losses: Option<LossReport>,
@@ -238,7 +252,7 @@ impl Report for InspectReport {
 impl Summary {
     fn new(survey: &Survey, view: &View) -> Summary {
         let holder = &survey.holder;
-        let namespaces = NamespaceRow::all_of(survey);
+        let counts = survey.counts();
         Summary {
             store_id: survey.store().to_string(),
             created_unix_s: survey.created_unix_s(),
@@ -260,13 +274,18 @@ impl Summary {
             volumes: survey.volumes.iter().map(VolumeRow::of).collect(),
             segments: survey.segments.len() as u64 + survey.unreachable,
             segment_states: SegmentCounts::of(survey),
-            pages: survey.live().len() as u64,
-            live_bytes: survey.live_bytes(),
-            unproven_pages: survey.live().filter(|page| !page.proven).count() as u64,
-            records: survey.record_count() as u64,
+            encryption: findings::encryption(survey),
+            not_checked: findings::not_checked(survey),
+            pages: match survey.encryption {
+                Encryption::Locked { pages } => pages,
+                Encryption::None | Encryption::Unlocked => counts.map(|counts| counts.pages),
+            },
+            live_bytes: counts.map(|counts| counts.live_bytes),
+            unproven_pages: counts.map(|counts| counts.unproven),
+            records: counts.map(|counts| counts.records),
             data_bytes: survey.segments.iter().map(|facts| facts.data_bytes).sum(),
             unfinished_blocks: survey.unfinished_blocks,
-            namespaces,
+            namespaces: counts.map(|_| NamespaceRow::all_of(survey)),
             losses: LossReport::of(survey, &[]),
             segment_list: view.segments.then(|| SegmentRow::all_of(survey)),
             chains: view.chains.then(|| ChainRow::all_of(survey)),
@@ -296,25 +315,50 @@ impl Summary {
             lines.row(format!("Volume {index}"), volume.line());
         }
         let segments = self.segment_states.line(self.segments);
-        let share = usage::ratio(self.live_bytes, self.usable_bytes) * 100.0;
         rows! { lines:
             "Segments" => "{}, {segments}", ByteSize(self.segment_bytes);
-            "Pages" => "{}, {} of {} usable ({share:.0} %)",
-                self.pages, ByteSize(self.live_bytes), ByteSize(self.usable_bytes);
-            "Page data" => "{} in segments, {}",
-                ByteSize(self.data_bytes), count(self.records, "record");
         }
-        if self.unproven_pages + self.unfinished_blocks > 0 {
-            let blocks = count(self.unfinished_blocks, "unfinished block");
-            let pages = count(self.unproven_pages, "page");
-            rows! { lines:
-                "Not confirmed as written" => "{pages} (checked when read), {blocks}";
-            }
-        }
+        self.page_lines(lines);
         if let Some(losses) = &self.losses {
             losses.lines(lines);
         }
         self.view_lines(lines);
+    }
+
+    fn page_lines(&self, lines: &mut Lines) {
+        if let (Some(pages), Some(live_bytes), Some(records)) =
+            (self.pages, self.live_bytes, self.records)
+        {
+            let share = usage::ratio(live_bytes, self.usable_bytes) * 100.0;
+            rows! { lines:
+                "Pages" => "{pages}, {} of {} usable ({share:.0} %)",
+                    ByteSize(live_bytes), ByteSize(self.usable_bytes);
+                "Page data" => "{} in segments, {}",
+                    ByteSize(self.data_bytes), count(records, "record");
+            }
+        } else {
+            let pages = match self.pages {
+                Some(pages) => format!("{pages} at the last clean close"),
+                None => "not known without the key".to_owned(),
+            };
+            rows! { lines:
+                "Pages" => "{pages}; {} usable", ByteSize(self.usable_bytes);
+                "Page data" => "{} in segments", ByteSize(self.data_bytes);
+            }
+        }
+        if self.encryption != findings::NOT_ENCRYPTED {
+            lines.row("Encrypted", findings::encryption_line(self.not_checked));
+        }
+        if self.unproven_pages.unwrap_or(0) + self.unfinished_blocks > 0 {
+            let blocks = count(self.unfinished_blocks, "unfinished block");
+            let pages = match self.unproven_pages {
+                Some(pages) => count(pages, "page") + " (checked when read), ",
+                None => String::new(),
+            };
+            rows! { lines:
+                "Not confirmed as written" => "{pages}{blocks}";
+            }
+        }
     }
 
     fn view_lines(&self, lines: &mut Lines) {
@@ -339,11 +383,14 @@ impl Summary {
     }
 
     fn namespace_lines(&self, shown: usize, lines: &mut Lines) {
-        lines.row("Namespaces", self.namespaces.len().to_string());
-        for namespace in self.namespaces.iter().take(shown) {
+        let Some(namespaces) = &self.namespaces else {
+            return;
+        };
+        lines.row("Namespaces", namespaces.len().to_string());
+        for namespace in namespaces.iter().take(shown) {
             lines.text(namespace.line());
         }
-        let hidden = self.namespaces.len().saturating_sub(shown);
+        let hidden = namespaces.len().saturating_sub(shown);
         if hidden > 0 {
             lines.text(format!("  and {hidden} more (--namespaces lists them all)"));
         }
@@ -431,8 +478,20 @@ fn owner_damage(survey: &Survey, path: &Path) -> Vec<String> {
 pub fn run(args: &InspectArgs) -> Result<Ending, Failure> {
     let look = args.store.look(|options| SurveyOptions {
         key: args.view.key.map(|wanted| wanted.prefix),
+        sealed: options.sealed.or_locked(),
         ..options
     })?;
+    if let Look::Store(survey) = &look
+        && is_locked(survey)
+        && args.view.shows_pages()
+    {
+        return Err(Failure::usage(format!(
+            "{}: the store is encrypted: --namespaces, --chains and --key need its key; name it \
+             with {}",
+            args.store.path.display(),
+            key::OPTIONS
+        )));
+    }
     let path = args.store.path.clone();
     let report = match look {
         Look::Wreck(damage, message) => InspectReport {

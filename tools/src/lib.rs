@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`cli`] | the command line |
 //! | `create` | creates a store, or enlarges one |
+//! | `keys` | makes keys of encrypted stores, and rotates them |
 //! | `volume` | adds a volume to a store, or retires one |
 //! | `superblock` | saves the superblock of a store, and restores it |
 //! | `inspect`, `verify` | examine a store without opening it: its content, its integrity |
@@ -43,6 +44,7 @@
 //! | `workload` | test pages |
 //! | `selection` | namespaces by fingerprint or model |
 //! | `open`, `l1` | opening a store, and the device that holds L1 |
+//! | `key` | the options that name the key of an encrypted store |
 //! | [`l4`] | the options of a remote beneath a store |
 //! | [`policy`] | the policies of eviction |
 //! | [`place`] | the place of a store on the command line |
@@ -87,6 +89,8 @@ mod gone;
 mod import;
 mod inspect;
 mod interrupt;
+mod key;
+mod keys;
 mod l1;
 pub mod l4;
 pub mod log;

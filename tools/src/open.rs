@@ -11,6 +11,7 @@ use larder_engine::{
 use larder_store::api::WriteBudget;
 
 use crate::failure::Failure;
+use crate::key::KeyArgs;
 use crate::policy::Policy;
 use crate::size::{self, ByteSize};
 
@@ -24,6 +25,8 @@ pub struct OpenArgs {
     /// then on
     #[arg(long = "volume", value_name = "PATH")]
     volumes: Vec<PathBuf>,
+    #[command(flatten)]
+    pub key: KeyArgs,
 }
 
 /// How bytes are moved, and when they are durable.
@@ -91,8 +94,15 @@ enum SyncArg {
 impl OpenArgs {
     /// The engine's options, without a policy: a command that moves or deletes pages is no traffic
     /// to learn from.
-    pub fn options(&self) -> OpenOptions {
-        OpenOptions::default().with(|o| o.volumes = self.volumes.clone())
+    ///
+    /// # Errors
+    /// The key of the store cannot be read.
+    pub fn options(&self) -> Result<OpenOptions, Failure> {
+        let wrapping = self.key.read()?;
+        Ok(OpenOptions::default().with(|o| {
+            o.volumes = self.volumes.clone();
+            o.wrapping = wrapping;
+        }))
     }
 }
 
@@ -112,10 +122,20 @@ impl DiskArgs {
 }
 
 impl ShareArgs {
+    /// Whether an option names the key of the store.
+    pub fn has_key(&self) -> bool {
+        self.open.key.is_given()
+    }
+
     /// The engine's options.
-    pub fn options(&self) -> OpenOptions {
-        self.disk.options(self.policy).with(|o| {
-            o.volumes = self.open.volumes.clone();
+    ///
+    /// # Errors
+    /// The key of the store cannot be read.
+    pub fn options(&self) -> Result<OpenOptions, Failure> {
+        let opening = self.open.options()?;
+        Ok(self.disk.options(self.policy).with(|o| {
+            o.volumes = opening.volumes;
+            o.wrapping = opening.wrapping;
             o.depth = self.depth.unwrap_or(o.depth);
             o.shared_reads = match self.shared_reads {
                 SharedReadsArg::Auto => SharedReads::Auto,
@@ -127,7 +147,7 @@ impl ShareArgs {
             o.codec = self.codec;
             o.write_budget = self.write_budget;
             o.lease = self.lease.unwrap_or(o.lease);
-        })
+        }))
     }
 }
 

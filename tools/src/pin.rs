@@ -222,7 +222,7 @@ impl CommonArgs {
         work: impl FnOnce(&Store) -> Result<PinReport, Failure>,
         wrap: impl FnOnce(PinReport) -> R,
     ) -> Result<Ending, Failure> {
-        let report = open::with_any(&self.path, self.open.options(), work)?;
+        let report = open::with_any(&self.path, self.open.options()?, work)?;
         let is_partial = report.absent_pages + report.refused_pages > 0;
         report::print(&wrap(report), self.json)?;
         Ok(Ending::Done.or_findings(is_partial))

@@ -199,7 +199,7 @@ impl QuotaArgs {
 pub fn run(args: &QuotaArgs) -> Result<Ending, Failure> {
     let change = args.change()?;
     let work = |store: &Store| Ok(change_quotas(store, &change)?);
-    let quotas = open::with_any(&args.path, args.open.options(), work)?;
+    let quotas = open::with_any(&args.path, args.open.options()?, work)?;
     let document = QuotaDocument {
         path: args.path.clone(),
         quotas,

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeSet;
 
-use larder_engine::OpenOptions;
 use larder_offline::survey::{Flaw, Page, Survey, SurveyOptions};
 use larder_offline::{Repair, Repaired};
 use serde::Serialize;
@@ -233,10 +232,7 @@ pub fn run(how: &How<'_>, plan: &Repair, interrupt: &Interrupt) -> Result<Repair
         bar.set_position(done);
         interrupt.flow()
     };
-    let options = OpenOptions::default().with(|o| {
-        o.volumes = how.store.volumes.clone();
-        o.degraded = how.degraded;
-    });
+    let options = how.store.options()?.with(|o| o.degraded = how.degraded);
     let repaired = larder_offline::repair(&how.store.path, &options, plan, &mut progress);
     bar.finish_and_clear();
     let repaired = repaired?;
@@ -259,6 +255,7 @@ fn remaining(store: &StoreArgs) -> Result<Vec<Finding>, Failure> {
     let store = StoreArgs {
         path: store.path.clone(),
         volumes: Vec::new(),
+        key: store.key.clone(),
     };
     let look = store.look(|options| SurveyOptions {
         hold: true,

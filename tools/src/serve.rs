@@ -18,6 +18,7 @@ use larder_store::quotas::{QuotaChange, QuotaSpec};
 use larder_store::share::change_quotas;
 use larder_store::volume::socket::socket_path;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use sd_notify::NotifyState;
 use serde::Serialize;
 
@@ -141,12 +142,27 @@ fn take_descriptors() {
     }
 }
 
+/// Keeps the memory of this process, which has keys and pages in clear, out of core dumps, and from
+/// other processes of the same user.
+fn keep_from_dumps() -> Result<(), Failure> {
+    let kept = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    kept.map_err(|error| {
+        Failure::environment(format!(
+            "this process would be written into core dumps, with its keys ({error}): allow \
+             prctl(PR_SET_DUMPABLE) in the container's seccomp profile"
+        ))
+    })
+}
+
 /// Runs the command.
 pub fn run(args: &ServeArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     take_descriptors();
+    if args.share.has_key() {
+        keep_from_dumps()?;
+    }
     let l4 = args.l4.config().connect()?;
-    let mut options = args.share.options().with(|o| {
+    let mut options = args.share.options()?.with(|o| {
         o.group = args.group;
         o.keeps_ownership = true;
     });

@@ -10,7 +10,6 @@ use larder_offline::{restore, superblock_to_save};
 use serde::Serialize;
 
 use crate::failure::{Ending, Failure};
-use crate::findings::StoreArgs;
 use crate::place::{self, directory_of};
 use crate::report::{self, Lines, Report, count};
 
@@ -51,8 +50,12 @@ struct SaveArgs {
 /// or the file is not of this store, or of another state of it.
 #[derive(Args, Debug)]
 struct RestoreArgs {
-    #[command(flatten)]
-    store: StoreArgs,
+    /// The store: its first volume, or a backend's directory
+    #[arg(value_parser = place::parser())]
+    path: PathBuf,
+    /// Where a further volume is, if not where the store remembers it (may be repeated)
+    #[arg(long = "volume", value_name = "PATH")]
+    volumes: Vec<PathBuf>,
     /// The file of `larder superblock save`
     file: PathBuf,
     /// Check everything and write nothing
@@ -163,7 +166,7 @@ fn save(args: &SaveArgs) -> Result<(), Failure> {
 
 fn write_back(args: &RestoreArgs) -> Result<(), Failure> {
     let saved = read(&args.file)?;
-    let StoreArgs { path, volumes } = &args.store;
+    let (path, volumes) = (&args.path, &args.volumes);
     let restored = restore(path, volumes, &saved, args.dry_run);
     let restored = restored.map_err(|error| Failure::environment(error.to_string()))?;
     let report = RestoreReport {

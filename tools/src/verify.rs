@@ -105,16 +105,20 @@ struct Checked {
     segments_read: u64,
     /// Descriptor blocks, and page records in them, live or not.
     descriptor_blocks: u64,
-    records: u64,
+    records: Option<u64>,
+    /// Whether it is encrypted, and was read with its key: `none`, `locked` or `unlocked`.
+    encryption: &'static str,
+    /// What was not checked, for lack of the key of an encrypted store.
+    not_checked: &'static [&'static str],
     /// Live pages, and their bytes.
-    pages: u64,
-    live_bytes: u64,
+    pages: Option<u64>,
+    live_bytes: Option<u64>,
     /// Live pages whose bytes no sync covers.
-    unproven_pages: u64,
+    unproven_pages: Option<u64>,
     /// Descriptor blocks and header copies that a crash cut short.
     unfinished_blocks: u64,
     /// Page records of writes that a crash cut short, if an older record of the key is whole.
-    unfinished_records: u64,
+    unfinished_records: Option<u64>,
     /// The bytes of the pages, with `--deep`.
     deep: Option<Deep>,
     /// The cost of damage. Absent if none is known.
@@ -134,6 +138,10 @@ struct Deep {
     damaged_pages: u64,
     /// Unproven pages that a crash cut short.
     unfinished_pages: u64,
+    /// Good pages of an encrypted store whose tenants were erased, and good pages that the keys of
+    /// their tenants do not open: another writer changed their records.
+    erased_pages: u64,
+    unopened_pages: u64,
     /// With `--online`: pages that the owner moved or dropped before they were read, and damaged
     /// pages that it dropped now.
     departed_pages: u64,
@@ -161,8 +169,14 @@ impl Report for VerifyReport {
                     + " damaged, found until it was interrupted"
             }
             (_, true) => count(self.damage.len() as u64, "thing") + " damaged",
+            (Some(checked), false) if !checked.not_checked.is_empty() => {
+                "what can be checked without the key is sound".to_owned()
+            }
             (Some(checked), false) if checked.deep.is_none() => {
                 "structures are sound (--deep reads the pages too)".to_owned()
+            }
+            _ if self.has_unopened() => {
+                "no damage, but pages that the keys of their tenants do not open".to_owned()
             }
             _ if self.is_interrupted() => "no damage found until it was interrupted".to_owned(),
             _ => "sound".to_owned(),
@@ -193,12 +207,19 @@ impl VerifyReport {
             || repair.is_some_and(|repair| repair.done.interrupted)
     }
 
+    /// Whether a writer without the key has changed something.
+    fn has_unopened(&self) -> bool {
+        let checked = self.checked.as_ref();
+        let deep = checked.and_then(|checked| checked.deep.as_ref());
+        deep.is_some_and(|deep| deep.unopened_pages > 0)
+    }
+
     fn ending(&self) -> Ending {
         let is_half_repaired =
             self.is_interrupted() && (self.repair.is_some() || self.not_repaired);
         Ending::Done
             .or_interrupted(self.is_interrupted())
-            .or_findings(self.damaged)
+            .or_findings(self.damaged || self.has_unopened())
             .or_interrupted(is_half_repaired)
     }
 }
@@ -221,13 +242,24 @@ impl Checked {
         }
         rows! { lines:
             "Segments" => "{}", segments;
-            "Descriptor blocks" => "{}, {}", self.descriptor_blocks, count(self.records, "record");
         }
-        let pages = format!("{}, {}", self.pages, ByteSize(self.live_bytes));
-        lines.row("Pages", pages);
-        if self.unproven_pages + self.unfinished_blocks + self.unfinished_records > 0 {
-            let pages = count(self.unproven_pages, "page");
-            let records = count(self.unfinished_records, "unfinished record");
+        let records = match self.records {
+            Some(records) => format!(", {}", count(records, "record")),
+            None => String::new(),
+        };
+        let blocks = format!("{}{records}", self.descriptor_blocks);
+        lines.row("Descriptor blocks", blocks);
+        if let (Some(pages), Some(bytes)) = (self.pages, self.live_bytes) {
+            lines.row("Pages", format!("{pages}, {}", ByteSize(bytes)));
+        }
+        if self.encryption != findings::NOT_ENCRYPTED {
+            lines.row("Encrypted", findings::encryption_line(self.not_checked));
+        }
+        let pages = self.unproven_pages.unwrap_or(0);
+        let records = self.unfinished_records.unwrap_or(0);
+        if pages + self.unfinished_blocks + records > 0 {
+            let pages = count(pages, "page");
+            let records = count(records, "unfinished record");
             let blocks = count(self.unfinished_blocks, "unfinished block");
             rows! { lines:
                 "Not confirmed as written" => "{pages} (checked when read), {records}, {blocks}";
@@ -251,6 +283,12 @@ impl Deep {
             "Pages checked" => "{} good, {} damaged, {} unfinished",
                 self.good_pages, self.damaged_pages, self.unfinished_pages;
         }
+        if self.erased_pages + self.unopened_pages > 0 {
+            rows! { lines:
+                "Not decrypted" => "{} of erased tenants, {} that the key of their tenant does \
+                    not open", self.erased_pages, self.unopened_pages;
+            }
+        }
         if self.departed_pages + self.dropped_pages > 0 {
             rows! { lines:
                 "By the owner" => "{} moved or dropped meanwhile, {} damaged and dropped now",
@@ -270,6 +308,10 @@ pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
         .store
         .look(|options| larder_offline::survey::SurveyOptions {
             hold: !args.online,
+            sealed: match args.repair {
+                true => options.sealed,
+                false => options.sealed.or_locked(),
+            },
             ..options
         })?;
     let report = match look {
@@ -298,7 +340,8 @@ fn check(
         damage = args.store.lasting(damage);
     }
     let mut bad = Vec::new();
-    let deep = if args.deep || args.repair || args.online {
+    let reads_pages = args.deep || args.repair || args.online;
+    let deep = if reads_pages && !findings::is_locked(&survey) {
         Some(deep(args, &survey, interrupt, &mut bad)?)
     } else {
         None
@@ -315,6 +358,7 @@ fn check(
     }
     damage.extend(bad.iter().map(|bad| Finding::of_page(&survey, bad)));
     let segments = &survey.segments;
+    let counts = survey.counts();
     let checked = Checked {
         store_id: survey.store().to_string(),
         condition: findings::condition(&survey),
@@ -324,12 +368,14 @@ fn check(
             .iter()
             .map(|facts| u64::from(facts.descriptor_blocks))
             .sum(),
-        records: survey.record_count() as u64,
-        pages: survey.live().len() as u64,
-        live_bytes: survey.live_bytes(),
-        unproven_pages: survey.live().filter(|page| !page.proven).count() as u64,
+        records: counts.map(|counts| counts.records),
+        encryption: findings::encryption(&survey),
+        not_checked: findings::not_checked(&survey),
+        pages: counts.map(|counts| counts.pages),
+        live_bytes: counts.map(|counts| counts.live_bytes),
+        unproven_pages: counts.map(|counts| counts.unproven),
         unfinished_blocks: survey.unfinished_blocks,
-        unfinished_records: survey.unfinished_records() as u64,
+        unfinished_records: counts.map(|counts| counts.unfinished_records),
         deep,
         losses: LossReport::of(&survey, &bad),
     };
@@ -395,6 +441,8 @@ fn deep(
         good,
         unfinished,
         bad: damaged,
+        erased,
+        unopened,
     } = counts;
     Ok(Deep {
         pages_checked: checked,
@@ -402,6 +450,8 @@ fn deep(
         good_pages: good,
         damaged_pages: damaged,
         unfinished_pages: unfinished,
+        erased_pages: erased,
+        unopened_pages: unopened,
         departed_pages: 0,
         dropped_pages: 0,
         seconds,

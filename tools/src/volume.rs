@@ -7,7 +7,7 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use larder_engine::{CreateOptions, OpenOptions, StoreError};
+use larder_engine::{CreateOptions, StoreError};
 use larder_offline::Retired;
 use larder_store::volume::create;
 use serde::Serialize;
@@ -198,7 +198,9 @@ pub fn run(args: &VolumeArgs) -> Result<Ending, Failure> {
 fn add(args: &AddArgs, interrupt: &Interrupt) -> Result<bool, Failure> {
     let bar = bar("prewriting");
     let advance = |done, total| interrupt.advance(&bar, done, total);
+    let wrapping = args.store.key.read()?;
     let options = CreateOptions::new(args.size.map_or(0, |size| size.0)).with(|o| {
+        o.wrapping = wrapping;
         o.volumes = args.store.volumes.clone();
         o.prewrite = args.prewrite;
         o.force = args.force;
@@ -233,7 +235,7 @@ fn add(args: &AddArgs, interrupt: &Interrupt) -> Result<bool, Failure> {
 /// Returns whether the operator ended it.
 fn retire(args: &RetireArgs, interrupt: &Interrupt) -> Result<bool, Failure> {
     let bar = bar("moving");
-    let options = OpenOptions::default().with(|o| o.volumes = args.store.volumes.clone());
+    let options = args.store.options()?;
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let (path, volume) = (&args.store.path, &args.retired);
     let done = larder_offline::retire(path, volume, &options, args.dry_run, &mut progress);

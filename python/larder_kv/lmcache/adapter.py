@@ -118,7 +118,8 @@ class LarderL2Adapter(L2AdapterInterface):
         self._stores = Lane(self._store.queue(threads=2, jobs=_JOBS_MAX))
         self._lookups = Lane(self._store.queue(threads=1, jobs=_JOBS_MAX))
         self._loads = Lane(self._store.queue(threads=4, jobs=_JOBS_MAX))
-        self._ledger = Ledger(config.ledger)
+        # The file has whole keys and salts in clear.
+        self._ledger = Ledger(None if config.store.is_encrypted else config.ledger)
         self._ledger.load(
             self._spaces.find, lambda place, chunk_hash: ObjectKey(chunk_hash, *place)
         )

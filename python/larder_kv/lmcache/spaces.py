@@ -154,7 +154,8 @@ class Spaces:
             pool=f"group {place.group}",
             extra={
                 "kv_rank": f"{place.kv_rank:08x}",
-                "salt": place.salt,
+                # An encrypted store has a key for each tenant.
+                **({"tenant": place.salt} if place.salt else {}),
             },
         )
         self._config.store.limit(namespace)

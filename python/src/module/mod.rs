@@ -27,6 +27,7 @@ use std::path::PathBuf;
 use larder_engine::SyncPolicy;
 use larder_handle::config::{Config, OnError, l4};
 use larder_handle::status::Status;
+use larder_seal::KeySource;
 use larder_tools::cli;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -91,6 +92,15 @@ fn parse_config(config: &str) -> PyResult<String> {
         "policy": config.policy.word(),
         "write_budget": config.write_budget.to_string(),
         "quota": config.quota,
+        "key_file": match &config.key {
+            Some(KeySource::File(path)) => Some(path),
+            _ => None,
+        },
+        "key_command": match &config.key {
+            Some(KeySource::Command(command)) => Some(command),
+            _ => None,
+        },
+        "key_credential": config.key == Some(KeySource::Credential),
         "timeout": config.timeout.as_secs_f64(),
         "prefill_rate": config.prefill_rate,
         "l4": l4,

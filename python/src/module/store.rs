@@ -15,7 +15,7 @@ use larder_disk::probe::Want;
 use larder_engine::{CodecChoice, Count, Part, PutOptions, SyncPolicy};
 use larder_format::PageKey;
 use larder_handle::chain::Chain;
-use larder_handle::config::{Config, OnError, Transfer};
+use larder_handle::config::{Config, OnError, Transfer, key_source};
 use larder_handle::identity::Identity;
 use larder_handle::place::{Misfit, PlaceError};
 use larder_handle::region::{Region as Memory, part_starts, slices, slices_mut};
@@ -113,6 +113,7 @@ fn configured(
     policy: &str,
     write_budget: &str,
     l4: Option<&Bound<'_, PyAny>>,
+    key: (Option<PathBuf>, Option<String>, bool),
 ) -> PyResult<Config> {
     let wrong = |why: String| PyValueError::new_err(why);
     let sync = match sync {
@@ -150,6 +151,7 @@ fn configured(
         policy,
         write_budget,
         quota: None,
+        key: key_source(key.0, key.1, key.2).map_err(|error| wrong(error.to_string()))?,
         timeout: seconds(hang_limit)?,
         transfer: Transfer::Auto,
         prefill_rate: None,
@@ -184,7 +186,8 @@ impl Store {
     #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
         sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="auto",
         disk="auto",
-        policy=Policy::default().word(), write_budget="off", l4=None))]
+        policy=Policy::default().word(), write_budget="off", l4=None,
+        key_file=None, key_command=None, key_credential=false))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn attach(
         py: Python<'_>,
@@ -202,6 +205,9 @@ impl Store {
         policy: &str,
         write_budget: &str,
         l4: Option<&Bound<'_, PyAny>>,
+        key_file: Option<PathBuf>,
+        key_command: Option<String>,
+        key_credential: bool,
     ) -> PyResult<Store> {
         let config = configured(
             path,
@@ -215,6 +221,7 @@ impl Store {
             policy,
             write_budget,
             l4,
+            (key_file, key_command, key_credential),
         )?;
         let fitting = page_bytes.filter(|_| must_fit);
         opened(py, fitting, || Handle::attach(&config, page_bytes, create))
@@ -224,7 +231,8 @@ impl Store {
     #[pyo3(signature = (path, *, size=None, page_bytes=None, must_fit=true, create=true,
         read_only=false, sync="interval", lease=10.0, hang_limit=10.0, prewrite=false, codec="auto",
         disk="auto",
-        policy=Policy::default().word(), write_budget="off", l4=None))]
+        policy=Policy::default().word(), write_budget="off", l4=None,
+        key_file=None, key_command=None, key_credential=false))]
     #[expect(clippy::too_many_arguments, reason = "a call of Python's")]
     fn open(
         py: Python<'_>,
@@ -243,6 +251,9 @@ impl Store {
         policy: &str,
         write_budget: &str,
         l4: Option<&Bound<'_, PyAny>>,
+        key_file: Option<PathBuf>,
+        key_command: Option<String>,
+        key_credential: bool,
     ) -> PyResult<Store> {
         let config = configured(
             path,
@@ -256,6 +267,7 @@ impl Store {
             policy,
             write_budget,
             l4,
+            (key_file, key_command, key_credential),
         )?;
         let fitting = page_bytes.filter(|_| must_fit);
         opened(py, fitting, || {

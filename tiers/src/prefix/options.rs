@@ -62,7 +62,8 @@ pub struct PrefixOptions {
     /// Pools of the device of `l1` for the components of the model, one for each section. Default
     /// (empty): allocated by the cache.
     pub component_l1: Vec<Vec<L1Pool>>,
-    /// How the store is opened.
+    /// How the store is opened. With the key of an encrypted store ([`OpenOptions::wrapping`]) a
+    /// store that is created is encrypted.
     pub store: OpenOptions,
     /// The remotes beneath the store. Default: none.
     pub l4: L4Config,
@@ -139,7 +140,10 @@ impl PrefixOptions {
         let namespaces = self.namespaces()?;
         let shapes = namespaces.iter().map(Namespace::shape);
         let page_bytes = shapes.map(page_bytes_on_disk).max();
-        let size = CreateOptions::new(store_bytes).with(|o| o.page_bytes = page_bytes);
+        let size = CreateOptions::new(store_bytes).with(|o| {
+            o.page_bytes = page_bytes;
+            o.wrapping.clone_from(&self.store.wrapping);
+        });
         match create(path, &size) {
             Ok(_) | Err(StoreError::Exists(_) | StoreError::Locked { .. }) => {}
             Err(error) => return Err(error.into()),

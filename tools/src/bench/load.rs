@@ -153,7 +153,7 @@ pub fn run(args: &BenchArgs, interrupt: &Interrupt) -> Result<Ending, Failure> {
     }
     let shape = shape(args)?;
     let device = l1::device(args.cuda)?;
-    let options = args.share.options().with(|o| o.eviction = None);
+    let options = args.share.options()?.with(|o| o.eviction = None);
     let store = Arc::new(Store::open(&args.path, options)?);
     let measured = measure(args, &shape, &device, &store, interrupt);
     let closed = store.close();

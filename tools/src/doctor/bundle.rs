@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder_format::FORMAT_VERSION;
-use larder_offline::survey::{Survey, SurveyOptions};
+use larder_offline::survey::{Sealed, Survey, SurveyOptions};
 use larder_store::protocol::Protocol;
 use serde_json::{Value, json};
 
@@ -59,7 +59,11 @@ pub(super) fn write(
     let store = volume_at(path.to_owned());
     let mut redactor = Redactor::default();
     known_values(&mut redactor);
-    let survey = answers.then(|| Survey::new(&store, &SurveyOptions::default()));
+    let options = SurveyOptions {
+        sealed: Sealed::Locked,
+        ..SurveyOptions::default()
+    };
+    let survey = answers.then(|| Survey::new(&store, &options));
     let geometry = match &survey {
         Some(Ok(survey)) => {
             store_values(survey, &mut redactor);

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use larder_engine::format::{BLOCK_BYTES, Fingerprint, Namespace, PageKey};
-use larder_engine::{NamespaceId, PageStore, PutStatus, Store};
+use larder_engine::{NamespaceId, OpenOptions, PageStore, PutStatus, Store};
 use larder_remote::local;
 use larder_remote::run::{self, OUTLINE_BYTES, OpenedPage, Outline};
 use larder_remote::{Listed, Remote, RunName, Trust};
@@ -23,8 +23,9 @@ use super::place::{ConnectionsArgs, Fetched, PlaceArgs, TrustArgs};
 use super::pull_order;
 use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
+use crate::findings::refuse_encrypted;
 use crate::interrupt::Interrupt;
-use crate::open::{self, OpenArgs};
+use crate::open;
 use crate::place;
 use crate::report::{self, Lines, Report, count, rows};
 use crate::selection::Selection;
@@ -34,7 +35,7 @@ use crate::selection::Selection;
 /// Evicts nothing: it ends when the store is full.
 #[derive(Args, Debug)]
 pub struct PullArgs {
-    /// The store: its first volume, or a backend's directory
+    /// The store: its first volume, or a backend's directory. Encrypted stores are not taken
     #[arg(value_parser = place::parser())]
     path: PathBuf,
     #[command(flatten)]
@@ -45,8 +46,10 @@ pub struct PullArgs {
     selection: Selection,
     #[command(flatten)]
     connections: ConnectionsArgs,
-    #[command(flatten)]
-    open: OpenArgs,
+    /// Where a volume other than the first is, if it has been moved; the store remembers it from
+    /// then on
+    #[arg(long = "volume", value_name = "PATH")]
+    volumes: Vec<PathBuf>,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -101,12 +104,14 @@ impl Report for PullReport {
 /// There is no store, or the remote fails.
 pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
+    refuse_encrypted(&args.path)?;
     let trust = args.trust.load()?;
     let remote = args.place.open()?;
     let mut between = Between::new(&args.path, &args.place);
     let (place, left_out) = (&args.place, &mut between.unreadable);
     let listed = place.list(remote.as_ref(), None, left_out, || interrupt.is_raised())?;
-    let report = open::with_any(&args.path, args.open.options(), |store| {
+    let options = OpenOptions::default().with(|o| o.volumes = args.volumes.clone());
+    let report = open::with_any(&args.path, options, |store| {
         let mut pull = Pull {
             args,
             store,

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 use std::ops::ControlFlow;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -24,8 +25,9 @@ use super::left_out::LeftOut;
 use super::place::{ConnectionsArgs, PlaceArgs, TrustArgs, Writes};
 use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
-use crate::findings::{Look, StoreArgs};
+use crate::findings::{Look, StoreArgs, refuse_encrypted};
 use crate::interrupt::Interrupt;
+use crate::place;
 use crate::report::{self, Lines, Report, count};
 use crate::selection::Selection;
 
@@ -35,8 +37,12 @@ use crate::selection::Selection;
 /// left out.
 #[derive(Args, Debug)]
 pub struct PushArgs {
-    #[command(flatten)]
-    store: StoreArgs,
+    /// The store: its first volume, or a backend's directory. Encrypted stores are not taken
+    #[arg(value_parser = place::parser())]
+    path: PathBuf,
+    /// Where a further volume is, if not where the store remembers it (may be repeated)
+    #[arg(long = "volume", value_name = "PATH")]
+    volumes: Vec<PathBuf>,
     #[command(flatten)]
     place: PlaceArgs,
     #[command(flatten)]
@@ -95,8 +101,10 @@ impl Report for PushReport {
 /// There is no store or no such namespace, or the remote fails.
 pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
+    refuse_encrypted(&args.path)?;
     let trust = args.trust.load()?;
-    let survey = match args.store.look(|options| options)? {
+    let store = StoreArgs::without_key(&args.path, &args.volumes);
+    let survey = match store.look(|options| options)? {
         Look::Store(survey) => survey,
         Look::Wreck(_, message) => return Err(Failure::environment(message)),
     };
@@ -107,7 +115,7 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
     let codec = remote.codec(args.place.deadline())?;
     let mut writes = Writes::default();
     let mut report = PushReport {
-        between: Between::new(&args.store.path, &args.place),
+        between: Between::new(&args.path, &args.place),
         ..PushReport::default()
     };
     let mut is_chosen = false;

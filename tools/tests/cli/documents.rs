@@ -64,7 +64,7 @@ impl Printed {
 }
 
 /// The document that a command prints on stdout before it goes on.
-fn first_document(child: &mut Child) -> String {
+pub(super) fn first_document(child: &mut Child) -> String {
     let mut lines = BufReader::new(child.stdout.take().unwrap());
     let mut document = String::new();
     while !document.ends_with("\n}\n") {
@@ -176,6 +176,14 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let second = &at("second");
     printed.run(&["volume", "add", large, second], 0);
     printed.run(&["volume", "retire", large, second], 0);
+    let (first, other) = (&at("first-key"), &at("other-key"));
+    printed.run(&["key", "make", first], 0);
+    printed.run(&["key", "make", other], 0);
+    let sealed = &at("sealed");
+    let keys = ["--key-file", first];
+    printed.run(&[&["create", sealed], &size[..], &keys].concat(), 0);
+    let rotate = ["key", "rotate", sealed, "--new-key-file", other];
+    printed.run(&[&rotate[..], &keys].concat(), 0);
     let saved = &at("saved");
     printed.run(&["superblock", "save", large, saved], 0);
     printed.run(&["superblock", "restore", large, saved], 0);

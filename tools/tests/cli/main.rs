@@ -15,6 +15,7 @@ mod page;
 mod pins;
 mod prometheus;
 mod quotas;
+mod sealed;
 mod served;
 #[path = "../../../tests/support/mod.rs"]
 mod support;

@@ -1,0 +1,77 @@
+//! The options that name the key of an encrypted store.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use clap::Args;
+use larder_offline::survey::Sealed;
+use larder_seal::{KeySource, SourceError, Vault, WrappingKey};
+
+use crate::failure::Failure;
+
+/// What to do without the key.
+pub const OPTIONS: &str = "--key-file, --key-command or --key-credential";
+
+/// Where the key of an encrypted store is.
+#[derive(Args, Clone, Debug, Default)]
+#[group(id = "store_key", multiple = false)]
+pub struct KeyArgs {
+    /// Key of an encrypted store: a file that its owner alone can use (`larder key make` makes one)
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Command that prints the key of an encrypted store, within 10 seconds; a shell runs it
+    #[arg(long, value_name = "COMMAND")]
+    key_command: Option<String>,
+    /// The key is the credential larder.kek of the service manager
+    #[arg(long)]
+    key_credential: bool,
+    /// The key, once it was read: a command runs once.
+    #[arg(skip)]
+    read: OnceLock<WrappingKey>,
+}
+
+impl KeyArgs {
+    fn source(&self) -> Option<KeySource> {
+        let file = self.key_file.clone().map(KeySource::File);
+        let command = self.key_command.clone().map(KeySource::Command);
+        let credential = self.key_credential.then_some(KeySource::Credential);
+        file.or(command).or(credential)
+    }
+
+    /// Whether an option names a key.
+    pub fn is_given(&self) -> bool {
+        self.source().is_some()
+    }
+
+    /// The key; `None` if no option names one.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(&self) -> Result<Option<WrappingKey>, Failure> {
+        let Some(source) = self.source() else {
+            return Ok(None);
+        };
+        if self.read.get().is_none() {
+            let key = source.read(&Vault::new())?;
+            let _ = self.read.set(key);
+        }
+        Ok(self.read.get().cloned())
+    }
+
+    /// How a survey reads an encrypted store with these options.
+    ///
+    /// # Errors
+    /// The key cannot be read.
+    pub fn sealed(&self) -> Result<Sealed, Failure> {
+        Ok(self.read()?.map_or(Sealed::Refused, Sealed::Unlocked))
+    }
+}
+
+impl From<SourceError> for Failure {
+    fn from(error: SourceError) -> Failure {
+        match error {
+            SourceError::Unknown => Failure::usage(error.to_string()),
+            error => Failure::environment(error.to_string()),
+        }
+    }
+}
