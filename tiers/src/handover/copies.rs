@@ -321,3 +321,94 @@ impl<'m> Copies<'m> {
         (!self.after.is_settled()).then_some(Duration::from_millis(1))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use larder_kernels::KvShape;
+
+    use super::*;
+    use crate::Model;
+    use crate::prefix::PrefixOptions;
+
+    /// One copy of a request of two layers, the first of which is in the memory. Returns the
+    /// outcome, and whether each layer's ticket has settled. With `takes_back`, the memory is taken
+    /// back between the message of the prefill process and the copy: the decode process was stopped
+    /// there.
+    fn copied(takes_back: bool) -> (Result<bool, HandoverError>, Vec<bool>) {
+        let shape = KvShape::mha(2, 1, 4, 4, 4).unwrap();
+        let options = PrefixOptions::new(&Model::new("rows", "", "f32", shape), 4, 4);
+        let cache = options.over(None).unwrap();
+        let mut sequence = cache.begin(&[1, 2, 3]).unwrap();
+        let memory = Memory::create(1, shape.page_bytes() as usize).unwrap();
+        let (number, blocks) = (1, vec![0]);
+        let loan = Loan { number, blocks };
+        memory.lend(&loan);
+        let lent = Lent {
+            memory: 0,
+            blocks: 1,
+            from: 0,
+            loan: loan.clone(),
+        };
+        let span = Span {
+            from: 0,
+            tokens: 3,
+            page_tokens: 4,
+            layer_bytes: 32,
+        };
+        let (mut copies, tickets) = Copies::new(&memory, &lent, &span, 2, Ticket::done());
+        let filling = sequence.fill(3, tickets.clone(), || {}).unwrap();
+        let terms = Terms {
+            id: "one",
+            timeout: Duration::ZERO,
+            until: Instant::now(),
+        };
+        let (stream, _other) = UnixStream::pair().unwrap();
+        let link = Link {
+            terms: &terms,
+            _private: keep_private(&stream),
+            stream: Arc::new(stream),
+            inbox: Inbox::default(),
+            lent: None,
+            layers: vec![3, 2],
+            end: None,
+            is_open: true,
+        };
+        if takes_back {
+            memory.take_back(&loan);
+        }
+        let copied = copies.copy(&link, &filling);
+        let settled = tickets.tickets().map(|ticket| ticket.is_settled());
+        let settled = settled.collect();
+        drop(filling);
+        drop(copies);
+        assert!(sequence.verify().is_err());
+        (copied, settled)
+    }
+
+    #[test]
+    fn a_ticket_settles_with_its_layer() {
+        assert_eq!(copied(false), (Ok(true), vec![true, false]));
+    }
+
+    #[test]
+    fn rows_of_memory_that_was_taken_back_are_not_used() {
+        let taken_back = Err(HandoverError::TakenBack);
+        assert_eq!(copied(true), (taken_back, vec![false, false]));
+    }
+
+    #[cfg(debug_assertions)]
+    #[test]
+    fn the_use_of_such_memory_and_an_early_ticket_are_noticed() {
+        use crate::planted::{Bug, plant};
+
+        plant(Some(Bug::TrustsReturnedMemory));
+        let trusting = copied(true).0;
+        plant(Some(Bug::SettlesAllLayers));
+        let settling = copied(false).1;
+        plant::<Bug>(None);
+        assert_ne!(trusting, Err(HandoverError::TakenBack));
+        assert_ne!(settling, [true, false]);
+    }
+}

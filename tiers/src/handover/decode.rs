@@ -325,11 +325,16 @@ impl Request {
         let patience = after(self.patience).min(terms.until);
         let (mut pause, mut asked) = (LOOK_AGAIN[0], None);
         loop {
+            if self.slot.stop.is_stopped() {
+                return Err(HandoverError::Cancelled);
+            }
             let waiting = match asked.take() {
                 Some(waiting) => waiting,
                 None => self.cache.ask(&self.ask.with_tokens(&self.tokens))?,
             };
-            let is_over = Instant::now() >= patience;
+            // Without a wait for pages that come through the memory, too.
+            let has_enough = waiting.cached()?.tokens() >= from;
+            let is_over = has_enough || Instant::now() >= patience;
             let begun = match is_over {
                 // It begins with the pages that have arrived.
                 true => waiting.begin_within(Duration::ZERO).map(Begin::Ready),
@@ -346,10 +351,7 @@ impl Request {
                 Err(error) => return Err(error.into()),
             }
             let until = terms.until.min(Instant::now() + pause);
-            while Instant::now() < until {
-                if self.slot.stop.is_stopped() {
-                    return Err(HandoverError::Cancelled);
-                }
+            while Instant::now() < until && !self.slot.stop.is_stopped() {
                 link.wait(until)?;
             }
             pause = LOOK_AGAIN[1].min(pause * 2);

@@ -2,6 +2,7 @@
 //! in a state of a hand-over. The other one fails within its time, or has the right words, and then
 //! holds nothing.
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
@@ -39,11 +40,18 @@ struct Order {
     id: u64,
     millis: u64,
     halt: String,
+    /// Times that the state is passed before that.
+    passes: Cell<u64>,
 }
 
 /// Halts in a state if the order says so.
 fn reach(order: &Order, state: &str) {
-    if order.halt == state {
+    if order.halt != state {
+        return;
+    }
+    // It halts once.
+    let left = order.passes.replace(order.passes.get().wrapping_sub(1));
+    if left == 0 {
         println!("\nat {state}");
         let mut line = String::new();
         // The other end of the pipe ends with the test.
@@ -141,7 +149,18 @@ fn role(role: &str, store: &Path) {
         let mut number = || words.next().unwrap().parse().unwrap();
         let (id, millis) = (number(), number());
         let halt = words.next().unwrap_or_default().to_owned();
-        let order = Order { id, millis, halt };
+        let is_repeated = halt == "layer";
+        let passes = Cell::new(if is_repeated {
+            id % u64::from(LAYERS)
+        } else {
+            0
+        });
+        let order = Order {
+            id,
+            millis,
+            halt,
+            passes,
+        };
         let begun = Instant::now();
         let outcome = match &offers {
             Some(offers) => prefill(&order, &cache, offers),
@@ -245,7 +264,7 @@ fn no_word_differs_when_one_of_two_processes_is_killed_or_stopped() {
         let halted = dice.random_range(0..2);
         let state = STATES[halted][dice.random_range(0..5)];
         // A stop costs the time of the other process.
-        let millis = if kind == 0 { 60_000 } else { 300 };
+        let millis = if kind == 0 { 60_000 } else { 200 };
         let order = |halt: &str| format!("{run} {millis} {halt}");
         roles[1 - halted].say(&order("-"));
         roles[halted].say(&order(if kind == 0 { "-" } else { state }));

@@ -393,13 +393,6 @@ impl<'p> Run<'p> {
             "memory is lent to no request"
         );
         drop(prefill);
-        eventually("no thread has a sequence", || {
-            let asks = self
-                .node
-                .there
-                .with_core(larder_tiers::core::Core::prefetches_out);
-            asks.unwrap() == 0 && self.node.there.audit([]).is_ok()
-        });
         self.node.is_empty();
         self.seen
     }

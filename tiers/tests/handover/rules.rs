@@ -308,8 +308,8 @@ fn the_end_of_a_prefill_process_fails_all_requests() {
     node.is_empty();
 }
 
-#[test]
-fn a_sequence_that_is_dropped_while_rows_come_gets_no_more_of_them() {
+/// A sequence is dropped while its rows come, and another one gets its pages.
+pub fn dropped_while_rows_come() {
     let node = Node::new();
     let (prefill, decode) = (node.prefill(4), node.decode());
     let other = prompt(2, 9);
@@ -323,15 +323,44 @@ fn a_sequence_that_is_dropped_while_rows_come_gets_no_more_of_them() {
     offer.end(word, &[]).unwrap();
     let taken = decode.take("one", &ask(&tokens), TIME, TIME).unwrap();
     drop(taken.wait().unwrap());
-    assert_eq!(offer.wait(), Err(HandoverError::Gone));
+    // All pages of L1 but that of the running forward.
+    let long = prompt(39 * PAGE - ANSWER, 3);
+    let mut next = node
+        .there
+        .ask(&ask(&long))
+        .unwrap()
+        .begin_within(TIME)
+        .unwrap();
+    for layer in 0..LAYERS {
+        compute(&mut next, &long, layer, 0..long.len()).unwrap();
+    }
     promise.settle(Ok(()));
-    drop((running, sequence));
+    let outcome = offer.wait();
+    let from = long.len() - 1;
+    let word = forward(&mut next, &long, from).unwrap();
+    assert_eq!(
+        word,
+        uncached(&long)[long.len()],
+        "rows came into pages of another sequence"
+    );
+    assert_eq!(outcome, Err(HandoverError::Gone));
+    drop((running, sequence, next));
     assert_eq!(prefill.free_pages(), 4);
     node.is_empty();
 }
 
 #[test]
+fn a_sequence_that_is_dropped_while_rows_come_gets_no_more_of_them() {
+    dropped_while_rows_come();
+}
+
+#[test]
 fn a_sequence_whose_rows_do_not_come_is_broken() {
+    rows_do_not_come();
+}
+
+/// An offer is dropped while the decode process copies its rows.
+pub fn rows_do_not_come() {
     let node = Node::new();
     let (prefill, decode) = (node.prefill(4), node.decode());
     let other = prompt(2, 9);
