@@ -26,6 +26,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`handover`] | requests that a prefill process hands over to a decode process of its node |
+//! | [`transfer`] | pages of a request from the ranks of one engine to those of another node |
 //! | [`prefix`] | a cache that polls itself, with sequences instead of requests |
 //! | [`cache`] | the core combined with a device, an L3 and other ranks |
 //! | [`chunk`] | the cache of engines that run with caching disabled |
@@ -64,6 +65,7 @@ pub mod prompt;
 pub mod ranks;
 pub mod runs;
 pub mod tails;
+pub mod transfer;
 pub mod tree;
 
 pub use cache::{Cache, CacheError, Parts};

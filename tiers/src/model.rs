@@ -334,6 +334,16 @@ impl Model {
         self.whole.page_tokens()
     }
 
+    /// The layers and heads of this rank.
+    pub(crate) fn held(&self) -> (Range<u32>, Range<u32>) {
+        (self.part.layers.clone(), self.part.heads.clone())
+    }
+
+    /// The pages of full attention of all ranks, under any weights.
+    pub(crate) fn whole(&self) -> Model {
+        Model::new(&self.name, "", &self.dtype, self.whole)
+    }
+
     /// The pages of this rank.
     #[must_use]
     pub fn shape(&self) -> KvShape {

@@ -134,4 +134,15 @@ larder_base::bugs! {
         /// Pages that were neither cached nor handed over count as there.
         SkipsMissingPages,
     }
+    /// The bugs of transfers between nodes.
+    TRANSFER: {
+        /// Chunks are used without a look at their checksums.
+        ChunkUnchecked,
+        /// A sender sends the rows of the next head.
+        HeadsShifted,
+        /// The sides do not compare their namespaces.
+        NamespaceNotCompared,
+        /// The sides do not compare their prompts and weights.
+        PromptNotCompared,
+    }
 }

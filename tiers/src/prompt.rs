@@ -321,17 +321,16 @@ impl Prompt {
         }
     }
 
-    /// A hash of its root and of all its tokens. `None` if it has other tokens than `tokens`: they
-    /// could not be numbered.
+    /// A digest of its first tokens, its scope and its weights: equal in all processes for prompts
+    /// that are equal so far. `None` if it has fewer tokens, or none.
     pub(crate) fn digest(&self, vocabulary: &Vocabulary, tokens: usize) -> Option<PageKey> {
-        let all: Vec<u64> = self
-            .words
-            .iter()
+        let words = self.root.first.iter().chain(&self.words);
+        let length = NonZeroUsize::new(tokens)?;
+        let tokens: Vec<u64> = words
+            .take(tokens)
             .map(|word| vocabulary.token(*word))
             .collect();
-        let page = NonZeroUsize::new(all.len()).filter(|units| units.get() == tokens)?;
-        let digest = page_keys(&all, page, self.root.seed, TokenUnits::Single);
-        digest.first().copied()
+        page_keys(&tokens, length, self.root.seed, TokenUnits::Single).pop()
     }
 
     /// Number of pages whose keys have been hashed.

@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_base::runtime::after;
-use larder_kernels::{ChunkAt, ForeignStream, LayerTickets, Ticket};
+use larder_format::PageKey;
+use larder_kernels::{ChunkAt, ForeignStream, KvShape, LayerTickets, Ticket};
 
 use super::error::{Closed, RowError, SequenceError};
 use super::filling::Handed;
@@ -580,6 +581,30 @@ impl Sequence {
         self.insert(self.computed)?;
         let shared = self.row_of_pages().map_or(0, Row::shared_pages);
         Ok(shared * self.shared.page_tokens())
+    }
+
+    /// A digest of its first tokens, its scope and its weights, which names them in any process.
+    /// `None` if the vocabulary was full before ([`Config::wide_tokens_max`]).
+    ///
+    /// [`Config::wide_tokens_max`]: crate::Config::wide_tokens_max
+    ///
+    /// # Errors
+    /// The sequence is broken, or the cache is closed.
+    pub fn digest(&self, tokens: usize) -> Result<Option<PageKey>, SequenceError> {
+        let request = self.unbroken()?;
+        let digest = |cache: &mut Cache| cache.core().digest_of(request.prompt(), tokens);
+        Ok(self.shared.with(digest)?)
+    }
+
+    /// Number of tokens whose rows it has, cached or reported as computed.
+    #[must_use]
+    pub fn computed_tokens(&self) -> usize {
+        self.computed
+    }
+
+    /// The shape of its rows, if these are in host memory.
+    pub(crate) fn shape_on_host(&self) -> Option<&KvShape> {
+        self.shared.is_on_host().then(|| self.shared.l1().shape())
     }
 
     /// The request. `None` after the end.
