@@ -122,6 +122,16 @@ impl Copies {
         whole.max_by_key(|copy| copy.generation)
     }
 
+    /// The places in the order in which a writer replaces the copies that are not `next`; then the
+    /// others, if `next` is not stated: a failed sync may have lost them, and reads return them all
+    /// the same.
+    fn places(&self, next: &KeyringCopy, stated: u64) -> Vec<Place> {
+        let there = self.0.iter().filter(|(_, copy)| copy.as_ref() == Ok(next));
+        let there = there.filter(|_| next.generation > stated);
+        let there: Vec<Place> = there.map(|(place, _)| *place).collect();
+        self.behind(next).into_iter().chain(there).collect()
+    }
+
     /// The places in the order in which a writer replaces the copies that are not `next`.
     fn behind(&self, next: &KeyringCopy) -> Vec<Place> {
         let behind = self.0.iter().filter(|(_, copy)| copy.as_ref() != Ok(next));
@@ -232,7 +242,8 @@ impl Volumes {
         sync: impl Fn(&Volumes, usize) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let encoded = next.encode();
-        for Place { volume, offset } in self.keyring_copies(disk).behind(next) {
+        let stated = self.keyring_generation();
+        for Place { volume, offset } in self.keyring_copies(disk).places(next, stated) {
             let path = || {
                 let volume = self.list.get(volume).and_then(Option::as_ref);
                 volume.map_or_else(PathBuf::new, |volume| volume.path.clone())

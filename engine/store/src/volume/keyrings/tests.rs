@@ -1,14 +1,18 @@
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder_disk::probe::Want;
+use larder_disk::{Action, Buffer, Choice, Done, Op, Piece};
 use larder_format::{
     BLOCK_BYTES, KeyringSlot, MasterWrap, Serial, SlotState, StoreId, TenantId, WRAPPED_KEY_BYTES,
     WrapId, WrappedKey,
 };
+use larder_sync::Mutex;
 use proptest::prelude::*;
 
 use super::*;
@@ -240,6 +244,105 @@ fn a_change_that_was_cut_short_is_completed_by_the_next_open() {
             .all(|(_, volume)| volume.superblock.keyring == 2)
     );
     disk.shutdown();
+}
+
+/// A disk that keeps what a power loss leaves.
+#[derive(Default)]
+struct Kept {
+    /// By volume and offset: the bytes that are durable.
+    durable: HashMap<(usize, u64), Vec<u8>>,
+    /// The bytes that the next sync makes durable.
+    dirty: HashMap<(usize, u64), Vec<u8>>,
+}
+
+/// Fails its first sync, if it is to. The bytes before it are lost, and reads return them.
+struct Forgetful {
+    inner: Arc<dyn Disk>,
+    paths: [PathBuf; 2],
+    kept: Arc<Mutex<Kept>>,
+    fails: AtomicBool,
+}
+
+impl Disk for Forgetful {
+    unsafe fn submit(&self, ops: Vec<Op>) {
+        for op in ops {
+            let mut kept = self.kept.lock();
+            match &op.action {
+                Action::Write {
+                    offset,
+                    buffer: Buffer::Owned(bytes),
+                } => {
+                    let at = (op.volume, *offset);
+                    let mut before = vec![0; bytes.len()];
+                    let file = std::fs::File::open(&self.paths[op.volume]).unwrap();
+                    file.read_exact_at(&mut before, *offset).unwrap();
+                    kept.durable.entry(at).or_insert(before);
+                    kept.dirty.insert(at, bytes.to_vec());
+                }
+                Action::Sync => {
+                    let fails = self.fails.swap(false, Ordering::Relaxed);
+                    let synced = kept.dirty.extract_if(|(volume, _), _| *volume == op.volume);
+                    let synced: Vec<_> = synced.collect();
+                    if fails {
+                        drop(kept);
+                        op.sink.done(vec![Done {
+                            tag: op.tag,
+                            result: Err(DiskError::Os(libc::EIO)),
+                            buffer: None,
+                        }]);
+                        continue;
+                    }
+                    kept.durable.extend(synced);
+                }
+                _ => {}
+            }
+            drop(kept);
+            // SAFETY: the operation is passed on as it came.
+            unsafe { self.inner.submit(vec![op]) };
+        }
+    }
+
+    unsafe fn register(&self, _: &[Piece]) -> String {
+        String::new()
+    }
+
+    fn choice(&self) -> &Choice {
+        self.inner.choice()
+    }
+
+    fn shutdown(&self) {
+        self.inner.shutdown();
+    }
+}
+
+/// Openings whose syncs fail one after the other leave each copy visible, and none durable.
+#[test]
+fn a_generation_is_stated_only_when_a_copy_of_it_is_durable() {
+    let sample = Sample::new();
+    let first = sample.set(1, 3);
+    let next = keyring(first.store, 2, 90);
+    let kept = Arc::new(Mutex::new(Kept::default()));
+    for opening in 0..8 {
+        let (mut volumes, inner) = sample.open();
+        let disk = Forgetful {
+            inner,
+            paths: sample.paths.clone(),
+            kept: kept.clone(),
+            fails: AtomicBool::new(opening < 7),
+        };
+        let sync = |volumes: &Volumes, volume| volumes.sync_one(&disk, volume);
+        let done = match opening {
+            0 => volumes.set_keyring(&disk, &next, sync),
+            _ => volumes.mend_keyring(&disk),
+        };
+        assert_eq!(done.is_err(), opening < 7, "{done:?}");
+        disk.shutdown();
+    }
+    for ((volume, offset), bytes) in &kept.lock().durable {
+        let (file, _) = place(&sample.paths[*volume], 0);
+        file.write_all_at(bytes, *offset).unwrap();
+    }
+    assert_eq!(sample.found(true).unwrap(), Some(next));
 }
 
 #[test]
