@@ -181,6 +181,13 @@ impl Keyring {
         Ok(slot.and_then(|slot| self.key(*slot)))
     }
 
+    /// Whether the key of a slot is erased.
+    #[must_use]
+    pub fn is_erased(&self, slot: NonZeroU16) -> bool {
+        let slot = self.copy.slots.get(place_of(slot));
+        slot.is_some_and(|slot| matches!(slot.state, SlotState::Erased(_)))
+    }
+
     /// The keys of a tenant: that for new pages, then the earlier ones, the newest first.
     ///
     /// # Errors

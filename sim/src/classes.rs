@@ -111,6 +111,9 @@ classes! {
         Encoded => "page that a codec made smaller, recorded or found at the end",
         Miscoded => "encoded page with wrong bytes under a right checksum",
         RotKeyring => "rot: one copy of the keyring, or all",
+        Erased => "tenant erased",
+        Rotated => "wrapping key replaced",
+        WrongKey => "opening refused, because its key is a wrong one",
         KeyringLost => "all copies of the keyring lost: store refused",
         Forged => "encrypted page with wrong bytes under a right checksum",
         QuotasChanged => "quotas changed",
@@ -120,6 +123,8 @@ classes! {
         ReaderBeside => "page read by a process beside the owner",
     }
     shared {
+        ErasedAmongOthers => "tenant erased, beside other processes",
+        ErasedInPart => "tenant erased, and a client has not answered",
         ClientDeath => "client killed",
         ClientDeathInPut => "client killed in a put",
         ClientDeathInGet => "client killed in a get",

@@ -4,18 +4,23 @@
 //! encrypted twice with one salt, in this world or in another one with a copy of its disk. A store
 //! opens with a sound copy of its keyring, and with no other.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use larder_engine::StoreError;
 use larder_engine::format::{
-    Checked, Damage, DescriptorBlock, KEYRING_BYTES, KeyringCopy, StoreId, TENANT_FIELD,
-    keyring_offsets,
+    Checked, Damage, DescriptorBlock, KEYRING_BYTES, KeyringCopy, Namespace, SlotState, StoreId,
+    TENANT_FIELD, keyring_offsets,
 };
+use larder_seal::WrappingKey;
 use larder_sim_runtime::medium::{Block, Content, Medium, shortest};
 use larder_store::keys::Keys;
 use larder_store::keys::simulated::{SealedPage, take_sealed};
 
 use crate::classes::Class;
+use crate::expected::Expected;
+use crate::oracle::Name;
+use crate::secrets::Sealed;
 use crate::setup::BLOCK;
 use crate::world::World;
 
@@ -40,6 +45,12 @@ fn copy_at(volume: &Medium, start: usize, store: StoreId) -> Option<KeyringCopy>
         block.render(out);
     }
     KeyringCopy::decode(&bytes, store).ok()
+}
+
+/// The tenant of a namespace.
+pub fn tenant_of(space: &Namespace) -> String {
+    let tenant = space.fields().extra.get(TENANT_FIELD);
+    tenant.cloned().unwrap_or_default()
 }
 
 /// Writes and syncs all copies of a keyring on a volume.
@@ -115,6 +126,51 @@ impl World {
         })
     }
 
+    /// The names of the pages of a tenant.
+    pub fn names_of_tenant(&self, tenant: &str) -> Vec<Name> {
+        let spaces = self.setup.namespaces.iter().enumerate();
+        let own = spaces.filter(|(_, space)| tenant_of(space) == tenant);
+        own.flat_map(|(namespace, _)| self.oracle.names_of(namespace))
+            .collect()
+    }
+
+    /// An opening begins: by the newest keyring on the volumes a tenant that was being erased is
+    /// erased or whole. Pages of erased keys are not expected.
+    pub fn expect_unerased(&mut self, expected: &mut Expected) {
+        let Some(newest) = self.newest_keyring() else {
+            return;
+        };
+        let Some(sealed) = &mut self.sealed else {
+            return;
+        };
+        let wraps = |key: &WrappingKey| newest.wraps.iter().any(|wrap| wrap.id == key.id());
+        sealed.settle(wraps);
+        let is_erased = |slot: &NonZeroU16| {
+            let slot = newest.slots.get(usize::from(slot.get()) - 1);
+            slot.is_some_and(|slot| matches!(slot.state, SlotState::Erased(_)))
+        };
+        let pages = &expected.pages;
+        expected.names.retain(|name, _| {
+            let slots = sealed.slots.get(&pages[name].0);
+            !slots.is_some_and(|slots| slots.iter().any(is_erased))
+        });
+        // Such a slot may be given to another tenant.
+        sealed.tenants.retain(|slot, _| !is_erased(slot));
+    }
+
+    /// The whole copy of the keyring that counts.
+    fn newest_keyring(&self) -> Option<KeyringCopy> {
+        let volumes = self.disk.volumes();
+        let there = self.superblocks.iter().zip(0..);
+        let there = there.filter(|(superblock, _)| superblock.is_some());
+        let copies = there.flat_map(|(_, volume): (_, usize)| {
+            let medium: &Medium = &volumes[volume];
+            let copies = copies_of(medium.blocks());
+            copies.filter_map(|start| copy_at(medium, start, self.store))
+        });
+        copies.max_by_key(|copy| copy.generation)
+    }
+
     /// An opening has got through recovery.
     pub fn check_unlocked(&self) {
         assert!(
@@ -132,8 +188,11 @@ impl World {
             return false;
         }
         if self.has_keyring() {
+            // It may take an older copy, whose change was not stated, if it cannot read the newest.
+            let rotates = self.sealed.as_ref().is_some_and(Sealed::rotates);
+            let is_right = matches!(error, StoreError::Keyring { .. }) || rotates;
             assert!(
-                self.has_outage && matches!(error, StoreError::Keyring { .. }),
+                self.has_outage && is_right,
                 "an opening does not take a sound keyring: {error}"
             );
             self.count(Class::OpenRefused);
@@ -177,7 +236,7 @@ impl World {
         let space = space
             .clone()
             .find(|space| space.fingerprint() == page.namespace);
-        let tenant = space.and_then(|space| space.fields().extra.get(TENANT_FIELD).cloned());
+        let tenant = space.map_or_else(String::new, tenant_of);
         let known = sealed
             .tenants
             .entry(seal.slot)
@@ -194,6 +253,9 @@ impl World {
         );
         self.oracle
             .sealed(version, page.proof.checksum, &page.stored);
+        if let Some(sealed) = &mut self.sealed {
+            sealed.slots.entry(version).or_default().insert(seal.slot);
+        }
     }
 
     /// A writer without the key changes a page: its bytes have the checksum that was stated.

@@ -171,11 +171,21 @@ larder_base::bugs! {
         FindingDropsSealed,
         /// A get does not look at the tag of a page.
         TagSkipped,
+        /// Recovery takes pages whose key is erased.
+        ErasedRecovered,
+        /// A tenant is erased before the keyring without it is durable.
+        HastyErasure,
+        /// A page is stored whose key was erased since it was encrypted.
+        LateSealed,
     }
     /// Bugs that show among an owner and its clients.
     SHARED: {
         /// An encrypted page of a shared read is decrypted in the memory that all processes map.
         SlotDecryptedInPlace,
+        /// A client states that it has wiped a key, and keeps it.
+        KeptLentKey,
+        /// A tenant counts as erased while a client has its key.
+        UnawaitedForget,
         /// The pins of a client that has gone are kept.
         KeptPins,
         /// The extents of a client that has gone are kept for good.

@@ -14,8 +14,8 @@ use larder_base::planted;
 use larder_base::runtime::{RwLock, descriptors};
 use larder_base::system::processes;
 use larder_format::{
-    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageKey, Proof, Quotas, Seal,
-    Serial, StoreId, Structure, TENANT_FIELD,
+    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageKey, Proof, Quotas, Run,
+    Seal, Serial, StoreId, Structure, TENANT_FIELD,
 };
 use larder_seal::{
     Keyring, KeyringError, MasterKey, NO_TENANT, PageName, Salts, SealError, TenantKey, VaultError,
@@ -30,8 +30,25 @@ const LENT_MAX: usize = 4096 / 32;
 /// See the module.
 #[derive(Debug)]
 pub struct Keys {
-    ring: RwLock<Keyring>,
+    ring: RwLock<Ring>,
     master: MasterKey,
+}
+
+#[derive(Debug)]
+struct Ring {
+    keys: Keyring,
+    /// The slots of the tenant that is being erased: no page is encrypted with their keys.
+    erasing: Vec<NonZeroU16>,
+}
+
+/// While it lives, a tenant is being erased.
+#[derive(Debug)]
+pub(crate) struct Erasing<'k> {
+    keys: &'k Keys,
+    /// The slots of its keys.
+    pub(crate) slots: Vec<NonZeroU16>,
+    /// The keyring without them. It is not used before [`Keys::settle`].
+    pub(crate) next: Keyring,
 }
 
 /// The tenant of a namespace in an encrypted store.
@@ -102,7 +119,10 @@ impl Keys {
     pub(crate) fn new(ring: Keyring) -> Keys {
         Keys {
             master: ring.master().clone(),
-            ring: RwLock::new(ring),
+            ring: RwLock::new(Ring {
+                keys: ring,
+                erasing: Vec::new(),
+            }),
         }
     }
 
@@ -114,11 +134,16 @@ impl Keys {
         })
     }
 
-    /// The keyring with a key for a new tenant. It is not used before [`Keys::settle`].
-    fn with_tenant(&self, tenant: &str, unix_s: u64) -> Result<Keyring, KeyringError> {
-        let mut next = self.ring.read().clone();
-        // No slot is given again: the oldest generation on the volumes is not known here.
-        next.add_tenant(tenant, Serial::ZERO, &mut random, unix_s)?;
+    /// The keyring with a key for a new tenant. It is not used before [`Keys::settle`]. `oldest` is
+    /// the lowest generation on any volume.
+    fn with_tenant(
+        &self,
+        tenant: &str,
+        oldest: Serial,
+        unix_s: u64,
+    ) -> Result<Keyring, KeyringError> {
+        let mut next = self.ring.read().keys.clone();
+        next.add_tenant(tenant, oldest, &mut random, unix_s)?;
         Ok(next)
     }
 
@@ -128,7 +153,7 @@ impl Keys {
         from: &WrappingKey,
         to: &WrappingKey,
     ) -> Result<Keyring, KeyringError> {
-        let mut next = self.ring.read().clone();
+        let mut next = self.ring.read().keys.clone();
         next.add_wrap(to, &mut random)?;
         next.remove_wrap(from.id(), &mut random)?;
         Ok(next)
@@ -145,25 +170,45 @@ impl Keys {
         stored: &mut [u8],
     ) -> Result<(), Unopened> {
         let ring = self.ring.read();
-        let key = ring.key(seal.slot).ok_or(Unopened::Erased)?;
+        let key = ring.keys.key(seal.slot).ok_or(Unopened::Erased)?;
         let opened = key.open(name, seal, &mut [stored]);
         opened.map_err(|_| Unopened::Tag)
     }
 
-    /// Uses a keyring whose copy is durable.
-    pub(crate) fn settle(&self, next: Keyring) {
-        *self.ring.write() = next;
+    /// Begins to erase a tenant. From here on no page is encrypted with its keys, and none that was
+    /// is stored. `run` is that of this open: the pages of the keys are in no later generation.
+    pub(crate) fn erase(&self, tenant: &str, run: Run) -> Result<Erasing<'_>, KeyringError> {
+        let serial = run.next().map_or(Serial::MAX, Serial::first_of);
+        let mut ring = self.ring.write();
+        let mut next = ring.keys.clone();
+        let slots = next.erase(tenant, serial, &mut random)?;
+        ring.erasing.clone_from(&slots);
+        let keys = self;
+        Ok(Erasing { keys, slots, next })
     }
 
-    /// A keyring with the next generation may have been written in part.
-    pub(crate) fn skip_generation(&self) {
-        self.ring.write().skip_generation();
+    /// Uses a keyring whose copy is durable. Keys that it lacks are wiped.
+    pub(crate) fn settle(&self, next: Keyring) {
+        self.ring.write().keys = next;
+    }
+
+    /// A keyring may have been written in part: no later one has its generation.
+    pub(crate) fn skip_past(&self, written: &Keyring) {
+        let mut ring = self.ring.write();
+        while ring.keys.copy().generation < written.copy().generation {
+            ring.keys.skip_generation();
+        }
     }
 
     /// A page that is stored now has a key: else it would never open.
     pub(crate) fn accepts(&self, proof: &Proof) -> bool {
         let seal = proof.seal.as_ref();
-        seal.is_some_and(|seal| self.ring.read().key(seal.slot).is_some())
+        seal.is_some_and(|seal| self.ring.read().has(seal.slot) || planted!(LateSealed))
+    }
+
+    /// Whether the key of a slot is erased.
+    pub(crate) fn is_erased(&self, slot: NonZeroU16) -> bool {
+        self.ring.read().keys.is_erased(slot)
     }
 
     /// The keys of these slots, to be read from a pipe. A key that has been erased meanwhile, and
@@ -175,7 +220,7 @@ impl Keys {
         for key in slots
             .iter()
             .take(LENT_MAX)
-            .map_while(|slot| ring.key(*slot))
+            .map_while(|slot| ring.keys.key(*slot))
         {
             let given = key.given(|key| writer.write_all(key));
             given.map_err(io::Error::other)??;
@@ -215,7 +260,7 @@ impl Keys {
     /// The copy of the keyring to write.
     #[cfg(not(feature = "simulated"))]
     pub(crate) fn copy(&self) -> KeyringCopy {
-        self.ring.read().copy().clone()
+        self.ring.read().keys.copy().clone()
     }
 
     /// A descriptor block with a clear body.
@@ -230,6 +275,25 @@ impl Keys {
             self.master.open(seal, named, body).is_ok()
         })?;
         Ok(block)
+    }
+}
+
+impl Ring {
+    /// Whether pages may be encrypted with the key of a slot.
+    fn has(&self, slot: NonZeroU16) -> bool {
+        self.keys.key(slot).is_some() && !self.erasing.contains(&slot)
+    }
+
+    /// The key for new pages of a tenant.
+    fn current(&self, tenant: &str) -> Option<&TenantKey> {
+        let key = self.keys.current(tenant).ok().flatten();
+        key.filter(|key| self.has(key.slot()))
+    }
+}
+
+impl Drop for Erasing<'_> {
+    fn drop(&mut self) {
+        self.keys.ring.write().erasing.clear();
     }
 }
 
@@ -250,10 +314,7 @@ impl Tenant {
     /// Uses the key for new pages; `None` as long as the tenant has none.
     pub(crate) fn with_current<R>(&self, work: impl FnOnce(&TenantKey) -> R) -> Option<R> {
         match &self.0 {
-            Source::Own { keys, name } => {
-                let ring = keys.ring.read();
-                ring.current(name).ok().flatten().map(work)
-            }
+            Source::Own { keys, name } => keys.ring.read().current(name).map(work),
             Source::Lent(lent) => lent.keys().current().map(work),
         }
     }
@@ -265,7 +326,7 @@ impl Tenant {
         work: impl FnOnce(&TenantKey) -> R,
     ) -> Option<R> {
         match &self.0 {
-            Source::Own { keys, .. } => keys.ring.read().key(slot).map(work),
+            Source::Own { keys, .. } => keys.ring.read().keys.key(slot).map(work),
             Source::Lent(lent) => lent.keys().key(slot).map(work),
         }
     }
@@ -277,11 +338,25 @@ impl Tenant {
 
     /// The keyring of the owner with a key for this new tenant. It is not used before
     /// [`Keys::settle`].
-    pub(crate) fn added(&self, unix_s: u64) -> Option<Result<Keyring, KeyringError>> {
+    pub(crate) fn added(
+        &self,
+        oldest: Serial,
+        unix_s: u64,
+    ) -> Option<Result<Keyring, KeyringError>> {
         match &self.0 {
-            Source::Own { keys, name } => Some(keys.with_tenant(name, unix_s)),
+            Source::Own { keys, name } => Some(keys.with_tenant(name, oldest, unix_s)),
             Source::Lent(_) => None,
         }
+    }
+
+    /// Whether the tenant is being erased.
+    pub(crate) fn is_erasing(&self) -> bool {
+        let Source::Own { keys, name } = &self.0 else {
+            return false;
+        };
+        let ring = keys.ring.read();
+        let current = ring.keys.current(name).ok().flatten();
+        current.is_some_and(|key| ring.erasing.contains(&key.slot()))
     }
 
     /// The slots of the keys that a client of this tenant gets.
@@ -290,8 +365,12 @@ impl Tenant {
             return Ok(Slots::default());
         };
         let ring = keys.ring.read();
-        let (current, earlier) = ring.keys_of(name)?;
-        let all = current.into_iter().chain(earlier);
+        let (current, earlier) = ring.keys.keys_of(name)?;
+        let may_use = |key: &&TenantKey| ring.has(key.slot());
+        let current = current.filter(may_use);
+        let all = current
+            .into_iter()
+            .chain(earlier.into_iter().filter(may_use));
         Ok(Slots {
             current: current.map(TenantKey::slot),
             all: all.map(TenantKey::slot).take(LENT_MAX).collect(),

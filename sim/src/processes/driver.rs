@@ -101,6 +101,7 @@ pub fn play(seed: u64, journal: Option<Journal>) -> (u64, Totals, Tally) {
             given_up_before: LocalStore::segments_given_up(),
             is_disturbed: false,
             salts: BTreeSet::new(),
+            erased: Vec::new(),
         })),
         machine: Recorded::new(machine, journal),
         world,
@@ -257,6 +258,7 @@ impl Driver {
         self.look_at_writes();
         self.look_at_evictions();
         self.look_at_sealed();
+        self.look_at_erased();
         if has_faults && self.world.now() - self.begun < FAULTS_LIMIT {
             self.draw_faults();
         }

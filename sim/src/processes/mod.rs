@@ -13,12 +13,14 @@
 //! | `driver` | a seed from start to end: faults among the processes, and the checks |
 //! | `compaction` | a process that compacts the store beside its owner |
 //! | `stray` | a process that breaks the rules of the protocol |
+//! | `erasure` | the erasure of a tenant by a process |
 //! | `process` | a process, and the calls of its threads |
 //! | `promises` | the results that each call may have |
 //! | `plan` | the parameters that a seed draws |
 
 mod compaction;
 mod driver;
+mod erasure;
 pub mod plan;
 mod process;
 mod promises;

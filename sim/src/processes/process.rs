@@ -44,6 +44,8 @@ pub struct State {
     pub is_disturbed: bool,
     /// The pages that were encrypted: key slot, namespace, key and salt.
     pub salts: BTreeSet<(NonZeroU16, Fingerprint, PageKey, [u8; 12])>,
+    /// The slots of keys that no process has any more.
+    pub erased: Vec<NonZeroU16>,
 }
 
 impl State {
@@ -262,7 +264,7 @@ impl Caller {
             78..84 => self.longest_prefix(namespaces, &names),
             84..91 => self.delete(namespaces, &names),
             91..95 => self.flush(),
-            95..96 => self.clear(namespaces, names[0].namespace),
+            95..96 => self.clear_or_erase(namespaces, names[0].namespace),
             96..97 => self.lease(namespaces, &names),
             97..98 => self.list(namespaces, names[0].namespace),
             98..99 => self.ask_for_evictions(namespaces.len()),
@@ -517,7 +519,7 @@ impl Caller {
         self.end_deletion(deletion, outcome.is_ok());
     }
 
-    fn clear(&self, namespaces: &[NamespaceId], namespace: usize) {
+    pub(super) fn clear(&self, namespaces: &[NamespaceId], namespace: usize) {
         let deletion = {
             let state = &mut *self.shared.borrow_mut();
             let names = state.plan.names();
@@ -530,7 +532,7 @@ impl Caller {
         self.end_deletion(deletion, outcome.is_ok());
     }
 
-    fn end_deletion(&self, deletion: usize, is_done: bool) {
+    pub(super) fn end_deletion(&self, deletion: usize, is_done: bool) {
         let state = &mut *self.shared.borrow_mut();
         state.totals.deleted += u64::from(is_done);
         state.promises.end_deletion(deletion, is_done);

@@ -179,6 +179,11 @@ impl Promises {
         deletion.ended = is_done.then_some(ended);
     }
 
+    /// A deletion that has ended is durable.
+    pub fn is_for_good(&mut self, number: usize) {
+        self.deletions[number].is_durable = true;
+    }
+
     // ---- durability
 
     /// A flush that began at this moment has ended well.

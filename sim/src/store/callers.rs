@@ -53,8 +53,9 @@ pub fn call(shared: &Shared, store: &Store, own: usize) {
             780..800 => caller.look_up_and_get(),
             800..840 => caller.touch(),
             840..880 => caller.delete(),
-            880..883 => caller.clear(),
-            883..930 => {
+            880..883 => caller.clear_or_erase(),
+            883..885 => caller.rotate(),
+            885..930 => {
                 let _ = caller.flush();
             }
             930..945 => caller.empty_segment(),

@@ -17,6 +17,7 @@ use super::results::Pages;
 use super::state::{Call, Phase, Shared, State};
 use crate::classes::Class;
 use crate::oracle::{Name, VersionId};
+use crate::sealed::tenant_of;
 
 /// Longest time until a deadline, in microseconds.
 const DEADLINE_US_MAX: u64 = 400;
@@ -344,19 +345,62 @@ impl Caller<'_> {
             return;
         };
         let id = self.id(&pages);
-        self.remove(&pages.names, || self.store.delete(id, &pages.keys));
+        self.remove(&pages.names, false, || self.store.delete(id, &pages.keys));
     }
 
-    pub fn clear(&self) {
+    /// Replaces the key that wraps the master key of an encrypted store.
+    pub fn rotate(&self) {
+        let (former, next) = {
+            let mut state = self.shared.lock();
+            state.calls[self.own] = Call::Other;
+            let Some(sealed) = &mut state.world.sealed else {
+                return;
+            };
+            if sealed.next.is_some() {
+                return;
+            }
+            let (former, next) = (sealed.wrapping.clone(), sealed.begin_rotation());
+            state.world.count(Class::Rotated);
+            (former, next)
+        };
+        let rotated = self.store.rotate(&former, &next);
+        let mut state = self.shared.lock();
+        if let (Ok(()), Some(sealed)) = (rotated, &mut state.world.sealed) {
+            sealed.rotated();
+        }
+    }
+
+    /// Clears a namespace; or erases its tenant, in an encrypted store.
+    pub fn clear_or_erase(&self) {
         let Some(pages) = self.draw(Call::Delete, 1) else {
             return;
         };
-        let names = self.shared.lock().world.oracle.names_of(pages.namespace);
+        let (names, tenant) = {
+            let mut state = self.shared.lock();
+            let world = &mut state.world;
+            match world.setup.sealed && world.dice.chance(0.5) {
+                true => {
+                    world.count(Class::Erased);
+                    let tenant = tenant_of(&world.setup.namespaces[pages.namespace]);
+                    (world.names_of_tenant(&tenant), Some(tenant))
+                }
+                false => (world.oracle.names_of(pages.namespace), None),
+            }
+        };
         let id = self.id(&pages);
-        self.remove(&names, || self.store.clear_namespace(id));
+        self.remove(&names, tenant.is_some(), || match &tenant {
+            Some(tenant) => self.store.erase_tenant(tenant),
+            None => self.store.clear_namespace(id),
+        });
     }
 
-    fn remove(&self, names: &[Name], remove: impl FnOnce() -> Result<u64, StoreError>) {
+    /// Removes pages: at once for good, or as durably as the store promises.
+    fn remove(
+        &self,
+        names: &[Name],
+        for_good: bool,
+        remove: impl FnOnce() -> Result<u64, StoreError>,
+    ) {
         let request = {
             let mut state = self.shared.lock();
             let world = &mut state.world;
@@ -387,7 +431,7 @@ impl Caller<'_> {
         if let Ok(found) = removed {
             state.deletions.found += found;
             state.world.totals.deleted += found;
-            let always = state.world.setup.sync == SyncPolicy::Always;
+            let always = for_good || state.world.setup.sync == SyncPolicy::Always;
             state.world.clock += 1;
             let now = state.world.clock;
             state.world.oracle.end_delete(request, always, now);

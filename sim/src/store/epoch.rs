@@ -60,6 +60,7 @@ impl State {
         world.revive();
         world.read_superblocks(&mut self.expected)?;
         world.begin_sealed();
+        world.expect_unerased(&mut self.expected);
         let volumes = world.disk.volumes();
         let known = world.superblocks.iter().zip(volumes.iter());
         let known = known.map(|(known, volume)| {

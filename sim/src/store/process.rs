@@ -16,9 +16,13 @@ use super::epoch::Found;
 use super::kept::Kept;
 use super::state::{Phase, Shared};
 use super::{callers, rest};
+use crate::classes::Class;
 
 /// How often the main task looks whether the callers are to end.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
+
+/// Probability that an opening is tried with a wrong key first.
+const WRONG_KEY: f64 = 0.1;
 
 /// The end of the process's main task.
 #[derive(Debug)]
@@ -56,7 +60,35 @@ pub fn options(shared: &Shared, read_only: bool) -> OpenOptions {
     })
 }
 
+/// An opening with a wrong key is refused, and writes nothing.
+fn try_wrong_key(shared: &Shared, superblocks: &Found) {
+    let wrong = {
+        let mut state = shared.lock();
+        let world = &mut state.world;
+        let draws = world.sealed.is_some() && world.strikes(Class::WrongKey, WRONG_KEY);
+        world
+            .sealed
+            .as_ref()
+            .filter(|_| draws)
+            .map(|sealed| sealed.wrong.clone())
+    };
+    let Some(wrong) = wrong else {
+        return;
+    };
+    let (disk, number) = disk(shared, superblocks.len());
+    shared.lock().owner_disk = number;
+    let options = options(shared, false).with(|o| o.wrapping = Some(wrong));
+    let refused = Store::open_simulated(superblocks.clone(), disk, &options, |_, _| ());
+    let is_refused = matches!(
+        refused,
+        Err(StoreError::WrongKey { .. } | StoreError::Keyring { .. } | StoreError::NotRead { .. })
+    );
+    assert!(is_refused, "a store opens with a wrong key");
+    assert_eq!(shared.lock().opening_writes, 0, "a refused opening writes");
+}
+
 pub fn open(shared: &Shared, superblocks: Found) -> Result<Arc<Store>, StoreError> {
+    try_wrong_key(shared, &superblocks);
     let (disk, number) = disk(shared, superblocks.len());
     shared.lock().owner_disk = number;
     let options = options(shared, false);

@@ -263,7 +263,11 @@ impl State {
                         );
                         before.is_none() || is_excused
                     }
-                    MissReason::Sealed => before.is_some() && world.oracle.has_forged_version(name),
+                    // Its tenant may have been erased since.
+                    MissReason::Sealed => {
+                        let is_gone = before != now || world.oracle.has_forged_version(name);
+                        before.is_some() && is_gone
+                    }
                     MissReason::Deadline => is_late,
                     MissReason::Closed => may_close,
                     // After a jump of the clock a read in flight looks like a silent device.

@@ -11,6 +11,7 @@
 //! | module | decides |
 //! |---|---|
 //! | `closing` | (the steps of a clean close) |
+//! | `steps` | (removals of many pages, in steps) |
 //! | `limits` | (the limits of puts, of writes, and of what is kept) |
 //! | `books` | (lists of pages, evictions, usage) |
 //! | `quotas` | (the groups of namespaces with quotas) |
@@ -54,6 +55,7 @@ mod puts;
 mod quotas;
 mod reclaim;
 mod segments;
+mod steps;
 mod types;
 
 use std::collections::BTreeMap;
@@ -439,23 +441,6 @@ impl Core {
         let found = puts.delete(&mut below, request, namespace, keys);
         self.run();
         found
-    }
-
-    /// A step before [`Core::clear`], which has less to do then: removes some pages of a namespace,
-    /// among the entries of the index from `from` on, which is zero for the first step. Returns how
-    /// many they were, and where the next step begins.
-    pub fn clear_some(&mut self, namespace: NamespaceSlot, from: u32) -> (u64, Option<u32>) {
-        let (_, _, mut below) = rooms!(self);
-        Puts::clear_some(&mut below, namespace, from)
-    }
-
-    /// One step of the removal of the pages that are too old, among the entries of the index from
-    /// `from` on. Returns where the next step begins.
-    pub fn remove_old(&mut self, from: u32) -> Option<u32> {
-        let (_, puts, mut below) = rooms!(self);
-        let next = puts.remove_old(&mut below, from);
-        self.run();
-        next
     }
 
     /// Deletes a whole namespace. Returns how many pages it had.

@@ -58,6 +58,7 @@
 //! | `climb` | a preview of the order of eviction |
 //! | `lease` | the pages that must not be evicted |
 //! | `lookup` | the calls of readers |
+//! | `erasing` | the removal of pages whose keys are erased |
 //! | `evictions` | the calls of the core that make room |
 //! | `aging` | the calls about the lifetimes of pages |
 //! | `kept` | pages that stay until a time |
@@ -79,6 +80,7 @@ mod chosen;
 mod climb;
 mod coldness;
 mod counted;
+mod erasing;
 mod evictions;
 mod groups;
 mod kept;

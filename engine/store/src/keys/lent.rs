@@ -42,6 +42,13 @@ impl Lent {
         *self.keys.write() = keys;
     }
 
+    /// The slots of the keys. `None` while they change.
+    #[cfg(any(test, feature = "simulated"))]
+    pub(crate) fn slots(&self) -> Option<Vec<NonZeroU16>> {
+        let keys = self.keys.try_read()?;
+        Some(keys.keys.iter().map(TenantKey::slot).collect())
+    }
+
     /// Wipes the keys of these slots. No call uses one any more when this returns.
     pub(crate) fn forget(&self, slots: &[NonZeroU16]) {
         let mut keys = self.keys.write();

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use larder_core::counters::Misses;
-use larder_core::status::{GetStatus, MissReason, PutStatus};
+use larder_core::status::{GetStatus, MissReason, PutStatus, Refusal};
 use larder_disk::probe::Want;
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, PageShape};
 use larder_seal::{Vault, WrappingKey};
@@ -299,13 +299,18 @@ fn a_page_without_its_key_is_a_miss_of_its_own_and_stays() {
             });
         }
         let store = sample.open();
+        // Without a key in the slot it is not even looked for.
+        let (expected, count) = match erases {
+            false => (sealed, 16),
+            true => (GetStatus::Miss(MissReason::Absent), 0),
+        };
         for number in 0..8 {
-            assert_eq!(get(&store, Some("a"), number), sealed);
-            assert_eq!(get(&store, Some("a"), number), sealed);
+            assert_eq!(get(&store, Some("a"), number), expected);
+            assert_eq!(get(&store, Some("a"), number), expected);
         }
         all_hit(&store, Some("b"), 0..8);
         let counted = misses(&store);
-        assert_eq!((counted.sealed, counted.damaged), (16, 0));
+        assert_eq!((counted.sealed, counted.damaged), (count, 0));
         store.close().unwrap();
     }
     // With the former key all of them are there.
@@ -321,6 +326,38 @@ fn a_page_without_its_key_is_a_miss_of_its_own_and_stays() {
     });
     let store = sample.open();
     all_hit(&store, Some("a"), 0..8);
+    store.close().unwrap();
+}
+
+/// Two different copies of one generation would both count.
+#[test]
+fn no_later_keyring_has_the_generation_of_one_that_was_written_in_part() {
+    let store = StoreId::from_bytes([4; 16]);
+    let ring = Keyring::create(store, &wrapping(1), &Vault::new(), &mut random, 1).unwrap();
+    let keys = Keys::new(ring.clone());
+    let mut next = ring;
+    next.add_wrap(&wrapping(2), &mut random).unwrap();
+    next.remove_wrap(wrapping(1).id(), &mut random).unwrap();
+    keys.skip_past(&next);
+    let later = keys.erase(NO_TENANT, Run::FIRST).unwrap().next.clone();
+    assert!(later.copy().generation > next.copy().generation);
+}
+
+#[test]
+fn a_full_keyring_takes_no_further_tenant_and_says_so() {
+    let sample = Sample::new();
+    sample.change(|_, ring| {
+        let mut ring = ring.unwrap();
+        for number in 1..larder_format::KEY_SLOTS_MAX {
+            ring.add_tenant(&number.to_string(), Serial::ZERO, &mut random, 1)
+                .unwrap();
+        }
+        ring
+    });
+    let store = sample.open();
+    let refused = PutStatus::Refused(Refusal::KeyringFull);
+    assert_eq!(put(&store, Some("a"), 0..3), [refused; 3]);
+    assert_eq!(put(&store, Some("2899"), 0..3), [PutStatus::Stored; 3]);
     store.close().unwrap();
 }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use larder_base::planted;
 use larder_base::runtime::Instant;
 use larder_disk::mailbox::{ReadAt, read_all, read_all_until};
 use larder_disk::{Disk, DiskError};
 use larder_format::{
-    BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, SegmentAddress,
-    SegmentHeader, SegmentNo, Serial, StoreId,
+    BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, PageRecord, Record,
+    SegmentAddress, SegmentHeader, SegmentNo, Serial, StoreId,
 };
 
 use super::fault::FaultReason;
@@ -169,6 +170,19 @@ impl Spot {
         match read_all(disk, &[self.blocks(index, 1)]).pop() {
             Some(Ok(bytes)) => self.parse_block(index, &bytes),
             _ => first,
+        }
+    }
+
+    /// Whether a record is of a page whose key is erased: no record says that it is gone.
+    pub(super) fn is_erased(&self, record: &Record) -> bool {
+        match (&self.bodies, record) {
+            (
+                Bodies::Sealed(keys),
+                Record::Page(PageRecord {
+                    seal: Some(seal), ..
+                }),
+            ) => keys.is_erased(seal.slot) && !planted!(ErasedRecovered),
+            _ => false,
         }
     }
 

@@ -25,6 +25,7 @@
 //! | `emptier` | a connection to an owner that empties segments, for a compaction |
 //! | `tape` | a connection to an owner that records the traffic |
 //! | `quotas` | the quotas of namespaces |
+//! | `erasure` | the erasure of a tenant |
 //! | `books` | leases with a count, lists of pages, evictions, usage |
 //! | `role` | the role of a process, owner or client, and how the process gets it |
 //! | `server` | the owner's side: sessions, and the resources that each client holds |
@@ -74,6 +75,7 @@ mod spaces;
 pub mod tape;
 
 mod books;
+mod erasure;
 pub mod wire;
 
 #[cfg(test)]
@@ -102,6 +104,7 @@ use crate::totals::Totals;
 #[cfg(not(feature = "simulated"))]
 use crate::volume::create::{CreateOptions, create};
 use bell::{Bell, Wish};
+pub use erasure::erase_tenant;
 pub use quotas::change_quotas;
 use reach::not_served;
 use remote::Remote;
@@ -110,8 +113,8 @@ pub use server::answer;
 pub use server::ledger;
 use spaces::Spaces;
 pub use wire::{
-    AnsweringVolume, DamagedVolume, DisplacedVolume, EndedClient, Report, StoppedClient,
-    VolumeDamage, VolumeState,
+    AnsweringVolume, DamagedVolume, DisplacedVolume, EndedClient, Erasure, Keyholder, Report,
+    StoppedClient, VolumeDamage, VolumeState,
 };
 use wire::{Reply, Request};
 
@@ -554,6 +557,10 @@ pub trait Inside {
     /// owner.
     #[cfg(any(test, feature = "simulated"))]
     fn staged(&self) -> Vec<u8>;
+
+    /// The slots of the keys that a client has. `None` while they change, and for other processes.
+    #[cfg(any(test, feature = "simulated"))]
+    fn lent(&self) -> Option<Vec<std::num::NonZeroU16>>;
 }
 
 impl Inside for Store {
@@ -580,6 +587,14 @@ impl Inside for Store {
                 service.map_or_else(Vec::new, |service| service.server.staged())
             }
             _ => Vec::new(),
+        }
+    }
+
+    #[cfg(any(test, feature = "simulated"))]
+    fn lent(&self) -> Option<Vec<std::num::NonZeroU16>> {
+        match self.inner.role().as_deref()? {
+            Role::Client(client) => client.remote.lent(),
+            _ => None,
         }
     }
 }

@@ -14,6 +14,7 @@
 //! | `books` | the answers for callers who keep books of their own |
 //! | `reads` | the owner's part in shared reads |
 //! | `lend` | the keys of an encrypted store, for clients |
+//! | `forget` | erased keys, which clients wipe |
 //! | `watch` | the watchdog for clients that fall silent |
 //! | `shared` | the state that the threads of a server share |
 //! | `answering` | how the volumes answer |
@@ -23,6 +24,7 @@
 //! | `session` | a client: its connections and its ledger |
 //! | [`ledger`] | the puts and pins of one client |
 //! | `held` | the part of one client in the staging area |
+//! | `forgotten` | which clients may have erased keys |
 //! | `told` | the connection over which a client is sent totals |
 //!
 //! Owns: the socket file beside the store, and the connections. `answer` decides the replies,
@@ -56,6 +58,8 @@ pub mod answer;
 mod answering;
 mod books;
 mod emptying;
+mod forget;
+mod forgotten;
 mod held;
 pub mod ledger;
 mod lend;
@@ -99,6 +103,8 @@ use crate::volume::row_of;
 use crate::volume::socket::socket_path;
 use accept::LINGER_LOOK;
 use answering::Answering;
+pub(super) use forget::Eraser;
+use forgotten::Forgetting;
 use peer::Admission;
 pub(super) use peer::hides_own_user;
 use places::Places;
@@ -175,6 +181,7 @@ impl Server {
                 gone: Mutex::default(),
             },
             emptying: Mutex::new(()),
+            forgetting: Forgetting::default(),
             started_unix_s: processes::unix_seconds(),
             bell: wish.bell.clone(),
             keeps_ownership: options.keeps_ownership,
@@ -254,6 +261,11 @@ impl Server {
 
     pub(super) fn report(&self) -> Report {
         self.shared.report()
+    }
+
+    /// Erases tenants.
+    pub(super) fn eraser(&self) -> Eraser {
+        Eraser(self.shared.clone())
     }
 
     /// The bytes of the memory for shared reads.
@@ -372,6 +384,7 @@ impl Shared {
     /// A client has gone: releases its resources as soon as that is safe. Runs on the thread of its
     /// first connection, which waits for that: starting another thread could fail.
     fn leave(&self, session: &Session) {
+        self.note_keyholder(session);
         {
             let mut sessions = self.sessions.lock();
             sessions.remove(&session.id);

@@ -38,8 +38,8 @@ pub(super) use frames::arrives;
 pub use frames::{WireError, parse, parse_greeting, receive, send};
 pub use pages::{PageProof, PinnedPage, StagedPage};
 pub use report::{
-    AnsweringVolume, DamagedVolume, DisplacedVolume, EndedClient, ReleaseCount, Report,
-    StoppedClient, VolumeDamage, VolumeState,
+    AnsweringVolume, DamagedVolume, DisplacedVolume, EndedClient, Erasure, Keyholder, ReleaseCount,
+    Report, StoppedClient, VolumeDamage, VolumeState,
 };
 
 /// First bytes of a greeting.
@@ -283,6 +283,12 @@ pub enum Request<'a> {
     Forgotten {
         number: u64,
     },
+    /// Erases a tenant of an encrypted store, and waits for its clients, at most so long. Answered
+    /// with [`Reply::Erased`].
+    Erase {
+        tenant: &'a str,
+        patience_ms: u32,
+    },
 }
 
 /// A key inside a message.
@@ -382,6 +388,8 @@ pub enum Reply {
         #[serde(deserialize_with = "few")]
         slots: Vec<NonZeroU16>,
     },
+    /// As JSON.
+    Erased(#[serde(with = "by_name")] Box<Erasure>),
 }
 
 /// The facts that a client needs before its first request. The rest of the frame is ignored.

@@ -90,11 +90,20 @@ pub(super) fn put<C: Catalog + ?Sized>(
         handed: 0,
     };
     call.store(&fitting, until);
+    let is_failed = |status: &PutStatus| *status == PutStatus::Failed(PutFailure::Write);
     let failed: Vec<usize> = fitting
         .into_iter()
-        .filter(|&i| call.statuses[i] == PutStatus::Failed(PutFailure::Write))
+        .filter(|&i| is_failed(&call.statuses[i]))
         .collect();
-    call.store(&failed, until);
+    if !call.lacks_key() {
+        call.store(&failed, until);
+    }
+    if call.lacks_key() {
+        // Erased since the call began.
+        for status in call.statuses.iter_mut().filter(|status| is_failed(status)) {
+            *status = PutStatus::Refused(Refusal::Erased);
+        }
+    }
     drop(call);
     count(data, &shape, &statuses);
     statuses
@@ -228,6 +237,12 @@ impl Call<'_> {
         self.putting.stay();
         let landed = self.windows.wait(self.recall);
         self.land(landed);
+    }
+
+    /// Whether the tenant of an encrypted store has no key.
+    fn lacks_key(&self) -> bool {
+        let tenant = self.shape.tenant.as_ref();
+        tenant.is_some_and(|tenant| !tenant.has_key())
     }
 
     fn is_recalled(&self) -> bool {

@@ -9,12 +9,15 @@ use larder_base::planted;
 use larder_base::system::processes;
 use larder_core::index::ReadAs;
 use larder_core::status::Refusal;
-use larder_format::PageKey;
-use larder_seal::KeyringError;
+use larder_format::{PageKey, Serial};
+#[cfg(feature = "simulated")]
+use larder_seal::WrappingKey;
+use larder_seal::{Keyring, KeyringError};
 
 use super::LocalStore;
 use crate::api::GetPage;
 use crate::catalog::Catalog;
+use crate::error::StoreError;
 use crate::keys::Slots;
 use crate::volume::Volumes;
 
@@ -34,6 +37,9 @@ impl LocalStore {
         let Some(tenant) = tenant.filter(|tenant| !tenant.has_key()) else {
             return Ok(());
         };
+        if tenant.is_erasing() {
+            return Err(Refusal::Erased);
+        }
         let mut volumes = self.volumes.try_lock().ok_or(Refusal::Busy)?;
         if tenant.has_key() {
             return Ok(());
@@ -42,24 +48,93 @@ impl LocalStore {
             self.data.notices.keyless(error);
             why
         };
-        let Some(next) = tenant.added(processes::unix_ms() / 1000) else {
+        // No slot is given again: a compaction of a closed store moves the pages of erased keys.
+        let Some(next) = tenant.added(Serial::ZERO, processes::unix_ms() / 1000) else {
             return Ok(());
         };
         let next = next.map_err(|error| match error {
             KeyringError::Full => refused(&error, Refusal::KeyringFull),
             error => refused(&error, Refusal::ReadOnlyService),
         })?;
-        let sync = |_: &Volumes, volume| match planted!(KeyAfterPage) {
+        self.write_keyring(&mut volumes, &next, planted!(KeyAfterPage))
+            .map_err(|error| refused(&error, Refusal::ReadOnlyService))?;
+        keys.settle(next);
+        Ok(())
+    }
+
+    /// Makes the next keyring durable on all volumes, unless it `hurries`.
+    fn write_keyring(
+        &self,
+        volumes: &mut Volumes,
+        next: &Keyring,
+        hurries: bool,
+    ) -> Result<(), StoreError> {
+        let sync = |_: &Volumes, volume| match hurries {
             true => Ok(()),
             false => self.local.sync_beside(volume),
         };
         let written = volumes.set_keyring(self.data.disk.as_ref(), next.copy(), sync);
-        if let Err(error) = written {
-            keys.skip_generation();
-            return Err(refused(&error, Refusal::ReadOnlyService));
+        if let (Err(_), Some(keys)) = (&written, &self.local.keys) {
+            keys.skip_past(next);
         }
+        written
+    }
+
+    /// Replaces the key that wraps the master key.
+    #[cfg(feature = "simulated")]
+    pub(super) fn replace_wrap(
+        &self,
+        former: &WrappingKey,
+        wrapping: &WrappingKey,
+    ) -> Result<(), StoreError> {
+        let _gate = self.enter_to_write()?;
+        let Some(keys) = &self.local.keys else {
+            return Ok(());
+        };
+        let mut volumes = self.volumes.lock();
+        let next = keys.rewrapped(former, wrapping);
+        let next = next.map_err(|error| StoreError::Keyring {
+            path: volumes.first_path(),
+            reason: error.to_string(),
+        })?;
+        self.write_keyring(&mut volumes, &next, false)?;
         keys.settle(next);
         Ok(())
+    }
+
+    /// Erases a tenant: its keys, and with them its pages. Returns the slots of the keys, and how
+    /// many pages they had. Before it returns, the keyring without the keys is durable on all
+    /// volumes, and no call of this process has them. A crash leaves the tenant erased or whole.
+    pub(crate) fn erase(&self, tenant: &str) -> Result<(Vec<NonZeroU16>, u64), StoreError> {
+        let _gate = self.enter_to_write()?;
+        let Some(keys) = &self.local.keys else {
+            return Err(StoreError::Usage(
+                "the store is not encrypted, and has no tenants to erase".to_owned(),
+            ));
+        };
+        // No key is added meanwhile.
+        let mut volumes = self.volumes.lock();
+        let run = volumes.superblock().run;
+        let erasing = keys
+            .erase(tenant, run)
+            .map_err(|error| StoreError::Keyring {
+                path: volumes.first_path(),
+                reason: error.to_string(),
+            })?;
+        if erasing.slots.is_empty() {
+            return Ok((Vec::new(), 0));
+        }
+        self.write_keyring(&mut volumes, &erasing.next, planted!(HastyErasure))?;
+        let (mut pages, mut step) = (0, Some(0));
+        while let Some(from) = step {
+            let (some, next) = self
+                .local
+                .with_core_by_turns(|core| core.erase_some(&erasing.slots, from));
+            pages += some;
+            step = next;
+        }
+        keys.settle(erasing.next.clone());
+        Ok((erasing.slots.clone(), pages))
     }
 
     /// The slots of the keys that a client of a namespace gets. A new tenant gets one `for_put`.

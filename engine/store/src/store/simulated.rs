@@ -6,6 +6,7 @@ use larder_core::core::{Core, Emptying, Victim};
 use larder_core::index::{Index, SegmentId};
 use larder_disk::Disk;
 use larder_format::{Clock, Superblock};
+use larder_seal::WrappingKey;
 
 use super::opening::{Opening, begin_run, config};
 use super::{LocalStore, given_up};
@@ -113,6 +114,22 @@ impl LocalStore {
             starts,
         };
         self.empty(&wanted, goes_on)
+    }
+
+    /// Erases a tenant. Returns how many pages are gone.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn erase_tenant(&self, tenant: &str) -> Result<u64, StoreError> {
+        self.erase(tenant).map(|(_, pages)| pages)
+    }
+
+    /// Replaces the key that wraps the master key.
+    ///
+    /// # Errors
+    /// See [`StoreError`].
+    pub fn rotate(&self, former: &WrappingKey, wrapping: &WrappingKey) -> Result<(), StoreError> {
+        self.replace_wrap(former, wrapping)
     }
 
     /// Pins on all segments. `None` while a task holds the core.

@@ -1,5 +1,6 @@
 //! Checks between two steps of the world: owners, writes and evictions.
 
+use std::num::NonZeroU16;
 use std::rc::Rc;
 
 use larder_core::core::{Core, Counters};
@@ -58,6 +59,26 @@ impl Driver {
             state.totals.evicted += counters.store.evicted;
             state.totals.moved += counters.store.moved;
             state.totals.reclaimed += counters.store.reclaimed;
+        }
+    }
+
+    /// No client has a key of which it was said that none has it.
+    pub(super) fn look_at_erased(&self) {
+        let erased = std::mem::take(&mut self.shared.borrow_mut().erased);
+        if erased.is_empty() {
+            return;
+        }
+        for running in &self.running {
+            let lent = running
+                .store
+                .borrow()
+                .as_ref()
+                .and_then(|store| store.lent());
+            let has = |slot: &NonZeroU16| lent.iter().flatten().any(|lent| lent == slot);
+            assert!(
+                !erased.iter().any(has),
+                "a client has the key of an erased tenant"
+            );
         }
     }
 

@@ -1,11 +1,12 @@
 //! Pages that leave: evicted under the limit, deleted by a caller, or found damaged.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use larder_base::ids::NamespaceId;
-use larder_format::{KeyPrefix, Namespace, PageHome, PageKey, Record, SegmentNo, Serial};
+use larder_format::{KeyPrefix, Namespace, PageHome, PageKey, Proof, Record, SegmentNo, Serial};
 
-use super::{Below, Puts};
+use super::{Below, Origin, Puts};
 use crate::core::namespaces::NAMESPACES_MAX;
 use crate::core::types::{Fault, Move, RequestId};
 use crate::grants::Finding;
@@ -371,6 +372,38 @@ impl Puts {
         let mut found = 0;
         let next = below.base.index.remove_some_of(namespace, from, |page| {
             let blocks = namespaces.stored_blocks(namespace, page.place);
+            segments.drop_live(page.place.segment, blocks);
+            found += 1;
+        });
+        below.base.counters.store.deleted += found;
+        (found, next)
+    }
+
+    /// A step of the erasure of keys: removes some pages that are encrypted with the keys of these
+    /// slots, among the entries of the index from `from` on, and at the first step those under way.
+    /// No record is written: the keyring says that the keys are gone. Returns how many pages they
+    /// were, and where the next step begins.
+    pub(in crate::core) fn erase_some(
+        &mut self,
+        below: &mut Below<'_>,
+        slots: &[NonZeroU16],
+        from: u32,
+    ) -> (u64, Option<u32>) {
+        if from == 0 {
+            let has_slot = |proof: &Proof| {
+                let seal = proof.seal.as_ref();
+                seal.is_some_and(|seal| slots.contains(&seal.slot))
+            };
+            for page in self.pending.values_mut() {
+                page.deleted |= matches!(page.origin, Origin::Put) && has_slot(&page.proof);
+            }
+            let pending = &self.pending;
+            self.in_flight.retain(|_, ticket| !pending[*ticket].deleted);
+        }
+        let (segments, namespaces) = (&mut *below.segments, &below.base.namespaces);
+        let mut found = 0;
+        let next = below.base.index.remove_some_sealed(slots, from, |page| {
+            let blocks = namespaces.stored_blocks(page.namespace, page.place);
             segments.drop_live(page.place.segment, blocks);
             found += 1;
         });

@@ -8,6 +8,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use larder_base::ids::NamespaceId;
+use larder_base::planted;
 use larder_base::runtime::Mutex;
 use larder_core::status::Refusal;
 use larder_format::Proof;
@@ -78,6 +79,19 @@ impl Remote {
         }
     }
 
+    /// The slots of the keys that this client has. `None` while they change.
+    #[cfg(any(test, feature = "simulated"))]
+    pub(in crate::share) fn lent(&self) -> Option<Vec<NonZeroU16>> {
+        let shapes = self.shapes.try_lock()?;
+        let mut slots = Vec::new();
+        for shape in shapes.values() {
+            if let Some(lent) = shape.tenant.as_ref().and_then(|tenant| tenant.as_lent()) {
+                slots.extend(lent.slots()?);
+            }
+        }
+        Some(slots)
+    }
+
     fn borrow(
         &self,
         lending: &Lending,
@@ -120,6 +134,9 @@ impl Remote {
             return;
         };
         let mut forgotten = lending.forgotten.lock();
+        if planted!(KeptLentKey) {
+            return;
+        }
         forgotten.extend(slots);
         for shape in self.shapes.lock().values() {
             if let Some(lent) = shape.tenant.as_ref().and_then(|tenant| tenant.as_lent()) {

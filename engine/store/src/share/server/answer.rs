@@ -259,7 +259,7 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Quotas(_) | Request::Record { .. } => {
                 return nonsense("nothing is recorded here");
             }
-            Request::Keys { .. } | Request::Forgotten { .. } => {
+            Request::Keys { .. } | Request::Forgotten { .. } | Request::Erase { .. } => {
                 return nonsense("no keys are lent here");
             }
         })

@@ -253,6 +253,21 @@ impl Shared {
         if let Request::Record { salt } = request {
             return Some(self.record(session, salt));
         }
+        if let Request::Forgotten { number } = request {
+            session.forgotten.answer(number);
+            return None;
+        }
+        if let Request::Erase {
+            tenant,
+            patience_ms,
+        } = request
+        {
+            let until = Instant::now() + Duration::from_millis(patience_ms.into());
+            return Some(match self.erase(tenant, until) {
+                Ok(erasure) => Reply::Erased(Box::new(erasure)),
+                Err(error) => Reply::Failed(error.into()),
+            });
+        }
         if let Request::Keys { namespace, for_put } = request {
             return Some(self.lend(session, NamespaceId(namespace), for_put));
         }

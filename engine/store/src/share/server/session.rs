@@ -12,6 +12,7 @@ use larder_base::system::processes;
 use larder_base::system::sockets::UnixStream;
 use larder_core::counters::Counts;
 
+use super::forgotten::Forgotten;
 use super::held::HeldReads;
 use super::ledger::Ledger;
 use super::told::Told;
@@ -40,6 +41,7 @@ pub(super) struct Session {
     pub told: Mutex<Told>,
     /// The client has wanted a segment emptied.
     pub compacts: AtomicBool,
+    pub forgotten: Forgotten,
 }
 
 /// A client's counters, as it sent them last.
@@ -89,6 +91,7 @@ impl Session {
             tally: Mutex::default(),
             told: Mutex::default(),
             compacts: AtomicBool::new(false),
+            forgotten: Forgotten::default(),
         }
     }
 

@@ -15,6 +15,7 @@ use larder_base::system::sockets::UnixListener;
 use larder_core::grants::SegmentMap;
 
 use super::answering::Answering;
+use super::forgotten::Forgetting;
 use super::peer::Admission;
 use super::places::Places;
 use super::reads::Reads;
@@ -68,6 +69,7 @@ pub(super) struct Shared {
     pub(super) adding: Adding,
     /// Held while a segment is emptied for a client.
     pub(super) emptying: Mutex<()>,
+    pub(super) forgetting: Forgetting,
     /// In seconds since 1970.
     pub(super) started_unix_s: f64,
     /// Called by clients that ask for the ownership.

@@ -13,7 +13,7 @@ use crate::error::StoreError;
 use crate::keys::tests::{Sample, all_hit, get, key, namespace, options, position, put};
 use crate::protocol::VERSION;
 use crate::share::role::Role;
-use crate::share::{Inside, Part};
+use crate::share::{Erasure, Inside, Part, erase_tenant};
 
 const TENANT: Option<&str> = Some("a tenant by name");
 
@@ -224,4 +224,87 @@ fn a_client_that_does_not_open_a_page_has_its_owner_look_and_nothing_is_forgotte
     eventually("the owner has looked", || !owner.contains(id, &[key(2)])[0]);
     assert_eq!(put(&client, TENANT, 2..3), stored(1));
     all_hit(&owner, TENANT, 0..4);
+}
+
+const NAME: &str = "a tenant by name";
+const ABSENT: GetStatus = GetStatus::Miss(MissReason::Absent);
+
+fn all_absent(store: &Store, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        assert_eq!(get(store, TENANT, number), ABSENT, "{number}");
+    }
+}
+
+#[test]
+fn an_erased_tenant_is_gone_from_the_store_and_from_its_clients() {
+    let sample = Sample::new();
+    let owner = attach(&sample, &options(1));
+    let client = attach(&sample, &keyless());
+    let other = Some("another");
+    assert_eq!(put(&client, TENANT, 0..20), stored(20));
+    assert_eq!(put(&owner, other, 0..20), stored(20));
+    all_hit(&owner, TENANT, 0..20);
+    all_hit(&client, other, 0..20);
+    let key = client.lent().unwrap();
+    let erasure = erase_tenant(&client, NAME, Duration::from_secs(60)).unwrap();
+    assert_eq!((erasure.pages, &erasure.waits_for[..]), (20, &[][..]));
+    let left = client.lent().unwrap();
+    assert!(
+        erasure
+            .slots
+            .iter()
+            .all(|slot| key.contains(slot) && !left.contains(slot))
+    );
+    for store in [&owner, &client] {
+        all_absent(store, 0..20);
+        all_hit(store, other, 0..20);
+    }
+    let again = erase_tenant(&owner, NAME, Duration::ZERO).unwrap();
+    assert_eq!(again, Erasure::default());
+    // A later put has another key.
+    assert_eq!(put(&client, TENANT, 0..5), stored(5));
+    all_hit(&owner, TENANT, 0..5);
+    // As after a crash.
+    drop((client, owner));
+    let store = attach(&sample, &options(1));
+    all_hit(&store, TENANT, 0..5);
+    all_absent(&store, 5..20);
+    all_hit(&store, other, 0..20);
+    let local = store.local().unwrap();
+    local.check_invariants().unwrap();
+}
+
+/// As one that is stopped.
+#[test]
+fn a_client_that_does_not_answer_is_named_until_its_marks_have_gone() {
+    let sample = Sample::new();
+    let owner = attach(&sample, &options(1));
+    put(&owner, TENANT, 0..3);
+    let (silent, _) = Remote::reach(&sample.path, &Protocol::default()).unwrap();
+    let volume = File::options().read(true).write(true).open(&sample.path);
+    let mut marks = guard::Marked::by(silent.client().0);
+    marks.mark(&Arc::new(volume.unwrap().into())).unwrap();
+    assert!(silent.marked().unwrap());
+    let id = silent.namespace(&namespace(TENANT)).unwrap();
+    silent.give_key(id).unwrap();
+    assert_eq!(silent.lent().unwrap().len(), 1);
+    let erase = |patience| erase_tenant(&owner, NAME, Duration::from_secs(patience)).unwrap();
+    let erasure = erase(0);
+    assert_eq!((erasure.pages, erasure.waits_for.len()), (3, 1));
+    // It reads nothing new.
+    assert_eq!(silent.pin(id, &[key(0)], ReadAs::Check), [None]);
+    assert_eq!(erase(0).waits_for, erasure.waits_for);
+    silent.hang_up();
+    eventually("it has gone", || owner.report().unwrap().clients == 0);
+    assert_eq!(erase(0).waits_for, erasure.waits_for);
+    drop(marks);
+    assert_eq!(erase(60), Erasure::default());
+}
+
+#[test]
+fn only_tenants_of_encrypted_stores_are_erased() {
+    let (_directory, path) = created();
+    let owner = Store::attach(&path, keyless()).unwrap();
+    let erased = erase_tenant(&owner, NAME, Duration::ZERO);
+    assert!(matches!(erased, Err(StoreError::Usage(_))));
 }

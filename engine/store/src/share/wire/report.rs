@@ -1,5 +1,6 @@
 //! An owner's report: its counters, the processes that use the store, the state of its volumes.
 
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -247,4 +248,27 @@ impl ReleaseCount {
             clients,
         }
     }
+}
+
+/// The erasure of a tenant, so far.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Erasure {
+    /// The slots of the erased keys; none if the tenant had no keys any more.
+    pub slots: Vec<NonZeroU16>,
+    /// Pages that are gone with them.
+    pub pages: u64,
+    /// The clients that may still have a key of this tenant, or of one that was erased before. It
+    /// is complete without any.
+    pub waits_for: Vec<Keyholder>,
+}
+
+/// A client that may have an erased key.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Keyholder {
+    /// Its pid; `None` in another pid namespace.
+    pub pid: Option<u32>,
+    /// The name of its program; empty if it is not known.
+    pub name: String,
 }

@@ -12,7 +12,7 @@ use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Extent, Finding, Grant, ReservationId};
 use larder_core::hint::Hint;
 use larder_core::index::{Lease, ReadAs, SegmentId};
-use larder_core::status::PutStatus;
+use larder_core::status::{PutStatus, Refusal};
 use larder_format::{BLOCK_BYTES, Namespace, PageKey, Proof};
 
 use super::Local;
@@ -296,7 +296,10 @@ impl Allocator for Local {
         if let Some((beneath, fingerprint)) = self.beneath(namespace) {
             beneath.asked(fingerprint, asks);
         }
-        let (id, grants) = self.with_core(|core| core.reserve(namespace.into(), asks, hint));
+        let erased = self.keys.is_some() && self.lacks_key(namespace);
+        let wanted = if erased { &[] } else { asks };
+        let (id, mut grants) = self.with_core(|core| core.reserve(namespace.into(), wanted, hint));
+        grants.resize(asks.len(), Grant::Refused(Refusal::Erased));
         let granted = asks.iter().zip(&grants);
         let refused = grants
             .iter()
@@ -360,6 +363,13 @@ impl Allocator for Local {
 }
 
 impl Local {
+    /// In an encrypted store: whether the tenant of a namespace has no key. It had one when the put
+    /// began.
+    fn lacks_key(&self, namespace: NamespaceId) -> bool {
+        let tenant = self.shape(namespace).and_then(|shape| shape.tenant);
+        tenant.is_some_and(|tenant| !tenant.has_key())
+    }
+
     /// Counts a lookup that found so many of these pages.
     fn count(&self, keys: &[PageKey], found: usize) {
         let pages = [found, keys.len() - found];
