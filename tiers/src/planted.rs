@@ -107,7 +107,8 @@ larder_base::bugs! {
         StateCopiedLate,
         /// Ranks continue the shortest of their longest prefixes.
         MinimumOfLengths,
-    }    /// The bugs of hand-overs between processes.
+    }
+    /// The bugs of hand-overs between processes.
     HANDOVER: {
         /// A block of memory is lent to two requests.
         LendsTwice,

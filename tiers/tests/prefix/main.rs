@@ -20,6 +20,7 @@ mod loads;
 mod memory;
 mod polls;
 mod random;
+mod rank_kills;
 mod ranks;
 mod refuses;
 mod remotes;

@@ -29,11 +29,11 @@ use super::{ANSWER, PATIENCE, toy};
 const SHORT: Duration = Duration::from_secs(1);
 
 /// A rank of a tensor-parallel engine: each has one head, and a word depends on all of them.
-struct Rank {
+pub struct Rank {
     cache: PrefixCache,
     toy: Transformer,
     /// Where the ranks of the engine exchange their parts of a word.
-    engine: ThreadRank,
+    engine: Box<dyn Ranks>,
 }
 
 type Memories = Vec<Arc<Memory>>;
@@ -42,7 +42,7 @@ fn memories(ranks: u32) -> Memories {
     (0..ranks).map(|_| Arc::default()).collect()
 }
 
-fn options(rank: u32, ranks: u32) -> PrefixOptions {
+pub fn options(rank: u32, ranks: u32) -> PrefixOptions {
     let shape = KvShape::mha(2, ranks, 8, 4, PAGE as u32).unwrap();
     let model = Model::new("toy", "seed 42", "f32", shape);
     PrefixOptions::new(&model.heads(rank..rank + 1).unwrap(), 20, 40)
@@ -64,11 +64,7 @@ fn group<T: Send>(
                 let number = engine.rank();
                 let options = options(number, ranks).with(|o| o.ranks = Some(Box::new(own)));
                 let cache = open(number, options);
-                act(Rank {
-                    cache,
-                    toy: toy(),
-                    engine,
-                })
+                act(Rank::new(cache, toy(), Box::new(engine)))
             })
         };
         let all: Vec<_> = agreeing.into_iter().zip(engine).map(start).collect();
@@ -88,13 +84,13 @@ fn own(token: u64, rank: u32) -> u64 {
     (token + u64::from(rank)) % WORDS
 }
 
-fn text(seed: u64, tokens: usize) -> Vec<u64> {
+pub fn text(seed: u64, tokens: usize) -> Vec<u64> {
     let mut dice = Pcg64Mcg::seed_from_u64(seed);
     (0..tokens).map(|_| dice.random_range(0..WORDS)).collect()
 }
 
 /// The prompt and its answer, computed without a cache.
-fn uncached(prompt: &[u64], ranks: u32) -> Vec<u64> {
+pub fn uncached(prompt: &[u64], ranks: u32) -> Vec<u64> {
     let (toy, mut tokens) = (toy(), prompt.to_vec());
     let mut rows = vec![HashMap::new(); ranks as usize];
     for position in 0..prompt.len() + ANSWER - 1 {
@@ -110,6 +106,10 @@ fn uncached(prompt: &[u64], ranks: u32) -> Vec<u64> {
 }
 
 impl Rank {
+    pub fn new(cache: PrefixCache, toy: Transformer, engine: Box<dyn Ranks>) -> Rank {
+        Rank { cache, toy, engine }
+    }
+
     fn number(&self) -> u32 {
         self.engine.rank()
     }
@@ -406,7 +406,7 @@ struct Running {
 }
 
 /// A random run. All ranks have the same dice, and each has faults of its own.
-struct Run<'r> {
+pub struct Run<'r> {
     rank: Rank,
     dice: Pcg64Mcg,
     prompts: &'r [(Vec<u64>, Vec<u64>)],
@@ -416,7 +416,7 @@ struct Run<'r> {
     broken: u64,
 }
 
-fn failure_of(closed: Closed) -> RanksError {
+pub fn failure_of(closed: Closed) -> RanksError {
     match closed {
         Closed::Ranks(failure) => failure,
         Closed::Ended => panic!("{closed}"),
@@ -430,12 +430,39 @@ fn failure_of_begin(error: BeginError) -> RanksError {
     }
 }
 
-impl Run<'_> {
+impl<'r> Run<'r> {
+    /// All ranks give the same seed.
+    pub fn new(rank: Rank, seed: u64, prompts: &'r [(Vec<u64>, Vec<u64>)]) -> Run<'r> {
+        Run {
+            rank,
+            dice: Pcg64Mcg::seed_from_u64(seed),
+            prompts,
+            waiting: Vec::new(),
+            running: Vec::new(),
+            answers: 0,
+            broken: 0,
+        }
+    }
+
+    pub fn cache(&self) -> &PrefixCache {
+        &self.rank.cache
+    }
+
+    pub fn answers(&self) -> u64 {
+        self.answers
+    }
+
+    /// Drops all requests.
+    pub fn end_all(&mut self) {
+        self.waiting.clear();
+        self.running.clear();
+    }
+
     fn below(&mut self, bound: usize) -> usize {
         self.dice.random_range(0..bound)
     }
 
-    fn step(&mut self) -> Result<(), RanksError> {
+    pub fn step(&mut self) -> Result<(), RanksError> {
         match self.below(16) {
             0..3 if self.waiting.len() + self.running.len() < 4 => {
                 let number = self.below(self.prompts.len());
@@ -580,15 +607,7 @@ fn no_word_of_random_runs_differs_and_all_trees_stay_equal() {
                 over(&l3s)(rank, varied(options, seed, rank))
             };
             let ends = group(ranks, PATIENCE, open, |rank| {
-                let mut run = Run {
-                    rank,
-                    dice: Pcg64Mcg::seed_from_u64(seed),
-                    prompts: &prompts,
-                    waiting: Vec::new(),
-                    running: Vec::new(),
-                    answers: 0,
-                    broken: 0,
-                };
+                let mut run = Run::new(rank, seed, &prompts);
                 let is_dying = dying == Some(run.rank.number());
                 for _ in 0..if is_dying { last } else { 150 } {
                     run.step()?;
