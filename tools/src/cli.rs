@@ -14,9 +14,9 @@ use crate::program::{complain_in_json, lacks};
 use crate::failure::Failure;
 use crate::log::LogFormat;
 use crate::{
-    bench, compact, create, delete, demo, doctor, export, exporter, gone, import, inspect, keys,
-    log, manuals, pin, plan, quota, record, remote, replay, serve, sheet, stat, superblock, top,
-    verify, volume,
+    bench, compact, create, delete, demo, doctor, erase, export, exporter, gone, import, inspect,
+    keys, log, manuals, pin, plan, quota, record, remote, replay, serve, sheet, stat, superblock,
+    top, verify, volume,
 };
 
 /// A local L3 for LLM serving: a page store on NVMe
@@ -62,6 +62,7 @@ enum Command {
     Top(top::TopArgs),
     Report(sheet::SheetArgs),
     Delete(delete::DeleteArgs),
+    Erase(erase::EraseArgs),
     Quota(quota::QuotaArgs),
     Pin(pin::PinArgs),
     Unpin(pin::UnpinArgs),
@@ -124,6 +125,7 @@ pub fn run(program: &Program, arguments: impl IntoIterator<Item = OsString>) -> 
         Command::Top(args) => top::run(args),
         Command::Report(args) => sheet::run(args),
         Command::Delete(args) => delete::run(args),
+        Command::Erase(args) => erase::run(args),
         Command::Quota(args) => quota::run(args),
         Command::Pin(args) => pin::pin(args),
         Command::Unpin(args) => pin::unpin(args),

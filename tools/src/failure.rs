@@ -27,6 +27,8 @@ pub enum Ending {
     Done,
     /// Complete, and something is wrong with the examined object.
     Findings,
+    /// Not complete: another process is in the way. The report names it.
+    Blocked,
     /// Early, at the operator's request.
     Interrupted,
 }
@@ -54,6 +56,7 @@ impl Ending {
         match self {
             Ending::Done => 0,
             Ending::Findings => 1,
+            Ending::Blocked => 3,
             Ending::Interrupted => 130,
         }
     }

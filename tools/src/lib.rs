@@ -19,6 +19,7 @@
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
 //! | `pin` | pages that stay until a time |
+//! | `erase` | a tenant of an encrypted store: its keys, and with them its pages |
 //! | `sheet` | a report about a store or a trace, in one HTML file |
 //! | `plan` | the disk to buy, and whether it is worth it |
 //! | `record` | records the traffic of a served store |
@@ -81,6 +82,7 @@ mod device;
 pub mod disk;
 mod doctor;
 mod drives;
+mod erase;
 mod export;
 mod exporter;
 mod failure;

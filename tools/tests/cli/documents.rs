@@ -182,6 +182,10 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     let sealed = &at("sealed");
     let keys = ["--key-file", first];
     printed.run(&[&["create", sealed], &size[..], &keys].concat(), 0);
+    let erase = ["erase", sealed, "--tenant", "acme"];
+    printed.run(&[&erase[..], &keys].concat(), 0);
+    let blocked = sealed::blocked_erasure();
+    printed.note("erase", blocked.to_string().as_bytes());
     let rotate = ["key", "rotate", sealed, "--new-key-file", other];
     printed.run(&[&rotate[..], &keys].concat(), 0);
     let saved = &at("saved");

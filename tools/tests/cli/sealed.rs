@@ -135,6 +135,93 @@ fn found_in(store: &Store) -> usize {
     hits
 }
 
+/// A process of its own that uses a store: the keys of its tenant are in its memory.
+#[test]
+#[ignore = "a part of another test"]
+fn a_process_that_uses_the_store() {
+    let Ok(store) = std::env::var("LARDER_STORE_TO_USE") else {
+        return;
+    };
+    let client = Store::attach(Path::new(&store), OpenOptions::default()).unwrap();
+    assert_eq!(found_in(&client), keys().len());
+    println!("uses it");
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+}
+
+/// Starts it, and returns when it has the keys.
+fn using(store: &str) -> Process {
+    let name = "sealed::a_process_that_uses_the_store";
+    let mut user = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--ignored", "--nocapture"])
+        .env("LARDER_STORE_TO_USE", store)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(user.stdout.take().unwrap()).lines();
+    let said = lines
+        .map(Result::unwrap)
+        .find(|line| line.contains("uses it"));
+    assert!(said.is_some(), "it cannot use the store");
+    Process(user)
+}
+
+fn signal(user: &Process, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(user.0.id()).unwrap()), signal).unwrap();
+}
+
+/// The report of an erasure that waits for a stopped process.
+pub fn blocked_erasure() -> Value {
+    let place = Place::new();
+    let key = place.key("key");
+    let store = place.store("store", Some(&key));
+    let blocked = served(&store, Some(&key), || {
+        let user = using(&store);
+        signal(&user, Signal::SIGSTOP);
+        report(&["erase", &store, "--tenant", TENANT, "--wait", "1ms"], 3)
+    });
+    blocked.0
+}
+
+#[test]
+fn an_erased_tenant_is_gone_from_the_store_and_from_all_processes() {
+    let place = Place::new();
+    let key = place.key("key");
+    let plain = place.store("plain", None);
+    fails(
+        &["erase", &plain, "--tenant", TENANT],
+        2,
+        &["not encrypted"],
+    );
+    let store = place.store("store", Some(&key));
+    let of = |tenant| ["erase", &store, "--tenant", tenant];
+    let hurried = [&of(TENANT)[..], &["--wait", "1s"]].concat();
+    fails(&of(TENANT), 3, &["--key-file"]);
+    let ((), _) = served(&store, Some(&key), || {
+        assert_eq!(json(&of("another"))["erased_keys"], serde_json::json!([]));
+        let user = using(&store);
+        signal(&user, Signal::SIGSTOP);
+        let stopped = report(&hurried, 3);
+        assert_eq!(stopped["erased_pages"], keys().len());
+        assert_eq!(stopped["waits_for"][0]["pid"], user.0.id());
+        let client = Store::attach(Path::new(&store), OpenOptions::default()).unwrap();
+        assert_eq!(found_in(&client), 0);
+        // The same as long as the process is stopped.
+        says(
+            &hurried,
+            3,
+            &["the tenant has no key", "may still have a key"],
+        );
+        signal(&user, Signal::SIGCONT);
+        let done = json(&[&of(TENANT)[..], &["--wait", "1m"]].concat());
+        assert_eq!(done["erased_keys"], serde_json::json!([]));
+        assert_eq!(done["waits_for"], serde_json::json!([]));
+        client.close().unwrap();
+    });
+    assert_eq!(hits(&store, Some(&key)), 0);
+    json(&["verify", &store, "--deep", "--key-file", &key]);
+}
+
 /// Serves a store while `work` runs. Returns what it returned, and the log of the owner.
 fn served<T>(store: &str, key: Option<&str>, work: impl FnOnce() -> T) -> (T, Vec<u8>) {
     let with = key.map_or_else(Vec::new, |key| vec!["--key-file", key]);
