@@ -12,7 +12,7 @@ fn replays_have_their_charts() {
     let [at, trace] = [text(&store), text(&trace)];
     let sizes = "--capacity=128MiB,192MiB,256MiB";
     let tiers = ["--store", at, "--capacity", "512GiB", "--l1", "5GiB"];
-    let slow = ["--l2", "5GiB", "--page-size", "256", "--scale", "4096"];
+    let slow = ["--l2", "10GiB", "--page-size", "256", "--scale", "4096"];
     let cases: [(&str, Vec<&str>, usize, &[&str]); 3] = [
         (
             "sizes",
