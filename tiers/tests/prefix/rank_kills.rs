@@ -27,11 +27,24 @@ const TIMEOUTS: Timeouts = Timeouts {
     call: Duration::from_secs(1),
 };
 
+/// Those of the last group, which has no fault.
+const PATIENT: Timeouts = Timeouts {
+    gather: PATIENCE,
+    call: PATIENCE,
+};
+
+/// Set for the last group.
+const IS_LAST: &str = "LARDER_LAST_GROUP";
+
 fn join(directory: &Path, name: &str, rank: u32) -> Result<SocketRank, RanksError> {
     let socket = directory.join(name);
+    let timeouts = match std::env::var_os(IS_LAST) {
+        Some(_) => PATIENT,
+        None => TIMEOUTS,
+    };
     match rank {
-        0 => SocketRank::host(socket, RANKS, TIMEOUTS),
-        _ => SocketRank::join(socket, rank, RANKS, TIMEOUTS),
+        0 => SocketRank::host(socket, RANKS, timeouts),
+        _ => SocketRank::join(socket, rank, RANKS, timeouts),
     }
 }
 
@@ -88,9 +101,13 @@ struct Process {
 }
 
 impl Process {
-    fn start(directory: &Path, rank: u32, seed: u64) -> Process {
+    fn start(directory: &Path, rank: u32, seed: u64, is_last: bool) -> Process {
         let test = "rank_kills::ranks_of_a_group_end_in_time_after_kills_and_stops";
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        if is_last {
+            command.env(IS_LAST, "1");
+        }
+        let mut child = command
             .args(["--exact", test, "--nocapture"])
             .env(RANK, format!("{} {rank} {seed}", directory.display()))
             .stdout(Stdio::piped())
@@ -160,7 +177,7 @@ fn ranks_of_a_group_end_in_time_after_kills_and_stops() {
     let mut dice = Pcg64Mcg::seed_from_u64(runs);
     let (mut failed, mut done, mut killed, mut slowest) = (0, 0, 0, Duration::ZERO);
     for seed in 0..runs {
-        let start = |rank| Process::start(directory.path(), rank, seed);
+        let start = |rank| Process::start(directory.path(), rank, seed, false);
         let mut ranks: Vec<Process> = (0..RANKS).map(start).collect();
         let mut victim = ranks.remove(dice.random_range(0..ranks.len()));
         // Few end while the group gathers.
@@ -202,7 +219,7 @@ fn ranks_of_a_group_end_in_time_after_kills_and_stops() {
         }
     }
     // All that is left is a store that a group reads.
-    let start = |rank| Process::start(directory.path(), rank, runs);
+    let start = |rank| Process::start(directory.path(), rank, runs, true);
     let ranks: Vec<Process> = (0..RANKS).map(start).collect();
     let ends: Vec<String> = ranks.into_iter().map(Process::end).collect();
     assert!(ends.iter().all(|end| end.starts_with("done ")), "{ends:?}");

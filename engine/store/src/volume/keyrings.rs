@@ -122,14 +122,14 @@ impl Copies {
         whole.max_by_key(|copy| copy.generation)
     }
 
-    /// The places in the order in which a writer replaces the copies that are not `next`; then the
-    /// others, if `next` is not stated: a failed sync may have lost them, and reads return them all
-    /// the same.
+    /// The places in the order in which a writer replaces the copies that are not `next`. If `next`
+    /// is not stated, its own copies come first: a failed sync may have lost them, and reads return
+    /// them all the same. Until one of them is durable, no other copy is replaced.
     fn places(&self, next: &KeyringCopy, stated: u64) -> Vec<Place> {
         let there = self.0.iter().filter(|(_, copy)| copy.as_ref() == Ok(next));
         let there = there.filter(|_| next.generation > stated);
-        let there: Vec<Place> = there.map(|(place, _)| *place).collect();
-        self.behind(next).into_iter().chain(there).collect()
+        let there = there.map(|(place, _)| *place);
+        there.chain(self.behind(next)).collect()
     }
 
     /// The places in the order in which a writer replaces the copies that are not `next`.
@@ -233,6 +233,10 @@ impl Volumes {
     /// writes to a volume durable: in a store in use by its core, which has to know of a failed
     /// sync.
     ///
+    /// A change that failed, or that a crash cut short, is completed first. So all copies but the
+    /// one that is replaced are durable: a copy whose sync failed may be lost, and the next change
+    /// must not replace the last durable one.
+    ///
     /// # Errors
     /// A write or a sync failed.
     pub fn set_keyring(
@@ -240,6 +244,20 @@ impl Volumes {
         disk: &dyn Disk,
         next: &KeyringCopy,
         sync: impl Fn(&Volumes, usize) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let stated = self.keyring_generation();
+        let newest = self.keyring_copies(disk).newest().cloned();
+        if let Some(newest) = newest.filter(|of| of != next && of.generation > stated) {
+            self.write_keyring(disk, &newest, &sync)?;
+        }
+        self.write_keyring(disk, next, &sync)
+    }
+
+    fn write_keyring(
+        &mut self,
+        disk: &dyn Disk,
+        next: &KeyringCopy,
+        sync: &impl Fn(&Volumes, usize) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
         let encoded = next.encode();
         let stated = self.keyring_generation();
