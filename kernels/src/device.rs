@@ -49,16 +49,16 @@ pub trait Device: Send + Sync {
         pages: u32,
     ) -> Result<L1Pool, DeviceError>;
 
-    /// Copies L2 to L1 layer by layer, with one ticket per layer. Nothing is written before `after`
-    /// has settled. `after` must cover the last computation that reads or writes those L1 pages,
-    /// and all writes to the L2 pages.
+    /// Copies L2 to L1 layer by layer, with one ticket for each layer of the transfer. Nothing is
+    /// written before `after` has settled. `after` must cover the last computation that reads or
+    /// writes those L1 pages, and all writes to the L2 pages.
     ///
     /// # Errors
     /// The device refuses the transfer and returns it untouched.
     fn load(&self, transfer: Transfer, after: &Ticket) -> Result<Gated<Transfer>, Refused>;
 
-    /// Copies all layers from L1 to L2, with one ticket. Nothing is read before `after` has
-    /// settled. `after` must cover the computation that writes those pages.
+    /// Copies all layers of the transfer from L1 to L2, with one ticket. Nothing is read before
+    /// `after` has settled. `after` must cover the computation that writes those pages.
     ///
     /// # Errors
     /// The device refuses the transfer and returns it untouched.

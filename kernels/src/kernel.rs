@@ -33,7 +33,7 @@ const LANES_MAX: u32 = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct KvCopyArgs {
-    /// Source address: page 0 of part 0, in the first layer to copy.
+    /// Source address: the first row to copy of page 0 of part 0, in the first layer.
     pub from: u64,
     /// Destination address, likewise.
     pub to: u64,
@@ -53,7 +53,7 @@ pub struct KvCopyArgs {
     pub layers: u32,
     /// Pairs of pages.
     pub pages: u32,
-    /// Tokens per page, layer and part: 1 if all of a page are contiguous on both sides.
+    /// Tokens per page, layer and part: 1 if those to copy are contiguous on both sides.
     pub tokens: u32,
     /// Units per row, or per head of it.
     pub row_units: u32,
@@ -102,9 +102,9 @@ impl From<&Strides> for Steps {
 }
 
 impl KvCopyArgs {
-    /// The argument for some layers of a transfer. `None` if the kernel cannot execute it and the
-    /// copy engines must: nothing to copy, rows or addresses that are not multiples of 16 bytes,
-    /// layers that are not evenly spaced, or too many segments for one launch.
+    /// The argument for some of the layers of a transfer. `None` if the kernel cannot execute it
+    /// and the copy engines must: nothing to copy, rows or addresses that are not multiples of 16
+    /// bytes, layers that are not evenly spaced, or too many segments for one launch.
     ///
     /// `pairs` is the address of the pairs of pages. The kernel must see the L2 pool at its host
     /// address.
@@ -120,10 +120,12 @@ impl KvCopyArgs {
         let heads = l2.row_pieces(shape);
         let piece_bytes = u64::from(shape.row_bytes() / heads);
         let together = heads == 1 && l2.token == piece_bytes;
+        let rows = transfer.rows();
+        let (first, count) = (u64::from(rows.start), rows.end - rows.start);
         let (tokens, row_bytes) = if together {
-            (1, u64::from(shape.chunk_bytes()))
+            (1, u64::from(count) * u64::from(shape.row_bytes()))
         } else {
-            (shape.page_tokens(), piece_bytes)
+            (count, piece_bytes)
         };
         // The strides within a layer are multiples of the size of a piece.
         let l2_start = transfer.l2().address();
@@ -153,7 +155,8 @@ impl KvCopyArgs {
             layer: layers.start,
             page: 0,
         });
-        let l2_at = l2_start + u64::from(layers.start) * l2.layer;
+        let l1_at = l1_at + first * l1.token;
+        let l2_at = l2_start + u64::from(layers.start) * l2.layer + first * l2.token;
         let (from, to, from_step, to_step, from_index) = match direction {
             Direction::Load => (l2_at, l1_at, l2, &l1, 1),
             Direction::Store => (l1_at, l2_at, &l1, l2, 0),

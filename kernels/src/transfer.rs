@@ -2,12 +2,13 @@
 //!
 //! Invariants of a [`Transfer`]: both pools have the same shape, every page exists in its pool, and
 //! no page occurs twice. Therefore every address computed from it lies in its pool, and no two of
-//! its copies overlap.
+//! its copies overlap. A transfer may be of some layers only, and of some rows of each page.
 //!
 //! Neighbours are merged: a run of pages that are neighbours in both pools is one copy per layer
 //! and part. Each copy consists of rows of one width with two pitches, which one copy-engine call
 //! can execute ([`Copy2d`]). Where the pieces of a row lie apart, each page and head is a copy.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::DeviceError;
@@ -91,6 +92,9 @@ pub(crate) struct Plan {
     /// Sorted by L2 page.
     pairs: Vec<PagePair>,
     runs: Vec<Run>,
+    /// At least one of each.
+    pub(crate) layers: Range<u32>,
+    rows: Range<u32>,
 }
 
 /// Pages that are neighbours in both pools.
@@ -136,6 +140,39 @@ impl Transfer {
             l2: l2.clone(),
             pairs,
             runs,
+            layers: 0..l1.shape().layers(),
+            rows: 0..l1.shape().page_tokens(),
+        })))
+    }
+
+    /// The same transfer, of these layers only, and of these rows of each page.
+    ///
+    /// # Errors
+    /// There are no such layers or rows, or none of them.
+    pub fn only(self, layers: Range<u32>, rows: Range<u32>) -> Result<Transfer, DeviceError> {
+        let Plan {
+            l1,
+            l2,
+            pairs,
+            runs,
+            ..
+        } = &*self.0;
+        let page_tokens = l1.shape().page_tokens();
+        if layers.is_empty() || layers.end > l1.shape().layers() {
+            let layer = layers.end;
+            return Err(DeviceError::NoSuchLayer { part: 0, layer });
+        }
+        if rows.is_empty() || rows.end > page_tokens {
+            let rows = rows.end;
+            return Err(DeviceError::NoSuchRows { rows, page_tokens });
+        }
+        Ok(Transfer(Arc::new(Plan {
+            l1: l1.clone(),
+            l2: l2.clone(),
+            pairs: pairs.clone(),
+            runs: runs.clone(),
+            layers,
+            rows,
         })))
     }
 
@@ -157,10 +194,25 @@ impl Transfer {
         &self.0.l2
     }
 
+    /// Its layers.
+    #[must_use]
+    pub fn layers(&self) -> Range<u32> {
+        self.0.layers.clone()
+    }
+
+    /// Its rows of each page: tokens.
+    #[must_use]
+    pub fn rows(&self) -> Range<u32> {
+        self.0.rows.clone()
+    }
+
     /// Bytes to copy.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.0.pairs.len() as u64 * u64::from(self.0.l1.shape().page_bytes())
+        let Plan { layers, rows, .. } = &*self.0;
+        let shape = self.0.shape();
+        let rows = (layers.len() * rows.len()) as u64 * u64::from(shape.parts());
+        self.0.pairs.len() as u64 * rows * u64::from(shape.row_bytes())
     }
 
     /// The copies of one layer.
@@ -181,12 +233,25 @@ impl Plan {
     pub(crate) fn copies(&self, layer: u32) -> impl Iterator<Item = Copy2d> + '_ {
         let parts = 0..self.shape().parts();
         let pieces = self.l2.strides().row_pieces(self.shape());
+        let is_one = pieces == 1 && self.joins_pages();
         parts.flat_map(move |part| {
-            let runs = self.runs.iter().flat_map(move |run| run.split(pieces));
+            let runs = self.runs.iter().flat_map(move |run| run.split(is_one));
             runs.flat_map(move |run| {
                 (0..pieces).map(move |head| self.copy(part, layer, &run, (head, pieces)))
             })
         })
+    }
+
+    /// Whether rows of neighbouring pages are evenly spaced: all rows of each page, or one run of
+    /// bytes of each.
+    fn joins_pages(&self) -> bool {
+        let is_whole = self.rows.len() == self.shape().page_tokens() as usize;
+        is_whole || Rows::of(self.shape(), self.l2.strides(), 1, self.tokens()).count == 1
+    }
+
+    /// Rows of each page.
+    fn tokens(&self) -> u64 {
+        self.rows.len() as u64
     }
 
     /// The copy of a run of pages, or of one of the `pieces` of each of its rows.
@@ -197,22 +262,24 @@ impl Plan {
             layer,
             page: run.first.l1,
         });
+        let (l1, first) = (l1 + head * u64::from(shape.head_bytes()), self.rows.start);
+        let page = l2.page_offset(part, layer, run.first.l2);
         Copy2d {
-            l1: l1 + head * u64::from(shape.head_bytes()),
-            l2: l2.page_offset(part, layer, run.first.l2) + head * l2.head,
+            l1: l1 + u64::from(first) * u64::from(shape.row_bytes()),
+            l2: page + u64::from(first) * l2.token + head * l2.head,
             rows: match pieces {
-                1 => Rows::of(shape, l2, run.pages),
-                _ => Rows::of_head(shape, l2),
+                1 => Rows::of(shape, l2, run.pages, self.tokens()),
+                _ => Rows::of_head(shape, l2, self.tokens()),
             },
         }
     }
 }
 
 impl Run {
-    /// The run as a whole, or page by page if rows have several pieces.
-    fn split(&self, pieces: u32) -> impl Iterator<Item = Run> + use<> {
+    /// The run as a whole, or page by page.
+    fn split(&self, is_one: bool) -> impl Iterator<Item = Run> + use<> {
         let (first, pages) = (self.first, self.pages);
-        let (runs, pages) = if pieces == 1 { (1, pages) } else { (pages, 1) };
+        let (runs, pages) = if is_one { (1, pages) } else { (pages, 1) };
         (0..runs).map(move |at| Run {
             first: PagePair {
                 l1: first.l1 + at,
@@ -248,11 +315,11 @@ pub struct Copy2d {
 }
 
 impl Rows {
-    /// A run of pages, in one layer of one part.
-    fn of(shape: &KvShape, l2: &Strides, pages: u32) -> Rows {
+    /// Some tokens of each page of a run, in one layer of one part.
+    fn of(shape: &KvShape, l2: &Strides, pages: u32, tokens: u64) -> Rows {
         let page = Rows {
             width: u64::from(shape.row_bytes()),
-            count: u64::from(shape.page_tokens()),
+            count: tokens,
             l1_pitch: u64::from(shape.row_bytes()),
             l2_pitch: l2.token,
         };
@@ -268,7 +335,7 @@ impl Rows {
         } else {
             // If the tokens are not contiguous on a side, they are evenly spaced there, also across
             // pages: no layout has gaps between pages.
-            debug_assert_eq!(l2.page, page.count * page.l2_pitch);
+            debug_assert!(pages == 1 || l2.page == page.count * page.l2_pitch);
             Rows {
                 count: pages * page.count,
                 ..page
@@ -277,11 +344,11 @@ impl Rows {
         run.merged()
     }
 
-    /// One head of a page, in one layer of one part.
-    fn of_head(shape: &KvShape, l2: &Strides) -> Rows {
+    /// One head of some tokens of a page, in one layer of one part.
+    fn of_head(shape: &KvShape, l2: &Strides, tokens: u64) -> Rows {
         Rows {
             width: u64::from(shape.head_bytes()),
-            count: u64::from(shape.page_tokens()),
+            count: tokens,
             l1_pitch: u64::from(shape.row_bytes()),
             l2_pitch: l2.token,
         }

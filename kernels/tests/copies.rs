@@ -19,6 +19,7 @@ fn case(layout: Layout, direction: Direction) -> Case {
         l1_pages: 8,
         l2_pages: 8,
         pairs: support::pairs(8, 8, 5, 3),
+        only: None,
     }
 }
 
@@ -50,6 +51,45 @@ fn neighbours_in_both_pools_are_one_copy_a_layer_and_part() {
             .map(|copy| (copy.rows.count, copy.rows.width))
             .collect();
         assert_eq!(copies, [wanted, wanted].concat(), "{layout}");
+    }
+}
+
+#[test]
+fn rows_of_neighbours_are_one_copy_where_those_of_a_page_lie_together() {
+    let device = HostDevice::stepped(Box::new(|_| Ok(())));
+    let row = u64::from(shape().row_bytes());
+    for (layout, rows, wanted) in [
+        (Layout::LayerFirst, 1..3, vec![(2, 2 * row)]),
+        (Layout::PageFirst, 1..3, vec![(2, row), (2, row)]),
+        (Layout::PageFirst, 3..4, vec![(2, row)]),
+        (Layout::PageFirstDirect, 0..3, vec![(2, 3 * row)]),
+    ] {
+        let case = Case {
+            pairs: pairs(&[(3, 4), (2, 3)]),
+            only: Some((1..2, rows)),
+            ..case(layout, Direction::Load)
+        };
+        let transfer = Pools::new(&device, &case).transfer(&case);
+        let copies: Vec<_> = transfer
+            .copies(1)
+            .map(|copy| (copy.rows.count, copy.rows.width))
+            .collect();
+        assert_eq!(copies, [wanted.clone(), wanted].concat(), "{layout}");
+        assert_eq!(
+            transfer.bytes(),
+            copies.iter().map(|of| of.0 * of.1).sum::<u64>()
+        );
+    }
+}
+
+#[test]
+fn layers_and_rows_that_do_not_exist_are_refused() {
+    let device = HostDevice::stepped(Box::new(|_| Ok(())));
+    let case = case(Layout::PageFirst, Direction::Load);
+    let pools = Pools::new(&device, &case);
+    for (layers, rows) in [(0..4, 0..4), (2..2, 0..4), (0..3, 0..5), (0..3, 4..4)] {
+        let refused = pools.transfer(&case).only(layers.clone(), rows.clone());
+        assert!(refused.is_err(), "{layers:?} {rows:?}");
     }
 }
 

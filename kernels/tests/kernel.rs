@@ -91,7 +91,7 @@ struct Launch {
 
 impl Launch {
     fn new(
-        case: Case,
+        mut case: Case,
         layers: std::ops::Range<u32>,
         (grid, block): (u32, u32),
         seed: u64,
@@ -105,7 +105,11 @@ impl Launch {
             .unwrap();
         let l1 = device.alloc_l1(shape, case.l1_pages).unwrap();
         // SAFETY: no device receives the transfer.
-        let transfer = unsafe { Transfer::new(&l1, &l2, case.pairs.clone()) }.unwrap();
+        let mut transfer = unsafe { Transfer::new(&l1, &l2, case.pairs.clone()) }.unwrap();
+        if let Some(only) = &mut case.only {
+            only.0 = layers.clone();
+            transfer = transfer.only(layers.clone(), only.1.clone()).unwrap();
+        }
         let mut args = KvCopyArgs::new(&transfer, case.direction, layers.clone(), 0)?;
         // The kernel's process has both memories at other addresses.
         let first = ChunkAt {
@@ -143,8 +147,9 @@ impl Launch {
 
     /// The number of stores: one per unit.
     fn stores(&self) -> u64 {
-        let page = u64::from(self.case.shape.page_bytes() / self.case.shape.layers());
-        self.pairs.len() as u64 * self.layers.len() as u64 * page / 16
+        let shape = &self.case.shape;
+        let rows = self.case.rows().len() as u64 * u64::from(shape.parts() * shape.row_bytes());
+        self.pairs.len() as u64 * self.layers.len() as u64 * rows / 16
     }
 }
 
@@ -330,6 +335,7 @@ impl Kernel {
             l1_pages: pages,
             l2_pages: pages,
             pairs: vec![pair],
+            only: None,
         };
         let launch = Launch::new(case, 0..shape.layers(), (2, 64), 3).unwrap();
         let (row, head) = (shape.row_bytes() as usize, shape.head_bytes() as usize);
@@ -465,6 +471,7 @@ fn transfers_that_the_kernel_does_not_support_use_copy_engines() {
         l1_pages: 4,
         l2_pages: 4,
         pairs: pairs.iter().map(|&(l1, l2)| PagePair { l1, l2 }).collect(),
+        only: None,
     };
     let launch = |case, layers| Launch::new(case, layers, (1, 32), 0);
     assert!(launch(case(32, &[(1, 2)]), 0..2).is_some());

@@ -61,6 +61,7 @@ fn case(direction: Direction, neighbours: bool) -> Case {
                 l2: page,
             })
             .collect(),
+        only: None,
     }
 }
 
@@ -135,6 +136,7 @@ fn layers_of_a_small_load_share_launches_and_a_load_of_many_copies_is_one_by_ker
                 l2: page,
             })
             .collect(),
+        only: None,
     };
     assert_eq!(went(&device, &load(32, 500)), BATCH);
     assert_eq!(went(&device, &load(32, 501)), KERNEL);

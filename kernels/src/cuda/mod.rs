@@ -278,7 +278,7 @@ impl CudaDevice {
         times: usize,
     ) -> Vec<Ticket> {
         let tickets = match direction {
-            Direction::Load => transfer.l1().shape().layers() as usize * times,
+            Direction::Load => transfer.layers().len() * times,
             Direction::Store => 1,
         };
         let mut done = Vec::with_capacity(tickets);
@@ -338,7 +338,8 @@ impl CudaDevice {
     /// The way chosen for this transfer.
     fn way(&self, direction: Direction, transfer: &Transfer) -> Way {
         let work = Work::of(transfer);
-        let layers = transfer.l1().shape().layers();
+        let Range { start, end } = transfer.layers();
+        let layers = end - start;
         let has_kernel = self.can(Way::Kernel, direction, transfer);
         let can = |way| {
             self.can(way, direction, transfer) && !(has_kernel && work.crowds_stream(way, layers))
@@ -361,7 +362,7 @@ impl CudaDevice {
                 direction == Direction::Load
                     && self.kernel.is_some()
                     && registered(transfer.l2()).is_some_and(reaches)
-                    && KvCopyArgs::new(transfer, direction, 0..1, 0).is_some()
+                    && KvCopyArgs::new(transfer, direction, first(transfer, 1), 0).is_some()
             }
         }
     }
@@ -415,7 +416,7 @@ impl CudaDevice {
 
     /// Whether the driver accepts the first layer as a batch. Waits for the copy.
     fn try_batch(&self, direction: Direction, transfer: &Transfer) -> Result<bool, DeviceError> {
-        let mut batch = batch(direction, transfer, 0)?;
+        let mut batch = batch(direction, transfer, transfer.layers().start)?;
         // SAFETY: see `copy`.
         let taken = unsafe { self.streams.try_batch(direction, &mut batch) };
         self.streams.synchronize(self.streams.of(direction))?;
@@ -458,22 +459,31 @@ impl CudaDevice {
 
 /// The number of layers of a transfer that a launch copies.
 fn together(transfer: &Transfer) -> u32 {
-    let layers = transfer.l1().shape().layers();
-    let layer_bytes = transfer.bytes() / u64::from(layers);
+    let layers = transfer.layers();
+    let layer_bytes = transfer.bytes() / layers.len() as u64;
     let wanted = LAUNCH_BYTES.div_ceil(layer_bytes.max(1));
-    let together = u32::try_from(wanted).unwrap_or(u32::MAX).min(layers);
+    let wanted = u32::try_from(wanted).unwrap_or(u32::MAX);
+    let together = wanted.min(layers.end - layers.start);
     // If all layers are evenly spaced and the first of them fit a launch, so does each run.
-    let are_even = transfer.l1().strides(&(0..layers)).is_some();
-    let fit = KvCopyArgs::new(transfer, Direction::Load, 0..together, 0).is_some();
+    let are_even = transfer.l1().strides(&layers).is_some();
+    let args = KvCopyArgs::new(transfer, Direction::Load, first(transfer, together), 0);
+    let fit = args.is_some();
     if are_even && fit { together } else { 1 }
+}
+
+/// The first layers of a transfer.
+fn first(transfer: &Transfer, layers: u32) -> Range<u32> {
+    let first = transfer.layers().start;
+    first..first + layers
 }
 
 /// The layers of a transfer, so many at a time.
 fn runs(transfer: &Transfer, together: u32) -> impl Iterator<Item = Range<u32>> + Clone {
-    let layers = transfer.l1().shape().layers();
-    (0..layers)
+    let layers = transfer.layers();
+    let end = layers.end;
+    layers
         .step_by(together as usize)
-        .map(move |first| first..first.saturating_add(together).min(layers))
+        .map(move |first| first..first.saturating_add(together).min(end))
 }
 
 impl Kernel {

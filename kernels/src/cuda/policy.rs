@@ -79,7 +79,7 @@ impl Work {
     #[must_use]
     pub fn of(transfer: &Transfer) -> Work {
         let (mut bytes, mut rows, mut copies) = (0, 0, 0);
-        for copy in transfer.copies(0) {
+        for copy in transfer.copies(transfer.layers().start) {
             bytes += copy.rows.width * copy.rows.count;
             rows += copy.rows.count;
             copies += 1;

@@ -116,7 +116,7 @@ impl HostDevice {
             return Err(Refused { error, transfer });
         }
         let tickets = match direction {
-            Direction::Load => transfer.l1().shape().layers(),
+            Direction::Load => transfer.layers().len(),
             Direction::Store => 1,
         };
         let (promises, tickets) = (0..tickets).map(|_| Ticket::promised()).unzip();

@@ -64,10 +64,10 @@ impl Job {
         in_flight: Arc<AtomicUsize>,
     ) -> Job {
         Job {
+            next_layer: plan.layers.start,
             plan,
             promises,
             after,
-            next_layer: 0,
             _counted: Counted(in_flight),
         }
     }
@@ -95,7 +95,7 @@ impl Job {
         // promises left in this job prevent the hand-back. `after` has settled.
         unsafe { copy::layer(&self.plan, direction, layer) };
         self.next_layer += 1;
-        let left = self.plan.l1.shape().layers() - self.next_layer;
+        let left = self.plan.layers.end - self.next_layer;
         // A store has one promise, settled with the last layer. A load has one per layer.
         if self.promises.len() > left as usize
             && let Some(promise) = self.promises.pop_front()

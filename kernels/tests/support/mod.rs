@@ -12,6 +12,7 @@
 pub mod honest;
 pub mod timeline;
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use larder_kernels::{
@@ -29,7 +30,11 @@ pub struct Case {
     pub l1_pages: u32,
     pub l2_pages: u32,
     pub pairs: Vec<PagePair>,
+    pub only: Only,
 }
+
+/// The layers of a transfer and its rows of each page, if it is not of all.
+pub type Only = Option<(Range<u32>, Range<u32>)>;
 
 /// Part, layer, page and token of a row.
 pub type RowPlace = (u32, u32, u32, u32);
@@ -93,9 +98,11 @@ pub fn cases(head_bytes: impl Strategy<Value = u32>) -> impl Strategy<Value = Ca
         1..14u32,
         any::<prop::sample::Index>(),
         any::<u64>(),
+        any::<Option<[prop::sample::Index; 4]>>(),
     );
     (shape, rest).prop_map(
-        |(shape, (layout, direction, l1_pages, l2_pages, count, seed))| Case {
+        |(shape, (layout, direction, l1_pages, l2_pages, count, seed, only))| Case {
+            only: only.map(|ends| some_of(&shape, ends)),
             pairs: pairs(l1_pages, l2_pages, count.index(14), seed),
             shape,
             layout,
@@ -104,6 +111,16 @@ pub fn cases(head_bytes: impl Strategy<Value = u32>) -> impl Strategy<Value = Ca
             l2_pages,
         },
     )
+}
+
+fn some_of(shape: &KvShape, ends: [prop::sample::Index; 4]) -> (Range<u32>, Range<u32>) {
+    let range = |all: u32, first: prop::sample::Index, count: prop::sample::Index| {
+        let first = first.index(all as usize) as u32;
+        first..first + 1 + count.index((all - first) as usize) as u32
+    };
+    let [layer, layers, row, rows] = ends;
+    let layers = range(shape.layers(), layer, layers);
+    (layers, range(shape.page_tokens(), row, rows))
 }
 
 /// At most `count` pairs. Half of the seeds keep neighbours together, so that runs are merged.
@@ -137,6 +154,7 @@ pub fn case(direction: Direction) -> Case {
         l1_pages: 8,
         l2_pages: 16,
         pairs: (0..8).map(|page| PagePair { l1: page, l2: page }).collect(),
+        only: None,
     }
 }
 
@@ -172,7 +190,11 @@ impl Pools {
     pub fn transfer(&self, case: &Case) -> Transfer {
         // SAFETY: the tests touch pages only while nothing is in flight, or after their ticket has
         // settled.
-        unsafe { Transfer::new(&self.l1, &self.l2, case.pairs.clone()) }.unwrap()
+        let all = unsafe { Transfer::new(&self.l1, &self.l2, case.pairs.clone()) }.unwrap();
+        match case.only.clone() {
+            Some((layers, rows)) => all.only(layers, rows).unwrap(),
+            None => all,
+        }
     }
 
     pub fn l2_bytes(&self) -> Vec<u8> {
@@ -255,7 +277,21 @@ pub fn noise(tag: u64, bytes: usize) -> Vec<u8> {
     noise
 }
 
-/// The contents of both pools after the first `layers` layers of the transfer of `case`, computed
+impl Case {
+    /// Its layers.
+    pub fn layers(&self) -> Range<u32> {
+        let layers = self.only.as_ref().map(|only| only.0.clone());
+        layers.unwrap_or(0..self.shape.layers())
+    }
+
+    /// Its rows of each page.
+    pub fn rows(&self) -> Range<u32> {
+        let rows = self.only.as_ref().map(|only| only.1.clone());
+        rows.unwrap_or(0..self.shape.page_tokens())
+    }
+}
+
+/// The contents of both pools after the layers before `layers` of the transfer of `case`, computed
 /// one row at a time.
 pub fn expected(case: &Case, l1: &[u8], l2: &[u8], layers: u32) -> (Vec<u8>, Vec<u8>) {
     let (mut l1, mut l2) = (l1.to_vec(), l2.to_vec());
@@ -263,8 +299,8 @@ pub fn expected(case: &Case, l1: &[u8], l2: &[u8], layers: u32) -> (Vec<u8>, Vec
     let bytes = shape.head_bytes() as usize;
     for pair in &case.pairs {
         for part in 0..shape.parts() {
-            for layer in 0..layers {
-                for token in 0..shape.page_tokens() {
+            for layer in case.layers().take_while(|layer| *layer < layers) {
+                for token in case.rows() {
                     let at = (part, layer, pair.l1, token);
                     let a = heads_at(Layout::LayerFirst, shape, case.l1_pages, at);
                     let at = (part, layer, pair.l2, token);
