@@ -134,6 +134,14 @@ larder_base::bugs! {
         WaitsForEver,
         /// Pages that were neither cached nor handed over count as there.
         SkipsMissingPages,
+        /// A device copies rows before the forward that computes them has ended.
+        CopiesBeforeForward,
+        /// Rows that a device still copies have no tickets.
+        TicketsBeforeCopy,
+        /// A sequence that ends frees pages that a device still copies from or to.
+        FreesUnderCopy,
+        /// Memory to which a device still copies rows is lent again.
+        LendsUnderCopy,
     }
     /// The bugs of transfers between nodes.
     TRANSFER: {

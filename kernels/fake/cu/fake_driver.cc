@@ -2,7 +2,8 @@
 // may and in no reliable order. Kernels are the real ones, run thread by thread (cpu_shim.h).
 //
 // It is stricter than the real one. What would be undefined there ends the process here: a copy that reaches out of its
-// allocation or from one registration into the next, memory that goes while something in flight may touch it.
+// allocation or from one registration into the next, memory that goes while something in flight may touch it. Host memory of
+// more than FAKE_LOCKS_AT_MOST bytes cannot be registered.
 //
 // fake_fail(n) begins anew and has the n-th call from then on fail, and every call after it, as errors of CUDA do: what was in flight
 // is never carried out. fake_fail_after(n) does so without beginning anew. fake_calls() counts, fake_called(name) those of one function.
@@ -47,6 +48,7 @@ struct Op {
     Event *after;
     std::function<void()> run;
     long since; // the first wait while it was there
+    kv_u64 host, bytes; // registered memory that it touches
 };
 
 struct Stream : std::deque<Op> {
@@ -144,7 +146,7 @@ extern "C" long fake_broken() {
 }
 
 extern "C" void fake_stall() {
-    legacy.push_back({new Event{true, false, 0}, [] {}, 0});
+    legacy.push_back({new Event{true, false, 0}, [] {}, 0, 0, 0});
 }
 
 static void misused(const char *what) {
@@ -240,8 +242,8 @@ static Stream *of(void *stream) {
     return stream ? (Stream *)stream : &legacy;
 }
 
-static void put(void *stream, std::function<void()> run) {
-    of(stream)->push_back({nullptr, run, 0});
+static void put(void *stream, std::function<void()> run, kv_u64 host = 0, kv_u64 bytes = 0) {
+    of(stream)->push_back({nullptr, run, 0, host, bytes});
 }
 
 extern "C" {
@@ -358,7 +360,7 @@ Result cuStreamSynchronize(void *stream) {
 Result cuStreamWaitEvent(void *stream, Event *event, unsigned) {
     CALL_IN_CONTEXT;
     broken += capturing && of(stream) == &legacy;
-    of(stream)->push_back({event, [] {}, 0});
+    of(stream)->push_back({event, [] {}, 0, 0, 0});
     return OK;
 }
 
@@ -478,6 +480,9 @@ Result cuMemHostRegister_v2(void *host, size_t bytes, unsigned) {
     CALL_IN_CONTEXT;
     if (getenv("FAKE_LOCKS_NOTHING"))
         return NO_MEMORY;
+    const char *most = getenv("FAKE_LOCKS_AT_MOST");
+    if (most && bytes > strtoul(most, nullptr, 10))
+        return NO_MEMORY;
     const kv_u64 page = 4096, start = (kv_u64)host / page * page, end = ((kv_u64)host + bytes + page - 1) / page * page;
     for (auto &range : registered)
         if (start < (range.first + range.second + page - 1) / page * page && range.first / page * page < end)
@@ -488,9 +493,14 @@ Result cuMemHostRegister_v2(void *host, size_t bytes, unsigned) {
 
 Result cuMemHostUnregister(void *host) {
     CALL_IN_CONTEXT;
-    nothing_in_flight("host memory goes while something is in flight");
-    if (!registered.erase((kv_u64)host))
+    auto range = registered.find((kv_u64)host);
+    if (range == registered.end())
         misused("memory that was never registered is unregistered");
+    for (Stream *stream : streams)
+        for (Op &op : *stream)
+            if (range->first < op.host + op.bytes && op.host < range->first + range->second)
+                misused("host memory goes while something is in flight in it");
+    registered.erase(range);
     return OK;
 }
 
@@ -554,7 +564,7 @@ Result cuMemcpyHtoDAsync_v2(kv_u64 device, const void *host, size_t bytes, void 
         spend(COPIES, bytes);
         if (!still)
             memcpy((void *)device, later ? host : taken.data(), bytes);
-    });
+    }, later ? (kv_u64)host : 0, later ? bytes : 0);
     return OK;
 }
 
@@ -568,7 +578,7 @@ Result cuMemcpyDtoHAsync_v2(void *host, kv_u64 device, size_t bytes, void *strea
         spend(COPIES, bytes);
         if (!still)
             memcpy(host, (void *)device, bytes);
-    });
+    }, later ? (kv_u64)host : 0, later ? bytes : 0);
     if (!later)
         run_until_empty(of(stream));
     return OK;
@@ -620,7 +630,7 @@ Result cuMemcpy2DAsync_v2(const Copy2D *given, void *stream) {
             if (!still)
                 memcpy(to, from, copy.width);
         }
-    });
+    }, host, reach);
     return OK;
 }
 
@@ -653,7 +663,7 @@ Result cuMemcpyBatchAsync_v2(const kv_u64 *to, const kv_u64 *from, const size_t 
             spend(BATCH, n);
             if (!still)
                 memcpy((void *)t, (const void *)f, n);
-        });
+        }, load ? f : t, n);
     }
     return OK;
 }
@@ -727,11 +737,14 @@ Result cuLaunchKernel(void *function, unsigned grid, unsigned, unsigned, unsigne
         misused("a kernel is given the host's address of memory that it knows by another");
     const KvCopy copy = *(const KvCopy *)arguments[0];
     counted[KERNEL]++;
+    // Somewhere in the registration from which it copies.
+    std::pair<kv_u64, kv_u64> host = {0, 0};
+    find(registered, copy.from, &host) || find(registered, copy.to, &host);
     put(stream, [=] {
         spend(KERNEL, (size_t)copy.segments / copy.row_segments * copy.row_units * 16);
         if (!still)
             every_thread(kv_copy, copy);
-    });
+    }, host.first, host.second);
     return OK;
 }
 }

@@ -79,6 +79,7 @@
 //! | `ending` | the last copies before a drop, and the drop |
 //! | `workers` | threads that wait for L3 |
 //! | `lent` | pages of the host pool lent to L3 |
+//! | `left` | requests that have ended under copies of their rows |
 //! | `forwards` | forwards that have not ended |
 //! | `agree` | agreement between ranks on completions |
 //! | `memory` | memory for the host pool |
@@ -96,6 +97,7 @@ mod failures;
 mod forwards;
 mod hybrid;
 mod l3s;
+mod left;
 mod lent;
 mod memory;
 mod orders;
@@ -136,6 +138,7 @@ use agree::{Agreed, Call, End, Line, Work as Awaited};
 use error::{check_components, check_l3, check_pool};
 use failures::Failures;
 use forwards::Forwards;
+use left::Left;
 use pools::Copy;
 use time::RealTime;
 use workers::{Answer, Terms, Workers};
@@ -177,6 +180,7 @@ pub struct Cache {
     /// Reads in progress, with the number of requested pages.
     reads: HashMap<OpId, usize>,
     failures: Failures,
+    left: Vec<Left>,
     origin: Origin,
 }
 
@@ -254,6 +258,7 @@ impl Cache {
             ended: Vec::new(),
             reads: HashMap::new(),
             failures: Failures::default(),
+            left: Vec::new(),
             origin: Origin::here(),
         })
     }
@@ -586,7 +591,7 @@ impl Cache {
     pub fn poll(&mut self) -> Result<usize, CacheError> {
         self.collect();
         let ends = self.agreed.take()?;
-        let count = ends.len();
+        let count = ends.len() + self.finish_left();
         for end in ends {
             match end.work {
                 Awaited::Order(id) => self.order_ended(id, &end)?,
@@ -619,11 +624,11 @@ impl Cache {
         Ok(())
     }
 
-    /// Whether no order is outstanding and no insert waits for its forward: a poll has nothing to
-    /// do.
+    /// Whether no order is outstanding, no insert waits for its forward, and no request for a copy
+    /// of its rows: a poll has nothing to do.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.core.orders_out() == 0 && self.core.inserts_pending() == 0
+        self.core.orders_out() == 0 && self.core.inserts_pending() == 0 && self.left.is_empty()
     }
 
     /// Wakes `waker` whenever L3 has answered, so that the next poll is not late. Copies of the

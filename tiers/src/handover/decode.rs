@@ -54,7 +54,7 @@ pub struct Taking(Arc<Slot>);
 struct Slot {
     state: Mutex<SlotState>,
     changed: Condvar,
-    stop: Stop,
+    stop: Arc<Stop>,
 }
 
 struct SlotState {
@@ -95,7 +95,7 @@ impl Decode {
     /// A decode process with this cache, that takes requests from the prefill process at a socket.
     ///
     /// # Errors
-    /// The cache has ranks, components, or L1 on a GPU.
+    /// The cache has ranks or components.
     pub fn new(socket: &Path, cache: &PrefixCache) -> Result<Decode, HandoverError> {
         let cache = cache.lender();
         match cache.unsupported() {
@@ -133,7 +133,7 @@ impl Decode {
                 taken: None,
             }),
             changed: Condvar::new(),
-            stop: Stop::default(),
+            stop: Arc::default(),
         });
         let request = Request {
             id: id.to_owned(),
@@ -208,11 +208,12 @@ impl Drop for Taking {
         // The thread goes on for a sequence that was taken.
         let is_taken = state.state == State::Success && state.taken.is_none();
         let left = state.taken.take();
-        drop(state);
-        drop(left);
         if !is_taken {
+            // Under the lock: the thread leaves nothing here from now on.
             self.0.stop.stop();
         }
+        drop(state);
+        drop(left);
     }
 }
 
@@ -281,7 +282,7 @@ impl Request {
         }))?;
         let (lent, file) = link.lent()?;
         self.slot.transfers();
-        let memory = self.memory.of(&lent, file, shape.page_bytes() as usize)?;
+        let memory = self.memory.of(&lent, file, &self.cache)?;
         let mut sequence = self.begin(&mut link, &terms, lent.from as usize)?;
         let have = sequence.cached().tokens();
         if have < lent.from as usize && !planted!(SkipsMissingPages) {
@@ -308,9 +309,10 @@ impl Request {
             shape.layers(),
             self.cache.forwards()?,
         );
-        let stop = self.slot.clone();
+        // Not the slot, which may hold the sequence.
+        let stop = self.slot.stop.clone();
         // Dropped before the promises of `copies`.
-        let filling = sequence.fill(span.tokens, tickets, move || stop.stop.stop())?;
+        let filling = sequence.fill(span.tokens, tickets, move || stop.stop())?;
         self.copy(&terms, &mut link, &mut copies, filling, sequence)
     }
 
@@ -358,7 +360,7 @@ impl Request {
         }
     }
 
-    /// Copies rows as they come. Gives the sequence away with the token, and copies what is left.
+    /// Copies rows as they come. Gives the sequence away with the token, and copies the other rows.
     fn copy(
         &self,
         terms: &Terms<'_>,
@@ -371,9 +373,12 @@ impl Request {
         let computed = self.tokens.len();
         loop {
             link.absorb()?;
-            if let Some((token, data)) = link.take_end()
-                && let Some(sequence) = sequence.take()
+            if link.has_end()
+                && copies.has_tickets()
+                && let Some((token, data)) = link.take_end()
+                && let Some(mut sequence) = sequence.take()
             {
+                copies.give(&mut sequence);
                 self.slot.give(Taken {
                     sequence,
                     computed,
@@ -385,7 +390,7 @@ impl Request {
                 Some(filling) => copies.copy(link, filling)?,
                 None => false,
             };
-            if copies.is_whole() {
+            if copies.are_over()? {
                 // The copies are over for the sequence, whatever happens to the connection.
                 let _is_left = filling.take().map(Filling::complete);
                 copies.settle();
@@ -418,7 +423,7 @@ impl Mapped {
         &self,
         lent: &Lent,
         file: Option<std::os::fd::OwnedFd>,
-        page_bytes: usize,
+        cache: &Lender,
     ) -> Result<Arc<Memory>, HandoverError> {
         let mut mapped = self.0.lock();
         if let Some((name, memory)) = &*mapped
@@ -427,12 +432,15 @@ impl Mapped {
             return Ok(memory.clone());
         }
         let file = file.ok_or_else(|| garbled("a loan without memory".to_owned()))?;
-        let memory = Memory::adopt(file, lent.blocks, page_bytes);
-        let memory = memory.map_err(|error| HandoverError::Memory {
-            bytes: u64::from(lent.blocks) * page_bytes as u64,
-            why: error.to_string(),
-        })?;
-        let memory = Arc::new(memory);
+        let shape = cache.shape();
+        let failed = |why| HandoverError::Memory {
+            bytes: u64::from(lent.blocks) * u64::from(shape.page_bytes()),
+            why,
+        };
+        let memory = Memory::adopt(file, lent.blocks, shape);
+        let memory = memory.map_err(|error| failed(error.to_string()))?;
+        let memory = memory.registered(cache.device()?, shape);
+        let memory = Arc::new(memory.map_err(|error| failed(error.to_string()))?);
         *mapped = Some((lent.memory, memory.clone()));
         Ok(memory)
     }

@@ -2,17 +2,19 @@
 //!
 //! Invariants:
 //! - Each block is free, or lent to one offer that is not over.
-//! - An offer is over once, with its first outcome. Its loan ends then; while its engine copies
-//!   into the memory, at the end of that copy.
+//! - An offer is over once, with its first outcome. Its loan ends then; while its engine or a
+//!   device copies into the memory, at the end of these copies.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use larder_base::fork::{Private, keep_private};
 use larder_base::runtime::descriptors;
 use larder_format::PageKey;
+use larder_kernels::Ticket;
 use larder_sync::{Condvar, Mutex, MutexGuard};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -22,8 +24,42 @@ use super::memory::{Loan, Memory};
 use crate::planted::planted;
 use crate::prefix::Lender;
 
+/// Copies of a device wake no one: the pause between two looks at them.
+const LOOK_AGAIN: Duration = Duration::from_micros(200);
+
 /// The end of an offer.
 pub(super) type Outcome = Result<(), HandoverError>;
+
+/// Copies of a device into the memory.
+pub(super) struct Flight {
+    /// These layers have so many tokens in the memory behind the copies.
+    pub(super) layers: Range<u32>,
+    pub(super) tokens: usize,
+    pub(super) copies: Vec<Ticket>,
+    /// The forward and the loads that fill the rows.
+    pub(super) sources: Vec<Ticket>,
+}
+
+impl Flight {
+    /// `None` while a copy has not ended.
+    fn outcome(&self) -> Option<Outcome> {
+        if !self.copies.iter().all(Ticket::is_settled) {
+            return None;
+        }
+        let mut all = self.copies.iter().chain(&self.sources);
+        Some(all.try_for_each(|ticket| ticket.poll().map(drop).map_err(HandoverError::Load)))
+    }
+}
+
+/// How copies into the memory have ended, or go on.
+pub(super) enum Written {
+    /// The rows could not be read.
+    Nothing,
+    /// These layers have so many tokens in the memory.
+    Layers(Range<u32>, usize),
+    /// A device copies.
+    Flights(Vec<Flight>),
+}
 
 /// A request on offer.
 pub(super) struct Entry {
@@ -35,6 +71,10 @@ pub(super) struct Entry {
     pub(super) loan: Loan,
     /// Its engine copies rows into the memory now.
     pub(super) is_writing: bool,
+    /// In the order in which a device copies.
+    pub(super) flights: VecDeque<Flight>,
+    /// It goes with the last of its copies.
+    pub(super) is_dropped: bool,
     /// The tokens of each layer in the memory, those before `from` included.
     pub(super) layers: Vec<usize>,
     pub(super) end: Option<(u64, Vec<u8>)>,
@@ -46,10 +86,22 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    fn come(&mut self, layers: Range<u32>, tokens: usize) {
+        for layer in layers {
+            let known = &mut self.layers[layer as usize];
+            *known = tokens.max(*known);
+        }
+    }
+
     /// A layer that is not complete, with its tokens.
     pub(super) fn missing(&self) -> Option<(u32, usize)> {
         let mut layers = (0..).zip(self.layers.iter().copied());
         layers.find(|(_, tokens)| *tokens < self.tokens)
+    }
+
+    /// Whether something writes into its loan.
+    fn is_written(&self) -> bool {
+        self.is_writing || !self.flights.is_empty() && !planted!(LendsUnderCopy)
     }
 
     pub(super) fn state(&self) -> State {
@@ -176,24 +228,68 @@ impl Desk {
         };
         if entry.outcome.is_none() {
             entry.outcome = Some(outcome);
-            if !entry.is_writing {
-                self.take_back(table, number);
-            }
+            self.take_back(table, number);
             self.tell();
         }
     }
 
-    /// Ends the loan of an offer that is over.
+    /// The engine has dropped an offer.
+    pub(super) fn drop_offer(&self, number: u64) {
+        let mut table = self.table.lock();
+        self.over(&mut table, number, Err(HandoverError::Cancelled));
+        if let Some(entry) = table.offers.get_mut(&number) {
+            entry.is_dropped = true;
+        }
+        self.take_back(&mut table, number);
+        drop(table);
+        self.ring();
+    }
+
+    /// Takes the copies of a device that have ended: their layers are in the memory.
+    fn land(&self, table: &mut Table) {
+        let flying = table.offers.iter().filter(|of| !of.1.flights.is_empty());
+        for number in flying.map(|of| *of.0).collect::<Vec<_>>() {
+            let mut failed = None;
+            let Some(entry) = table.offers.get_mut(&number) else {
+                continue;
+            };
+            while let Some(first) = entry.flights.front()
+                && let Some(outcome) = first.outcome()
+            {
+                let Some(flight) = entry.flights.pop_front() else {
+                    break;
+                };
+                match outcome {
+                    Ok(()) => entry.come(flight.layers, flight.tokens),
+                    Err(error) => failed = failed.or(Some(error)),
+                }
+            }
+            if let Some(error) = failed {
+                self.over(table, number, Err(error));
+            }
+            self.take_back(table, number);
+        }
+    }
+
+    /// Ends the loan of an offer that is over, if nothing writes into it any more.
     fn take_back(&self, table: &mut Table, number: u64) {
         let Some(entry) = table.offers.get_mut(&number) else {
             return;
         };
+        if entry.outcome.is_none() || entry.is_written() {
+            return;
+        }
         self.memory.take_back(&entry.loan);
         table.free.append(&mut entry.loan.blocks);
+        if entry.is_dropped {
+            table.offers.remove(&number);
+        }
     }
 
-    /// Ends the offers whose time is over. Returns the moment at which the next one ends.
+    /// Takes the copies that have ended, and ends the offers whose time is over. Returns the moment
+    /// at which to do so again.
     pub(super) fn expire(&self, table: &mut Table, now: Instant) -> Option<Instant> {
+        self.land(table);
         let open = |table: &Table| {
             let open = table.offers.iter();
             let open = open.filter(|(_, entry)| entry.outcome.is_none());
@@ -210,7 +306,10 @@ impl Desk {
             let timeout = entry.timeout;
             self.over(table, number, Err(HandoverError::Late { what, timeout }));
         }
-        open(table).into_iter().map(|(until, _)| until).min()
+        let is_flying = table.offers.values().any(|of| !of.flights.is_empty());
+        let again = is_flying.then(|| now + LOOK_AGAIN);
+        let open = open(table).into_iter().map(|(until, _)| until);
+        open.chain(again).min()
     }
 
     /// The engine copies rows into the loan of an offer. The copies end with
@@ -229,28 +328,23 @@ impl Desk {
         }
     }
 
-    /// The end of the copies that began with [`Desk::writes`]: these layers have so many tokens in
-    /// the memory. `None` if the rows could not be read.
-    pub(super) fn has_written(&self, number: u64, layers: Option<(std::ops::Range<u32>, usize)>) {
+    /// The end of the copies that began with [`Desk::writes`], unless a device goes on with them.
+    pub(super) fn has_written(&self, number: u64, written: Written) {
         let mut table = self.table.lock();
         let Some(entry) = table.offers.get_mut(&number) else {
             return;
         };
         entry.is_writing = false;
-        if let Some((layers, tokens)) = layers {
-            for layer in layers {
-                let known = &mut entry.layers[layer as usize];
-                *known = tokens.max(*known);
-            }
+        match written {
+            Written::Nothing => {}
+            Written::Layers(layers, tokens) => entry.come(layers, tokens),
+            Written::Flights(flights) => entry.flights.extend(flights),
         }
-        let is_over = entry.outcome.is_some();
         if planted!(LendsBeforeAnswer) && entry.missing().is_none() {
             let blocks = entry.loan.blocks.clone();
             table.free.extend(blocks);
         }
-        if is_over {
-            self.take_back(&mut table, number);
-        }
+        self.take_back(&mut table, number);
         drop(table);
         self.ring();
     }

@@ -126,11 +126,11 @@ pub enum HandoverError {
     /// The cache cannot hand over or take.
     #[error("{what} cannot be handed over yet")]
     Unsupported {
-        /// What is not supported.
+        /// The property that is not supported.
         what: &'static str,
     },
-    /// A load of a cached page has failed.
-    #[error("a row cannot be read: {0}; drop the sequence, and ask again")]
+    /// A load of a cached page, a forward behind a copy, or a copy has failed.
+    #[error("rows cannot be read or copied: {0}; drop the sequence, and ask again")]
     Load(DeviceError),
     /// L1 of the decode process has no room, or its cache is closed.
     #[error("no sequence: {0}")]

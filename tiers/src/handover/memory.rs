@@ -1,8 +1,11 @@
 //! The memory of a prefill process that decode processes map: blocks of one page each.
 //!
 //! ```text
-//!   words: one u64 a block | block: [part][layer][token] row | block | ...
+//!   words: one u64 a block | to a page of the host | [part][block][layer][token] row
 //! ```
+//!
+//! Each process whose L1 is on a device registers the blocks with it: they are a host pool in the
+//! layout `page_first_direct`.
 //!
 //! A loan is a set of blocks under a number that is never used again. The word of its first block
 //! has that number while it is lent.
@@ -16,17 +19,18 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use larder_base::sealed::Sealed;
+use larder_kernels::{Device, DeviceError, Direction, HostMemory, KvShape, LayerTickets, Ticket};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, madvise};
 use serde::{Deserialize, Serialize};
 
+use super::device::{DevicePool, Job, Move};
 use crate::planted::planted;
-
-/// The blocks begin on a multiple of this.
-const HEAD_ALIGN: usize = 4096;
 
 /// Bytes of a block's word.
 const WORD_BYTES: usize = size_of::<AtomicU64>();
@@ -41,19 +45,40 @@ pub(super) struct Loan {
 }
 
 /// See the module documentation.
-#[derive(Debug)]
 pub(super) struct Memory {
-    sealed: Sealed,
+    sealed: Arc<Sealed>,
     blocks: u32,
-    block_bytes: usize,
+    place: Place,
+    /// If L1 of this process is on a device.
+    pool: Option<DevicePool>,
 }
 
-/// Bytes before the blocks, and of all.
-fn sizes(blocks: u32, block_bytes: usize) -> Option<(usize, usize)> {
-    let words = (blocks as usize).checked_mul(WORD_BYTES)?;
-    let head = words.checked_next_multiple_of(HEAD_ALIGN)?;
-    let bytes = (blocks as usize).checked_mul(block_bytes)?;
-    Some((head, head.checked_add(bytes)?))
+/// Where the rows of a block are.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    /// Bytes before the blocks.
+    head: usize,
+    /// All bytes.
+    bytes: usize,
+    /// Bytes of a part of a block.
+    part: usize,
+    /// Parts of a block.
+    parts: usize,
+}
+
+impl Place {
+    fn of(blocks: u32, shape: &KvShape) -> Option<Place> {
+        let (part, parts) = (shape.part_bytes() as usize, shape.parts() as usize);
+        let words = (blocks as usize).checked_mul(WORD_BYTES)?;
+        let head = words.checked_next_multiple_of(rustix::param::page_size())?;
+        let rows = (blocks as usize).checked_mul(part)?.checked_mul(parts)?;
+        Some(Place {
+            head,
+            bytes: head.checked_add(rows)?,
+            part,
+            parts,
+        })
+    }
 }
 
 impl Memory {
@@ -61,10 +86,10 @@ impl Memory {
     ///
     /// # Errors
     /// The kernel's, when there is no such memory.
-    pub(super) fn create(blocks: u32, block_bytes: usize) -> io::Result<Memory> {
-        let (_, bytes) = sizes(blocks, block_bytes).ok_or(io::ErrorKind::OutOfMemory)?;
-        let sealed = Sealed::create("larder-handover", bytes, MemfdFlags::empty())?;
-        Ok(Memory::over(sealed, blocks, block_bytes))
+    pub(super) fn create(blocks: u32, shape: &KvShape) -> io::Result<Memory> {
+        let place = Place::of(blocks, shape).ok_or(io::ErrorKind::OutOfMemory)?;
+        let sealed = Sealed::create("larder-handover", place.bytes, MemfdFlags::empty())?;
+        Ok(Memory::over(sealed, blocks, place))
     }
 
     /// Maps the memory that another process has made.
@@ -72,13 +97,67 @@ impl Memory {
     /// # Errors
     /// [`io::ErrorKind::InvalidInput`] for a file that could be truncated or has another length;
     /// the kernel's.
-    pub(super) fn adopt(file: OwnedFd, blocks: u32, block_bytes: usize) -> io::Result<Memory> {
-        let (_, bytes) = sizes(blocks, block_bytes).ok_or(io::ErrorKind::InvalidInput)?;
-        let sealed = Sealed::adopt(file, |found| found == bytes as u64)?;
-        Ok(Memory::over(sealed, blocks, block_bytes))
+    pub(super) fn adopt(file: OwnedFd, blocks: u32, shape: &KvShape) -> io::Result<Memory> {
+        let place = Place::of(blocks, shape).ok_or(io::ErrorKind::InvalidInput)?;
+        let sealed = Sealed::adopt(file, |found| found == place.bytes as u64)?;
+        Ok(Memory::over(sealed, blocks, place))
     }
 
-    fn over(sealed: Sealed, blocks: u32, block_bytes: usize) -> Memory {
+    /// Registers the blocks with the device that has L1, if one has it.
+    ///
+    /// # Errors
+    /// The device cannot use them.
+    pub(super) fn registered(
+        mut self,
+        device: Option<Arc<dyn Device>>,
+        shape: &KvShape,
+    ) -> Result<Memory, DeviceError> {
+        let Some(device) = device else {
+            return Ok(self);
+        };
+        let start = self.sealed.start();
+        let start = start.map(|start| start.wrapping_add(self.place.head));
+        let start = start.and_then(NonNull::new).ok_or(DeviceError::Closed)?;
+        let bytes = self.place.bytes - self.place.head;
+        // SAFETY: the blocks of the mapping, which the owner keeps. They are initialised, and every
+        // value of them is valid. This process accesses a block within its loan alone. Another
+        // process may access the bytes at any moment, which no reference of this one sees.
+        let memory = unsafe { HostMemory::new(start, bytes, Box::new(self.sealed.clone())) };
+        self.pool = Some(DevicePool::new(device, memory, shape, self.blocks)?);
+        Ok(self)
+    }
+
+    /// The blocks as a pool of the device that has L1. `None`: L1 is in host memory.
+    pub(super) fn pool(&self) -> Option<&DevicePool> {
+        self.pool.as_ref()
+    }
+
+    /// Has the device that has L1 copy rows, out of the memory (`Load`) or into it (`Store`).
+    ///
+    /// # Errors
+    /// Those of [`DevicePool::copy`].
+    ///
+    /// # Safety
+    /// As for [`DevicePool::copy`].
+    pub(super) unsafe fn copy_by_device(
+        &self,
+        direction: Direction,
+        job: &Job<'_>,
+        after: &Ticket,
+        begun: &mut Vec<LayerTickets>,
+    ) -> Result<(), DeviceError> {
+        let pool = self.pool.as_ref().ok_or(DeviceError::NotRegistered)?;
+        let move_bytes = |of: Move| match of.direction {
+            // SAFETY: the bytes are in a buffer of the pool, for which it is this thread's turn.
+            Direction::Load => unsafe { self.copy_out(of.block, of.offset, of.at, of.bytes) },
+            // SAFETY: as above. The caller has the block on loan.
+            Direction::Store => unsafe { self.copy_in(of.block, of.offset, of.at, of.bytes) },
+        };
+        // SAFETY: guaranteed by the caller.
+        unsafe { pool.copy(direction, job, after, begun, move_bytes) }
+    }
+
+    fn over(sealed: Sealed, blocks: u32, place: Place) -> Memory {
         if let Some(start) = sealed.start() {
             // The first touch of each page takes longer than its copy.
             // SAFETY: the range is this mapping, and its bytes stay the same.
@@ -86,9 +165,10 @@ impl Memory {
                 unsafe { madvise(start.cast(), sealed.bytes(), Advice::LinuxPopulateWrite) };
         }
         Memory {
-            sealed,
+            sealed: Arc::new(sealed),
             blocks,
-            block_bytes,
+            place,
+            pool: None,
         }
     }
 
@@ -101,11 +181,16 @@ impl Memory {
         self.blocks
     }
 
-    /// The address of `bytes` bytes of a block; `None` beyond it.
+    /// The address of `bytes` bytes of a part of a block; `None` beyond it. `offset` counts from
+    /// the first part of the block.
     fn place(&self, block: u32, offset: usize, bytes: usize) -> Option<*mut u8> {
-        let is_inside = block < self.blocks && offset.checked_add(bytes)? <= self.block_bytes;
-        let (head, _) = sizes(self.blocks, self.block_bytes)?;
-        let at = head + block as usize * self.block_bytes + offset;
+        let Place {
+            head, part, parts, ..
+        } = self.place;
+        let (number, rest) = (offset.checked_div(part)?, offset.checked_rem(part)?);
+        let is_inside = block < self.blocks && number < parts && rest.checked_add(bytes)? <= part;
+        let before = (number * self.blocks as usize).checked_add(block as usize)?;
+        let at = head + before.checked_mul(part)? + rest;
         let start = self.sealed.start().filter(|_| is_inside)?;
         Some(start.wrapping_add(at))
     }
@@ -206,28 +291,47 @@ mod tests {
         }
     }
 
+    /// Two parts of 500 bytes a block.
+    fn shape(tokens: u32) -> KvShape {
+        KvShape::mha(5, 1, 5, 4, tokens).unwrap()
+    }
+
     fn pair() -> (Memory, Memory) {
-        let made = Memory::create(3, 1000).unwrap();
+        let made = Memory::create(3, &shape(5)).unwrap();
         let file = made.file().try_clone_to_owned().unwrap();
-        (made, Memory::adopt(file, 3, 1000).unwrap())
+        (made, Memory::adopt(file, 3, &shape(5)).unwrap())
     }
 
     #[test]
     fn bytes_of_one_mapping_are_copied_from_the_other() {
         let (made, taken) = pair();
         let (from, mut to) = ([7_u8; 300], [0_u8; 300]);
-        // SAFETY: buffers of this test.
-        assert!(unsafe { made.copy_in(2, 700, from.as_ptr(), 300) });
+        for (block, offset) in [(0, 0), (2, 200), (1, 700), (2, 700)] {
+            // SAFETY: buffers of this test.
+            assert!(unsafe { made.copy_in(block, offset, from.as_ptr(), 300) });
+        }
+        let mut other = [1_u8; 300];
+        // SAFETY: as above.
+        assert!(unsafe { made.copy_in(0, 700, other.as_ptr(), 300) });
         // SAFETY: as above.
         assert!(unsafe { taken.copy_out(2, 700, to.as_mut_ptr(), 300) });
         assert_eq!(from, to);
+        // SAFETY: as above.
+        assert!(unsafe { taken.copy_out(2, 200, other.as_mut_ptr(), 300) });
+        assert_eq!(from, other);
     }
 
     #[test]
     fn nothing_beyond_a_block_is_touched() {
         let (made, _) = pair();
         let mut bytes = [0_u8; 301];
-        for (block, offset, count) in [(2, 700, 301), (3, 0, 1), (0, usize::MAX, 2)] {
+        for (block, offset, count) in [
+            (2, 700, 301),
+            (0, 300, 201),
+            (3, 0, 1),
+            (0, 1000, 1),
+            (0, usize::MAX, 2),
+        ] {
             // SAFETY: buffers of this test.
             assert!(!unsafe { made.copy_in(block, offset, bytes.as_ptr(), count) });
             // SAFETY: as above.
@@ -251,9 +355,9 @@ mod tests {
     #[test]
     fn memory_of_another_length_is_not_mapped() {
         let (made, _) = pair();
-        for (blocks, bytes) in [(2, 1000), (3, 999), (u32::MAX, usize::MAX)] {
+        for (blocks, tokens) in [(2, 5), (3, 4), (u32::MAX, 5)] {
             let file = made.file().try_clone_to_owned().unwrap();
-            assert!(Memory::adopt(file, blocks, bytes).is_err());
+            assert!(Memory::adopt(file, blocks, &shape(tokens)).is_err());
         }
     }
 }

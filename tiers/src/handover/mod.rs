@@ -29,10 +29,13 @@
 //! - A block of the memory is lent to one request at a time. The loan ends with the answer of the
 //!   decode process, its end, the time of the offer, or the drop of the [`Offer`].
 //! - Rows that were copied out of memory that is not lent any more are not used: the decode process
-//!   looks at the loan after each copy and before the ticket. A stopped process finds that out when
-//!   it goes on.
-//! - A layer is announced when its rows are in the memory, and its ticket settles when they are in
+//!   looks at the loan after each copy and before the ticket, or before the sequence is verified if
+//!   a device copies. A stopped process finds that out when it goes on.
+//! - A layer is announced when its rows are in the memory, and its tickets settle when they are in
 //!   L1. The token comes after the last layer.
+//! - With L1 on a device, the device copies: out of L1 behind the forward that computes a layer,
+//!   and into L1 behind the forwards of former sequences. Pages that it copies from or to are not
+//!   free before the end of the copies, and neither is the memory.
 //! - A request is taken with the tokens, salt and weights that it was offered with.
 //!
 //! Does not defend against: a process of the same user that writes to the memory, or that lies.
@@ -48,11 +51,13 @@
 //! | `desk` | the offers and the loans of a prefill process |
 //! | `wire` | the messages |
 //! | `memory` | the memory that is lent |
+//! | `device` | the memory as a pool of the device that has L1 |
 //! | `error` | why a hand-over fails |
 
 mod copies;
 mod decode;
 mod desk;
+mod device;
 mod error;
 mod memory;
 mod prefill;

@@ -1,5 +1,6 @@
 //! Offers of a prefill process.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,10 +10,12 @@ use std::time::{Duration, Instant};
 use larder_base::fork::Origin;
 use larder_base::runtime::after;
 use larder_base::system::processes;
+use larder_kernels::{Direction, LayerTickets, Ticket};
 
-use super::desk::{Desk, Entry, Outcome};
+use super::desk::{Desk, Entry, Flight, Outcome, Written};
+use super::device::Job;
 use super::error::HandoverError;
-use super::memory::Memory;
+use super::memory::{Loan, Memory};
 use super::wire::PAGES_MAX;
 use super::{DATA_BYTES_MAX, State, serve, start};
 use crate::core::RequestId;
@@ -33,7 +36,8 @@ impl Prefill {
     /// alone. A socket that a process left behind is replaced.
     ///
     /// # Errors
-    /// The socket or the memory. Or the cache has ranks, components, or L1 on a GPU.
+    /// The socket or the memory: with L1 on a device, this locks the memory to be lent. Or the
+    /// cache has ranks or components.
     pub fn bind(
         socket: &Path,
         cache: &PrefixCache,
@@ -43,14 +47,20 @@ impl Prefill {
         if let Some(what) = cache.unsupported() {
             return Err(HandoverError::Unsupported { what });
         }
-        let page_bytes = cache.shape().page_bytes();
+        let shape = *cache.shape();
+        let page_bytes = shape.page_bytes();
         let blocks = (memory_bytes / u64::from(page_bytes)).clamp(1, u32::MAX.into());
         let no_memory = |error: std::io::Error| HandoverError::Memory {
             bytes: memory_bytes,
             why: error.to_string(),
         };
         let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        let memory = Memory::create(blocks, page_bytes as usize).map_err(no_memory)?;
+        let memory = Memory::create(blocks, &shape).map_err(no_memory)?;
+        let memory = memory.registered(cache.device()?, &shape);
+        let memory = memory.map_err(|error| HandoverError::Memory {
+            bytes: memory_bytes,
+            why: error.to_string(),
+        })?;
         let mut name = [0; 8];
         processes::fill_random(&mut name).map_err(no_memory)?;
         let desk = Desk::new(memory, u64::from_ne_bytes(name), cache).map_err(no_memory)?;
@@ -116,6 +126,8 @@ impl Prefill {
             from,
             loan,
             is_writing: false,
+            flights: VecDeque::new(),
+            is_dropped: false,
             layers: vec![from; layers],
             end: None,
             deadline: after(timeout),
@@ -165,7 +177,7 @@ pub struct Offer {
     request: RequestId,
     from: usize,
     tokens: usize,
-    /// The tokens of each layer in the memory.
+    /// The tokens of each layer in the memory, or on their way.
     given: Vec<usize>,
 }
 
@@ -182,7 +194,27 @@ impl Offer {
         layer: u32,
         tokens: usize,
     ) -> Result<(), HandoverError> {
-        self.give(sequence, layer..layer + 1, tokens)
+        self.layer_behind(sequence, layer, tokens, &Ticket::done())
+    }
+
+    /// As [`Offer::layer`], behind a forward that may not have ended, for example all work enqueued
+    /// so far on the stream of the forwards ([`Device::record`]). With L1 on a device, the device
+    /// copies behind the forward, and this does not wait, unless the driver does not lock the
+    /// memory that is lent. The pages of the sequence stay its own until these copies have ended,
+    /// also after its drop.
+    ///
+    /// [`Device::record`]: larder_kernels::Device::record
+    ///
+    /// # Errors
+    /// Those of [`Offer::layer`]. Or the device refuses the copy.
+    pub fn layer_behind(
+        &mut self,
+        sequence: &Sequence,
+        layer: u32,
+        tokens: usize,
+        forward: &Ticket,
+    ) -> Result<(), HandoverError> {
+        self.give(sequence, layer..layer.saturating_add(1), tokens, forward)
     }
 
     /// As [`Offer::layer`], for all layers.
@@ -190,8 +222,14 @@ impl Offer {
     /// # Errors
     /// Those of [`Offer::layer`].
     pub fn layers(&mut self, sequence: &Sequence, tokens: usize) -> Result<(), HandoverError> {
-        (0..self.desk.cache.shape().layers())
-            .try_for_each(|layer| self.layer(sequence, layer, tokens))
+        let layers = 0..self.desk.cache.shape().layers();
+        match self.desk.memory.pool() {
+            Some(_) => self.give(sequence, layers, tokens, &Ticket::done()),
+            // The decode process copies each layer when it is there.
+            None => layers
+                .into_iter()
+                .try_for_each(|layer| self.layer(sequence, layer, tokens)),
+        }
     }
 
     fn give(
@@ -199,6 +237,7 @@ impl Offer {
         sequence: &Sequence,
         layers: Range<u32>,
         tokens: usize,
+        forward: &Ticket,
     ) -> Result<(), HandoverError> {
         let no = |what| Err(HandoverError::NoSuchRows { what });
         if !sequence.is_of(&self.desk.cache) || sequence.number() != Some(self.request) {
@@ -209,25 +248,100 @@ impl Offer {
         }
         let loan = self.desk.writes(self.number)?;
         if planted!(AnnouncesBeforeCopy) {
-            self.desk
-                .has_written(self.number, Some((layers.clone(), tokens)));
+            let written = Written::Layers(layers.clone(), tokens);
+            self.desk.has_written(self.number, written);
             std::thread::yield_now();
         }
-        let mut copied = Ok(());
-        for layer in layers.clone() {
-            let given = self.given[layer as usize];
-            copied = self.copy(sequence, layer, given..tokens.max(given), &loan.blocks);
-            if copied.is_err() {
-                break;
-            }
-        }
-        let written = copied.is_ok().then_some((layers.clone(), tokens));
+        let (written, given) = match self.desk.memory.pool() {
+            Some(_) => self.fly(sequence, (layers.clone(), tokens), &loan, forward),
+            None => match self.copy_all(sequence, (layers.clone(), tokens), &loan, forward) {
+                Ok(()) => (Written::Layers(layers.clone(), tokens), Ok(())),
+                Err(error) => (Written::Nothing, Err(error)),
+            },
+        };
         self.desk.has_written(self.number, written);
-        copied?;
+        given?;
         for given in &mut self.given[layers.start as usize..layers.end as usize] {
             *given = tokens.max(*given);
         }
         Ok(())
+    }
+
+    fn first_page(&self) -> usize {
+        self.from / self.desk.cache.shape().page_tokens() as usize
+    }
+
+    /// Begins the copies of a device.
+    fn fly(
+        &self,
+        sequence: &Sequence,
+        (layers, tokens): (Range<u32>, usize),
+        loan: &Loan,
+        forward: &Ticket,
+    ) -> (Written, Result<(), HandoverError>) {
+        let mut sources = sequence.filled_by(0..layers.end);
+        sources.push(forward.clone());
+        sources.retain(|ticket| ticket.poll() != Ok(true));
+        let after = match planted!(CopiesBeforeForward) {
+            true => Ticket::done(),
+            false => Ticket::all_over(sources.iter().cloned()),
+        };
+        let mut flights = Vec::new();
+        let all = &self.given[layers.start as usize..layers.end as usize];
+        let mut first = layers.start;
+        // Layers with the same rows go together.
+        for of in all.chunk_by(|one, other| one == other) {
+            let layers = first..first + u32::try_from(of.len()).unwrap_or(0);
+            first = layers.end;
+            let given = of.first().copied().unwrap_or(tokens);
+            let mut begun = Vec::new();
+            let copied = sequence.copied_by(|rows, copies| {
+                let job = Job {
+                    rows,
+                    layers: layers.clone(),
+                    tokens: given..tokens.max(given),
+                    first_page: self.first_page(),
+                    blocks: &loan.blocks,
+                };
+                // SAFETY: the pages stay those of the sequence until `copies` have ended, and its
+                // engine does not write computed rows. The blocks are lent to this offer until its
+                // flights have ended.
+                let copied = unsafe {
+                    let memory = &self.desk.memory;
+                    memory.copy_by_device(Direction::Store, &job, &after, &mut begun)
+                };
+                copies.add(begun.iter().flat_map(LayerTickets::tickets));
+                copied
+            });
+            let mut flight = Flight {
+                layers,
+                tokens,
+                copies: begun.iter().flat_map(LayerTickets::tickets).collect(),
+                sources: sources.clone(),
+            };
+            if let Err(error) = copied {
+                flight.sources.push(Ticket::failed(error.clone()));
+                flights.push(flight);
+                return (Written::Flights(flights), Err(HandoverError::Load(error)));
+            }
+            flights.push(flight);
+        }
+        (Written::Flights(flights), Ok(()))
+    }
+
+    /// Copies rows in host memory.
+    fn copy_all(
+        &self,
+        sequence: &Sequence,
+        (mut layers, tokens): (Range<u32>, usize),
+        loan: &Loan,
+        forward: &Ticket,
+    ) -> Result<(), HandoverError> {
+        forward.wait().map_err(HandoverError::Load)?;
+        layers.try_for_each(|layer| {
+            let given = self.given[layer as usize];
+            self.copy(sequence, layer, given..tokens.max(given), &loan.blocks)
+        })
     }
 
     fn copy(
@@ -237,7 +351,7 @@ impl Offer {
         tokens: Range<usize>,
         blocks: &[u32],
     ) -> Result<(), HandoverError> {
-        let first_page = self.from / self.desk.cache.shape().page_tokens() as usize;
+        let first_page = self.first_page();
         let all = sequence.with_rows(layer, tokens.start, |rows| {
             let mut pieces = rows.pieces(layer, tokens).into_iter();
             pieces.all(|piece| {
@@ -264,7 +378,8 @@ impl Offer {
     }
 
     /// All rows are computed, and this is the next token, with data of the engine, for example of
-    /// its sampling: at most [`DATA_BYTES_MAX`] bytes. The sequence is not needed any more.
+    /// its sampling: at most [`DATA_BYTES_MAX`] bytes. On a GPU, [`Sequence::verify`] was true: the
+    /// token is output. The sequence is not needed any more.
     ///
     /// # Errors
     /// The hand-over has failed. Rows are missing, or the data are too long.
@@ -279,8 +394,9 @@ impl Offer {
         if let Some(Err(error)) = &entry.outcome {
             return Err(error.clone());
         }
-        if let Some((layer, tokens)) = entry.missing() {
-            let all = entry.tokens;
+        let mut given = (0..).zip(self.given.iter().copied());
+        if let Some((layer, tokens)) = given.find(|of| of.1 < self.tokens) {
+            let all = self.tokens;
             return Err(HandoverError::NotComputed { layer, tokens, all });
         }
         entry.end = Some((token, data.to_vec()));
@@ -319,11 +435,6 @@ impl Offer {
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        let mut table = self.desk.table();
-        self.desk
-            .over(&mut table, self.number, Err(HandoverError::Cancelled));
-        table.offers.remove(&self.number);
-        drop(table);
-        self.desk.ring();
+        self.desk.drop_offer(self.number);
     }
 }

@@ -25,7 +25,7 @@ use crate::planted::planted;
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 1024;
 
-/// How long a connection may take to say what it wants.
+/// How long a connection may take until its first message.
 const GREETING_WAIT: Duration = Duration::from_secs(10);
 
 /// The pause after a failed `accept`.
@@ -81,13 +81,13 @@ pub(super) fn listen(socket: &Path) -> io::Result<Listening> {
     })
 }
 
-/// What a connection is for.
+/// The purpose of a connection.
 enum Role {
-    /// It has not said what it wants.
+    /// Its first message has not come.
     New { until: Instant },
     /// Its request is not on offer yet.
     Parked(Take),
-    /// It takes an offer, of which it has been sent so much.
+    /// It takes an offer. The tokens of each layer that were sent to it.
     Taker {
         offer: u64,
         sent: Vec<usize>,
@@ -101,7 +101,7 @@ struct Connection {
     inbox: Inbox,
     /// Frames to be sent, and whether the file of the memory is attached.
     out: VecDeque<(Vec<u8>, bool)>,
-    /// Bytes of the first one that have been sent.
+    /// Sent bytes of the first frame.
     sent: usize,
     role: Role,
     /// It ends when its frames have been sent, as far as there is room for them now.
@@ -284,7 +284,7 @@ impl Connection {
         }
     }
 
-    /// Sends what has changed in the table.
+    /// Sends the changes of the table.
     fn catch_up(&mut self, desk: &Desk, table: &mut Table) {
         if self.is_ending {
             return;
@@ -368,6 +368,7 @@ impl Connection {
         }
         if let Some((token, data)) = &entry.end
             && !*has_end
+            && entry.missing().is_none()
         {
             *has_end = true;
             let mut token = *token;

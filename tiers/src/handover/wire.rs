@@ -26,7 +26,7 @@ use super::memory::Loan;
 pub(super) const MAGIC: [u8; 8] = *b"LARDERHO";
 
 /// Version of the messages and of the memory.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 /// Maximum length of a frame, in bytes.
 const FRAME_BYTES_MAX: usize = 1 << 20;
@@ -117,7 +117,7 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Reads what has arrived. The stream does not block. False at its end.
+    /// Reads the bytes that have arrived. The stream does not block. False at its end.
     ///
     /// # Errors
     /// The connection is lost.

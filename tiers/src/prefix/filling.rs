@@ -1,18 +1,21 @@
 //! Rows of a sequence that come from another process, while they come.
 //!
 //! A thread writes them into own pages of the sequence, behind a ticket for each layer. Invariants:
-//! - The thread writes while it holds the lock of [`Handed`] alone, and the end of the sequence
-//!   takes the pages out of it first. So no page is written after it is free.
+//! - The thread writes, or orders a copy of a device, while it holds the lock of [`Handed`] alone,
+//!   and the end of the sequence takes the pages out of it first. Pages that copies of a device
+//!   still touch then are free when these have ended ([`DeviceCopies`]). So no page is written
+//!   after it is free.
 //! - [`Sequence::row`] waits for the tickets of such rows, and no slice of them is written.
-//! - If the rows do not come, the sequence is broken before its tickets fail: no page of it enters
-//!   the tree.
+//! - If the rows do not come, the sequence is broken before its tickets fail, or before
+//!   [`Handed::is_over`]: no page of it enters the tree.
 //!
 //! [`Sequence::row`]: super::Sequence::row
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder_kernels::{ChunkAt, L1Pool};
+use larder_kernels::{ChunkAt, L1Pool, Ticket};
 use larder_sync::Mutex;
 
 use super::shared::Shared;
@@ -30,6 +33,14 @@ pub(crate) struct Piece {
     pub(crate) offset: usize,
 }
 
+/// The same rows of neighbouring pages of a sequence.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct PageRows {
+    /// The numbers of the pages in their sequence.
+    pub(crate) pages: Range<usize>,
+    pub(crate) rows: Range<u32>,
+}
+
 /// The rows of a sequence in L1.
 #[derive(Debug)]
 pub(crate) struct Rows {
@@ -40,6 +51,20 @@ pub(crate) struct Rows {
 impl Rows {
     pub(super) fn new(l1: L1Pool, pages: Vec<u32>) -> Rows {
         Rows { l1, pages }
+    }
+
+    pub(crate) fn l1(&self) -> &L1Pool {
+        &self.l1
+    }
+
+    /// A page of L1, by its number in the sequence.
+    pub(crate) fn page(&self, number: usize) -> Option<u32> {
+        self.pages.get(number).copied()
+    }
+
+    /// Some tokens as rows of pages: whole pages, and the parts of a page before and behind them.
+    pub(crate) fn of_pages(&self, tokens: Range<usize>) -> Vec<PageRows> {
+        page_rows(self.l1.shape().page_tokens(), tokens)
     }
 
     /// The pieces of some tokens in a layer of all parts.
@@ -76,6 +101,50 @@ impl Rows {
     }
 }
 
+fn page_rows(page_tokens: u32, tokens: Range<usize>) -> Vec<PageRows> {
+    let per_page = page_tokens as usize;
+    let (mut all, mut at) = (Vec::new(), tokens.start);
+    while at < tokens.end {
+        let (page, first) = (at / per_page, at % per_page);
+        let until = match first == 0 && tokens.end - at >= per_page {
+            true => tokens.end / per_page * per_page,
+            false => tokens.end.min((page + 1) * per_page),
+        };
+        let (pages, rows) = match until - at < per_page {
+            true => (page..page + 1, first..first + until - at),
+            false => (page..until / per_page, 0..per_page),
+        };
+        let narrow = |row: usize| u32::try_from(row).unwrap_or(page_tokens);
+        all.push(PageRows {
+            pages,
+            rows: narrow(rows.start)..narrow(rows.end),
+        });
+        at = until;
+    }
+    all
+}
+
+/// Copies of a device that touch rows of a sequence, from or to another process.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceCopies(Mutex<Vec<Ticket>>);
+
+impl DeviceCopies {
+    pub(crate) fn add(&self, tickets: impl IntoIterator<Item = Ticket>) {
+        self.0.lock().extend(tickets);
+    }
+
+    /// The copies that have not ended.
+    pub(super) fn left(&self) -> Vec<Ticket> {
+        let mut copies = self.0.lock();
+        copies.retain(|ticket| !ticket.is_settled());
+        copies.clone()
+    }
+
+    pub(super) fn are_over(&self) -> bool {
+        self.left().is_empty()
+    }
+}
+
 /// The pages into which rows may still be written; `None` from the end on.
 type Open = Arc<Mutex<Option<Rows>>>;
 
@@ -84,7 +153,15 @@ pub(super) struct Handed {
     /// Its tokens, counted from the first of the sequence.
     pub(super) tokens: usize,
     open: Open,
+    is_over: Arc<AtomicBool>,
     stop: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Handed {
+    /// Whether all rows are there, or the sequence is broken.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
 }
 
 impl Drop for Handed {
@@ -103,6 +180,8 @@ pub(crate) struct Filling {
     cache: Arc<Shared>,
     request: RequestId,
     open: Open,
+    is_over: Arc<AtomicBool>,
+    copies: Arc<DeviceCopies>,
 }
 
 /// Rows of the first `tokens` tokens of a request come into these pages. `stop` is called at the
@@ -110,18 +189,28 @@ pub(crate) struct Filling {
 pub(super) fn filling(
     cache: Arc<Shared>,
     request: RequestId,
-    rows: Rows,
+    (rows, copies): (Rows, Arc<DeviceCopies>),
     tokens: usize,
     stop: impl Fn() + Send + Sync + 'static,
 ) -> (Filling, Handed) {
-    let open = Arc::new(Mutex::new(Some(rows)));
+    let (open, is_over) = (
+        Arc::new(Mutex::new(Some(rows))),
+        Arc::<AtomicBool>::default(),
+    );
     let filling = Filling {
         cache,
         request,
         open: open.clone(),
+        is_over: is_over.clone(),
+        copies,
     };
-    let stop = Box::new(stop);
-    (filling, Handed { tokens, open, stop })
+    let handed = Handed {
+        tokens,
+        open,
+        is_over,
+        stop: Box::new(stop),
+    };
+    (filling, handed)
 }
 
 impl Filling {
@@ -129,6 +218,11 @@ impl Filling {
     /// of the sequence.
     pub(crate) fn with<R>(&self, copy: impl FnOnce(&Rows) -> R) -> Option<R> {
         self.open.lock().as_ref().map(copy)
+    }
+
+    /// As [`Filling::with`], for copies of a device, which `copy` adds.
+    pub(crate) fn copied_by<R>(&self, copy: impl FnOnce(&Rows, &DeviceCopies) -> R) -> Option<R> {
+        self.with(|rows| copy(rows, &self.copies))
     }
 
     /// All rows are there. False if the sequence has ended before.
@@ -144,6 +238,33 @@ impl Drop for Filling {
             let request = self.request;
             // A closed cache has no sequences.
             let _closed = self.cache.with_any(|cache| cache.rows_missing(request));
+        }
+        drop(open);
+        self.is_over.store(true, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_whole_pages_between_two_parts_of_a_page() {
+        let of = |tokens| {
+            let all = page_rows(4, tokens).into_iter();
+            all.map(|of| (of.pages, of.rows)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(3..3), []);
+        assert_eq!(of(1..3), [(0..1, 1..3)]);
+        assert_eq!(of(4..12), [(1..3, 0..4)]);
+        assert_eq!(of(4..6), [(1..2, 0..2)]);
+        assert_eq!(of(2..6), [(0..1, 2..4), (1..2, 0..2)]);
+        assert_eq!(of(3..13), [(0..1, 3..4), (1..3, 0..4), (3..4, 0..1)]);
+        for (from, until) in (0..14).flat_map(|from| (from..14).map(move |until| (from, until))) {
+            let each = of(from..until).into_iter().flat_map(|(pages, rows)| {
+                pages.flat_map(move |page| rows.clone().map(move |row| page * 4 + row as usize))
+            });
+            assert_eq!(each.collect::<Vec<_>>(), (from..until).collect::<Vec<_>>());
         }
     }
 }

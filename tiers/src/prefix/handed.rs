@@ -1,12 +1,13 @@
 //! Sequences that go to another process, or come from one: for [`handover`](crate::handover).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use larder_format::PageKey;
-use larder_kernels::{DeviceError, KvShape, LayerTickets, Ticket};
+use larder_kernels::{Device, DeviceError, KvShape, LayerTickets, Ticket};
 
 use super::error::{BeginError, Closed, SequenceError};
-use super::filling::{Filling, Rows, filling};
+use super::filling::{DeviceCopies, Filling, Rows, filling};
 use super::sequence::Sequence;
 use super::shared::Shared;
 use super::waiting::{Ask, Waiting};
@@ -30,10 +31,17 @@ impl Lender {
         if cache.component(0).is_some() {
             return Some("a model with components");
         }
-        if cache.namespace().is_none() {
-            return Some("a model whose names are not valid");
+        let what = "a model whose names are not valid";
+        cache.namespace().is_none().then_some(what)
+    }
+
+    /// The device that copies its rows. `None`: L1 is in host memory, and the threads of a
+    /// hand-over copy them.
+    pub(crate) fn device(&self) -> Result<Option<Arc<dyn Device>>, Closed> {
+        match self.0.is_on_host() {
+            true => Ok(None),
+            false => self.0.with(|cache| Some(cache.device())),
         }
-        (!cache.is_on_host()).then_some("L1 outside of host memory")
     }
 
     /// The fingerprint of its namespace.
@@ -100,9 +108,30 @@ impl Sequence {
                 gate.layer(layer).wait()?;
             }
         }
+        Ok(copy(&self.rows()))
+    }
+
+    fn rows(&self) -> Rows {
         let pages = self.request().map(|request| request.row_and_loads().0);
         let pages = pages.map_or_else(Vec::new, |row| row.pages().to_vec());
-        Ok(copy(&Rows::new(self.shared.l1().clone(), pages)))
+        Rows::new(self.shared.l1().clone(), pages)
+    }
+
+    /// Calls `copy` with its rows, for copies of a device, which `copy` adds: its pages stay its
+    /// own until they have ended.
+    pub(crate) fn copied_by<R>(&self, copy: impl FnOnce(&Rows, &DeviceCopies) -> R) -> R {
+        copy(&self.rows(), &self.copies)
+    }
+
+    /// The tickets behind which these layers of its cached tokens are there.
+    pub(crate) fn filled_by(&self, layers: Range<u32>) -> Vec<Ticket> {
+        let layers = layers.flat_map(|layer| self.gates.iter().map(move |gate| gate.layer(layer)));
+        layers.collect()
+    }
+
+    /// Copies of a device fill some of its rows: no layer is used before its ticket.
+    pub(crate) fn comes_behind(&mut self, tickets: impl IntoIterator<Item = LayerTickets>) {
+        self.gates.extend(tickets);
     }
 
     /// The rows of its first `tokens` tokens come from another process, each layer before its
@@ -110,14 +139,15 @@ impl Sequence {
     pub(crate) fn fill(
         &mut self,
         tokens: usize,
-        tickets: LayerTickets,
+        tickets: Option<LayerTickets>,
         stop: impl Fn() + Send + Sync + 'static,
     ) -> Result<Filling, SequenceError> {
         let request = self.unbroken()?;
         let (number, pages) = (request.id(), request.row_and_loads().0.pages().to_vec());
         let rows = Rows::new(self.shared.l1().clone(), pages);
+        let rows = (rows, self.copies.clone());
         let (filling, handed) = filling(self.shared.clone(), number, rows, tokens, stop);
-        self.gates.push(tickets);
+        self.gates.extend(tickets);
         self.reported(tokens);
         self.handed = Some(handed);
         Ok(filling)

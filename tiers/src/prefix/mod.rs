@@ -126,7 +126,7 @@ use crate::core::{Busy, Core, Event, Leak, Stats};
 
 pub use crate::model::Model;
 pub use component::RowAt;
-pub(crate) use filling::Filling;
+pub(crate) use filling::{DeviceCopies, Filling, Rows};
 pub(crate) use handed::Lender;
 
 pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};

@@ -20,10 +20,11 @@ use larder_format::PageKey;
 use larder_kernels::{ChunkAt, ForeignStream, KvShape, LayerTickets, Ticket};
 
 use super::error::{Closed, RowError, SequenceError};
-use super::filling::Handed;
+use super::filling::{DeviceCopies, Handed};
 use super::shared::Shared;
 use crate::cache::Cache;
 use crate::core::{Broken, ExtendError, Fence, NoRoom, Request};
+use crate::planted::planted;
 use crate::pool::Row;
 
 /// The tokens of a prompt whose KV was not computed, by the tier in which it was. The first tokens
@@ -133,6 +134,8 @@ pub struct Sequence {
     pub(super) forward: Fence,
     /// The tokens whose rows come from another process.
     pub(super) handed: Option<Handed>,
+    /// From and to another process.
+    pub(super) copies: Arc<DeviceCopies>,
 }
 
 impl Sequence {
@@ -155,6 +158,7 @@ impl Sequence {
             forward: cache.newest_forward(),
             request: Some(request),
             handed: None,
+            copies: Arc::default(),
         }
     }
 
@@ -171,11 +175,12 @@ impl Sequence {
         self.tokens
     }
 
-    /// Whether the loads of its cached pages have ended, successfully or not: no row waits.
+    /// Whether the loads of its cached pages have ended, successfully or not: no row waits. And on
+    /// a device, whether the copies of rows that it offers or has taken have ended.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         if !self.shared.has_ranks() {
-            return self.gates.iter().all(|gate| gate.outcome().is_some());
+            return self.are_gates_over();
         }
         let is_over = self.shared.with_any(|cache| self.is_loaded_in(cache));
         is_over.unwrap_or(true)
@@ -184,11 +189,17 @@ impl Sequence {
     /// As [`Sequence::is_loaded`]. With other ranks, the answer is the same on all.
     fn is_loaded_in(&self, cache: &Cache) -> bool {
         if !cache.has_ranks() {
-            return self.gates.iter().all(|gate| gate.outcome().is_some());
+            return self.are_gates_over();
         }
         let loads = self.request().map(|request| request.row_and_loads().1);
         let mut loads = loads.into_iter().flatten();
         !loads.any(|load| cache.core().is_loading(*load))
+    }
+
+    fn are_gates_over(&self) -> bool {
+        let mut gates = self.gates.iter();
+        let is_handed = self.handed.as_ref().is_none_or(Handed::is_over);
+        gates.all(|gate| gate.outcome().is_some()) && is_handed && self.copies.are_over()
     }
 
     /// The row of a position: KV of one token in one layer of one part (0: K or latent, 1: V).
@@ -369,7 +380,8 @@ impl Sequence {
         if tokens >= self.tokens {
             return Ok(());
         }
-        if self.handed.is_some() && !self.is_loaded() {
+        let is_copied = self.handed.is_some() || !self.copies.are_over();
+        if is_copied && !self.is_loaded() {
             return Err(SequenceError::Unsettled);
         }
         // A load that has ended is over for the core only after a poll.
@@ -544,7 +556,8 @@ impl Sequence {
         }
         // A load that has failed since the poll has broken the sequence, which the next poll finds.
         let mut outcomes = self.gates.iter().map(LayerTickets::outcome);
-        Ok(is_over && outcomes.all(|outcome| outcome == Some(Ok(()))))
+        let is_handed = self.handed.as_ref().is_none_or(Handed::is_over);
+        Ok(is_over && is_handed && outcomes.all(|outcome| outcome == Some(Ok(()))))
     }
 
     /// Ends the sequence and keeps its computed whole pages, as [`Sequence::share`] does. Returns
@@ -618,11 +631,14 @@ impl Drop for Sequence {
         // No row comes into pages that are free.
         drop(self.handed.take());
         if let Some(request) = self.request.take() {
-            let ticket = &self.ticket;
+            let (ticket, mut copies) = (&self.ticket, self.copies.left());
+            if planted!(FreesUnderCopy) {
+                copies.clear();
+            }
             // After the end of the cache there is nothing to free.
-            let _closed = self.shared.with_any(|cache| {
-                cache.finish(request, false, ticket);
-            });
+            let _closed = self
+                .shared
+                .with_any(|cache| cache.finish_behind(request, ticket, copies));
             self.shared.has_freed();
         }
     }

@@ -1,5 +1,5 @@
-//! A prefill and a decode process on one store: real processes, of which one is killed or stopped
-//! in a state of a hand-over. The other one fails within its time, or has the right words, and then
+//! A prefill and a decode process on one store: real processes. One of them is killed or stopped in
+//! a state of a hand-over. The other one fails within its time, or has the right words, and then
 //! holds nothing.
 
 use std::cell::Cell;
@@ -17,7 +17,7 @@ use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
 use super::honest::{PATIENCE, Process, eventually};
-use super::{LAYERS, PAGE, answered, ask, compute, model, prompt, uncached};
+use super::{LAYERS, PAGE, answered, ask, compute, named, prompt, shape, uncached};
 
 const ROLE: &str = "LARDER_HANDOVER_ROLE";
 const STORE: &str = "LARDER_HANDOVER_STORE";
@@ -69,7 +69,7 @@ fn text(id: u64) -> Vec<u64> {
 }
 
 fn open(store: &Path) -> PrefixCache {
-    let options = PrefixOptions::new(&model(), 30, 40);
+    let options = PrefixOptions::new(&named(), 30, 40);
     options.open(store, STORE_BYTES).unwrap()
 }
 
@@ -138,7 +138,7 @@ fn decode(order: &Order, decode: &Decode) -> Result<(), HandoverError> {
 fn role(role: &str, store: &Path) {
     let cache = open(store);
     let socket = store.with_extension("handover");
-    let bytes = LENT * u64::from(model().shape().page_bytes());
+    let bytes = LENT * u64::from(shape().page_bytes());
     let is_prefill = role == "prefill";
     let offers = is_prefill.then(|| Prefill::bind(&socket, &cache, bytes).unwrap());
     let takes = Decode::new(&socket, &cache).unwrap();

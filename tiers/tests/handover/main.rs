@@ -1,17 +1,23 @@
-//! Hand-overs between a prefill and a decode process. The model is computed layer by layer, and a
-//! wrong byte gives other words: each row depends on all before it and on the layer below.
+//! Hand-overs between a prefill and a decode process. The model, that of the fake driver, is
+//! computed layer by layer, and a wrong byte gives other words: each row depends on all rows of the
+//! layer below up to its place.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
     reason = "a broken expectation is the finding"
 )]
 
+mod device;
+mod gpu;
 #[path = "../../../tests/support/honest.rs"]
 mod honest;
 mod kills;
 #[path = "../prefix/memory.rs"]
 #[allow(dead_code)]
 mod memory;
+#[cfg(debug_assertions)]
+#[path = "../support/planted.rs"]
+mod noticed;
 #[cfg(debug_assertions)]
 mod planted;
 mod random;
@@ -22,17 +28,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use larder_kernels::KvShape;
+use larder_fake_cuda::model;
+use larder_kernels::{Device, KvShape, L1Pool};
 use larder_tiers::handover::{Decode, Offer, Prefill, Taken};
+use larder_tiers::prefix::L1Memory;
 use larder_tiers::{Ask, Model, PrefixCache, PrefixOptions, Sequence};
 
 use honest::{PATIENCE, eventually};
 use memory::Memory;
+#[cfg(debug_assertions)]
+use noticed::all_are_noticed;
 
 /// Tokens of a page.
 const PAGE: usize = 4;
 const LAYERS: u32 = 3;
-/// Different tokens.
+const L1_PAGES: u32 = 40;
+/// Different tokens of a prompt.
 const WORDS: u64 = 64;
 /// Tokens of an answer, the first one included.
 const ANSWER: usize = 6;
@@ -41,41 +52,30 @@ const TIME: Duration = Duration::from_secs(30);
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error>>;
 
-fn mixed(value: u64, with: u64) -> u64 {
-    let mixed = (value ^ with.rotate_left(31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ mixed >> 29
-}
-
-/// The row of a position, from all rows before it and the layer below.
-fn row(layer: u32, below: u64, before: impl Iterator<Item = (u64, u64)>) -> u64 {
-    let first = mixed(u64::from(layer) + 1, below);
-    before.fold(first, |row, (k, v)| mixed(mixed(row, k), v))
-}
-
 /// The prompt and its answer, computed without a cache.
 fn uncached(prompt: &[u64]) -> Vec<u64> {
-    let (mut tokens, mut known) = (prompt.to_vec(), vec![Vec::<u64>::new(); LAYERS as usize]);
-    while tokens.len() < prompt.len() + ANSWER {
-        for (layer, at) in (0..LAYERS)
-            .flat_map(|layer| (known[0].len()..tokens.len()).map(move |at| (layer, at)))
-            .collect::<Vec<_>>()
-        {
-            let below = match layer {
-                0 => tokens[at],
-                _ => known[layer as usize - 1][at],
-            };
-            let rows = &mut known[layer as usize];
-            let new = row(layer, below, rows[..at].iter().map(|k| (*k, !*k)));
-            rows.push(new);
-        }
-        tokens.push(known[LAYERS as usize - 1].last().unwrap() % WORDS);
-    }
-    tokens
+    model::answered(&shape(), prompt, ANSWER)
 }
 
-fn get(sequence: &Sequence, part: u32, layer: u32, at: usize) -> Fallible<u64> {
-    let row = sequence.row(part, layer, at)?;
-    Ok(u64::from_le_bytes(*row.first_chunk().unwrap()))
+/// The words of a row in both parts.
+fn get(sequence: &Sequence, layer: u32, at: usize) -> Fallible<[u64; 4]> {
+    let mut words = [0; 4];
+    for (part, words) in (0..).zip(words.chunks_exact_mut(2)) {
+        let row = sequence.row(part, layer, at)?.chunks_exact(8);
+        let numbers = row.map(|word| u64::from_le_bytes(*word.first_chunk().unwrap()));
+        words.iter_mut().zip(numbers).for_each(|(to, of)| *to = of);
+    }
+    Ok(words)
+}
+
+/// The state of a token behind a layer, from the rows of that layer.
+fn behind(sequence: &Sequence, layer: u32, at: usize) -> Fallible<u64> {
+    let own = get(sequence, layer, at)?;
+    let mut before = Vec::new();
+    for at in 0..at {
+        before.push(get(sequence, layer, at)?);
+    }
+    Ok(model::behind(layer, own, &before))
 }
 
 /// Computes some rows of a layer. Returns the word behind the last of them, if this is the last
@@ -87,21 +87,20 @@ fn compute(
     range: Range<usize>,
 ) -> Fallible<u64> {
     let mut word = 0;
-    for at in range {
-        let below = match layer {
-            0 => tokens[at],
-            _ => get(sequence, 0, layer - 1, at)?,
+    for at in range.clone() {
+        let state = match layer {
+            0 => model::first(tokens[at], at),
+            _ => behind(sequence, layer - 1, at)?,
         };
-        let mut before = Vec::new();
-        for at in 0..at {
-            before.push((get(sequence, 0, layer, at)?, get(sequence, 1, layer, at)?));
-        }
-        let new = row(layer, below, before.into_iter());
-        for (part, value) in [(0, new), (1, !new)] {
+        let new: [u64; 4] = model::row(layer, state);
+        for (part, words) in (0..).zip(new.chunks_exact(2)) {
             let row = sequence.row_mut(part, layer, at)?;
-            row[..8].copy_from_slice(&value.to_le_bytes());
+            let bytes = words.iter().copied().map(u64::to_le_bytes);
+            row.copy_from_slice(bytes.collect::<Vec<_>>().as_flattened());
         }
-        word = new % WORDS;
+    }
+    if layer + 1 == LAYERS && !range.is_empty() {
+        word = behind(sequence, layer, range.end - 1)? % model::WORDS;
     }
     Ok(word)
 }
@@ -116,14 +115,22 @@ fn forward(sequence: &mut Sequence, tokens: &[u64], from: usize) -> Fallible<u64
     Ok(word)
 }
 
-fn model() -> Model {
-    let shape = KvShape::mha(LAYERS, 1, 4, 4, PAGE as u32).unwrap();
-    Model::new("rows", "mixed", "u64", shape)
+/// Two words a row.
+fn shape() -> KvShape {
+    KvShape::mha(LAYERS, 1, 4, 4, PAGE as u32).unwrap()
 }
 
-/// A cache over this L3.
-fn cache(l3: &Arc<Memory>) -> PrefixCache {
-    let options = PrefixOptions::new(&model(), 40, 60);
+fn named() -> Model {
+    Model::new("rows", "mixed", "u64", shape())
+}
+
+/// A device, and L1 on it.
+type OnDevice = (Arc<dyn Device>, L1Pool);
+
+/// A cache over this L3, with L1 in host memory or on a device.
+fn cache(l3: &Arc<Memory>, l1: Option<OnDevice>) -> PrefixCache {
+    let options = PrefixOptions::new(&named(), L1_PAGES, 60);
+    let options = options.with(|o| o.l1 = l1.map(|(device, l1)| L1Memory::Pool(device, l1)));
     options.over(Some(l3.clone())).unwrap()
 }
 
@@ -138,10 +145,15 @@ struct Node {
 
 impl Node {
     fn new() -> Node {
+        Node::over([None, None])
+    }
+
+    /// A node whose prefill and decode process have L1 on a device, or in host memory.
+    fn over([here, there]: [Option<OnDevice>; 2]) -> Node {
         let (l3, directory) = (Arc::<Memory>::default(), tempfile::tempdir().unwrap());
         Node {
-            here: cache(&l3),
-            there: cache(&l3),
+            here: cache(&l3, here),
+            there: cache(&l3, there),
             l3,
             socket: directory.path().join("handover.sock"),
             _directory: directory,
@@ -150,7 +162,7 @@ impl Node {
 
     /// The prefill process with memory of so many pages.
     fn prefill(&self, pages: u64) -> Prefill {
-        let bytes = pages * u64::from(model().shape().page_bytes());
+        let bytes = pages * u64::from(shape().page_bytes());
         Prefill::bind(&self.socket, &self.here, bytes).unwrap()
     }
 
@@ -184,7 +196,7 @@ impl Node {
 /// A prompt of so many tokens.
 fn prompt(tokens: usize, seed: u64) -> Vec<u64> {
     (0..tokens as u64)
-        .map(|at| mixed(at, seed) % WORDS)
+        .map(|at| model::first(at, seed as usize) % WORDS)
         .collect()
 }
 
@@ -203,7 +215,7 @@ fn prefilled(sequence: &mut Sequence, offer: &mut Offer, tokens: &[u64], chunk: 
     word
 }
 
-/// Computes what is missing, and the rest of the answer. Returns the sequence and all tokens.
+/// Computes the missing rows, and the rest of the answer. Returns the sequence and all tokens.
 fn answered(taken: Taken, prompt: &[u64]) -> Fallible<(Sequence, Vec<u64>)> {
     let Taken {
         mut sequence,

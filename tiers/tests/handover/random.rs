@@ -1,23 +1,26 @@
 //! Random runs of two roles in one process: both engines in one thread, the threads of the
-//! hand-overs beside it. Requests are dropped in each state, times are over, loads, L3 and the
-//! prefill process fail.
+//! hand-overs beside it. Requests are dropped in each state, times are over, loads, L3, the prefill
+//! process and the GPU fail.
 
+use std::ops::Range;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use larder_fake_cuda::driver::Steering;
 use larder_kernels::{Promise, Ticket};
-use larder_tiers::Sequence;
 use larder_tiers::handover::{Decode, HandoverError, Offer, Prefill, State, Taking};
 use larder_tiers::prefix::SequenceError;
+use larder_tiers::{Ask, Sequence};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
+use super::gpu::Gpu;
 use super::honest::eventually;
 use super::{LAYERS, Node, PAGE, TIME, ask, compute, forward, prompt, uncached};
 
-/// Pages of the memory that is lent.
-const LENT: u64 = 7;
+/// Pages of the memory that is lent, if they are few.
+pub const LENT: u64 = 7;
 
 /// A prompt, and its tokens with the answer.
 type Prompts = Vec<(Vec<u64>, Vec<u64>)>;
@@ -46,7 +49,7 @@ struct Answering {
 }
 
 /// Events of the runs.
-const SEEN: [&str; 9] = [
+pub const SEEN: [&str; 9] = [
     "answers",
     "prompts handed over",
     "prompts computed in part",
@@ -71,6 +74,12 @@ struct Run<'p> {
     forwards: Vec<(Promise, Sequence)>,
     ids: usize,
     seen: [u64; SEEN.len()],
+    /// Of the prefill and of the decode process, if its L1 is on a GPU.
+    gpus: [Option<Gpu>; 2],
+    /// No engine computes on its GPU any more: a call of the driver fails, and all behind it.
+    is_losing: bool,
+    /// Pages of the memory that is lent.
+    lent: u64,
 }
 
 fn prompts(group: u64) -> Prompts {
@@ -93,13 +102,13 @@ fn prompts(group: u64) -> Prompts {
 }
 
 impl<'p> Run<'p> {
-    fn new(seed: u64, prompts: &'p Prompts) -> Run<'p> {
+    fn new(seed: u64, prompts: &'p Prompts, gpus: [Option<Gpu>; 2], lent: u64) -> Run<'p> {
         let mut dice = Pcg64Mcg::seed_from_u64(seed);
-        let node = Node::new();
+        let node = Node::over(gpus.each_ref().map(|gpu| gpu.as_ref().map(Gpu::l1)));
         let fails = [0, 0, 7][dice.random_range(0..3)];
         node.l3.fails.store(fails, Ordering::Relaxed);
         Run {
-            prefill: Some(node.prefill(LENT)),
+            prefill: Some(node.prefill(lent)),
             decode: node.decode(),
             node,
             dice,
@@ -110,7 +119,15 @@ impl<'p> Run<'p> {
             forwards: Vec::new(),
             ids: 0,
             seen: [0; SEEN.len()],
+            gpus,
+            is_losing: false,
+            lent,
         }
+    }
+
+    /// The engine of a process has lost its GPU, or will.
+    fn has_lost(&self, process: usize) -> bool {
+        self.is_losing && self.gpus[process].is_some()
     }
 
     fn below(&mut self, bound: usize) -> usize {
@@ -127,7 +144,9 @@ impl<'p> Run<'p> {
 
     fn step(&mut self) {
         match self.below(40) {
-            0..4 if self.offering.len() + self.taking.len() < 6 => self.request(),
+            0..4 if self.offering.len() + self.taking.len() < 6 && self.answering.len() < 6 => {
+                self.request();
+            }
             4..18 if !self.offering.is_empty() => {
                 let at = self.below(self.offering.len());
                 self.give(at);
@@ -164,10 +183,10 @@ impl<'p> Run<'p> {
                 self.node.l3.evict(|_| dice.random_bool(0.05));
             }
             38 => self.forward(),
-            39 if self.below(20) == 0 => {
+            39 if !self.has_lost(0) && self.below(20) == 0 => {
                 // Its offers fail, and the next process has other memory.
                 drop(self.prefill.take());
-                self.prefill = Some(self.node.prefill(LENT));
+                self.prefill = Some(self.node.prefill(self.lent));
                 self.seen[8] += 1;
             }
             _ => self.forwards.truncate(self.dice.random_range(0..2)),
@@ -177,7 +196,18 @@ impl<'p> Run<'p> {
     /// A forward of the decode process runs for some time.
     fn forward(&mut self) {
         let tokens = prompt(2, 5);
-        if let Ok(mut sequence) = self.node.there.begin(&tokens) {
+        if self.has_lost(1) {
+            return;
+        }
+        let waiting = self.node.there.ask(&Ask::new(&tokens)).unwrap();
+        if let Ok(mut sequence) = waiting.begin_within(Duration::ZERO) {
+            if let Some(gpu) = &self.gpus[1] {
+                // It may run when the pages of the sequence have gone to another one.
+                let from = sequence.cached().tokens();
+                let there = &self.node.there;
+                let pass = gpu.launch(there, &mut sequence, (&tokens, from), |_, _, _| ());
+                return drop(pass.unwrap());
+            }
             let (promise, ticket) = Ticket::promised();
             sequence.computed_by(tokens.len(), &ticket).unwrap();
             self.forwards.push((promise, sequence));
@@ -193,7 +223,7 @@ impl<'p> Run<'p> {
         if for_one != 0 && is_first {
             self.take(id, prompt);
         }
-        if for_one != 1 {
+        if for_one != 1 && !self.has_lost(0) {
             let Ok(sequence) = self.node.here.begin(tokens) else {
                 return;
             };
@@ -238,6 +268,10 @@ impl<'p> Run<'p> {
     /// The next layer of the prefill process, or the end of its request.
     fn give(&mut self, at: usize) {
         let (chunk, keeps) = (1 + self.below(9), self.below(4) > 0);
+        if self.has_lost(0) {
+            // Its sequence is of no use, and its state shows that it fails.
+            drop(self.offering[at].sequence.take());
+        }
         let offering = &mut self.offering[at];
         let tokens = &self.prompts[offering.prompt].0;
         let Some(sequence) = &mut offering.sequence else {
@@ -249,6 +283,9 @@ impl<'p> Run<'p> {
         };
         if offering.layer == LAYERS && offering.until == tokens.len() {
             let data = offering.id.to_le_bytes();
+            while self.gpus[0].is_some() && !sequence.verify().unwrap() {
+                std::thread::yield_now();
+            }
             let ended = offering.offer.end(offering.word, &data);
             if let Some(sequence) = offering.sequence.take().filter(|_| keeps) {
                 sequence.keep().unwrap();
@@ -264,12 +301,27 @@ impl<'p> Run<'p> {
             offering.layer = 0;
         }
         let (layer, until) = (offering.layer, offering.until);
-        offering.word = compute(sequence, tokens, layer, offering.from..until).unwrap();
-        offering.layer += 1;
-        let given = offering.offer.layer(sequence, layer, until);
-        if offering.layer == LAYERS {
-            sequence.computed(until).unwrap();
-        }
+        let given = if let Some(gpu) = &self.gpus[0] {
+            offering.layer = LAYERS;
+            let (here, mut given) = (&self.node.here, Ok(()));
+            let work = (&tokens[..until], offering.from);
+            let pass = gpu.launch(here, sequence, work, |sequence, layer, ticket| {
+                let offer = &mut offering.offer;
+                let next = |()| offer.layer_behind(sequence, layer, until, ticket);
+                given = given.clone().and_then(next);
+            });
+            if until == tokens.len() {
+                offering.word = *pass.unwrap().words().last().unwrap();
+            }
+            given
+        } else {
+            offering.word = compute(sequence, tokens, layer, offering.from..until).unwrap();
+            offering.layer += 1;
+            if offering.layer == LAYERS {
+                sequence.computed(until).unwrap();
+            }
+            offering.offer.layer(sequence, layer, until)
+        };
         if given.is_err() {
             self.ended(at);
         }
@@ -317,10 +369,14 @@ impl<'p> Run<'p> {
     /// One step of an answer: what was not handed over, a word, or the end.
     fn answer(&mut self, at: usize) {
         let keeps = self.below(4) > 0;
+        if self.has_lost(1) {
+            return drop(self.answering.swap_remove(at));
+        }
         if !self.answering[at].sequence.is_loaded() {
             // Its rows wait for these forwards.
             self.forwards.clear();
         }
+        let (gpu, there) = (&self.gpus[1], &self.node.there);
         let answering = &mut self.answering[at];
         let (prompt, all) = &self.prompts[answering.prompt];
         let Answering {
@@ -333,7 +389,10 @@ impl<'p> Run<'p> {
             if tokens.len() < all.len() {
                 let mut word = all[prompt.len()];
                 if *computed < tokens.len() {
-                    word = forward(sequence, tokens, *computed)?;
+                    word = match gpu {
+                        Some(gpu) => gpu.forward(there, sequence, tokens, *computed)?,
+                        None => forward(sequence, tokens, *computed)?,
+                    };
                     *computed = tokens.len();
                 }
                 sequence.push(word)?;
@@ -387,13 +446,17 @@ impl<'p> Run<'p> {
         self.taking.clear();
         self.offering.clear();
         let prefill = self.prefill.take().unwrap();
-        assert_eq!(
-            prefill.free_pages(),
-            LENT as usize,
-            "memory is lent to no request"
-        );
+        let is_back = || prefill.free_pages() == self.lent as usize;
+        match &self.gpus[0] {
+            // Its copies have not ended.
+            Some(_) => eventually("all memory is back", is_back),
+            None => assert!(is_back(), "memory is lent to no request"),
+        }
         drop(prefill);
         self.node.is_empty();
+        if !self.is_losing {
+            self.gpus.iter().flatten().for_each(Gpu::wait);
+        }
         self.seen
     }
 }
@@ -402,10 +465,7 @@ impl<'p> Run<'p> {
 /// `LARDER_HANDOVER_RUN` runs one of them.
 #[test]
 fn no_word_differs_and_nothing_leaks_in_random_runs_of_two_roles() {
-    let number = |name: &str| std::env::var(name).ok()?.parse::<u64>().ok();
-    let one = number("LARDER_HANDOVER_RUN").map(|run| run..run + 1);
-    let is_one = one.is_some();
-    let runs = one.unwrap_or(0..number("LARDER_HANDOVER_RUNS").unwrap_or(40));
+    let (runs, is_one) = numbers("", 40);
     let mut all = [0; SEEN.len()];
     for run in runs {
         let seen = std::panic::catch_unwind(AssertUnwindSafe(|| play(run, 700)));
@@ -423,13 +483,48 @@ fn no_word_differs_and_nothing_leaks_in_random_runs_of_two_roles() {
     );
 }
 
+/// The runs that the environment asks for, or the first ones; and whether it asks for one.
+pub fn numbers(kind: &str, count: u64) -> (Range<u64>, bool) {
+    let name = ["LARDER_HANDOVER", kind]
+        .into_iter()
+        .filter(|part| !part.is_empty());
+    let name = name.collect::<Vec<_>>().join("_");
+    let number = |what| std::env::var(format!("{name}_{what}")).ok()?.parse().ok();
+    let one = number("RUN").map(|run: u64| run..run + 1);
+    let is_one = one.is_some();
+    let runs = one.unwrap_or(0..number("RUNS").unwrap_or(count));
+    (runs, is_one)
+}
+
 pub fn play(run: u64, steps: usize) -> [u64; SEEN.len()] {
+    play_with(run, steps, [None, None], None, LENT)
+}
+
+/// A run whose engines have these GPUs. `loses`: they are lost in it.
+pub fn play_with(
+    run: u64,
+    steps: usize,
+    gpus: [Option<Gpu>; 2],
+    loses: Option<&Steering>,
+    lent: u64,
+) -> [u64; SEEN.len()] {
     let prompts = prompts(run / 4);
-    let mut play = Run::new(run, &prompts);
-    for _ in 0..steps {
+    let mut play = Run::new(run, &prompts, gpus, lent);
+    let lost_at = play.below(steps);
+    for step in 0..steps {
+        if let Some(steering) = loses
+            && step == lost_at
+        {
+            play.is_losing = true;
+            steering.fail_after(1 + play.below(60) as i64);
+        }
         play.step();
         // The threads of the hand-overs go on.
         std::thread::yield_now();
+    }
+    if let Some(steering) = loses {
+        // It is lost now at the latest.
+        steering.fail_after(1);
     }
     play.end()
 }

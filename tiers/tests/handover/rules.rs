@@ -1,18 +1,18 @@
 //! The rules of a hand-over, one by one.
 
 use std::os::unix::net::UnixListener;
-use std::sync::Arc;
 use std::time::Duration;
 
-use larder_kernels::Ticket;
-use larder_tiers::handover::{DATA_BYTES_MAX, Decode, HandoverError, Prefill, State};
+use larder_kernels::{Promise, Ticket};
+use larder_tiers::handover::{DATA_BYTES_MAX, Decode, HandoverError, Offer, Prefill, State, Taken};
 use larder_tiers::prefix::{RowError, SequenceError};
-use larder_tiers::{Ask, Model, PrefixOptions};
+use larder_tiers::ranks::threads;
+use larder_tiers::{Ask, Model, PrefixOptions, Sequence};
 
 use super::honest::eventually;
 use super::{
-    ANSWER, LAYERS, Node, PAGE, TIME, answered, ask, compute, forward, model, prefilled, prompt,
-    uncached,
+    ANSWER, LAYERS, Node, PAGE, TIME, answered, ask, compute, forward, named, prefilled, prompt,
+    shape, uncached,
 };
 
 const SHORT: Duration = Duration::from_millis(20);
@@ -136,22 +136,50 @@ fn pages_that_come_into_the_store_meanwhile_are_waited_for() {
     assert_eq!(words, uncached(&tokens));
 }
 
+/// A request that is offered whole, and a forward of the decode process: no row is copied before it
+/// has ended.
+struct Held {
+    node: Node,
+    prefill: Prefill,
+    tokens: Vec<u64>,
+    running: Sequence,
+    promise: Promise,
+    sequence: Sequence,
+    offer: Offer,
+    taken: Taken,
+}
+
+impl Held {
+    fn new() -> Held {
+        let node = Node::new();
+        let (prefill, decode) = (node.prefill(4), node.decode());
+        let other = prompt(2, 9);
+        let mut running = node.there.begin(&other).unwrap();
+        let (promise, ticket) = Ticket::promised();
+        running.computed_by(other.len(), &ticket).unwrap();
+        let tokens = prompt(7, 1);
+        let mut sequence = node.here.begin(&tokens).unwrap();
+        let mut offer = prefill.offer("one", &sequence, 0, TIME).unwrap();
+        let word = prefilled(&mut sequence, &mut offer, &tokens, 7);
+        offer.end(word, &[]).unwrap();
+        let taking = decode.take("one", &ask(&tokens), TIME, TIME).unwrap();
+        Held {
+            taken: taking.wait().unwrap(),
+            node,
+            prefill,
+            tokens,
+            running,
+            promise,
+            sequence,
+            offer,
+        }
+    }
+}
+
 #[test]
 fn the_first_step_is_launched_behind_the_tickets_of_its_layers() {
-    let node = Node::new();
-    let (prefill, decode) = (node.prefill(4), node.decode());
-    // Rows may not be copied while a forward of the decode process runs.
-    let other = prompt(2, 9);
-    let mut running = node.there.begin(&other).unwrap();
-    let (promise, ticket) = Ticket::promised();
-    running.computed_by(other.len(), &ticket).unwrap();
-    let tokens = prompt(7, 1);
-    let mut sequence = node.here.begin(&tokens).unwrap();
-    let mut offer = prefill.offer("one", &sequence, 0, TIME).unwrap();
-    let word = prefilled(&mut sequence, &mut offer, &tokens, 7);
-    offer.end(word, &[]).unwrap();
-    let taking = decode.take("one", &ask(&tokens), TIME, TIME).unwrap();
-    let mut taken = taking.wait().unwrap();
+    let held = Held::new();
+    let mut taken = held.taken;
     let slots = taken.sequence.slots().unwrap();
     let layer = |layer| slots.tickets(layer).collect::<Vec<_>>();
     let tickets: Vec<Ticket> = (0..LAYERS).flat_map(layer).collect();
@@ -162,10 +190,10 @@ fn the_first_step_is_launched_behind_the_tickets_of_its_layers() {
     assert_eq!(taken.sequence.truncate(2), Err(SequenceError::Unsettled));
     let refused = taken.sequence.row_mut(0, 0, 6).unwrap_err();
     assert!(matches!(refused, RowError::Cached { first: 7, .. }));
-    promise.settle(Ok(()));
+    held.promise.settle(Ok(()));
     tickets.iter().for_each(|ticket| ticket.wait().unwrap());
-    let (mut sequence, words) = answered(taken, &tokens).unwrap();
-    assert_eq!(words, uncached(&tokens));
+    let (mut sequence, words) = answered(taken, &held.tokens).unwrap();
+    assert_eq!(words, uncached(&held.tokens));
     assert!(sequence.verify().unwrap());
 }
 
@@ -187,8 +215,7 @@ fn another_prompt_salt_or_namespace_is_refused_and_the_offer_stays() {
             Some(HandoverError::Prompt { id: id.clone() })
         );
     }
-    let shape = model().shape();
-    let others = PrefixOptions::new(&Model::new("rows", "mixed", "f64", shape), 40, 60);
+    let others = PrefixOptions::new(&Model::new("rows", "mixed", "f64", shape()), 40, 60);
     let others = others.over(Some(node.l3.clone())).unwrap();
     let foreign = Decode::new(&node.socket, &others).unwrap();
     let refused = foreign
@@ -310,19 +337,9 @@ fn the_end_of_a_prefill_process_fails_all_requests() {
 
 /// A sequence is dropped while its rows come, and another one gets its pages.
 pub fn dropped_while_rows_come() {
-    let node = Node::new();
-    let (prefill, decode) = (node.prefill(4), node.decode());
-    let other = prompt(2, 9);
-    let mut running = node.there.begin(&other).unwrap();
-    let (promise, ticket) = Ticket::promised();
-    running.computed_by(other.len(), &ticket).unwrap();
-    let tokens = prompt(7, 1);
-    let mut sequence = node.here.begin(&tokens).unwrap();
-    let mut offer = prefill.offer("one", &sequence, 0, TIME).unwrap();
-    let word = prefilled(&mut sequence, &mut offer, &tokens, 7);
-    offer.end(word, &[]).unwrap();
-    let taken = decode.take("one", &ask(&tokens), TIME, TIME).unwrap();
-    drop(taken.wait().unwrap());
+    let held = Held::new();
+    let (node, offer) = (&held.node, &held.offer);
+    drop(held.taken);
     // All pages of L1 but that of the running forward.
     let long = prompt(39 * PAGE - ANSWER, 3);
     let mut next = node
@@ -334,7 +351,7 @@ pub fn dropped_while_rows_come() {
     for layer in 0..LAYERS {
         compute(&mut next, &long, layer, 0..long.len()).unwrap();
     }
-    promise.settle(Ok(()));
+    held.promise.settle(Ok(()));
     let outcome = offer.wait();
     let from = long.len() - 1;
     let word = forward(&mut next, &long, from).unwrap();
@@ -344,8 +361,8 @@ pub fn dropped_while_rows_come() {
         "rows came into pages of another sequence"
     );
     assert_eq!(outcome, Err(HandoverError::Gone));
-    drop((running, sequence, next));
-    assert_eq!(prefill.free_pages(), 4);
+    drop((held.running, held.sequence, next));
+    assert_eq!(held.prefill.free_pages(), 4);
     node.is_empty();
 }
 
@@ -361,20 +378,9 @@ fn a_sequence_whose_rows_do_not_come_is_broken() {
 
 /// An offer is dropped while the decode process copies its rows.
 pub fn rows_do_not_come() {
-    let node = Node::new();
-    let (prefill, decode) = (node.prefill(4), node.decode());
-    let other = prompt(2, 9);
-    let mut running = node.there.begin(&other).unwrap();
-    let (promise, ticket) = Ticket::promised();
-    running.computed_by(other.len(), &ticket).unwrap();
-    let tokens = prompt(7, 1);
-    let mut sequence = node.here.begin(&tokens).unwrap();
-    let mut offer = prefill.offer("one", &sequence, 0, TIME).unwrap();
-    let word = prefilled(&mut sequence, &mut offer, &tokens, 7);
-    offer.end(word, &[]).unwrap();
-    let taken = decode.take("one", &ask(&tokens), TIME, TIME).unwrap();
-    let mut taken = taken.wait().unwrap();
-    drop(offer);
+    let held = Held::new();
+    let mut taken = held.taken;
+    drop(held.offer);
     assert!(matches!(
         taken.sequence.row(0, 0, 3),
         Err(RowError::Load(_))
@@ -387,9 +393,9 @@ pub fn rows_do_not_come() {
         taken.sequence.keep(),
         Err(SequenceError::Broken(_))
     ));
-    promise.settle(Ok(()));
-    drop((running, sequence));
-    node.is_empty();
+    held.promise.settle(Ok(()));
+    drop((held.running, held.sequence));
+    held.node.is_empty();
 }
 
 #[test]
@@ -464,12 +470,8 @@ fn processes_that_send_nonsense_disturb_no_other() {
 #[test]
 fn caches_that_cannot_hand_over_say_why() {
     let node = Node::new();
-    let l1 = larder_kernels::HostDevice::new().unwrap();
-    let l1: Arc<dyn larder_kernels::Device> = Arc::new(l1);
-    let pool = l1.alloc_l1(&model().shape(), 41).unwrap();
-    let options = PrefixOptions::new(&model(), 40, 60).with(|o| {
-        o.l1 = Some(larder_tiers::prefix::L1Memory::Pool(l1, pool));
-    });
+    let rank = threads(1, TIME).unwrap().remove(0);
+    let options = PrefixOptions::new(&named(), 40, 60).with(|o| o.ranks = Some(Box::new(rank)));
     let cache = options.over(None).unwrap();
     let refused = Prefill::bind(&node.socket, &cache, 1).err();
     assert!(matches!(refused, Some(HandoverError::Unsupported { .. })));
