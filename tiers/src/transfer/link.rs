@@ -227,8 +227,8 @@ impl Link {
         })
     }
 
-    /// Writes and reads what is possible without a wait. The caller takes the frames before it
-    /// waits: the wait does not know them.
+    /// Writes and reads as much as is possible without a wait. The caller takes the frames before
+    /// it waits: the wait does not know them.
     pub(super) fn turn(&mut self) {
         self.flush();
         if !self.is_connecting {
@@ -236,7 +236,7 @@ impl Link {
         }
     }
 
-    /// Writes what is possible without a wait.
+    /// Writes as much as is possible without a wait.
     pub(super) fn flush(&mut self) {
         if self.is_connecting {
             if let Ok(Some(_)) | Err(_) = self.stream.take_error() {

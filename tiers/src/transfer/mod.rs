@@ -277,7 +277,7 @@ pub enum TransferError {
     /// The sides have not agreed in time.
     #[error("{missing} after {timeout:?}; look whether all ranks of the other engine run")]
     NotAgreed {
-        /// Who or what is missing.
+        /// The missing ranks, or the missing place.
         missing: String,
         /// The configured time.
         timeout: Duration,

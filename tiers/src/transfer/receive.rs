@@ -244,7 +244,7 @@ impl Work {
         });
     }
 
-    /// Takes what has arrived. Returns the note when all is there.
+    /// Takes the messages that have arrived. Returns the note when all rows are there.
     fn turn(&mut self) -> Result<Option<Vec<u8>>, TransferError> {
         if self.receiver.slot.news().is_ending {
             return Err(TransferError::Ended);

@@ -39,7 +39,7 @@ pub(super) struct Sender {
     pub(super) patience: Patience,
 }
 
-/// What all receivers have said.
+/// The values in which all receivers agree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Agreed {
     ranks: u32,

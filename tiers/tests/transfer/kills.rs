@@ -1,4 +1,4 @@
-//! The two engines as two processes, of which one is killed or stopped in any state.
+//! The two engines as two processes. One of them is killed or stopped in any state.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

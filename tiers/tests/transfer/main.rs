@@ -12,6 +12,9 @@ mod kills;
 #[path = "../prefix/memory.rs"]
 #[allow(dead_code, reason = "other tests use the rest")]
 mod memory;
+#[cfg(debug_assertions)]
+#[path = "../support/planted.rs"]
+mod noticed;
 mod one_sided;
 mod planted;
 mod proxy;
