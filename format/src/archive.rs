@@ -14,29 +14,40 @@
 //!
 //! ```text
 //!  offset  bytes  field
-//!       0     24  prologue      its length is 80 and the body's bytes
+//!       0     24  prologue      its length is that of the header and the body
 //!      24     16  archive       the same in all blocks of an archive
 //!      40      8  position      its own block number in the archive
 //!      48      2  body          1 head, 2 namespace, 3 unnamed namespace, 4 pages, 5 end
 //!      50      2  zero
-//!      52      4  count         pages, or bytes of the namespace; else 0
-//!      56     24  zero
-//!      80      -  body
+//!      52      4  count         pages, bytes of the namespace, or wraps of a head; else 0
+//!      56     24  nonce         zero if the body is clear
+//!      80     16  tag           of an encrypted body; a clear one begins here
+//!      96      -  body          in an encrypted archive, but for its head
 //!
-//!  head      store (16), created_unix_s (8), pages (8), blocks (8)
+//!  head      store (16), created_unix_s (8), pages (8), blocks (8);
+//!            in an encrypted archive the wrap of its key: id (16), nonce (24), wrapped key (48)
 //!  namespace its encoding
 //!  unnamed   fingerprint (16), page_blocks (4)
-//!  pages     64 bytes each:
+//!  pages     64 bytes each, and 96 in an encrypted archive:
 //!       0      1  flags         bit 0: has a parent
 //!       1      1  codec         0 none, 1 bf16
-//!       2      2  zero
+//!       2      2  key slot      zero in a plain archive
 //!       4      4  depth         pages before it in its chain
 //!       8     32  key
 //!      40     12  parent        if it has one
 //!      52      4  saved         blocks of the plain page that a codec saved; zero without one
-//!      56      8  checksum      its PageChecksum
+//!      56      8  checksum      its PageChecksum, of the encrypted blocks if they are
+//!      64     12  salt
+//!      76     16  tag
+//!      92      4  zero
 //!  end       pages (8), blocks (8), left_out (8)
 //! ```
+//!
+//! An encrypted archive has a clear head. The bodies of all other blocks are encrypted, and so are
+//! the payloads, with a key that is random for the archive and wrapped in its head. The tag of the
+//! wrap covers the identity of the archive and the head ([`ArchiveHead::named`]). The tag of a body
+//! covers its header, so that no block stands in another place or archive. This crate has no
+//! cipher: [`ArchiveWriter::seal`] and [`ArchiveReader::sealed_item`] take one.
 //!
 //! Invariants of the items that a reader returns: exactly one head, first; pages only after a
 //! namespace; exactly one end, last. The counts of the end match the items before it and add up to
@@ -46,8 +57,11 @@
 //!
 //! Faults covered: bit flips (CRC-32 of structures, checksums of payloads), truncation (the end is
 //! missing), blocks removed, repeated, reordered or copied from another archive (identity and
-//! position), and wrong counts and sizes. Deliberate forgery is not covered: checksums are not
-//! signatures, and anyone who can write an archive can store any bytes under any key.
+//! position), and wrong counts and sizes. Deliberate forgery is covered by encryption alone:
+//! checksums are not signatures, and anyone who can write a plain archive can store any bytes under
+//! any key.
+
+use std::num::NonZeroU16;
 
 use crate::bytes::{Reader, Writer};
 use crate::consts::{BLOCK_BYTES, BLOCK_BYTES_U64};
@@ -55,15 +69,41 @@ use crate::error::{Damage, Elsewhere, Structure};
 use crate::frame::{self, PROLOGUE_BYTES};
 use crate::ids::{ArchiveId, StoreId};
 use crate::key::{KeyPrefix, PageKey};
+use crate::keyring::{KeyWrap, WRAP_BYTES};
 use crate::namespace::{Fingerprint, NAMESPACE_BYTES_MAX, Namespace};
+use crate::record::Seal;
+use crate::sealed::{MetadataSeal, NONCE_BYTES, Sealable, TAG_BYTES};
 use crate::shape::PAGE_BYTES_LIMIT;
 
-/// Maximum number of pages listed in one block of an archive.
-pub const ARCHIVED_PAGES_MAX: usize = (BLOCK_BYTES - HEADER_BYTES) / PAGE_BYTES;
+/// Maximum number of pages listed in one block of a plain archive.
+pub const ARCHIVED_PAGES_MAX: usize = PLAIN.pages_max;
 
-const HEADER_BYTES: usize = 80;
-const HEADER_RESERVED: usize = HEADER_BYTES - PROLOGUE_BYTES - (16 + 8 + 2 + 2 + 4);
-const PAGE_BYTES: usize = 64;
+/// Maximum number of pages listed in one block of an encrypted archive.
+pub const SEALED_PAGES_MAX: usize = SEALED.pages_max;
+
+const NONCE_AT: usize = PROLOGUE_BYTES + 16 + 8 + 2 + 2 + 4;
+const PLAIN: Layout = {
+    let (zero_bytes, page_bytes) = (NONCE_BYTES, 64);
+    Layout {
+        zero_bytes,
+        header_bytes: NONCE_AT + zero_bytes,
+        page_bytes,
+        pages_max: (BLOCK_BYTES - NONCE_AT - zero_bytes) / page_bytes,
+    }
+};
+const SEALED: Layout = {
+    let zero_bytes = NONCE_BYTES + TAG_BYTES;
+    let page_bytes = PLAIN.page_bytes + SALT_BYTES + TAG_BYTES + PAGE_RESERVED;
+    Layout {
+        zero_bytes,
+        header_bytes: NONCE_AT + zero_bytes,
+        page_bytes,
+        pages_max: (BLOCK_BYTES - NONCE_AT - zero_bytes) / page_bytes,
+    }
+};
+const HEAD_BYTES: usize = 16 + 3 * 8;
+const SALT_BYTES: usize = 12;
+const PAGE_RESERVED: usize = 4;
 const FLAG_PARENT: u8 = 1;
 const BODY_HEAD: u16 = 1;
 const BODY_NAMESPACE: u16 = 2;
@@ -71,21 +111,63 @@ const BODY_UNNAMED: u16 = 3;
 const BODY_PAGES: u16 = 4;
 const BODY_END: u16 = 5;
 
-const _: () = assert!(ARCHIVED_PAGES_MAX == 62 && HEADER_RESERVED == 24);
-const _: () = assert!(1 + 3 + 4 + 32 + 12 + 4 + 8 == PAGE_BYTES);
-const _: () = assert!(HEADER_BYTES + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
+const SEALABLE: Sealable = Sealable {
+    structure: Structure::Archive,
+    nonce_at: NONCE_AT,
+    body_at: SEALED.header_bytes,
+};
+
+const _: () = assert!(ARCHIVED_PAGES_MAX == 62 && SEALED_PAGES_MAX == 41);
+const _: () = assert!(PLAIN.header_bytes == 80 && SEALED.header_bytes == 96);
+const _: () = assert!(1 + 3 + 4 + 32 + 12 + 4 + 8 == PLAIN.page_bytes && SEALED.page_bytes == 96);
+const _: () = assert!(SEALED.header_bytes + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
+const _: () = assert!(PLAIN.header_bytes + HEAD_BYTES + WRAP_BYTES <= BLOCK_BYTES);
+
+/// Of the blocks of an archive.
+#[derive(Clone, Copy)]
+struct Layout {
+    /// Bytes behind the fields of the header, which are zero in a clear block.
+    zero_bytes: usize,
+    header_bytes: usize,
+    page_bytes: usize,
+    /// Pages of a block.
+    pages_max: usize,
+}
 
 /// The head of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArchiveHead {
     /// The source store. Informational only.
     pub store: StoreId,
-    /// Creation time in seconds since 1970. Informational only.
+    /// Creation time in seconds since 1970. A store that has erased a tenant since takes none of
+    /// its pages.
     pub created_unix_s: u64,
     /// Number of pages planned: written pages plus left-out pages.
     pub pages: u64,
     /// Number of payload blocks planned.
     pub blocks: u64,
+    /// The key of an encrypted archive, wrapped.
+    pub wrap: Option<KeyWrap>,
+}
+
+impl ArchiveHead {
+    /// What the tag of the wrap covers, besides the key that wraps: the archive, and all else of
+    /// its head.
+    #[must_use]
+    pub fn named(&self, archive: ArchiveId) -> [u8; 16 + HEAD_BYTES] {
+        let mut bytes = [0; 16 + HEAD_BYTES];
+        let mut writer = Writer::new(&mut bytes);
+        writer.bytes(archive.as_bytes());
+        self.write(&mut writer);
+        bytes
+    }
+
+    fn write(&self, writer: &mut Writer<'_>) {
+        writer.bytes(self.store.as_bytes());
+        writer.u64(self.created_unix_s);
+        writer.u64(self.pages);
+        writer.u64(self.blocks);
+    }
 }
 
 /// The namespace of the pages that follow.
@@ -116,6 +198,8 @@ pub struct ArchivedPage {
     pub saved: u32,
     /// The [`PageChecksum`](crate::PageChecksum) of its payload.
     pub checksum: u64,
+    /// Of an encrypted payload.
+    pub seal: Option<Seal>,
 }
 
 /// The totals of an archive.
@@ -176,6 +260,14 @@ struct Course {
 }
 
 impl Course {
+    /// The layout of the next block. A head is always clear.
+    fn layout(&self) -> Layout {
+        match self.head.is_some_and(|head| head.wrap.is_some()) {
+            true => SEALED,
+            false => PLAIN,
+        }
+    }
+
     /// Advances past an item and its payloads.
     fn pass(&mut self, item: &ArchiveItem) -> Result<(), Damage> {
         match (item, &self.head, self.page_blocks) {
@@ -225,13 +317,19 @@ fn payloads(
     let count = pages.len() as u64;
     let mut blocks = 0_u64;
     for page in pages {
+        if page.seal.is_some() != head.wrap.is_some() {
+            return Err(damaged(
+                "key slot",
+                page.seal.map_or(0, |seal| seal.slot.get()),
+            ));
+        }
         let payload = page_blocks.checked_sub(page.saved).filter(|left| *left > 0);
         let payload = payload.ok_or_else(|| damaged("saved", page.saved))?;
         blocks = blocks.saturating_add(u64::from(payload));
     }
     let fits = count <= head.pages.saturating_sub(so_far.pages)
         && blocks <= head.blocks.saturating_sub(so_far.blocks);
-    if pages.is_empty() || pages.len() > ARCHIVED_PAGES_MAX || !fits {
+    if pages.is_empty() || pages.len() > so_far.layout().pages_max || !fits {
         return Err(damaged("count", count));
     }
     Ok((count, blocks))
@@ -270,20 +368,32 @@ impl ArchiveWriter {
     /// [`Damage::Field`]: the item is not allowed here or is too long, or the counts of an end are
     /// wrong.
     pub fn item(&mut self, item: &ArchiveItem) -> Result<Box<[u8; BLOCK_BYTES]>, Damage> {
-        let position = self.course.position;
+        let (position, layout) = (self.course.position, self.course.layout());
         self.course.pass(item)?;
         let mut block = Box::new([0; BLOCK_BYTES]);
         let mut writer = frame::begin(&mut block);
-        let (count, body_bytes) = sizes(item);
+        let (count, length) = sizes(item, layout);
         writer.bytes(self.archive.as_bytes());
         writer.u64(position);
         writer.u16(kind(item));
         writer.reserved(2);
         writer.u32(count);
-        writer.reserved(HEADER_RESERVED);
+        writer.reserved(layout.zero_bytes);
         write_body(&mut writer, item);
-        frame::seal(&mut block, Structure::Archive, body_bytes);
+        frame::seal(&mut block, Structure::Archive, length);
         Ok(block)
+    }
+
+    /// Encrypts the body of a block that is no head. `seal` gets what the tag covers besides the
+    /// body, and the body.
+    ///
+    /// # Errors
+    /// That of `seal`. The block is blank then.
+    pub fn seal<E>(
+        block: &mut [u8; BLOCK_BYTES],
+        seal: impl FnOnce(&[u8], &mut [u8]) -> Result<MetadataSeal, E>,
+    ) -> Result<(), E> {
+        SEALABLE.seal(block, seal)
     }
 
     /// The counts for an end at this position. `left_out` is the number of planned pages that the
@@ -326,6 +436,32 @@ impl ArchiveReader {
         self.course.ended
     }
 
+    /// The identity of the archive, once a block was read.
+    #[must_use]
+    pub fn archive(&self) -> Option<ArchiveId> {
+        self.archive
+    }
+
+    /// The same as [`ArchiveReader::item`], for the blocks of an encrypted archive behind its head.
+    /// `open` gets what the tag covers besides the body, the body, and its seal. It returns whether
+    /// the tag is right.
+    ///
+    /// # Errors
+    /// The block is not a valid next structure, or a writer without the key changed it: see
+    /// [`Damage`]. The position of the reader does not change.
+    pub fn sealed_item(
+        &mut self,
+        block: &[u8],
+        open: impl FnOnce(&[u8], &mut [u8], &MetadataSeal) -> bool,
+    ) -> Result<ArchiveItem, Damage> {
+        let Ok(mut block) = <[u8; BLOCK_BYTES]>::try_from(block) else {
+            let found = block.len() as u64;
+            return Err(Damage::Length { found });
+        };
+        SEALABLE.unseal(&mut block, open)?;
+        self.item(&block)
+    }
+
     /// Reads the block at [`ArchiveReader::offset`].
     ///
     /// # Errors
@@ -338,7 +474,8 @@ impl ArchiveReader {
         let kind = reader.u16()?;
         reader.reserved(2)?;
         let count = reader.u32()?;
-        reader.reserved(HEADER_RESERVED)?;
+        let layout = self.course.layout();
+        reader.reserved(layout.zero_bytes)?;
         let expected = self.archive.unwrap_or(archive);
         if archive != expected {
             return Err(Damage::Elsewhere(Elsewhere::Archive {
@@ -352,7 +489,7 @@ impl ArchiveReader {
                 expected: self.course.position,
             }));
         }
-        let item = read_body(reader, kind, count)?;
+        let item = read_body(reader, (kind, count), layout)?;
         self.course.pass(&item)?;
         self.archive = Some(archive);
         Ok(item)
@@ -371,26 +508,31 @@ fn kind(item: &ArchiveItem) -> u16 {
 
 /// The count field and the byte length of the structure.
 #[expect(clippy::cast_possible_truncation, reason = "the body fits a block")]
-fn sizes(item: &ArchiveItem) -> (u32, u32) {
+fn sizes(item: &ArchiveItem, layout: Layout) -> (u32, u32) {
     let (count, body_bytes) = match item {
-        ArchiveItem::Head(_) => (0, 40),
+        ArchiveItem::Head(head) => {
+            let wraps = usize::from(head.wrap.is_some());
+            let bytes = WRAP_BYTES.saturating_mul(wraps);
+            (wraps, HEAD_BYTES.saturating_add(bytes))
+        }
         ArchiveItem::Namespace(ArchivedNamespace::Whole(namespace)) => {
             (namespace.encode().len(), namespace.encode().len())
         }
         ArchiveItem::Namespace(ArchivedNamespace::Unnamed { .. }) => (0, 20),
-        ArchiveItem::Pages(pages) => (pages.len(), pages.len().saturating_mul(PAGE_BYTES)),
+        ArchiveItem::Pages(pages) => (pages.len(), pages.len().saturating_mul(layout.page_bytes)),
         ArchiveItem::End(_) => (0, 24),
     };
-    (count as u32, HEADER_BYTES.saturating_add(body_bytes) as u32)
+    let length = layout.header_bytes.saturating_add(body_bytes);
+    (count as u32, length as u32)
 }
 
 fn write_body(writer: &mut Writer<'_>, item: &ArchiveItem) {
     match item {
         ArchiveItem::Head(head) => {
-            writer.bytes(head.store.as_bytes());
-            writer.u64(head.created_unix_s);
-            writer.u64(head.pages);
-            writer.u64(head.blocks);
+            head.write(writer);
+            if let Some(wrap) = &head.wrap {
+                wrap.write(writer);
+            }
         }
         ArchiveItem::Namespace(ArchivedNamespace::Whole(namespace)) => {
             writer.bytes(namespace.encode());
@@ -418,7 +560,7 @@ fn write_page(writer: &mut Writer<'_>, page: &ArchivedPage) {
         0
     });
     writer.u8(u8::from(page.saved > 0));
-    writer.reserved(2);
+    writer.u16(page.seal.map_or(0, |seal| seal.slot.get()));
     writer.u32(page.depth);
     writer.bytes(page.key.as_bytes());
     match &page.parent {
@@ -427,9 +569,18 @@ fn write_page(writer: &mut Writer<'_>, page: &ArchivedPage) {
     }
     writer.u32(page.saved);
     writer.u64(page.checksum);
+    if let Some(seal) = &page.seal {
+        writer.bytes(&seal.salt);
+        writer.bytes(&seal.tag);
+        writer.reserved(PAGE_RESERVED);
+    }
 }
 
-fn read_body(mut reader: Reader<'_>, kind: u16, count: u32) -> Result<ArchiveItem, Damage> {
+fn read_body(
+    mut reader: Reader<'_>,
+    (kind, count): (u16, u32),
+    layout: Layout,
+) -> Result<ArchiveItem, Damage> {
     let item = match kind {
         BODY_NAMESPACE => {
             let encoding = reader.rest();
@@ -439,12 +590,16 @@ fn read_body(mut reader: Reader<'_>, kind: u16, count: u32) -> Result<ArchiveIte
             let namespace = ArchivedNamespace::Whole(Namespace::decode(encoding)?);
             return Ok(ArchiveItem::Namespace(namespace));
         }
-        BODY_PAGES => return read_pages(reader.rest(), count).map(ArchiveItem::Pages),
+        BODY_PAGES => return read_pages(reader.rest(), count, layout).map(ArchiveItem::Pages),
         BODY_HEAD => ArchiveItem::Head(ArchiveHead {
             store: StoreId::from_bytes(reader.array()?),
             created_unix_s: reader.u64()?,
             pages: reader.u64()?,
             blocks: reader.u64()?,
+            wrap: match count {
+                1 => Some(KeyWrap::read(&mut reader)?),
+                _ => None,
+            },
         }),
         BODY_UNNAMED => ArchiveItem::Namespace(ArchivedNamespace::Unnamed {
             fingerprint: Fingerprint::from_bytes(reader.array()?),
@@ -459,35 +614,47 @@ fn read_body(mut reader: Reader<'_>, kind: u16, count: u32) -> Result<ArchiveIte
     };
     let surplus = reader.rest().len() as u64;
     if surplus != 0 {
-        let (_, known) = sizes(&item);
+        let (_, known) = sizes(&item, layout);
         let found = u64::from(known).saturating_add(surplus);
         return Err(Damage::Length { found });
     }
-    if count != 0 {
+    if count != sizes(&item, layout).0 {
         return Err(damaged("count", count));
     }
     Ok(item)
 }
 
-fn read_pages(body: &[u8], count: u32) -> Result<Vec<ArchivedPage>, Damage> {
-    let (pages, rest) = body.as_chunks::<PAGE_BYTES>();
+fn read_pages(body: &[u8], count: u32, layout: Layout) -> Result<Vec<ArchivedPage>, Damage> {
+    let pages = body.chunks_exact(layout.page_bytes);
     // The body lies within one block. This check bounds the number of pages before any allocation.
-    if pages.len() != count as usize || !rest.is_empty() {
+    if pages.len() != count as usize || !pages.remainder().is_empty() {
         return Err(damaged("count", count));
     }
-    pages.iter().map(read_page).collect()
+    pages.map(read_page).collect()
 }
 
-fn read_page(bytes: &[u8; PAGE_BYTES]) -> Result<ArchivedPage, Damage> {
+fn read_page(bytes: &[u8]) -> Result<ArchivedPage, Damage> {
     let mut reader = Reader::new(bytes);
     let flags = reader.u8()?;
     let codec = reader.u8()?;
-    reader.reserved(2)?;
+    let slot = NonZeroU16::new(reader.u16()?);
     let depth = reader.u32()?;
     let key = PageKey::from_bytes(reader.array()?);
     let parent = KeyPrefix::from_bytes(reader.array()?);
     let saved = reader.u32()?;
     let checksum = reader.u64()?;
+    let seal = match slot {
+        Some(slot) if bytes.len() == SEALED.page_bytes => Some(Seal {
+            slot,
+            salt: reader.array()?,
+            tag: reader.array()?,
+        }),
+        Some(slot) => return Err(damaged("key slot", slot.get())),
+        None => None,
+    };
+    if seal.is_some() {
+        reader.reserved(PAGE_RESERVED)?;
+    }
     if codec != u8::from(saved > 0) {
         return Err(damaged("codec", codec));
     }
@@ -502,6 +669,7 @@ fn read_page(bytes: &[u8; PAGE_BYTES]) -> Result<ArchivedPage, Damage> {
         depth,
         saved,
         checksum,
+        seal,
     })
 }
 

@@ -120,8 +120,8 @@ pub enum Damage {
     /// Bytes that must be zero in this version are not zero.
     #[error("bytes that must be zero are not")]
     Reserved,
-    /// The body is not encrypted with the key of the store.
-    #[error("its body is not encrypted with the key of this store")]
+    /// The body is not encrypted with the key of its store or archive.
+    #[error("its body does not open with its key: a writer without the key changed it")]
     Sealed,
     /// The namespace in the block is not valid.
     #[error("its namespace is not valid: {0}")]

@@ -61,7 +61,7 @@ const FIXED_BYTES: usize = PROLOGUE_BYTES + 16 + 8 + 3 * 2 + 2;
 const HEAD_BYTES: usize = FIXED_BYTES + NONCE_BYTES + TAG_BYTES;
 const NONCE_BYTES: usize = 24;
 const TAG_BYTES: usize = 16;
-const WRAP_BYTES: usize = 16 + NONCE_BYTES + WRAPPED_KEY_BYTES;
+pub(crate) const WRAP_BYTES: usize = 16 + NONCE_BYTES + WRAPPED_KEY_BYTES;
 const SLOT_BYTES: usize = 128;
 const SLOT_RESERVED: usize = SLOT_BYTES - (16 + 1 + 7 + 2 * 8 + NONCE_BYTES + WRAPPED_KEY_BYTES);
 const SLOTS_PER_BLOCK: usize = 31;
@@ -100,13 +100,27 @@ impl std::fmt::Debug for WrappedKey {
     }
 }
 
-/// The master key, wrapped by one key.
+/// The master key of a store, or the key of an archive, wrapped by one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MasterWrap {
+pub struct KeyWrap {
     /// The key that wraps it.
     pub id: WrapId,
-    /// The master key.
+    /// The wrapped key.
     pub key: WrappedKey,
+}
+
+impl KeyWrap {
+    pub(crate) fn write(&self, writer: &mut Writer<'_>) {
+        writer.bytes(self.id.as_bytes());
+        write_key(writer, &self.key);
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Result<KeyWrap, Damage> {
+        Ok(KeyWrap {
+            id: WrapId::from_bytes(reader.array()?),
+            key: read_key(reader)?,
+        })
+    }
 }
 
 /// What a slot holds.
@@ -143,7 +157,7 @@ pub struct KeyringCopy {
     /// The tag of the copy under its master key.
     pub tag: [u8; TAG_BYTES],
     /// The wraps of the master key: 1 to [`WRAPS_MAX`].
-    pub wraps: Vec<MasterWrap>,
+    pub wraps: Vec<KeyWrap>,
     /// The slots: at most [`KEY_SLOTS_MAX`].
     pub slots: Vec<KeyringSlot>,
 }
@@ -181,8 +195,7 @@ impl KeyringCopy {
         writer.bytes(nonce);
         writer.bytes(tag);
         for wrap in &self.wraps {
-            writer.bytes(wrap.id.as_bytes());
-            write_key(&mut writer, &wrap.key);
+            wrap.write(&mut writer);
         }
         let length = length_of(HEAD_BYTES, WRAP_BYTES, self.wraps.len());
         frame::seal(&mut block, Structure::Keyring, length);
@@ -243,11 +256,7 @@ impl KeyringCopy {
         let nonce = reader.array()?;
         let tag = reader.array()?;
         let wraps = (0..head.entries)
-            .map(|_| {
-                let id = WrapId::from_bytes(reader.array()?);
-                let key = read_key(&mut reader)?;
-                Ok(MasterWrap { id, key })
-            })
+            .map(|_| KeyWrap::read(&mut reader))
             .collect::<Result<_, Damage>>()?;
         ended(
             reader,

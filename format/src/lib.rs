@@ -80,7 +80,7 @@ mod superblock;
 
 pub use archive::{
     ARCHIVED_PAGES_MAX, ArchiveCounts, ArchiveHead, ArchiveItem, ArchiveReader, ArchiveWriter,
-    ArchivedNamespace, ArchivedPage,
+    ArchivedNamespace, ArchivedPage, SEALED_PAGES_MAX,
 };
 pub use checksum::PageChecksum;
 pub use closing::{ClosingStatement, Holdings};
@@ -100,7 +100,7 @@ pub use geometry::{
 pub use ids::{ArchiveId, HexError, SegmentNo, StoreId, VolumeId};
 pub use key::{KeyPrefix, PageKey, TokenUnits, namespace_seed, page_keys};
 pub use keyring::{
-    KEY_SLOTS_MAX, KEYRING_BYTES, KeyringCopy, KeyringSlot, MasterWrap, SlotState, TenantId,
+    KEY_SLOTS_MAX, KEYRING_BYTES, KeyWrap, KeyringCopy, KeyringSlot, SlotState, TenantId,
     WRAPPED_KEY_BYTES, WRAPS_MAX, WrapId, WrappedKey,
 };
 pub use namespace::{

@@ -203,11 +203,124 @@ fn hostile_structures_with_a_right_crc_are_refused() {
     refused(52, &3_u32.to_le_bytes());
     refused(52, &u32::MAX.to_le_bytes());
     refused(60, &[1]);
-    // A flag that no writer sets, reserved bytes, and a parent without the parent flag.
+    // A flag that no writer sets, a codec without saved blocks, a key slot in a plain archive, and
+    // a parent without the parent flag.
     refused(80, &[2]);
     refused(81, &[1]);
+    refused(82, &[1]);
     refused(80 + 40, &[1]);
     refused(80 + 52, &[1]);
+}
+
+/// A cipher for tests: the text is inverted, and the tag is a sum.
+fn sum(named: &[u8], text: &[u8]) -> MetadataSeal {
+    let bytes = named.iter().chain(text);
+    let sum = bytes.fold(7_u64, |sum, byte| {
+        sum.rotate_left(5).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(*byte)
+    });
+    let mut tag = [0xee; 16];
+    tag[..8].copy_from_slice(&sum.to_le_bytes());
+    MetadataSeal {
+        nonce: [0xdd; 24],
+        tag,
+    }
+}
+
+fn invert(text: &mut [u8]) {
+    text.iter_mut().for_each(|byte| *byte = !*byte);
+}
+
+fn sealed_items() -> Vec<ArchiveItem> {
+    let mut items = archive_items();
+    for (number, item) in items.iter_mut().enumerate() {
+        match item {
+            ArchiveItem::Head(head) => {
+                head.wrap = Some(KeyWrap {
+                    id: WrapId::from_bytes([0x1d; 16]),
+                    key: WrappedKey {
+                        nonce: [0x2d; 24],
+                        bytes: [0x3d; 48],
+                    },
+                });
+            }
+            ArchiveItem::Pages(pages) => pages.iter_mut().for_each(|page| {
+                page.seal = Some(Seal {
+                    slot: std::num::NonZeroU16::new(1).unwrap(),
+                    salt: [number as u8; 12],
+                    tag: [!number as u8; 16],
+                });
+            }),
+            _ => {}
+        }
+    }
+    items
+}
+
+fn encode_sealed(id: ArchiveId) -> Vec<Block> {
+    let mut blocks = encode_archive(id, &sealed_items());
+    for block in &mut blocks[1..] {
+        let sealed = ArchiveWriter::seal(block, |named, text| {
+            let seal = sum(named, text);
+            invert(text);
+            Ok::<_, ()>(seal)
+        });
+        sealed.unwrap();
+    }
+    blocks
+}
+
+fn read_sealed(blocks: &[Block]) -> Result<Vec<ArchiveItem>, Damage> {
+    let mut reader = ArchiveReader::new();
+    let mut items = Vec::new();
+    for block in blocks {
+        items.push(match reader.archive() {
+            None => reader.item(block)?,
+            Some(_) => reader.sealed_item(block, |named, text, seal| {
+                invert(text);
+                *seal == sum(named, text)
+            })?,
+        });
+    }
+    Ok(items)
+}
+
+#[test]
+fn an_encrypted_archive_is_read_as_it_was_written_and_shows_its_head_alone() {
+    let (items, blocks) = (sealed_items(), encode_sealed(ARCHIVE));
+    assert_eq!(read_sealed(&blocks), Ok(items.clone()));
+    let clear = encode_archive(ARCHIVE, &items);
+    assert_eq!(blocks[0], clear[0]);
+    for (block, clear) in blocks.iter().zip(&clear).skip(1) {
+        assert_ne!(block[96..112], clear[96..112]);
+    }
+    // Neither form is taken for the other one.
+    assert_eq!(read(&blocks), Err(Damage::Reserved));
+    assert_eq!(read_sealed(&clear), Err(Damage::Sealed));
+    let plain = archive_items();
+    let mixed = [&items[..2], &plain[2..]].concat();
+    refused(&mixed[..3], "key slot");
+    refused(&[&plain[..2], &items[2..3]].concat(), "key slot");
+}
+
+#[test]
+fn a_changed_or_moved_block_of_an_encrypted_archive_is_refused() {
+    let (blocks, others) = (encode_sealed(ARCHIVE), encode_sealed(OTHER));
+    let refused = |changed: &[Block]| read_sealed(changed).unwrap_err();
+    for index in 1..blocks.len() {
+        // With a right CRC.
+        for at in [24, 40, 48, 52, 56, 80, 96, 100] {
+            let mut changed = blocks.clone();
+            changed[index] = patched(&blocks[index], at, &[blocks[index][at] ^ 1]);
+            assert_eq!(refused(&changed), Damage::Sealed, "byte {at} of {index}");
+        }
+        let mut changed = blocks.clone();
+        changed[index][100] ^= 1;
+        assert!(matches!(refused(&changed), Damage::Checksum { .. }));
+        changed[index] = others[index];
+        assert!(matches!(refused(&changed), Damage::Elsewhere(_)));
+        changed[index] = blocks[1 + index % (blocks.len() - 1)];
+        assert!(matches!(refused(&changed), Damage::Elsewhere(_)));
+    }
 }
 
 #[test]
@@ -233,6 +346,7 @@ prop_compose! {
             depth,
             checksum,
             saved: 0,
+            seal: None,
         }
     }
 }

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU16;
 
 use larder_format::{
-    KEY_SLOTS_MAX, KeyringCopy, KeyringSlot, MasterWrap, MetadataSeal, Serial, SlotState, StoreId,
+    KEY_SLOTS_MAX, KeyWrap, KeyringCopy, KeyringSlot, MetadataSeal, Serial, SlotState, StoreId,
     TenantId, WRAPS_MAX, WrapId,
 };
 
@@ -179,6 +179,24 @@ impl Keyring {
     pub fn current(&self, tenant: &str) -> Result<Option<&TenantKey>, VaultError> {
         let slot = self.current.get(&self.master.tenant(tenant)?);
         Ok(slot.and_then(|slot| self.key(*slot)))
+    }
+
+    /// The time until which pages of a tenant were made that come back from elsewhere after its
+    /// erasure, in seconds since 1970: that of its first key since then, and no end without one. 0
+    /// if the tenant was not erased.
+    ///
+    /// # Errors
+    /// The key cannot be used, or the cipher failed.
+    pub fn erased_until(&self, tenant: &str) -> Result<u64, VaultError> {
+        let tenant = self.master.tenant(tenant)?;
+        let slots = || self.copy.slots.iter().filter(|slot| slot.tenant == tenant);
+        let is_erased = |slot: &KeyringSlot| matches!(slot.state, SlotState::Erased(_));
+        if !slots().any(is_erased) {
+            return Ok(0);
+        }
+        let first = slots().filter(|slot| !is_erased(slot));
+        let first = first.map(|slot| slot.created_unix_s).min();
+        Ok(first.unwrap_or(u64::MAX))
     }
 
     /// Whether the key of a slot is erased.
@@ -371,10 +389,7 @@ impl WrappingKey {
     }
 }
 
-fn wrap_of<'a>(
-    copy: &'a KeyringCopy,
-    wrapping: &WrappingKey,
-) -> Result<&'a MasterWrap, KeyringError> {
+fn wrap_of<'a>(copy: &'a KeyringCopy, wrapping: &WrappingKey) -> Result<&'a KeyWrap, KeyringError> {
     let mut wraps = copy.wraps.iter();
     let wrap = wraps.find(|wrap| wrap.id == wrapping.id());
     wrap.ok_or_else(|| KeyringError::WrongKey {

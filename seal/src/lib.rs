@@ -1,4 +1,4 @@
-//! Encryption of the pages and of the metadata of a store, and its keys.
+//! Encryption of the pages and of the metadata of a store and of archives, and their keys.
 //!
 //! A page is encrypted with AES-256-GCM under a key of its own: the HMAC-SHA256 of the tenant's key
 //! with the name of the page and a random salt ([`TenantKey`]). Metadata is encrypted with
@@ -16,6 +16,7 @@
 //!
 //! | module | owns |
 //! |---|---|
+//! | `archive` | the key of an archive |
 //! | `keyring` | the keys of a store: layout, wraps, tenants |
 //! | `source` | where the wrapping key is read |
 //! | `wrapping` | the key that wraps the master key |
@@ -32,6 +33,7 @@
     clippy::cast_possible_truncation
 )]
 
+mod archive;
 mod cipher;
 mod keyring;
 mod master;
@@ -42,6 +44,7 @@ mod vault;
 mod wrapping;
 mod xaes;
 
+pub use archive::ArchiveKey;
 pub use cipher::CipherError;
 pub use keyring::{Keyring, KeyringError, NO_TENANT};
 pub use master::MasterKey;

@@ -23,25 +23,15 @@ pub struct MasterKey {
 impl MasterKey {
     /// A new key.
     pub(crate) fn draw(vault: &Vault, random: &mut dyn Random) -> Result<MasterKey, SealError> {
-        MasterKey::of(
-            vault.keep(|key| random.fill(key).map_err(SealError::from))?,
-            vault,
-        )
+        MasterKey::of(vault.keep(|key| random.fill(key).map_err(SealError::from))?)
     }
 
     /// The keys derived from a root.
-    pub(crate) fn of<E: From<VaultError>>(root: Key, vault: &Vault) -> Result<MasterKey, E> {
-        let derived = |label: &[u8]| {
-            let bytes = Zeroizing::new(root.with(|root| hmac(root, label))??);
-            vault.keep(|key| {
-                *key = *bytes;
-                Ok::<_, VaultError>(())
-            })
-        };
+    pub(crate) fn of<E: From<VaultError>>(root: Key) -> Result<MasterKey, E> {
         Ok(MasterKey {
-            metadata: derived(b"larder metadata 1")?,
-            names: derived(b"larder tenant names 1")?,
-            keyring: derived(b"larder keyring 1")?,
+            metadata: derived(&root, b"larder metadata 1")?,
+            names: derived(&root, b"larder tenant names 1")?,
+            keyring: derived(&root, b"larder keyring 1")?,
             root,
         })
     }
@@ -94,6 +84,15 @@ impl MasterKey {
     ) -> Result<(), OpenError> {
         open_with(&self.metadata, seal, associated, text)
     }
+}
+
+/// The key for a use, derived from a root, in the memory of the root.
+pub(crate) fn derived(root: &Key, label: &[u8]) -> Result<Key, VaultError> {
+    let bytes = Zeroizing::new(root.with(|root| hmac(root, label))??);
+    root.vault().keep(|key| {
+        *key = *bytes;
+        Ok(())
+    })
 }
 
 /// Encrypts a text in place under a key.

@@ -1,6 +1,6 @@
 //! The key that wraps the master key. The operator holds it; no volume does.
 
-use larder_format::{MasterWrap, StoreId, WRAPPED_KEY_BYTES, WrapId, WrappedKey};
+use larder_format::{KeyWrap, StoreId, WRAPPED_KEY_BYTES, WrapId, WrappedKey};
 
 use crate::cipher::{Direction, KEY_BYTES, TAG_BYTES, hmac};
 use crate::master::{MasterKey, halves, seal_with};
@@ -52,26 +52,30 @@ impl WrappingKey {
         self.id
     }
 
+    pub(crate) fn key(&self) -> &Key {
+        &self.key
+    }
+
     pub(crate) fn wrap(
         &self,
         random: &mut dyn Random,
         store: StoreId,
         master: &MasterKey,
-    ) -> Result<MasterWrap, SealError> {
+    ) -> Result<KeyWrap, SealError> {
         let label = label(store, self.id);
         let key = wrap_key(&self.key, random, &label, master.root())?;
-        Ok(MasterWrap { id: self.id, key })
+        Ok(KeyWrap { id: self.id, key })
     }
 
     pub(crate) fn unwrap(
         &self,
         vault: &Vault,
         store: StoreId,
-        wrap: &MasterWrap,
+        wrap: &KeyWrap,
     ) -> Result<MasterKey, OpenError> {
         let label = label(store, wrap.id);
         let root = unwrap_key(&self.key, vault, &label, &wrap.key)?;
-        MasterKey::of(root, vault)
+        MasterKey::of(root)
     }
 }
 

@@ -123,6 +123,14 @@ fn an_erased_tenant_is_gone_and_the_others_are_not() {
         assert_eq!(open.map(|(slot, _)| *slot).collect::<Vec<_>>(), [b]);
         assert_eq!(current(ring, "a"), None);
     }
+    let until = |ring: &Keyring, tenant| ring.erased_until(tenant).unwrap();
+    assert_eq!(["a", "b", "c"].map(|of| until(&ring, of)), [u64::MAX, 0, 0]);
+    let mut back = ring.clone();
+    for made in [7, 9] {
+        back.add_tenant("a", Serial::ZERO, &mut random, made)
+            .unwrap();
+        assert_eq!(until(&back, "a"), 7);
+    }
     // Once more, and of a tenant that never was: nothing changes.
     let generation = ring.copy().generation;
     for tenant in ["a", "c"] {

@@ -1,6 +1,8 @@
 //! `larder export`: pages of a store in one portable file, which another store of any geometry
 //! takes (`larder import`).
 //!
+//! The archive of an encrypted store is encrypted, by default with the store's key.
+//!
 //! It reads without opening the store. So it works beside a server, on a store left by a crash, and
 //! on a damaged one. Every page is checked. A page with wrong bytes is left out and reported. The
 //! file gets its name when it is complete and durable: an interrupted export leaves no partial
@@ -20,12 +22,14 @@ use larder_engine::format::{
     ArchiveHead, ArchiveId, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, PageKey,
 };
 use larder_offline::survey::{BadPage, Page, PayloadFault, RecordId, Survey, SurveyOptions};
+use larder_seal::WrappingKey;
 use serde::Serialize;
 
 use crate::archive::{self, ArchiveSink};
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
+use crate::key::ArchiveKeyArgs;
 use crate::report::{self, Lines, Report, count, rows};
 use crate::selection::Selection;
 use crate::size::ByteSize;
@@ -48,8 +52,10 @@ pub struct ExportArgs {
     /// Only the chain that ends in the page with this key: the page and all before it
     #[arg(long, value_name = "HEX", value_parser = page_key)]
     key: Option<PageKey>,
+    #[command(flatten)]
+    archive_key: ArchiveKeyArgs,
     /// Write the pages of an encrypted store in clear
-    #[arg(long)]
+    #[arg(long, conflicts_with = "archive_key")]
     plaintext: bool,
     /// Replace the file if there is one
     #[arg(long)]
@@ -75,6 +81,9 @@ struct ExportReport {
     file: Option<PathBuf>,
     /// Its length in bytes.
     file_bytes: u64,
+    /// The identity of the key that it is encrypted for. Absent if it is plain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    archive_key_id: Option<String>,
     /// Whether anything is damaged.
     damaged: bool,
     /// The state of the store: `clean`, `not_closed` or `in_use`. In a store in use, pages may have
@@ -127,6 +136,9 @@ impl Report for ExportReport {
         if let Some(file) = &self.file {
             let size = ByteSize(self.file_bytes);
             lines.row("Exported to", format!("{}, {size}", file.display()));
+            if let Some(key) = &self.archive_key_id {
+                lines.row("Encrypted", format!("for the key {key}"));
+            }
             let rate = usage::rate(self.bytes_per_second);
             let bytes = ByteSize(self.payload_bytes);
             rows! { lines:
@@ -192,9 +204,12 @@ pub fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     let report = match args.store.look(|options: SurveyOptions| options)? {
         Look::Wreck(damage, message) => wreck(args, damage, message),
         Look::Store(survey) => {
-            findings::check_plaintext(&args.store.path, &survey, args.plaintext)?;
             target.refuse_volumes(&survey)?;
-            export(args, &survey, &target, &interrupt)?
+            let key = match args.plaintext {
+                true => None,
+                false => args.archive_key.read(&args.store.key)?,
+            };
+            export(args, &survey, key.as_ref(), &target, &interrupt)?
         }
     };
     match target {
@@ -217,6 +232,7 @@ fn wreck(args: &ExportArgs, damage: Vec<Finding>, message: String) -> ExportRepo
 fn export(
     args: &ExportArgs,
     survey: &Survey,
+    key: Option<&WrappingKey>,
     target: &Target,
     interrupt: &Interrupt,
 ) -> Result<ExportReport, Failure> {
@@ -231,7 +247,9 @@ fn export(
         outcome: Outcome::default(),
     };
     let needed = archive::bytes_max(choice.sections.len(), choice.pages(), choice.bytes());
-    let made = target.make(needed, |out| write(survey, &choice, out, &mut progress));
+    let made = target.make(needed, |out| {
+        write(survey, &choice, key, out, &mut progress)
+    });
     let Progress { bad, outcome, .. } = progress;
     let is_sealed = |bad: &BadPage| matches!(bad.fault, PayloadFault::Sealed(_));
     let (sealed, bad): (Vec<_>, Vec<_>) = bad.into_iter().partition(is_sealed);
@@ -250,6 +268,7 @@ fn export(
         path: args.store.path.clone(),
         file: file_bytes.is_some().then(|| args.file.clone()),
         file_bytes: file_bytes.unwrap_or(0),
+        archive_key_id: key.map(|key| key.id().to_string()),
         damaged: !damage.is_empty(),
         condition: Some(findings::condition(survey)),
         namespaces: choice.rows(survey),
@@ -406,6 +425,7 @@ struct Progress<'a> {
 fn write(
     survey: &Survey,
     choice: &Choice,
+    key: Option<&WrappingKey>,
     out: &mut dyn Write,
     progress: &mut Progress<'_>,
 ) -> io::Result<Option<u64>> {
@@ -414,8 +434,9 @@ fn write(
         created_unix_s: unix_seconds(),
         pages: choice.pages(),
         blocks: choice.bytes() / BLOCK_BYTES as u64,
+        wrap: None,
     };
-    let mut sink = ArchiveSink::begin(out, random_id()?, head)?;
+    let mut sink = ArchiveSink::begin(out, random_id()?, head, key)?;
     for section in &choice.sections {
         let Some(namespace) = section.archived(survey) else {
             continue;
@@ -456,6 +477,7 @@ impl Progress<'_> {
                     depth: page.depth,
                     saved: page.saved,
                     checksum: page.checksum,
+                    seal: None,
                 };
                 sink.page(archived, bytes)?;
                 outcome.pages += 1;

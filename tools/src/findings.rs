@@ -216,23 +216,6 @@ pub fn not_checked(survey: &Survey) -> &'static [&'static str] {
     }
 }
 
-/// Refuses to write pages of an encrypted store in clear, unless the operator asked for that.
-///
-/// # Errors
-/// The store is encrypted, and `--plaintext` is not given.
-pub fn check_plaintext(path: &Path, survey: &Survey, plaintext: bool) -> Result<(), Failure> {
-    match survey.encryption {
-        Encryption::Unlocked | Encryption::Locked { .. } if !plaintext => {
-            Err(Failure::usage(format!(
-                "{}: the store is encrypted, and its pages would be written in clear: give \
-                 --plaintext if that is wanted",
-                path.display()
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Refuses an encrypted store, where its pages would leave it in clear.
 ///
 /// # Errors

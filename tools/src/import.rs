@@ -22,13 +22,15 @@ use larder_engine::format::{
 };
 use larder_engine::{PageStore, PutStatus, Refusal, Store};
 use larder_offline::survey::{Survey, SurveyError, SurveyOptions};
+use larder_seal::WrappingKey;
 use larder_store::inventory::Inventory;
 use serde::Serialize;
 
-use crate::archive::{ArchiveSource, Fault, FaultReason, read_head};
+use crate::archive::{ArchiveSource, Fault, FaultReason, Locked, read_head};
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding};
 use crate::interrupt::{Input, Interrupt};
+use crate::key::ArchiveKeyArgs;
 use crate::open::{self, OpenArgs};
 use crate::place;
 use crate::report::{self, Lines, Report, count, rows};
@@ -46,14 +48,20 @@ const BATCHES_AHEAD: usize = 2;
 /// The remedy for a damaged archive.
 const DRY_RUN_ADVICE: &str = "the pages before it are good and would be stored; export again, or \
     bring a good copy of the file";
+const FORGED_ADVICE: &str =
+    "the pages before it are those that were exported; bring an unchanged copy of the file";
 const ARCHIVE_ADVICE: &str = "what came before it was good and is stored; export again, or bring a \
     good copy of the file and import that: pages stored \
      already are passed over";
 
 /// Take the pages of an archive into a store
 ///
-/// Exit codes: 0 done, 1 the archive is damaged, or pages were not admitted, 2 usage, 3 the store
-/// is in use or there is none, the file is no archive, or it does not fit (--force).
+/// An encrypted archive needs the key that it was made with. Its pages are encrypted in the store
+/// only if the store is.
+///
+/// Exit codes: 0 done, 1 the archive is damaged or was changed by a writer without its key, or
+/// pages were not admitted, 2 usage, 3 the store is in use or there is none, the file is no archive
+/// or needs another key, or it does not fit (--force).
 #[derive(Args, Debug)]
 pub struct ImportArgs {
     /// The store: its first volume, or a backend's directory
@@ -69,6 +77,8 @@ pub struct ImportArgs {
     force: bool,
     #[command(flatten)]
     open: OpenArgs,
+    #[command(flatten)]
+    archive_key: ArchiveKeyArgs,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -86,6 +96,8 @@ struct ImportReport {
     source_store_id: String,
     created_unix_s: u64,
     announced_pages: u64,
+    /// Whether it is encrypted.
+    encrypted: bool,
     /// Whether nothing was stored.
     dry_run: bool,
     /// In a dry run the state of the store: `clean`, or `not_closed`. In the latter, pages that are
@@ -116,6 +128,9 @@ struct ImportReport {
     /// behind it.
     damaged: bool,
     damage: Vec<Finding>,
+    /// Whether a writer without the key changed an encrypted archive: `damage` has the place, and
+    /// nothing is damaged.
+    forged: bool,
 }
 
 /// Pages that were not admitted for one reason.
@@ -196,7 +211,7 @@ impl ImportReport {
         let unstored = self.refused_pages + self.failed_pages;
         Ending::Done
             .or_interrupted(self.interrupted)
-            .or_findings(self.damaged || unstored > 0 || dropped)
+            .or_findings(self.damaged || self.forged || unstored > 0 || dropped)
     }
 
     fn note(&mut self, status: PutStatus, page_bytes: u64) {
@@ -254,7 +269,10 @@ fn why(refusal: Refusal) -> Why {
             "their group is at the maximum of its quota: raise it with `larder quota`, then import \
              again",
         ),
-        Refusal::Erased => ("erased", "their tenant is being erased; import again"),
+        Refusal::Erased => (
+            "erased",
+            "of a tenant that this store has erased since they were exported, or is erasing",
+        ),
         Refusal::KeyringFull => (
             "keyring_full",
             "the keyring of the store takes no more tenants: import into another store",
@@ -276,9 +294,25 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         Err(_) if interrupt.is_raised() => return Ok(Ending::Interrupted),
         Err(fault) => return headless(args, &fault),
     };
+    let key = match head.wrap {
+        Some(_) => args.archive_key.read(&args.open.key)?,
+        None => None,
+    };
+    source.unlock(&head, key.as_ref()).map_err(|locked| {
+        let file = args.file.display();
+        let failure = Failure::environment(format!("{file}: {locked}"));
+        match locked {
+            Locked::NoKey(_) | Locked::OtherKey { .. } => failure.with_hint(
+                "--archive-key-file and --archive-key-command name the key of an archive; by \
+                 default it is that of the store",
+            ),
+            Locked::Forged | Locked::Vault(_) => failure,
+        }
+    })?;
+    let archive = Archive { head, key };
     let report = if args.dry_run && larder_engine::report(&args.path).is_ok() {
         let report = open::with_any(&args.path, args.open.options()?, |store| {
-            import(args, store, head, source, &interrupt)
+            import(args, store, &archive, source, &interrupt)
         })?;
         ImportReport {
             condition: Some(findings::IN_USE),
@@ -288,7 +322,7 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         let condition = condition(args)?;
         let options = args.open.options()?.with(|o| o.read_only = true);
         let store = Store::open(&args.path, options)?;
-        let report = import(args, &store, head, source, &interrupt);
+        let report = import(args, &store, &archive, source, &interrupt);
         store.close()?;
         ImportReport {
             condition: Some(condition),
@@ -296,11 +330,18 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
         }
     } else {
         open::with_any(&args.path, args.open.options()?, |store| {
-            import(args, store, head, source, &interrupt)
+            import(args, store, &archive, source, &interrupt)
         })?
     };
     report::print(&report, args.json)?;
     Ok(report.ending(!args.force))
+}
+
+/// An archive whose head was read.
+struct Archive {
+    head: ArchiveHead,
+    /// That wraps its own, if it is encrypted.
+    key: Option<WrappingKey>,
 }
 
 /// Whether the store was closed in order, in a word.
@@ -355,7 +396,7 @@ fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
             };
             format!("{file}: is shorter than any archive; {advice}")
         }
-        FaultReason::Structure(_) | FaultReason::Payload { .. } => {
+        FaultReason::Structure(_) | FaultReason::Payload { .. } | FaultReason::Sealed(_) => {
             let mut report = ImportReport {
                 path: args.path.clone(),
                 file: args.file.clone(),
@@ -372,11 +413,11 @@ fn headless(args: &ImportArgs, fault: &Fault) -> Result<Ending, Failure> {
 
 impl ImportReport {
     fn damage(&mut self, fault: &Fault) {
-        self.damaged = true;
-        let advice = if self.dry_run {
-            DRY_RUN_ADVICE
-        } else {
-            ARCHIVE_ADVICE
+        (self.damaged, self.forged) = (!fault.is_forged(), fault.is_forged());
+        let advice = match (self.forged, self.dry_run) {
+            (true, _) => FORGED_ADVICE,
+            (false, true) => DRY_RUN_ADVICE,
+            (false, false) => ARCHIVE_ADVICE,
         };
         let finding = Finding::of_archive(&self.file, fault, advice);
         self.damage.push(finding);
@@ -386,14 +427,15 @@ impl ImportReport {
 fn import(
     args: &ImportArgs,
     store: &Store,
-    head: ArchiveHead,
+    archive: &Archive,
     source: ArchiveSource<Input>,
     interrupt: &Interrupt,
 ) -> Result<ImportReport, Failure> {
     let started = Instant::now();
     let before = store.stats();
+    let head = &archive.head;
     if !args.force {
-        check_room(args, store, &head)?;
+        check_room(args, store, archive)?;
     }
     let mut report = ImportReport {
         path: args.path.clone(),
@@ -401,6 +443,7 @@ fn import(
         source_store_id: head.store.to_string(),
         created_unix_s: head.created_unix_s,
         announced_pages: head.pages,
+        encrypted: head.wrap.is_some(),
         dry_run: args.dry_run,
         ..ImportReport::default()
     };
@@ -419,6 +462,7 @@ fn import(
         let taking = Taking {
             store,
             spares: !args.force && !args.dry_run,
+            made_unix_s: head.created_unix_s,
             interrupt,
         };
         let stored = taking.take(&steps, &spare, &mut report, &bar);
@@ -449,8 +493,8 @@ fn import(
 }
 
 /// Refuses an archive whose new pages need more room than is free.
-fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<(), Failure> {
-    let stats = store.stats();
+fn check_room(args: &ImportArgs, store: &Store, archive: &Archive) -> Result<(), Failure> {
+    let (stats, head) = (store.stats(), &archive.head);
     let free = stats.usable_bytes.saturating_sub(stats.taken_bytes);
     // A page takes less than twice its own bytes, as long as it fits at all.
     let announced = head.blocks.saturating_mul(2 * BLOCK_BYTES as u64);
@@ -461,7 +505,7 @@ fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<()
         announced / 2
     } else {
         // A fault here is found again, and reported, when the pages themselves are read.
-        needed_bytes(args, store).unwrap_or(announced / 2)
+        needed_bytes(args, store, archive).unwrap_or(announced / 2)
     };
     if needed <= free {
         return Ok(());
@@ -483,7 +527,7 @@ fn check_room(args: &ImportArgs, store: &Store, head: &ArchiveHead) -> Result<()
 
 /// Bytes of the archive's pages that the store does not have, found without reading any page.
 /// Counts up to the first fault. A page that fits no segment takes nothing.
-fn needed_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
+fn needed_bytes(args: &ImportArgs, store: &Store, archive: &Archive) -> Option<u64> {
     let stats = store.stats();
     let known: BTreeMap<Fingerprint, Namespace> = store
         .records()
@@ -495,6 +539,8 @@ fn needed_bytes(args: &ImportArgs, store: &Store) -> Option<u64> {
         return None;
     }
     let mut source = ArchiveSource::new(File::open(&args.file).ok()?);
+    let head = read_head(&mut source).ok()?;
+    source.unlock(&head, archive.key.as_ref()).ok()?;
     let (mut bytes, mut page_bytes, mut id) = (0, 0, None);
     while let Ok(Some(item)) = source.item() {
         match item {

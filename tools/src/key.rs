@@ -67,6 +67,34 @@ impl KeyArgs {
     }
 }
 
+/// Where the key of an encrypted archive is.
+#[derive(Args, Clone, Debug, Default)]
+#[group(id = "archive_key", multiple = false)]
+pub struct ArchiveKeyArgs {
+    /// Key of an encrypted archive: a file that its owner alone can use [default: the key of the
+    /// store]
+    #[arg(long, value_name = "FILE")]
+    archive_key_file: Option<PathBuf>,
+    /// Command that prints the key of an encrypted archive, within 10 seconds; a shell runs it
+    #[arg(long, value_name = "COMMAND")]
+    archive_key_command: Option<String>,
+}
+
+impl ArchiveKeyArgs {
+    /// The key of the archive, beside that of the store.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn read(&self, store: &KeyArgs) -> Result<Option<WrappingKey>, Failure> {
+        let file = self.archive_key_file.clone().map(KeySource::File);
+        let command = self.archive_key_command.clone().map(KeySource::Command);
+        match file.or(command) {
+            Some(source) => Ok(Some(source.read(&Vault::new())?)),
+            None => store.read(),
+        }
+    }
+}
+
 impl From<SourceError> for Failure {
     fn from(error: SourceError) -> Failure {
         match error {

@@ -157,6 +157,10 @@ pub struct PutOptions {
     pub wait: Duration,
     /// The caller's knowledge of the pages, for policies. It applies to stored pages too.
     pub hint: Hint,
+    /// When pages were made that come back from an archive or a remote, in seconds since 1970: an
+    /// encrypted store refuses those of a tenant that it has erased since.
+    #[doc(hidden)]
+    pub made_unix_s: Option<u64>,
 }
 
 impl PutOptions {
@@ -164,7 +168,21 @@ impl PutOptions {
     #[must_use]
     pub const fn waiting(wait: Duration) -> PutOptions {
         let hint = Hint::new(Class::UNKNOWN);
-        PutOptions { wait, hint }
+        PutOptions {
+            wait,
+            hint,
+            made_unix_s: None,
+        }
+    }
+
+    /// These options, for pages that were made at this time, and come back from elsewhere.
+    #[doc(hidden)]
+    #[must_use]
+    pub const fn made_at(self, unix_s: u64) -> PutOptions {
+        PutOptions {
+            made_unix_s: Some(unix_s),
+            ..self
+        }
     }
 
     /// These options, with a [`PutOptions::hint`].

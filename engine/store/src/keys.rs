@@ -21,6 +21,7 @@ use larder_seal::{
     Keyring, KeyringError, MasterKey, NO_TENANT, PageName, Salts, SealError, TenantKey, VaultError,
     WrappingKey,
 };
+use serde::{Deserialize, Serialize};
 
 pub(crate) use lent::{Lent, LentKeys};
 
@@ -72,6 +73,26 @@ pub(crate) struct Slots {
     pub(crate) current: Option<NonZeroU16>,
     /// All of them, that one first.
     pub(crate) all: Vec<NonZeroU16>,
+    /// See [`Keyring::erased_until`].
+    pub(crate) erased_until: u64,
+}
+
+/// What a client needs the keys of a tenant for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyUse {
+    /// For pages that are stored.
+    Get,
+    /// For new pages.
+    Put,
+    /// For pages that come back from elsewhere, and were made at this time.
+    PutOf(u64),
+}
+
+impl KeyUse {
+    /// That of a put.
+    pub(crate) fn of_put(made_unix_s: Option<u64>) -> KeyUse {
+        made_unix_s.map_or(KeyUse::Put, KeyUse::PutOf)
+    }
 }
 
 /// Why a page with the right checksum does not open. It is not damaged.
@@ -289,6 +310,12 @@ impl Ring {
         let key = self.keys.current(tenant).ok().flatten();
         key.filter(|key| self.has(key.slot()))
     }
+
+    /// Whether pages of a tenant are taken that were made at this time; see [`Tenant::takes`].
+    fn takes(&self, tenant: &str, made_unix_s: Option<u64>) -> bool {
+        let until = || self.keys.erased_until(tenant).unwrap_or(u64::MAX);
+        made_unix_s.is_none_or(|made| is_behind(made, until()))
+    }
 }
 
 impl Drop for Erasing<'_> {
@@ -311,11 +338,34 @@ impl Tenant {
         }
     }
 
-    /// Uses the key for new pages; `None` as long as the tenant has none.
-    pub(crate) fn with_current<R>(&self, work: impl FnOnce(&TenantKey) -> R) -> Option<R> {
+    /// Uses the key for new pages that were made at this time; `None` as long as the tenant has
+    /// none, or where it takes no such pages.
+    pub(crate) fn with_current<R>(
+        &self,
+        made_unix_s: Option<u64>,
+        work: impl FnOnce(&TenantKey) -> R,
+    ) -> Option<R> {
         match &self.0 {
-            Source::Own { keys, name } => keys.ring.read().current(name).map(work),
-            Source::Lent(lent) => lent.keys().current().map(work),
+            Source::Own { keys, name } => {
+                let ring = keys.ring.read();
+                let takes = ring.takes(name, made_unix_s);
+                ring.current(name).filter(|_| takes).map(work)
+            }
+            Source::Lent(lent) => {
+                let keys = lent.keys();
+                let takes = keys.takes(made_unix_s);
+                keys.current().filter(|_| takes).map(work)
+            }
+        }
+    }
+
+    /// Whether pages are taken that were made at this time, in seconds since 1970. After an erasure
+    /// of the tenant none of before its new key is: archives and remotes may still have them.
+    /// `None`: they are computed now.
+    pub(crate) fn takes(&self, made_unix_s: Option<u64>) -> bool {
+        match &self.0 {
+            Source::Own { keys, name } => keys.ring.read().takes(name, made_unix_s),
+            Source::Lent(lent) => lent.keys().takes(made_unix_s),
         }
     }
 
@@ -333,7 +383,7 @@ impl Tenant {
 
     /// Whether new pages can be encrypted.
     pub(crate) fn has_key(&self) -> bool {
-        self.with_current(|_| ()).is_some()
+        self.with_current(None, |_| ()).is_some()
     }
 
     /// The keyring of the owner with a key for this new tenant. It is not used before
@@ -374,8 +424,14 @@ impl Tenant {
         Ok(Slots {
             current: current.map(TenantKey::slot),
             all: all.map(TenantKey::slot).take(LENT_MAX).collect(),
+            erased_until: ring.keys.erased_until(name)?,
         })
     }
+}
+
+/// Whether a time is after the erasure of a tenant, if there was one.
+fn is_behind(made_unix_s: u64, erased_until: u64) -> bool {
+    erased_until == 0 || made_unix_s > erased_until
 }
 
 /// What the tag of a block of quotas covers besides its groups. Blocks of descriptors have labels

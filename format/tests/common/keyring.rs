@@ -11,7 +11,7 @@ pub fn keyring(slots: u16) -> KeyringCopy {
         nonce: [byte; 24],
         bytes: [byte ^ 0x5a; WRAPPED_KEY_BYTES],
     };
-    let wrap = |byte| MasterWrap {
+    let wrap = |byte| KeyWrap {
         id: WrapId::from_bytes([byte; 16]),
         key: key(byte),
     };

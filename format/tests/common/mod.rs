@@ -293,6 +293,7 @@ pub fn archived_page(fill: u8) -> ArchivedPage {
         depth: u32::from(fill) - 1,
         checksum: u64::from(fill) << 40,
         saved: 0,
+        seal: None,
     }
 }
 
@@ -309,6 +310,7 @@ pub fn archive_head(pages: u64, blocks: u64) -> ArchiveItem {
         created_unix_s: 1_790_000_000,
         pages,
         blocks,
+        wrap: None,
     })
 }
 

@@ -129,6 +129,7 @@ impl Draft {
             created_unix_s,
             pages: records.len() as u64,
             blocks: blocks as u64,
+            wrap: None,
         });
         self.structure(0, &head, &mut writer)?;
         let namespace = ArchivedNamespace::Whole(self.namespace.clone());
@@ -191,6 +192,7 @@ impl Draft {
                 depth: page.depth,
                 checksum: checksum.finish(),
                 saved: *saved,
+                seal: None,
             };
             seals.extend(key.map(|key| page_seal(key, fingerprint, &record, payload)));
             records.push(record);

@@ -4,9 +4,7 @@ use std::io::Read;
 use std::sync::mpsc::{Receiver, SyncSender};
 
 use larder_engine::AlignedBuf;
-use larder_engine::format::{
-    ArchiveItem, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Fingerprint,
-};
+use larder_engine::format::{ArchiveItem, ArchivedNamespace, ArchivedPage, BLOCK_BYTES};
 
 use crate::archive::{ArchiveSource, Fault, FaultReason};
 
@@ -49,18 +47,20 @@ impl<R: Read> Batches<R> {
     /// # Errors
     /// At the first fault of the archive. The batches before it are good.
     pub fn read(mut self) -> Result<u64, Fault> {
-        let (mut fingerprint, mut page_bytes, mut left_out) = (None, 0, 0);
+        let (mut named, mut page_bytes, mut left_out) = (None, 0, 0);
         while let Some(item) = self.source.item()? {
             match item {
                 ArchiveItem::Namespace(namespace) => {
                     page_bytes = namespace.page_blocks() as usize * BLOCK_BYTES;
-                    fingerprint = Some(namespace.fingerprint());
+                    named = Some(namespace.clone());
                     if self.out.send(Step::Namespace(namespace)).is_err() {
                         break;
                     }
                 }
                 ArchiveItem::Pages(pages) => {
-                    let Some(namespace) = fingerprint else { break };
+                    let Some(namespace) = named.as_ref() else {
+                        break;
+                    };
                     for pages in pages.chunks((BATCH_BYTES / page_bytes).max(1)) {
                         if !self.batch(namespace, pages, page_bytes)? {
                             return Ok(left_out);
@@ -77,7 +77,7 @@ impl<R: Read> Batches<R> {
     /// Reads some pages and sends the good ones. Returns false when the receiver is closed.
     fn batch(
         &mut self,
-        namespace: Fingerprint,
+        namespace: &ArchivedNamespace,
         pages: &[ArchivedPage],
         page_bytes: usize,
     ) -> Result<bool, Fault> {

@@ -43,6 +43,8 @@ pub(super) struct Taking<'a> {
     pub(super) store: &'a Store,
     /// Whether no page may be evicted for those of the archive.
     pub(super) spares: bool,
+    /// When the archive was made.
+    pub(super) made_unix_s: u64,
     pub(super) interrupt: &'a Interrupt,
 }
 
@@ -63,7 +65,7 @@ impl Taking<'_> {
             }
             match step {
                 Step::Namespace(namespace) => {
-                    home = Home::find(self.store, &namespace)?;
+                    home = Home::find(self.store, &namespace, self.made_unix_s)?;
                     is_full = false;
                 }
                 Step::Pages(pages, mut memory) => {
@@ -92,11 +94,16 @@ impl Taking<'_> {
 struct Home {
     id: NamespaceId,
     shape: PageShape,
+    made_unix_s: u64,
 }
 
 impl Home {
     /// `None` for an unnamed namespace that the store does not know either.
-    fn find(store: &Store, archived: &ArchivedNamespace) -> Result<Option<Home>, Failure> {
+    fn find(
+        store: &Store,
+        archived: &ArchivedNamespace,
+        made_unix_s: u64,
+    ) -> Result<Option<Home>, Failure> {
         let namespace = match archived {
             ArchivedNamespace::Whole(namespace) => Some(namespace.clone()),
             ArchivedNamespace::Unnamed {
@@ -112,6 +119,7 @@ impl Home {
         Ok(Some(Home {
             id: store.namespace(&namespace)?,
             shape: *namespace.shape(),
+            made_unix_s,
         }))
     }
 
@@ -218,7 +226,7 @@ impl Home {
                 parts,
             })
             .collect();
-        store.put(self.id, &pages, patient())
+        store.put(self.id, &pages, patient().made_at(self.made_unix_s))
     }
 
     /// The range of a part in its payload.

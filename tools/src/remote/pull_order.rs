@@ -98,6 +98,7 @@ mod tests {
             depth: u32::from(parent.is_some()),
             checksum: 0,
             saved: 0,
+            seal: None,
         };
         let outline = Outline {
             namespace: namespace(),

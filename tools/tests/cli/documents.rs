@@ -188,6 +188,11 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.note("erase", blocked.to_string().as_bytes());
     let rotate = ["key", "rotate", sealed, "--new-key-file", other];
     printed.run(&[&rotate[..], &keys].concat(), 0);
+    let keys = ["--key-file", other];
+    printed.run(
+        &[&["export", sealed, &at("sealed-archive")], &keys[..]].concat(),
+        0,
+    );
     let saved = &at("saved");
     printed.run(&["superblock", "save", large, saved], 0);
     printed.run(&["superblock", "restore", large, saved], 0);

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use larder_base::runtime::{RwLock, RwLockReadGuard};
 use larder_seal::{TenantKey, Vault, VaultError};
 
-use super::Slots;
+use super::{Slots, is_behind};
 
 /// See the module. Shared by all calls of a namespace.
 #[derive(Debug, Default)]
@@ -22,6 +22,7 @@ pub(crate) struct LentKeys {
     /// The first key is for new pages.
     has_current: bool,
     keys: Vec<TenantKey>,
+    erased_until: u64,
 }
 
 /// Why keys did not arrive.
@@ -67,6 +68,7 @@ impl LentKeys {
         Ok(LentKeys {
             has_current: slots.current.is_some(),
             keys: slots.all.iter().map(key).collect::<Result<_, _>>()?,
+            erased_until: slots.erased_until,
         })
     }
 
@@ -76,6 +78,10 @@ impl LentKeys {
         self.has_current &= !self.keys.first().is_some_and(is_gone);
         self.keys.retain(|key| !is_gone(key));
         self
+    }
+
+    pub(super) fn takes(&self, made_unix_s: Option<u64>) -> bool {
+        made_unix_s.is_none_or(|made| is_behind(made, self.erased_until))
     }
 
     pub(super) fn current(&self) -> Option<&TenantKey> {

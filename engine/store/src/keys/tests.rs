@@ -107,6 +107,16 @@ pub(crate) fn put(
     tenant: Option<&str>,
     numbers: std::ops::Range<u32>,
 ) -> Vec<PutStatus> {
+    let options = PutOptions::waiting(Duration::from_secs(60));
+    put_with(store, tenant, numbers, options)
+}
+
+pub(crate) fn put_with(
+    store: &dyn PageStore,
+    tenant: Option<&str>,
+    numbers: std::ops::Range<u32>,
+    options: PutOptions,
+) -> Vec<PutStatus> {
     let id = store.namespace(&namespace(tenant)).unwrap();
     let contents: Vec<[Vec<u8>; 2]> = numbers
         .clone()
@@ -124,7 +134,7 @@ pub(crate) fn put(
     };
     let pages = numbers.zip(parts.iter().map(|parts| &parts[..]));
     let pages: Vec<PutPage<'_>> = pages.map(page).collect();
-    store.put(id, &pages, PutOptions::waiting(Duration::from_secs(60)))
+    store.put(id, &pages, options)
 }
 
 pub(crate) fn get(store: &dyn PageStore, tenant: Option<&str>, number: u32) -> GetStatus {

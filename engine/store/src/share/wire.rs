@@ -29,6 +29,7 @@ use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::encoder::CodecChoice;
+use crate::keys::KeyUse;
 use crate::protocol::Protocol;
 use crate::quotas::{QuotaChange, QuotaReport};
 use crate::staging::SlotEnd;
@@ -277,7 +278,7 @@ pub enum Request<'a> {
     /// to be put. Answered with [`Reply::Keys`], or with [`Reply::Keyless`].
     Keys {
         namespace: u16,
-        for_put: bool,
+        use_of: KeyUse,
     },
     /// No reply. The keys that this [`Reply::Forget`] named are gone.
     Forgotten {
@@ -289,6 +290,17 @@ pub enum Request<'a> {
         tenant: &'a str,
         patience_ms: u32,
     },
+}
+
+/// The slots of the keys of a tenant that a client gets.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LentSlots {
+    /// The first is for new pages.
+    pub has_current: bool,
+    #[serde(deserialize_with = "few")]
+    pub slots: Vec<NonZeroU16>,
+    /// After an erasure of the tenant: pages that were made until then are refused. Else 0.
+    pub erased_until: u64,
 }
 
 /// A key inside a message.
@@ -373,12 +385,7 @@ pub enum Reply {
     /// Namespace, first bytes of the key, end in seconds since 1970, bytes on the device.
     KeptPages(#[serde(deserialize_with = "few")] Vec<(DigestBytes, PrefixBytes, u32, u64)>),
     /// The slots of a tenant's keys. Comes with a pipe that holds the keys, 32 bytes each.
-    Keys {
-        /// The first is for new pages.
-        has_current: bool,
-        #[serde(deserialize_with = "few")]
-        slots: Vec<NonZeroU16>,
-    },
+    Keys(LentSlots),
     /// The tenant gets no key now.
     Keyless(Refusal),
     /// The keys of these slots are erased. The owner sends it on its own, on the first connection

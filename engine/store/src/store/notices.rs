@@ -54,7 +54,7 @@ impl Notices {
                  their chain is longer than that maximum, or their namespace is in two groups \
                  (`larder quota PATH`)",
             ),
-            Refusal::Erased => (20, "their tenant is being erased"),
+            Refusal::Erased => (20, "their tenant was erased, or is being erased"),
             // The volume's change of service, and a tenant without a key, are logged with their
             // reason; a policy logs for itself.
             Refusal::ReadOnlyService | Refusal::NotAdmitted | Refusal::KeyringFull => return,

@@ -80,6 +80,7 @@ pub(super) fn put<C: Catalog + ?Sized>(
     let until = after(options.wait);
     let mut call = Call {
         putting: catalog.put(namespace, options.hint),
+        made_unix_s: options.made_unix_s,
         data,
         shape: &shape,
         pages,
@@ -168,6 +169,7 @@ struct Call<'a> {
     /// disk is done.
     windows: Windows,
     putting: Box<dyn Putting + 'a>,
+    made_unix_s: Option<u64>,
     data: &'a DataPath,
     shape: &'a NamespaceShape,
     pages: &'a [PutPage<'a>],
@@ -239,10 +241,10 @@ impl Call<'_> {
         self.land(landed);
     }
 
-    /// Whether the tenant of an encrypted store has no key.
+    /// Whether the tenant of an encrypted store has no key for these pages.
     fn lacks_key(&self) -> bool {
         let tenant = self.shape.tenant.as_ref();
-        tenant.is_some_and(|tenant| !tenant.has_key())
+        tenant.is_some_and(|tenant| !(tenant.has_key() && tenant.takes(self.made_unix_s)))
     }
 
     fn is_recalled(&self) -> bool {
@@ -606,6 +608,7 @@ mod tests {
                 inner: store.local.put(id, Hint::default()),
                 left: Some(admitted),
             }),
+            made_unix_s: None,
             data: &store.data,
             shape: &shape,
             pages: &pages,

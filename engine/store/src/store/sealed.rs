@@ -18,7 +18,7 @@ use super::LocalStore;
 use crate::api::GetPage;
 use crate::catalog::Catalog;
 use crate::error::StoreError;
-use crate::keys::Slots;
+use crate::keys::{KeyUse, Slots};
 use crate::volume::Volumes;
 
 impl LocalStore {
@@ -27,20 +27,34 @@ impl LocalStore {
         self.local.keys.is_some()
     }
 
-    /// In an encrypted store: gives the tenant of a namespace a key, if it has none. Its first page
-    /// is written after the key is durable on all volumes.
-    pub(super) fn give_key(&self, namespace: NamespaceId) -> Result<(), Refusal> {
+    /// In an encrypted store: gives the tenant of a namespace a key for pages that were made at
+    /// this time, if it has none. Its first page is written after the key is durable on all
+    /// volumes.
+    pub(super) fn give_key(
+        &self,
+        namespace: NamespaceId,
+        made_unix_s: Option<u64>,
+    ) -> Result<(), Refusal> {
         let Some(keys) = &self.local.keys else {
             return Ok(());
         };
-        let tenant = self.local.shape(namespace).and_then(|shape| shape.tenant);
-        let Some(tenant) = tenant.filter(|tenant| !tenant.has_key()) else {
+        let Some(tenant) = self.local.shape(namespace).and_then(|shape| shape.tenant) else {
             return Ok(());
         };
+        if !tenant.takes(made_unix_s) {
+            return Err(Refusal::Erased);
+        }
+        if tenant.has_key() {
+            return Ok(());
+        }
         if tenant.is_erasing() {
             return Err(Refusal::Erased);
         }
         let mut volumes = self.volumes.try_lock().ok_or(Refusal::Busy)?;
+        // Erased, or given a key, since.
+        if !tenant.takes(made_unix_s) {
+            return Err(Refusal::Erased);
+        }
         if tenant.has_key() {
             return Ok(());
         }
@@ -137,15 +151,17 @@ impl LocalStore {
         Ok((erasing.slots.clone(), pages))
     }
 
-    /// The slots of the keys that a client of a namespace gets. A new tenant gets one `for_put`.
+    /// The slots of the keys that a client of a namespace gets. A new tenant gets one for a put.
     pub(crate) fn slots_for(
         &self,
         namespace: NamespaceId,
-        for_put: bool,
+        use_of: KeyUse,
     ) -> Result<Slots, Refusal> {
         let _gate = self.enter().ok_or(Refusal::Closed)?;
-        if for_put {
-            self.give_key(namespace)?;
+        match use_of {
+            KeyUse::Get => {}
+            KeyUse::Put => self.give_key(namespace, None)?,
+            KeyUse::PutOf(made_unix_s) => self.give_key(namespace, Some(made_unix_s))?,
         }
         let tenant = self.local.shape(namespace).and_then(|shape| shape.tenant);
         let slots = tenant.map(|tenant| tenant.slots()).transpose();

@@ -16,8 +16,8 @@ use larder_seal::Vault;
 
 use super::{Gone, Remote};
 use crate::catalog::{Catalog, Pinned};
-use crate::keys::{Lent, LentKeys, Slots, Tenant};
-use crate::share::wire::{Reply, Request};
+use crate::keys::{KeyUse, Lent, LentKeys, Slots, Tenant};
+use crate::share::wire::{LentSlots, Reply, Request};
 
 /// See the module.
 pub(super) struct Lending {
@@ -50,17 +50,24 @@ impl Remote {
         self.is_sealed().then(|| Tenant::lent(Arc::default()))
     }
 
-    /// Before a put: gets the key for new pages.
-    pub(in crate::share) fn give_key(&self, namespace: NamespaceId) -> Result<(), Refusal> {
+    /// Before a put: gets the key for pages that were made at this time.
+    pub(in crate::share) fn give_key(
+        &self,
+        namespace: NamespaceId,
+        made_unix_s: Option<u64>,
+    ) -> Result<(), Refusal> {
         let Some(lending) = &self.lending else {
             return Ok(());
         };
         let Some(tenant) = self.shape(namespace).and_then(|shape| shape.tenant) else {
             return Ok(());
         };
-        match tenant.as_lent() {
-            Some(lent) if !tenant.has_key() => self.borrow(lending, namespace, lent, true),
-            _ => Ok(()),
+        if let Some(lent) = tenant.as_lent().filter(|_| !tenant.has_key()) {
+            self.borrow(lending, namespace, lent, KeyUse::of_put(made_unix_s))?;
+        }
+        match tenant.takes(made_unix_s) {
+            true => Ok(()),
+            false => Err(Refusal::Erased),
         }
     }
 
@@ -75,7 +82,7 @@ impl Remote {
         };
         let is_new = |proof: &Proof| proof.seal.is_some_and(|seal| !lent.keys().has(seal.slot));
         if pages.iter().flatten().any(|page| is_new(&page.proof)) {
-            let _ = self.borrow(lending, namespace, lent, false);
+            let _ = self.borrow(lending, namespace, lent, KeyUse::Get);
         }
     }
 
@@ -97,24 +104,33 @@ impl Remote {
         lending: &Lending,
         namespace: NamespaceId,
         lent: &Lent,
-        for_put: bool,
+        use_of: KeyUse,
     ) -> Result<(), Refusal> {
         let request = Request::Keys {
             namespace: namespace.0,
-            for_put,
+            use_of,
         };
         let forgotten = lending.forgotten.lock();
         let answer = self.exchange(|line| {
             line.send(&request)?;
             self.receive_slow_with_file(line)
         });
-        let (has_current, all, pipe) = match answer {
-            Ok((Reply::Keys { has_current, slots }, Some(pipe))) => (has_current, slots, pipe),
+        let (keys, pipe) = match answer {
+            Ok((Reply::Keys(keys), Some(pipe))) => (keys, pipe),
             Ok((Reply::Keyless(why), _)) => return Err(why),
             Ok(_) | Err(Gone) => return Err(Refusal::Closed),
         };
+        let LentSlots {
+            has_current,
+            slots: all,
+            erased_until,
+        } = keys;
         let current = all.first().copied().filter(|_| has_current);
-        let slots = Slots { current, all };
+        let slots = Slots {
+            current,
+            all,
+            erased_until,
+        };
         match LentKeys::take(&slots, pipe, &lending.vault) {
             Ok(keys) => {
                 let erased: Vec<NonZeroU16> = forgotten.iter().copied().collect();

@@ -5,21 +5,23 @@ use larder_core::grants::Finding;
 
 use super::session::Session;
 use super::shared::Shared;
+use crate::keys::KeyUse;
 use crate::share::keys::keys_of;
-use crate::share::wire::{Failure, Reply, Request};
+use crate::share::wire::{Failure, LentSlots, Reply, Request};
 
 impl Shared {
     /// Lends a client the keys of a namespace's tenant.
-    pub(super) fn lend(&self, session: &Session, namespace: NamespaceId, for_put: bool) -> Reply {
+    pub(super) fn lend(&self, session: &Session, namespace: NamespaceId, use_of: KeyUse) -> Reply {
         if !self.store.is_sealed() || !session.ledger.is_marked() {
             let why = "keys are lent to clients of an encrypted store, once they hold their marks";
             return Reply::Failed(Failure::Protocol(why.to_owned()));
         }
-        match self.store.slots_for(namespace, for_put) {
-            Ok(slots) => Reply::Keys {
+        match self.store.slots_for(namespace, use_of) {
+            Ok(slots) => Reply::Keys(LentSlots {
                 has_current: slots.current.is_some(),
                 slots: slots.all,
-            },
+                erased_until: slots.erased_until,
+            }),
             Err(why) => Reply::Keyless(why),
         }
     }

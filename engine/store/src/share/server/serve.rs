@@ -185,7 +185,7 @@ impl Shared {
             }
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));
             let pipe = match &reply {
-                Reply::Keys { slots, .. } => self.store.pass_keys(slots),
+                Reply::Keys(keys) => self.store.pass_keys(&keys.slots),
                 _ => None,
             };
             let file = match reply {
@@ -268,8 +268,8 @@ impl Shared {
                 Err(error) => Reply::Failed(error.into()),
             });
         }
-        if let Request::Keys { namespace, for_put } = request {
-            return Some(self.lend(session, NamespaceId(namespace), for_put));
+        if let Request::Keys { namespace, use_of } = request {
+            return Some(self.lend(session, NamespaceId(namespace), use_of));
         }
         let request = self.follow_hints(session, request)?;
         let noted = self.noted(&request);

@@ -5,12 +5,13 @@ use std::os::unix::fs::FileExt;
 use larder_base::runtime::Instant;
 use larder_core::grants::Finding;
 use larder_core::index::ReadAs;
-use larder_core::status::MissReason;
+use larder_core::status::{MissReason, Refusal};
 
 use super::*;
 use crate::api::SharedReads;
 use crate::error::StoreError;
-use crate::keys::tests::{Sample, all_hit, get, key, namespace, options, position, put};
+use crate::keys::KeyUse;
+use crate::keys::tests::{Sample, all_hit, get, key, namespace, options, position, put, put_with};
 use crate::protocol::VERSION;
 use crate::share::role::Role;
 use crate::share::{Erasure, Inside, Part, erase_tenant};
@@ -176,8 +177,8 @@ fn a_process_that_holds_no_marks_gets_no_key() {
     }) else {
         panic!("no namespace");
     };
-    let for_put = true;
-    let answer = line.ask(&Request::Keys { namespace, for_put });
+    let use_of = KeyUse::Put;
+    let answer = line.ask(&Request::Keys { namespace, use_of });
     assert!(matches!(answer, Reply::Failed(_)), "{answer:?}");
 }
 
@@ -274,6 +275,46 @@ fn an_erased_tenant_is_gone_from_the_store_and_from_its_clients() {
     local.check_invariants().unwrap();
 }
 
+/// Archives and remotes may still have them.
+#[test]
+fn pages_of_before_an_erasure_do_not_come_back() {
+    let sample = Sample::new();
+    let owner = attach(&sample, &options(1));
+    let client = attach(&sample, &keyless());
+    let refused = vec![PutStatus::Refused(Refusal::Erased); 5];
+    let made_at = |unix_s| PutOptions::waiting(Duration::from_secs(60)).made_at(unix_s);
+    let (before, later) = (made_at(1), made_at(u64::MAX - 1));
+    // No tenant was erased yet.
+    for store in [&owner, &client] {
+        let other = Some("another");
+        assert!(
+            put_with(store, other, 0..5, before)
+                .iter()
+                .all(|status| status.is_present())
+        );
+    }
+    put(&client, TENANT, 0..20);
+    erase_tenant(&client, NAME, Duration::from_secs(60)).unwrap();
+    for store in [&owner, &client] {
+        for options in [before, later] {
+            assert_eq!(put_with(store, TENANT, 0..5, options), refused);
+        }
+        all_absent(store, 0..20);
+    }
+    // The tenant comes back by itself: from then on others may have pages of it, too.
+    assert_eq!(put(&client, TENANT, 10..12), stored(2));
+    for store in [&owner, &client] {
+        assert_eq!(put_with(store, TENANT, 0..5, before), refused);
+    }
+    assert_eq!(put_with(&client, TENANT, 0..5, later), stored(5));
+    assert_eq!(put_with(&owner, TENANT, 5..10, later), stored(5));
+    all_hit(&owner, TENANT, 0..12);
+    drop((client, owner));
+    let store = attach(&sample, &options(1));
+    assert_eq!(put_with(&store, TENANT, 15..20, before), refused);
+    all_absent(&store, 15..20);
+}
+
 /// As one that is stopped.
 #[test]
 fn a_client_that_does_not_answer_is_named_until_its_marks_have_gone() {
@@ -286,7 +327,7 @@ fn a_client_that_does_not_answer_is_named_until_its_marks_have_gone() {
     marks.mark(&Arc::new(volume.unwrap().into())).unwrap();
     assert!(silent.marked().unwrap());
     let id = silent.namespace(&namespace(TENANT)).unwrap();
-    silent.give_key(id).unwrap();
+    silent.give_key(id, None).unwrap();
     assert_eq!(silent.lent().unwrap().len(), 1);
     let erase = |patience| erase_tenant(&owner, NAME, Duration::from_secs(patience)).unwrap();
     let erasure = erase(0);

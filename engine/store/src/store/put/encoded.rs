@@ -111,7 +111,9 @@ impl Call<'_> {
         match &self.shape.tenant {
             None => self.fill_with(None, encoded, members, new),
             Some(tenant) => {
-                tenant.with_current(|key| self.fill_with(Some(key), encoded, members, new));
+                tenant.with_current(self.made_unix_s, |key| {
+                    self.fill_with(Some(key), encoded, members, new);
+                });
             }
         }
     }

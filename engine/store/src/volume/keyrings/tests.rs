@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use larder_disk::probe::Want;
 use larder_disk::{Action, Buffer, Choice, Done, Op, Piece};
 use larder_format::{
-    BLOCK_BYTES, KeyringSlot, MasterWrap, Serial, SlotState, StoreId, TenantId, WRAPPED_KEY_BYTES,
+    BLOCK_BYTES, KeyWrap, KeyringSlot, Serial, SlotState, StoreId, TenantId, WRAPPED_KEY_BYTES,
     WrapId, WrappedKey,
 };
 use larder_sync::Mutex;
@@ -43,7 +43,7 @@ fn keyring(store: StoreId, generation: u64, slots: usize) -> KeyringCopy {
         generation,
         nonce: [2; 24],
         tag: [3; 16],
-        wraps: vec![MasterWrap { id, key }],
+        wraps: vec![KeyWrap { id, key }],
         slots: vec![slot; slots],
     }
 }
