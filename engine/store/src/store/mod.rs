@@ -443,7 +443,7 @@ impl PageStore for LocalStore {
         let why = match &gate {
             _ if self.read_only => Refusal::ReadOnly,
             None => Refusal::Closed,
-            Some(_) if let Err(why) = self.give_key(namespace, options.made_unix_s) => why,
+            Some(_) if let Err(why) = self.give_key_for(namespace, options) => why,
             Some(_) => {
                 let statuses = self
                     .data

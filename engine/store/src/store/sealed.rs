@@ -15,7 +15,7 @@ use larder_seal::WrappingKey;
 use larder_seal::{Keyring, KeyringError};
 
 use super::LocalStore;
-use crate::api::GetPage;
+use crate::api::{GetPage, PutOptions};
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::keys::{KeyUse, Slots};
@@ -27,13 +27,24 @@ impl LocalStore {
         self.local.keys.is_some()
     }
 
+    /// Before a put: see `give_key`.
+    pub(super) fn give_key_for(
+        &self,
+        namespace: NamespaceId,
+        options: PutOptions,
+    ) -> Result<(), Refusal> {
+        self.give_key(namespace, options.made_unix_s, !options.wait.is_zero())
+    }
+
     /// In an encrypted store: gives the tenant of a namespace a key for pages that were made at
     /// this time, if it has none. Its first page is written after the key is durable on all
-    /// volumes.
-    pub(super) fn give_key(
+    /// volumes. `waits`: for another thread that changes the keyring, too; else that is
+    /// [`Refusal::Busy`].
+    fn give_key(
         &self,
         namespace: NamespaceId,
         made_unix_s: Option<u64>,
+        waits: bool,
     ) -> Result<(), Refusal> {
         let Some(keys) = &self.local.keys else {
             return Ok(());
@@ -50,7 +61,10 @@ impl LocalStore {
         if tenant.is_erasing() {
             return Err(Refusal::Erased);
         }
-        let mut volumes = self.volumes.try_lock().ok_or(Refusal::Busy)?;
+        let mut volumes = match waits {
+            true => self.volumes.lock(),
+            false => self.volumes.try_lock().ok_or(Refusal::Busy)?,
+        };
         // Erased, or given a key, since.
         if !tenant.takes(made_unix_s) {
             return Err(Refusal::Erased);
@@ -151,7 +165,8 @@ impl LocalStore {
         Ok((erasing.slots.clone(), pages))
     }
 
-    /// The slots of the keys that a client of a namespace gets. A new tenant gets one for a put.
+    /// The slots of the keys that a client of a namespace gets. A new tenant gets one for a put,
+    /// which may wait for the volumes.
     pub(crate) fn slots_for(
         &self,
         namespace: NamespaceId,
@@ -160,8 +175,8 @@ impl LocalStore {
         let _gate = self.enter().ok_or(Refusal::Closed)?;
         match use_of {
             KeyUse::Get => {}
-            KeyUse::Put => self.give_key(namespace, None)?,
-            KeyUse::PutOf(made_unix_s) => self.give_key(namespace, Some(made_unix_s))?,
+            KeyUse::Put => self.give_key(namespace, None, true)?,
+            KeyUse::PutOf(made_unix_s) => self.give_key(namespace, Some(made_unix_s), true)?,
         }
         let tenant = self.local.shape(namespace).and_then(|shape| shape.tenant);
         let slots = tenant.map(|tenant| tenant.slots()).transpose();

@@ -1,6 +1,7 @@
 //! Encrypted stores that several processes use.
 
 use std::os::unix::fs::FileExt;
+use std::sync::Barrier;
 
 use larder_base::runtime::Instant;
 use larder_core::grants::Finding;
@@ -57,6 +58,39 @@ fn clients_seal_what_they_write_and_open_what_others_wrote() {
     for text in texts {
         assert_eq!(position(&bytes, text), None, "{}", text.escape_ascii());
     }
+}
+
+/// Their keys are made durable one after the other.
+#[test]
+fn first_puts_of_several_tenants_at_once_are_all_stored() {
+    let sample = Sample::new();
+    let owner = attach(&sample, &options(1));
+    let client = attach(&sample, &keyless());
+    let start = Barrier::new(8);
+    let first = |number: u32| {
+        let (store, tenant) = ([&owner, &client][number as usize % 2], number.to_string());
+        start.wait();
+        put(store, Some(&tenant), number..number + 1)
+    };
+    let statuses: Vec<_> = larder_base::runtime::thread::scope(|scope| {
+        let puts: Vec<_> = (0..8).map(|at| scope.spawn(move || first(at))).collect();
+        puts.into_iter().map(|put| put.join().unwrap()).collect()
+    });
+    assert_eq!(statuses, vec![stored(1); 8]);
+    let local = owner.local().unwrap();
+    let volumes = local.volumes.lock();
+    let space = owner.namespace(&namespace(Some("without a wait"))).unwrap();
+    let parts = [4096 * 3, 5000].map(|bytes| vec![0; bytes]);
+    let parts = parts.each_ref().map(|part| IoSlice::new(part));
+    let page = PutPage {
+        key: key(0),
+        parent: None,
+        depth: 0,
+        parts: &parts,
+    };
+    let statuses = owner.put(space, &[page], PutOptions::default());
+    assert_eq!(statuses, [PutStatus::Refused(Refusal::Busy)]);
+    drop(volumes);
 }
 
 #[test]
