@@ -22,7 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 /// Larder's keys, without those of the remotes.
-const KEYS: [&str; 19] = [
+const KEYS: [&str; 20] = [
     "path",
     "size",
     "weights_tag",
@@ -36,6 +36,7 @@ const KEYS: [&str; 19] = [
     "policy",
     "write_budget",
     "quota",
+    "tenant",
     "key_file",
     "key_command",
     "key_credential",
@@ -46,6 +47,9 @@ const KEYS: [&str; 19] = [
 
 /// Maximum `timeout`: an engine gives its storage threads about 10 s to stop.
 const TIMEOUT_MAX: Duration = Duration::from_secs(8);
+
+/// Maximum length of `tenant`: it is a text among others in the record of a namespace.
+const TENANT_BYTES_MAX: usize = 1024;
 
 /// The behaviour if no store is available at start-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +101,8 @@ pub struct Config {
     pub write_budget: WriteBudget,
     /// The quota of each namespace that this process opens: see [`quota::limits`].
     pub quota: Option<String>,
+    /// The tenant of the pages of this process, as far as its engine names no other.
+    pub tenant: Option<String>,
     /// Where the key of an encrypted store is. A store that is created with it is encrypted.
     pub key: Option<KeySource>,
     /// A batch starts no reads or writes after this time.
@@ -242,6 +248,17 @@ pub fn key_source(
     }
 }
 
+/// Why a text is not the name of a tenant.
+fn misnamed(tenant: &str) -> Option<String> {
+    let why = match tenant {
+        "" => "is empty: leave it out for pages without a tenant",
+        _ if tenant.chars().any(char::is_control) => "holds a control character",
+        _ if tenant.len() > TENANT_BYTES_MAX => "is longer than 1,024 bytes",
+        _ => return None,
+    };
+    Some(why.to_owned())
+}
+
 impl Config {
     /// Resolves a relative `path` against the working directory. Returns a warning if the path was
     /// relative.
@@ -319,6 +336,11 @@ impl Config {
             let key = "weights_tag";
             return Err(ConfigError::Value { key, why });
         }
+        let tenant: Option<String> = keys.take("tenant")?;
+        if let Some(why) = tenant.as_deref().and_then(misnamed) {
+            let key = "tenant";
+            return Err(ConfigError::Value { key, why });
+        }
         let timeout = keys.duration("timeout")?.unwrap_or(Duration::from_secs(5));
         if timeout.is_zero() || timeout > TIMEOUT_MAX {
             let why = format!("must be above 0 and at most {} s", TIMEOUT_MAX.as_secs());
@@ -360,6 +382,7 @@ impl Config {
             quota: keys.read("quota", |text| {
                 quota::limits(text, "any").map(|_| text.to_owned())
             })?,
+            tenant,
             key: key_source(
                 keys.take("key_file")?,
                 keys.take("key_command")?,
@@ -457,6 +480,9 @@ mod tests {
                 "key_file",
             ),
             (r#"{"path":"p","key_credential":1}"#, "key_credential"),
+            (r#"{"path":"p","tenant":7}"#, "tenant"),
+            (r#"{"path":"p","tenant":""}"#, "tenant"),
+            (r#"{"path":"p","tenant":"a\n"}"#, "tenant"),
         ];
         for (json, key) in wrong {
             let error = Config::parse(json).unwrap_err().to_string();

@@ -24,6 +24,7 @@ use larder_engine::{
 };
 use larder_format::{Namespace, PageKey};
 use larder_store::inventory::{Cursor, Inventory, Listing, Usage};
+use larder_store::share;
 use larder_sync::{Condvar, Mutex};
 use larder_tools::l4::L4;
 
@@ -270,6 +271,11 @@ impl Handle {
             stats.to_string()
         });
         Ok(counted.unwrap_or_default())
+    }
+
+    /// Whether the store is encrypted. In doubt it is.
+    pub fn is_encrypted(&self) -> bool {
+        share::is_encrypted(&self.store).unwrap_or(true)
     }
 
     /// For calls that a closed store, or one from before a fork, would answer with nothing of use.

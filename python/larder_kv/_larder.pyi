@@ -179,6 +179,11 @@ class Store:
         in each call, when not all could be made durable."""
 
     @property
+    def is_encrypted(self) -> bool:
+        """Whether the store is encrypted: then nothing that is written beside it may name models,
+        tenants or keys. In doubt it is."""
+
+    @property
     def part(self) -> Literal["owner", "client", "nobody", "closed"]:
         """The role of this process now. Never waits."""
 

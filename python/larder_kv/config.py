@@ -36,6 +36,8 @@ class Config(NamedTuple):
     write_budget: str
     #: The quota of each namespace: `min=1TiB,max=2TiB,max-age=30d`, each part as far as wanted.
     quota: Optional[str]
+    #: The tenant of pages, as far as their engine names no other.
+    tenant: Optional[str]
     #: Where the key of an encrypted store is: at most one of these (docs/security.md).
     key_file: Optional[str]
     key_command: Optional[str]
@@ -54,11 +56,6 @@ class Config(NamedTuple):
             return cls(**json.loads(_larder.parse_config(json.dumps(dict(keys), default=str))))
         except ValueError as error:
             raise ValueError(f"larder: {error}") from None
-
-    @property
-    def is_encrypted(self) -> bool:
-        """Whether the store is encrypted: then it has a key."""
-        return bool(self.key_file or self.key_command or self.key_credential)
 
     def attach(self, page_bytes: int, must_fit: bool = True) -> Store:
         """Attaches to the store, for pages of at most this size, and logs it; creates the store if

@@ -350,7 +350,8 @@ class LarderHiCache(HiCacheStorage):
         )
         if self._told:
             name = f"SGLang, model {self._model}"
-            weights.compare(self._backend.volume, name, self._weights, self._told)
+            is_encrypted = self._backend.is_encrypted()
+            weights.compare(self._backend.volume, name, self._weights, self._told, is_encrypted)
             self._told = {}
 
     def _is_inherited(self) -> bool:

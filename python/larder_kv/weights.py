@@ -110,12 +110,14 @@ def _snapshots(model: str, revision: Optional[str], download_dir: Optional[str])
     return found
 
 
-def compare(volume: str, server: str, tag: str, fields: Mapping[str, str]) -> None:
+def compare(
+    volume: str, server: str, tag: str, fields: Mapping[str, str], is_encrypted: bool
+) -> None:
     """Logs the fields that differ from the last description of a server of this name at this store,
     and notes the new description. May wait for the disk; a failure costs the log line alone.
     """
-    if not os.path.isfile(volume):
-        # A block device has no place beside it.
+    if is_encrypted or not os.path.isfile(volume):
+        # The notes have the names of models in clear. A block device has no place beside it.
         return
     path = os.path.join(os.path.dirname(volume), NOTES)
     try:

@@ -89,11 +89,12 @@ def test_a_tensor_is_told_by_its_content():
     assert fields(one) == fields(one.clone()) != fields(other)
 
 
-def compared(volume, caplog, server="engine", **values):
+def compared(volume, caplog, server="engine", is_encrypted=False, **values):
     """The log's lines of a start with these values."""
     caplog.clear()
     told = {name: json.dumps(value) for name, value in values.items()}
-    weights.compare(str(volume), server, weights.Description(None, told).tag, told)
+    tag = weights.Description(None, told).tag
+    weights.compare(str(volume), server, tag, told, is_encrypted)
     return [line.message for line in caplog.records]
 
 
@@ -117,6 +118,12 @@ def test_the_line_names_what_changed_and_shows_no_secret(volume, caplog):
     assert compared(volume, caplog, size=2, key={"token": "other"}, new=True) == []
     notes = volume.parent / weights.NOTES
     assert "secret" not in notes.read_text() and stat.S_IMODE(notes.stat().st_mode) == 0o600
+
+
+def test_nothing_is_noted_beside_an_encrypted_store(volume, caplog):
+    assert compared(volume, caplog, is_encrypted=True, size=1) == []
+    assert compared(volume, caplog, is_encrypted=True, size=2) == []
+    assert not (volume.parent / weights.NOTES).exists()
 
 
 def test_a_failed_comparison_costs_the_line_alone(volume, tmp_path, caplog):

@@ -119,7 +119,7 @@ class LarderL2Adapter(L2AdapterInterface):
         self._lookups = Lane(self._store.queue(threads=1, jobs=_JOBS_MAX))
         self._loads = Lane(self._store.queue(threads=4, jobs=_JOBS_MAX))
         # The file has whole keys and salts in clear.
-        self._ledger = Ledger(None if config.store.is_encrypted else config.ledger)
+        self._ledger = Ledger(None if self._store.is_encrypted else config.ledger)
         self._ledger.load(
             self._spaces.find, lambda place, chunk_hash: ObjectKey(chunk_hash, *place)
         )
@@ -136,7 +136,8 @@ class LarderL2Adapter(L2AdapterInterface):
         self._restore_usage()
         for model, fields in config.told.items():
             tag = config.weights_tags[model]
-            weights.compare(self._store.path, f"LMCache, model {model}", tag, fields)
+            server, is_encrypted = f"LMCache, model {model}", self._store.is_encrypted
+            weights.compare(self._store.path, server, tag, fields, is_encrypted)
         self._is_closed = False
         self._closer: Optional[threading.Thread] = None
         self._stop = threading.Event()

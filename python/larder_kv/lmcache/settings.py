@@ -18,8 +18,9 @@ HELP = """Larder L2 adapter, the keys of adapter_params:
 - chunk_bytes (int): of the largest chunk; chooses the segments of a store that is created (64 MiB),
   and refuses a store that keeps no such chunk
 - ledger (str): file of the keys (PATH/larder.lmcache)
-- timeout, sync, prewrite, codec, lease, disk, policy, write_budget, quota, prefill_rate: as for all
-  engines
+- tenant (str): of the chunks without a cache salt
+- timeout, sync, prewrite, codec, lease, disk, policy, write_budget, quota, prefill_rate, key_file,
+  key_command, key_credential: as for all engines
 - l4, l4_key_file, ...: remotes beneath the store (docs/remote.md)"""
 
 #: The keys that only LMCache's adapter has: type and default of each.

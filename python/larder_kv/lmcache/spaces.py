@@ -154,8 +154,7 @@ class Spaces:
             pool=f"group {place.group}",
             extra={
                 "kv_rank": f"{place.kv_rank:08x}",
-                # An encrypted store has a key for each tenant.
-                **({"tenant": place.salt} if place.salt else {}),
+                **_tenant(place.salt, self._config.store.tenant),
             },
         )
         self._config.store.limit(namespace)
@@ -184,6 +183,16 @@ class Spaces:
         if topic not in self._said:
             self._said.add(topic)
             logger.warning("larder: %s", line)
+
+
+def _tenant(salt: str, own: Optional[str]) -> dict[str, str]:
+    """The fields of a namespace that say whose its chunks are. An encrypted store has a key for
+    each tenant. ``own`` is the tenant of chunks without a salt.
+    """
+    if salt:
+        return {"tenant": salt}
+    # A salt with the text of the own tenant is of the same tenant, and finds none of its chunks.
+    return {} if own is None else {"tenant": own, "salt": "none"}
 
 
 def page_key(chunk_hash: bytes) -> bytes:

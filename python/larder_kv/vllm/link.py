@@ -62,7 +62,8 @@ class Link:
             server = settings.server
             if server.fields:
                 name = f"vLLM, model {config.model.name}"
-                weights.compare(self.store.path, name, server.weights, server.fields)
+                told = (server.weights, server.fields)
+                weights.compare(self.store.path, name, *told, self.store.is_encrypted)
         except BaseException:
             self.store.close()
             raise

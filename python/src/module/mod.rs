@@ -92,6 +92,7 @@ fn parse_config(config: &str) -> PyResult<String> {
         "policy": config.policy.word(),
         "write_budget": config.write_budget.to_string(),
         "quota": config.quota,
+        "tenant": config.tenant,
         "key_file": match &config.key {
             Some(KeySource::File(path)) => Some(path),
             _ => None,

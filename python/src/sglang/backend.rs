@@ -238,6 +238,12 @@ impl Backend {
         is_named || self.attached().is_some_and(|store| store.has_remote())
     }
 
+    /// Whether the store is encrypted, or will be when it is made. In doubt it is.
+    pub fn is_encrypted(&self) -> bool {
+        let has_key = self.config.key.is_some();
+        has_key || self.attached().is_none_or(|store| store.is_encrypted())
+    }
+
     /// Starts later attempts to attach to a store. Returns the warning about them.
     fn go_without(self: &Arc<Self>, error: &PlaceError) -> String {
         retry::start(self, &self.config);

@@ -389,6 +389,11 @@ impl Backend {
         py.detach(|| self.inner.has_remote())
     }
 
+    /// Whether the store is encrypted. In doubt it is.
+    fn is_encrypted(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.inner.is_encrypted())
+    }
+
     /// One sentence per pool.
     fn describe(&self) -> Vec<String> {
         self.inner.describe()

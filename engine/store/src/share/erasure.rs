@@ -55,3 +55,12 @@ pub fn erase_tenant(
     drop(role);
     eraser.erase(tenant, until)
 }
+
+/// Whether a store is encrypted; `None` while it has no owner.
+pub fn is_encrypted(store: &Store) -> Option<bool> {
+    let role = store.inner.role()?;
+    Some(match role.decider()? {
+        Decider::Owner(owner) => owner.store.is_sealed(),
+        Decider::Client(client) => client.remote.is_sealed(),
+    })
+}

@@ -104,7 +104,7 @@ use crate::totals::Totals;
 #[cfg(not(feature = "simulated"))]
 use crate::volume::create::{CreateOptions, create};
 use bell::{Bell, Wish};
-pub use erasure::erase_tenant;
+pub use erasure::{erase_tenant, is_encrypted};
 pub use quotas::change_quotas;
 use reach::not_served;
 use remote::Remote;

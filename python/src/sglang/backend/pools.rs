@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use larder_engine::StoreError;
+use larder_format::TENANT_FIELD;
 use larder_handle::config::OnError;
 use larder_handle::place::Misfit;
 use larder_handle::region::move_in_background;
@@ -55,9 +56,9 @@ impl Backend {
             let sizes: Result<Vec<u32>, _> =
                 parts.iter().map(|&part| u32::try_from(part)).collect();
             let sizes = sizes.map_err(|_| RegisterError::TooLarge(facts.name.clone()))?;
-            let whole = namespace(&self.server, facts, &sizes)?;
-            named = whole.to_string();
-            space = Some(whole);
+            // No log line has the tenant.
+            named = namespace(&self.server, facts, &sizes)?.to_string();
+            space = Some(namespace(&self.server, &self.with_tenant(facts), &sizes)?);
         }
         let (needs_bounce, is_aligned, is_huge) = match &memory {
             Memory::Mapped(pool) => (
@@ -119,6 +120,16 @@ impl Backend {
         }
         self.pools.write().insert(facts.name.clone(), registered);
         Ok(line)
+    }
+
+    /// A pool whose pages are of the configured tenant.
+    fn with_tenant(&self, facts: &PoolFacts) -> PoolFacts {
+        let mut facts = facts.clone();
+        let tenant = self.config.tenant.iter();
+        facts
+            .extra
+            .extend(tenant.map(|name| (TENANT_FIELD.to_owned(), name.clone())));
+        facts
     }
 
     pub(super) fn pool(&self, name: &str) -> Option<Arc<Registered>> {
