@@ -10,11 +10,13 @@ module          contents
 ``tier``        ``LarderTier``: vLLM's calls, each answered without waiting and without raising
 ``link``        an attached store: queue, registered rows, a namespace for each cache group
 ``jobs``        vLLM's jobs and the store's jobs that each consists of
+``outcomes``    statuses of chunks: how a load or a store ended
 ``lookups``     answers of the store that come with a message
 ``chains``      the chunk before a chunk in its prefix
 ``keeper``      the thread that may wait: attaching, statistics, evictions
 ``packing``     the order of elements in a page, from vLLM's workers
 ``spaces``      the namespaces: everything that decides the bytes of a chunk
+``salts``       the salts of requests, where each is a tenant
 ``settings``    the keys of a tier's configuration
 ``metrics``     counters and gauges in vLLM's form
 ``connector``   ``LarderOffloadingConnector``

@@ -1,5 +1,5 @@
 """vLLM's ``OffloadingConnector`` with the facts of the server that vLLM does not pass to a tier:
-above all, its loaded weights and the packing of its pages.
+above all, its loaded weights, the packing of its pages and the salts of requests.
 
 The workers describe the packing in vLLM's handshake, before the first request. A ``MultiConnector``
 hands the first answer of its connectors to all of them. Inside a ``MultiConnector`` the packing is
@@ -63,8 +63,8 @@ class Report(KVConnectorWorkerMetadata):
 
 
 class LarderOffloadingConnector(OffloadingConnector):
-    """Hands the weights tag, the kinds of cache groups and the packing of pages to each
-    ``LarderTier`` of its configuration.
+    """Hands the weights tag, the kinds of cache groups, the packing of pages and the salts of
+    requests to each ``LarderTier`` of its configuration.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -126,6 +126,13 @@ class LarderOffloadingConnector(OffloadingConnector):
         return has_kv_transfer_group() and get_kv_transfer_group() is not self
 
     # --- in the scheduler
+
+    def on_new_request(self, request: Any) -> None:
+        """Tells the tiers the salt too, which vLLM's context of a request lacks."""
+        for tier in getattr(self.connector_scheduler.manager, "secondary_tiers", ()):
+            if hasattr(tier, "tell_salt"):
+                tier.tell_salt(request.request_id, request.cache_salt)
+        super().on_new_request(request)
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
         """Hands over the messages of the workers, before the first request."""

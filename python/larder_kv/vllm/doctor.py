@@ -188,6 +188,8 @@ def _tiers(config: dict[str, Any]) -> Iterator[Fact]:
             yield Fact(
                 "fail", "tier", "`weights_tag` is missing: OffloadingConnector does not derive it"
             )
+        if config.get("kv_connector") == "OffloadingConnector" and tier.get("salt_is_tenant"):
+            yield Fact("fail", "tier", "`salt_is_tenant`: OffloadingConnector tells no salts")
 
 
 def _chunks(server: Server) -> Iterator[Fact]:

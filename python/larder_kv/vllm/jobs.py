@@ -8,7 +8,9 @@ a job is reported exactly once, when the last of its parts has finished.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Optional
+from typing import Any, Mapping, NamedTuple, Optional
+
+from larder_kv.vllm.spaces import Space
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Job:
     bytes: int = 0
     #: Until when its chunks are pinned, in seconds since 1970.
     pin_until: Optional[float] = None
+    #: The namespaces of its tenant.
+    spaces: Mapping[bytes, Space] = field(default_factory=dict)
 
 
 class Part(NamedTuple):

@@ -1,10 +1,11 @@
-"""The thread for work that may wait: attaching later, new namespaces, statistics, evictions. vLLM's
-step waits for none of it.
+"""The threads for work that may wait: attaching later, new namespaces, statistics, evictions. vLLM's
+step waits for none of it. Namespaces of salts have a thread of their own: requests wait for them.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections import deque
 from typing import Any, Callable, Optional
@@ -50,9 +51,15 @@ class Keeper:
         self._left = retry
         self._has_events = has_events
         self._has_failed = False
+        self._has_refused = False
         self._since: Optional[int] = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="larder-vllm", daemon=True)
+        #: Salts that want namespaces; None ends the thread.
+        self._asks: queue.SimpleQueue[Optional[str]] = queue.SimpleQueue()
+        #: Those that are in the queue, or are being made.
+        self._asked: set[str] = set()
+        self._maker = threading.Thread(target=self._make_salts, name="larder-salts", daemon=True)
         #: Guards the invariant. Never held during a call of the store.
         self._lock = threading.Lock()
         #: The marks of the namespaces.
@@ -65,6 +72,13 @@ class Keeper:
     def start(self, link: Optional[Link]) -> None:
         self.link = link
         self._thread.start()
+        self._maker.start()
+
+    def want(self, salt: str) -> None:
+        """Has the namespaces of a salt made."""
+        if salt not in self._asked:
+            self._asked.add(salt)
+            self._asks.put(salt)
 
     def reset(self) -> None:
         """Earlier chunks are no longer found."""
@@ -81,7 +95,7 @@ class Keeper:
             link = self.link
             if link is None:
                 return
-            link.spaces, link.marks = {}, None
+            link.spaces, link.salts, link.marks = {}, {}, None
         try:
             self._renew(link)
         except Exception as error:
@@ -95,16 +109,45 @@ class Keeper:
         ``larder_kv.StoreError``.
         """
         marks = self.marks
-        spaces = link.spaces_of(marks)
+        spaces = link.own_spaces(marks)
         with self._lock:
             if marks == self.marks:
                 link.spaces, link.marks = spaces, marks
 
+    def _make_salts(self) -> None:
+        while (salt := self._asks.get()) is not None:
+            try:
+                self._make_salt(salt)
+            except Exception as error:
+                if not self._has_refused:
+                    self._has_refused = True
+                    logger.warning(
+                        "larder: the store gives no namespaces for a cache salt: its chunks are neither found nor stored meanwhile "
+                        "(logged once): %s",
+                        error,
+                    )
+                # It is asked for again with each lookup.
+                self._stop.wait(_PERIOD)
+            finally:
+                self._asked.discard(salt)
+
+    def _make_salt(self, salt: str) -> None:
+        """Raises ``larder_kv.StoreError``."""
+        link, marks = self.link, self.marks
+        if link is None or link.marks != marks:
+            return
+        spaces = link.spaces_of(marks, salt)
+        with self._lock:
+            if marks == self.marks:
+                link.salts[salt] = spaces
+
     def stop(self) -> Optional[Link]:
-        """Ends the thread. Returns its link. A link that the thread makes later is closed."""
+        """Ends the threads. Returns the link. A link that is made later is closed."""
         self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout=5.0)
+        self._asks.put(None)
+        for thread in (self._thread, self._maker):
+            if thread.is_alive():
+                thread.join(timeout=5.0)
         with self._lock:
             return self.link
 
@@ -189,10 +232,13 @@ class Keeper:
 
 def _gone(link: Link, pages: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """The evicted pages of this server that were not stored again meanwhile."""
+    spaces = link.by_digest()
+    by_digest: dict[bytes, list[bytes]] = {}
+    for digest, name in pages:
+        if digest in spaces:
+            by_digest.setdefault(digest, []).append(name)
     gone = []
-    for space in list(link.spaces.values()):
-        digest = space.namespace.digest
-        names = [name for namespace, name in pages if namespace == digest]
-        statuses = space.namespace.contains(names)
+    for digest, names in by_digest.items():
+        statuses = spaces[digest][1].namespace.contains(names)
         gone += [(digest, name) for name, status in zip(names, statuses) if status != Status.OK]
     return gone

@@ -56,7 +56,9 @@ class Link:
             self.queue: Queue = self.store.queue(jobs=_JOBS_MAX)
             self._server = (config, row_bytes, settings.server)
             #: By the last bytes of vLLM's keys. Empty while the spaces of ``marks`` are not made.
-            self.spaces: dict[bytes, Space] = self.spaces_of(marks)
+            self.spaces: dict[bytes, Space] = self.own_spaces(marks)
+            #: By salt that is a tenant, as far as they are made: the same.
+            self.salts: dict[str, dict[bytes, Space]] = {}
             #: The marks of these spaces; None if they are not made.
             self.marks: Optional[Marks] = marks
             server = settings.server
@@ -68,12 +70,27 @@ class Link:
             self.store.close()
             raise
 
-    def spaces_of(self, marks: Marks) -> dict[bytes, Space]:
-        """The namespaces with these marks. May wait. Raises ``larder_kv.StoreError``."""
-        found = spaces(self.store, *self._server, marks)
+    def own_spaces(self, marks: Marks) -> dict[bytes, Space]:
+        """The namespaces of requests without a salt, as ``spaces_of``."""
+        return self.spaces_of(marks, self._config.tenant)
+
+    def spaces_of(self, marks: Marks, tenant: Optional[str]) -> dict[bytes, Space]:
+        """The namespaces of a tenant with these marks. May wait. Raises
+        ``larder_kv.StoreError``.
+        """
+        found = spaces(self.store, *self._server, marks, tenant)
         for space in found.values():
             self._config.limit(space.namespace)
         return found
+
+    def by_digest(self) -> dict[bytes, tuple[bytes, Space]]:
+        """The groups and namespaces of all tenants, by the digest of the namespace."""
+        tenants = [self.spaces, *list(self.salts.values())]
+        return {
+            space.namespace.digest: (group, space)
+            for of in tenants
+            for group, space in of.items()
+        }
 
     def describe(self) -> str:
         groups = ", ".join(

@@ -9,9 +9,9 @@ its request ends.
 from __future__ import annotations
 
 import time
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Optional, Union
 
-from larder_kv.vllm.spaces import GROUP_BYTES, Space
+from larder_kv.vllm.spaces import Space
 
 #: Seconds until a lookup without an answer is a miss.
 PATIENCE = 0.05
@@ -28,22 +28,22 @@ class Lookups:
     def __init__(self) -> None:
         #: By request and key.
         self._answers: dict[str, dict[bytes, _Answer]] = {}
-        #: To be sent at the end of the step, by group: each with its request's answers.
-        self._new: dict[bytes, list[tuple[dict[bytes, _Answer], bytes]]] = {}
+        #: To be sent at the end of the step, by namespace: each with its request's answers.
+        self._new: dict[bytes, tuple[Space, list[tuple[dict[bytes, _Answer], bytes]]]] = {}
         #: By the number of the store's job.
         self._asked: dict[int, list[tuple[dict[bytes, _Answer], bytes]]] = {}
         #: Keys that had no answer in time.
         self.late = 0
 
-    def answer(self, key: bytes, request: str) -> Optional[bool]:
-        """Whether a key is there; None until there is an answer."""
+    def answer(self, key: bytes, request: str, space: Space) -> Optional[bool]:
+        """Whether a key is in a space; None until there is an answer."""
         answers = self._answers.get(request)
         if answers is None:
             answers = self._answers[request] = {}
         answer = answers.get(key)
         if answer is None:
             answers[key] = _NOT_SENT
-            self._new.setdefault(key[-GROUP_BYTES:], []).append((answers, key))
+            self._new.setdefault(space.namespace.digest, (space, []))[1].append((answers, key))
             return None
         if isinstance(answer, bool):
             return answer
@@ -53,17 +53,14 @@ class Lookups:
         self.late += 1
         return False
 
-    def send(self, queue: Any, spaces: Mapping[bytes, Space]) -> None:
+    def send(self, queue: Any) -> None:
         """Sends the lookups of all new keys. Keys that cannot be sent are misses."""
         if not self._new:
             return
         new, self._new = self._new, {}
         due = time.monotonic() + PATIENCE
-        for group, asked in new.items():
-            space = spaces.get(group)
+        for space, asked in new.values():
             try:
-                if space is None:
-                    raise ValueError("no such cache group")
                 keys = space.names([key for _, key in asked])
                 number = queue.submit_lookup(space.namespace, keys, timeout=PATIENCE)
             except Exception:

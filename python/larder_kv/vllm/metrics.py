@@ -16,6 +16,7 @@ COUNTERS = {
     "stored_chunks": "Chunks written to the store.",
     "duplicate_chunks": "Chunks that were to be stored and were in the store already.",
     "refused_chunks": "Chunks not stored since the store had no room for them.",
+    "keyless_chunks": "Chunks not stored since their tenant has no key and gets none: see docs/security.md.",
     "late_lookups": "Keys that the store's owner did not answer for in time: misses.",
     "resets": "Resets of vLLM's caches.",
     "errors": "Calls of vLLM that failed inside the tier and were answered by a miss or a failed job.",

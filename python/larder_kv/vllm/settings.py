@@ -8,6 +8,11 @@ from typing import Any, Mapping, Optional, Sequence
 #: The key of the server's facts that the connector hands over and vLLM does not pass to a tier.
 SERVER_KEY = "larder_server"
 
+_NO_SALTS = (
+    "`salt_is_tenant`: a tier cannot see the salts of requests. Use the connector "
+    "`LarderOffloadingConnector` (`kv_connector_module_path`: `larder_kv.vllm`), which tells them"
+)
+
 _NO_TAG = (
     "`weights_tag` is missing: a tier cannot see which weights the server has loaded. Use the connector "
     "`LarderOffloadingConnector` (`kv_connector_module_path`: `larder_kv.vllm`), which derives it, or set `weights_tag` to a text "
@@ -64,6 +69,8 @@ class Settings:
     #: Whether vLLM's KV events name the chunks that this tier stores and evicts.
     has_events: bool
     locality: Optional[str]
+    #: Whether the salt of a request is the tenant of its chunks.
+    salt_is_tenant: bool
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> Settings:
@@ -76,9 +83,8 @@ class Settings:
         on_reset = rest.pop("on_reset", "fresh")
         if on_reset not in ("fresh", "keep"):
             raise ValueError(f"larder: `on_reset`: `{on_reset}` is not one of fresh, keep")
-        has_events = rest.pop("enable_kv_events", False)
-        if not isinstance(has_events, bool):
-            raise ValueError("larder: `enable_kv_events` must be true or false")
+        has_events = _flag(rest, "enable_kv_events")
+        salt_is_tenant = _flag(rest, "salt_is_tenant")
         locality = rest.pop("locality", None)
         if locality not in (None, "LOCAL", "REMOTE"):
             raise ValueError(f"larder: `locality`: `{locality}` is not one of LOCAL, REMOTE")
@@ -86,10 +92,20 @@ class Settings:
         own = rest.get("weights_tag")
         if server is None and not own:
             raise ValueError(f"larder: {_NO_TAG}")
+        if server is None and salt_is_tenant:
+            raise ValueError(f"larder: {_NO_SALTS}")
         return cls(
             store=rest,
             server=Server(str(own)) if server is None else Server.of_config(server),
             is_fresh_after_reset=on_reset == "fresh",
             has_events=has_events,
             locality=locality,
+            salt_is_tenant=salt_is_tenant,
         )
+
+
+def _flag(keys: dict[str, Any], key: str) -> bool:
+    value = keys.pop(key, False)
+    if not isinstance(value, bool):
+        raise ValueError(f"larder: `{key}` must be true or false")
+    return value

@@ -144,9 +144,16 @@ def _extra(config: Any, server: Server, packing: Packing, anew: Optional[str]) -
 
 
 def spaces(
-    store: Store, config: Any, row_bytes: int, server: Server, marks: Marks
+    store: Store,
+    config: Any,
+    row_bytes: int,
+    server: Server,
+    marks: Marks,
+    tenant: Optional[str],
 ) -> dict[bytes, Space]:
-    """The spaces of a server with this ``OffloadingConfig``, by the last bytes of vLLM's keys."""
+    """The spaces of a tenant on a server with this ``OffloadingConfig``, by the last bytes of
+    vLLM's keys.
+    """
     found: dict[bytes, Space] = {}
     if marks.packing is None:
         return found
@@ -160,7 +167,8 @@ def spaces(
             page_tokens=chunk_tokens,
             parts=[row_bytes],
             pool=f"group{group.group_id}",
-            extra=_extra(config, server, marks.packing, marks.anew),
+            extra=_extra(config, server, marks.packing, marks.anew)
+            | ({} if tenant is None else {"tenant": tenant}),
         )
         index = group.group_id.to_bytes(GROUP_BYTES, "big")
         is_chain = _is_chain(group, len(config.groups), server)

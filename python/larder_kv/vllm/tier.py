@@ -11,6 +11,9 @@ Rows: vLLM reuses a row of its CPU tier as soon as the row's job is reported. A 
 reported when the store's queue reports it: no I/O touches its rows after that. A load that has not
 started by its deadline fails then; a load in the kernel is reported once the kernel is done.
 
+Salts: with ``salt_is_tenant`` a request with a salt has namespaces of its own, which another thread
+makes. Until then its lookups wait, for a short time, and its stores are held.
+
 Failed keys: after a failed load its key is a miss for that request until the request ends.
 Otherwise vLLM would load it again and again.
 """
@@ -20,7 +23,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from vllm.v1.kv_offload.base import (
@@ -44,7 +47,9 @@ from larder_kv.vllm.jobs import Job, Jobs, result
 from larder_kv.vllm.keeper import Keeper
 from larder_kv.vllm.link import Link
 from larder_kv.vllm.lookups import Lookups
+from larder_kv.vllm.outcomes import KEYLESS, LEFT_OUT, LOADS, STORES
 from larder_kv.vllm.packing import UNTOLD, Packing
+from larder_kv.vllm.salts import Salt, Salts
 from larder_kv.vllm.settings import Settings
 from larder_kv.vllm.spaces import GROUP_BYTES, KEY_BYTES, Marks, Space
 from larder_kv.vllm.tokens import Tokens
@@ -53,48 +58,14 @@ logger = logging.getLogger(__name__)
 
 _HIT, _MISS, _RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
 
-#: By status of a page: the counter that it counts for, of a load and of a store.
-_LOADS = {
-    Status.OK: "loaded_chunks",
-    Status.ABSENT: "absent_chunks",
-    Status.DAMAGED: "damaged_chunks",
-    Status.UNFINISHED: "damaged_chunks",
-    Status.DEADLINE: "late_chunks",
-    Status.HUNG: "late_chunks",
-}
-_STORES = {
-    Status.OK: "stored_chunks",
-    Status.DUPLICATE: "duplicate_chunks",
-    Status.DEADLINE: "late_chunks",
-    Status.NO_SPACE: "refused_chunks",
-    Status.BUSY: "refused_chunks",
-    Status.UNREACHABLE: "refused_chunks",
-    Status.READ_ONLY_SERVICE: "refused_chunks",
-    Status.NOT_ADMITTED: "refused_chunks",
-    Status.BUDGET: "refused_chunks",
-    Status.QUOTA: "refused_chunks",
-    Status.ERASED: "refused_chunks",
-    Status.KEYRING_FULL: "refused_chunks",
-}
-
 #: In the `kv_transfer_params` of a request: for how many seconds its chunks are pinned.
 PIN_KEY = "larder_pin_s"
-
-#: Not stored on purpose: fewer stores would not help.
-_LEFT_OUT = (
-    Status.UNREACHABLE,
-    Status.NOT_ADMITTED,
-    Status.BUDGET,
-    Status.QUOTA,
-    Status.ERASED,
-    Status.KEYRING_FULL,
-)
 
 #: Longest wait of a store for room, in seconds.
 _ROOM_PATIENCE = 1.0
 
 #: Seconds between two log lines of a kind.
-_SELDOM = 60.0
+_SELDOM, _ONCE = 60.0, float("inf")
 
 #: Seconds that a shutdown waits for the disk. Then vLLM keeps its CPU tier's memory.
 _CLOSE_PATIENCE = 16.0
@@ -110,6 +81,15 @@ class _Piece(NamedTuple):
     #: The store's key of the chunk before the first; None if unknown.
     before: Optional[bytes] = None
     depth: int = 0
+
+
+class _Held(NamedTuple):
+    """A store whose namespaces are being made."""
+
+    job: Job
+    metadata: TransferJob
+    #: Then it fails.
+    due: float
 
 
 class LarderTier(SecondaryTierManager):
@@ -142,6 +122,9 @@ class LarderTier(SecondaryTierManager):
         self._jobs = Jobs()
         self._lookups = Lookups()
         self._tokens = Tokens(parsed.prefill_rate)
+        #: None if salts are no tenants.
+        self._salts = Salts(self._refuse) if settings.salt_is_tenant else None
+        self._held: list[_Held] = []
         #: By request: keys of failed loads.
         self._failed: dict[str, set[bytes]] = {}
         #: By request that has not ended: its chunks' places.
@@ -206,12 +189,40 @@ class LarderTier(SecondaryTierManager):
         if self._is_due(f"errors of {call}"):
             logger.exception("larder: %s failed; it counts as a miss or a failed job", call)
 
-    def _is_due(self, kind: str) -> bool:
+    def _is_due(self, kind: str, pause: float = _SELDOM) -> bool:
         now = time.monotonic()
-        if now - self._said.get(kind, -_SELDOM) < _SELDOM:
+        if now - self._said.get(kind, -_ONCE) < pause:
             return False
         self._said[kind] = now
         return True
+
+    # --- tenants
+
+    def tell_salt(self, request: str, salt: Optional[str]) -> None:
+        """The salt of a request. The connector calls it before ``on_new_request``."""
+        if self._salts is not None:
+            self._salts.tell(request, salt)
+
+    def _refuse(self, why: str) -> None:
+        if self._is_due(f"salts: {why}", _ONCE):
+            logger.warning(
+                "larder: %s: their chunks are not stored (counted in `keyless_chunks`; logged once)",
+                why,
+            )
+
+    def _spaces(self, link: Link, request: ReqContext) -> Optional[Mapping[bytes, Space]]:
+        """The namespaces of a request's tenant. None while they are made; empty if none of its
+        chunks is kept.
+        """
+        salt = None if self._salts is None else request.get_state(Salt)
+        if salt is None:
+            return link.spaces
+        if salt.name is None or not link.spaces:
+            return {}
+        found = link.salts.get(salt.name)
+        if found is None:
+            self._keeper.want(salt.name)
+        return found
 
     # --- lookups
 
@@ -221,7 +232,10 @@ class LarderTier(SecondaryTierManager):
             if self._failed and key in self._failed.get(req_context.req_id, ()):
                 return _MISS
             link = self._keeper.link
-            space = link.spaces.get(key[-GROUP_BYTES:]) if link is not None else None
+            spaces = self._spaces(link, req_context) if link is not None else {}
+            if spaces is None:
+                return self._unmade(req_context)
+            space = spaces.get(key[-GROUP_BYTES:])
             if space is None:
                 return _MISS
             name = key[:-GROUP_BYTES]
@@ -229,24 +243,32 @@ class LarderTier(SecondaryTierManager):
                 name = space.name(key)
             found = space.namespace.holds(name)
             if found is None:
-                found = self._lookups.answer(key, req_context.req_id)
+                found = self._lookups.answer(key, req_context.req_id, space)
                 if found is None:
                     return _RETRY
-            if self._tokens.counts(link.spaces, key[-GROUP_BYTES:]):
-                self._tokens.answered(key, found, req_context)
+            if self._tokens.counts(spaces, key[-GROUP_BYTES:]):
+                self._tokens.answered(key, found, req_context, space)
             return _HIT if found else _MISS
         except Exception:
             self._caught("lookup")
             return _MISS
+
+    def _unmade(self, request: ReqContext) -> LookupResult:
+        """The answer while the namespaces are made."""
+        salt = request.get_state(Salt)
+        if salt is not None and salt.waits():
+            return _RETRY
+        self._lookups.late += 1
+        return _MISS
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Sends the lookups of the step."""
         try:
             link = self._keeper.link
             if link is not None:
-                self._lookups.send(link.queue, link.spaces)
+                self._lookups.send(link.queue)
                 for request in context.new_req_ids:
-                    self._tokens.scheduled(request, link.spaces)
+                    self._tokens.scheduled(request)
             if self._lookups.late:
                 self._meters.add("late_lookups", self._lookups.late)
                 self._lookups.late = 0
@@ -261,15 +283,16 @@ class LarderTier(SecondaryTierManager):
         """Marks chunks as used, so that they stay. Dropped if the store is busy."""
         try:
             link = self._keeper.link
-            if link is None:
+            spaces = self._spaces(link, req_context) if link is not None else None
+            if link is None or not spaces:
                 return
             by_group: dict[bytes, list[bytes]] = {}
             for key in keys:
                 by_group.setdefault(key[-GROUP_BYTES:], []).append(key)
             for group, some in by_group.items():
-                if (space := link.spaces.get(group)) is not None:
+                if (space := spaces.get(group)) is not None:
                     link.queue.submit_touch(space.namespace, space.names(some))
-            self._pin(list(keys), self._pin_until(req_context))
+            self._pin(list(keys), spaces, self._pin_until(req_context))
         except Exception:
             self._caught("touch")
 
@@ -288,14 +311,16 @@ class LarderTier(SecondaryTierManager):
             return None
         return time.time() + seconds
 
-    def _pin(self, keys: list[bytes], until: Optional[float]) -> None:
+    def _pin(
+        self, keys: list[bytes], spaces: Mapping[bytes, Space], until: Optional[float]
+    ) -> None:
         """Pins stored chunks of a request. Dropped if the store is busy."""
         link = self._keeper.link
         if until is None or link is None or not keys:
             return
         for group in {key[-GROUP_BYTES:] for key in keys}:
             mine = [key for key in keys if key[-GROUP_BYTES:] == group]
-            if (space := link.spaces.get(group)) is not None:
+            if (space := spaces.get(group)) is not None:
                 link.queue.submit_pin(space.namespace, space.names(mine), until)
 
     # --- transfers
@@ -309,8 +334,36 @@ class LarderTier(SecondaryTierManager):
         self._submit(job_metadata, is_load=True)
 
     def _submit(self, metadata: TransferJob, is_load: bool) -> None:
+        # In the order of their chains.
+        self._submit_held()
         job = Job(metadata.job_id, metadata.req_context.req_id, is_load)
-        job.pin_until = self._pin_until(metadata.req_context)
+        try:
+            job.pin_until = self._pin_until(metadata.req_context)
+            link = self._keeper.link
+            if not is_load and link is not None:
+                if self._spaces(link, metadata.req_context) is None:
+                    due = time.monotonic() + self._timeout
+                    self._held.append(_Held(job, metadata, due))
+                    return
+        except Exception:
+            self._caught("submit")
+        self._submit_now(job, metadata)
+
+    def _submit_held(self, is_over: bool = False) -> None:
+        """Submits the stores whose namespaces are made. The others fail when their time, or all,
+        is over.
+        """
+        held, self._held = self._held, []
+        link, now = self._keeper.link, time.monotonic()
+        for one in held:
+            is_late = is_over or link is None or now >= one.due
+            if is_late or self._spaces(link, one.metadata.req_context) is not None:
+                self._submit_now(one.job, one.metadata)
+            else:
+                self._held.append(one)
+
+    def _submit_now(self, job: Job, metadata: TransferJob) -> None:
+        is_load = job.is_load
         keys: list[bytes] = []
         pieces: list[_Piece] = []
         try:
@@ -321,7 +374,15 @@ class LarderTier(SecondaryTierManager):
             link = self._keeper.link
             if link is None:
                 raise RuntimeError("no store is attached")
-            pieces = self._pieces(link, keys, rows, metadata.req_context, is_load)
+            spaces = self._spaces(link, metadata.req_context)
+            if spaces is None:
+                raise RuntimeError("no namespaces for the salt of its request yet")
+            job.spaces = spaces
+            if not is_load and self._is_refused(metadata.req_context):
+                job.good += keys
+                self._meters.add("keyless_chunks", len(keys))
+            else:
+                pieces = self._pieces(spaces, keys, rows, metadata.req_context, is_load)
             for piece in pieces:
                 self._jobs.add(self._queued(link, piece, is_load), job, piece.keys)
         except Exception as error:
@@ -339,8 +400,18 @@ class LarderTier(SecondaryTierManager):
                 )
         self._jobs.end(job)
 
+    def _is_refused(self, request: ReqContext) -> bool:
+        """Whether no chunk of a request is kept because of its salt."""
+        salt = None if self._salts is None else request.get_state(Salt)
+        return salt is not None and salt.name is None
+
     def _pieces(
-        self, link: Link, keys: list[bytes], rows: list[int], request: ReqContext, is_load: bool
+        self,
+        spaces: Mapping[bytes, Space],
+        keys: list[bytes],
+        rows: list[int],
+        request: ReqContext,
+        is_load: bool,
     ) -> list[_Piece]:
         """The chunks of a job by cache group and, of those to be stored, by run of a prefix."""
         groups = {key[-GROUP_BYTES:] for key in keys}
@@ -350,7 +421,7 @@ class LarderTier(SecondaryTierManager):
             if len(groups) > 1:
                 chosen = [at for at, key in enumerate(keys) if key[-GROUP_BYTES:] == group]
                 mine, held = [keys[at] for at in chosen], [rows[at] for at in chosen]
-            space = link.spaces.get(group)
+            space = spaces.get(group)
             if space is None:
                 raise ValueError("no namespace for its cache group")
             chain = self._chains.get(request.req_id)
@@ -387,6 +458,8 @@ class LarderTier(SecondaryTierManager):
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """The jobs that have finished since the last call: each once."""
         try:
+            if self._held:
+                self._submit_held()
             link = self._keeper.link
             if link is not None:
                 for number, statuses, seconds, transferred in link.queue.poll():
@@ -408,7 +481,8 @@ class LarderTier(SecondaryTierManager):
             job.bytes += transferred
             self._sort(job, keys, statuses)
             stored = zip(keys, statuses)
-            self._pin([key for key, status in stored if status <= Status.DUPLICATE], job.pin_until)
+            good = [key for key, status in stored if status <= Status.DUPLICATE]
+            self._pin(good, job.spaces, job.pin_until)
         except Exception:
             self._caught("get_finished_jobs")
         finally:
@@ -418,9 +492,9 @@ class LarderTier(SecondaryTierManager):
             self._jobs.end(job)
 
     def _sort(self, job: Job, keys: list[bytes], statuses: bytes) -> None:
-        names = _LOADS if job.is_load else _STORES
+        names = LOADS if job.is_load else STORES
         if job.is_load:
-            self._count_served(keys, statuses)
+            self._count_served(job, keys, statuses)
         bad: Counter[int] = Counter()
         for status, count in Counter(statuses).items():
             self._meters.add(names.get(Status(status), "failed_chunks"), count)
@@ -430,13 +504,14 @@ class LarderTier(SecondaryTierManager):
             job.good += keys
         else:
             for key, status in zip(keys, statuses):
-                (job.good if status <= Status.DUPLICATE or status in _LEFT_OUT else job.bad).append(
+                (job.good if status <= Status.DUPLICATE or status in LEFT_OUT else job.bad).append(
                     key
                 )
             kinds = ", ".join(
                 f"{count} {Status(status).name.lower()}" for status, count in bad.items()
             )
-            if self._is_due(f"not {_verb(job.is_load)}: {sorted(bad)}"):
+            pause = _ONCE if set(bad) <= set(KEYLESS) else _SELDOM
+            if self._is_due(f"not {_verb(job.is_load)}: {sorted(bad)}", pause):
                 logger.warning(
                     "larder: of %d chunks were not %s: %s", len(keys), _verb(job.is_load), kinds
                 )
@@ -444,10 +519,10 @@ class LarderTier(SecondaryTierManager):
             self._hash_bytes = len(keys[0]) - GROUP_BYTES
             job.stored += [key for key, status in zip(keys, statuses) if status == Status.OK]
 
-    def _count_served(self, keys: list[bytes], statuses: bytes) -> None:
-        link, group = self._keeper.link, keys[0][-GROUP_BYTES:]
-        if link is not None and self._tokens.counts(link.spaces, group):
-            self._tokens.served(statuses.count(Status.OK), link.spaces[group])
+    def _count_served(self, job: Job, keys: list[bytes], statuses: bytes) -> None:
+        group = keys[0][-GROUP_BYTES:]
+        if self._tokens.counts(job.spaces, group):
+            self._tokens.served(statuses.count(Status.OK), job.spaces[group])
 
     def _report(self, job: Job) -> JobResult:
         try:
@@ -466,6 +541,11 @@ class LarderTier(SecondaryTierManager):
         """Chunks are offered as they are computed."""
         try:
             self._chains[req_context.req_id] = Chain()
+            salt = None if self._salts is None else self._salts.begin(req_context)
+            link = self._keeper.link
+            # They are made while the request waits to be scheduled.
+            if salt is not None and link is not None:
+                self._spaces(link, req_context)
         except Exception:
             self._caught("on_new_request")
         return RequestOffloadingContext()
@@ -482,8 +562,7 @@ class LarderTier(SecondaryTierManager):
             self._chains.pop(req_context.req_id, None)
             self._failed.pop(req_context.req_id, None)
             self._lookups.forget(req_context.req_id)
-            link = self._keeper.link
-            self._tokens.ended(req_context.req_id, {} if link is None else link.spaces)
+            self._tokens.ended(req_context.req_id)
         except Exception:
             self._caught("on_request_finished")
 
@@ -499,6 +578,7 @@ class LarderTier(SecondaryTierManager):
         """
         try:
             self._meters.add("resets")
+            self._submit_held(is_over=True)
             link = self._keeper.link
             if link is not None:
                 while not link.queue.drain(timeout=10.0):
@@ -526,6 +606,7 @@ class LarderTier(SecondaryTierManager):
         if self._is_shut:
             return
         link = self._keeper.stop()
+        self._submit_held(is_over=True)
         if link is not None:
             logger.info(
                 "larder: %s",
@@ -582,7 +663,7 @@ class LarderTier(SecondaryTierManager):
         found, link = self._keeper.evicted, self._keeper.link
         if not found or link is None:
             return []
-        groups = {space.namespace.digest: (group, space) for group, space in link.spaces.items()}
+        groups = link.by_digest()
         keys = []
         for _ in range(len(found)):
             digest, key = found.popleft()

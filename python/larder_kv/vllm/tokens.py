@@ -15,7 +15,8 @@ from larder_kv.vllm.spaces import GROUP_BYTES, Space
 class Asked:
     """The answers of a request that is not scheduled yet."""
 
-    def __init__(self, end: int) -> None:
+    def __init__(self, space: Space, end: int) -> None:
+        self.space = space
         #: The end of the prompt's last whole chunk.
         self.end = end
         #: Ends of the chunks that were found.
@@ -37,13 +38,15 @@ class Tokens:
         """Whether this is the first cache group of prefixes."""
         return group == next((of for of, space in spaces.items() if space.is_chain), None)
 
-    def answered(self, key: bytes, is_found: bool, request: Any) -> None:
-        """A chunk of the counted group was looked up. ``request`` is vLLM's context of it."""
+    def answered(self, key: bytes, is_found: bool, request: Any, space: Space) -> None:
+        """A chunk of the counted group was looked up in its space. ``request`` is vLLM's context
+        of it.
+        """
         end = request.get_offload_key_position(key)
         if end is None:
             return
         if request.req_id not in self._asked:
-            self._asked[request.req_id] = Asked(_end(key[-GROUP_BYTES:], request))
+            self._asked[request.req_id] = Asked(space, _end(key[-GROUP_BYTES:], request))
         asked = self._asked[request.req_id]
         if asked is None:
             return
@@ -52,28 +55,25 @@ class Tokens:
         else:
             asked.missing = min(asked.missing, end)
 
-    def scheduled(self, request: str, spaces: Mapping[bytes, Space]) -> None:
+    def scheduled(self, request: str) -> None:
         """The answers of a request are complete."""
         asked = self._asked.get(request)
         if asked is None:
             return
         self._asked[request] = None
-        space = next((space for space in spaces.values() if space.is_chain), None)
-        if space is None:
-            return
-        size = space.chunk_tokens
+        size = asked.space.chunk_tokens
         found = sum(end < asked.missing for end in asked.found) * size
         rest = max(0, asked.end - asked.missing + size)
-        space.namespace.count_tokens(asked=found + rest, found=found)
+        asked.space.namespace.count_tokens(asked=found + rest, found=found)
 
     def served(self, chunks: int, space: Space) -> None:
         """Chunks of the counted group were loaded."""
         tokens = chunks * space.chunk_tokens
         space.namespace.count_tokens(served=tokens, prefill_rate=self._rate)
 
-    def ended(self, request: str, spaces: Mapping[bytes, Space]) -> None:
+    def ended(self, request: str) -> None:
         """A request has ended, perhaps before vLLM scheduled it."""
-        self.scheduled(request, spaces)
+        self.scheduled(request)
         self._asked.pop(request, None)
 
 

@@ -6,6 +6,7 @@ serve.py MODEL TIER [SHAPE]  TIER: the tier's configuration as JSON, or null for
                              SHAPE: fields of `Shape` as JSON
 
 ["prompt", SEED]           generates after a prompt of 1,000 tokens: cached tokens, tokens, log-probabilities
+["prompt", SEED, SALT]     the same, with a cache salt
 ["answer", IDS, TOKENS]    the same after this prompt, at most so many tokens, with the seconds to the first one
 ["killed", IDS]            is killed by SIGKILL when the first chunks of this prompt are stored
 ["keep", IDS, TOKENS]      leaves so many tokens of a prompt in the engine's own prefix cache
@@ -173,15 +174,16 @@ class Served:
 
             self.tier.on_new_request = on_new_request
 
-    def prompt(self, seed):
+    def prompt(self, seed, salt=None):
         tokens = [3 + (at * (seed + 7) + seed) % 500 for at in range(TOKENS)]
-        return self.answer(tokens, 8, ignore_eos=True)
+        return self.answer(tokens, 8, salt, ignore_eos=True)
 
-    def answer(self, ids, tokens, **more):
+    def answer(self, ids, tokens, salt=None, **more):
         from vllm import SamplingParams
 
         how = SamplingParams(max_tokens=tokens, temperature=0, logprobs=1, **more)
-        (done,) = self.llm.generate([{"prompt_token_ids": ids}], how, use_tqdm=False)
+        prompt = {"prompt_token_ids": ids} | ({} if salt is None else {"cache_salt": salt})
+        (done,) = self.llm.generate([prompt], how, use_tqdm=False)
         (output,) = done.outputs
         chosen = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
         return {

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import started
 from started import flip_all, same
+from support.sealed import erase, has, key_file
 
 pytest.importorskip("vllm", reason="vLLM is not in this environment")
 
@@ -151,6 +152,34 @@ def test_a_reset_for_new_weights_forgets_until_the_restart(tmp_path, start):
     assert engine.ask("reset") == {"done": True}
     assert engine.ask("prompt", 0)["cached"] == 0
     assert engine.ask("counts")["resets"] == 1
+
+
+def test_the_salts_of_requests_are_tenants_of_an_encrypted_store(tmp_path, start, plain):
+    store, salts = tmp_path / "store", ("salt of one", "salt of another", None)
+    keys = {"key_file": key_file(tmp_path), "salt_is_tenant": True}
+
+    def settled(engine):
+        """Prompt 0 with each salt: how many of its tokens were cached."""
+        answers = []
+        for salt in salts:
+            answers.append(engine.ask("prompt", 0, salt))
+            engine.ask("settle")
+        assert same(answers, plain["full"][:1] * 3)
+        return [answer["cached"] for answer in answers]
+
+    first = start("first", store, **keys).ready()
+    assert settled(first) == [0] * 3
+    assert first.ask("counts")["stored_chunks"] == 3 * WHOLE // 32
+    first.kill()
+    second = start("second", store, **keys).ready()
+    # Its own caches are empty.
+    assert erase(store, salts[0]) == WHOLE // 32
+    assert settled(second) == [0, WHOLE, WHOLE]
+    counts = second.ask("counts")
+    assert counts["keyless_chunks"] == counts["errors"] == 0
+    assert counts["stored_chunks"] == WHOLE // 32
+    second.kill()
+    assert has(store, *salts[:2]) == []
 
 
 def test_inside_a_multi_connector_the_second_prompt_is_served_after_a_restart(

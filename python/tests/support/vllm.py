@@ -153,9 +153,12 @@ class Steps:
     def tier(self):
         return self.manager.secondary_tiers[0]
 
-    def request(self, of=(), chunk_tokens=BLOCK, params=None):
+    def request(self, of=(), chunk_tokens=BLOCK, params=None, salt=None):
         """A new request with these chunks, each group's in order."""
         context = ReqContext(req_id=f"request-{next(_numbers)}", kv_transfer_params=params)
+        # As the connector does.
+        for tier in self.manager.secondary_tiers:
+            tier.tell_salt(context.req_id, salt)
         self.manager.on_new_request(context)
         self.place(context, of, chunk_tokens)
         return context
@@ -199,12 +202,12 @@ class Steps:
             self.manager.complete_store(set(output.keys_to_store), context)
         return context
 
-    def store(self, of):
+    def store(self, of, salt=None):
         """Stores chunks and waits until that is done. Returns how many reached the tier, by its
         own counters.
         """
         before = self.stored()
-        self.finish(self.offer(of))
+        self.finish(self.offer(of, self.request(of, salt=salt)))
         self.settle()
         return self.stored() - before
 
@@ -235,9 +238,9 @@ class Steps:
             assert time.monotonic() < until, "a request was never served"
             time.sleep(0.001)
 
-    def load(self, of, context=None):
+    def load(self, of, context=None, salt=None):
         """(hits, how many of them have the right bytes) of a request for these chunks, in order."""
-        request = context or self.request(of)
+        request = context or self.request(of, salt=salt)
         hits, _ = self.find(of, request)
         good = self.good(of[:hits], request)
         if context is None:
