@@ -153,5 +153,7 @@ larder_base::bugs! {
         NamespaceNotCompared,
         /// The sides do not compare their prompts and weights.
         PromptNotCompared,
+        /// Rows that a device still copies count as received.
+        ReceivedBeforeCopy,
     }
 }

@@ -93,6 +93,7 @@
 //! |---|---|
 //! | `options` | the options of an open |
 //! | `handed` | sequences that go to another process, or come from one |
+//! | `stage` | rows on a device, on their way through host memory |
 //! | `waiting` | a request before it has its pages |
 //! | `component` | followers, windows and states of a sequence |
 //! | `sequence` | a running request |
@@ -109,6 +110,7 @@ mod options;
 mod queue;
 mod sequence;
 mod shared;
+mod stage;
 mod waiting;
 
 use std::path::Path;
@@ -128,6 +130,7 @@ pub use crate::model::Model;
 pub use component::RowAt;
 pub(crate) use filling::{DeviceCopies, Filling, Rows};
 pub(crate) use handed::Lender;
+pub(crate) use stage::{HeadAt, Stage};
 
 pub use error::{BeginError, CloseError, Closed, OpenError, RowError, SequenceError};
 pub use options::{L1Memory, PrefixOptions};

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use larder_base::runtime::after;
 use larder_format::PageKey;
-use larder_kernels::{ChunkAt, ForeignStream, KvShape, LayerTickets, Ticket};
+use larder_kernels::{ChunkAt, ForeignStream, LayerTickets, Ticket};
 
 use super::error::{Closed, RowError, SequenceError};
 use super::filling::{DeviceCopies, Handed};
@@ -613,11 +613,6 @@ impl Sequence {
     #[must_use]
     pub fn computed_tokens(&self) -> usize {
         self.computed
-    }
-
-    /// The shape of its rows, if these are in host memory.
-    pub(crate) fn shape_on_host(&self) -> Option<&KvShape> {
-        self.shared.is_on_host().then(|| self.shared.l1().shape())
     }
 
     /// The request. `None` after the end.

@@ -3,20 +3,28 @@
 //! It asks the bootstrap place until all ranks of the other engine are there and can be reached.
 //! Then it sends its pages to all of them, also to senders from which it takes no row: each sender
 //! counts the receivers.
+//!
+//! With L1 on a device, rows come into a stage in host memory. When all are there, the device
+//! copies them to the pages of the sequence, behind the forwards of former sequences.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use larder_format::PageKey;
+use larder_kernels::LayerTickets;
 
 use super::link::{Link, linger, wait};
 use super::part::{Entry, Identity, chunk_bytes_max, taken_from};
-use super::rows::{Chunks, Wanted};
+use super::rows::{Chunks, Wanted, of_sequence};
 use super::slot::{Publishes, Slot};
 use super::wire::{Hello, Message, Name, millis, of_other};
 use super::{Patience, Room, State, TransferError, beat};
-use crate::prefix::Sequence;
+use crate::planted::planted;
+use crate::prefix::{Sequence, Stage};
+
+/// Copies of a device wake no one: the pause between two looks at them.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// The pause before the place is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
@@ -49,6 +57,10 @@ struct Work {
     receiver: Receiver,
     begun: Instant,
     sources: Vec<Source>,
+    /// If L1 is on a device.
+    stage: Option<Stage>,
+    /// The copies from the stage, once all rows are there.
+    copies: Option<Vec<LayerTickets>>,
 }
 
 impl Receiver {
@@ -60,8 +72,14 @@ impl Receiver {
             receiver: self,
             begun: Instant::now(),
             sources: Vec::new(),
+            stage: None,
+            copies: None,
         };
         let outcome = work.work();
+        // The sequence goes back when nothing copies to its pages any more.
+        for copies in work.copies.iter().flatten() {
+            copies.tickets().for_each(|ticket| drop(ticket.wait()));
+        }
         let last = match &outcome {
             Ok(_) => Message::Done,
             Err(error) => Message::Failed(error.clone()),
@@ -88,6 +106,8 @@ impl Work {
             self.pause(&[], ASK_AGAIN, &missing)?;
         };
         let taken = taken_from(&self.receiver.own, &entries)?;
+        let stage = self.receiver.sequence.stage(self.receiver.wanted.pages());
+        self.stage = stage.map_err(|error| of_sequence(&error))?;
         for ((link, entry), held) in links.into_iter().zip(entries).zip(taken) {
             let chunks = Chunks::new(&self.receiver.own, self.receiver.wanted.clone(), held);
             self.greet(link, entry.rank, chunks);
@@ -98,6 +118,9 @@ impl Work {
             }
             let silence = self.receiver.patience.silence;
             let mut until = Instant::now() + silence / 4;
+            if self.copies.is_some() {
+                until = until.min(Instant::now() + LOOK_AGAIN);
+            }
             for source in &mut self.sources {
                 let every = beat(silence, source.silence);
                 source.link.beat(every);
@@ -250,7 +273,7 @@ impl Work {
             return Err(TransferError::Ended);
         }
         for source in &mut self.sources {
-            source.hear(&mut self.receiver)?;
+            source.hear(&mut self.receiver, self.stage.as_mut())?;
         }
         if let Some(waiting) = self.sources.iter().find(|source| !source.is_agreed) {
             self.check_time(&format!("{} has not agreed", waiting.link.peer()))?;
@@ -262,7 +285,7 @@ impl Work {
             false => State::WaitingForInput,
         });
         let is_whole = |source: &Source| source.missing == 0 && source.note.is_some();
-        if !self.sources.iter().all(is_whole) {
+        if !self.sources.iter().all(is_whole) || !self.are_copied()? {
             return Ok(None);
         }
         let note = self.sources.first().and_then(|source| source.note.clone());
@@ -276,13 +299,44 @@ impl Work {
     }
 }
 
+impl Work {
+    /// All rows have come. Whether they are in the pages of the sequence.
+    fn are_copied(&mut self) -> Result<bool, TransferError> {
+        let Some(stage) = &mut self.stage else {
+            return Ok(true);
+        };
+        if self.copies.is_none() {
+            let Receiver {
+                wanted, sequence, ..
+            } = &mut self.receiver;
+            let begun = self.copies.insert(Vec::new());
+            let copied = sequence.copy_in(stage, wanted.first_page(), wanted.tokens.clone(), begun);
+            copied.map_err(|error| of_sequence(&error))?;
+            if planted!(ReceivedBeforeCopy) {
+                begun.clear();
+            }
+        }
+        for copies in self.copies.iter().flatten() {
+            match copies.outcome() {
+                None => return Ok(false),
+                Some(outcome) => outcome.map_err(|error| of_sequence(&error))?,
+            }
+        }
+        Ok(true)
+    }
+}
+
 impl Source {
     fn has_begun(&self) -> bool {
         self.note.is_some() || self.missing < self.has.len() as u64
     }
 
     /// Takes its messages.
-    fn hear(&mut self, receiver: &mut Receiver) -> Result<(), TransferError> {
+    fn hear(
+        &mut self,
+        receiver: &mut Receiver,
+        mut stage: Option<&mut Stage>,
+    ) -> Result<(), TransferError> {
         self.link.turn();
         while self.missing > 0 || self.note.is_none() {
             let Some(frame) = self.link.next()? else {
@@ -308,7 +362,9 @@ impl Source {
                     match new.filter(|_| is_own) {
                         Some(number) => {
                             let (sequence, own) = (&mut receiver.sequence, &receiver.own);
-                            let is_right = self.chunks.scatter(sequence, own, &of, frame.rows)?;
+                            let stage = stage.as_deref_mut();
+                            let rows = frame.rows;
+                            let is_right = self.chunks.scatter(sequence, stage, own, &of, rows)?;
                             self.has[number] = true;
                             self.missing -= 1;
                             !is_right

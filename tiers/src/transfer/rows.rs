@@ -1,5 +1,5 @@
 //! The rows of a sequence as chunks: one head of one part of a page, token by token, in each layer
-//! by layer, as `page_head` has them.
+//! by layer, as `page_head` has them. Rows on a device go through a stage in host memory.
 
 use std::ops::Range;
 
@@ -8,17 +8,64 @@ use larder_format::PageKey;
 use super::TransferError;
 use super::part::{Held, Identity, sent};
 use super::wire::ChunkOf;
-use crate::prefix::Sequence;
+use crate::prefix::{HeadAt, Sequence, Stage};
+
+/// The most bytes of a stage from which rows are sent.
+const STAGE_BYTES: usize = 4 << 20;
 
 /// # Errors
-/// The rows of the sequence are not in host memory, or not of this rank.
+/// The rows of the sequence are not of this rank.
 pub(super) fn check_pools(sequence: &Sequence, own: &Identity) -> Result<(), TransferError> {
-    let what = match sequence.shape_on_host() {
-        Some(shape) if *shape == own.shape => return Ok(()),
-        Some(_) => "it is of a cache of another model than the transport",
-        None => "its rows are not in host memory, which this transport needs",
-    };
+    if *sequence.shape() == own.shape {
+        return Ok(());
+    }
+    let what = "it is of a cache of another model than the transport";
     Err(TransferError::Sequence(what.to_owned()))
+}
+
+pub(super) fn of_sequence(error: &impl ToString) -> TransferError {
+    TransferError::Sequence(error.to_string())
+}
+
+/// The rows of a sender, page by page.
+#[derive(Default)]
+pub(super) struct Source {
+    /// If L1 is on a device: the stage, and the pages of the sequence in it.
+    stage: Option<(Stage, Range<usize>)>,
+}
+
+impl Source {
+    /// Has a page in the stage, with those behind it, if L1 is on a device. Returns the stage and
+    /// the number of the page in it.
+    fn staged(
+        &mut self,
+        sequence: &Sequence,
+        wanted: &Wanted,
+        page: usize,
+    ) -> Result<Option<(&Stage, usize)>, TransferError> {
+        if self.stage.is_none() {
+            let most = STAGE_BYTES / sequence.shape().page_bytes() as usize;
+            let stage = sequence.stage(most.clamp(1, wanted.pages().max(1)));
+            let Some(stage) = stage.map_err(|error| of_sequence(&error))? else {
+                return Ok(None);
+            };
+            self.stage = Some((stage, 0..0));
+        }
+        let Some((stage, held)) = &mut self.stage else {
+            return Ok(None);
+        };
+        if !held.contains(&page) {
+            *held = 0..0;
+            let pages = page..page + stage.pages();
+            let tokens = pages.start * wanted.page_tokens..pages.end * wanted.page_tokens;
+            let end = wanted.tokens.end.min(tokens.end);
+            let tokens = wanted.tokens.start.max(tokens.start)..end;
+            let copied = sequence.copy_out(stage, page, tokens);
+            copied.map_err(|error| of_sequence(&error))?;
+            *held = pages;
+        }
+        Ok(Some((stage, page - held.start)))
+    }
 }
 
 /// A digest of the first tokens.
@@ -117,34 +164,64 @@ impl Chunks {
         positions.flat_map(move |position| layers.clone().map(move |layer| (layer, position)))
     }
 
+    /// Where a piece of a chunk is in a stage.
+    fn head_at(
+        &self,
+        of: &ChunkOf,
+        own: &Identity,
+        page: usize,
+        (layer, position): (u32, usize),
+        head: u32,
+    ) -> HeadAt {
+        HeadAt {
+            page,
+            part: of.part,
+            layer: layer - own.held.layers.start,
+            token: position % self.wanted.page_tokens,
+            head: (head - own.held.heads.start) as usize,
+        }
+    }
+
     /// Appends the rows of a chunk.
     ///
     /// # Errors
-    /// The sequence does not have them.
+    /// The sequence does not have them, or the device does not copy them.
     pub(super) fn gather(
         &self,
         sequence: &Sequence,
+        source: &mut Source,
         own: &Identity,
         of: &ChunkOf,
         into: &mut Vec<u8>,
     ) -> Result<(), TransferError> {
-        let head = sent(of.head, &own.held) - own.held.heads.start;
-        let start = head as usize * self.head_bytes;
+        let head = sent(of.head, &own.held);
+        let page = self.wanted.first_page() + of.at as usize;
+        if let Some((stage, page)) = source.staged(sequence, &self.wanted, page)? {
+            for piece in self.pieces(of) {
+                let values = stage.get(self.head_at(of, own, page, piece, head));
+                let none = || of_sequence(&"it does not have all rows");
+                into.extend_from_slice(values.ok_or_else(none)?);
+            }
+            return Ok(());
+        }
+        let start = (head - own.held.heads.start) as usize * self.head_bytes;
         for (layer, position) in self.pieces(of) {
             let row = sequence.row(of.part, layer - own.held.layers.start, position);
-            let row = row.map_err(|error| TransferError::Sequence(error.to_string()))?;
+            let row = row.map_err(|error| of_sequence(&error))?;
             into.extend_from_slice(&row[start..start + self.head_bytes]);
         }
         Ok(())
     }
 
-    /// Writes the rows of a chunk. Returns whether they have the right length.
+    /// Writes the rows of a chunk, to the stage if L1 is on a device. Returns whether they have the
+    /// right length.
     ///
     /// # Errors
     /// The sequence has no such rows, or they are cached.
     pub(super) fn scatter(
         &self,
         sequence: &mut Sequence,
+        stage: Option<&mut Stage>,
         own: &Identity,
         of: &ChunkOf,
         rows: &[u8],
@@ -152,11 +229,19 @@ impl Chunks {
         if rows.len() != self.pieces(of).count() * self.head_bytes {
             return Ok(false);
         }
+        if let Some(stage) = stage {
+            let mut pieces = self.pieces(of).zip(rows.chunks_exact(self.head_bytes));
+            let set = |(piece, values): ((u32, usize), &[u8])| {
+                let at = self.head_at(of, own, of.at as usize, piece, of.head);
+                stage.set(at, values)
+            };
+            return Ok(pieces.all(set));
+        }
         let start = (of.head - own.held.heads.start) as usize * self.head_bytes;
         let pieces = rows.chunks_exact(self.head_bytes);
         for ((layer, position), piece) in self.pieces(of).zip(pieces) {
             let row = sequence.row_mut(of.part, layer - own.held.layers.start, position);
-            let row = row.map_err(|error| TransferError::Sequence(error.to_string()))?;
+            let row = row.map_err(|error| of_sequence(&error))?;
             row[start..start + self.head_bytes].copy_from_slice(piece);
         }
         Ok(true)

@@ -10,7 +10,7 @@ use larder_format::PageKey;
 
 use super::link::{Link, linger, wait};
 use super::part::Identity;
-use super::rows::{Chunks, Wanted, check_pools, digest};
+use super::rows::{Chunks, Source, Wanted, check_pools, digest};
 use super::slot::{Publishes, Slot};
 use super::wire::{Hello, Message, Name, millis, of_other};
 use super::{NOTE_BYTES_MAX, Patience, Refusal, Room, State, TransferError, beat};
@@ -22,6 +22,7 @@ struct Receiver {
     link: Link,
     rank: u32,
     chunks: Chunks,
+    source: Source,
     pages: Vec<u32>,
     /// Chunks that were queued.
     sent: u64,
@@ -149,6 +150,7 @@ impl Work {
             link,
             rank: hello.rank,
             chunks: Chunks::new(&self.sender.own, wanted, hello.wants),
+            source: Source::default(),
             pages: hello.pages,
             sent: 0,
             has_last: false,
@@ -286,7 +288,8 @@ impl Receiver {
             match self.chunks.place(self.sent) {
                 Some(mut of) => {
                     of.page = self.pages.get(of.at as usize).copied().unwrap_or_default();
-                    let rows = |into: &mut Vec<u8>| self.chunks.gather(sequence, own, &of, into);
+                    let (chunks, source) = (&self.chunks, &mut self.source);
+                    let rows = |into: &mut Vec<u8>| chunks.gather(sequence, source, own, &of, into);
                     self.link.queue_with(&Message::Chunk(of), rows)?;
                     self.sent += 1;
                 }

@@ -1,4 +1,4 @@
-//! The transport over TCP: for tests, and for engines whose rows are in host memory.
+//! The transport over TCP, for tests and small loads. Rows on a device go through host memory.
 //!
 //! Rows are copied through buffers of the connection and written by the thread of the transfer
 //! alone, which owns the sequence meanwhile. So a fence is the return of the sequence.

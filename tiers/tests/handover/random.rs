@@ -15,7 +15,7 @@ use larder_tiers::{Ask, Sequence};
 use rand::{RngExt, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-use super::gpu::Gpu;
+use super::gpu::{Gpu, has_threads};
 use super::honest::eventually;
 use super::{LAYERS, Node, PAGE, TIME, ask, compute, forward, prompt, uncached};
 
@@ -453,6 +453,9 @@ impl<'p> Run<'p> {
             None => assert!(is_back(), "memory is lent to no request"),
         }
         drop(prefill);
+        if self.gpus.iter().any(Option::is_some) {
+            eventually("no thread has the GPU", || !has_threads());
+        }
         self.node.is_empty();
         if !self.is_losing {
             self.gpus.iter().flatten().for_each(Gpu::wait);

@@ -53,7 +53,8 @@ impl World {
         };
         let place = BootstrapPlace::start((std::net::Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let proxies: Vec<Proxy> = (0..ranks).map(|_| Proxy::start()).collect();
-        let prefill = Side::with(ranks, |rank| {
+        let on_device = [seed % 2 == 1, seed / 2 % 2 == 1];
+        let prefill = Side::on(on_device[0], ranks, |rank| {
             TcpOptions::default().with(|o| {
                 o.patience = patience;
                 o.place = Some(place.address());
@@ -63,7 +64,9 @@ impl World {
         for (proxy, transport) in proxies.iter().zip(&prefill.transports) {
             proxy.lead_to(transport.address().unwrap());
         }
-        let decode = Side::new(of_decode, patience, None);
+        let decode = Side::on(on_device[1], of_decode, |_| {
+            TcpOptions::default().with(|o| o.patience = patience)
+        });
         World {
             place,
             proxies,

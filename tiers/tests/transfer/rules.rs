@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use larder_kernels::Ticket;
 use larder_tiers::transfer::{
     BootstrapPlace, Patience, Refusal, Room, State, TcpOptions, TcpTransport, Transfer,
     TransferError, Transport,
@@ -183,6 +184,41 @@ fn the_states_follow_both_sides() {
         (least(&receivers), least(&sent)),
         (State::Success, State::Success)
     );
+}
+
+#[test]
+pub fn rows_are_copied_behind_forwards() {
+    let place = place();
+    let prefill = Side::new(1, LONG, Some(place.address()));
+    let options = |_| TcpOptions::default().with(|o| o.patience = LONG);
+    let decode = Side::on(true, 1, options);
+    // A forward of decode that may still write to pages that are free.
+    let mut running = decode.begin(&text(5, 3));
+    let (promise, ticket) = Ticket::promised();
+    running[0].computed_by(3, &ticket).unwrap();
+    drop(running);
+    let prompt = text(1, 2 * PAGE + 3);
+    let receivers = decode.receivers(1, place.address(), decode.begin(&prompt));
+    let senders = prefill.senders(1);
+    let mut sequences = prefill.begin(&prompt);
+    let word = prefill.forward(&mut sequences, &prompt);
+    let sent = senders.into_iter().zip(sequences);
+    let sent = sent.map(|(sender, sequence)| sender.send(sequence, &[]));
+    let sent: Vec<Box<dyn Transfer>> = sent.collect();
+    let state = receivers[0].wait(Duration::from_millis(100));
+    assert!(
+        !state.is_final(),
+        "no row is copied yet, and it is {state:?}"
+    );
+    promise.settle(Ok(()));
+    assert_eq!(
+        (least(&receivers), least(&sent)),
+        (State::Success, State::Success)
+    );
+    let sequences = decode.answer(succeeded(receivers).0, &prompt, word);
+    drop((sequences, sent));
+    prefill.check_empty();
+    decode.check_empty();
 }
 
 /// The errors of a request between these two sides, which fails.

@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use larder_kernels::KvShape;
+use larder_kernels::{ChunkAt, Device, HostDevice, KvShape, L1Pool};
 use larder_tiers::l3::L3;
+use larder_tiers::prefix::L1Memory;
 use larder_tiers::transfer::{
     Ended, Patience, Room, Sending, State, TcpOptions, TcpTransport, Transfer, Transport,
 };
@@ -44,16 +45,41 @@ fn own(token: u64, head: u32) -> u64 {
     (token + u64::from(head)) % WORDS
 }
 
-/// The rows of one head of a sequence.
-struct Head<'s>(&'s mut Sequence, usize);
+/// The rows of one head of a sequence, and L1 if it is on a device.
+struct Head<'s>(&'s mut Sequence, usize, Option<&'s L1Pool>);
+
+impl Head<'_> {
+    /// The row of a device, which has L1 in the memory of this process.
+    fn place(&self, l1: &L1Pool, part: u32, layer: u32, at: usize) -> *mut u8 {
+        let slots = self.0.slots().unwrap();
+        slots
+            .tickets(layer)
+            .for_each(|ticket| ticket.wait().unwrap());
+        let page = slots.pages()[at / PAGE];
+        let start = l1.address(ChunkAt { part, layer, page }).unwrap() as usize;
+        let row = start + at % PAGE * l1.shape().row_bytes() as usize;
+        std::ptr::with_exposed_provenance_mut(row + self.1 * HEAD_BYTES)
+    }
+}
 
 impl Rows for Head<'_> {
     fn get(&self, part: u32, layer: u32, at: usize) -> Fallible<&[u8]> {
+        if let Some(l1) = self.2 {
+            let row = self.place(l1, part, layer, at);
+            // SAFETY: values of a row of the sequence. Its loads have ended. No transfer has it.
+            return Ok(unsafe { std::slice::from_raw_parts(row, HEAD_BYTES) });
+        }
         let row = self.0.row(part, layer, at)?;
         Ok(&row[self.1 * HEAD_BYTES..][..HEAD_BYTES])
     }
 
     fn put(&mut self, part: u32, layer: u32, at: usize, row: &[u8]) -> Fallible<()> {
+        if let Some(l1) = self.2 {
+            let own = self.place(l1, part, layer, at);
+            // SAFETY: as above; the row is of an own page.
+            unsafe { own.copy_from_nonoverlapping(row.as_ptr(), HEAD_BYTES) };
+            return Ok(());
+        }
         let own = self.0.row_mut(part, layer, at)?;
         own[self.1 * HEAD_BYTES..][..HEAD_BYTES].copy_from_slice(row);
         Ok(())
@@ -78,6 +104,7 @@ pub fn uncached(prompt: &[u64]) -> Vec<u64> {
 
 pub struct Side {
     toy: Transformer,
+    is_on_device: bool,
     pub caches: Vec<PrefixCache>,
     pub l3s: Vec<Arc<Memory>>,
     pub transports: Vec<TcpTransport>,
@@ -94,10 +121,22 @@ impl Side {
     }
 
     pub fn with(ranks: u32, options: impl Fn(u32) -> TcpOptions) -> Side {
+        Side::on(false, ranks, options)
+    }
+
+    /// As [`Side::with`], with L1 on devices, or in host memory.
+    pub fn on(is_on_device: bool, ranks: u32, options: impl Fn(u32) -> TcpOptions) -> Side {
         let l3s: Vec<Arc<Memory>> = (0..ranks).map(|_| Arc::default()).collect();
         let cache = |(rank, l3): (u32, &Arc<Memory>)| {
             let l3: Arc<dyn L3> = l3.clone();
-            let options = PrefixOptions::new(&model("toy", rank, ranks), 24, 40);
+            let model = model("toy", rank, ranks);
+            let options = PrefixOptions::new(&model, 24, 40).with(|o| {
+                if is_on_device {
+                    let device = Arc::new(HostDevice::new().unwrap());
+                    let l1 = device.alloc_l1(&model.shape(), 25).unwrap();
+                    o.l1 = Some(L1Memory::Pool(device, l1));
+                }
+            });
             options.over(Some(l3)).unwrap()
         };
         let transport = |rank| {
@@ -106,6 +145,7 @@ impl Side {
         };
         Side {
             toy: Transformer::new(2, 8),
+            is_on_device,
             caches: (0..).zip(&l3s).map(cache).collect(),
             transports: (0..ranks).map(transport).collect(),
             l3s,
@@ -132,10 +172,11 @@ impl Side {
     fn forward_of(&self, rank: u32, sequence: &mut Sequence, tokens: &[u64]) -> u64 {
         let (mut sum, heads) = (0, heads_of(rank, self.caches.len() as u32));
         let computed = sequence.computed_tokens();
+        let l1 = self.caches[rank as usize].l1();
         for (position, token) in tokens.iter().enumerate().skip(computed) {
             let heads = heads.clone().enumerate();
             let word = heads.map(|(at, head)| {
-                let mut rows = Head(sequence, at);
+                let mut rows = Head(sequence, at, self.is_on_device.then_some(l1));
                 let word = self.toy.forward(&mut rows, own(*token, head), position);
                 word.unwrap()
             });
