@@ -35,7 +35,7 @@ const REVIVES: f64 = 0.01;
 /// Highest probability that a sync of an opening fails.
 const SYNC_ERROR_OPENING_MAX: f64 = 0.02;
 
-/// Probability that the power fails soon after a failed sync, within this many steps.
+/// Probability that the power fails soon after a failed sync or an erasure, within this many steps.
 const POWER_SOON: f64 = 0.3;
 const POWER_SOON_STEPS_MAX: u64 = 60;
 
@@ -240,7 +240,8 @@ impl World {
         self.fail_sync(volume, from..end);
     }
 
-    /// After a failed sync the power often fails soon: before all that it lost was written again.
+    /// After a failed sync, and after an erasure, the power often fails soon: before all that was
+    /// lost, or was not made durable, is written again.
     pub fn draw_power_soon(&mut self) {
         if self.setup.faults.power > 0.0 && self.fault(POWER_SOON) {
             let steps = self.dice.between(0, POWER_SOON_STEPS_MAX);

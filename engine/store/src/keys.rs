@@ -232,6 +232,13 @@ impl Keys {
         self.ring.read().keys.is_erased(slot)
     }
 
+    /// Whether the key of a slot is not erased, as far as no other thread changes the keyring.
+    #[cfg(feature = "simulated")]
+    pub(crate) fn may_have(&self, slot: NonZeroU16) -> bool {
+        let ring = self.ring.try_read();
+        ring.is_none_or(|ring| !ring.keys.is_erased(slot))
+    }
+
     /// The keys of these slots, to be read from a pipe. A key that has been erased meanwhile, and
     /// all behind it, are not in it.
     pub(crate) fn pass(&self, slots: &[NonZeroU16]) -> io::Result<OwnedFd> {

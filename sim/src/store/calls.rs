@@ -412,6 +412,7 @@ impl Caller<'_> {
             });
             state.use_pages(names, true);
             state.deletions.in_progress += 1;
+            state.deletions.has_erased |= for_good;
             state.deletions.is_vague |= !state.putting.is_empty();
             request
         };
@@ -435,6 +436,9 @@ impl Caller<'_> {
             state.world.clock += 1;
             let now = state.world.clock;
             state.world.oracle.end_delete(request, always, now);
+            if for_good {
+                state.world.draw_power_soon();
+            }
         } else {
             state.deletions.is_vague = true;
         }

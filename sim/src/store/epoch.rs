@@ -204,6 +204,7 @@ impl State {
                 in_progress,
                 found,
                 is_vague,
+                ..
             } = self.deletions;
             assert!(
                 found == removed.deleted || in_progress > 0 || is_vague && found <= removed.deleted,
@@ -225,6 +226,7 @@ impl State {
         });
         if is_due {
             self.check_deleted();
+            self.check_keys();
         }
         self.leases.check(&mut self.world);
         self.check_young();
@@ -353,6 +355,20 @@ impl State {
         self.world.calm_down();
         self.emptied = Some((u32::try_from(count).expect("few segments"), pages));
         true
+    }
+
+    /// No page is stored whose key is erased.
+    fn check_keys(&self) {
+        let (Some(store), Some(epoch)) = (&self.store, &self.epoch) else {
+            return;
+        };
+        epoch.index.each(|page| {
+            let has_key = page
+                .proof
+                .seal
+                .is_none_or(|seal| store.may_have_key(seal.slot));
+            assert!(has_key, "a page is stored whose key is erased: {page:?}");
+        });
     }
 
     /// No page leaves by an opening. Called before the first call of the store.

@@ -87,7 +87,8 @@ impl State {
             || faults.spoils()
             || faults.misleads()
             || faults.recall > 0.0
-            || !self.recalled.is_empty();
+            || !self.recalled.is_empty()
+            || self.deletions.has_erased && !self.putting.is_empty();
         for (at, group) in now.groups.iter().enumerate() {
             if before.groups[at].namespaces != group.namespaces {
                 // One was named whose record had been lost.

@@ -51,6 +51,9 @@ pub struct Deletions {
     /// The figure is not exact: a deletion has failed, or one overtook a put, whose page then
     /// counts as deleted.
     pub is_vague: bool,
+    /// A tenant was erased, or its erasure has begun: a put of one of its pages may be refused at
+    /// its end.
+    pub has_erased: bool,
 }
 
 /// The evictions that the store has told of in this epoch.

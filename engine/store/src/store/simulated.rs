@@ -1,5 +1,6 @@
 //! A store over a simulated disk, and the view of a simulation into it.
 
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use larder_core::core::{Core, Emptying, Victim};
@@ -37,6 +38,13 @@ impl LocalStore {
     #[must_use]
     pub fn segments_given_up() -> u64 {
         given_up::of_this_thread()
+    }
+
+    /// Whether the key of a slot is not erased, as far as no task changes the keyring.
+    #[must_use]
+    pub fn may_have_key(&self, slot: NonZeroU16) -> bool {
+        let keys = self.local.keys.as_ref();
+        keys.is_none_or(|keys| keys.may_have(slot))
     }
 
     /// Opens a store whose volumes have these superblocks. Of each: the newer valid copy, and which
