@@ -1,4 +1,4 @@
-//! Ranks that are processes, of which one is killed or stopped at any moment.
+//! Ranks that are processes; one of them is killed or stopped at any moment.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;

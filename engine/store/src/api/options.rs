@@ -76,7 +76,7 @@ pub struct OpenOptions {
     pub disk_wrapper: Option<DiskWrapper>,
     /// The key that opens an encrypted store: `"file:/etc/larder/store.key".parse()`, or
     /// `credential`, or `command:LINE`. It is read then, and kept in locked memory. None by
-    /// default: an encrypted store is refused then, and with it one that is not.
+    /// default: an encrypted store is refused then. With a key a plain store is refused.
     pub wrapping: Option<WrappingKey>,
     /// Operations of one volume in the kernel at once; 32 by default.
     pub depth: u32,

@@ -62,7 +62,7 @@ impl Driver {
         }
     }
 
-    /// No client has a key of which it was said that none has it.
+    /// No client has a key whose erasure was reported as complete.
     pub(super) fn look_at_erased(&self) {
         let erased = std::mem::take(&mut self.shared.borrow_mut().erased);
         if erased.is_empty() {

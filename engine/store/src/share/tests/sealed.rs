@@ -349,7 +349,7 @@ fn pages_of_before_an_erasure_do_not_come_back() {
     all_absent(&store, 15..20);
 }
 
-/// As one that is stopped.
+/// A stopped process is such a client.
 #[test]
 fn a_client_that_does_not_answer_is_named_until_its_marks_have_gone() {
     let sample = Sample::new();

@@ -258,8 +258,8 @@ pub struct Erasure {
     pub slots: Vec<NonZeroU16>,
     /// Pages that are gone with them.
     pub pages: u64,
-    /// The clients that may still have a key of this tenant, or of one that was erased before. It
-    /// is complete without any.
+    /// The clients that may still have a key of this tenant, or of a tenant erased before. The
+    /// erasure is complete without any.
     pub waits_for: Vec<Keyholder>,
 }
 
