@@ -30,8 +30,12 @@ use crate::system::pages::PageSizes;
 /// Alignment of every [`AlignedBuf`], in bytes: the strictest requirement of direct I/O.
 pub const ALIGN_BYTES: usize = 4096;
 
-/// Longest buffer that comes from the allocator, in bytes; longer ones are mapped.
-const HEAP_BYTES_MAX: usize = 256 << 10;
+/// Longest buffer that comes from the allocator, in bytes; longer ones are mapped. A simulation maps
+/// none: nothing unmaps the memory of the processes that it kills.
+const HEAP_BYTES_MAX: usize = match cfg!(feature = "simulated") {
+    true => isize::MAX as usize,
+    false => 256 << 10,
+};
 
 /// `MADV_COLLAPSE` of `madvise(2)`, of Linux 6.1. `libc` has no name for it with musl.
 const MADV_COLLAPSE: libc::c_int = 25;
