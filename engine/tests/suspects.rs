@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use common::memory::{self, Block, Memory, STORE, superblock};
 use common::{chain, namespace};
-use larder_core::core::{Copied, Core, Descriptors, Effect, Fault, Io, RequestId, Victim};
+use larder_core::core::{Core, Descriptors, Effect, Fault, Io, PageCopy, RequestId, Victim};
 use larder_core::grants::{Ask, Finding, Grant, ReservationId};
 use larder_core::index::{Index, NamespaceSlot};
 use larder_core::planted::{Bug, plant};
@@ -217,7 +217,8 @@ impl Store {
                     self.core.descriptors_read(read);
                 }
                 Effect::Copy(id, pages) => {
-                    self.core.copied(id, &vec![Copied::Written; pages.len()]);
+                    let copied: Vec<_> = pages.iter().map(PageCopy::written).collect();
+                    self.core.copied(id, &copied);
                 }
                 Effect::Room
                 | Effect::Reclaim

@@ -369,7 +369,7 @@ impl Machine {
                     == page.record.checksum =>
             {
                 self.write(to.volume, to.offset, &bytes);
-                Copied::Written
+                copy.written()
             }
             Some(_) => Copied::Damaged(Finding::Mismatch),
             None => Copied::Damaged(Finding::Unreadable),

@@ -25,6 +25,9 @@ use crate::salts::Random;
 use crate::vault::{Vault, VaultError};
 use crate::wrapping::{WrappingKey, unwrap_key, wrap_key};
 
+/// In the slot of a former key that is erased: no tenant has this id.
+const OF_NO_TENANT: TenantId = TenantId::from_bytes([0; 16]);
+
 /// The name of the tenant of namespaces that name none.
 pub const NO_TENANT: &str = "";
 
@@ -52,6 +55,9 @@ pub enum KeyringError {
          store"
     )]
     Full,
+    /// No tenant has this name.
+    #[error("the keyring has no such tenant")]
+    NoTenant,
     /// There is no room for a wrap.
     #[error("the keyring has {WRAPS_MAX} wrapping keys, and takes no more: remove some")]
     TooManyWraps,
@@ -234,8 +240,9 @@ impl Keyring {
     }
 
     /// Gives a tenant a new key, and returns its slot. A former key stays for the pages that have
-    /// it. The slot of an erased tenant is given again if no segment has a generation below its
-    /// erasure: `oldest` is the lowest generation on any volume.
+    /// it. An erased slot is given again if no segment has a generation below its erasure: `oldest`
+    /// is the lowest generation on any volume. That of an erased tenant is given in a full keyring
+    /// only, since it is the memory of that erasure.
     ///
     /// # Errors
     /// See [`KeyringError`]. The keyring is unchanged then.
@@ -247,13 +254,18 @@ impl Keyring {
         unix_s: u64,
     ) -> Result<NonZeroU16, KeyringError> {
         let tenant = self.master.tenant(tenant)?;
-        let is_free = |slot: &KeyringSlot| match slot.state {
-            SlotState::Erased(erased) => erased <= oldest,
-            SlotState::Current(_) | SlotState::Earlier(_) => false,
-        };
+        self.add_key(tenant, oldest, random, unix_s)
+    }
+
+    fn add_key(
+        &mut self,
+        tenant: TenantId,
+        oldest: Serial,
+        random: &mut dyn Random,
+        unix_s: u64,
+    ) -> Result<NonZeroU16, KeyringError> {
         let mut next = self.copy.clone();
-        let free = next.slots.iter().position(is_free);
-        let place = free.unwrap_or(next.slots.len());
+        let place = place_in(&next.slots, oldest);
         let number = numbers().nth(place).filter(|_| place < KEY_SLOTS_MAX);
         let number = number.ok_or(KeyringError::Full)?;
         let key = self
@@ -285,6 +297,49 @@ impl Keyring {
         Ok(number)
     }
 
+    /// Gives each tenant a new key, or one of them. Tenants that still have an earlier key keep
+    /// theirs: the pages of one renewal are encrypted anew before the next renewal.
+    ///
+    /// # Errors
+    /// See [`KeyringError`]. The keyring is of no use then.
+    pub fn renew(
+        &mut self,
+        tenant: Option<&str>,
+        random: &mut dyn Random,
+        unix_s: u64,
+    ) -> Result<(), KeyringError> {
+        let mut tenants: Vec<TenantId> = match tenant {
+            None => self.current.keys().copied().collect(),
+            Some(name) => {
+                let tenant = self.master.tenant(name)?;
+                if !self.current.contains_key(&tenant) {
+                    return Err(KeyringError::NoTenant);
+                }
+                vec![tenant]
+            }
+        };
+        let has_earlier = |tenant: &TenantId| {
+            let mut slots = self.copy.slots.iter();
+            slots.any(|it| it.tenant == *tenant && matches!(it.state, SlotState::Earlier(_)))
+        };
+        tenants.retain(|tenant| !has_earlier(tenant));
+        tenants.sort_unstable();
+        for tenant in tenants {
+            self.add_key(tenant, Serial::ZERO, random, unix_s)?;
+        }
+        Ok(())
+    }
+
+    /// The key for new pages of the tenant with an earlier key in this slot; `None` if the key in
+    /// the slot is no earlier one.
+    #[must_use]
+    pub fn renewed(&self, slot: NonZeroU16) -> Option<&TenantKey> {
+        let slot = self.copy.slots.get(place_of(slot))?;
+        let is_earlier = matches!(slot.state, SlotState::Earlier(_));
+        let current = self.current.get(&slot.tenant).filter(|_| is_earlier);
+        self.key(*current?)
+    }
+
     /// Erases a tenant: its keys are gone from the memory of this process, and from the next copy.
     /// `serial` is above the generation of each segment that may have its pages. Returns the slots.
     ///
@@ -297,10 +352,43 @@ impl Keyring {
         random: &mut dyn Random,
     ) -> Result<Vec<NonZeroU16>, KeyringError> {
         let tenant = self.master.tenant(tenant)?;
+        let erased = self.erase_slots(serial, random, |slot| slot.tenant == tenant)?;
+        self.current.remove(&tenant);
+        Ok(erased)
+    }
+
+    /// Erases the earlier keys of all tenants, or of one of them, as [`Keyring::erase`]. Their slots
+    /// are no tenant's any more: the tenants are not erased.
+    ///
+    /// # Errors
+    /// See [`KeyringError`]. The keyring is unchanged then.
+    pub fn erase_earlier(
+        &mut self,
+        tenant: Option<&str>,
+        serial: Serial,
+        random: &mut dyn Random,
+    ) -> Result<Vec<NonZeroU16>, KeyringError> {
+        let tenant = tenant.map(|name| self.master.tenant(name)).transpose()?;
+        self.erase_slots(serial, random, |slot| {
+            let is_earlier = matches!(slot.state, SlotState::Earlier(_));
+            let is_meant = is_earlier && tenant.is_none_or(|tenant| slot.tenant == tenant);
+            if is_meant {
+                slot.tenant = OF_NO_TENANT;
+            }
+            is_meant
+        })
+    }
+
+    fn erase_slots(
+        &mut self,
+        serial: Serial,
+        random: &mut dyn Random,
+        is_meant: impl Fn(&mut KeyringSlot) -> bool,
+    ) -> Result<Vec<NonZeroU16>, KeyringError> {
         let mut next = self.copy.clone();
         let mut erased = Vec::new();
         for (number, slot) in numbers().zip(&mut next.slots) {
-            if slot.tenant == tenant && !matches!(slot.state, SlotState::Erased(_)) {
+            if !matches!(slot.state, SlotState::Erased(_)) && is_meant(slot) {
                 slot.state = SlotState::Erased(serial);
                 erased.push(number);
             }
@@ -313,7 +401,6 @@ impl Keyring {
                 *key = None;
             }
         }
-        self.current.remove(&tenant);
         Ok(erased)
     }
 
@@ -401,6 +488,26 @@ fn wrap_of<'a>(copy: &'a KeyringCopy, wrapping: &WrappingKey) -> Result<&'a KeyW
 /// The numbers of the slots.
 fn numbers() -> impl Iterator<Item = NonZeroU16> {
     (1..=u16::MAX).filter_map(NonZeroU16::new)
+}
+
+/// The place of the next key.
+fn place_in(slots: &[KeyringSlot], oldest: Serial) -> usize {
+    let erased = slots
+        .iter()
+        .enumerate()
+        .filter_map(|(place, slot)| match slot.state {
+            SlotState::Erased(erased) => Some((erased, place, slot.tenant)),
+            SlotState::Current(_) | SlotState::Earlier(_) => None,
+        });
+    let is_full = slots.len() >= KEY_SLOTS_MAX;
+    let mut free = erased
+        .filter(|(erased, _, tenant)| *erased <= oldest && (is_full || *tenant == OF_NO_TENANT));
+    // The memory of the oldest erasure goes first.
+    let first = match is_full {
+        true => free.min_by_key(|(erased, place, _)| (*erased, *place)),
+        false => free.next(),
+    };
+    first.map_or(slots.len(), |(_, place, _)| place)
 }
 
 /// The place of a slot in the list.

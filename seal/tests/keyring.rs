@@ -148,16 +148,47 @@ fn the_slot_of_an_erased_tenant_waits_until_no_segment_may_name_it() {
     let erased = Serial::from_raw(3 << 40 | 7);
     ring.erase("a", erased, &mut random).unwrap();
     let before = Serial::from_raw(erased.get() - 1);
-    let other = ring.add_tenant("b", before, &mut random, 5).unwrap();
+    // The keyring remembers the erasure as long as it has room.
+    let other = ring.add_tenant("b", erased, &mut random, 5).unwrap();
     assert_ne!(other, slot);
+    for number in ring.copy().slots.len()..KEY_SLOTS_MAX {
+        add(&mut ring, &number.to_string());
+    }
+    assert_eq!(ring.erased_until("a").unwrap(), u64::MAX);
+    let full = ring.add_tenant("c", before, &mut random, 5);
+    assert!(matches!(full, Err(KeyringError::Full)));
     let same = ring.add_tenant("c", erased, &mut random, 5).unwrap();
-    assert_eq!(same, slot);
+    assert_eq!((same, ring.erased_until("a").unwrap()), (slot, 0));
     assert!(!opens(&ring, same, &page));
     assert!(opens(
         &reopened(&ring, &vault, 1).unwrap(),
         same,
         &put(&ring, same)
     ));
+}
+
+#[test]
+fn a_former_key_is_erased_and_its_tenant_is_not() {
+    let vault = Vault::new();
+    let mut ring = keyring(&vault);
+    let (slot, other) = (add(&mut ring, "a"), add(&mut ring, "b"));
+    let (page, of_other) = (put(&ring, slot), put(&ring, other));
+    ring.renew(Some("a"), &mut random, 7).unwrap();
+    ring.renew(Some("a"), &mut random, 8).unwrap();
+    let new = current(&ring, "a");
+    let renewed = |slot| ring.renewed(slot).map(TenantKey::slot);
+    assert_eq!((renewed(slot), renewed(other)), (Some(new), None));
+    assert!(new != slot && opens(&ring, slot, &page));
+    let erased = ring.erase_earlier(None, Serial::ZERO, &mut random);
+    assert_eq!(erased.unwrap(), [slot]);
+    assert!(ring.is_erased(slot) && opens(&ring, other, &of_other));
+    assert_eq!(ring.erased_until("a").unwrap(), 0);
+    let again = reopened(&ring, &vault, 1).unwrap();
+    assert!(current(&again, "a") == new && again.renewed(slot).is_none());
+    // No memory of an erasure is lost with it.
+    assert_eq!(add(&mut ring, "c"), slot);
+    let none = ring.renew(Some("none"), &mut random, 7);
+    assert!(matches!(none, Err(KeyringError::NoTenant)));
 }
 
 #[test]

@@ -47,6 +47,13 @@ pub struct CompactArgs {
     codec: Option<CodecChoice>,
     #[command(flatten)]
     into_key: IntoKeyArgs,
+    /// Give the tenants of an encrypted store new keys, and encrypt their pages anew. No process
+    /// may use the store
+    #[arg(long, conflicts_with_all = ["into", "dry_run"])]
+    rekey: bool,
+    /// The one tenant that gets a new key [default: all]
+    #[arg(long, requires = "rekey")]
+    tenant: Option<String>,
     /// Print the plan and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -109,6 +116,8 @@ struct CompactReport {
     dry_run: bool,
     /// Whether servers use the store, and its owner moved the pages.
     online: bool,
+    /// Whether pages were encrypted with new keys, rather than put in order.
+    rekeyed: bool,
     before: Layout,
     /// Absent when nothing was written.
     after: Option<Layout>,
@@ -190,6 +199,36 @@ fn moved_lines(done: &Compacted, dry_run: bool, online: bool, lines: &mut Lines)
     }
 }
 
+/// The result of a renewal of keys.
+fn rekeyed_lines(done: &Compacted, lines: &mut Lines) {
+    lines.row(
+        "Done",
+        format!(
+            "{} encrypted anew, {}",
+            count(done.planned_pages - done.left_pages, "page"),
+            ByteSize(done.planned_bytes)
+        ),
+    );
+    match done.left_pages {
+        0 if done.interrupted => {}
+        0 => {
+            lines.row("Former keys", "erased".to_owned());
+        }
+        left => {
+            let left = count(left, "page");
+            let advice = "Run it again when more segments are free";
+            let text = format!("not erased: {left} still with them. {advice}");
+            lines.row("Former keys", text);
+        }
+    }
+    if done.damaged_pages + done.unfinished_pages > 0 {
+        rows! { lines:
+            "Dropped" => "{}, {} half written at a crash",
+                count(done.damaged_pages, "damaged page"), done.unfinished_pages;
+        }
+    }
+}
+
 /// The result in the new store.
 fn copied_lines(copied: &Copied, lines: &mut Lines) {
     let pages = count(copied.pages, "page");
@@ -203,7 +242,7 @@ fn copied_lines(copied: &Copied, lines: &mut Lines) {
         (copied.unfinished_pages, "half written at a crash"),
         (
             copied.sealed_pages,
-            "that no key opens: of erased tenants, or changed by another writer",
+            "that no key opens: changed by another writer",
         ),
         (copied.refused_pages, "refused by the new store"),
         (
@@ -223,7 +262,10 @@ impl Report for CompactReport {
         let mut lines = Lines::default();
         lines.row("Before", self.before.line());
         if let Some(in_place) = &self.in_place {
-            moved_lines(in_place, self.dry_run, self.online, &mut lines);
+            match self.rekeyed {
+                true => rekeyed_lines(in_place, &mut lines),
+                false => moved_lines(in_place, self.dry_run, self.online, &mut lines),
+            }
         }
         if let Some(copied) = &self.copied {
             copied_lines(copied, &mut lines);
@@ -264,7 +306,7 @@ impl CompactReport {
 /// There is no store, another process has it open, or the new one cannot be created.
 pub fn run(args: &CompactArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    if args.into.is_none() && is_served(&args.store.path)? {
+    if args.into.is_none() && !args.rekey && is_served(&args.store.path)? {
         let report = beside(args, &interrupt)?;
         report::print(&report, args.json)?;
         return Ok(report.ending());
@@ -344,6 +386,7 @@ fn beside(args: &CompactArgs, interrupt: &Interrupt) -> Result<CompactReport, Fa
         into: None,
         dry_run: args.dry_run,
         online: true,
+        rekeyed: false,
         before: Layout::of(&survey),
         after: after.map(|survey| Layout::of(&survey)),
         in_place: Some(done),
@@ -361,9 +404,13 @@ fn in_place(
     // The store is opened for writing, which the survey's lock forbids.
     drop(survey);
     let options = args.store.options()?;
+    let (path, tenant) = (&args.store.path, args.tenant.as_deref());
     let bar = bar("compacting");
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
-    let done = larder_offline::compact(&args.store.path, &options, args.dry_run, &mut progress);
+    let done = match args.rekey {
+        true => larder_offline::rekey(path, &options, tenant, &mut progress),
+        false => larder_offline::compact(path, &options, args.dry_run, &mut progress),
+    };
     bar.finish_and_clear();
     let done = done?;
     let after = match look(&args.store, true)? {
@@ -376,6 +423,7 @@ fn in_place(
         into: None,
         dry_run: args.dry_run,
         online: false,
+        rekeyed: args.rekey,
         before,
         after,
         in_place: Some(done),
@@ -426,6 +474,7 @@ fn into(
         into: Some(new.to_owned()),
         dry_run: args.dry_run,
         online: false,
+        rekeyed: false,
         before: Layout::of(survey),
         after: None,
         in_place: None,

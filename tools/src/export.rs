@@ -99,8 +99,8 @@ struct ExportReport {
     unfinished_pages: u64,
     /// Pages left out because the store's owner moved or dropped them meanwhile.
     departed_pages: u64,
-    /// Pages of an encrypted store left out because no key opens them: their tenants were erased,
-    /// or another writer changed their records.
+    /// Pages of an encrypted store left out because no key opens them: another writer changed
+    /// their records.
     sealed_pages: u64,
     /// With `--key`: whether it and every page before it are in the file.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -178,8 +178,7 @@ impl ExportReport {
         }
         if self.sealed_pages > 0 {
             rows! { lines:
-                "Not decrypted" => "{}, of erased tenants or changed by another writer",
-                    count(self.sealed_pages, "page");
+                "Not decrypted" => "{}, changed by another writer", count(self.sealed_pages, "page");
             }
         }
         if self.chain_complete == Some(false) {

@@ -138,9 +138,7 @@ struct Deep {
     damaged_pages: u64,
     /// Unproven pages that a crash cut short.
     unfinished_pages: u64,
-    /// Good pages of an encrypted store whose tenants were erased, and good pages that the keys of
-    /// their tenants do not open: another writer changed their records.
-    erased_pages: u64,
+    /// Good pages of an encrypted store that no key opens: another writer changed their records.
     unopened_pages: u64,
     /// With `--online`: pages that the owner moved or dropped before they were read, and damaged
     /// pages that it dropped now.
@@ -283,10 +281,10 @@ impl Deep {
             "Pages checked" => "{} good, {} damaged, {} unfinished",
                 self.good_pages, self.damaged_pages, self.unfinished_pages;
         }
-        if self.erased_pages + self.unopened_pages > 0 {
+        if self.unopened_pages > 0 {
             rows! { lines:
-                "Not decrypted" => "{} of erased tenants, {} that the key of their tenant does \
-                    not open", self.erased_pages, self.unopened_pages;
+                "Not decrypted" => "{}: the key of their tenant does not open them",
+                    count(self.unopened_pages, "page");
             }
         }
         if self.departed_pages + self.dropped_pages > 0 {
@@ -441,7 +439,6 @@ fn deep(
         good,
         unfinished,
         bad: damaged,
-        erased,
         unopened,
     } = counts;
     Ok(Deep {
@@ -450,7 +447,6 @@ fn deep(
         good_pages: good,
         damaged_pages: damaged,
         unfinished_pages: unfinished,
-        erased_pages: erased,
         unopened_pages: unopened,
         departed_pages: 0,
         dropped_pages: 0,

@@ -86,7 +86,6 @@ pub fn compact(
             return outcome.map(|plan| planned(&plan));
         }
     };
-    let outcome = planned(&plan);
     let segments = opening.recovery.recovered.segments.iter();
     let free = segments.filter(|segment| segment.state == InitState::Free);
     let mut closed = plan.empty.clone();
@@ -95,8 +94,7 @@ pub fn compact(
         let takers = takers(&opening);
         closed.retain(|id| !takers.contains(id));
     }
-    let (owner, pages) = Owner::begin(opening, &closed, options)?;
-    Compaction::new(owner, pages, plan, outcome).run(progress)
+    Compaction::begin(opening, plan, &closed, options)?.run(progress)
 }
 
 fn plan(path: &Path, opening: &Opening<Whole>) -> Result<Plan, StoreError> {
@@ -150,7 +148,7 @@ fn planned(plan: &Plan) -> Compacted {
 }
 
 /// A compaction in progress.
-struct Compaction {
+pub(super) struct Compaction {
     owner: Owner,
     pages: Vec<Found<Whole>>,
     plan: Plan,
@@ -166,22 +164,29 @@ struct Compaction {
 }
 
 impl Compaction {
-    fn new(owner: Owner, pages: Vec<Found<Whole>>, plan: Plan, outcome: Compacted) -> Compaction {
+    /// Begins to carry a plan out. Open segments among `closed` take no pages.
+    pub(super) fn begin(
+        opening: Opening<Whole>,
+        plan: Plan,
+        closed: &[SegmentId],
+        options: &OpenOptions,
+    ) -> Result<Compaction, StoreError> {
+        let (owner, pages) = Owner::begin(opening, closed, options)?;
         let ranks = plan.pages.iter().enumerate();
         let ranks = ranks.map(|(rank, &page)| ((pages[page].slot, pages[page].key), rank));
-        Compaction {
+        Ok(Compaction {
             ranks: ranks.collect(),
             wasted: plan.empty.iter().copied().collect(),
             owner,
             pages,
+            outcome: planned(&plan),
             plan,
             next: 0,
             done_blocks: 0,
-            outcome,
-        }
+        })
     }
 
-    fn run(mut self, progress: &mut Progress<'_>) -> Result<Compacted, StoreError> {
+    pub(super) fn run(mut self, progress: &mut Progress<'_>) -> Result<Compacted, StoreError> {
         self.give_back_dead()?;
         while self.has_little_room() && self.gain_room(progress)? {}
         while self.next < self.plan.pages.len() && !self.outcome.interrupted {

@@ -41,7 +41,7 @@ pub struct Copied {
     pub damaged_pages: u64,
     /// Pages whose writes the source's last crash had interrupted.
     pub unfinished_pages: u64,
-    /// Pages that no key opens: their tenants were erased, or another writer changed the records.
+    /// Pages that no key opens: another writer changed the records.
     pub sealed_pages: u64,
     /// Pages that the other store refused.
     pub refused_pages: u64,

@@ -19,6 +19,7 @@
 //! | module | task |
 //! |---|---|
 //! | `beside` | has the owner of a store in use move its pages, segment by segment |
+//! | `rekey` | gives tenants of an encrypted store new keys |
 //! | `compact` | moves pages to their places in order |
 //! | `repair` | plans the remedies for damage, and carries them out |
 //! | `headers` | restores the copies of segment headers |
@@ -40,6 +41,7 @@ mod headers;
 mod into;
 mod order;
 mod owner;
+mod rekey;
 mod repair;
 mod retire;
 mod rotate;
@@ -51,6 +53,7 @@ pub use beside::compact_beside;
 pub use compact::{Compacted, compact};
 pub use into::{Copied, copy_into};
 pub use owner::{Progress, SegmentName};
+pub use rekey::rekey;
 pub use repair::{DamagedPage, Repair, Repaired, repair};
 pub use retire::{Retired, retire};
 pub use rotate::rotate;

@@ -14,8 +14,8 @@ use larder_base::planted;
 use larder_base::runtime::{RwLock, descriptors};
 use larder_base::system::processes;
 use larder_format::{
-    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageKey, Proof, Quotas, Run,
-    Seal, Serial, StoreId, Structure, TENANT_FIELD,
+    BLOCK_BYTES, Damage, DescriptorBlock, KeyringCopy, Namespace, PageChecksum, PageKey,
+    PageRecord, Proof, Quotas, Run, Seal, Serial, StoreId, Structure, TENANT_FIELD,
 };
 use larder_seal::{
     Keyring, KeyringError, MasterKey, NO_TENANT, PageName, Salts, SealError, TenantKey, VaultError,
@@ -40,6 +40,8 @@ struct Ring {
     keys: Keyring,
     /// The slots of the tenant that is being erased: no page is encrypted with their keys.
     erasing: Vec<NonZeroU16>,
+    /// Pages of former keys are encrypted anew when they move.
+    is_renewing: bool,
 }
 
 /// While it lives, a tenant is being erased.
@@ -106,6 +108,15 @@ pub enum Unopened {
     Tag,
 }
 
+/// Why a page was not encrypted anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unrenewed {
+    /// Its former key does not open it.
+    Unopened,
+    /// There are no random bytes, or the cipher failed. Its bytes are gone from this memory.
+    NotSealed,
+}
+
 /// Random bytes of the machine, or of the simulated one.
 fn random(bytes: &mut [u8]) -> io::Result<()> {
     processes::fill_random(bytes)?;
@@ -143,6 +154,7 @@ impl Keys {
             ring: RwLock::new(Ring {
                 keys: ring,
                 erasing: Vec::new(),
+                is_renewing: false,
             }),
         }
     }
@@ -180,6 +192,71 @@ impl Keys {
         Ok(next)
     }
 
+    /// The keyring with a new key for all tenants, or for one of them.
+    pub(crate) fn with_new_keys(
+        &self,
+        tenant: Option<&str>,
+        unix_s: u64,
+    ) -> Result<Keyring, KeyringError> {
+        let mut next = self.ring.read().keys.clone();
+        next.renew(tenant, &mut random, unix_s)?;
+        Ok(next)
+    }
+
+    /// The keyring without the former keys of all tenants, or of one of them. `run` is that of the
+    /// last open.
+    pub(crate) fn without_former_keys(
+        &self,
+        tenant: Option<&str>,
+        run: Run,
+    ) -> Result<Keyring, KeyringError> {
+        let mut next = self.ring.read().keys.clone();
+        next.erase_earlier(tenant, above(run), &mut random)?;
+        Ok(next)
+    }
+
+    /// From here on pages of former keys are encrypted anew when they move.
+    pub(crate) fn renew(&self) {
+        self.ring.write().is_renewing = true;
+    }
+
+    /// Whether the key of a slot is a former one, and the tenant has another one.
+    #[must_use]
+    pub fn is_renewed(&self, slot: NonZeroU16) -> bool {
+        self.ring.read().keys.renewed(slot).is_some()
+    }
+
+    /// Encrypts the stored bytes of a page anew. `None`, and the bytes as they are, if keys are not
+    /// renewed, or the page has a present one.
+    pub(crate) fn renewed(
+        &self,
+        page: &PageRecord,
+        stored: &mut [u8],
+    ) -> Option<Result<Proof, Unrenewed>> {
+        let ring = self.ring.read();
+        let seal = page.seal.as_ref().filter(|_| ring.is_renewing)?;
+        let to = ring.keys.renewed(seal.slot)?;
+        let from = ring.keys.key(seal.slot)?;
+        let name = PageName {
+            namespace: page.namespace,
+            key: page.key,
+            blocks: page.blocks,
+            stored: page.stored,
+        };
+        if from.open(&name, seal, &mut [stored]).is_err() {
+            return Some(Err(Unrenewed::Unopened));
+        }
+        let mut checksum = PageChecksum::new(page.namespace, &page.key);
+        let sealed = with_salts(&page.key, 1, |salts| {
+            to.seal(salts, &name, stored, |bytes| checksum.blocks(bytes))
+        });
+        let proof = sealed.map(|seal| Proof {
+            checksum: checksum.finish(),
+            seal: Some(seal),
+        });
+        Some(proof.map_err(|_| Unrenewed::NotSealed))
+    }
+
     /// Decrypts a page in place, whose stored bytes have the right checksum.
     ///
     /// # Errors
@@ -196,10 +273,10 @@ impl Keys {
         opened.map_err(|_| Unopened::Tag)
     }
 
-    /// Begins to erase a tenant. From here on no page is encrypted with its keys, and none that was
-    /// is stored. `run` is that of this open: the pages of the keys are in no later generation.
+    /// Begins to erase a tenant. From here on no page is encrypted with its keys, and no page that
+    /// was encrypted with them is stored. `run` is that of this open: the pages of the keys are in no later generation.
     pub(crate) fn erase(&self, tenant: &str, run: Run) -> Result<Erasing<'_>, KeyringError> {
-        let serial = run.next().map_or(Serial::MAX, Serial::first_of);
+        let serial = above(run);
         let mut ring = self.ring.write();
         let mut next = ring.keys.clone();
         let slots = next.erase(tenant, serial, &mut random)?;
@@ -445,6 +522,11 @@ fn is_behind(made_unix_s: u64, erased_until: u64) -> bool {
 /// of another length.
 fn quotas_label(named: &[u8]) -> Vec<u8> {
     [&b"larder quotas 1"[..], named].concat()
+}
+
+/// Above the generations of this run, and of all before it.
+fn above(run: Run) -> Serial {
+    run.next().map_or(Serial::MAX, Serial::first_of)
 }
 
 /// The keys of a new store.

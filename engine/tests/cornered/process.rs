@@ -274,7 +274,7 @@ impl<'a> Process<'a> {
             let (bytes, _) = payload(&page.record.key);
             self.write(to.offset, &bytes)?;
         }
-        Ok(vec![Copied::Written; pages.len()])
+        Ok(pages.iter().map(PageCopy::written).collect())
     }
 
     /// Each other segment has a page that is at least as hot as all pages given up with the victim.

@@ -1,5 +1,5 @@
-//! Encrypted stores from a shell: keys, what is refused without them, and a search in everything
-//! that was written.
+//! Encrypted stores from a shell: keys, refusals without them, and a search in everything that was
+//! written.
 
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -488,6 +488,28 @@ fn a_rotation_has_the_new_key_open_the_store_and_writes_no_page() {
     assert_eq!(hits(&store, Some(&new)), keys().len());
 }
 
+#[test]
+fn a_renewal_of_keys_encrypts_all_pages_anew() {
+    let place = Place::new();
+    let key = place.key("key");
+    let store = place.store("store", Some(&key));
+    let before = fs::read(&store).unwrap();
+    let rekey = ["compact", &store, "--key-file", &key, "--rekey"];
+    let wrong = [&rekey[..], &["--tenant", "of no page"]].concat();
+    fails(&wrong, 3, &["no such tenant"]);
+    served(&store, Some(&key), || fails(&rekey, 3, &["in use"]));
+    let done = json(&rekey);
+    let pages = keys().len();
+    assert_eq!(done["rekeyed"], true);
+    assert_eq!(done["in_place"]["planned_pages"], pages);
+    assert_eq!(done["in_place"]["left_pages"], 0);
+    assert_eq!(hits(&store, Some(&key)), pages);
+    // An image of the store from before has other keys: none of its pages is a page of now.
+    assert!(before != fs::read(&store).unwrap());
+    let plain = place.store("plain", None);
+    fails(&["compact", &plain, "--rekey"], 2, &["is not encrypted"]);
+}
+
 /// Texts and bytes to search for, by their first bytes.
 struct Needles {
     begins: Vec<bool>,
@@ -540,7 +562,7 @@ impl Needles {
 }
 
 /// Everything that commands write beside and from a store: volumes, side files, saved superblocks,
-/// archives, bundles, and what they print on stderr.
+/// archives, bundles, and their output on stderr.
 fn written(place: &Place, key: Option<&str>, new: Option<&str>) -> BTreeSet<&'static str> {
     let needles = Needles::new(key);
     let with = |key: Option<&str>| -> Vec<String> {

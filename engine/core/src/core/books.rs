@@ -1,6 +1,8 @@
 //! Calls for callers who keep books of their own: lists of pages, evictions, usage.
 
-use larder_format::{Body, DescriptorBlock, Fingerprint, Namespace, PageKey, PageRecord, Record};
+use larder_format::{
+    Body, DescriptorBlock, Fingerprint, Namespace, PageKey, PageRecord, Record, Serial,
+};
 
 use super::Core;
 use super::base::Base;
@@ -40,6 +42,16 @@ pub struct Books<'a> {
 }
 
 impl Core {
+    /// No segment that an open may find has a generation below this.
+    #[must_use]
+    pub fn generation_floor(&self) -> Serial {
+        if self.segments.has_lost_volume() {
+            return Serial::ZERO;
+        }
+        let oldest = self.segments.oldest_generation(self.base.marks.synced);
+        oldest.unwrap_or(Serial::MAX)
+    }
+
     /// The ages of the pages that were evicted, at their eviction.
     #[must_use]
     pub fn evicted_ages(&self) -> AgesBySlot {

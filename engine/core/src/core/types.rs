@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder_base::failure::DiskError;
 use larder_base::memory::AlignedBuf;
 use larder_format::{
-    DescriptorBlock, Fingerprint, KeyPrefix, Namespace, PageRecord, Serial, StoreId,
+    DescriptorBlock, Fingerprint, KeyPrefix, Namespace, PageRecord, Proof, Serial, StoreId,
 };
 
 use serde::{Deserialize, Serialize};
@@ -106,11 +106,23 @@ pub struct PageCopy {
     pub to: Extent,
 }
 
+impl PageCopy {
+    /// The outcome of a copy of its bytes as they are.
+    #[must_use]
+    pub fn written(&self) -> Copied {
+        Copied::Written(Proof {
+            checksum: self.page.record.checksum,
+            seal: self.page.record.seal,
+        })
+    }
+}
+
 /// The outcome of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Copied {
-    /// Its bytes hold their checksum, and have been written.
-    Written,
+    /// Its bytes held their checksum, and have been written. They have this proof now: another one
+    /// if they were encrypted with another key.
+    Written(Proof),
     /// The write failed.
     NotWritten,
     /// The page could not be read this time. Nothing was written.

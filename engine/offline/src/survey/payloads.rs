@@ -42,9 +42,7 @@ pub struct Payloads {
     pub unfinished: u64,
     /// Pages that are lost.
     pub bad: u64,
-    /// Good pages of an encrypted store whose tenants were erased.
-    pub erased: u64,
-    /// Good pages of an encrypted store that the keys of their tenants do not open.
+    /// Good pages of an encrypted store that no key opens.
     pub unopened: u64,
 }
 
@@ -165,11 +163,7 @@ impl Payloads {
         match outcome {
             Ok(opened) => {
                 self.good += 1;
-                match opened {
-                    Ok(()) => {}
-                    Err(Unopened::Erased) => self.erased += 1,
-                    Err(Unopened::Tag) => self.unopened += 1,
-                }
+                self.unopened += u64::from(opened.is_err());
             }
             Err(PayloadFault::Mismatch { .. })
                 if !page.proven

@@ -8,17 +8,11 @@ use super::scan::Fault;
 /// Data kept of each page beyond the needs of recovery. An open keeps none: it must be fast with
 /// millions of pages.
 pub trait Extra: Copy {
-    /// Whether pages whose key is erased are taken: a survey counts them, and an open has no use
-    /// for them.
-    const TAKES_ERASED: bool;
-
     /// Takes the data from the page's descriptor.
     fn of(page: &PageRecord) -> Self;
 }
 
 impl Extra for () {
-    const TAKES_ERASED: bool = false;
-
     fn of(_: &PageRecord) {}
 }
 
@@ -31,8 +25,6 @@ pub struct Whole {
 }
 
 impl Extra for Whole {
-    const TAKES_ERASED: bool = true;
-
     fn of(page: &PageRecord) -> Self {
         Whole {
             key: page.key,

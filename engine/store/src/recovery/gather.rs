@@ -270,7 +270,7 @@ impl<E: Extra> Gathered<E> {
                 Body::Records(records) => {
                     let commit = block.header.commit;
                     for record in records {
-                        let visible = visible && (E::TAKES_ERASED || !spot.is_erased(record));
+                        let visible = visible && !spot.is_erased(record);
                         if let Err(why) = self.record(id, commit, record, visible, &mut room) {
                             *disbelieved.entry(why).or_default() += 1;
                         } else if let Record::Page(page) = record

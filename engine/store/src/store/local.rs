@@ -374,7 +374,7 @@ impl Local {
             self.with_core(|core| core.descriptors_read(read));
         }
         for (id, pages) in copies {
-            let outcomes = mover::copy(self.disk.as_ref(), &pages);
+            let outcomes = mover::copy(self.disk.as_ref(), self.keys.as_deref(), &pages);
             self.with_core(|core| core.copied(id, &outcomes));
         }
     }

@@ -5,6 +5,9 @@
 //! compaction while it is not. A page is copied before its old place is marked free, and the core
 //! releases the old segment only when the copies are synced: a kill at any moment leaves at least
 //! one whole copy of each page. A page that fails its checksum on the way is dropped, not copied.
+//!
+//! The stored bytes move as they are. Only a renewal of keys ([`Keys::renew`]) encrypts the pages of
+//! former keys anew on the way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +19,11 @@ use larder_core::grants::{Extent, Finding};
 use larder_core::status::PutStatus;
 use larder_disk::mailbox::{Mailbox, ReadAt, read_all};
 use larder_disk::{Action, Buffer, Disk, MERGE_BYTES_MAX, Op, Piece, Purpose};
-use larder_format::{BLOCK_BYTES, PageChecksum};
+use larder_format::{BLOCK_BYTES, PageChecksum, PageRecord, Proof};
 
 use super::local::Local;
 use crate::catalog::Allocator;
+use crate::keys::{Keys, Unrenewed};
 
 /// Longest single wait for answers. After it the wait begins again.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -36,10 +40,11 @@ struct Moving {
     at: usize,
     bytes: AlignedBuf,
     to: Extent,
+    proof: Proof,
 }
 
 /// Reads pages, verifies them, and writes the good ones to their new places.
-pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
+pub(crate) fn copy(disk: &dyn Disk, keys: Option<&Keys>, pages: &[PageCopy]) -> Vec<Copied> {
     let reads: Vec<ReadAt> = pages
         .iter()
         .map(|copy| ReadAt {
@@ -52,11 +57,17 @@ pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
     let mut good = Vec::with_capacity(pages.len());
     for ((at, copy), bytes) in pages.iter().enumerate().zip(read_all(disk, &reads)) {
         match bytes {
-            Ok(bytes) if is_good(&copy.page, &bytes) => good.push(Moving {
-                at,
-                bytes,
-                to: copy.to,
-            }),
+            Ok(mut bytes) if is_good(&copy.page, &bytes) => {
+                match proof(keys, &copy.page.record, &mut bytes) {
+                    Ok(proof) => good.push(Moving {
+                        at,
+                        bytes,
+                        to: copy.to,
+                        proof,
+                    }),
+                    Err(outcome) => outcomes[at] = outcome,
+                }
+            }
             Ok(_) => outcomes[at] = Copied::Damaged(Finding::Mismatch),
             Err(error) if error.is_of_the_medium() => {
                 outcomes[at] = Copied::Damaged(Finding::Unreadable);
@@ -64,14 +75,28 @@ pub(crate) fn copy(disk: &dyn Disk, pages: &[PageCopy]) -> Vec<Copied> {
             Err(_) => {}
         }
     }
-    for (at, is_written) in write(disk, &good) {
-        outcomes[at] = if is_written || planted!(IgnoredMove) {
-            Copied::Written
+    for (page, is_written) in write(disk, &good) {
+        outcomes[page.at] = if is_written || planted!(IgnoredMove) {
+            Copied::Written(page.proof)
         } else {
             Copied::NotWritten
         };
     }
     outcomes
+}
+
+/// The proof of a page's bytes, which are encrypted anew if their key is renewed. A page that its
+/// key does not open is dropped then: nothing would open it after the renewal.
+fn proof(keys: Option<&Keys>, page: &PageRecord, bytes: &mut [u8]) -> Result<Proof, Copied> {
+    match keys.and_then(|keys| keys.renewed(page, bytes)) {
+        None => Ok(Proof {
+            checksum: page.checksum,
+            seal: page.seal,
+        }),
+        Some(Ok(proof)) => Ok(proof),
+        Some(Err(Unrenewed::Unopened)) => Err(Copied::Damaged(Finding::Mismatch)),
+        Some(Err(Unrenewed::NotSealed)) => Err(Copied::NotRead),
+    }
 }
 
 fn is_good(page: &Move, bytes: &[u8]) -> bool {
@@ -81,7 +106,7 @@ fn is_good(page: &Move, bytes: &[u8]) -> bool {
 }
 
 /// Writes pages, neighbours together. Returns for each whether the write succeeded.
-fn write(disk: &dyn Disk, pages: &[Moving]) -> Vec<(usize, bool)> {
+fn write<'p>(disk: &dyn Disk, pages: &'p [Moving]) -> Vec<(&'p Moving, bool)> {
     let mailbox = Arc::new(Mailbox::default());
     let mut groups: Vec<&[Moving]> = Vec::new();
     let mut rest = pages;
@@ -142,7 +167,7 @@ fn write(disk: &dyn Disk, pages: &[Moving]) -> Vec<(usize, bool)> {
                     .into_iter()
                     .copied()
                     .flatten()
-                    .map(|page| (page.at, done.result.is_ok())),
+                    .map(|page| (page, done.result.is_ok())),
             );
         }
     }

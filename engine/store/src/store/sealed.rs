@@ -9,7 +9,7 @@ use larder_base::planted;
 use larder_base::system::processes;
 use larder_core::index::ReadAs;
 use larder_core::status::Refusal;
-use larder_format::{PageKey, Serial};
+use larder_format::PageKey;
 #[cfg(feature = "simulated")]
 use larder_seal::WrappingKey;
 use larder_seal::{Keyring, KeyringError};
@@ -76,8 +76,8 @@ impl LocalStore {
             self.data.notices.keyless(error);
             why
         };
-        // No slot is given again: a compaction of a closed store moves the pages of erased keys.
-        let Some(next) = tenant.added(Serial::ZERO, processes::unix_ms() / 1000) else {
+        let oldest = self.local.with_core_in_turn(|core| core.generation_floor());
+        let Some(next) = tenant.added(oldest, processes::unix_ms() / 1000) else {
             return Ok(());
         };
         let next = next.map_err(|error| match error {

@@ -13,10 +13,11 @@ use std::sync::Arc;
 
 use larder_base::memory::AlignedBuf;
 use larder_base::planted;
+use larder_base::system::processes;
 use larder_disk::mailbox::{ReadAt, WriteAt, read_all};
 use larder_disk::{Disk, DiskError};
 use larder_format::{Damage, KEYRING_BYTES, KeyringCopy, StoreId, keyring_offsets};
-use larder_seal::{KeyringError, WrappingKey};
+use larder_seal::{Keyring, KeyringError, WrappingKey};
 
 use super::Volumes;
 use crate::error::{StoreError, io_error};
@@ -229,13 +230,13 @@ impl Volumes {
     }
 
     /// Replaces the keyring, and makes it durable on all volumes. If this fails a later open may
-    /// find the old one or this one, so the next one has another generation. `sync` makes all
+    /// find the old keyring or this one, so the next keyring has another generation. `sync` makes all
     /// writes to a volume durable: in a store in use by its core, which has to know of a failed
     /// sync.
     ///
-    /// A change that failed, or that a crash cut short, is completed first. So all copies but the
-    /// one that is replaced are durable: a copy whose sync failed may be lost, and the next change
-    /// must not replace the last durable one.
+    /// A change that failed, or that a crash cut short, is completed first. So all copies but
+    /// the replaced copy are durable: a copy whose sync failed may be lost, and the next change
+    /// must not replace the last durable copy.
     ///
     /// # Errors
     /// A write or a sync failed.
@@ -292,17 +293,55 @@ impl Volumes {
         from: &WrappingKey,
         to: &WrappingKey,
     ) -> Result<(), StoreError> {
-        let path = self.first_path();
-        let keys = self.keys.clone().ok_or_else(|| not_encrypted(&path))?;
         if from.id() == to.id() {
             return Err(StoreError::Usage(format!(
                 "{}: the new key is the present one: make a new key first",
-                path.display()
+                self.first_path().display()
             )));
         }
-        let next = keys
-            .rewrapped(from, to)
-            .map_err(|e| not_usable(&path, &e))?;
+        self.change_keyring(disk, |keys| keys.rewrapped(from, to))
+    }
+
+    /// Gives all tenants new keys, or one of them. Pages of their former keys are encrypted anew
+    /// when they move.
+    ///
+    /// # Errors
+    /// The store is not encrypted, has no such tenant, or no room for the keys; or a write or a
+    /// sync failed.
+    pub fn renew_keys(&mut self, disk: &dyn Disk, tenant: Option<&str>) -> Result<(), StoreError> {
+        let unix_s = processes::unix_ms() / 1000;
+        self.change_keyring(disk, |keys| keys.with_new_keys(tenant, unix_s))?;
+        self.keys.iter().for_each(|keys| keys.renew());
+        Ok(())
+    }
+
+    /// Erases the former keys of all tenants, or of one of them: no page has them any more.
+    ///
+    /// # Errors
+    /// As for [`Volumes::renew_keys`].
+    pub fn erase_former_keys(
+        &mut self,
+        disk: &dyn Disk,
+        tenant: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let run = self.superblock().run;
+        self.change_keyring(disk, |keys| keys.without_former_keys(tenant, run))
+    }
+
+    fn change_keyring(
+        &mut self,
+        disk: &dyn Disk,
+        change: impl FnOnce(&Keys) -> Result<Keyring, KeyringError>,
+    ) -> Result<(), StoreError> {
+        let path = self.first_path();
+        let keys = self.keys.clone().ok_or_else(|| not_encrypted(&path))?;
+        let next = change(&keys).map_err(|error| match error {
+            KeyringError::WrongKey { .. } => not_usable(&path, &error),
+            error => StoreError::Keyring {
+                path,
+                reason: error.to_string(),
+            },
+        })?;
         let sync = |volumes: &Volumes, volume| volumes.sync_one(disk, volume);
         self.set_keyring(disk, next.copy(), sync)?;
         keys.settle(next);

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use larder_core::capacity::{footprint, usable_blocks};
 use larder_core::core::{
-    Config, Copied, Core, Descriptors, Effect, InitState, Io, Recovered, SegmentInit, Victim,
+    Config, Copied, Core, Descriptors, Effect, InitState, Io, PageCopy, Recovered, SegmentInit,
+    Victim,
 };
 use larder_core::counters::Counted;
 use larder_core::grants::{Ask, Grant, ReservationId};
@@ -364,7 +365,10 @@ impl Volume {
                 let read = self.descriptors(&victim);
                 self.core.descriptors_read(read);
             }
-            Effect::Copy(id, pages) => self.core.copied(id, &vec![Copied::Written; pages.len()]),
+            Effect::Copy(id, pages) => {
+                let copied: Vec<Copied> = pages.iter().map(PageCopy::written).collect();
+                self.core.copied(id, &copied);
+            }
             Effect::Reclaim => self.wants_reclaim = true,
             Effect::Room
             | Effect::Finished(..)

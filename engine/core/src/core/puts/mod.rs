@@ -252,10 +252,9 @@ impl Puts {
         }
     }
 
-    /// The proof of a granted page, and its origin.
-    pub(super) fn granted_page(&self, ticket: Ticket) -> Option<(Proof, Origin)> {
-        let page = self.pending.get(ticket)?;
-        Some((page.proof, page.origin))
+    /// The origin of a granted page.
+    pub(super) fn granted_page(&self, ticket: Ticket) -> Option<Origin> {
+        Some(self.pending.get(ticket)?.origin)
     }
 
     /// The descriptors of these pages are part of this commit.

@@ -235,12 +235,12 @@ impl Reclaim {
         let mut proofs = Vec::new();
         let mut landed = Vec::with_capacity(outcomes.len());
         for ((index, ticket), outcome) in puts.granted(id).into_iter().zip(outcomes) {
-            let Some((mut proof, origin)) = puts.granted_page(ticket) else {
+            let Some(origin) = puts.granted_page(ticket) else {
                 continue;
             };
             proofs.resize(index + 1, None);
             match *outcome {
-                Copied::Written => {
+                Copied::Written(mut proof) => {
                     if let Some(seal) = &mut proof.seal
                         && planted!(LocationInAad)
                     {

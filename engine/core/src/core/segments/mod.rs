@@ -490,6 +490,11 @@ impl Segments {
         self.oldest_generation_but(None, synced)
     }
 
+    /// Whether a volume is gone: it may come back with generations of any age.
+    pub(super) fn has_lost_volume(&self) -> bool {
+        (0..self.volumes.len()).any(|volume| self.is_lost(volume))
+    }
+
     /// The same, of the other segments.
     pub(super) fn oldest_generation_but(
         &self,
