@@ -178,7 +178,8 @@ impl ExportReport {
         }
         if self.sealed_pages > 0 {
             rows! { lines:
-                "Not decrypted" => "{}, changed by another writer", count(self.sealed_pages, "page");
+                "Not decrypted" => "{}, changed by another writer",
+                    count(self.sealed_pages, "page");
             }
         }
         if self.chain_complete == Some(false) {

@@ -30,8 +30,8 @@ use crate::system::pages::PageSizes;
 /// Alignment of every [`AlignedBuf`], in bytes: the strictest requirement of direct I/O.
 pub const ALIGN_BYTES: usize = 4096;
 
-/// Longest buffer that comes from the allocator, in bytes; longer ones are mapped. A simulation maps
-/// none: nothing unmaps the memory of the processes that it kills.
+/// Longest buffer that comes from the allocator, in bytes; longer ones are mapped. A simulation
+/// maps none: nothing unmaps the memory of the processes that it kills.
 const HEAP_BYTES_MAX: usize = match cfg!(feature = "simulated") {
     true => isize::MAX as usize,
     false => 256 << 10,

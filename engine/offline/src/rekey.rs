@@ -21,7 +21,8 @@ use super::compact::{Compacted, Compaction};
 use super::order::{Plan, order};
 use super::owner::{Progress, sizes, stored_blocks};
 
-/// Gives all tenants of the store at `path` new keys, or one of them, and encrypts their pages anew.
+/// Gives all tenants of the store at `path` new keys, or one of them, and encrypts their pages
+/// anew.
 ///
 /// # Errors
 /// [`StoreError::Locked`] when a process has it open, [`StoreError::Unsound`] when structures are

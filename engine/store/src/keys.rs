@@ -274,7 +274,8 @@ impl Keys {
     }
 
     /// Begins to erase a tenant. From here on no page is encrypted with its keys, and no page that
-    /// was encrypted with them is stored. `run` is that of this open: the pages of the keys are in no later generation.
+    /// was encrypted with them is stored. `run` is that of this open: the pages of the keys are in
+    /// no later generation.
     pub(crate) fn erase(&self, tenant: &str, run: Run) -> Result<Erasing<'_>, KeyringError> {
         let serial = above(run);
         let mut ring = self.ring.write();

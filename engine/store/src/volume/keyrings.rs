@@ -230,8 +230,8 @@ impl Volumes {
     }
 
     /// Replaces the keyring, and makes it durable on all volumes. If this fails a later open may
-    /// find the old keyring or this one, so the next keyring has another generation. `sync` makes all
-    /// writes to a volume durable: in a store in use by its core, which has to know of a failed
+    /// find the old keyring or this one, so the next keyring has another generation. `sync` makes
+    /// all writes to a volume durable: in a store in use by its core, which has to know of a failed
     /// sync.
     ///
     /// A change that failed, or that a crash cut short, is completed first. So all copies but
