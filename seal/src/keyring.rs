@@ -357,8 +357,8 @@ impl Keyring {
         Ok(erased)
     }
 
-    /// Erases the earlier keys of all tenants, or of one of them, as [`Keyring::erase`]. Their slots
-    /// are no tenant's any more: the tenants are not erased.
+    /// Erases the earlier keys of all tenants, or of one of them, as [`Keyring::erase`]. Their
+    /// slots are no tenant's any more: the tenants are not erased.
     ///
     /// # Errors
     /// See [`KeyringError`]. The keyring is unchanged then.
