@@ -11,6 +11,7 @@ use larder_kernels::cuda::policy::Way;
 use larder_kernels::{CudaDevice, CudaOptions, Device, Ticket};
 use larder_tiers::{PrefixCache, Sequence};
 
+use super::honest::eventually;
 use super::random::{LENT, SEEN, numbers, play_with};
 use super::{Fallible, L1_PAGES, LAYERS, OnDevice, shape};
 
@@ -113,6 +114,11 @@ fn no_word_differs_and_nothing_leaks_through_a_locked_buffer() {
     }
 }
 
+/// Number of threads.
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
 /// Whether threads of hand-overs run. The fake allows no copy while memory is freed.
 pub fn has_threads() -> bool {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
@@ -127,6 +133,7 @@ fn play_on_gpus(count: u64, lent: u64) -> [u64; SEEN.len()] {
     let (runs, is_one) = numbers("GPU", count);
     let mut all = [0; SEEN.len()];
     for run in runs {
+        let others = threads();
         let loses = steering.as_ref().filter(|_| run % 8 == 7);
         let seen = std::panic::catch_unwind(AssertUnwindSafe(|| {
             let options = CudaOptions {
@@ -136,7 +143,13 @@ fn play_on_gpus(count: u64, lent: u64) -> [u64; SEEN.len()] {
             let device = Arc::new(CudaDevice::open(&options).unwrap());
             let sides = [[true, false], [false, true], [true, true], [true, true]];
             let gpus = sides[(run % 4) as usize].map(|is_on| is_on.then(|| Gpu::new(&device)));
-            play_with(run, 500, gpus, loses, lent)
+            let seen = play_with(run, 500, gpus, loses, lent);
+            drop(device);
+            // A thread that has just begun has no name, and memory of the GPU. A real driver has
+            // threads of its own.
+            let is_over = || has_gpu() || threads() <= others;
+            eventually("all threads have ended", is_over);
+            seen
         }));
         let Ok(seen) = seen else {
             panic!("run {run} fails: LARDER_HANDOVER_GPU_RUN={run}");
