@@ -70,7 +70,8 @@ impl Report for EraseReport {
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
         lines.text(match self.erased_keys.len() {
-            0 => "the tenant has no key".to_owned(),
+            0 => "no tenant of this name has a key: it was erased before, or never stored a page"
+                .to_owned(),
             keys => format!(
                 "erased {}, and {} with them",
                 count(keys as u64, "key"),

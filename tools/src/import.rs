@@ -296,6 +296,14 @@ pub fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     };
     let key = match head.wrap {
         Some(_) => args.archive_key.read(&args.open.key)?,
+        None if args.archive_key.is_given() => {
+            return Err(Failure::usage(format!(
+                "{}: the archive is not encrypted, and a key of an archive is given. It may have \
+                 been put in the place of an encrypted archive; leave the option out to import it \
+                 all the same",
+                args.file.display()
+            )));
+        }
         None => None,
     };
     source.unlock(&head, key.as_ref()).map_err(|locked| {

@@ -81,6 +81,11 @@ pub struct ArchiveKeyArgs {
 }
 
 impl ArchiveKeyArgs {
+    /// Whether a key of the archive itself is named.
+    pub fn is_given(&self) -> bool {
+        self.archive_key_file.is_some() || self.archive_key_command.is_some()
+    }
+
     /// The key of the archive, beside that of the store.
     ///
     /// # Errors

@@ -212,7 +212,7 @@ fn an_erased_tenant_is_gone_from_the_store_and_from_all_processes() {
         says(
             &hurried,
             3,
-            &["the tenant has no key", "may still have a key"],
+            &["no tenant of this name has a key", "may still have a key"],
         );
         signal(&user, Signal::SIGCONT);
         let done = json(&[&of(TENANT)[..], &["--wait", "1m"]].concat());
@@ -496,7 +496,7 @@ fn a_renewal_of_keys_encrypts_all_pages_anew() {
     let before = fs::read(&store).unwrap();
     let rekey = ["compact", &store, "--key-file", &key, "--rekey"];
     let wrong = [&rekey[..], &["--tenant", "of no page"]].concat();
-    fails(&wrong, 3, &["no such tenant"]);
+    fails(&wrong, 2, &["no tenant of this name"]);
     served(&store, Some(&key), || fails(&rekey, 3, &["in use"]));
     let done = json(&rekey);
     let pages = keys().len();

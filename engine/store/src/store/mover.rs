@@ -6,7 +6,7 @@
 //! releases the old segment only when the copies are synced: a kill at any moment leaves at least
 //! one whole copy of each page. A page that fails its checksum on the way is dropped, not copied.
 //!
-//! The stored bytes move as they are. Only a renewal of keys ([`Keys::renew`]) encrypts the pages
+//! The stored bytes move as they are. Only a renewal of keys (`Keys::renew`) encrypts the pages
 //! of former keys anew on the way.
 
 use std::sync::Arc;

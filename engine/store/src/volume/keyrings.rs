@@ -337,6 +337,10 @@ impl Volumes {
         let keys = self.keys.clone().ok_or_else(|| not_encrypted(&path))?;
         let next = change(&keys).map_err(|error| match error {
             KeyringError::WrongKey { .. } => not_usable(&path, &error),
+            KeyringError::NoTenant => StoreError::Usage(format!(
+                "{}: no tenant of this name has a key, and nothing was written: check the name",
+                path.display()
+            )),
             error => StoreError::Keyring {
                 path,
                 reason: error.to_string(),

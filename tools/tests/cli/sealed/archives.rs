@@ -55,6 +55,11 @@ fn an_archive_of_an_encrypted_store_opens_with_its_key_alone() {
     assert_eq!(hits(&plain, None), pages);
     json(&[&with(&sealed)[..], &["--key-file", &other]].concat());
     assert_eq!(hits(&sealed, Some(&other)), pages);
+    let clear = place.at("clear");
+    let store_key = ["export", &store, &clear, "--key-file", &key];
+    json(&[&store_key[..], &["--plaintext"]].concat());
+    let swapped = ["import", &plain, &clear, hint, &key];
+    fails(&swapped, 2, &["the archive is not encrypted"]);
     // Through a pipe, into a store that a process serves.
     let served_store = empty(&place, "served", Some(&other));
     let (taken, _) = served(&served_store, Some(&other), || {
