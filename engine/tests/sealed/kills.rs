@@ -229,7 +229,7 @@ fn a_renewal_killed_at_any_write_leaves_every_page_and_goes_on() {
         rekey(sample.path(), options, Some("a"), &mut progress).map(drop)
     };
     // The writes of pages are many: some of them.
-    let writes = (0..).step_by(17);
+    let writes = (0..).step_by(41);
     let kills = killed_at(writes, &sample, renew, || {
         assert_eq!(sample.hits(1, "a"), 80);
         renew(&options(1)).unwrap();

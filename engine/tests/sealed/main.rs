@@ -156,6 +156,16 @@ impl Sample {
         store.close().unwrap();
     }
 
+    /// Another writer puts another key into the slot of a tenant.
+    fn replace_key_of(&self, tenant: &str) {
+        self.change(|ring| {
+            ring.erase(tenant, Serial::ZERO, &mut random).unwrap();
+            fill(ring);
+            let slot = ring.add_tenant(tenant, Serial::MAX, &mut random, 1);
+            assert_eq!(slot.unwrap().get(), 2);
+        });
+    }
+
     /// Writes a keyring to all places, changed from the present one.
     fn change(&self, change: impl FnOnce(&mut Keyring)) {
         let copy = self.copies().into_iter().flatten();
@@ -165,6 +175,15 @@ impl Sample {
         for path in &self.paths {
             write_keyring(path, &ring.copy().encode());
         }
+    }
+}
+
+/// Fills a keyring with other tenants.
+fn fill(ring: &mut Keyring) {
+    for number in ring.copy().slots.len()..KEY_SLOTS_MAX {
+        let tenant = number.to_string();
+        ring.add_tenant(&tenant, Serial::ZERO, &mut random, 1)
+            .unwrap();
     }
 }
 
@@ -350,10 +369,7 @@ fn a_store_grows_and_gets_volumes_with_the_keyring_in_all_places() {
 fn compaction_copies_the_bytes_of_tenants_without_keys() {
     let sample = Sample::new();
     sample.delete_half_of("b");
-    sample.change(|ring| {
-        ring.erase("a", Serial::ZERO, &mut random).unwrap();
-        ring.add_tenant("a", Serial::MAX, &mut random, 1).unwrap();
-    });
+    sample.replace_key_of("a");
     let mut progress = |_, _| ControlFlow::Continue(());
     let done = compact(sample.path(), &options(1), false, &mut progress).unwrap();
     assert!(done.moved_pages > 0 && done.damaged_pages == 0, "{done:?}");
@@ -403,13 +419,7 @@ fn no_tool_moves_the_pages_of_an_erased_tenant() {
 fn the_slot_of_an_erased_tenant_is_given_again_behind_its_last_segment() {
     let sample = Sample::new();
     sample.erase("a");
-    sample.change(|ring| {
-        for number in ring.copy().slots.len()..KEY_SLOTS_MAX {
-            let tenant = number.to_string();
-            ring.add_tenant(&tenant, Serial::ZERO, &mut random, 1)
-                .unwrap();
-        }
-    });
+    sample.change(fill);
     let store = sample.open(1);
     let keys = chain(1, 20);
     let hits = |tenant: &str| {
@@ -433,10 +443,7 @@ fn the_slot_of_an_erased_tenant_is_given_again_behind_its_last_segment() {
 #[test]
 fn a_keyring_of_other_keys_is_not_taken_for_damage() {
     let sample = Sample::new();
-    sample.change(|ring| {
-        ring.erase("a", Serial::ZERO, &mut random).unwrap();
-        ring.add_tenant("a", Serial::MAX, &mut random, 1).unwrap();
-    });
+    sample.replace_key_of("a");
     let survey = sample.unlocked(1);
     let checked = survey
         .check_payloads(|_| ControlFlow::Continue(()), |_| ())
