@@ -282,6 +282,14 @@ fn row_33_changed_bytes_are_damage_and_are_put_again() {
     store.close().unwrap();
 }
 
+/// Fills a keyring with other tenants.
+fn fill(ring: &mut Keyring) {
+    for number in ring.copy().slots.len()..larder_format::KEY_SLOTS_MAX {
+        ring.add_tenant(&number.to_string(), Serial::ZERO, &mut random, 1)
+            .unwrap();
+    }
+}
+
 /// Keys that are lost or wrong are never taken for damage.
 #[test]
 fn a_page_without_its_key_is_a_miss_of_its_own_and_stays() {
@@ -296,6 +304,7 @@ fn a_page_without_its_key_is_a_miss_of_its_own_and_stays() {
         let mut ring = ring.unwrap();
         *former.borrow_mut() = Some(ring.clone());
         ring.erase("a", Serial::ZERO, &mut random).unwrap();
+        fill(&mut ring);
         ring.add_tenant("a", ALL, &mut random, 1).unwrap();
         ring
     });
@@ -358,10 +367,7 @@ fn a_full_keyring_takes_no_further_tenant_and_says_so() {
     let sample = Sample::new();
     sample.change(|_, ring| {
         let mut ring = ring.unwrap();
-        for number in 1..larder_format::KEY_SLOTS_MAX {
-            ring.add_tenant(&number.to_string(), Serial::ZERO, &mut random, 1)
-                .unwrap();
-        }
+        fill(&mut ring);
         ring
     });
     let store = sample.open();
