@@ -175,11 +175,11 @@ larder_base::bugs! {
         ErasedRecovered,
         /// A tenant is erased before the keyring without it is durable.
         HastyErasure,
-        /// A page is stored whose key was erased since it was encrypted.
-        LateSealed,
     }
     /// Bugs that show among an owner and its clients.
     SHARED: {
+        /// A page is stored whose key was erased since it was encrypted.
+        LateSealed,
         /// An encrypted page of a shared read is decrypted in the memory that all processes map.
         SlotDecryptedInPlace,
         /// A client states that it has wiped a key, and keeps it.

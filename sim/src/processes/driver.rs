@@ -259,6 +259,7 @@ impl Driver {
         self.look_at_evictions();
         self.look_at_sealed();
         self.look_at_erased();
+        self.look_at_keys();
         if has_faults && self.world.now() - self.begun < FAULTS_LIMIT {
             self.draw_faults();
         }

@@ -1,6 +1,5 @@
 //! A store over a simulated disk, and the view of a simulation into it.
 
-use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use larder_core::core::{Core, Emptying, Victim};
@@ -40,11 +39,16 @@ impl LocalStore {
         given_up::of_this_thread()
     }
 
-    /// Whether the key of a slot is not erased, as far as no task changes the keyring.
-    #[must_use]
-    pub fn may_have_key(&self, slot: NonZeroU16) -> bool {
-        let keys = self.local.keys.as_ref();
-        keys.is_none_or(|keys| keys.may_have(slot))
+    /// Fails if a page is stored whose key is erased, as far as no task changes the keyring.
+    pub fn check_keys(&self) {
+        let Some(keys) = &self.local.keys else {
+            return;
+        };
+        self.local.index.each(|page| {
+            let seal = page.proof.seal;
+            let may_have = seal.is_none_or(|seal| keys.may_have(seal.slot));
+            assert!(may_have, "a page is stored whose key is erased: {page:?}");
+        });
     }
 
     /// Opens a store whose volumes have these superblocks. Of each: the newer valid copy, and which

@@ -62,6 +62,13 @@ impl Driver {
         }
     }
 
+    /// No page is stored whose key is erased.
+    pub(super) fn look_at_keys(&self) {
+        for store in self.running.iter().filter_map(|running| running.local()) {
+            store.check_keys();
+        }
+    }
+
     /// No client has a key whose erasure was reported as complete.
     pub(super) fn look_at_erased(&self) {
         let erased = std::mem::take(&mut self.shared.borrow_mut().erased);
