@@ -69,7 +69,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-pub use larder_sim_runtime::heap::Heap;
+pub use larder_sim_runtime::heap::{self, Heap};
 
 pub use classes::{Class, Tally};
 pub use mode::Mode;

@@ -35,7 +35,7 @@ fn hunt(mode: Mode, plant: impl Fn() + Sync, seeds: u64) -> Option<Catch> {
                 while caught.lock().unwrap().is_none() {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= seeds {
-                        return;
+                        break;
                     }
                     if let Err(panic) = catch_unwind(|| mode.play_apart(seed)) {
                         let said = panic.downcast_ref::<String>().cloned();
@@ -47,6 +47,8 @@ fn hunt(mode: Mode, plant: impl Fn() + Sync, seeds: u64) -> Option<Catch> {
                         }
                     }
                 }
+                // SAFETY: the panic is dropped, and its text was copied outside of the run.
+                unsafe { larder_sim::heap::leave() };
             });
         }
     });

@@ -10,7 +10,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
 /// Address space of one area. Memory is used as far as a run touches it.
 const AREA_BYTES: usize = 1 << 30;
@@ -27,13 +27,17 @@ const SIZES: usize = AREA_BYTES.trailing_zeros() as usize + 1;
 
 /// All areas, one behind the other. Null before the first scope.
 static AREAS_BEGIN: AtomicPtr<u8> = AtomicPtr::new(ptr::null_mut());
-/// Areas given to threads.
+/// Areas that were given to threads at least once.
 static AREAS_TAKEN: AtomicUsize = AtomicUsize::new(0);
+/// Areas that threads have left, a bit each.
+static AREAS_LEFT: [AtomicU64; AREAS / 64] = [const { AtomicU64::new(0) }; AREAS / 64];
 
 /// The area of a thread.
 struct Area {
     /// Null while the thread has none.
     begin: Cell<*mut u8>,
+    /// The area of the last run that panicked, which may still hold the panic.
+    former: Cell<*mut u8>,
     /// The first byte that no block has.
     next: Cell<usize>,
     /// By size: the first freed block. Its first word is the address of the next one.
@@ -46,6 +50,7 @@ thread_local! {
     static AREA: Area = const {
         Area {
             begin: Cell::new(ptr::null_mut()),
+            former: Cell::new(ptr::null_mut()),
             next: Cell::new(0),
             freed: [const { Cell::new(ptr::null_mut()) }; SIZES],
             is_open: Cell::new(false),
@@ -104,13 +109,23 @@ impl Area {
     /// Takes a new area. Without one, the thread goes on with the system's memory.
     fn renew(&self) {
         self.clear();
-        let number = AREAS_TAKEN.fetch_add(1, Ordering::Relaxed);
+        let number = left().unwrap_or_else(|| AREAS_TAKEN.fetch_add(1, Ordering::Relaxed));
         let begin = areas();
+        self.former.set(self.begin.get());
         self.begin.set(match number < AREAS && !begin.is_null() {
             true => begin.wrapping_add(number * AREA_BYTES),
             false => ptr::null_mut(),
         });
     }
+}
+
+/// Takes an area that a thread has left.
+fn left() -> Option<usize> {
+    AREAS_LEFT.iter().enumerate().find_map(|(at, areas)| {
+        let lowest = |areas: u64| (areas != 0).then(|| areas & (areas - 1));
+        let before = areas.fetch_update(Ordering::AcqRel, Ordering::Acquire, lowest);
+        Some(at * 64 + before.ok()?.trailing_zeros() as usize)
+    })
 }
 
 /// The address space of all areas. Null if there is none.
@@ -218,6 +233,26 @@ impl Drop for Open {
             }
         });
     }
+}
+
+/// Gives the areas of this thread back, with their memory: for a thread that plays no more runs.
+///
+/// # Safety
+/// Nothing of the runs of this thread is used any more, also not the panic of a run.
+pub unsafe fn leave() {
+    AREA.with(|area| {
+        area.clear();
+        for begin in [&area.begin, &area.former] {
+            let begin = begin.replace(ptr::null_mut());
+            if begin.is_null() {
+                continue;
+            }
+            // SAFETY: a whole area, which nothing uses by the caller's promise.
+            unsafe { libc::madvise(begin.cast(), AREA_BYTES, libc::MADV_DONTNEED) };
+            let number = (begin.addr() - areas().addr()) / AREA_BYTES;
+            AREAS_LEFT[number / 64].fetch_or(1 << (number % 64), Ordering::AcqRel);
+        }
+    });
 }
 
 /// Calls `f` with the system's memory. Its allocations may be used after the scope.
