@@ -11,7 +11,9 @@ mod copies;
 mod home;
 mod kills;
 mod repair;
+mod sealed;
 mod superblocks;
 #[path = "../../../tests/support/mod.rs"]
 mod support;
+mod traced;
 mod volumes;

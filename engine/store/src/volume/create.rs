@@ -39,7 +39,10 @@ use checks::{
     identity_bytes, is_there, may_overwrite, parent_of, size_of, suited,
 };
 use grow::grow;
-use left::{is_named, left_bytes, lock_left, open_left, remove_left, temporary_name};
+use left::{
+    is_named, left_bytes, lock_left, named_left, open_left, remove_left, remove_named,
+    temporary_name,
+};
 pub use options::{CreateOptions, Created, Progress};
 use present::present;
 
@@ -84,15 +87,20 @@ fn make(path: &Path, options: &CreateOptions<'_>) -> Result<Created, StoreError>
     }
     check_distinct(&paths)?;
     // A store that is there has its sizes: the given ones need not make sense.
+    let left = named_left(&paths)?;
+    let force = |path: &PathBuf| options.force || left.contains(path);
     for path in &paths {
-        Target::check_content(path, options.force)?;
+        Target::check_content(path, force(path))?;
     }
     let plan = Plan::new(&paths, options)?;
     if options.dry_run {
         for path in &paths {
-            Target::check(path, options.force, plan.volume_bytes)?;
+            Target::check(path, force(path), plan.volume_bytes)?;
         }
         return Ok(plan.created(paths, options.wrapping.is_some()));
+    }
+    for path in &left {
+        remove_named(path)?;
     }
     let mut targets: Vec<Target> = Vec::with_capacity(paths.len());
     for path in &paths {

@@ -1,4 +1,5 @@
-//! The remains of a killed creation: the file of an incomplete volume, under its temporary name.
+//! The remains of a killed creation: the file of an incomplete volume, under its temporary name;
+//! and further volumes, which have their names while the first one, named last, has none.
 
 use std::fs;
 use std::io::{Error, ErrorKind};
@@ -6,16 +7,19 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use larder_format::{BLOCK_BYTES, SuperblockError};
+use larder_format::{
+    BLOCK_BYTES, KEYRING_BYTES, QUOTAS_BYTES, SuperblockError, VolumeEntry, keyring_offsets,
+    quotas_offsets, superblock_offsets,
+};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use super::checks::{absolute, allocated_bytes};
+use super::checks::{absolute, allocated_bytes, is_there};
 use crate::error::{StoreError, io_error};
 use crate::volume::{Access, File};
 
 /// Bytes read at once to check that nothing was written.
-const ZEROS_BYTES: usize = 4 << 20;
+const ZEROS_BYTES: u64 = 4 << 20;
 
 /// The name of a volume until it is complete.
 pub(super) fn temporary_name(path: &Path) -> PathBuf {
@@ -74,8 +78,8 @@ pub(super) fn lock_left(file: Option<File>, temporary: &Path) -> Result<Option<F
 }
 
 /// Refuses a file that a killed creation of `path` cannot have left: a file with bytes other than
-/// zeros, unless these are a superblock that names `path` and was never replaced since the
-/// creation.
+/// zeros in a place where a creation writes none, unless its superblock names `path` and was never
+/// replaced since the creation.
 fn check_left(file: &File, path: &Path, temporary: &Path) -> Result<(), StoreError> {
     let is_left = match file.superblock() {
         Ok(superblock) => {
@@ -83,7 +87,8 @@ fn check_left(file: &File, path: &Path, temporary: &Path) -> Result<(), StoreErr
             superblock.generation == 1
                 && absolute(path).is_ok_and(|path| entry.is_some_and(|entry| entry.path == path))
         }
-        Err(SuperblockError::NotLarder | SuperblockError::Blank) => reads_as_zeros(file),
+        Err(SuperblockError::NotLarder | SuperblockError::Blank) => is_unused(file, false),
+        Err(SuperblockError::Damaged(_)) => is_unused(file, true),
         Err(_) => false,
     };
     if is_left {
@@ -93,21 +98,86 @@ fn check_left(file: &File, path: &Path, temporary: &Path) -> Result<(), StoreErr
     }
 }
 
-fn reads_as_zeros(file: &File) -> bool {
-    let mut offset = 0;
-    while offset < file.bytes {
+/// Whether all bytes are zero outside of the places that a creation fills. Those of the superblocks
+/// are filled last.
+fn is_unused(file: &File, has_superblock: bool) -> bool {
+    let places = |offsets: [u64; 3], bytes: usize| offsets.map(|at| at..at + bytes as u64);
+    let mut filled = [
+        places(keyring_offsets(file.bytes), KEYRING_BYTES),
+        places(quotas_offsets(file.bytes), QUOTAS_BYTES),
+    ]
+    .concat();
+    if has_superblock {
+        filled.extend(places(superblock_offsets(file.bytes), BLOCK_BYTES));
+    }
+    filled.sort_by_key(|place| place.start);
+    let mut from = 0;
+    let mut is_unused = true;
+    for place in filled {
+        is_unused &= reads_as_zeros(file, from, place.start);
+        from = place.end;
+    }
+    is_unused && reads_as_zeros(file, from, file.bytes)
+}
+
+fn reads_as_zeros(file: &File, from: u64, end: u64) -> bool {
+    let mut offset = from;
+    while offset < end {
         // Most of a preallocated volume was never written, and need not be read.
         match rustix::fs::seek(&file.file, SeekFrom::Data(offset)) {
-            Ok(data) => offset = data / BLOCK_BYTES as u64 * BLOCK_BYTES as u64,
+            Ok(data) => offset = offset.max(data / BLOCK_BYTES as u64 * BLOCK_BYTES as u64),
             Err(Errno::NXIO) => return true,
             Err(_) => {}
         }
-        if !is_zero(file, offset, ZEROS_BYTES) {
+        let bytes = end.saturating_sub(offset).min(ZEROS_BYTES);
+        if bytes > 0 && !is_zero(file, offset, usize::try_from(bytes).unwrap_or(0)) {
             return false;
         }
-        offset += ZEROS_BYTES as u64;
+        offset += bytes.max(1);
     }
     true
+}
+
+/// The further volumes among these that a killed creation of all of them has named. None of them
+/// was ever used: their first volume has no name.
+pub(super) fn named_left(paths: &[PathBuf]) -> Result<Vec<PathBuf>, StoreError> {
+    let mut left = Vec::new();
+    let Some((first, further)) = paths.split_first() else {
+        return Ok(left);
+    };
+    if is_there(first)? {
+        return Ok(left);
+    }
+    for (path, index) in further.iter().zip(1..) {
+        if is_there(path)? && is_left_volume(&File::open(path, Access::ReadOnly)?, paths, index) {
+            left.push(path.clone());
+        }
+    }
+    Ok(left)
+}
+
+fn is_left_volume(file: &File, paths: &[PathBuf], index: u16) -> bool {
+    let Ok(superblock) = file.superblock() else {
+        return false;
+    };
+    let is_it = |(entry, path): (&VolumeEntry, &PathBuf)| {
+        absolute(path).is_ok_and(|path| entry.path == path)
+    };
+    !file.is_device
+        && (superblock.generation, superblock.volume) == (1, index)
+        && superblock.volumes.len() == paths.len()
+        && superblock.volumes.iter().zip(paths).all(is_it)
+}
+
+/// Removes a volume that a killed creation has named.
+pub(super) fn remove_named(path: &Path) -> Result<(), StoreError> {
+    let file = File::open(path, Access::Exclusive)?;
+    file.lock(path)?;
+    match is_named(&file.file, path) {
+        true => fs::remove_file(path)
+            .map_err(|e| io_error("removing the volume of a killed creation", path, e)),
+        false => Ok(()),
+    }
 }
 
 pub(super) fn is_zero(file: &File, offset: u64, bytes: usize) -> bool {
