@@ -125,6 +125,9 @@ classes! {
     shared {
         ErasedAmongOthers => "tenant erased, beside other processes",
         ErasedInPart => "tenant erased, and a client has not answered",
+        RotatedAlone => "wrapping key replaced by a process of its own",
+        RotationDeath => "process killed in a rotation of the wrapping key",
+        WrongKeyAmongOthers => "process refused, because its key is a wrong one",
         ClientDeath => "client killed",
         ClientDeathInPut => "client killed in a put",
         ClientDeathInGet => "client killed in a get",

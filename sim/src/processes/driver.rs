@@ -2,6 +2,7 @@
 
 mod checks;
 mod faults;
+mod rotation;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -128,6 +129,7 @@ impl Driver {
         self.phase("the last calls", false, Driver::are_calls_over);
         self.check_all("beside the others");
         self.close_all();
+        self.rotate();
         self.check_all("alone");
         self.close_all();
         self.look_at_volumes();
@@ -175,19 +177,19 @@ impl Driver {
         let running = Running::new(process);
         let keepers = self.shared.borrow().plan.keepers;
         let keeps_ownership = self.strikes(keepers);
-        let keyless = self
-            .shared
-            .borrow()
-            .plan
-            .seal
-            .as_ref()
-            .map(|seal| seal.keyless);
-        let has_key = keyless.is_none_or(|share| !self.strikes(share));
+        let seal = self.shared.borrow().plan.seal.clone();
+        let has_key = seal.as_ref().is_none_or(|seal| !self.strikes(seal.keyless));
+        let wrong = seal.filter(|seal| !has_key && self.strikes(seal.mistaken));
         running.has_key.set(has_key);
+        running.has_wrong_key.set(wrong.is_some());
         let (options, path) = {
             let State { plan, dice, .. } = &mut *self.shared.borrow_mut();
             let options = plan.options(keeps_ownership, plan.pick_codec(dice), has_key);
             (options, plan.path().to_owned())
+        };
+        let options = match wrong {
+            Some(seal) => options.with(|o| o.wrapping = Some(seal.wrong)),
+            None => options,
         };
         self.world.spawn(process, "main", {
             let running = running.clone();
@@ -241,7 +243,14 @@ impl Driver {
             }
             if let Some(error) = running.failed.borrow_mut().take() {
                 let has_write_errors = self.shared.borrow().plan.has_write_errors();
-                let is_keyless = !running.has_key.get() && matches!(error, StoreError::Sealed(_));
+                let is_keyless = match error {
+                    StoreError::Sealed(_) => !running.has_key.get(),
+                    StoreError::WrongKey { .. } => running.has_wrong_key.get(),
+                    _ => false,
+                };
+                if is_keyless && running.has_wrong_key.get() {
+                    self.count(Class::WrongKeyAmongOthers);
+                }
                 assert!(
                     is_expected(&error) || is_keyless || has_write_errors,
                     "a process cannot attach: {error} ({error:?})"

@@ -92,9 +92,15 @@ pub struct Plan {
 #[derive(Clone, Debug)]
 pub struct Seal {
     wrapping: WrappingKey,
+    /// The key that a rotation replaces it by.
+    next: WrappingKey,
+    /// A key that never opens the store.
+    pub wrong: WrappingKey,
     keyring: KeyringCopy,
     /// The share of processes without the key of the store.
     pub keyless: f64,
+    /// The share of these that have a wrong key.
+    pub mistaken: f64,
 }
 
 fn namespace(number: usize, part_blocks: &[u32]) -> Namespace {
@@ -224,12 +230,28 @@ impl Plan {
             true => dice.pick(&[0.2, 0.4]),
             false => 0.0,
         };
-        let sealed = Sealed::new(STORE, dice.fork(), None);
+        let mut sealed = Sealed::new(STORE, dice.fork(), None);
         self.seal = Some(Seal {
+            next: sealed.begin_rotation(),
             wrapping: sealed.wrapping,
+            wrong: sealed.wrong,
             keyring: sealed.first,
             keyless,
+            mistaken: dice.pick(&[0.0, 0.5, 1.0]),
         });
+    }
+
+    /// The key of an encrypted store, and that of the next rotation.
+    pub fn keys(&self) -> Option<(WrappingKey, WrappingKey)> {
+        let seal = self.seal.as_ref();
+        seal.map(|seal| (seal.wrapping.clone(), seal.next.clone()))
+    }
+
+    /// From here on processes have the key of the rotation.
+    pub fn swap_keys(&mut self) {
+        if let Some(seal) = &mut self.seal {
+            std::mem::swap(&mut seal.wrapping, &mut seal.next);
+        }
     }
 
     /// The codec of a process.

@@ -92,6 +92,8 @@ pub struct Running {
     pub stops: Cell<u64>,
     /// It has the key of an encrypted store.
     pub has_key: Cell<bool>,
+    /// It has another key than that of the store.
+    pub has_wrong_key: Cell<bool>,
 }
 
 impl Running {
@@ -107,6 +109,7 @@ impl Running {
             evictions: Cell::new(0),
             stops: Cell::new(0),
             has_key: Cell::new(true),
+            has_wrong_key: Cell::new(false),
         })
     }
 
