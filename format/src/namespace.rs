@@ -25,6 +25,10 @@
 //! The version is that of the encoding alone. Keys, checksums and the names of a remote depend on
 //! the fingerprint, so a new version of the format does not change it.
 //!
+//! Who knows a fingerprint can test guesses of the fields. So an encrypted store names its
+//! namespaces by fingerprints that depend on its key, and gives no others out
+//! ([`Namespace::named`]).
+//!
 //! Texts contain no control characters, because they are shown on terminals and in logs.
 
 use std::collections::BTreeMap;
@@ -49,7 +53,8 @@ const HEADER_BYTES: usize = MAGIC.len() + 4 + 4;
 const FIXED_BYTES: usize = HEADER_BYTES + 4 + 3 * 8 + 1 + 2;
 
 identity! {
-    /// The first 16 bytes of the BLAKE3 of a namespace's encoding.
+    /// The first 16 bytes of the BLAKE3 of a namespace's encoding; in an encrypted store, of its
+    /// HMAC-SHA256 under a key of the store.
     Fingerprint, 16
 }
 
@@ -166,18 +171,27 @@ impl NamespaceBuilder {
     }
 }
 
-/// A valid namespace. Cloning is cheap.
-#[derive(Clone, PartialEq, Eq)]
+/// A valid namespace. Cloning is cheap. Equal fields are an equal namespace, whatever its
+/// fingerprint.
+#[derive(Clone)]
 pub struct Namespace {
     inner: Arc<Inner>,
+    fingerprint: Fingerprint,
 }
 
 #[derive(PartialEq, Eq)]
 struct Inner {
     fields: NamespaceFields,
     encoding: Vec<u8>,
-    fingerprint: Fingerprint,
 }
+
+impl PartialEq for Namespace {
+    fn eq(&self, other: &Namespace) -> bool {
+        self.inner == other.inner
+    }
+}
+
+impl Eq for Namespace {}
 
 /// Why fields or bytes are not a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -269,12 +283,24 @@ impl Namespace {
         let encoding = encode(&fields)?;
         let fingerprint = fingerprint_of(&encoding);
         Ok(Namespace {
-            inner: Arc::new(Inner {
-                fields,
-                encoding,
-                fingerprint,
-            }),
+            inner: Arc::new(Inner { fields, encoding }),
+            fingerprint,
         })
+    }
+
+    /// The same namespace, by the name that an encrypted store gives it.
+    #[must_use]
+    pub fn named(&self, fingerprint: Fingerprint) -> Namespace {
+        Namespace {
+            inner: self.inner.clone(),
+            fingerprint,
+        }
+    }
+
+    /// The same namespace, by the fingerprint of its fields alone: for places outside of the store.
+    #[must_use]
+    pub fn plain(&self) -> Namespace {
+        self.named(fingerprint_of(self.encode()))
     }
 
     /// The fields.
@@ -292,7 +318,7 @@ impl Namespace {
     /// The fingerprint that the page records hold.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
-        self.inner.fingerprint
+        self.fingerprint
     }
 
     /// The canonical encoding: at most [`NAMESPACE_BYTES_MAX`] bytes.

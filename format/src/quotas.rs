@@ -140,7 +140,7 @@ pub struct Quotas {
     pub list: Vec<Quota>,
 }
 
-/// Why quotas are not valid.
+/// Why quotas are not valid. Messages get into logs, and name no group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
     /// A name has no byte, too many, or a control character.
@@ -150,18 +150,16 @@ pub enum QuotaError {
     )]
     Name,
     /// The maximum is below the minimum, or zero.
-    #[error("the maximum of {group} is {max} bytes, and its minimum {min}: raise the maximum")]
+    #[error("the maximum is {max} bytes, and the minimum {min}: raise the maximum")]
     Range {
-        /// The group.
-        group: QuotaGroup,
         /// Its minimum.
         min: u64,
         /// Its maximum.
         max: u64,
     },
     /// A quota without minimum, maximum and age, or an age of zero.
-    #[error("the quota of {0} states nothing: give a minimum, a maximum or an age above zero")]
-    Empty(QuotaGroup),
+    #[error("the quota states nothing: give a minimum, a maximum or an age above zero")]
+    Empty,
     /// More groups than there is room for.
     #[error("{0} quotas, and a store keeps at most {QUOTAS_MAX}: remove some")]
     TooMany(usize),
@@ -358,15 +356,11 @@ impl Quota {
             }
         }
         if let Some(max) = self.max.filter(|max| *max == 0 || *max < self.min) {
-            return Err(QuotaError::Range {
-                group: self.group.clone(),
-                min: self.min,
-                max,
-            });
+            return Err(QuotaError::Range { min: self.min, max });
         }
         let states_nothing = self.min == 0 && self.max.is_none() && self.max_age_s.is_none();
         if states_nothing || self.max_age_s == Some(0) {
-            return Err(QuotaError::Empty(self.group.clone()));
+            return Err(QuotaError::Empty);
         }
         Ok(())
     }

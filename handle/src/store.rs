@@ -12,7 +12,7 @@ mod quota;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use larder_base::fork::Origin;
@@ -22,7 +22,7 @@ use larder_engine::{
     Count, GetPage, GetStatus, Hint, NamespaceId, PageStore, Part, PutOptions, PutPage, PutStatus,
     Recall, Refusal, Settings, Stats, Store, StoreError,
 };
-use larder_format::{Namespace, PageKey};
+use larder_format::{Fingerprint, Namespace, PageKey};
 use larder_store::inventory::{Cursor, Inventory, Listing, Usage};
 use larder_store::share;
 use larder_sync::{Condvar, Mutex};
@@ -108,11 +108,12 @@ impl Patience {
 pub struct Space {
     /// The store.
     pub handle: Arc<Handle>,
-    /// Its record.
+    /// Its record, with the fingerprint of its fields.
     pub namespace: Namespace,
     /// Bytes of each part of a page.
     pub parts: Vec<usize>,
     id: NamespaceId,
+    name: OnceLock<Fingerprint>,
 }
 
 impl Handle {
@@ -320,6 +321,7 @@ impl Handle {
             parts: sizes.iter().map(|&bytes| bytes as usize).collect(),
             namespace,
             id,
+            name: OnceLock::new(),
         })
     }
 
@@ -516,6 +518,17 @@ pub fn all(status: Status, pages: usize) -> Vec<u8> {
 }
 
 impl Space {
+    /// Its name in the store. As long as the store has had no owner, that of its fields.
+    pub fn fingerprint(&self) -> Fingerprint {
+        if let Some(name) = self.name.get() {
+            return *name;
+        }
+        match self.handle.store.named(self.id) {
+            Some(named) => *self.name.get_or_init(|| named.fingerprint()),
+            None => self.namespace.fingerprint(),
+        }
+    }
+
     /// Bytes of a page in memory: of its parts, one after the other.
     pub fn page_bytes(&self) -> usize {
         self.parts.iter().sum()

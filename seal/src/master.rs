@@ -1,8 +1,9 @@
-//! The master key: encryption of metadata, and the names of tenants in a keyring.
+//! The master key: encryption of metadata, the names of tenants in a keyring, and those of
+//! namespaces wherever they are shown.
 //!
 //! It is random, and used for nothing itself: each use has a key that is derived from it.
 
-use larder_format::{MetadataSeal, TenantId};
+use larder_format::{Fingerprint, MetadataSeal, Namespace, TenantId};
 use zeroize::Zeroizing;
 
 use crate::cipher::{KEY_BYTES, hmac};
@@ -17,6 +18,7 @@ pub struct MasterKey {
     root: Key,
     metadata: Key,
     names: Key,
+    spaces: Key,
     keyring: Key,
 }
 
@@ -31,6 +33,7 @@ impl MasterKey {
         Ok(MasterKey {
             metadata: derived(&root, b"larder metadata 1")?,
             names: derived(&root, b"larder tenant names 1")?,
+            spaces: derived(&root, b"larder namespace names 1")?,
             keyring: derived(&root, b"larder keyring 1")?,
             root,
         })
@@ -52,6 +55,15 @@ impl MasterKey {
     pub fn tenant(&self, name: &str) -> Result<TenantId, VaultError> {
         let [id, _] = halves(self.names.with(|key| hmac(key, name.as_bytes()))??);
         Ok(TenantId::from_bytes(id))
+    }
+
+    /// A namespace, as the store names it.
+    ///
+    /// # Errors
+    /// The key cannot be used, or the cipher failed.
+    pub fn namespace(&self, namespace: &Namespace) -> Result<Namespace, VaultError> {
+        let [name, _] = halves(self.spaces.with(|key| hmac(key, namespace.encode()))??);
+        Ok(namespace.named(Fingerprint::from_bytes(name)))
     }
 
     /// Encrypts metadata in place. `associated` names the structure and its place: metadata that is

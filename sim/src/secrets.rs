@@ -5,7 +5,7 @@ use std::io;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use larder_engine::format::{Fingerprint, KeyringCopy, PageKey, StoreId};
+use larder_engine::format::{Fingerprint, KeyringCopy, Namespace, PageKey, StoreId};
 use larder_seal::{Keyring, Vault, WrappingKey};
 use larder_sim_runtime::dice::Dice;
 use larder_store::keys::Keys;
@@ -85,6 +85,13 @@ impl Sealed {
     /// From here on it draws other salts and keys than a world with the same dice.
     pub fn differ(&self) {
         set_world(OTHER_WORLD);
+    }
+
+    /// Namespaces by their names in the store, as the store tells of them.
+    pub fn name(&self, namespaces: &mut [Namespace]) {
+        for namespace in namespaces {
+            *namespace = self.keys.named(namespace).unwrap();
+        }
     }
 
     pub fn new(store: StoreId, mut dice: Dice, differs_from: Option<u64>) -> Sealed {

@@ -190,6 +190,9 @@ impl World {
         let volumes = setup.volumes.len();
         let seal = seal.filter(|_| setup.sealed);
         let sealed = seal.map(|(dice, differs_from)| Sealed::new(store, dice, differs_from));
+        if let Some(sealed) = &sealed {
+            sealed.name(&mut setup.namespaces);
+        }
         let mut superblocks = setup.superblocks(store);
         for superblock in &mut superblocks {
             superblock.keyring = sealed.as_ref().map_or(0, |sealed| sealed.first.generation);

@@ -87,6 +87,10 @@ impl<W: Write> ArchiveSink<W> {
     /// When it cannot be written.
     pub fn namespace(&mut self, namespace: ArchivedNamespace) -> io::Result<()> {
         self.write_batch()?;
+        let namespace = match namespace {
+            ArchivedNamespace::Whole(record) => ArchivedNamespace::Whole(record.plain()),
+            unnamed @ ArchivedNamespace::Unnamed { .. } => unnamed,
+        };
         self.namespace = Some(namespace.clone());
         self.item(&ArchiveItem::Namespace(namespace))
     }

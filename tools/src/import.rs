@@ -541,7 +541,7 @@ fn needed_bytes(args: &ImportArgs, store: &Store, archive: &Archive) -> Option<u
         .records()
         .ok()?
         .into_iter()
-        .map(|namespace| (namespace.fingerprint(), namespace))
+        .map(|namespace| (namespace.plain().fingerprint(), namespace))
         .collect();
     if !args.file.is_file() {
         return None;

@@ -228,8 +228,10 @@ impl<A: Allocator + ?Sized> Putting for Direct<'_, A> {
 /// The facts of a namespace that a handle needs to move its pages.
 #[derive(Clone, Debug)]
 pub struct NamespaceShape {
-    /// Fingerprint, part of every payload checksum.
+    /// Its name in the store, part of every payload checksum.
     pub fingerprint: larder_format::Fingerprint,
+    /// Its name beneath the store.
+    pub(crate) beneath: larder_format::Fingerprint,
     /// Sizes of the parts.
     pub shape: larder_format::PageShape,
     /// Whether puts encode pages, as the owner of the store has decided.
@@ -241,11 +243,12 @@ pub struct NamespaceShape {
 }
 
 impl NamespaceShape {
-    /// The facts of a namespace.
+    /// The facts of a namespace, by its name in the store.
     #[must_use]
     pub fn of(namespace: &Namespace, codec: CodecChoice) -> NamespaceShape {
         NamespaceShape {
             fingerprint: namespace.fingerprint(),
+            beneath: namespace.plain().fingerprint(),
             shape: *namespace.shape(),
             codec,
             encoder: Encoder::of(codec, namespace),

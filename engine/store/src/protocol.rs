@@ -35,10 +35,10 @@ use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 /// The highest version of the messages that this release speaks.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// The lowest one.
-pub const VERSION_MIN: u32 = 12;
+pub const VERSION_MIN: u32 = 13;
 
 /// Feature: the owner takes the counters of its clients
 /// (`Request::Counted`).

@@ -198,7 +198,7 @@ fn an_owner_that_closes_while_a_client_may_be_writing_leaves_the_store_to_the_ne
         Reply::Done
     ));
     let record = namespace("m", &[65536]).encode().to_vec();
-    let Reply::Namespace(namespace, _) =
+    let Reply::Namespace(namespace, ..) =
         parse(&ask(&mut stream, &Request::Namespace { record: &record })).unwrap()
     else {
         panic!("no namespace");

@@ -13,7 +13,7 @@ impl Space {
     /// # Errors
     /// A sentence: the form is wrong, or the store refuses the quota.
     pub fn limit(&self, limits: &str) -> Result<(), String> {
-        let fingerprint = self.namespace.fingerprint().to_string();
+        let fingerprint = self.fingerprint().to_string();
         let wanted = quota::limits(limits, &fingerprint)?;
         let store = &self.handle.store;
         let change = |change| change_quotas(store, &change).map_err(|error| error.to_string());

@@ -408,7 +408,7 @@ impl Namespace {
 
     #[getter]
     fn digest<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, self.space.namespace.fingerprint().as_bytes())
+        PyBytes::new(py, self.space.fingerprint().as_bytes())
     }
 
     #[pyo3(signature = (

@@ -231,6 +231,7 @@ impl Plan {
             false => 0.0,
         };
         let mut sealed = Sealed::new(STORE, dice.fork(), None);
+        sealed.name(&mut self.namespaces);
         self.seal = Some(Seal {
             next: sealed.begin_rotation(),
             wrapping: sealed.wrapping,

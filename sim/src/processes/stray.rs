@@ -98,7 +98,7 @@ fn try_to(shared: &Shared) -> Result<(), WireError> {
         let keys: Vec<_> = keys.map(|name| state.plan.key(name)).collect();
         (state.plan.namespaces[namespace].encode().to_vec(), keys)
     };
-    let Reply::Namespace(namespace, _) = line.ask(&Request::Namespace { record: &record })? else {
+    let Reply::Namespace(namespace, ..) = line.ask(&Request::Namespace { record: &record })? else {
         return Ok(());
     };
     reserve_unmarked(shared, &mut line, namespace, blob(&keys[..1]))?;

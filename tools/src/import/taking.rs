@@ -110,7 +110,8 @@ impl Home {
                 fingerprint,
                 page_blocks,
             } => store.records()?.into_iter().find(|held| {
-                held.fingerprint() == *fingerprint && held.shape().page_blocks() == *page_blocks
+                let names = [held.fingerprint(), held.plain().fingerprint()];
+                names.contains(fingerprint) && held.shape().page_blocks() == *page_blocks
             }),
         };
         let Some(namespace) = namespace else {

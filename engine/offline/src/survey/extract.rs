@@ -346,7 +346,8 @@ impl<'a> Assembly<'a> {
             if let Err(unopened) = self.survey.open_page(&page, &mut plain) {
                 return Ok(each(&page, Err(PayloadFault::Sealed(unopened))));
             }
-            let mut checksum = PageChecksum::new(namespace, &page.key);
+            let outside = self.survey.namespaces[page.namespace].outside();
+            let mut checksum = PageChecksum::new(outside, &page.key);
             checksum.blocks(&plain);
             let page = Page {
                 checksum: checksum.finish(),

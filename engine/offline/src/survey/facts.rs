@@ -361,3 +361,12 @@ pub struct NamespaceFacts {
     /// Bytes of those pages, padding included.
     pub bytes: u64,
 }
+
+impl NamespaceFacts {
+    /// Its name outside of the store, if its record is known.
+    #[must_use]
+    pub fn outside(&self) -> Fingerprint {
+        let record = self.record.as_ref();
+        record.map_or(self.fingerprint, |record| record.plain().fingerprint())
+    }
+}

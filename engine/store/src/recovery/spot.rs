@@ -7,7 +7,7 @@ use larder_base::runtime::Instant;
 use larder_disk::mailbox::{ReadAt, read_all, read_all_until};
 use larder_disk::{Disk, DiskError};
 use larder_format::{
-    BLOCK_BYTES, BlockAddress, Damage, DescriptorBlock, HEADER_BLOCKS, PageRecord, Record,
+    BLOCK_BYTES, BlockAddress, Body, Damage, DescriptorBlock, HEADER_BLOCKS, PageRecord, Record,
     SegmentAddress, SegmentHeader, SegmentNo, Serial, StoreId,
 };
 
@@ -194,7 +194,13 @@ impl Spot {
         let address = self.block_address(index);
         match &self.bodies {
             Bodies::Clear => DescriptorBlock::check(bytes)?.at(&address),
-            Bodies::Sealed(keys) => DescriptorBlock::check(&keys.open_block(bytes)?)?.at(&address),
+            Bodies::Sealed(keys) => {
+                let mut block = DescriptorBlock::check(&keys.open_block(bytes)?)?.at(&address)?;
+                if let Body::Namespace(namespace) = &mut block.body {
+                    *namespace = keys.named(namespace).map_err(|_| Damage::Sealed)?;
+                }
+                Ok(block)
+            }
             Bodies::Locked => DescriptorBlock::check_locked(bytes)?.at(&address),
         }
     }

@@ -117,8 +117,11 @@ impl Inventory for Remote {
     fn records(&self) -> Result<Vec<Namespace>, StoreError> {
         match self.ask(&Request::Records) {
             Ok(Reply::Records(records)) => {
-                let decoded = records.iter().map(|record| Namespace::decode(record));
-                Ok(decoded.filter_map(Result::ok).collect())
+                let named = records.iter().filter_map(|(name, record)| {
+                    let record = Namespace::decode(record).ok()?;
+                    Some(record.named(Fingerprint::from_bytes(*name)))
+                });
+                Ok(named.collect())
             }
             reply => Err(failure(reply.ok())),
         }

@@ -96,6 +96,7 @@ use larder_core::status::{PutStatus, Refusal};
 use larder_format::{Namespace, Rank};
 
 use crate::api::{OpenOptions, PageStore, PutOptions, PutPage, Recall, Settings, SharedReads};
+use crate::catalog::Catalog;
 use crate::error::{StoreError, io_error};
 use crate::inventory::{self, Space};
 use crate::protocol::Protocol;
@@ -510,6 +511,20 @@ impl Store {
             }
             former = Some(result);
         }
+    }
+
+    /// A namespace by its name in the store; `None` as long as no process owns the store.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn named(&self, id: NamespaceId) -> Option<Namespace> {
+        let namespace = self.inner.spaces.lock().get(id)?;
+        let shape = self.inner.with(id, |decider, space| match decider {
+            Decider::Owner(owner) => owner.store.catalog().shape(space.id),
+            Decider::Client(client) => client.remote.shape(space.id),
+        });
+        shape
+            .flatten()
+            .map(|shape| namespace.named(shape.fingerprint))
     }
 
     /// The namespaces with full records in the store; none in a client.

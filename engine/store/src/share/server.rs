@@ -488,7 +488,7 @@ impl Shared {
             ended_client: self.watch.ended(),
             curve: self.store.local.curve_report(),
             history: self.history.lock().report(),
-            quotas: self.store.quotas(),
+            quotas: self.store.shown_quotas(),
         }
     }
 }

@@ -328,8 +328,8 @@ pub enum Reply {
     Done,
     Count(u64),
     Flags(#[serde(deserialize_with = "few")] Vec<bool>),
-    /// Its number, and whether puts into it encode pages.
-    Namespace(u16, CodecChoice),
+    /// Its number, whether puts into it encode pages, and its name in the store.
+    Namespace(u16, CodecChoice, DigestBytes),
     Pinned(#[serde(deserialize_with = "few")] Vec<Option<PinnedPage>>),
     Reserved {
         reservation: u64,
@@ -371,8 +371,8 @@ pub enum Reply {
     /// As JSON. The owner sends it on its own, on the first connection of a client with the feature
     /// [`TOTALS`](crate::protocol::TOTALS).
     Totals(#[serde(with = "by_name")] Box<Totals>),
-    /// Encoded namespaces.
-    Records(#[serde(deserialize_with = "few")] Vec<serde_bytes::ByteBuf>),
+    /// Encoded namespaces, with their names in the store.
+    Records(#[serde(deserialize_with = "few")] Vec<(DigestBytes, serde_bytes::ByteBuf)>),
     /// The owner ends, and this client is to be the next owner. Sent on the first connection of
     /// each client with the feature [`HEIRS`](crate::protocol::HEIRS).
     Heir(ClientId),

@@ -23,7 +23,7 @@ use larder_core::grants::{ReservationId, SegmentMap};
 use larder_core::index::{Adoption, Index, Lease, Located};
 use larder_core::status::PutStatus;
 use larder_disk::{Action, Buffer, Disk, DiskError, Done, Op, Purpose, Sink};
-use larder_format::{Clock, Fingerprint, PageKey, StoreId};
+use larder_format::{Clock, Fingerprint, Namespace, PageKey, StoreId};
 
 use super::lifetimes::Lives;
 use super::mover;
@@ -34,6 +34,7 @@ use crate::beneath::{Beneath, BeneathReport};
 use crate::catalog::{Catalog, NamespaceShape};
 use crate::curve::{Curve, CurveReport};
 use crate::encoder::CodecChoice;
+use crate::error::StoreError;
 use crate::keys::Keys;
 use crate::recovery::scan::{Bodies, Spot, read_descriptors};
 use crate::spaces::{AgesOfSpaces, OTHER, SpaceAges};
@@ -200,10 +201,20 @@ impl Local {
         }
     }
 
+    /// A namespace by its name in this store.
+    pub(super) fn in_store(&self, namespace: &Namespace) -> Result<Namespace, StoreError> {
+        let named = self.keys.as_ref().map(|keys| keys.named(namespace));
+        let named = named.unwrap_or_else(|| Ok(namespace.plain()));
+        named.map_err(|error| StoreError::Keyring {
+            path: self.services.path(0),
+            reason: error.to_string(),
+        })
+    }
+
     /// The place beneath the store, with the namespace's name there.
     pub(super) fn beneath(&self, id: NamespaceId) -> Option<(&Arc<dyn Beneath>, Fingerprint)> {
         let beneath = self.beneath.get()?;
-        self.shape(id).map(|shape| (beneath, shape.fingerprint))
+        self.shape(id).map(|shape| (beneath, shape.beneath))
     }
 
     /// See [`LocalStore::arrive`](super::LocalStore::arrive).
@@ -573,7 +584,6 @@ mod tests {
 
     use super::*;
     use crate::catalog::Allocator;
-    use crate::error::StoreError;
     use crate::share::tests::namespace;
     use larder_core::core::{Config, InitState, Recovered, SegmentInit, SyncPolicy};
     use larder_core::grants::{Ask, Grant};

@@ -1,6 +1,7 @@
 //! The quotas of a store in this process: kept in its first volume, followed by its core.
 
-use larder_format::{Quota, Quotas};
+use larder_core::core::{QuotaLevel, QuotaRefusal};
+use larder_format::{Quota, QuotaGroup, Quotas};
 
 use super::LocalStore;
 use crate::error::StoreError;
@@ -11,11 +12,36 @@ impl LocalStore {
     /// The quotas of the store, and the use of each.
     #[must_use]
     pub fn quotas(&self) -> QuotaReport {
+        self.report(|group| group)
+    }
+
+    /// The same for reports and metrics: without the names of tenants of an encrypted store.
+    pub(crate) fn shown_quotas(&self) -> QuotaReport {
+        self.report(|group| self.shown(group))
+    }
+
+    fn report(&self, name: impl Fn(QuotaGroup) -> QuotaGroup) -> QuotaReport {
         let levels = self.local.with_core(|core| core.quota_levels());
+        let named = levels.into_iter().map(|level| {
+            let group = name(level.quota.group);
+            let quota = Quota {
+                group,
+                ..level.quota
+            };
+            QuotaLevel { quota, ..level }.into()
+        });
         QuotaReport {
             fault: self.quotas.lock().fault().map(str::to_owned),
-            groups: levels.into_iter().map(Into::into).collect(),
+            groups: named.collect(),
             removes_old_pages: self.local.removes_old_pages(),
+        }
+    }
+
+    /// A group as messages, reports and metrics name it.
+    fn shown(&self, group: QuotaGroup) -> QuotaGroup {
+        match (&self.local.keys, group) {
+            (Some(keys), QuotaGroup::Tenant(name)) => QuotaGroup::Tenant(keys.shown_tenant(&name)),
+            (_, group) => group,
         }
     }
 
@@ -28,9 +54,18 @@ impl LocalStore {
         if *change != QuotaChange::None {
             let _gate = self.enter_to_write()?;
             let mut volumes = self.volumes.lock();
-            let list = changed(&self.quotas.lock(), change)?.list;
+            let list = self.changed(change)?.list;
             let checked = self.local.with_core(|core| core.check_quotas(&list));
-            checked.map_err(|refusal| StoreError::Quotas(refusal.to_string()))?;
+            checked.map_err(|refusal| {
+                let shown = match refusal {
+                    QuotaRefusal::TwoGroups { namespace, groups } => QuotaRefusal::TwoGroups {
+                        namespace,
+                        groups: Box::new(groups.map(|group| self.shown(group))),
+                    },
+                    minima @ QuotaRefusal::Minima { .. } => minima,
+                };
+                StoreError::Quotas(shown.to_string())
+            })?;
             let sync = || self.local.sync_first();
             let quotas = volumes.set_quotas(self.data.disk.as_ref(), list, sync)?;
             let list = quotas.list.clone();
@@ -46,33 +81,33 @@ impl LocalStore {
         }
         Ok(self.quotas())
     }
-}
 
-/// The quotas after a change.
-fn changed(state: &QuotaState, change: &QuotaChange) -> Result<Quotas, StoreError> {
-    let mut quotas = match state {
-        _ if *change == QuotaChange::Clear => Quotas::default(),
-        QuotaState::Known(quotas) => quotas.clone(),
-        QuotaState::Unreadable(fault) => {
-            return Err(StoreError::Quotas(format!(
-                "they cannot be read ({fault}): `larder quota --clear` removes them all, then set \
-                 each anew"
-            )));
-        }
-    };
-    let refused = StoreError::Quotas;
-    match change {
-        QuotaChange::Set(spec) => quotas.set(spec.quota().map_err(refused)?),
-        QuotaChange::Remove(name) => {
-            let group = name.group().map_err(refused)?;
-            if !quotas.remove(&group) {
-                return Err(refused(format!("{group} has none")));
+    /// The quotas after a change.
+    fn changed(&self, change: &QuotaChange) -> Result<Quotas, StoreError> {
+        let mut quotas = match &*self.quotas.lock() {
+            _ if *change == QuotaChange::Clear => Quotas::default(),
+            QuotaState::Known(quotas) => quotas.clone(),
+            QuotaState::Unreadable(fault) => {
+                return Err(StoreError::Quotas(format!(
+                    "they cannot be read ({fault}): `larder quota --clear` removes them all, then \
+                     set each anew"
+                )));
             }
+        };
+        let refused = StoreError::Quotas;
+        match change {
+            QuotaChange::Set(spec) => quotas.set(spec.quota().map_err(refused)?),
+            QuotaChange::Remove(name) => {
+                let group = name.group().map_err(refused)?;
+                if !quotas.remove(&group) {
+                    return Err(refused(format!("{} has none", self.shown(group))));
+                }
+            }
+            QuotaChange::None | QuotaChange::Clear => {}
         }
-        QuotaChange::None | QuotaChange::Clear => {}
+        quotas
+            .validate()
+            .map_err(|error| refused(error.to_string()))?;
+        Ok(quotas)
     }
-    quotas
-        .validate()
-        .map_err(|error| refused(error.to_string()))?;
-    Ok(quotas)
 }

@@ -7,7 +7,7 @@ use larder_base::ids::NamespaceId;
 use larder_core::grants::{Extent, Finding};
 use larder_core::hint::Hint;
 use larder_core::index::ReadAs;
-use larder_format::{Namespace, PageKey};
+use larder_format::{Fingerprint, Namespace, PageKey};
 
 use super::put::RemotePut;
 use super::{Remote, file_lost};
@@ -43,12 +43,13 @@ impl Catalog for Remote {
             record: namespace.encode(),
         };
         match self.ask_fast(&request) {
-            Ok(Reply::Namespace(id, codec)) => {
+            Ok(Reply::Namespace(id, codec, name)) => {
                 let id = NamespaceId(id);
+                let named = namespace.named(Fingerprint::from_bytes(name));
                 let mut shapes = self.shapes.lock();
-                shapes.entry(id).or_insert_with(|| {
-                    NamespaceShape::of(namespace, codec).for_tenant(self.tenant())
-                });
+                shapes
+                    .entry(id)
+                    .or_insert_with(|| NamespaceShape::of(&named, codec).for_tenant(self.tenant()));
                 Ok(id)
             }
             Ok(Reply::Failed(failure)) => Err(failure.into()),

@@ -133,10 +133,12 @@ impl<C: Allocator + ?Sized> Desk<'_, C> {
             Request::Marked => return nonsense("this client's mark is not on the volumes"),
             Request::Namespace { record } => match Namespace::decode(record) {
                 Ok(namespace) => match catalog.namespace(&namespace) {
-                    Ok(id) => {
-                        let codec = catalog.shape(id).map(|shape| shape.codec);
-                        Reply::Namespace(id.0, codec.unwrap_or_default())
-                    }
+                    Ok(id) => match catalog.shape(id) {
+                        Some(shape) => {
+                            Reply::Namespace(id.0, shape.codec, *shape.fingerprint.as_bytes())
+                        }
+                        None => Reply::Failed(Failure::UnknownNamespace),
+                    },
                     Err(error) => Reply::Failed(error.into()),
                 },
                 Err(error) => return nonsense(&error.to_string()),

@@ -61,12 +61,15 @@ impl Shared {
             })),
             Request::Records => Some(answered(books.records(), |records| {
                 let mut bytes = 0;
-                let encoded = records.iter().map(|of| of.encode().to_vec());
-                let fitting = encoded.take_while(|record| {
-                    bytes += record.len();
+                let fitting = records.iter().take_while(|of| {
+                    bytes += of.encode().len();
                     bytes <= RECORDS_BYTES_MAX
                 });
-                Reply::Records(fitting.map(Into::into).collect())
+                let named = fitting.map(|of| {
+                    let name = *of.fingerprint().as_bytes();
+                    (name, of.encode().to_vec().into())
+                });
+                Reply::Records(named.collect())
             })),
             other => return Err(other),
         })

@@ -180,7 +180,7 @@ impl Shared {
             let Some(reply) = reply else {
                 continue;
             };
-            if let Reply::Namespace(id, _) = reply {
+            if let Reply::Namespace(id, ..) = reply {
                 self.named(session, NamespaceId(id));
             }
             let ends = matches!(reply, Reply::Failed(Failure::Protocol(_)));

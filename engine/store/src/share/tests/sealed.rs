@@ -206,7 +206,7 @@ fn a_process_that_holds_no_marks_gets_no_key() {
         secret: welcome.secret,
     });
     let record = namespace(TENANT);
-    let Reply::Namespace(namespace, _) = line.ask(&Request::Namespace {
+    let Reply::Namespace(namespace, ..) = line.ask(&Request::Namespace {
         record: record.encode(),
     }) else {
         panic!("no namespace");

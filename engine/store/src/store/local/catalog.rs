@@ -43,8 +43,9 @@ fn failure(fault: Fault) -> StoreError {
 
 impl Catalog for Local {
     fn namespace(&self, namespace: &Namespace) -> Result<NamespaceId, StoreError> {
+        let named = self.in_store(namespace)?;
         let id = self
-            .with_core(|core| core.open_namespace(namespace))
+            .with_core(|core| core.open_namespace(&named))
             .ok_or(StoreError::TooManyNamespaces(NAMESPACES_MAX))?;
         // Its record was lost, and a quota limits the age of its pages: they are absent so far.
         self.learn_puts();
@@ -55,11 +56,11 @@ impl Catalog for Local {
         }
         shapes[at].get_or_insert_with(|| {
             let tenant = self.keys.as_ref().map(|keys| keys.tenant_of(namespace));
-            NamespaceShape::of(namespace, self.codec).for_tenant(tenant)
+            NamespaceShape::of(&named, self.codec).for_tenant(tenant)
         });
         drop(shapes);
         if let Some(beneath) = self.beneath.get() {
-            beneath.opened(namespace);
+            beneath.opened(&named.plain());
         }
         Ok(id)
     }
