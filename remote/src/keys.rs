@@ -1,10 +1,11 @@
-//! The keys that seal runs: who has one can make pages that a node takes.
+//! The keys of a remote: who has one can read its pages, and make pages that a node takes.
 //!
-//! A checksum finds damage, and anybody can compute one. A seal is a keyed BLAKE3, and only a
-//! holder of the key can compute it. From the secret of a key file three keys are derived, for
-//! pages, for runs, and for the identity that a seal names.
+//! From the secret of a key file two keys are derived. One wraps the key of each object: an object
+//! is an encrypted archive. The other one makes the names of runs: a name that anybody could
+//! compute would show whether a known prompt was seen.
 //!
-//! While keys are rotated, a key file has two lines: the first seals, both are accepted.
+//! While keys are rotated, a key file has two lines: the first is for new objects, both are
+//! accepted.
 
 use std::fmt;
 use std::fs;
@@ -12,7 +13,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use larder_format::{HexError, PageKey};
+use larder_format::{Fingerprint, HexError, KeyPrefix, PageKey, WrapId};
+use larder_seal::{Vault, VaultError, WrappingKey};
+use zeroize::Zeroizing;
 
 /// Bytes of a secret. A key file has twice as many hex digits in a line.
 pub const SECRET_BYTES: usize = 32;
@@ -20,41 +23,30 @@ pub const SECRET_BYTES: usize = 32;
 /// Permissions of users that are neither the owner of a file nor of its group.
 const OF_OTHERS: u32 = 0o007;
 
-const PAGE_CONTEXT: &str = "larder remote 2026-11 seal of a page";
-const RUN_CONTEXT: &str = "larder remote 2026-11 seal of a run";
-const IDENTITY_CONTEXT: &str = "larder remote 2026-11 identity of a key";
-
-/// Identity of a key. It does not disclose the key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SealKeyId(pub [u8; 8]);
-
-impl fmt::Display for SealKeyId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
+const OBJECTS_CONTEXT: &str = "larder remote 2026-11 keys of objects";
+const NAMES_CONTEXT: &str = "larder remote 2026-11 names of runs";
 
 /// One key.
 #[derive(Clone)]
 pub struct SealKey {
-    id: SealKeyId,
-    page: [u8; SECRET_BYTES],
-    run: [u8; SECRET_BYTES],
+    wrapping: WrappingKey,
+    names: Zeroizing<[u8; SECRET_BYTES]>,
 }
 
-/// The keys of a node: one seals, a second is accepted while keys are rotated.
-#[derive(Clone)]
+/// The keys of a node: one for new objects, a second is accepted while keys are rotated.
+#[derive(Clone, Debug)]
 pub struct Keyring {
     current: SealKey,
     other: Option<SealKey>,
 }
 
 /// The runs that a node takes.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub enum Trust {
-    /// Those sealed with one of these keys.
+    /// Those encrypted with one of these keys.
     Sealed(Keyring),
-    /// All with correct checksums: every writer of the remote can plant pages.
+    /// Plain ones with correct checksums: every writer of the remote can plant pages, and every
+    /// reader reads them.
     Unsigned,
 }
 
@@ -82,9 +74,13 @@ pub enum KeyError {
         /// The error.
         error: HexError,
     },
+    /// There is no memory for keys.
+    #[error(transparent)]
+    Vault(#[from] VaultError),
     /// It has no key, or too many.
     #[error(
-        "{path}: has {found} keys; one is needed, or two while keys are rotated: the first seals"
+        "{path}: has {found} keys; one is needed, or two while keys are rotated: the first \
+         is for new objects"
     )]
     Count {
         /// The key file.
@@ -96,40 +92,58 @@ pub enum KeyError {
 
 impl SealKey {
     /// The key of a secret.
+    ///
+    /// # Errors
+    /// There is no memory for keys, or the cipher failed.
+    pub fn new(secret: &[u8; SECRET_BYTES]) -> Result<SealKey, VaultError> {
+        // Locked memory would outlive the processes that a simulation kills.
+        let vault = match cfg!(feature = "simulated") {
+            true => Vault::plain(),
+            false => Vault::new(),
+        };
+        let objects = Zeroizing::new(blake3::derive_key(OBJECTS_CONTEXT, secret));
+        Ok(SealKey {
+            wrapping: WrappingKey::new(&vault, &objects)?,
+            names: Zeroizing::new(blake3::derive_key(NAMES_CONTEXT, secret)),
+        })
+    }
+
+    /// The identity that objects name. It does not show the key.
     #[must_use]
-    pub fn new(secret: &[u8; SECRET_BYTES]) -> SealKey {
-        let identity = blake3::derive_key(IDENTITY_CONTEXT, secret);
-        let [a, b, c, d, e, f, g, h, ..] = identity;
-        SealKey {
-            id: SealKeyId([a, b, c, d, e, f, g, h]),
-            page: blake3::derive_key(PAGE_CONTEXT, secret),
-            run: blake3::derive_key(RUN_CONTEXT, secret),
-        }
+    pub fn id(&self) -> WrapId {
+        self.wrapping.id()
     }
 
-    /// The identity that seals name.
-    #[must_use]
-    pub fn id(&self) -> SealKeyId {
-        self.id
+    pub(crate) fn wrapping(&self) -> &WrappingKey {
+        &self.wrapping
     }
 
-    pub(crate) fn of_page(&self) -> blake3::Hasher {
-        blake3::Hasher::new_keyed(&self.page)
+    /// The name of a namespace in the remote.
+    pub(crate) fn space(&self, namespace: Fingerprint) -> Fingerprint {
+        let digest = blake3::keyed_hash(&self.names, namespace.as_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest.as_bytes()[..16]);
+        Fingerprint::from_bytes(bytes)
     }
 
-    pub(crate) fn of_run(&self) -> blake3::Hasher {
-        blake3::Hasher::new_keyed(&self.run)
+    /// The name of the run of a namespace that ends in this page. The input has another length than
+    /// that of a namespace.
+    pub(crate) fn run(&self, namespace: Fingerprint, last: KeyPrefix) -> PageKey {
+        let mut input = [0; 16 + 12];
+        input[..16].copy_from_slice(namespace.as_bytes());
+        input[16..].copy_from_slice(last.as_bytes());
+        PageKey::from_bytes(*blake3::keyed_hash(&self.names, &input).as_bytes())
     }
 }
 
 impl fmt::Debug for SealKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SealKey({})", self.id)
+        write!(f, "SealKey({})", self.id())
     }
 }
 
 impl Keyring {
-    /// A key that seals, and another that is accepted, too.
+    /// A key for new objects, and another that is accepted, too.
     #[must_use]
     pub fn new(current: SealKey, other: Option<SealKey>) -> Keyring {
         Keyring { current, other }
@@ -163,7 +177,7 @@ impl Keyring {
             }
             // Parsed as a page key, which is as long and has the same strict text form.
             match text.parse::<PageKey>() {
-                Ok(secret) => keys.push(SealKey::new(secret.as_bytes())),
+                Ok(secret) => keys.push(SealKey::new(secret.as_bytes())?),
                 Err(error) => return Err(KeyError::Malformed { path, line, error }),
             }
         }
@@ -175,16 +189,35 @@ impl Keyring {
         }
     }
 
-    /// The key that seals.
+    /// The key for new objects.
     #[must_use]
     pub fn current(&self) -> &SealKey {
         &self.current
     }
 
+    /// Both keys, that for new objects first.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &SealKey> {
+        std::iter::once(&self.current).chain(&self.other)
+    }
+
     /// The key with this identity.
     #[must_use]
-    pub fn find(&self, id: SealKeyId) -> Option<&SealKey> {
-        let keys = [Some(&self.current), self.other.as_ref()];
-        keys.into_iter().flatten().find(|key| key.id == id)
+    pub fn find(&self, id: WrapId) -> Option<&SealKey> {
+        self.all().find(|key| key.id() == id)
+    }
+}
+
+impl Trust {
+    /// Whether pages are encrypted in the remote, and names do not show what they are of.
+    #[must_use]
+    pub fn encrypts(&self) -> bool {
+        matches!(self, Trust::Sealed(_))
+    }
+
+    pub(crate) fn keys(&self) -> Option<&Keyring> {
+        match self {
+            Trust::Sealed(keys) => Some(keys),
+            Trust::Unsigned => None,
+        }
     }
 }

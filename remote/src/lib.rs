@@ -4,9 +4,9 @@
 //! for all nodes: one node publishes a run of a chain as one object, and others fetch it. Lookups
 //! need no service and no index: the name of a run follows from its last key.
 //!
-//! Every writer of a remote could plant pages. So objects are sealed with a key that the
-//! nodes share ([`keys`]), and no byte of a page is used before its seal was verified
-//! ([`run::open`]).
+//! Every reader of a remote could read pages, and every writer could plant some. So objects are
+//! encrypted with a key that the nodes share ([`keys`]), and no byte of a page is used before its
+//! tag was verified ([`run::open`]).
 //!
 //! A module imports only the modules below it.
 //!
@@ -23,7 +23,7 @@
 //! | [`run`] | runs, their names, and the objects that hold them |
 //! | [`flights`] | bounds of the runs on their way |
 //! | [`buffer`] | memory for objects |
-//! | [`keys`] | the keys of seals, and key files |
+//! | [`keys`] | the keys of a remote, and key files |
 //! | `error` | the errors of remotes |
 //! | `planted` | bugs for the simulation to find; empty in other builds |
 //!
@@ -54,4 +54,6 @@ pub use error::{PlaceError, RemoteError};
 pub use keys::{KeyError, Keyring, SealKey, Trust};
 pub use place::Place;
 pub use remote::{LISTED_MAX, Listed, Published, Remote, Unreadable};
-pub use run::{Draft, OBJECT_BYTES_MAX, RUN_TOKENS, RunName, RunPage, pages_of_run};
+pub use run::{
+    Draft, OBJECT_BYTES_MAX, RUN_TOKENS, RunId, RunName, RunNames, RunPage, pages_of_run,
+};

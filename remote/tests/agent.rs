@@ -344,10 +344,7 @@ fn a_day_begins_with_the_share_of_an_hour_and_one_run() {
 /// An object that another writer of the remote says to have.
 fn huge(model: &str, seed: u64) -> Listed {
     Listed {
-        run: RunName {
-            namespace: namespace(model).fingerprint(),
-            last: chain(seed, 1)[0],
-        },
+        run: names(model).name(&chain(seed, 1)[0]),
         bytes: 1 << 40,
         created_unix_s: 0,
     }
@@ -439,10 +436,7 @@ fn a_faulty_run_is_not_published_again_while_it_is_there() {
 
 /// The name of the run of a chain with one run.
 fn name_of(pages: &[PageKey]) -> RunName {
-    RunName {
-        namespace: namespace("model").fingerprint(),
-        last: pages[RUN_PAGES - 1],
-    }
+    names("model").name(&pages[RUN_PAGES - 1])
 }
 
 /// Bad sectors, or errors of the server for some objects: more than failures that open the breaker.
@@ -652,12 +646,9 @@ fn the_use_of_a_run_is_marked_once() {
     }
     let mut touched = remote.touched.lock().unwrap().clone();
     touched.sort_unstable();
-    let mut names = [RUN_PAGES - 1, PAGES - 1].map(|last| RunName {
-        namespace: namespace("model").fingerprint(),
-        last: pages[last],
-    });
-    names.sort_unstable();
-    assert_eq!(touched, names);
+    let mut expected = [RUN_PAGES - 1, PAGES - 1].map(|last| names("model").name(&pages[last]));
+    expected.sort_unstable();
+    assert_eq!(touched, expected);
     node.close();
 }
 

@@ -17,8 +17,8 @@ use larder_remote::agent::{Admission, Agent, AgentOptions};
 use larder_remote::dir::Dir;
 use larder_store::beneath::Beneath;
 
-/// Head of the file, and a page in it. Both in bytes.
-const HEAD: u64 = 40;
+/// Head of the file of a remote with keys, and a page in it. Both in bytes.
+const HEAD: u64 = 136;
 const PAGE: u64 = 84;
 
 /// A process of a node with one agent, which publishes runs that are used again.

@@ -19,7 +19,6 @@ use larder_engine::format::{
     ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage, PageChecksum, PageKey,
 };
 use larder_format::{SEALED_PAGES_MAX, WrapId};
-use larder_remote::run::SEALS_MAGIC;
 use larder_seal::{ArchiveKey, OpenError, PageName, Salts, VaultError, WrappingKey};
 
 /// Bytes of payload collected before they are written, unless a single page has more.
@@ -369,15 +368,9 @@ impl<R: Read> ArchiveSource<R> {
     }
 
     fn nothing_follows(&mut self) -> Result<(), Fault> {
-        // Seals are for nodes that share a remote.
         let mut behind = Vec::new();
-        let mut input = self.input.by_ref().take(SEALS_MAGIC.len() as u64);
-        match input.read_to_end(&mut behind) {
-            Ok(_) if behind.is_empty() => Ok(()),
-            Ok(_) if behind == SEALS_MAGIC => match io::copy(&mut self.input, &mut io::sink()) {
-                Ok(_) => Ok(()),
-                Err(error) => Err(self.fault(FaultReason::Unreadable(error))),
-            },
+        match self.input.by_ref().take(1).read_to_end(&mut behind) {
+            Ok(0) => Ok(()),
             Ok(_) => Err(self.fault(FaultReason::Surplus)),
             Err(error) => Err(self.fault(FaultReason::Unreadable(error))),
         }

@@ -16,6 +16,7 @@ use crate::failure::{Ending, Failure};
 use crate::open::{self, OpenArgs};
 use crate::owner::process;
 use crate::place;
+use crate::remote::{ErasedRemoteArgs, Removed};
 use crate::report::{self, Lines, Report, count};
 use crate::size;
 
@@ -24,9 +25,11 @@ use crate::size;
 ///
 /// Every process that uses the store is asked to wipe the keys. Processes that have not answered in
 /// time are named: continue or end them, and run the command again. L1, L2 and GPU memory of
-/// running engines, snapshots and backups are not reached.
+/// running engines, snapshots, backups and archives are not reached. Nodes that share a remote:
+/// erase the tenant on all of them, the last time with --remote.
 ///
-/// Exit codes: 0 erased, 2 usage, 3 environment, or a process may still have a key.
+/// Exit codes: 0 erased, 1 runs of the tenant may be left in the remote, 2 usage, 3 environment, or
+/// a process may still have a key.
 #[derive(Args, Debug)]
 pub struct EraseArgs {
     /// The store: its first volume, or a backend's directory
@@ -38,6 +41,8 @@ pub struct EraseArgs {
     /// How long to wait until all processes have wiped the keys: at most a minute
     #[arg(long, value_name = "DURATION", value_parser = size::duration, default_value = "10s")]
     wait: Duration,
+    #[command(flatten)]
+    remote: ErasedRemoteArgs,
     #[command(flatten)]
     open: OpenArgs,
     /// Print one JSON document
@@ -56,6 +61,9 @@ struct EraseReport {
     erased_pages: u64,
     /// Processes that may still have a key.
     waits_for: Vec<Keyholder>,
+    /// Runs that were removed from a remote.
+    #[serde(flatten)]
+    removed: Option<Removed>,
 }
 
 #[derive(Serialize)]
@@ -85,12 +93,17 @@ impl Report for EraseReport {
                  command again"
             ));
         }
+        if let Some(removed) = &self.removed {
+            removed.lines(&mut lines);
+        }
         lines
     }
 }
 
 /// Runs the command.
 pub fn run(args: &EraseArgs) -> Result<Ending, Failure> {
+    // Before the erasure: an operator may have mistyped it.
+    let remote = args.remote.open()?;
     let work = |store: &Store| Ok(erase_tenant(store, &args.tenant, args.wait)?);
     let erasure: Erasure = open::with_any(&args.path, args.open.options()?, work)?;
     let keyholder = |of: larder_store::share::Keyholder| Keyholder {
@@ -102,10 +115,14 @@ pub fn run(args: &EraseArgs) -> Result<Ending, Failure> {
         erased_keys: erasure.slots,
         erased_pages: erasure.pages,
         waits_for: erasure.waits_for.into_iter().map(keyholder).collect(),
+        removed: remote
+            .map(|remote| remote.remove(&args.tenant))
+            .transpose()?,
     };
     report::print(&report, args.json)?;
+    let is_partial = report.removed.as_ref().is_some_and(Removed::is_partial);
     Ok(match report.waits_for.is_empty() {
-        true => Ending::Done,
+        true => Ending::Done.or_findings(is_partial),
         false => Ending::Blocked,
     })
 }

@@ -204,7 +204,9 @@ impl From<L4Error> for Failure {
 impl From<KeyError> for Failure {
     fn from(error: KeyError) -> Failure {
         match error {
-            KeyError::Unreadable { .. } => Failure::environment(error.to_string()),
+            KeyError::Unreadable { .. } | KeyError::Vault(_) => {
+                Failure::environment(error.to_string())
+            }
             KeyError::Malformed { .. } | KeyError::Count { .. } => {
                 Failure::usage(error.to_string())
             }

@@ -13,6 +13,7 @@ use larder_offline::superblock_to_save;
 use larder_offline::survey::{
     BadPage, Condition, Encryption, Flaw, Page, Survey, SurveyError, SurveyOptions,
 };
+use larder_remote::Trust;
 use serde::Serialize;
 
 use crate::archive::{Fault, FaultReason};
@@ -81,12 +82,12 @@ pub enum Look {
 }
 
 impl StoreArgs {
-    /// A store that is not encrypted.
-    pub fn without_key(path: &Path, volumes: &[PathBuf]) -> StoreArgs {
+    /// A store with its key.
+    pub fn with_key(path: &Path, volumes: &[PathBuf], key: KeyArgs) -> StoreArgs {
         StoreArgs {
             path: path.to_owned(),
             volumes: volumes.to_vec(),
-            key: KeyArgs::default(),
+            key,
         }
     }
 
@@ -216,17 +217,19 @@ pub fn not_checked(survey: &Survey) -> &'static [&'static str] {
     }
 }
 
-/// Refuses an encrypted store, where its pages would leave it in clear.
+/// Refuses an encrypted store beside a remote without keys, which would have its pages in clear.
 ///
 /// # Errors
-/// The store is encrypted. Other obstacles are found later.
-pub fn refuse_encrypted(path: &Path) -> Result<(), Failure> {
+/// The store is encrypted, and the remote is not. Other obstacles are found later.
+pub fn check_remote(path: &Path, trust: &Trust) -> Result<(), Failure> {
     match superblock_to_save(path) {
-        Ok(superblock) if superblock.keyring != 0 => Err(Failure::environment(format!(
-            "{}: the store is encrypted, and a remote has pages in clear: it takes none of an \
-             encrypted store, and gives it none",
-            path.display()
-        ))),
+        Ok(superblock) if superblock.keyring != 0 && !trust.encrypts() => {
+            Err(Failure::usage(format!(
+                "{}: the store is encrypted, and an unsigned remote has pages in clear: give it a \
+                 key with --key-file",
+                path.display()
+            )))
+        }
         _ => Ok(()),
     }
 }

@@ -67,6 +67,29 @@ impl KeyArgs {
     }
 }
 
+/// Where the key of an encrypted store is, in commands whose `--key-file` is that of a remote.
+#[derive(Args, Clone, Debug, Default)]
+#[group(id = "key_of_store", multiple = false)]
+pub struct StoreKeyArgs {
+    /// Key of an encrypted store: a file that its owner alone can use
+    #[arg(long, value_name = "FILE")]
+    store_key_file: Option<PathBuf>,
+    /// Command that prints the key of an encrypted store, within 10 seconds; a shell runs it
+    #[arg(long, value_name = "COMMAND")]
+    store_key_command: Option<String>,
+}
+
+impl StoreKeyArgs {
+    /// The same as the options of other commands.
+    pub fn as_key(&self) -> KeyArgs {
+        KeyArgs {
+            key_file: self.store_key_file.clone(),
+            key_command: self.store_key_command.clone(),
+            ..KeyArgs::default()
+        }
+    }
+}
+
 /// Where the key of an encrypted archive is.
 #[derive(Args, Clone, Debug, Default)]
 #[group(id = "archive_key", multiple = false)]

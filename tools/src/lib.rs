@@ -15,11 +15,11 @@
 //! | `inspect`, `verify` | examine a store without opening it: its content, its integrity |
 //! | `repair` | the repair of the damage that `verify` finds |
 //! | `compact` | orders the pages of a store |
+//! | `erase` | a tenant of an encrypted store: its keys, and with them its pages |
 //! | `export`, `import` | pages of a store to a file, and from one into a store |
 //! | `remote` | shares runs of pages between nodes |
 //! | `delete` | deletes the pages of chosen namespaces, also in a served store |
 //! | `pin` | pages that stay until a time |
-//! | `erase` | a tenant of an encrypted store: its keys, and with them its pages |
 //! | `sheet` | a report about a store or a trace, in one HTML file |
 //! | `plan` | the disk to buy, and whether it is worth it |
 //! | `record` | records the traffic of a served store |

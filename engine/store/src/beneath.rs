@@ -21,6 +21,12 @@ use larder_core::grants::Ask;
 /// All calls but [`wait`](Beneath::wait) and [`ended`](Beneath::ended) come on the threads of puts
 /// and lookups, under no lock of the store, and must be short. None may call the store.
 pub trait Beneath: fmt::Debug + Send + Sync {
+    /// Whether it keeps pages and their names encrypted. Nothing else lies beneath an encrypted
+    /// store.
+    fn encrypts(&self) -> bool {
+        false
+    }
+
     /// The store is open in this process, which owns it.
     fn began(&self);
 

@@ -140,6 +140,13 @@ pub fn decode(shape: &PageShape, stored: &[u8], mut page: &mut [u8]) -> Result<(
     Codec::new().decode(stored, &mut parts)
 }
 
+/// The stored length of an encrypted page is a multiple of a sixteenth of the page, and of whole
+/// blocks. A length tells how well a page can be encoded, and so something of its content.
+#[must_use]
+pub fn sealed_unit(page_bytes: usize) -> usize {
+    page_bytes.div_ceil(16).next_multiple_of(BLOCK_BYTES)
+}
+
 /// The names of bf16 in engines and frameworks.
 fn is_bf16(dtype: &str) -> bool {
     matches!(dtype, "bfloat16" | "bf16" | "torch.bfloat16")

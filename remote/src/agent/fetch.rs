@@ -12,9 +12,7 @@ use super::counts::Count;
 use super::desk::{End, Fetch, Incoming};
 use super::speed::arrived;
 use crate::buffer::Buffer;
-use crate::keys::Trust;
 use crate::local::{self, Put};
-use crate::planted::planted;
 use crate::run;
 
 /// The fault of a run that lacks pages of its lookup.
@@ -28,7 +26,7 @@ impl Agent {
     /// Fetches a run into the store, and notes the end.
     pub(super) fn bring(&self, fetch: &Fetch, store: &dyn PageStore) {
         let end = match self.fetch(fetch) {
-            Ok(object) => self.take(&fetch.run, &object, store),
+            Ok(mut object) => self.take(&fetch.run, &mut object, store),
             Err(end) => end,
         };
         self.desk.lock().ended(fetch, end, Instant::now());
@@ -68,12 +66,8 @@ impl Agent {
     }
 
     /// Puts the good pages of an object into the store.
-    fn take(&self, run: &Incoming, object: &[u8], store: &dyn PageStore) -> End {
-        let trust = match planted!(UnsealedPage) {
-            true => &Trust::Unsigned,
-            false => &self.options.trust,
-        };
-        let opened = run::open(object, &run.name, trust);
+    fn take(&self, run: &Incoming, object: &mut [u8], store: &dyn PageStore) -> End {
+        let opened = run::open(object, &run.name, &self.options.trust);
         let mut fault = opened.fault.as_ref().map(ToString::to_string);
         let has = |key: &PageKey| opened.pages.iter().any(|opened| opened.page.key == *key);
         if fault.is_none() && !run.pages.iter().all(has) {
@@ -81,7 +75,7 @@ impl Agent {
         }
         let put = opened.namespace.as_ref().and_then(|namespace| {
             let id = store.namespace(namespace).ok()?;
-            let options = PutOptions::waiting(PUT_WAIT);
+            let options = PutOptions::waiting(PUT_WAIT).made_at(opened.created_unix_s);
             local::put(store, id, namespace.shape(), &opened.pages, options).ok()
         });
         let Put { statuses, faulty } = put.unwrap_or_default();

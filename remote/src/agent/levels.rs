@@ -24,6 +24,10 @@ impl fmt::Debug for Levels {
 }
 
 impl Beneath for Levels {
+    fn encrypts(&self) -> bool {
+        self.0.iter().all(|level| level.encrypts())
+    }
+
     fn began(&self) {
         self.0.iter().for_each(|level| level.began());
     }

@@ -12,7 +12,7 @@ use super::Agent;
 use super::counts::Count;
 use super::desk::{Desk, Mark, Request};
 use super::limits::Pauses;
-use super::memory::{Memory, encode};
+use super::memory::{Memory, pages};
 use super::search::Search;
 use super::speed::arrived;
 use crate::error::RemoteError;
@@ -393,11 +393,11 @@ impl Agent {
         let _turn = memory.map(Memory::turn);
         let mut desk = self.desk.lock();
         let memory = memory.filter(|_| desk.has_recalled());
-        let bytes = memory.map(|memory| (memory, encode(&desk.chains)));
+        let written = memory.map(|memory| (memory, pages(&desk.chains)));
         let changed = change(&mut desk);
         drop(desk);
-        if let Some((memory, bytes)) = bytes {
-            memory.write(&bytes);
+        if let Some((memory, pages)) = written {
+            memory.write(pages);
         }
         changed
     }

@@ -40,7 +40,7 @@
 //! - No put, lookup or close waits for the remote, and a read waits at most until its deadline or
 //!   for [`AgentOptions::patience`], whichever is shorter.
 //! - A lookup counts a page of the remote only if the measured speed brings it within that time.
-//! - The store takes no page before its seal was verified.
+//! - With keys the store takes no page before its tag was verified.
 
 mod chains;
 mod counts;
@@ -116,7 +116,7 @@ impl Agent {
     /// Once this process owns the store: recalls the pages of puts from the file beside it, by its
     /// first volume, and keeps them there if `keeps`. Before [`start`](Self::start).
     pub fn remember_beside(&self, volume: &Path, keeps: bool) {
-        if let Some(memory) = Memory::beside(volume, keeps) {
+        if let Some(memory) = Memory::beside(volume, keeps, &self.options.trust) {
             self.memory.get_or_init(|| memory);
         }
     }
@@ -211,6 +211,10 @@ impl fmt::Debug for Agent {
 }
 
 impl Beneath for Agent {
+    fn encrypts(&self) -> bool {
+        self.options.trust.encrypts()
+    }
+
     fn began(&self) {
         self.desk.lock().begin_use();
         self.work.notify_all();

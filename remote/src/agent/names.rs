@@ -16,7 +16,7 @@ use larder_format::{Fingerprint, KeyPrefix};
 use super::limits::Pauses;
 use crate::planted::planted;
 use crate::remote::{LISTED_MAX, Listed};
-use crate::run::RunName;
+use crate::run::{RunId, RunName};
 
 /// Most runs of a namespace whose failures are noted. Others are fetched again.
 const FAILING_MAX: usize = 1 << 16;
@@ -74,19 +74,20 @@ impl Names {
         self.known
     }
 
-    pub(super) fn of(&self, namespace: Fingerprint) -> Option<&Runs> {
-        self.runs.get(&namespace)
+    /// Those of a namespace, by its name in the remote.
+    pub(super) fn of(&self, space: Fingerprint) -> Option<&Runs> {
+        self.runs.get(&space)
     }
 
     /// Whether a run is in the remote and does not fail, as far as it is known.
-    pub(super) fn knows(&self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
+    pub(super) fn knows(&self, (namespace, last): RunId) -> bool {
         let runs = self.of(namespace);
         runs.is_some_and(|runs| runs.known.contains_key(&last))
     }
 
     /// Whether a run is in the remote, as far as it is known. A failing run may be: its object has
     /// the name, or the question for it has failed.
-    pub(super) fn has(&self, (namespace, last): (Fingerprint, KeyPrefix), now: Instant) -> bool {
+    pub(super) fn has(&self, (namespace, last): RunId, now: Instant) -> bool {
         let is_there = |runs: &Runs| {
             let fails = |run: &Failing| run.is_there || now < run.until;
             runs.known.contains_key(&last) || runs.failing.get(&last).is_some_and(fails)
@@ -95,7 +96,7 @@ impl Names {
     }
 
     /// A run is in the remote. False if there is no room for its name.
-    pub(super) fn add(&mut self, (namespace, last): (Fingerprint, KeyPrefix)) -> bool {
+    pub(super) fn add(&mut self, (namespace, last): RunId) -> bool {
         if let Some(runs) = self.runs.get_mut(&namespace) {
             if let Some(listing) = runs.known.get_mut(&last) {
                 *listing = self.listing;
@@ -159,7 +160,7 @@ impl Names {
             .get_mut(&name.namespace)
             .map(|runs| &mut runs.failing);
         if failing.is_some_and(|failing| failing.remove(&name.last.prefix()).is_some()) {
-            self.add((name.namespace, name.last.prefix()));
+            self.add(name.id());
         }
     }
 
@@ -171,7 +172,7 @@ impl Names {
     /// The listing shows an object. False if there is no room for its name. The longest object of
     /// at most `run_bytes` becomes the sample of its namespace; without one, the last object.
     pub(super) fn list(&mut self, object: &Listed, run_bytes: u64) -> bool {
-        let id = (object.run.namespace, object.run.last.prefix());
+        let id = object.run.id();
         let has_room = self.add(id);
         if let Some(runs) = self.runs.get_mut(&object.run.namespace) {
             let best = runs.sample.filter(|best| best.bytes <= run_bytes);

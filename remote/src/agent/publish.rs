@@ -159,7 +159,10 @@ impl Agent {
         // An object is the same whichever node made it, but for its time.
         let store_id = StoreId::from_bytes([0; 16]);
         let object = draft.finish(store_id, now.map_or(0, |now| now.as_secs()));
-        let object = object.map_err(|_| NotPublished::Absent)?;
+        let object = object.map_err(|error| {
+            tracing::debug!(%error, "a run was not made an object");
+            NotPublished::Absent
+        })?;
         Ok(Some((name, object)))
     }
 

@@ -4,10 +4,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use larder_base::runtime::Instant;
-use larder_format::{Fingerprint, KeyPrefix, PageKey};
 
 use super::limits::Pauses;
-use crate::run::RunName;
+use crate::run::{RunId, RunName};
 
 /// Most searches that wait: beyond it the oldest are dropped.
 const SEARCHES_MAX: usize = 256;
@@ -33,34 +32,26 @@ struct Absent {
 pub(super) struct Searches {
     waiting: VecDeque<Search>,
     /// First runs of searches that wait or are being made.
-    begun: HashSet<(Fingerprint, KeyPrefix)>,
-    absent: HashMap<(Fingerprint, KeyPrefix), Absent>,
+    begun: HashSet<RunId>,
+    absent: HashMap<RunId, Absent>,
     /// In the order of their insertion.
-    order: VecDeque<(Fingerprint, KeyPrefix)>,
+    order: VecDeque<RunId>,
 }
 
 impl Searches {
-    /// Queues a search for the consecutive runs that end in these pages, unless one for the first
-    /// has begun, or a pause of it is not over. Returns whether it is queued.
-    pub(super) fn add<'a>(
-        &mut self,
-        namespace: Fingerprint,
-        last: impl Iterator<Item = &'a PageKey>,
-        now: Instant,
-    ) -> bool {
-        let name = |last: &PageKey| RunName {
-            namespace,
-            last: *last,
-        };
-        let runs: Vec<RunName> = last.take(RUNS_MAX).map(name).collect();
-        let Some(first) = runs.first().map(id) else {
+    /// Queues a search for these consecutive runs, unless one for the first has begun, or a pause
+    /// of it is not over. Returns whether it is queued.
+    pub(super) fn add(&mut self, runs: impl Iterator<Item = RunName>, now: Instant) -> bool {
+        let mut runs = runs.peekable();
+        let Some(first) = runs.peek().map(RunName::id) else {
             return false;
         };
         let absent = self.absent.get(&first);
         if absent.is_some_and(|run| now < run.until) || !self.begun.insert(first) {
             return false;
         }
-        self.waiting.push_back(Search(runs));
+        self.waiting
+            .push_back(Search(runs.take(RUNS_MAX).collect()));
         if self.waiting.len() > SEARCHES_MAX {
             let oldest = self.waiting.pop_front();
             oldest.iter().for_each(|search| self.forget(search));
@@ -70,7 +61,7 @@ impl Searches {
 
     fn forget(&mut self, Search(runs): &Search) {
         if let Some(first) = runs.first() {
-            self.begun.remove(&id(first));
+            self.begun.remove(&first.id());
         }
     }
 
@@ -85,9 +76,9 @@ impl Searches {
         self.forget(search);
         let found = search.0.iter().take_while(|run| Some(*run) != absent);
         for run in found {
-            self.absent.remove(&id(run));
+            self.absent.remove(&run.id());
         }
-        let Some(absent) = absent.map(id) else {
+        let Some(absent) = absent.map(RunName::id) else {
             return;
         };
         let before = self.absent.get(&absent).map(|run| run.pause);
@@ -114,62 +105,59 @@ impl Searches {
     }
 }
 
-fn id(run: &RunName) -> (Fingerprint, KeyPrefix) {
-    (run.namespace, run.last.prefix())
-}
-
 #[cfg(test)]
 mod tests {
+    use larder_format::{Fingerprint, PageKey};
+
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn key(at: usize) -> PageKey {
+    fn run(at: usize) -> RunName {
         let mut bytes = [0; 32];
         bytes[..8].copy_from_slice(&at.to_le_bytes());
-        PageKey::from_bytes(bytes)
-    }
-
-    fn space() -> Fingerprint {
-        Fingerprint::from_bytes([1; 16])
+        RunName {
+            namespace: Fingerprint::from_bytes([1; 16]),
+            last: PageKey::from_bytes(bytes),
+        }
     }
 
     #[test]
     fn a_prefix_is_searched_for_after_a_pause_that_grows() {
-        let pages: Vec<PageKey> = (0..3).map(key).collect();
+        let runs: Vec<RunName> = (0..3).map(run).collect();
         let (mut searches, mut now) = (Searches::default(), Instant::now());
         let pauses = Pauses {
             first: SECOND,
             longest: 3 * SECOND,
         };
-        assert!(!searches.add(space(), [].iter(), now));
+        assert!(!searches.add([].into_iter(), now));
         for pause in [1, 2, 3, 3] {
-            assert!(searches.add(space(), pages.iter(), now));
-            assert!(!searches.add(space(), pages.iter(), now + 9 * SECOND));
+            assert!(searches.add(runs.iter().copied(), now));
+            assert!(!searches.add(runs.iter().copied(), now + 9 * SECOND));
             let search = searches.next();
             let search = search.unwrap_or_else(|| Search(Vec::new()));
-            assert!(search.0.iter().map(|run| &run.last).eq(&pages));
+            assert_eq!(search.0, runs);
             // It is being made.
-            assert!(!searches.add(space(), pages.iter(), now));
+            assert!(!searches.add(runs.iter().copied(), now));
             searches.end(&search, search.0.first(), now, pauses);
-            assert!(!searches.add(space(), pages.iter(), now + pause * SECOND / 2));
+            assert!(!searches.add(runs.iter().copied(), now + pause * SECOND / 2));
             now += pause * SECOND;
         }
-        assert!(searches.add(space(), pages.iter(), now));
+        assert!(searches.add(runs.iter().copied(), now));
         let found = searches.next().unwrap_or_else(|| Search(Vec::new()));
         searches.end(&found, found.0.get(1), now, pauses);
         // It may be forgotten at once.
-        assert!(searches.add(space(), pages.iter(), now));
-        assert!(!searches.add(space(), pages[1..].iter(), now));
+        assert!(searches.add(runs.iter().copied(), now));
+        assert!(!searches.add(runs[1..].iter().copied(), now));
     }
 
     #[test]
     fn a_search_that_was_dropped_may_be_made_at_once() {
         let (mut searches, now) = (Searches::default(), Instant::now());
-        let mut add = |at: usize| searches.add(space(), [key(at)].iter(), now);
+        let mut add = |at: usize| searches.add([run(at)].into_iter(), now);
         assert!((0..=SEARCHES_MAX).all(&mut add));
         assert!(add(0) && !add(SEARCHES_MAX));
         searches.clear();
-        assert!(searches.add(space(), [key(SEARCHES_MAX)].iter(), now));
+        assert!(searches.add([run(SEARCHES_MAX)].into_iter(), now));
     }
 }

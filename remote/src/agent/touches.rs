@@ -4,9 +4,8 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use larder_base::runtime::Instant;
-use larder_format::{Fingerprint, KeyPrefix};
 
-use crate::run::RunName;
+use crate::run::{RunId, RunName};
 
 /// Least time between two marks of a run.
 const AGE: Duration = Duration::from_hours(24);
@@ -18,9 +17,9 @@ const NOTED_MAX: usize = 1 << 16;
 #[derive(Default)]
 pub(super) struct Touches {
     waiting: VecDeque<RunName>,
-    noted: HashSet<(Fingerprint, KeyPrefix)>,
+    noted: HashSet<RunId>,
     /// With the moment of the note, in its order.
-    order: VecDeque<(Instant, (Fingerprint, KeyPrefix))>,
+    order: VecDeque<(Instant, RunId)>,
 }
 
 impl Touches {
@@ -41,7 +40,7 @@ impl Touches {
             self.noted.remove(oldest);
             self.order.pop_front();
         }
-        let id = (run.namespace, run.last.prefix());
+        let id = run.id();
         let is_new = self.order.len() < NOTED_MAX && self.noted.insert(id);
         if is_new {
             self.order.push_back((now, id));
@@ -64,7 +63,7 @@ impl Touches {
 
 #[cfg(test)]
 mod tests {
-    use larder_format::PageKey;
+    use larder_format::{Fingerprint, PageKey};
 
     use super::*;
 

@@ -2,20 +2,32 @@
 
 use std::ops::Range;
 
+use larder_base::system::processes::fill_random;
 use larder_codec::Codec;
 use larder_format::{
-    ARCHIVED_PAGES_MAX, ArchiveHead, ArchiveItem, ArchiveWriter, ArchivedNamespace, ArchivedPage,
-    BLOCK_BYTES, Damage, Namespace, PageChecksum, PageShape, StoreId,
+    ArchiveHead, ArchiveItem, ArchiveWriter, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage,
+    Namespace, PageChecksum, PageShape, StoreId,
 };
-use larder_store::encoder::Encoder;
+use larder_seal::{ArchiveKey, Salts, SealError};
+use larder_store::encoder::{Encoder, sealed_unit};
 
 use super::{
-    RunName, RunPage, Seal, archive_bytes, encode_seals, object_bytes, page_blocks, page_seal,
-    seal_blocks,
+    RunName, RunNames, RunPage, archive_bytes, group_pages, object_bytes, page_blocks, page_name,
 };
 use crate::buffer::Buffer;
 use crate::error::RemoteError;
-use crate::keys::{SealKey, Trust};
+use crate::keys::Trust;
+
+/// Why an object is not made.
+#[derive(Debug, thiserror::Error)]
+pub enum DraftError {
+    /// The run has no pages, or more than an archive can state.
+    #[error(transparent)]
+    Structure(#[from] Damage),
+    /// It cannot be encrypted.
+    #[error(transparent)]
+    Seal(#[from] SealError),
+}
 
 /// An object in the making: memory into which a store reads the pages of a run.
 pub struct Draft {
@@ -65,19 +77,23 @@ impl Draft {
     /// The name of the run; `None` without pages.
     #[must_use]
     pub fn name(&self) -> Option<RunName> {
-        self.pages.last().map(|page| RunName {
-            namespace: self.namespace.fingerprint(),
-            last: page.key,
-        })
+        let names = RunNames::of(&self.trust, self.namespace.fingerprint());
+        self.pages.last().map(|page| names.name(&page.key))
+    }
+
+    /// Pages of a group: their records are in one block.
+    fn group_pages(&self) -> usize {
+        group_pages(self.trust.encrypts())
     }
 
     /// The memory of each page, in order: its parts, each padded with zeros to whole blocks.
     pub fn payloads(&mut self) -> Vec<&mut [u8]> {
         let page_bytes = page_blocks(&self.namespace) * BLOCK_BYTES;
+        let group_pages = self.group_pages();
         let mut rest = &mut self.bytes[2 * BLOCK_BYTES..];
         let mut payloads = Vec::with_capacity(self.pages.len());
         for page in 0..self.pages.len() {
-            if begins_group(page) {
+            if page.is_multiple_of(group_pages) {
                 rest = &mut rest[BLOCK_BYTES..];
             }
             let (payload, behind) = rest.split_at_mut(page_bytes);
@@ -87,9 +103,14 @@ impl Draft {
         payloads
     }
 
-    /// Encodes the pages that get smaller by it.
+    /// Encodes the pages that get smaller by it. A length tells something of the content: in an
+    /// encrypted object it is one of few.
     pub fn encode(&mut self, encoder: &Encoder) {
         let shape = *self.namespace.shape();
+        let unit = match self.trust.encrypts() {
+            true => sealed_unit(page_blocks(&self.namespace) * BLOCK_BYTES),
+            false => BLOCK_BYTES,
+        };
         let mut stream = vec![0; page_blocks(&self.namespace) * BLOCK_BYTES];
         let mut saved = std::mem::take(&mut self.saved);
         for (page, saved) in self.payloads().into_iter().zip(&mut saved) {
@@ -97,7 +118,7 @@ impl Draft {
                 continue;
             }
             let plain = shape.page_blocks();
-            let stored = Codec::new().encode(&parts_of(page, &shape), BLOCK_BYTES, &mut stream);
+            let stored = Codec::new().encode(&parts_of(page, &shape), unit, &mut stream);
             if let Some(stored) = stored {
                 page[..stored].copy_from_slice(&stream[..stored]);
                 *saved = plain - (stored / BLOCK_BYTES) as u32;
@@ -107,59 +128,80 @@ impl Draft {
         self.saved = saved;
     }
 
-    /// Writes the structures, and seals the pages. `store` and the time are for people.
+    /// Writes the structures, and encrypts them and the pages. `store` and the time are for people,
+    /// and the time for nodes that have erased the tenant since.
     ///
     /// # Errors
-    /// The run has no pages, or more than an archive can state.
-    pub fn finish(mut self, store: StoreId, created_unix_s: u64) -> Result<Buffer, Damage> {
+    /// See [`DraftError`].
+    pub fn finish(mut self, store: StoreId, created_unix_s: u64) -> Result<Buffer, DraftError> {
         let name = self.name().ok_or(Damage::Field {
             field: "pages",
             value: 0,
         })?;
-        let key = match &self.trust {
-            Trust::Sealed(keys) => Some(keys.current().clone()),
-            Trust::Unsigned => None,
-        };
         let places = self.pack();
-        let (records, of_pages) = self.sealed(&places, key.as_ref());
-        let mut writer = ArchiveWriter::new(name.archive());
         let blocks = places.iter().map(Range::len).sum::<usize>() / BLOCK_BYTES;
-        let head = ArchiveItem::Head(ArchiveHead {
+        let mut head = ArchiveHead {
             store,
             created_unix_s,
-            pages: records.len() as u64,
+            pages: places.len() as u64,
             blocks: blocks as u64,
             wrap: None,
-        });
-        self.structure(0, &head, &mut writer)?;
+        };
+        let key = match self.trust.keys() {
+            None => None,
+            Some(keys) => {
+                let wrapping = keys.current().wrapping();
+                let key = ArchiveKey::draw(wrapping, &mut fill_random)?;
+                let named = head.named(name.archive());
+                head.wrap = Some(key.wrap(wrapping, &mut fill_random, &named)?);
+                Some(key)
+            }
+        };
+        let records = self.sealed(&places, key.as_ref())?;
+        let mut writer = ArchiveWriter::new(name.archive());
+        let mut structure = |bytes: &mut Buffer, start: usize, item: &ArchiveItem| {
+            let mut block = writer.item(item)?;
+            if let (Some(key), true) = (&key, start > 0) {
+                let seal = |named: &[u8], body: &mut [u8]| key.seal(&mut fill_random, named, body);
+                ArchiveWriter::seal(&mut block, seal)?;
+            }
+            bytes[start..start + BLOCK_BYTES].copy_from_slice(&*block);
+            Ok::<_, DraftError>(writer.counts(0))
+        };
         let namespace = ArchivedNamespace::Whole(self.namespace.clone());
-        self.structure(BLOCK_BYTES, &ArchiveItem::Namespace(namespace), &mut writer)?;
-        let groups = places.chunks(ARCHIVED_PAGES_MAX);
-        for (pages, places) in records.chunks(ARCHIVED_PAGES_MAX).zip(groups) {
+        structure(&mut self.bytes, 0, &ArchiveItem::Head(head))?;
+        structure(
+            &mut self.bytes,
+            BLOCK_BYTES,
+            &ArchiveItem::Namespace(namespace),
+        )?;
+        let group_pages = group_pages(key.is_some());
+        let (mut end, mut counts) = (2 * BLOCK_BYTES, None);
+        for (pages, places) in records.chunks(group_pages).zip(places.chunks(group_pages)) {
+            let start = places
+                .first()
+                .map_or(end, |place| place.start - BLOCK_BYTES);
             let pages = ArchiveItem::Pages(pages.to_vec());
-            self.structure(places[0].start - BLOCK_BYTES, &pages, &mut writer)?;
+            counts = Some(structure(&mut self.bytes, start, &pages)?);
+            end = places.last().map_or(end, |place| place.end);
         }
-        let end = ArchiveItem::End(writer.counts(0));
-        let mut bytes = archive_bytes(records.len(), blocks);
-        self.structure(bytes - BLOCK_BYTES, &end, &mut writer)?;
-        if let Some(key) = &key {
-            let seals = encode_seals(key, &name, &of_pages);
-            let (of_seals, padding) = self.bytes[bytes..].split_at_mut(seals.len());
-            of_seals.copy_from_slice(&seals);
-            bytes += seal_blocks(records.len()) * BLOCK_BYTES;
-            padding[..bytes - archive_bytes(records.len(), blocks) - seals.len()].fill(0);
-        }
-        self.bytes.truncate(bytes);
+        structure(
+            &mut self.bytes,
+            end,
+            &ArchiveItem::End(counts.unwrap_or_default()),
+        )?;
+        self.bytes
+            .truncate(archive_bytes(records.len(), blocks, key.is_some()));
         Ok(self.bytes)
     }
 
     /// Moves the payloads to their places in the object, and returns these.
     fn pack(&mut self) -> Vec<Range<usize>> {
-        let page_blocks = page_blocks(&self.namespace);
+        let (page_blocks, group_pages) = (page_blocks(&self.namespace), self.group_pages());
         let (mut from, mut to) = (2 * BLOCK_BYTES, 2 * BLOCK_BYTES);
         let mut places = Vec::with_capacity(self.pages.len());
         for (page, saved) in self.saved.iter().enumerate() {
-            if begins_group(page) {
+            if page.is_multiple_of(group_pages) {
                 from += BLOCK_BYTES;
                 to += BLOCK_BYTES;
             }
@@ -172,49 +214,42 @@ impl Draft {
         places
     }
 
-    /// The record of each page, and with a key its seal. Each payload is read once from memory, and
-    /// the second time from the processor's cache.
+    /// The record of each page. With a key the payloads are encrypted.
     fn sealed(
-        &self,
+        &mut self,
         places: &[Range<usize>],
-        key: Option<&SealKey>,
-    ) -> (Vec<ArchivedPage>, Vec<Seal>) {
+        key: Option<&ArchiveKey>,
+    ) -> Result<Vec<ArchivedPage>, SealError> {
         let fingerprint = self.namespace.fingerprint();
-        let (mut records, mut seals) = (Vec::new(), Vec::new());
+        let mut random = fill_random;
+        let mut salts = Salts::of(&mut random, places.len());
+        let mut records = Vec::with_capacity(places.len());
         let pages = self.pages.iter().zip(&self.saved).zip(places);
         for ((page, saved), place) in pages {
-            let payload = &self.bytes[place.clone()];
+            let payload = &mut self.bytes[place.clone()];
             let mut checksum = PageChecksum::new(fingerprint, &page.key);
-            checksum.blocks(payload);
-            let record = ArchivedPage {
+            let seal = match key {
+                None => {
+                    checksum.blocks(payload);
+                    None
+                }
+                Some(key) => {
+                    let name = page_name(&self.namespace, &page.key, payload.len());
+                    let each = |stored: &[u8]| checksum.blocks(stored);
+                    Some(key.payloads().seal(&mut salts, &name, payload, each)?)
+                }
+            };
+            records.push(ArchivedPage {
                 key: page.key,
                 parent: page.parent.map(|parent| parent.prefix()),
                 depth: page.depth,
                 checksum: checksum.finish(),
                 saved: *saved,
-                seal: None,
-            };
-            seals.extend(key.map(|key| page_seal(key, fingerprint, &record, payload)));
-            records.push(record);
+                seal,
+            });
         }
-        (records, seals)
+        Ok(records)
     }
-
-    fn structure(
-        &mut self,
-        start: usize,
-        item: &ArchiveItem,
-        writer: &mut ArchiveWriter,
-    ) -> Result<(), Damage> {
-        let encoded = writer.item(item)?;
-        self.bytes[start..start + BLOCK_BYTES].copy_from_slice(&*encoded);
-        Ok(())
-    }
-}
-
-/// Whether the records of a group, a block, are before the payload of this page.
-fn begins_group(page: usize) -> bool {
-    page.is_multiple_of(ARCHIVED_PAGES_MAX)
 }
 
 /// The parts of a page, without their padding.

@@ -1,29 +1,18 @@
 //! Runs of pages, and the objects that hold them.
 //!
 //! A run is a number of consecutive pages of a chain, aligned: run `r` of a chain has the pages
-//! from `r * n` to `(r + 1) * n`, where `n` is [`pages_of_run`]. Its name is the key of its last
-//! page below the fingerprint of its namespace. A key covers all tokens before it, so two nodes
-//! that computed the same prefix make the same name.
+//! from `r * n` to `(r + 1) * n`, where `n` is [`pages_of_run`]. Its name follows from its
+//! namespace and the key of its last page ([`RunNames`]). A key covers all tokens before it, so two
+//! nodes that computed the same prefix make the same name. With keys it is a keyed hash: who has
+//! none cannot test whether a prompt was seen.
 //!
-//! An object is an archive (see `larder_format`'s `archive` module), and in a sealed object seals
-//! behind its end. `larder import` takes the archive and ignores the seals.
+//! An object is an archive (see `larder_format`'s `archive` module), and with keys an encrypted
+//! one: its key is random, and wrapped by that of the nodes. The identity of the archive follows
+//! from the name of the run, so that no object stands for another one.
 //!
-//! ```text
-//!  block   0      1           2       3 ..                              n     n+1 ..
-//!          +------+-----------+-------+----------+-------+- ... -+-----+-------+
-//!          | head | namespace | pages | payloads | pages |       | end | seals |
-//!          +------+-----------+-------+----------+-------+- ... -+-----+-------+
-//!
-//!  seals   magic "LARDSEAL" (8), identity of the key (8), pages (8), zero (8),
-//!          seal of the run (32), seal of each page (32); then zeros to a whole block
-//! ```
-//!
-//! A payload is a plain page, or the page as the codec stores it (docs/codec.md).
-//!
-//! The seal of a page covers the fingerprint, the page's record without its checksum, and its
-//! payload. The seal of the run covers its name, its number of pages and their seals. So a damaged
-//! payload costs its page alone, and no page or run stands for another. [`open`] reports each page
-//! by itself; no byte of a page is returned before its seal was verified.
+//! A payload is a plain page, or the page as the codec stores it (docs/codec.md). A damaged payload
+//! costs its page alone: [`open`] reports each page by itself. With keys no byte of a page is
+//! returned before its tag was verified.
 
 mod draft;
 mod name;
@@ -32,12 +21,12 @@ mod open;
 use std::num::NonZeroU32;
 
 use larder_format::{
-    ARCHIVED_PAGES_MAX, ArchivedPage, BLOCK_BYTES, Fingerprint, KeyPrefix, Namespace, PageKey,
+    ARCHIVED_PAGES_MAX, BLOCK_BYTES, KeyPrefix, Namespace, PageKey, SEALED_PAGES_MAX,
 };
+use larder_seal::PageName;
 
-use crate::keys::SealKey;
-pub use draft::Draft;
-pub use name::{NoRunName, RunName};
+pub use draft::{Draft, DraftError};
+pub use name::{NoRunName, RunId, RunName, RunNames};
 pub use open::{OUTLINE_BYTES, Opened, OpenedPage, Outline, PageFault, RunFault, open, outline};
 
 /// Tokens of a run, unless a node is configured otherwise.
@@ -60,14 +49,6 @@ pub(crate) const CODEC: &str = "v1-codec";
 /// Bytes of the longest such text.
 pub(crate) const CODEC_BYTES_MAX: usize = 64;
 
-/// Begins the seals behind an archive.
-pub const SEALS_MAGIC: [u8; 8] = *b"LARDSEAL";
-const SEALS_HEADER_BYTES: usize = 32;
-const SEAL_BYTES: usize = 32;
-
-/// A message authentication code.
-type Seal = blake3::Hash;
-
 /// Number of pages of a run with so many tokens: at least one.
 #[must_use]
 pub fn pages_of_run(namespace: &Namespace, run_tokens: u32) -> NonZeroU32 {
@@ -75,10 +56,10 @@ pub fn pages_of_run(namespace: &Namespace, run_tokens: u32) -> NonZeroU32 {
     NonZeroU32::new(pages).unwrap_or(NonZeroU32::MIN)
 }
 
-/// Bytes of the longest object of a run with so many pages: all are plain, and it has seals.
+/// Bytes of the longest object of a run with so many pages: all are plain or encrypted.
 #[must_use]
 pub fn object_bytes(namespace: &Namespace, pages: usize) -> usize {
-    archive_bytes(pages, pages * page_blocks(namespace)) + seal_blocks(pages) * BLOCK_BYTES
+    archive_bytes(pages, pages * page_blocks(namespace), true)
 }
 
 /// Blocks of a plain page.
@@ -86,15 +67,28 @@ fn page_blocks(namespace: &Namespace) -> usize {
     namespace.shape().page_blocks() as usize
 }
 
-/// Bytes of an archive of so many pages whose payloads take so many blocks: the offset of the
-/// seals.
-fn archive_bytes(pages: usize, payload_blocks: usize) -> usize {
-    let structures = 3 + pages.div_ceil(ARCHIVED_PAGES_MAX);
+/// Most pages whose records are in one block.
+fn group_pages(is_sealed: bool) -> usize {
+    match is_sealed {
+        true => SEALED_PAGES_MAX,
+        false => ARCHIVED_PAGES_MAX,
+    }
+}
+
+/// Bytes of an archive of so many pages whose payloads take so many blocks.
+fn archive_bytes(pages: usize, payload_blocks: usize, is_sealed: bool) -> usize {
+    let structures = 3 + pages.div_ceil(group_pages(is_sealed));
     (structures + payload_blocks) * BLOCK_BYTES
 }
 
-fn seal_blocks(pages: usize) -> usize {
-    (SEALS_HEADER_BYTES + (1 + pages) * SEAL_BYTES).div_ceil(BLOCK_BYTES)
+/// What the tag of a payload of so many bytes covers besides it.
+fn page_name(namespace: &Namespace, key: &PageKey, bytes: usize) -> PageName {
+    PageName {
+        namespace: namespace.fingerprint(),
+        key: *key,
+        blocks: namespace.shape().page_blocks(),
+        stored: u32::try_from(bytes / BLOCK_BYTES).unwrap_or(u32::MAX),
+    }
 }
 
 /// A page of a run: its key, and its place in the chain.
@@ -133,41 +127,4 @@ pub(crate) fn whole_run<P>(
     }
     run.reverse();
     Some(run)
-}
-
-/// The seals of an object, encoded.
-fn encode_seals(key: &SealKey, name: &RunName, of_pages: &[Seal]) -> Vec<u8> {
-    let mut bytes = Vec::from(SEALS_MAGIC);
-    bytes.extend(key.id().0);
-    bytes.extend((of_pages.len() as u64).to_le_bytes());
-    bytes.extend([0_u8; 8]);
-    bytes.extend(run_seal(key, name, of_pages).as_bytes());
-    for seal in of_pages {
-        bytes.extend(seal.as_bytes());
-    }
-    bytes
-}
-
-fn page_seal(key: &SealKey, namespace: Fingerprint, page: &ArchivedPage, payload: &[u8]) -> Seal {
-    let mut hasher = key.of_page();
-    hasher.update(namespace.as_bytes());
-    hasher.update(page.key.as_bytes());
-    hasher.update(&page.depth.to_le_bytes());
-    hasher.update(&[u8::from(page.parent.is_some())]);
-    let parent = page.parent.map_or([0; 12], |parent| *parent.as_bytes());
-    hasher.update(&parent);
-    hasher.update(&page.saved.to_le_bytes());
-    hasher.update(payload);
-    hasher.finalize()
-}
-
-fn run_seal(key: &SealKey, name: &RunName, seals: &[Seal]) -> Seal {
-    let mut hasher = key.of_run();
-    hasher.update(name.namespace.as_bytes());
-    hasher.update(name.last.as_bytes());
-    hasher.update(&(seals.len() as u64).to_le_bytes());
-    for seal in seals {
-        hasher.update(seal.as_bytes());
-    }
-    hasher.finalize()
 }

@@ -3,13 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
-use larder_format::{ArchiveId, Fingerprint, HexError, PageKey};
+use larder_format::{ArchiveId, Fingerprint, HexError, KeyPrefix, PageKey};
 
 use super::{USED, VERSION};
+use crate::keys::{Keyring, SealKey, Trust};
 
 const SUFFIX: &str = ".run";
 
-/// The name of a run.
+/// The name of a run in a remote.
+///
+/// Without keys it is the namespace and the key of the last page. With keys both are keyed hashes
+/// of them: see [`RunNames`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RunName {
     /// Its namespace.
@@ -18,6 +22,74 @@ pub struct RunName {
     pub last: PageKey,
 }
 
+/// The names of the runs of a namespace in a remote. While keys are rotated a run has two.
+#[derive(Clone, Debug)]
+pub struct RunNames {
+    namespace: Fingerprint,
+    /// With the names of the namespace, that for new objects first; none without keys.
+    keys: Vec<(SealKey, Fingerprint)>,
+}
+
+impl RunNames {
+    /// Those for a node with these keys.
+    #[must_use]
+    pub fn of(trust: &Trust, namespace: Fingerprint) -> RunNames {
+        let keys = trust.keys().into_iter().flat_map(Keyring::all);
+        let keys = keys.map(|key| (key.clone(), key.space(namespace)));
+        RunNames {
+            namespace,
+            keys: keys.collect(),
+        }
+    }
+
+    /// The names of the namespace.
+    pub fn spaces(&self) -> impl Iterator<Item = Fingerprint> {
+        let plain = self.keys.is_empty().then_some(self.namespace);
+        plain
+            .into_iter()
+            .chain(self.keys.iter().map(|(_, space)| *space))
+    }
+
+    /// The name of a new object of the run that ends in this page.
+    #[must_use]
+    pub fn name(&self, last: &PageKey) -> RunName {
+        match self.keys.first() {
+            Some(key) => self.keyed(key, last.prefix()),
+            None => RunName {
+                namespace: self.namespace,
+                last: *last,
+            },
+        }
+    }
+
+    /// All names of the run that ends in this page, that of a new object first.
+    pub fn all(&self, last: &PageKey) -> impl Iterator<Item = RunName> {
+        let others = self.keys.iter().skip(1);
+        let others = others.map(|key| self.keyed(key, last.prefix()));
+        std::iter::once(self.name(last)).chain(others)
+    }
+
+    /// What is known of the names of a run by the first bytes of the key of its last page.
+    #[must_use]
+    pub fn ids(&self, last: KeyPrefix) -> Vec<RunId> {
+        if self.keys.is_empty() {
+            return vec![(self.namespace, last)];
+        }
+        let id = |key| self.keyed(key, last).id();
+        self.keys.iter().map(id).collect()
+    }
+
+    fn keyed(&self, (key, space): &(SealKey, Fingerprint), last: KeyPrefix) -> RunName {
+        RunName {
+            namespace: *space,
+            last: key.run(self.namespace, last),
+        }
+    }
+}
+
+/// The part of a name that tells runs apart in memory.
+pub type RunId = (Fingerprint, KeyPrefix);
+
 impl RunName {
     /// The name of no run: a page has no such key.
     #[cfg(feature = "s3")]
@@ -25,6 +97,12 @@ impl RunName {
         namespace: Fingerprint::from_bytes([0; 16]),
         last: PageKey::from_bytes([0; 32]),
     };
+
+    /// The part that tells runs apart in memory.
+    #[must_use]
+    pub fn id(&self) -> RunId {
+        (self.namespace, self.last.prefix())
+    }
 
     /// The prefix of the names of all runs of a namespace, or of all runs.
     #[must_use]

@@ -1,16 +1,15 @@
 //! An object, read and verified.
 
 use larder_format::{
-    ArchiveItem, ArchiveReader, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage, Fingerprint,
-    Namespace, PageChecksum, PageShape,
+    ArchiveHead, ArchiveItem, ArchiveReader, ArchivedNamespace, ArchivedPage, BLOCK_BYTES, Damage,
+    Namespace, PageChecksum, PageShape, WrapId,
 };
+use larder_seal::{ArchiveKey, OpenError};
 use larder_store::encoder;
 
-use super::{
-    RunName, SEAL_BYTES, SEALS_HEADER_BYTES, SEALS_MAGIC, Seal, archive_bytes, page_blocks,
-    page_seal, run_seal,
-};
-use crate::keys::{SealKey, SealKeyId, Trust};
+use super::{RunName, RunNames, page_blocks, page_name};
+use crate::keys::Trust;
+use crate::planted::planted;
 
 /// A page of an object.
 #[derive(Debug)]
@@ -47,8 +46,8 @@ pub enum PageFault {
     /// Its bytes differ from the written ones.
     #[error("its bytes do not match their checksum")]
     Checksum,
-    /// Its bytes have the right checksum and the wrong seal: a writer without the key made them.
-    #[error("its bytes match their checksum and not their seal: it is forged")]
+    /// Its bytes have the right checksum and the wrong tag: another writer made them.
+    #[error("its bytes match their checksum and not their tag: it is forged")]
     Seal,
     /// The codec does not make such bytes.
     #[error("its bytes match their checksum, and no codec of this release decodes them")]
@@ -70,15 +69,18 @@ pub enum RunFault {
     /// It is of another namespace.
     #[error("it is of another namespace than its name")]
     Namespace,
-    /// It has no seals.
-    #[error("it is not sealed")]
+    /// It is plain.
+    #[error("it is not encrypted")]
     Unsealed,
-    /// It is sealed with a key that this node does not have.
-    #[error("it is sealed with key {0}, which this node does not have")]
-    UnknownKey(SealKeyId),
-    /// Its seals are wrong.
-    #[error("its seals are wrong: they are damaged, forged, or of another run")]
+    /// It is encrypted with a key that this node does not have.
+    #[error("it is encrypted with key {0}, which this node does not have")]
+    UnknownKey(WrapId),
+    /// It does not open with its key.
+    #[error("it does not open with its key: it is forged, or of another run")]
     Seal,
+    /// The key cannot be used.
+    #[error("{0}")]
+    Vault(String),
     /// Its pages are not the consecutive pages that end in its name.
     #[error("its pages are not a run that ends in its name")]
     Pages,
@@ -87,6 +89,8 @@ pub enum RunFault {
 /// The content of an object.
 #[derive(Debug)]
 pub struct Opened<'a> {
+    /// When it was made, in seconds since 1970.
+    pub created_unix_s: u64,
     /// Its namespace; `None` if a fault comes before it.
     pub namespace: Option<Namespace>,
     /// Its pages, up to the first fault of a structure.
@@ -108,18 +112,17 @@ impl Opened<'_> {
     }
 }
 
-/// Reads an object and verifies it.
+/// Reads an object and verifies it. The payloads of an encrypted one are decrypted in place.
 #[must_use]
-pub fn open<'a>(object: &'a [u8], name: &RunName, trust: &Trust) -> Opened<'a> {
+pub fn open<'a>(object: &'a mut [u8], name: &RunName, trust: &Trust) -> Opened<'a> {
     let mut reading = Reading {
-        object,
+        blocks: object.len() / BLOCK_BYTES,
+        rest: object,
         name,
         trust,
-        reader: ArchiveReader::new(),
-        announced: 0,
-        blocks: 0,
-        seals: None,
+        structures: Structures::default(),
         opened: Opened {
+            created_unix_s: 0,
             namespace: None,
             pages: Vec::new(),
             fault: None,
@@ -134,142 +137,166 @@ pub fn open<'a>(object: &'a [u8], name: &RunName, trust: &Trust) -> Opened<'a> {
 /// Bytes at the begin of an object that have its [`Outline`].
 pub const OUTLINE_BYTES: usize = 3 * BLOCK_BYTES;
 
-/// The begin of a run, as its object states it. It is not verified.
+/// The begin of a run, as its object states it. Without keys it is not verified.
 #[derive(Debug)]
 pub struct Outline {
     /// Its namespace.
     pub namespace: Namespace,
     /// Its first pages: all, if they are few; none, if their records are damaged.
     pub pages: Vec<ArchivedPage>,
+    /// Whether these are all.
+    pub is_whole: bool,
 }
 
-/// The outline of a run by the first bytes of its object; `None` if its namespace is damaged, or
-/// another one.
+/// The outline of a run by the first bytes of its object; `None` if its namespace is damaged or
+/// forged, or another one.
 #[must_use]
-pub fn outline(begin: &[u8], name: &RunName) -> Option<Outline> {
-    let mut reader = ArchiveReader::new();
-    let (mut namespace, mut pages) = (None, Vec::new());
+pub fn outline(begin: &[u8], name: &RunName, trust: &Trust) -> Option<Outline> {
+    let mut structures = Structures::default();
+    let (mut namespace, mut pages, mut announced) = (None, Vec::new(), 0);
     for block in begin.chunks_exact(BLOCK_BYTES) {
-        match reader.item(block) {
-            Ok(ArchiveItem::Head(_)) => {}
+        match structures.item(block, name, trust) {
+            Ok(ArchiveItem::Head(head)) => announced = head.pages,
             Ok(ArchiveItem::Namespace(ArchivedNamespace::Whole(whole))) => namespace = Some(whole),
             Ok(ArchiveItem::Pages(first)) => pages = first,
             _ => break,
         }
     }
-    let namespace = namespace.filter(|it: &Namespace| it.fingerprint() == name.namespace)?;
-    Some(Outline { namespace, pages })
+    let namespace: Namespace = namespace?;
+    let names = RunNames::of(trust, namespace.fingerprint());
+    let is_named = names.spaces().any(|space| space == name.namespace);
+    is_named.then_some(Outline {
+        namespace,
+        is_whole: pages.len() as u64 == announced,
+        pages,
+    })
+}
+
+/// The structures of an object.
+#[derive(Default)]
+struct Structures {
+    reader: ArchiveReader,
+    key: Option<ArchiveKey>,
+}
+
+impl Structures {
+    /// The next one.
+    fn item(
+        &mut self,
+        block: &[u8],
+        name: &RunName,
+        trust: &Trust,
+    ) -> Result<ArchiveItem, RunFault> {
+        let item = match &self.key {
+            None => self.reader.item(block),
+            Some(key) => self.reader.sealed_item(block, |named, body, seal| {
+                key.open(seal, named, body).is_ok()
+            }),
+        };
+        let item = item.map_err(|damage| match damage {
+            Damage::Sealed => RunFault::Seal,
+            damage => RunFault::Structure(damage),
+        })?;
+        if let ArchiveItem::Head(head) = &item {
+            self.key = unlock(head, name, trust)?;
+        }
+        Ok(item)
+    }
+}
+
+/// The key of an object. The object of another run has another one.
+fn unlock(
+    head: &ArchiveHead,
+    name: &RunName,
+    trust: &Trust,
+) -> Result<Option<ArchiveKey>, RunFault> {
+    let (keys, wrap) = match (trust.keys(), &head.wrap) {
+        (None, None) => return Ok(None),
+        (Some(_), None) if planted!(UnsealedPage) => return Ok(None),
+        (Some(_), None) => return Err(RunFault::Unsealed),
+        (None, Some(wrap)) => return Err(RunFault::UnknownKey(wrap.id)),
+        (Some(keys), Some(wrap)) => (keys, wrap),
+    };
+    let key = keys.find(wrap.id).ok_or(RunFault::UnknownKey(wrap.id))?;
+    let opened = ArchiveKey::unwrap(key.wrapping(), wrap, &head.named(name.archive()));
+    opened.map(Some).map_err(|error| match error {
+        OpenError::Tag => RunFault::Seal,
+        OpenError::Vault(error) => RunFault::Vault(error.to_string()),
+    })
 }
 
 struct Reading<'a, 'b> {
-    object: &'a [u8],
+    /// Bytes that were not read yet.
+    rest: &'a mut [u8],
+    /// Blocks of the object.
+    blocks: usize,
     name: &'b RunName,
     trust: &'b Trust,
-    reader: ArchiveReader,
-    /// Pages that the head states.
-    announced: usize,
-    /// Blocks of their payloads, as the head states them.
-    blocks: usize,
-    /// The key, and the seal of each page.
-    seals: Option<(&'b SealKey, Vec<Seal>)>,
+    structures: Structures,
     opened: Opened<'a>,
 }
 
 impl<'a> Reading<'a, '_> {
     fn read(&mut self) -> Result<(), RunFault> {
-        while !self.reader.is_over() {
-            let start = self.offset();
-            let block = self.slice(start, BLOCK_BYTES)?;
-            let item = self.reader.item(block).map_err(RunFault::Structure)?;
-            match item {
+        while !self.structures.reader.is_over() {
+            let block = self.take(BLOCK_BYTES)?;
+            match self.structures.item(block, self.name, self.trust)? {
                 ArchiveItem::Head(head) => {
-                    self.announced = usize::try_from(head.pages).unwrap_or(usize::MAX);
-                    self.blocks = usize::try_from(head.blocks).unwrap_or(usize::MAX);
+                    self.opened.created_unix_s = head.created_unix_s;
+                    // A number of pages or blocks beyond the object's bytes is no such number.
+                    if head.pages.max(head.blocks) > self.blocks as u64 {
+                        return Err(RunFault::CutOff);
+                    }
                 }
                 ArchiveItem::Namespace(namespace) => self.namespace(namespace)?,
-                ArchiveItem::Pages(pages) => self.group(&pages, start + BLOCK_BYTES)?,
+                ArchiveItem::Pages(pages) => self.group(&pages)?,
                 ArchiveItem::End(_) => {}
             }
         }
-        let behind = self.object.len() - self.offset();
-        let is_sealed = self.object[self.offset()..].starts_with(&SEALS_MAGIC);
-        let seals = SEALS_HEADER_BYTES + (1 + self.opened.pages.len()) * SEAL_BYTES;
-        if behind > 0 && !(is_sealed && behind == seals.next_multiple_of(BLOCK_BYTES)) {
+        if !self.rest.is_empty() {
             return Err(RunFault::Surplus);
         }
-        let last = self.opened.pages.last();
-        if last.is_some_and(|last| last.page.key == self.name.last) {
-            Ok(())
-        } else {
-            Err(RunFault::Pages)
+        let namespace = self.opened.namespace.as_ref();
+        let last = self.opened.pages.last().zip(namespace);
+        let is_named = last.is_some_and(|(last, namespace)| {
+            let names = RunNames::of(self.trust, namespace.fingerprint());
+            names.all(&last.page.key).any(|name| name == *self.name)
+        });
+        match is_named {
+            true => Ok(()),
+            false => Err(RunFault::Pages),
         }
     }
 
-    fn offset(&self) -> usize {
-        usize::try_from(self.reader.offset()).unwrap_or(usize::MAX)
-    }
-
-    fn slice(&self, start: usize, bytes: usize) -> Result<&'a [u8], RunFault> {
-        let end = start.checked_add(bytes).ok_or(RunFault::CutOff)?;
-        self.object.get(start..end).ok_or(RunFault::CutOff)
+    fn take(&mut self, bytes: usize) -> Result<&'a mut [u8], RunFault> {
+        let rest = std::mem::take(&mut self.rest);
+        let (taken, rest) = rest.split_at_mut_checked(bytes).ok_or(RunFault::CutOff)?;
+        self.rest = rest;
+        Ok(taken)
     }
 
     fn namespace(&mut self, namespace: ArchivedNamespace) -> Result<(), RunFault> {
         let ArchivedNamespace::Whole(namespace) = namespace else {
             return Err(RunFault::Namespace);
         };
-        if namespace.fingerprint() != self.name.namespace {
+        let names = RunNames::of(self.trust, namespace.fingerprint());
+        let is_named = names.spaces().any(|space| space == self.name.namespace);
+        if !is_named || self.opened.namespace.is_some() {
             return Err(RunFault::Namespace);
-        }
-        // A number of pages or blocks beyond the object's bytes is no such number.
-        if self.announced.max(self.blocks) > self.object.len() / BLOCK_BYTES {
-            return Err(RunFault::CutOff);
-        }
-        if let Trust::Sealed(keys) = self.trust {
-            let start = archive_bytes(self.announced, self.blocks);
-            if start == self.object.len() {
-                return Err(RunFault::Unsealed);
-            }
-            let header = self.slice(start, SEALS_HEADER_BYTES + SEAL_BYTES)?;
-            if !header.starts_with(&SEALS_MAGIC) {
-                return Err(RunFault::Unsealed);
-            }
-            let mut id = [0; 8];
-            id.copy_from_slice(&header[8..16]);
-            let id = SealKeyId(id);
-            let key = keys.find(id).ok_or(RunFault::UnknownKey(id))?;
-            let (_, of_run) = header.split_at(SEALS_HEADER_BYTES);
-            let of_pages = self.slice(start + header.len(), self.announced * SEAL_BYTES)?;
-            let (of_pages, _) = of_pages.as_chunks::<SEAL_BYTES>();
-            let of_pages: Vec<Seal> = of_pages.iter().copied().map(Seal::from).collect();
-            // Seals are compared in constant time.
-            let is_counted = header[16..24] == (self.announced as u64).to_le_bytes();
-            if !is_counted || run_seal(key, self.name, &of_pages) != *of_run {
-                return Err(RunFault::Seal);
-            }
-            self.seals = Some((key, of_pages));
         }
         self.opened.namespace = Some(namespace);
         Ok(())
     }
 
-    /// The pages of a group, whose payloads begin at `start`.
-    fn group(&mut self, pages: &[ArchivedPage], start: usize) -> Result<(), RunFault> {
-        let namespace = self.opened.namespace.as_ref().ok_or(RunFault::Namespace)?;
-        let page_blocks = page_blocks(namespace);
+    /// The pages of a group, whose payloads are next.
+    fn group(&mut self, pages: &[ArchivedPage]) -> Result<(), RunFault> {
+        let namespace = self.opened.namespace.clone().ok_or(RunFault::Namespace)?;
+        let page_blocks = page_blocks(&namespace);
         self.check_order(pages)?;
-        let mut start = start;
         for page in pages {
             let stored = page_blocks.checked_sub(page.saved as usize);
-            let bytes = self.slice(start, stored.ok_or(RunFault::Pages)? * BLOCK_BYTES)?;
-            start += bytes.len();
-            let payload = match &self.seals {
-                None => verify(self.name.namespace, page, bytes, None),
-                Some((key, seals)) => {
-                    let seal = seals.get(self.opened.pages.len()).ok_or(RunFault::Seal)?;
-                    verify(self.name.namespace, page, bytes, Some((*key, seal)))
-                }
-            };
+            let bytes = self.take(stored.ok_or(RunFault::Pages)? * BLOCK_BYTES)?;
+            let payload = verify(&namespace, page, bytes, self.structures.key.as_ref());
             let page = *page;
             self.opened.pages.push(OpenedPage { page, payload });
         }
@@ -293,22 +320,23 @@ impl<'a> Reading<'a, '_> {
     }
 }
 
+/// A payload, decrypted if there is a key.
 fn verify<'a>(
-    namespace: Fingerprint,
+    namespace: &Namespace,
     page: &ArchivedPage,
-    bytes: &'a [u8],
-    seal: Option<(&SealKey, &Seal)>,
+    bytes: &'a mut [u8],
+    key: Option<&ArchiveKey>,
 ) -> Result<&'a [u8], PageFault> {
-    let is_whole = || {
-        let mut checksum = PageChecksum::new(namespace, &page.key);
-        checksum.blocks(bytes);
-        checksum.finish() == page.checksum
-    };
-    match seal {
-        // The store that takes the page computes a checksum of its own.
-        Some((key, seal)) if page_seal(key, namespace, page, bytes) == *seal => Ok(bytes),
-        Some(_) if is_whole() => Err(PageFault::Seal),
-        None if is_whole() => Ok(bytes),
-        _ => Err(PageFault::Checksum),
+    let mut checksum = PageChecksum::new(namespace.fingerprint(), &page.key);
+    checksum.blocks(bytes);
+    if checksum.finish() != page.checksum {
+        return Err(PageFault::Checksum);
     }
+    if let Some(key) = key {
+        let seal = page.seal.as_ref().ok_or(PageFault::Seal)?;
+        let name = page_name(namespace, &page.key, bytes.len());
+        let opened = key.payloads().open(&name, seal, &mut [&mut *bytes]);
+        opened.map_err(|_| PageFault::Seal)?;
+    }
+    Ok(bytes)
 }

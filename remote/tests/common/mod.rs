@@ -9,8 +9,8 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use larder_format::{Namespace, PageKey, PageShape, StoreId, TokenUnits, page_keys};
-use larder_remote::run::{Opened, open};
-use larder_remote::{Draft, Keyring, RunName, RunPage, SealKey, Trust};
+use larder_remote::run::{Opened, RunFault, open};
+use larder_remote::{Draft, Keyring, RunName, RunNames, RunPage, SealKey, Trust};
 
 /// Pages of two parts with padding: three blocks.
 pub fn namespace(model: &str) -> Namespace {
@@ -19,7 +19,7 @@ pub fn namespace(model: &str) -> Namespace {
 }
 
 pub fn key(fill: u8) -> SealKey {
-    SealKey::new(&[fill; 32])
+    SealKey::new(&[fill; 32]).unwrap()
 }
 
 pub fn trust(fill: u8) -> Trust {
@@ -75,7 +75,18 @@ pub fn taken(opened: &Opened<'_>) -> Vec<PageKey> {
 /// The number of pages taken of an object.
 #[track_caller]
 pub fn taken_of(object: &[u8], name: &RunName, trust: &Trust) -> usize {
-    taken(&open(object, name, trust)).len()
+    let mut object = object.to_vec();
+    taken(&open(&mut object, name, trust)).len()
+}
+
+/// Why a node does not take an object, or the rest of it.
+pub fn fault_of(object: &[u8], name: &RunName, trust: &Trust) -> Option<RunFault> {
+    open(&mut object.to_vec(), name, trust).fault
+}
+
+/// The names of the runs of a model, for nodes with the key 1.
+pub fn names(model: &str) -> RunNames {
+    RunNames::of(&trust(1), namespace(model).fingerprint())
 }
 
 /// Longer than any test lasts.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder_engine::format::{Namespace, PageKey, PageShape};
-use larder_remote::{Keyring, RunName, SealKey, Trust};
+use larder_remote::{Keyring, RunName, RunNames, SealKey, Trust};
 use larder_sim_runtime::dice::{Dice, mix};
 use larder_sim_runtime::sync::Mutex;
 use larder_sim_runtime::time::Instant;
@@ -56,7 +56,8 @@ fn namespace() -> Namespace {
 }
 
 fn trust(fill: u8) -> Trust {
-    Trust::Sealed(Keyring::new(SealKey::new(&[fill; 32]), None))
+    let key = SealKey::new(&[fill; 32]).expect("memory for keys");
+    Trust::Sealed(Keyring::new(key, None))
 }
 
 /// Page `at` of a chain.
@@ -79,10 +80,30 @@ fn content(key: &PageKey) -> [u8; PAGE] {
 }
 
 fn name(chain: usize, run: usize) -> RunName {
-    RunName {
-        namespace: namespace().fingerprint(),
-        last: key(chain, (run + 1) * RUN_PAGES - 1),
-    }
+    names().name(&key(chain, last_at(run)))
+}
+
+/// The place of the last page of a run in its chain.
+fn last_at(run: usize) -> usize {
+    (run + 1) * RUN_PAGES - 1
+}
+
+/// The last page of a run.
+fn last_page(name: &RunName) -> PageKey {
+    let (chain, run) = run_of(name);
+    key(chain, last_at(run))
+}
+
+fn names() -> RunNames {
+    RunNames::of(&trust(1), namespace().fingerprint())
+}
+
+/// The chain and the number of a run.
+fn run_of(name: &RunName) -> (usize, usize) {
+    let names = names();
+    let all = (0..CHAINS).flat_map(|chain| (0..RUNS).map(move |run| (chain, run)));
+    let mut found = all.filter(|(chain, run)| names.name(&key(*chain, last_at(*run))) == *name);
+    found.next().expect("a run of the simulation")
 }
 
 /// Changes the remote and stops processes until all calls are over. Then the remote works.

@@ -13,7 +13,7 @@ use larder_engine::format::{Fingerprint, PageKey, StoreId};
 use larder_remote::agent::PUBLICATIONS;
 use larder_remote::run::open;
 use larder_remote::{
-    Buffer, Draft, Listed, Published, Remote, RemoteError, RunName, RunPage, Unreadable,
+    Buffer, Draft, Listed, Published, Remote, RemoteError, RunName, RunPage, Trust, Unreadable,
 };
 use larder_sim_runtime::dice::Dice;
 use larder_sim_runtime::note;
@@ -21,7 +21,9 @@ use larder_sim_runtime::sync::{Condvar, Mutex};
 use larder_sim_runtime::thread::{self, ThreadId};
 use larder_sim_runtime::time::Instant;
 
-use super::{NODES, RUN_PAGES, TIMEOUT, content, key, name, namespace, place_of, trust};
+use super::{
+    NODES, RUN_PAGES, TIMEOUT, content, key, last_at, last_page, name, namespace, run_of, trust,
+};
 use crate::totals::Totals;
 
 /// Budgets of an agent.
@@ -154,8 +156,8 @@ impl Facts {
 
     /// The remote states to have a run. A chain is published from its head, so it has those before.
     fn state_chain(&mut self, run: &RunName) {
-        let (chain, page) = place_of(&run.last);
-        (0..=page / RUN_PAGES).for_each(|run| self.state(name(chain, run)));
+        let (chain, run) = run_of(run);
+        (0..=run).for_each(|run| self.state(name(chain, run)));
     }
 
     /// Each publisher may owe an object, and may have paid for another one so long ago that the
@@ -411,7 +413,8 @@ impl Service {
 }
 
 fn is_good(object: &[u8], run: &RunName) -> bool {
-    let opened = open(object, run, &trust(1));
+    let mut object = object.to_vec();
+    let opened = open(&mut object, run, &trust(1));
     let is_whole = opened.fault.is_none() && opened.pages.len() == RUN_PAGES;
     let mut pages = opened.pages.iter();
     let is_right = |payload: &[u8], key: &PageKey| payload.starts_with(&content(key));
@@ -420,14 +423,15 @@ fn is_good(object: &[u8], run: &RunName) -> bool {
 
 /// Other bytes with right checksums, as a writer without the key makes them.
 fn forged(run: &RunName) -> Vec<u8> {
-    let (chain, last) = place_of(&run.last);
+    let (chain, run) = run_of(run);
+    let last = last_at(run);
     let page = |at: usize| RunPage {
         key: key(chain, at),
         parent: at.checked_sub(1).map(|before| key(chain, before)),
         depth: at as u32,
     };
     let pages = (last + 1 - RUN_PAGES..=last).map(page).collect();
-    let draft = Draft::new(namespace(), pages, trust(2)).expect("memory");
+    let draft = Draft::new(namespace(), pages, Trust::Unsigned).expect("memory");
     let object = draft.finish(StoreId::from_bytes([0; 16]), 1);
     object.map_or_else(|_| Vec::new(), |object| object.to_vec())
 }
@@ -543,7 +547,7 @@ impl Remote for Faulty {
         assert!(is_good(&object, run), "an object with wrong pages");
         {
             let facts = &mut self.service.lock().facts[self.node];
-            let is_used = self.node == 0 || facts.used.contains(&run.last);
+            let is_used = self.node == 0 || facts.used.contains(&last_page(run));
             assert!(is_used, "a run without a user");
             facts.spend(object.len(), Instant::now());
         }

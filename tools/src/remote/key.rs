@@ -70,7 +70,10 @@ pub fn run(args: &KeyArgs) -> Result<Ending, Failure> {
     file.sync_all().map_err(failed)?;
     let report = KeyReport {
         file: args.file.clone(),
-        key_id: SealKey::new(&secret).id().to_string(),
+        key_id: SealKey::new(&secret)
+            .map_err(|error| Failure::environment(error.to_string()))?
+            .id()
+            .to_string(),
     };
     report::print(&report, args.json)?;
     Ok(Ending::Done)

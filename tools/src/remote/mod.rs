@@ -13,6 +13,7 @@
 //! | `push`, `pull` | runs from a store, and into one |
 //! | `shelf` | `ls`, `verify`: the objects themselves |
 //! | `prune` | `prune`: removes objects |
+//! | `erase` | the runs of a tenant, for `larder erase` |
 //! | `switch` | `on`, `off`: the remotes of a store in use |
 //! | `reports` | parts that reports share |
 //! | `in_order` | work on several runs at once |
@@ -25,6 +26,7 @@
 
 #[cfg(feature = "remote")]
 mod bench;
+mod erase;
 mod in_order;
 mod init;
 mod key;
@@ -41,6 +43,7 @@ mod switch;
 use clap::{Args, Subcommand};
 
 use crate::failure::{Ending, Failure};
+pub use erase::{ErasedRemoteArgs, Removed};
 
 /// Share pages between nodes: in an object store, or a directory that all of them mount
 ///

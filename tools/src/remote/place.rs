@@ -121,9 +121,14 @@ impl PlaceArgs {
     }
 
     /// The begin of a run; `None` if it is not there or cannot be read. A fetch says why.
-    pub fn outline(&self, remote: &dyn Remote, run: &RunName) -> Result<Option<Outline>, Failure> {
+    pub fn outline(
+        &self,
+        remote: &dyn Remote,
+        run: &RunName,
+        trust: &Trust,
+    ) -> Result<Option<Outline>, Failure> {
         match remote.begin_of(run, OUTLINE_BYTES, self.deadline()) {
-            Ok(begin) => Ok(begin.and_then(|begin| run::outline(&begin, run))),
+            Ok(begin) => Ok(begin.and_then(|begin| run::outline(&begin, run, trust))),
             Err(error) => self.reason(remote, error).map(|_| None),
         }
     }
@@ -192,7 +197,8 @@ pub struct TrustArgs {
     /// The file with the key of the nodes; `larder remote key` makes one
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
-    /// Without keys: everybody who can write to the remote can plant pages
+    /// Without keys: everybody who can read the remote reads its pages, and everybody who can write
+    /// to it can plant some
     #[arg(long)]
     unsigned: bool,
 }

@@ -243,8 +243,8 @@ impl Prune<'_> {
     /// Whether an object has a fault; `None` if it is not there, or cannot be read.
     fn is_faulty(&mut self, object: &Listed, trust: &Trust) -> Result<Option<bool>, Failure> {
         Ok(match self.args.place.fetch(self.remote, object)? {
-            Fetched::Object(bytes) => {
-                let opened = run::open(&bytes, &object.run, trust);
+            Fetched::Object(mut bytes) => {
+                let opened = run::open(&mut bytes, &object.run, trust);
                 Some(opened.fault.is_some() || opened.page_faults().next().is_some())
             }
             Fetched::Gone => None,

@@ -13,7 +13,7 @@ use larder_engine::format::{BLOCK_BYTES, Fingerprint, Namespace, PageKey};
 use larder_engine::{NamespaceId, OpenOptions, PageStore, PutStatus, Store};
 use larder_remote::local;
 use larder_remote::run::{self, OUTLINE_BYTES, OpenedPage, Outline};
-use larder_remote::{Listed, Remote, RunName, Trust};
+use larder_remote::{Listed, Remote, RunName, RunNames, Trust};
 use larder_store::inventory::Inventory;
 
 use serde::Serialize;
@@ -23,8 +23,9 @@ use super::place::{ConnectionsArgs, Fetched, PlaceArgs, TrustArgs};
 use super::pull_order;
 use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
-use crate::findings::refuse_encrypted;
+use crate::findings::check_remote;
 use crate::interrupt::Interrupt;
+use crate::key::StoreKeyArgs;
 use crate::open;
 use crate::place;
 use crate::report::{self, Lines, Report, count, rows};
@@ -35,9 +36,11 @@ use crate::selection::Selection;
 /// Evicts nothing: it ends when the store is full.
 #[derive(Args, Debug)]
 pub struct PullArgs {
-    /// The store: its first volume, or a backend's directory. Encrypted stores are not taken
+    /// The store: its first volume, or a backend's directory
     #[arg(value_parser = place::parser())]
     path: PathBuf,
+    #[command(flatten)]
+    store_key: StoreKeyArgs,
     #[command(flatten)]
     place: PlaceArgs,
     #[command(flatten)]
@@ -104,13 +107,17 @@ impl Report for PullReport {
 /// There is no store, or the remote fails.
 pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    refuse_encrypted(&args.path)?;
     let trust = args.trust.load()?;
+    check_remote(&args.path, &trust)?;
+    let wrapping = args.store_key.as_key().read()?;
     let remote = args.place.open()?;
     let mut between = Between::new(&args.path, &args.place);
     let (place, left_out) = (&args.place, &mut between.unreadable);
     let listed = place.list(remote.as_ref(), None, left_out, || interrupt.is_raised())?;
-    let options = OpenOptions::default().with(|o| o.volumes = args.volumes.clone());
+    let options = OpenOptions::default().with(|o| {
+        o.volumes = args.volumes.clone();
+        o.wrapping = wrapping;
+    });
     let report = open::with_any(&args.path, options, |store| {
         let mut pull = Pull {
             args,
@@ -161,11 +168,19 @@ struct Pull<'a> {
     store: &'a Store,
     trust: &'a Trust,
     remote: &'a dyn Remote,
-    /// The chosen namespaces of the store.
+    /// The chosen namespaces of the store, by their names in the remote.
     stored: HashMap<Fingerprint, NamespaceId>,
     /// Runs that were listed and are not there.
     gone: HashSet<RunName>,
     report: PullReport,
+}
+
+/// Whether a namespace is chosen. An encrypted store has a name of its own for it.
+fn takes(selection: &Selection, namespace: &Namespace) -> bool {
+    let names = [namespace, &namespace.plain()].map(Namespace::fingerprint);
+    names
+        .iter()
+        .any(|name| selection.takes(name, Some(namespace)))
 }
 
 impl Pull<'_> {
@@ -182,8 +197,12 @@ impl Pull<'_> {
         let bytes: u64 = chosen.iter().map(|object| object.bytes).sum();
         // Without room for all, runs without those before them in their chain would be of no use.
         let is_tight = bytes.saturating_add(bytes / 8) > room;
-        let is_asked =
-            |object: &Listed| is_tight || self.has(object.run.namespace, object.run.last);
+        // With keys the name of a run does not show its pages.
+        let may_be_there = |object: &Listed| match self.trust.encrypts() {
+            true => self.stored.contains_key(&object.run.namespace),
+            false => self.has(object.run.namespace, object.run.last),
+        };
+        let is_asked = |object: &Listed| is_tight || may_be_there(object);
         let asked: Vec<Listed> = chosen.extract_if(.., |object| is_asked(object)).collect();
         let (place, remote) = (&self.args.place, self.remote);
         let (mut outlined, mut present) = (Vec::new(), 0);
@@ -191,7 +210,7 @@ impl Pull<'_> {
             self.args.connections.at_once(),
             &asked,
             |_| OUTLINE_BYTES as u64,
-            |object| place.outline(remote, &object.run),
+            |object| place.outline(remote, &object.run, self.trust),
             |object, outline| {
                 let outline = outline?;
                 match self.has_all(object, outline.as_ref()) {
@@ -205,7 +224,7 @@ impl Pull<'_> {
             },
         )?;
         self.report.between.present_runs += present;
-        let mut ordered = pull_order::chains(&outlined, |(namespace, page)| {
+        let mut ordered = pull_order::chains(&outlined, self.trust, |(namespace, page)| {
             self.has(namespace, page.padded())
         });
         // Heads are made before the runs behind them.
@@ -219,26 +238,35 @@ impl Pull<'_> {
         let selection = &self.args.selection;
         let mut records = HashMap::new();
         for record in self.store.records()? {
-            let fingerprint = record.fingerprint();
-            if selection.takes(&fingerprint, Some(&record)) {
-                self.stored
-                    .insert(fingerprint, self.store.namespace(&record)?);
+            let names = RunNames::of(self.trust, record.plain().fingerprint());
+            if takes(selection, &record) {
+                let id = self.store.namespace(&record)?;
+                self.stored.extend(names.spaces().map(|space| (space, id)));
             }
-            records.insert(fingerprint, record);
+            records.extend(names.spaces().map(|space| (space, record.clone())));
         }
+        let by_record = selection.is_of_a_model() || self.trust.encrypts() && !selection.is_open();
+
         let mut chosen = Vec::new();
         for object in listed {
-            let fingerprint = object.run.namespace;
-            if selection.is_of_a_model() && !records.contains_key(&fingerprint) {
-                // The model of a namespace is known only from an object.
-                let outline = self.args.place.outline(self.remote, &object.run)?;
-                match outline {
-                    Some(outline) => drop(records.insert(fingerprint, outline.namespace)),
+            let space = object.run.namespace;
+            if by_record && !records.contains_key(&space) {
+                // The namespace is known only from an object.
+                let place = &self.args.place;
+                match place.outline(self.remote, &object.run, self.trust)? {
+                    Some(outline) => drop(records.insert(space, outline.namespace)),
                     // Its fetch says why.
-                    None => chosen.push(object),
+                    None => {
+                        chosen.push(object);
+                        continue;
+                    }
                 }
             }
-            if selection.takes(&fingerprint, records.get(&fingerprint)) {
+            let is_chosen = match records.get(&space) {
+                Some(record) => takes(selection, record),
+                None => selection.takes(&space, None),
+            };
+            if is_chosen {
                 chosen.push(object);
             }
         }
@@ -254,17 +282,21 @@ impl Pull<'_> {
     /// were stored.
     fn has_all(&self, object: &Listed, outline: Option<&Outline>) -> bool {
         let namespace = object.run.namespace;
-        let is_whole = outline.is_none_or(|outline| {
+        let has_pages = |outline: &Outline| {
             let mut pages = outline.pages.iter();
             pages.all(|page| self.has(namespace, page.key))
-        });
-        is_whole && self.has(namespace, object.run.last)
+        };
+        match self.trust.encrypts() {
+            // Of a long run the outline has not the last page.
+            true => outline.is_some_and(|outline| outline.is_whole && has_pages(outline)),
+            false => outline.is_none_or(has_pages) && self.has(namespace, object.run.last),
+        }
     }
 
     /// Takes a run. `None` if there is no room for it.
     fn run(&mut self, object: &Listed, fetched: Fetched) -> Result<Option<()>, Failure> {
         let name = object.run;
-        let bytes = match fetched {
+        let mut bytes = match fetched {
             Fetched::Object(bytes) => bytes,
             Fetched::Gone => {
                 self.gone.insert(name);
@@ -275,12 +307,14 @@ impl Pull<'_> {
                 return Ok(Some(()));
             }
         };
-        let opened = run::open(&bytes, &name, self.trust);
+        let length = bytes.len() as u64;
+        let opened = run::open(&mut bytes, &name, self.trust);
         self.report.faulty_runs += u64::from(opened.fault.is_some());
         let Some(namespace) = opened.namespace else {
             return Ok(Some(()));
         };
-        if !self.args.selection.takes(&name.namespace, Some(&namespace)) {
+        let is_chosen = self.stored.contains_key(&name.namespace);
+        if !is_chosen && !takes(&self.args.selection, &namespace) {
             return Ok(Some(()));
         }
         let good = opened.pages.iter().filter(|page| page.payload.is_ok());
@@ -288,15 +322,20 @@ impl Pull<'_> {
         if self.store.stats().free_pages(page_bytes) < good.count() as u64 {
             return Ok(None);
         }
-        self.put(&namespace, &opened.pages)?;
+        self.put(&namespace, &opened.pages, opened.created_unix_s)?;
         self.report.runs_pulled += 1;
-        self.report.bytes_pulled += bytes.len() as u64;
+        self.report.bytes_pulled += length;
         Ok(Some(()))
     }
 
-    fn put(&mut self, namespace: &Namespace, opened: &[OpenedPage<'_>]) -> Result<(), Failure> {
+    fn put(
+        &mut self,
+        namespace: &Namespace,
+        opened: &[OpenedPage<'_>],
+        made_unix_s: u64,
+    ) -> Result<(), Failure> {
         let id = self.store.namespace(namespace)?;
-        let options = open::patient();
+        let options = open::patient().made_at(made_unix_s);
         let put = local::put(self.store, id, namespace.shape(), opened, options)?;
         self.report.faulty_pages += put.faulty.len() as u64;
         for status in put.statuses {

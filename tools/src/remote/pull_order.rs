@@ -4,30 +4,36 @@ use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use larder_engine::format::{Fingerprint, KeyPrefix};
-use larder_remote::Listed;
 use larder_remote::run::Outline;
+use larder_remote::{Listed, RunId, RunNames, Trust};
 
-/// A page of a namespace.
+/// A page of a namespace, which has its name in the remote.
 type PageId = (Fingerprint, KeyPrefix);
 
 /// The runs, chain by chain, each from its head on, the newest chain first. Runs without all those
 /// before them come last: no lookup finds their pages. `is_stored` says it of a page of the store.
 pub fn chains(
     runs: &[(Listed, Option<Outline>)],
+    trust: &Trust,
     is_stored: impl Fn(PageId) -> bool,
 ) -> Vec<Listed> {
-    let id = |object: &Listed| (object.run.namespace, object.run.last.prefix());
-    let by_last: HashMap<PageId, usize> = (0..)
+    let by_name: HashMap<RunId, usize> = (0..)
         .zip(runs)
-        .map(|(at, (object, _))| (id(object), at))
+        .map(|(at, (object, _))| (object.run.id(), at))
         .collect();
+    // The run that ends in a page of the namespace of this run.
+    let ends_in = |at: usize, page: KeyPrefix| {
+        let outline = runs[at].1.as_ref()?;
+        let names = RunNames::of(trust, outline.namespace.fingerprint());
+        let mut ids = names.ids(page).into_iter();
+        ids.find_map(|id| by_name.get(&id).copied())
+    };
     // The first page of a run: the page before it, if it is no head. `None` if it is not known.
     let before = |at: usize| {
-        let (object, outline) = &runs[at];
-        let first = outline.as_ref()?.pages.first()?;
-        Some(first.parent.map(|parent| (object.run.namespace, parent)))
+        let first = runs[at].1.as_ref()?.pages.first()?;
+        Some(first.parent)
     };
-    let parents = (0..runs.len()).filter_map(|at| by_last.get(&before(at)??).copied());
+    let parents = (0..runs.len()).filter_map(|at| ends_in(at, before(at)??));
     let parents: HashSet<usize> = parents.collect();
     let mut tails: Vec<usize> = (0..runs.len()).filter(|at| !parents.contains(at)).collect();
     tails.sort_by_key(|&at| (Reverse(runs[at].0.created_unix_s), runs[at].0.run));
@@ -48,9 +54,9 @@ pub fn chains(
             match before(at) {
                 None => break false,
                 Some(None) => break true,
-                Some(Some(parent)) => match by_last.get(&parent) {
-                    Some(next) => at = *next,
-                    None => break is_stored(parent),
+                Some(Some(parent)) => match ends_in(at, parent) {
+                    Some(next) => at = next,
+                    None => break is_stored((runs[at].0.run.namespace, parent)),
                 },
             }
         };
@@ -103,13 +109,14 @@ mod tests {
         let outline = Outline {
             namespace: namespace(),
             pages: vec![page],
+            is_whole: true,
         };
         (listed, Some(outline))
     }
 
     fn order(runs: &[(Listed, Option<Outline>)], stored: &[u8]) -> Vec<u8> {
         let is_stored = |(_, page)| stored.iter().any(|number| key(*number).prefix() == page);
-        let ordered = chains(runs, is_stored);
+        let ordered = chains(runs, &Trust::Unsigned, is_stored);
         let number = |object: &Listed| object.run.last.as_bytes()[0];
         ordered.iter().map(number).collect()
     }

@@ -10,14 +10,15 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use larder_engine::format::{Namespace, PageKey, PageShape};
-use larder_offline::survey::{RecordId, Survey};
+use larder_engine::format::{Namespace, PageShape};
+use larder_offline::survey::{PayloadFault, RecordId, Survey};
 use larder_remote::run::object_bytes;
 use larder_remote::stored::{Run, run_pages, whole_runs};
 use larder_remote::{
-    Draft, Published, RUN_TOKENS, Remote, RemoteError, RunName, Trust, pages_of_run,
+    Draft, Published, RUN_TOKENS, Remote, RemoteError, RunName, RunNames, Trust, pages_of_run,
 };
 use larder_store::encoder::{self, Encoder};
+use larder_store::keys::Unopened;
 use serde::Serialize;
 
 use super::in_order::in_order;
@@ -25,8 +26,9 @@ use super::left_out::LeftOut;
 use super::place::{ConnectionsArgs, PlaceArgs, TrustArgs, Writes};
 use super::reports::{Between, size_of_runs};
 use crate::failure::{Ending, Failure};
-use crate::findings::{Look, StoreArgs, refuse_encrypted};
+use crate::findings::{Look, StoreArgs, check_remote};
 use crate::interrupt::Interrupt;
+use crate::key::StoreKeyArgs;
 use crate::place;
 use crate::report::{self, Lines, Report, count};
 use crate::selection::Selection;
@@ -37,12 +39,14 @@ use crate::selection::Selection;
 /// left out.
 #[derive(Args, Debug)]
 pub struct PushArgs {
-    /// The store: its first volume, or a backend's directory. Encrypted stores are not taken
+    /// The store: its first volume, or a backend's directory
     #[arg(value_parser = place::parser())]
     path: PathBuf,
     /// Where a further volume is, if not where the store remembers it (may be repeated)
     #[arg(long = "volume", value_name = "PATH")]
     volumes: Vec<PathBuf>,
+    #[command(flatten)]
+    store_key: StoreKeyArgs,
     #[command(flatten)]
     place: PlaceArgs,
     #[command(flatten)]
@@ -101,9 +105,9 @@ impl Report for PushReport {
 /// There is no store or no such namespace, or the remote fails.
 pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
-    refuse_encrypted(&args.path)?;
     let trust = args.trust.load()?;
-    let store = StoreArgs::without_key(&args.path, &args.volumes);
+    check_remote(&args.path, &trust)?;
+    let store = StoreArgs::with_key(&args.path, &args.volumes, args.store_key.as_key());
     let survey = match store.look(|options| options)? {
         Look::Store(survey) => survey,
         Look::Wreck(_, message) => return Err(Failure::environment(message)),
@@ -120,20 +124,22 @@ pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
     };
     let mut is_chosen = false;
     for (at, facts) in survey.namespaces.iter().enumerate() {
-        let Some(namespace) = &facts.record else {
+        let Some(record) = &facts.record else {
             continue;
         };
-        if !args.selection.takes(&facts.fingerprint, Some(namespace)) {
+        if !args.selection.takes(&facts.fingerprint, Some(record)) {
             continue;
         }
         is_chosen = true;
+        let namespace = record.plain();
         let push = Push {
             args,
             survey: &survey,
-            namespace,
+            namespace: &namespace,
+            names: RunNames::of(&trust, namespace.fingerprint()),
             trust: &trust,
             remote: remote.as_ref(),
-            encoder: Encoder::of(codec, namespace),
+            encoder: Encoder::of(codec, &namespace),
         };
         push.runs(at, &interrupt, &mut writes, &mut report)?;
     }
@@ -155,6 +161,7 @@ struct Push<'a> {
     args: &'a PushArgs,
     survey: &'a Survey,
     namespace: &'a Namespace,
+    names: RunNames,
     trust: &'a Trust,
     remote: &'a dyn Remote,
     /// Of the objects, if they are encoded.
@@ -169,6 +176,8 @@ enum Pushed {
     Present,
     /// Its pages cannot be read, or differ from the written ones.
     Damaged,
+    /// Its tenant was erased.
+    Erased,
     /// The remote did not take it.
     NotTaken(RemoteError),
 }
@@ -186,10 +195,14 @@ impl Push<'_> {
         report.left_out_pages += left_out;
         let there = self.there(interrupt, report)?;
         let before = runs.len();
-        runs.retain(|run| {
-            !run.last()
-                .is_some_and(|(_, page)| there.contains(&page.key))
-        });
+        let is_there = |run: &Run| {
+            let mut names = run
+                .last()
+                .into_iter()
+                .flat_map(|(_, page)| self.names.all(&page.key));
+            names.any(|name| there.contains(&name))
+        };
+        runs.retain(|run| !is_there(run));
         report.between.present_runs += (before - runs.len()) as u64;
         let bytes = object_bytes(self.namespace, pages as usize) as u64;
         in_order(
@@ -208,23 +221,25 @@ impl Push<'_> {
         )
     }
 
-    /// The last pages of the runs that the remote has, or cannot show. A listing takes fewer
-    /// requests than a question for each run.
+    /// The runs that the remote has, or cannot show. A listing takes fewer requests than a question
+    /// for each run.
     fn there(
         &self,
         interrupt: &Interrupt,
         report: &mut PushReport,
-    ) -> Result<HashSet<PageKey>, Failure> {
-        let within = Some(self.namespace.fingerprint());
-        let mut unreadable = LeftOut::default();
+    ) -> Result<HashSet<RunName>, Failure> {
         let place = &self.args.place;
-        let listed = place.list(self.remote, within, &mut unreadable, || {
-            interrupt.is_raised()
-        })?;
-        let hidden = unreadable.runs().map(|run| run.last).collect::<Vec<_>>();
-        report.between.unreadable.append(unreadable);
-        let listed = listed.iter().map(|object| object.run.last);
-        Ok(listed.chain(hidden).collect())
+        let mut there = HashSet::new();
+        for space in self.names.spaces() {
+            let mut unreadable = LeftOut::default();
+            let listed = place.list(self.remote, Some(space), &mut unreadable, || {
+                interrupt.is_raised()
+            })?;
+            there.extend(listed.iter().map(|object| object.run));
+            there.extend(unreadable.runs());
+            report.between.unreadable.append(unreadable);
+        }
+        Ok(there)
     }
 
     /// Reads a run from the store and creates its object.
@@ -237,20 +252,25 @@ impl Push<'_> {
         let ids: Vec<RecordId> = run.iter().map(|(id, _)| *id).collect();
         let shape = self.namespace.shape();
         let mut payloads = draft.payloads().into_iter();
-        let mut is_whole = true;
+        let mut left_out = None;
         let read = self.survey.read_pages(&ids, |_, stored| {
+            let erased = PayloadFault::Sealed(Unopened::Erased);
+            let why = match stored == Err(erased) {
+                true => Pushed::Erased,
+                false => Pushed::Damaged,
+            };
             let taken = stored.ok().zip(payloads.next());
             match taken.is_some_and(|(stored, page)| fill(page, shape, stored)) {
                 true => ControlFlow::Continue(()),
                 false => {
-                    is_whole = false;
+                    left_out = Some(why);
                     ControlFlow::Break(())
                 }
             }
         });
         read.map_err(|error| Failure::environment(format!("reading pages: {error}")))?;
-        if !is_whole {
-            return Ok(Pushed::Damaged);
+        if let Some(why) = left_out {
+            return Ok(why);
         }
         drop(payloads);
         if let Some(encoder) = &self.encoder {
@@ -284,13 +304,10 @@ impl Push<'_> {
             }
             Pushed::Present => report.between.present_runs += 1,
             Pushed::Damaged => report.damaged_runs += 1,
+            Pushed::Erased => report.left_out_pages += run.len() as u64,
             Pushed::NotTaken(error) => {
                 let reason = writes.failed(&self.args.place, self.remote, error)?;
-                let last = run.last().map(|(_, page)| page.key);
-                let name = last.map(|last| RunName {
-                    namespace: self.namespace.fingerprint(),
-                    last,
-                });
+                let name = run.last().map(|(_, page)| self.names.name(&page.key));
                 if let Some(name) = name {
                     report.between.unreadable.add(&name, reason);
                 }

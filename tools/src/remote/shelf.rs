@@ -146,7 +146,7 @@ impl Report for VerifyReport {
 
 impl VerifyReport {
     /// Verifies an object.
-    fn object(&mut self, bytes: &[u8], run: &RunName, trust: &Trust) {
+    fn object(&mut self, bytes: &mut [u8], run: &RunName, trust: &Trust) {
         self.runs += 1;
         self.bytes += bytes.len() as u64;
         let opened = run::open(bytes, run, trust);
@@ -190,7 +190,7 @@ pub fn verify(args: &VerifyArgs) -> Result<Ending, Failure> {
             break;
         }
         match args.place.fetch(remote.as_ref(), &object)? {
-            Fetched::Object(bytes) => report.object(&bytes, &object.run, &trust),
+            Fetched::Object(mut bytes) => report.object(&mut bytes, &object.run, &trust),
             Fetched::Gone => {
                 gone.insert(object.run);
             }

@@ -184,6 +184,8 @@ fn every_key_that_is_printed_is_documented_and_the_other_way_round() {
     printed.run(&[&["create", sealed], &size[..], &keys].concat(), 0);
     let erase = ["erase", sealed, "--tenant", "acme"];
     printed.run(&[&erase[..], &keys].concat(), 0);
+    let from = ["--remote", url, "--remote-key-file", key_file];
+    printed.run(&[&erase[..], &keys, &from].concat(), 0);
     let blocked = sealed::blocked_erasure();
     printed.note("erase", blocked.to_string().as_bytes());
     let rotate = ["key", "rotate", sealed, "--new-key-file", other];

@@ -5,6 +5,8 @@
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;
+#[path = "../remote/names.rs"]
+mod names;
 #[allow(dead_code)]
 mod node;
 #[path = "../../../tests/support/mod.rs"]
@@ -13,9 +15,10 @@ mod support;
 use std::fs;
 
 use home::{EVEN, RAGGED};
+use names::names;
 use node::{Node, Shared};
 use support::honest::eventually;
-use support::{chain, flip};
+use support::{chain, fails, flip, report, text};
 
 /// Pages of a run: of 16 tokens each.
 const RUN_TOKENS: &str = "64";
@@ -72,10 +75,8 @@ fn a_run_is_published_when_it_is_used_again() {
     // As the next turn of a conversation finds it.
     assert_eq!(node.found(EVEN, &chain(2, 4)), 4);
     node.reaches("published_runs", 1);
-    let objects = shared.objects();
-    assert_eq!(objects.len(), 1);
-    let last = chain(2, 4)[3].to_string();
-    assert!(objects[0].to_str().unwrap().contains(&last));
+    let name = names(&shared.key_file(), EVEN).name(&chain(2, 4)[3]);
+    assert_eq!(shared.objects(), [shared.file_of(&name)]);
 }
 
 #[test]
@@ -104,12 +105,68 @@ fn pages_that_are_sealed_with_another_key_are_not_taken() {
     first.put(EVEN, &chain(1, 4));
     first.reaches("published_runs", 1);
     shared.change_key();
+    // A node without the first key does not know the run. So it lies where the node looks.
+    let name = names(&shared.key_file(), EVEN).name(&chain(1, 4)[3]);
+    let [object] = &shared.objects()[..] else {
+        panic!("one object");
+    };
+    let place = shared.file_of(&name);
+    fs::create_dir_all(place.parent().unwrap()).unwrap();
+    fs::rename(object, place).unwrap();
     let second = Node::serving(&shared, &THROUGH);
     second.knows(EVEN, 1);
     assert_eq!(second.found(EVEN, &chain(1, 4)), 4);
     assert_eq!(second.read(EVEN, &chain(1, 4)), [false; 4]);
     assert_eq!(second.count("faulty_runs"), 1);
     assert_eq!(second.count("stored_pages"), 0);
+}
+
+#[test]
+fn encrypted_stores_share_runs_and_take_none_of_a_tenant_that_they_erased() {
+    let shared = Shared::new();
+    let first = Node::encrypted(&shared, &THROUGH);
+    let prompt = chain(1, 4);
+    first.put(EVEN, &prompt);
+    first.reaches("published_runs", 1);
+    let second = Node::encrypted(&shared, &THROUGH);
+    second.knows(EVEN, 1);
+    assert_eq!(second.found(EVEN, &prompt), 4);
+    assert_eq!(second.read(EVEN, &prompt), [true; 4]);
+    assert_eq!(second.count("stored_pages"), 4);
+
+    let erase = ["erase", text(&second.home.path), "--tenant", ""];
+    assert_eq!(report(&erase, 0)["erased_pages"], 4);
+    assert_eq!(second.read(EVEN, &prompt), [false; 4]);
+    second.found(EVEN, &prompt);
+    second.reaches("refused_pages", 4);
+    // Nor are they taken when the tenant has a key again: they are from before it.
+    second.put(EVEN, &chain(2, 4));
+    second.reaches("published_runs", 1);
+    eventually("another attempt", || {
+        second.found(EVEN, &prompt);
+        second.count("refused_pages") == 8
+    });
+    assert_eq!(second.read(EVEN, &prompt), [false; 4]);
+    assert_eq!(second.read(EVEN, &chain(2, 4)), [true; 4]);
+
+    // The file that remembers the puts shows no page.
+    let home = second.end();
+    let memory = fs::read(home.path.with_file_name("store.touched")).unwrap();
+    let object = fs::read(&shared.objects()[0]).unwrap();
+    for key in prompt.iter().chain(&chain(2, 4)) {
+        let is_of = |window: &[u8]| window == &key.as_bytes()[..12];
+        assert!(!memory.windows(12).chain(object.windows(12)).any(is_of));
+    }
+    // A remote without keys has pages in clear.
+    let store = text(&home.path);
+    let key = home.path.with_file_name("store-key");
+    let serve = ["serve", store, "--key-file", text(&key), "--l4"];
+    let url = shared.url();
+    fails(
+        &[&serve[..], &[&url, "--l4-unsigned"]].concat(),
+        2,
+        &["in clear"],
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use larder_engine::{GetPage, OpenOptions, PageStore, Store};
 use larder_format::PageKey;
+use larder_remote::RunName;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -34,7 +35,7 @@ impl Shared {
         self.home.path().join("remote")
     }
 
-    fn key_file(&self) -> PathBuf {
+    pub fn key_file(&self) -> PathBuf {
         self.home.path().join("key")
     }
 
@@ -60,6 +61,11 @@ impl Shared {
     pub fn verify(&self) -> Value {
         let (url, key) = (self.url(), self.key_file());
         report(&["remote", "verify", &url, "--key-file", text(&key)], 0)
+    }
+
+    /// The file of the object with this name.
+    pub fn file_of(&self, name: &RunName) -> PathBuf {
+        self.place().join(name.to_string())
     }
 
     /// The files of all objects, without the marks of use.
@@ -92,6 +98,21 @@ impl Node {
         Node::of(Home::new(), shared, options)
     }
 
+    /// A node with an empty encrypted store and a key of its own.
+    pub fn encrypted(shared: &Shared, options: &[&str]) -> Node {
+        let home = directory();
+        let (path, key) = (home.path().join("store"), home.path().join("store-key"));
+        report(&["key", "make", text(&key)], 0);
+        let size = ["--size", "160MiB", "--segment-size", "16MiB"];
+        let key = ["--key-file", text(&key)];
+        report(&[&["create", text(&path)], &size[..], &key].concat(), 0);
+        let home = Home {
+            directory: home,
+            path: path.clone(),
+        };
+        Node::of(home, shared, &[options, &key].concat())
+    }
+
     /// Kills the owner. Another one with these options takes over the store.
     pub fn killed(self, shared: &Shared, options: &[&str]) -> Node {
         Node::of(self.kill(), shared, options)
@@ -118,13 +139,7 @@ impl Node {
         options: &[&str],
         work: impl FnOnce(&Path),
     ) -> Node {
-        let Node {
-            home,
-            mut owner,
-            store,
-        } = self;
-        drop(store);
-        end(&mut owner);
+        let home = self.end();
         work(&home.path.with_file_name("store.touched"));
         Node::of(home, shared, options)
     }
@@ -278,9 +293,16 @@ impl Node {
         String::from_utf8(failed.stderr).unwrap()
     }
 
-    /// Ends the owner in order.
-    pub fn end(mut self) {
-        end(&mut self.owner);
+    /// Ends the owner in order. Its store.
+    pub fn end(self) -> Home {
+        let Node {
+            home,
+            mut owner,
+            store,
+        } = self;
+        drop(store);
+        end(&mut owner);
+        home
     }
 }
 

@@ -9,6 +9,7 @@ mod codec;
 #[path = "../transfer/home.rs"]
 #[allow(dead_code)]
 mod home;
+mod names;
 #[path = "../cli/page.rs"]
 mod page;
 mod prune;
@@ -22,8 +23,9 @@ use std::time::{Duration, SystemTime};
 use broken::{Broken, Fault};
 use clock::Clock;
 use fuser::Errno;
-use home::{EVEN, RAGGED, put, put_from};
+use home::{EVEN, Model, RAGGED, put, put_from};
 use larder_engine::PageStore;
+use names::names;
 use serde_json::{Value, json};
 use support::home::Home;
 use support::{chain, ends, fails, flip, larder, report, text};
@@ -75,6 +77,12 @@ impl Shared {
     #[track_caller]
     fn push(&self, store: &Home, code: i32) -> Value {
         self.remote("push", Some(store), &["--run-tokens", RUN_TOKENS], code)
+    }
+
+    /// The name of a model's namespace.
+    fn space(&self, model: Model) -> String {
+        let names = names(&self.key_file("key"), model);
+        names.spaces().next().unwrap().to_string()
     }
 
     /// The files of all objects.
@@ -210,7 +218,7 @@ fn of_a_namespace_that_a_pull_does_not_choose_no_object_is_read_whole() {
     let (shared, source) = (Shared::new(), populated());
     shared.push(&source, 0);
     // Each object that is read counts: the records of its pages are damaged.
-    let foreign = EVEN.fingerprint();
+    let foreign = shared.space(EVEN);
     let foreign = shared
         .objects()
         .into_iter()
@@ -274,17 +282,6 @@ fn a_full_store_keeps_its_pages_and_takes_whole_prefixes() {
 }
 
 #[test]
-fn an_object_is_an_archive_that_import_takes() {
-    let (shared, source) = (Shared::new(), Home::new());
-    source.with(|store| put(store, EVEN, &chain(1, 4)));
-    shared.push(&source, 0);
-    let node = Home::new();
-    let imported = node.report("import", &[text(&shared.objects()[0])], 0);
-    assert_eq!(imported["pages_put"], RUN_PAGES);
-    assert_eq!(node.having(EVEN, &chain(1, 4)), 4);
-}
-
-#[test]
 fn a_pull_goes_to_a_store_that_is_served() {
     let (shared, source) = (Shared::new(), populated());
     shared.push(&source, 0);
@@ -319,6 +316,11 @@ fn namespaces_are_chosen_listed_and_pruned() {
     );
     let young = ["--older-than", "1h"];
     assert_eq!(shared.remote("prune", None, &young, 0)["removed_runs"], 0);
+    // As `larder remote ls` shows it.
+    let shown = shared.space(EVEN);
+    let rows = listed["namespaces"].as_array().unwrap();
+    assert!(rows.iter().any(|row| row["fingerprint"] == shown.as_str()));
+    let one = ["--namespace", shown.as_str()];
     let dry = [&one[..], &["--dry-run"]].concat();
     assert_eq!(shared.remote("prune", None, &dry, 0)["removed_runs"], 3);
     assert_eq!(shared.objects().len(), 4);
@@ -427,15 +429,15 @@ fn an_object_that_cannot_be_read_is_left_out_and_named_and_the_others_are_used()
     // Of a listing: two objects, and a directory.
     let listed = shared.remote("ls", None, &[], 1);
     assert_eq!(listed["runs"], 5);
-    names(&listed, &objects[..2]);
-    names(&listed, &[objects[4].parent().unwrap().to_owned()]);
+    are_named(&listed, &objects[..2]);
+    are_named(&listed, &[objects[4].parent().unwrap().to_owned()]);
 
     let verified = shared.remote("verify", None, &[], 1);
     assert_eq!(
         (&verified["runs"], &verified["faults"]),
         (&json!(3), &json!([]))
     );
-    names(&verified, &objects[..4]);
+    are_named(&verified, &objects[..4]);
 
     let node = Home::new();
     let pulled = shared.remote("pull", Some(&node), &[], 1);
@@ -443,13 +445,13 @@ fn an_object_that_cannot_be_read_is_left_out_and_named_and_the_others_are_used()
         (&pulled["runs_pulled"], &pulled["faulty_runs"]),
         (&json!(3), &json!(0))
     );
-    names(&pulled, &objects[..4]);
+    are_named(&pulled, &objects[..4]);
 
     // Those of a broken directory cannot be removed.
-    let fingerprint = EVEN.fingerprint();
-    let pruned = shared.remote("prune", None, &["--namespace", &fingerprint], 1);
+    let space = shared.space(EVEN);
+    let pruned = shared.remote("prune", None, &["--namespace", &space], 1);
     assert_eq!(pruned["removed_runs"], 3);
-    names(&pruned, &objects[..4]);
+    are_named(&pruned, &objects[..4]);
     for document in [&listed, &verified, &pulled, &pruned] {
         let command = document["command"].as_str().unwrap();
         let keys = page::keys_of(document);
@@ -463,7 +465,7 @@ fn an_object_that_cannot_be_read_is_left_out_and_named_and_the_others_are_used()
 
 /// The document has the name of each of these as left out.
 #[track_caller]
-fn names(document: &Value, paths: &[PathBuf]) {
+fn are_named(document: &Value, paths: &[PathBuf]) {
     let left_out = document["unreadable"].as_array().unwrap();
     for path in paths {
         let name = path.file_name().unwrap().to_str().unwrap();

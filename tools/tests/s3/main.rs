@@ -509,7 +509,7 @@ fn a_bench_measures_each_round_beside_the_client_alone() {
     for way in ["publish", "fetch"] {
         assert_eq!(measured[way]["speed"]["pairs"], 2, "{measured}");
         assert!(measured[way]["speed"]["lowest"].as_f64() > Some(0.0));
-        assert!(measured[way]["seals_cpu_seconds_per_gib"].as_f64() > Some(0.0));
+        assert!(measured[way]["encryption_cpu_seconds_per_gib"].as_f64() > Some(0.0));
         let bare = &measured[format!("bare_{way}")];
         assert_eq!(bare["speed"]["pairs"], 2, "{measured}");
         assert!(bare["speed"]["lowest"].as_f64() > Some(0.0));

@@ -242,9 +242,14 @@ impl Volumes {
             let disk = volumes.open_disk(options, common, OWNER)?;
             return Ok((volumes, disk));
         };
-        if options.beneath.is_some() {
+        if options
+            .beneath
+            .as_ref()
+            .is_some_and(|beneath| !beneath.encrypts())
+        {
             return Err(StoreError::Usage(format!(
-                "{}: an encrypted store has no remote beneath it: a remote has pages in clear",
+                "{}: an encrypted store has no unsigned remote beneath it, which would have its \
+                 pages in clear: give the remote a key file",
                 path.display()
             )));
         }

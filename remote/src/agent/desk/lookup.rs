@@ -5,7 +5,7 @@ use std::time::Duration;
 use larder_base::runtime::Instant;
 use larder_format::{BLOCK_BYTES, Fingerprint, PageKey};
 
-use super::{Desk, Incoming};
+use super::{Desk, Incoming, Space};
 use crate::agent::options::AgentOptions;
 use crate::flights::Flight;
 use crate::planted::planted;
@@ -28,6 +28,15 @@ struct Reach {
     too_slow: u64,
     /// No run behind these pages is known.
     is_end: bool,
+}
+
+/// What is known of a run.
+enum Found {
+    Arriving(RunName),
+    Known(RunName),
+    /// It could not be taken, and its pause is not over.
+    Paused,
+    Unknown,
 }
 
 /// The answer to a lookup.
@@ -79,7 +88,8 @@ impl Desk {
         };
         if reach.is_end {
             let last = keys.iter().skip(last).step_by(run_pages);
-            let is_new = self.searches.add(namespace, last, now);
+            let runs = last.map(|last| space.names.name(last));
+            let is_new = self.searches.add(runs, now);
             missed.searches = u64::from(is_new);
         }
         let in_time = self.fetching.len() + reach.begun.len();
@@ -214,6 +224,25 @@ impl Desk {
         true
     }
 
+    /// The run of a namespace that ends in this page, as far as it is known.
+    fn found(&self, space: &Space, last: &PageKey, now: Instant) -> Found {
+        let mut found = Found::Unknown;
+        for name in space.names.all(last) {
+            let (of, last) = name.id();
+            let runs = self.names.of(of);
+            if self.fetching.contains_key(&name) {
+                return Found::Arriving(name);
+            }
+            if runs.is_some_and(|runs| runs.has(&last, now)) {
+                return Found::Known(name);
+            }
+            if runs.is_some_and(|runs| runs.pauses(&last, now)) {
+                found = Found::Paused;
+            }
+        }
+        found
+    }
+
     /// The runs for the first of these pages that are known and arrive in time.
     fn reach(
         &self,
@@ -224,7 +253,7 @@ impl Desk {
     ) -> Reach {
         let mut reach = Reach::default();
         let requests = usize::try_from(self.hour.left(now)).unwrap_or(usize::MAX);
-        let (Some(space), runs) = (self.spaces.get(&namespace), self.names.of(namespace)) else {
+        let Some(space) = self.spaces.get(&namespace) else {
             return reach;
         };
         let run_pages = space.run_pages.get() as usize;
@@ -234,19 +263,13 @@ impl Desk {
             if at - pages >= run_pages {
                 break;
             }
-            let name = RunName {
-                namespace,
-                last: *key,
-            };
-            let is_arriving = self.fetching.contains_key(&name);
-            let is_known = runs.is_some_and(|runs| runs.has(&key.prefix(), now));
-            if !is_arriving && !is_known {
+            let (name, is_arriving) = match self.found(space, key, now) {
+                Found::Arriving(name) => (name, true),
+                Found::Known(name) => (name, false),
                 // The run is there, or was, and is left alone for now.
-                if runs.is_some_and(|runs| runs.pauses(&key.prefix(), now)) {
-                    return reach;
-                }
-                continue;
-            }
+                Found::Paused => return reach,
+                Found::Unknown => continue,
+            };
             if self.trial.contains(&name) {
                 reach.too_slow += 1;
                 return reach;
@@ -262,6 +285,7 @@ impl Desk {
                 }
                 let run = Incoming {
                     name,
+                    namespace,
                     pages: keys[pages..=at].to_vec(),
                     flight: space.run,
                     until: now + options.patience,

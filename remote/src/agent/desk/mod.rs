@@ -24,9 +24,10 @@ use super::speed::{CONNECTIONS_MAX, Measured, Speed};
 use super::touches::Touches;
 use crate::error::RemoteError;
 use crate::flights::{Flight, Flights};
+use crate::keys::Trust;
 use crate::planted::planted;
 use crate::remote::Listed;
-use crate::run::{RunName, RunPage, object_bytes, pages_of_run};
+use crate::run::{RunName, RunNames, RunPage, object_bytes, pages_of_run};
 pub(super) use outgoing::Outgoing;
 
 /// Most runs that wait for their publication: beyond it the oldest are dropped.
@@ -47,6 +48,7 @@ pub(super) enum Request {
 /// A run that is to be fetched.
 pub(super) struct Incoming {
     pub(super) name: RunName,
+    namespace: Fingerprint,
     /// The pages of it that a lookup missed.
     pub(super) pages: Vec<PageKey>,
     pub(super) flight: Flight,
@@ -63,6 +65,8 @@ pub(super) struct Fetch {
 /// A namespace in use.
 pub(super) struct Space {
     pub(super) namespace: Namespace,
+    /// The names of its runs.
+    names: RunNames,
     run_pages: NonZeroU32,
     /// The object of a run.
     run: Flight,
@@ -87,7 +91,10 @@ pub(super) enum Errand {
 }
 
 pub(super) struct Desk {
+    trust: Trust,
     spaces: HashMap<Fingerprint, Space>,
+    /// The namespaces in use by their names in the remote.
+    spaces_by_name: HashMap<Fingerprint, Fingerprint>,
     /// Pages of puts, to this owner and to former ones.
     pub(super) chains: Chains,
     /// The pages of puts to former owners are among them.
@@ -165,7 +172,9 @@ impl Desk {
     pub(super) fn new(options: &AgentOptions, now: Instant) -> Desk {
         let hours = Duration::from_hours;
         Desk {
+            trust: options.trust.clone(),
             spaces: HashMap::new(),
+            spaces_by_name: HashMap::new(),
             chains: Chains::default(),
             has_recalled: false,
             names: Names::default(),
@@ -229,6 +238,7 @@ impl Desk {
         self.is_in_use = false;
         self.is_off = false;
         self.spaces.clear();
+        self.spaces_by_name.clear();
         self.chains = Chains::default();
         self.has_recalled = false;
         let dropped = self.outgoing.len() as u64;
@@ -259,8 +269,12 @@ impl Desk {
         let run_pages = pages_of_run(namespace, options.run_tokens);
         let pages = usize::try_from(run_pages.get()).unwrap_or(usize::MAX);
         let bytes = object_bytes(namespace, pages);
+        let names = RunNames::of(&self.trust, fingerprint);
+        let by_name = names.spaces().map(|name| (name, fingerprint));
+        self.spaces_by_name.extend(by_name);
         space.insert(Space {
             namespace: namespace.clone(),
+            names,
             run_pages,
             run: Flight {
                 bytes: bytes as u64,
@@ -295,7 +309,8 @@ impl Desk {
 
     /// The listing shows an object. False if there is no room for its name.
     pub(super) fn list(&mut self, object: &Listed) -> bool {
-        let space = self.spaces.get(&object.run.namespace);
+        let space = self.spaces_by_name.get(&object.run.namespace);
+        let space = space.and_then(|space| self.spaces.get(space));
         let run_bytes = space.map_or(0, |space| space.run.bytes);
         self.names.list(object, run_bytes)
     }
@@ -303,15 +318,16 @@ impl Desk {
     /// Whether the speed is to be measured, and a run is there for it. Only the runs of a namespace
     /// in use have a known length. Fetches measure by themselves.
     fn needs_sample(&self) -> bool {
-        let mut spaces = self.spaces.keys();
+        let mut spaces = self.spaces_by_name.keys();
         let is_needed = !self.speed.is_known() && self.fetching.is_empty();
         is_needed && spaces.any(|space| self.names.has_sample(*space))
     }
 
     /// A listed run to measure the speed with.
     pub(super) fn take_sample(&mut self) -> Option<(RunName, Flight)> {
-        let mut spaces = self.spaces.iter();
+        let mut spaces = self.spaces_by_name.iter();
         spaces.find_map(|(name, space)| {
+            let space = self.spaces.get(space)?;
             let run = self.names.take_sample(*name, space.run.bytes)?;
             Some((run, space.run))
         })
@@ -393,10 +409,11 @@ impl Desk {
     /// The publication of a run is over. It may be queued again, unless it is in the remote.
     pub(super) fn published(&mut self, run: &Outgoing, is_there: bool, now: Instant) {
         self.queued.remove(&run.id());
-        if is_there {
-            self.names.add(run.id());
+        let name = self.name_of(run).filter(|_| is_there);
+        if let Some(name) = name {
+            self.names.add(name.id());
             // Its object is new, or it is used again soon.
-            self.touches.note_made(&run.name(), now);
+            self.touches.note_made(&name, now);
         }
     }
 
@@ -421,7 +438,7 @@ impl Desk {
         let there = if is_blind { search.0.len() } else { there };
         let (found, left) = search.0.split_at(there.min(search.0.len()));
         for run in found {
-            self.names.add((run.namespace, run.last.prefix()));
+            self.names.add(run.id());
         }
         self.searches.end(search, left.first(), now, self.pauses);
     }
@@ -441,7 +458,7 @@ impl Desk {
         self.fetching.insert(run.name, run.until);
         self.arriving_bytes += run.flight.bytes;
         for page in &run.pages {
-            let arriving = self.arriving.entry((run.name.namespace, *page));
+            let arriving = self.arriving.entry((run.namespace, *page));
             *arriving.or_default() += 1;
         }
         self.incoming.push_back(run);
@@ -498,7 +515,7 @@ impl Desk {
             return;
         }
         for page in &run.pages {
-            let page = (run.name.namespace, *page);
+            let page = (run.namespace, *page);
             if let Some(runs) = self.arriving.get_mut(&page) {
                 *runs -= 1;
                 if *runs == 0 {

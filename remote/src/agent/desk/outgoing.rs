@@ -17,18 +17,15 @@ pub(in crate::agent) struct Outgoing {
 }
 
 impl Outgoing {
-    pub(super) fn name(&self) -> RunName {
+    fn last(&self) -> PageKey {
         // A run has pages.
         let last = self.pages.last().map(|page| page.key);
-        RunName {
-            namespace: self.namespace,
-            last: last.unwrap_or(PageKey::from_bytes([0; 32])),
-        }
+        last.unwrap_or(PageKey::from_bytes([0; 32]))
     }
 
+    /// Its namespace and the key of its last page: in the remote it may have other names.
     pub(super) fn id(&self) -> (Fingerprint, KeyPrefix) {
-        let RunName { namespace, last } = self.name();
-        (namespace, last.prefix())
+        (self.namespace, self.last().prefix())
     }
 }
 
@@ -50,10 +47,7 @@ impl Desk {
             .depth(&id)
             .and_then(|depth| depth.checked_add(1));
         let is_end = pages.is_some_and(|pages| pages.is_multiple_of(run_pages));
-        let run = RunName {
-            namespace,
-            last: *last,
-        };
+        let run = space.names.name(last);
         // A lookup finds many runs that the remote has: their pages are not collected.
         if !is_end || self.note_there(run, due, noted) {
             return;
@@ -88,19 +82,25 @@ impl Desk {
             due,
             tries: 0,
         };
-        if self.is_closed
-            || self.note_there(run.name(), due, noted)
-            || !self.queued.insert(run.id())
-        {
+        let Some(name) = self.name_of(&run) else {
+            return;
+        };
+        if self.is_closed || self.note_there(name, due, noted) || !self.queued.insert(run.id()) {
             return;
         }
         noted.queued += 1;
         noted.dropped += self.queue(run);
     }
 
+    /// The name of the object of a run; `None` if its namespace is not in use any more.
+    pub(super) fn name_of(&self, run: &Outgoing) -> Option<RunName> {
+        let space = self.spaces.get(&run.namespace)?;
+        Some(space.names.name(&run.last()))
+    }
+
     /// Whether the remote has a run. Its use is noted then.
     fn note_there(&mut self, run: RunName, now: Instant, noted: &mut Noted) -> bool {
-        let id = (run.namespace, run.last.prefix());
+        let id = run.id();
         let is_there = self.names.has(id, now);
         if is_there && self.names.knows(id) && self.touch(run, now) {
             noted.touched += 1;

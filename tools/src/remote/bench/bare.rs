@@ -1,9 +1,9 @@
 //! Bare publications and fetches: the work that none can do without, and nothing else.
 //!
-//! A bare publication reads the bytes of a run from a file with `O_DIRECT`, makes their checksums
-//! and seals, and creates an object by the client of the object store. A bare fetch gets an object,
-//! verifies it, and writes its pages into the file. They have no store and no agent: no index, no
-//! ring, no queue, no budget, no question whether an object is there.
+//! A bare publication reads the bytes of a run from a file with `O_DIRECT`, encrypts them, makes
+//! their checksums, and creates an object by the client of the object store. A bare fetch gets an
+//! object, verifies it, and writes its pages into the file. They have no store and no agent: no
+//! index, no ring, no queue, no budget, no question whether an object is there.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use larder_engine::AlignedBuf;
 use larder_engine::format::{Namespace, StoreId};
 use larder_remote::agent::PUBLICATIONS;
 use larder_remote::run::{object_bytes, open};
-use larder_remote::{Draft, Published, Remote, RunName, RunPage};
+use larder_remote::{Draft, Published, Remote, RunNames, RunPage};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -89,15 +89,13 @@ impl Bare {
     pub fn fetch(&self, objects: &Objects, runs: &Runs) -> Result<Sample, Stop> {
         self.at_once(objects.connections, objects, runs, |at, pages| {
             let last = pages.last().ok_or_else(|| wrong("a run has no pages"))?;
-            let name = RunName {
-                namespace: runs.namespace.fingerprint(),
-                last: last.key,
-            };
+            let names = RunNames::of(&objects.trust, runs.namespace.fingerprint());
+            let name = names.name(&last.key);
             let deadline = Instant::now() + STEP_MAX;
             let bytes_max = object_bytes(&runs.namespace, pages.len());
             let object = objects.client.fetch(&name, bytes_max, deadline)?;
-            let object = object.ok_or_else(|| wrong("an object is missing"))?;
-            let opened = open(&object, &name, &objects.trust);
+            let mut object = object.ok_or_else(|| wrong("an object is missing"))?;
+            let opened = open(&mut object, &name, &objects.trust);
             let good = opened.pages.iter().filter_map(|page| page.payload.ok());
             let good: Vec<&[u8]> = good.collect();
             if good.len() != pages.len() {

@@ -2,12 +2,12 @@
 //! store alone, and the cost of an idle L4 for a store.
 //!
 //! All ways move as many bytes in as many objects, to and from the same server, in turns within a
-//! round. A publication reads the pages of a store, seals them and creates an object. A fetch gets
-//! an object, verifies it and puts its pages into another store: both as the agent of `larder
+//! round. A publication reads the pages of a store, encrypts them and creates an object. A fetch
+//! gets an object, verifies it and puts its pages into another store: both as the agent of `larder
 //! serve --l4` does them. The client alone moves bytes of memory. The bare program also reads its
-//! bytes from the disk and seals them, or verifies and writes them: it shows the limit of the
-//! machine. The CPU time of the seals, and of the stores, is measured apart: that of a publication
-//! or fetch above the client's cannot be less.
+//! bytes from the disk and encrypts them, or verifies and writes them: it shows the limit of the
+//! machine. The CPU time of the encryption, and of the stores, is measured apart: that of a
+//! publication or fetch above the client's cannot be less.
 //!
 //! Each way begins after a sync of the stores' file system. A server on the same disk holds bytes
 //! in memory that it has acknowledged: their writes belong to the way before.
@@ -116,7 +116,7 @@ struct WayReport {
     speed: RatioReport,
     cpu_seconds_per_gib: f64,
     alone_cpu_seconds_per_gib: f64,
-    seals_cpu_seconds_per_gib: f64,
+    encryption_cpu_seconds_per_gib: f64,
     store_cpu_seconds_per_gib: f64,
 }
 
@@ -130,8 +130,8 @@ struct BareReport {
 }
 
 impl WayReport {
-    /// Of the pairs of a way, with the CPU time of its seals and of its store.
-    fn of(pairs: &Pairs, seals: Sample, store: Sample) -> WayReport {
+    /// Of the pairs of a way, with the CPU time of its encryption and of its store.
+    fn of(pairs: &Pairs, encryption: Sample, store: Sample) -> WayReport {
         let (ours, alone) = pairs.sums();
         WayReport {
             bytes_per_second: ours.bytes_per_second(),
@@ -139,7 +139,7 @@ impl WayReport {
             speed: pairs.ratios(),
             cpu_seconds_per_gib: ours.cpu_seconds_per_gib(),
             alone_cpu_seconds_per_gib: alone.cpu_seconds_per_gib(),
-            seals_cpu_seconds_per_gib: seals.cpu_seconds_per_gib(),
+            encryption_cpu_seconds_per_gib: encryption.cpu_seconds_per_gib(),
             store_cpu_seconds_per_gib: store.cpu_seconds_per_gib(),
         }
     }
@@ -153,11 +153,11 @@ impl WayReport {
         );
         lines.row(what, speeds);
         let cpu = format!(
-            "{:.2} s/GiB; the client alone {:.2}; {:.2} above it (seals {:.2}, {of_store} {:.2})",
+            "{:.2} s/GiB; the client alone {:.2}; {:.2} above it (cipher {:.2}, {of_store} {:.2})",
             self.cpu_seconds_per_gib,
             self.alone_cpu_seconds_per_gib,
             self.cpu_seconds_per_gib - self.alone_cpu_seconds_per_gib,
-            self.seals_cpu_seconds_per_gib,
+            self.encryption_cpu_seconds_per_gib,
             self.store_cpu_seconds_per_gib,
         );
         lines.row("  CPU", cpu);
@@ -222,9 +222,9 @@ struct Found {
     /// A store over an idle L4, and one without.
     put: Pairs,
     get: Pairs,
-    /// Making the seals of runs, and verifying them.
-    seal: Sample,
-    verify: Sample,
+    /// Encrypting runs, and opening them.
+    encrypt: Sample,
+    open: Sample,
 }
 
 /// Runs the command.
@@ -254,8 +254,8 @@ pub fn run(args: &BenchArgs) -> Result<Ending, Failure> {
         runs: args.runs,
         connections: args.connections.at_once(),
         rounds: args.rounds,
-        publish: WayReport::of(&found.publish, found.seal, found.get.sums().1),
-        fetch: WayReport::of(&found.fetch, found.verify, found.put.sums().1),
+        publish: WayReport::of(&found.publish, found.encrypt, found.get.sums().1),
+        fetch: WayReport::of(&found.fetch, found.open, found.put.sums().1),
         bare_publish: BareReport::of(&found.bare_publish),
         bare_fetch: BareReport::of(&found.bare_fetch),
         idle_put: found.put.ratios(),
@@ -287,7 +287,7 @@ fn rounds(
 ) -> Result<(), Stop> {
     let steps = 6 * u64::from(args.rounds) + u64::from(IDLE_PAIRS);
     let bar = report::progress(Some(steps), "{msg} {wide_bar} {pos}/{len}");
-    (found.seal, found.verify) = scratch.seals(objects)?;
+    (found.encrypt, found.open) = scratch.encryption(objects)?;
     for round in 0..args.rounds {
         self::round(scratch, objects, round, found, &bar)?;
     }

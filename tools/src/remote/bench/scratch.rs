@@ -38,7 +38,7 @@ const SMALL_SEGMENT_BYTES: u64 = 16 << 20;
 /// Segments of a store besides those of its pages.
 const SEGMENTS_FREE: u64 = 12;
 
-/// Runs whose seals are made and verified.
+/// Runs that are encrypted and opened.
 const SEALED_RUNS: u64 = 8;
 
 /// A chain in the source store.
@@ -142,15 +142,15 @@ impl Scratch {
         Ok(Chain { links })
     }
 
-    /// Makes the seals of some runs, and verifies them, in memory that has been used.
-    pub fn seals(&self, objects: &Objects) -> Result<(Sample, Sample), Stop> {
+    /// Encrypts some runs, and opens them, in memory that has been used.
+    pub fn encryption(&self, objects: &Objects) -> Result<(Sample, Sample), Stop> {
         let keys = workload::chain_after(&[self.seed], u64::from(self.run_pages));
         let pages = pages_of(&workload::links(&keys));
         let make = || {
             let trust = objects.trust.clone();
             let draft = Draft::new(self.namespace.clone(), pages.clone(), trust)?;
             let name = draft.name().ok_or_else(|| {
-                Failure::environment("a run without pages cannot be sealed".to_owned())
+                Failure::environment("a run without pages cannot be encrypted".to_owned())
             })?;
             let object = draft
                 .finish(StoreId::from_bytes([0; 16]), 0)
@@ -159,10 +159,15 @@ impl Scratch {
         };
         let (name, object) = make()?;
         let bytes = SEALED_RUNS * self.run_bytes;
+        let mut copy = object.to_vec();
         let verify = Sample::of(bytes, || {
-            (0..SEALED_RUNS).try_for_each(|_| match open(&object, &name, &objects.trust).fault {
-                None => Ok(()),
-                Some(fault) => Err(Failure::environment(fault.to_string())),
+            (0..SEALED_RUNS).try_for_each(|_| {
+                // An object is decrypted in place.
+                copy.copy_from_slice(&object);
+                match open(&mut copy, &name, &objects.trust).fault {
+                    None => Ok(()),
+                    Some(fault) => Err(Failure::environment(fault.to_string())),
+                }
             })
         });
         let verify = verify?;

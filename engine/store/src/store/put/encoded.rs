@@ -11,7 +11,7 @@ use larder_format::{BLOCK_BYTES, PageChecksum, PageKey, Proof};
 use larder_seal::TenantKey;
 
 use super::{Call, read};
-use crate::encoder::Encoder;
+use crate::encoder::{Encoder, sealed_unit};
 #[cfg(feature = "simulated")]
 use crate::keys::simulated::{SealedPage, note};
 use crate::keys::with_salts;
@@ -211,12 +211,6 @@ impl Call<'_> {
         self.data.counters.calls.add(counts);
         encoded.memory.push(memory);
     }
-}
-
-/// The stored length of an encrypted page is a multiple of a sixteenth of the page, and of whole
-/// blocks. A length tells how well a page can be encoded, and so something of its content.
-fn sealed_unit(page_bytes: usize) -> usize {
-    page_bytes.div_ceil(16).next_multiple_of(BLOCK_BYTES)
 }
 
 fn blocks(bytes: usize) -> u32 {
