@@ -9,6 +9,7 @@ use std::io::{self, Write};
 use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder_base::planted;
 use larder_base::runtime::{RwLock, descriptors};
@@ -84,16 +85,21 @@ pub(crate) struct Slots {
 pub enum KeyUse {
     /// For pages that are stored.
     Get,
-    /// For new pages.
-    Put,
-    /// For pages that come back from elsewhere, and were made at this time.
-    PutOf(u64),
+    /// For new pages, or for pages that come back from elsewhere and were made at this time. The
+    /// put waits so long for another key that is being made.
+    Put {
+        made_unix_s: Option<u64>,
+        wait_ms: u64,
+    },
 }
 
 impl KeyUse {
     /// That of a put.
-    pub(crate) fn of_put(made_unix_s: Option<u64>) -> KeyUse {
-        made_unix_s.map_or(KeyUse::Put, KeyUse::PutOf)
+    pub(crate) fn of_put(made_unix_s: Option<u64>, wait: Duration) -> KeyUse {
+        KeyUse::Put {
+            made_unix_s,
+            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+        }
     }
 }
 

@@ -425,12 +425,12 @@ impl Inner {
     ) -> Vec<PutStatus> {
         self.with(namespace, |decider, space| match decider {
             Decider::Owner(own) => own.store.put_recallable(space.id, pages, options, recall),
-            Decider::Client(client) => client.counted(|remote, data| {
-                match remote.give_key(space.id, options.made_unix_s) {
+            Decider::Client(client) => {
+                client.counted(|remote, data| match remote.give_key(space.id, options) {
                     Ok(()) => data.put(&**remote, space.id, pages, options, recall),
                     Err(why) => vec![PutStatus::Refused(why); pages.len()],
-                }
-            }),
+                })
+            }
         })
         .unwrap_or_else(|| vec![LEFT_UNDONE; pages.len()])
     }

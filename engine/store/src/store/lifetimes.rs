@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use larder_base::planted;
-use larder_base::runtime::Mutex;
 use larder_base::seldom::Seldom;
 use larder_base::system::processes;
 use larder_format::Clock;
 
 use super::local::Local;
+use super::turns::Turns;
 use crate::catalog::Catalog;
 use crate::error::StoreError;
 use crate::recovery::scan::read_descriptors;
@@ -50,13 +50,13 @@ pub(super) struct Lives {
 
 /// The housekeeper's part.
 pub(super) struct Watch {
-    volumes: Arc<Mutex<Volumes>>,
+    volumes: Arc<Turns>,
     /// When it looks next.
     due_ms: u64,
 }
 
 impl Watch {
-    pub(super) fn new(volumes: Arc<Mutex<Volumes>>) -> Watch {
+    pub(super) fn new(volumes: Arc<Turns>) -> Watch {
         Watch { volumes, due_ms: 0 }
     }
 

@@ -16,6 +16,7 @@
 //! | `calls` | the calls that move the bytes of pages, with their times |
 //! | `put` | writes on callers' threads |
 //! | `staged` | gets that are shared with other processes |
+//! | `turns` | the volumes, for one thread at a time |
 //! | `data` | the data path of a handle, and the counters of its calls |
 //! | `get` | reads on callers' threads |
 //! | `coding` | the codec of a handle: memory, times, a log line |
@@ -53,6 +54,7 @@ pub(crate) mod services;
 #[cfg(feature = "simulated")]
 mod simulated;
 pub(crate) mod staged;
+mod turns;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -88,6 +90,7 @@ use opening::{Opening, begin_run, catalog, config, mark_clean, open_volumes, ser
 use prewriter::Prewriter;
 use recheck::Recheck;
 use staged::Stage;
+use turns::Turns;
 
 /// Most damaged places of a volume that an open logs one by one.
 const DAMAGE_LOGGED_MAX: usize = 10;
@@ -98,7 +101,7 @@ const DAMAGE_LOGGED_MAX: usize = 10;
 pub struct LocalStore {
     pub(crate) local: Arc<Local>,
     pub(crate) data: DataPath,
-    pub(crate) volumes: Arc<Mutex<Volumes>>,
+    pub(crate) volumes: Arc<Turns>,
     /// Changed with `volumes` held.
     quotas: Mutex<QuotaState>,
     keeper: Mutex<Option<Housekeeper>>,
@@ -215,7 +218,7 @@ impl LocalStore {
         data.recheck = recheck;
         let lessons = options.eviction.as_ref();
         let lessons = lessons.and_then(|_| Lessons::beside(&volumes));
-        let volumes = Arc::new(Mutex::new(volumes));
+        let volumes = Arc::new(Turns::new(volumes));
         let keeper = if options.read_only {
             None
         } else {

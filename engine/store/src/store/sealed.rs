@@ -3,9 +3,11 @@
 use std::io::IoSliceMut;
 use std::num::NonZeroU16;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use larder_base::ids::NamespaceId;
 use larder_base::planted;
+use larder_base::runtime::Instant;
 use larder_base::system::processes;
 use larder_core::index::ReadAs;
 use larder_core::status::Refusal;
@@ -33,18 +35,18 @@ impl LocalStore {
         namespace: NamespaceId,
         options: PutOptions,
     ) -> Result<(), Refusal> {
-        self.give_key(namespace, options.made_unix_s, !options.wait.is_zero())
+        self.give_key(namespace, options.made_unix_s, options.wait)
     }
 
     /// In an encrypted store: gives the tenant of a namespace a key for pages that were made at
     /// this time, if it has none. Its first page is written after the key is durable on all
-    /// volumes. `waits`: for another thread that changes the keyring, too; else that is
-    /// [`Refusal::Busy`].
+    /// volumes. It waits so long, at most, for another thread that has the volumes; longer is
+    /// [`Refusal::Busy`]. For the device it waits as for each write.
     fn give_key(
         &self,
         namespace: NamespaceId,
         made_unix_s: Option<u64>,
-        waits: bool,
+        wait: Duration,
     ) -> Result<(), Refusal> {
         let Some(keys) = &self.local.keys else {
             return Ok(());
@@ -61,10 +63,12 @@ impl LocalStore {
         if tenant.is_erasing() {
             return Err(Refusal::Erased);
         }
-        let mut volumes = match waits {
-            true => self.volumes.lock(),
-            false => self.volumes.try_lock().ok_or(Refusal::Busy)?,
+        let until = Instant::now().checked_add(wait);
+        let volumes = match until {
+            Some(until) => self.volumes.lock_until(until),
+            None => Some(self.volumes.lock()),
         };
+        let mut volumes = volumes.ok_or(Refusal::Busy)?;
         // Erased, or given a key, since.
         if !tenant.takes(made_unix_s) {
             return Err(Refusal::Erased);
@@ -165,8 +169,7 @@ impl LocalStore {
         Ok((erasing.slots.clone(), pages))
     }
 
-    /// The slots of the keys that a client of a namespace gets. A new tenant gets one for a put,
-    /// which may wait for the volumes.
+    /// The slots of the keys that a client of a namespace gets. A new tenant gets one for a put.
     pub(crate) fn slots_for(
         &self,
         namespace: NamespaceId,
@@ -175,8 +178,10 @@ impl LocalStore {
         let _gate = self.enter().ok_or(Refusal::Closed)?;
         match use_of {
             KeyUse::Get => {}
-            KeyUse::Put => self.give_key(namespace, None, true)?,
-            KeyUse::PutOf(made_unix_s) => self.give_key(namespace, Some(made_unix_s), true)?,
+            KeyUse::Put {
+                made_unix_s,
+                wait_ms,
+            } => self.give_key(namespace, made_unix_s, Duration::from_millis(wait_ms))?,
         }
         let tenant = self.local.shape(namespace).and_then(|shape| shape.tenant);
         let slots = tenant.map(|tenant| tenant.slots()).transpose();

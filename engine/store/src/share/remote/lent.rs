@@ -15,6 +15,7 @@ use larder_format::Proof;
 use larder_seal::Vault;
 
 use super::{Gone, Remote};
+use crate::api::PutOptions;
 use crate::catalog::{Catalog, Pinned};
 use crate::keys::{KeyUse, Lent, LentKeys, Slots, Tenant};
 use crate::share::wire::{LentSlots, Reply, Request};
@@ -50,11 +51,11 @@ impl Remote {
         self.is_sealed().then(|| Tenant::lent(Arc::default()))
     }
 
-    /// Before a put: gets the key for pages that were made at this time.
+    /// Before a put: gets the key for its pages.
     pub(in crate::share) fn give_key(
         &self,
         namespace: NamespaceId,
-        made_unix_s: Option<u64>,
+        options: PutOptions,
     ) -> Result<(), Refusal> {
         let Some(lending) = &self.lending else {
             return Ok(());
@@ -63,9 +64,14 @@ impl Remote {
             return Ok(());
         };
         if let Some(lent) = tenant.as_lent().filter(|_| !tenant.has_key()) {
-            self.borrow(lending, namespace, lent, KeyUse::of_put(made_unix_s))?;
+            self.borrow(
+                lending,
+                namespace,
+                lent,
+                KeyUse::of_put(options.made_unix_s, options.wait),
+            )?;
         }
-        match tenant.takes(made_unix_s) {
+        match tenant.takes(options.made_unix_s) {
             true => Ok(()),
             false => Err(Refusal::Erased),
         }

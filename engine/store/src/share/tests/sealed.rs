@@ -88,9 +88,20 @@ fn first_puts_of_several_tenants_at_once_are_all_stored() {
         depth: 0,
         parts: &parts,
     };
-    let statuses = owner.put(space, &[page], PutOptions::default());
-    assert_eq!(statuses, [PutStatus::Refused(Refusal::Busy)]);
+    // Their holder may wait for a device that hangs.
+    let other = client
+        .namespace(&namespace(Some("without a wait")))
+        .unwrap();
+    for wait in [Duration::ZERO, Duration::from_millis(20)] {
+        let options = PutOptions::waiting(wait);
+        let statuses = owner.put(space, std::slice::from_ref(&page), options);
+        assert_eq!(statuses, [PutStatus::Refused(Refusal::Busy)]);
+        let statuses = client.put(other, std::slice::from_ref(&page), options);
+        assert_eq!(statuses, [PutStatus::Refused(Refusal::Busy)]);
+    }
     drop(volumes);
+    let statuses = client.put(other, &[page], PutOptions::default());
+    assert_eq!(statuses, [PutStatus::Stored]);
 }
 
 #[test]
@@ -211,7 +222,7 @@ fn a_process_that_holds_no_marks_gets_no_key() {
     }) else {
         panic!("no namespace");
     };
-    let use_of = KeyUse::Put;
+    let use_of = KeyUse::of_put(None, Duration::ZERO);
     let answer = line.ask(&Request::Keys { namespace, use_of });
     assert!(matches!(answer, Reply::Failed(_)), "{answer:?}");
 }
@@ -361,7 +372,7 @@ fn a_client_that_does_not_answer_is_named_until_its_marks_have_gone() {
     marks.mark(&Arc::new(volume.unwrap().into())).unwrap();
     assert!(silent.marked().unwrap());
     let id = silent.namespace(&namespace(TENANT)).unwrap();
-    silent.give_key(id, None).unwrap();
+    silent.give_key(id, PutOptions::default()).unwrap();
     assert_eq!(silent.lent().unwrap().len(), 1);
     let erase = |patience| erase_tenant(&owner, NAME, Duration::from_secs(patience)).unwrap();
     let erasure = erase(0);
