@@ -49,7 +49,7 @@ pub struct CompactArgs {
     into_key: IntoKeyArgs,
     /// Give the tenants of an encrypted store new keys, and encrypt their pages anew. No process
     /// may use the store
-    #[arg(long, conflicts_with_all = ["into", "dry_run"])]
+    #[arg(long, conflicts_with = "into")]
     rekey: bool,
     /// The one tenant that gets a new key [default: all]
     #[arg(long, requires = "rekey")]
@@ -199,8 +199,14 @@ fn moved_lines(done: &Compacted, dry_run: bool, online: bool, lines: &mut Lines)
     }
 }
 
-/// The result of a renewal of keys.
-fn rekeyed_lines(done: &Compacted, lines: &mut Lines) {
+/// The result of a renewal of keys, or the plan for it.
+fn rekeyed_lines(done: &Compacted, dry_run: bool, lines: &mut Lines) {
+    if dry_run {
+        let pages = count(done.planned_pages, "page");
+        let bytes = ByteSize(done.planned_bytes);
+        lines.row("Would do", format!("{pages} to encrypt anew, {bytes}"));
+        return;
+    }
     lines.row(
         "Done",
         format!(
@@ -263,7 +269,7 @@ impl Report for CompactReport {
         lines.row("Before", self.before.line());
         if let Some(in_place) = &self.in_place {
             match self.rekeyed {
-                true => rekeyed_lines(in_place, &mut lines),
+                true => rekeyed_lines(in_place, self.dry_run, &mut lines),
                 false => moved_lines(in_place, self.dry_run, self.online, &mut lines),
             }
         }
@@ -310,6 +316,12 @@ pub fn run(args: &CompactArgs) -> Result<Ending, Failure> {
         let report = beside(args, &interrupt)?;
         report::print(&report, args.json)?;
         return Ok(report.ending());
+    }
+    if args.rekey && is_served(&args.store.path)? {
+        return Err(Failure::environment(format!(
+            "{}: in use: keys change while no process uses the store; stop its server first",
+            args.store.path.display()
+        )));
     }
     let survey = match look(&args.store, true)? {
         Ok(survey) => survey,
@@ -408,7 +420,7 @@ fn in_place(
     let bar = bar("compacting");
     let mut progress = |done, total| interrupt.advance(&bar, done, total);
     let done = match args.rekey {
-        true => larder_offline::rekey(path, &options, tenant, &mut progress),
+        true => larder_offline::rekey(path, &options, tenant, args.dry_run, &mut progress),
         false => larder_offline::compact(path, &options, args.dry_run, &mut progress),
     };
     bar.finish_and_clear();

@@ -485,7 +485,7 @@ pub fn run(args: &InspectArgs) -> Result<Ending, Failure> {
         && is_locked(survey)
         && args.view.shows_pages()
     {
-        return Err(Failure::usage(format!(
+        return Err(Failure::environment(format!(
             "{}: the store is encrypted: --namespaces, --chains and --key need its key; name it \
              with {}",
             args.store.path.display(),

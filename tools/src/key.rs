@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use clap::Args;
+use larder_engine::StoreError;
 use larder_offline::survey::Sealed;
 use larder_seal::{KeySource, SourceError, Vault, WrappingKey};
 
@@ -120,6 +121,17 @@ impl ArchiveKeyArgs {
             Some(source) => Ok(Some(source.read(&Vault::new())?)),
             None => store.read(),
         }
+    }
+}
+
+/// Why keys were not changed.
+pub fn not_changed(error: StoreError) -> Failure {
+    match error {
+        StoreError::Locked { path, holder, .. } => Failure::environment(format!(
+            "{}: in use by {holder}: keys change while no process uses the store; stop it first",
+            path.display()
+        )),
+        error => error.into(),
     }
 }
 

@@ -175,13 +175,14 @@ fn write_new(path: &Path) -> io::Result<()> {
 fn rotate(args: &RotateArgs) -> Result<(), Failure> {
     let options = args.store.options()?;
     let Some(former) = &options.wrapping else {
-        return Err(Failure::usage(format!(
+        return Err(Failure::environment(format!(
             "name the present key of the store with {}",
             key::OPTIONS
         )));
     };
     let new = args.new.read()?;
-    larder_offline::rotate(&args.store.path, &options, &new)?;
+    let rotated = larder_offline::rotate(&args.store.path, &options, &new);
+    rotated.map_err(key::not_changed)?;
     let report = RotateReport {
         path: args.store.path.clone(),
         key_id: new.id().to_string(),

@@ -24,6 +24,7 @@ use serde::Serialize;
 use crate::failure::{Ending, Failure};
 use crate::findings::{self, Finding, Look, StoreArgs};
 use crate::interrupt::Interrupt;
+use crate::key;
 use crate::losses::LossReport;
 use crate::repair::{self, GivenUp, How, RepairReport};
 use crate::report::{self, Lines, Report, count, rows};
@@ -91,6 +92,9 @@ struct VerifyReport {
     /// The reason why nothing could be checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     wreck: Option<String>,
+    /// Whether pages were to be checked, and none was, for lack of the key.
+    #[serde(skip)]
+    lacks_key: bool,
 }
 
 /// The checked objects.
@@ -189,6 +193,12 @@ impl Report for VerifyReport {
         }
         if self.not_repaired {
             lines.text("Interrupted before anything was repaired: run it again.");
+        }
+        if self.lacks_key {
+            lines.text(format!(
+                "NO PAGE WAS CHECKED: that takes the key of the store ({})",
+                key::OPTIONS
+            ));
         }
         lines
     }
@@ -321,6 +331,7 @@ pub fn run(args: &VerifyArgs) -> Result<Ending, Failure> {
             repair: args.repair.then(|| RepairReport::hopeless(args.dry_run)),
             not_repaired: false,
             wreck: Some(message),
+            lacks_key: false,
         },
         Look::Store(survey) => check(args, survey, &interrupt)?,
     };
@@ -385,6 +396,7 @@ fn check(
         repair: None,
         not_repaired: false,
         wreck: None,
+        lacks_key: reads_pages && findings::is_locked(&survey),
     };
     report.not_repaired = args.repair && report.is_interrupted();
     if args.repair && !report.is_interrupted() {

@@ -138,7 +138,7 @@ fn takers(opening: &Opening<Whole>) -> Vec<SegmentId> {
     takers.into_values().map(|(_, id)| id).collect()
 }
 
-fn planned(plan: &Plan) -> Compacted {
+pub(super) fn planned(plan: &Plan) -> Compacted {
     Compacted {
         scattered: plan.scattered,
         planned_pages: plan.pages.len() as u64,

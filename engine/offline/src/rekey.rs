@@ -8,8 +8,8 @@
 //! A kill at any moment leaves every page readable. The next renewal goes on: a tenant with a
 //! former key gets no further one.
 
+use std::num::NonZeroU16;
 use std::path::Path;
-use std::sync::Arc;
 
 use larder_store::api::OpenOptions;
 use larder_store::error::StoreError;
@@ -17,12 +17,12 @@ use larder_store::recovery::{Found, Whole};
 use larder_store::store::opening::{Opening, open_volumes};
 use larder_store::volume::Access;
 
-use super::compact::{Compacted, Compaction};
+use super::compact::{Compacted, Compaction, planned};
 use super::order::{Plan, order};
 use super::owner::{Progress, sizes, stored_blocks};
 
 /// Gives all tenants of the store at `path` new keys, or one of them, and encrypts their pages
-/// anew.
+/// anew. With `dry_run` nothing is written.
 ///
 /// # Errors
 /// [`StoreError::Locked`] when a process has it open, [`StoreError::Unsound`] when structures are
@@ -33,27 +33,20 @@ pub fn rekey(
     path: &Path,
     options: &OpenOptions,
     tenant: Option<&str>,
+    dry_run: bool,
     progress: &mut Progress<'_>,
 ) -> Result<Compacted, StoreError> {
-    let (volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
-    let mut opening: Opening<Whole> = Opening::new(volumes, disk, options)?;
-    let renewed = match opening.recovery.damage.len() {
-        _ if opening.volumes.keys().is_none() => Err(StoreError::Usage(format!(
-            "{}: the store is not encrypted, and has no keys to renew",
-            path.display()
-        ))),
-        0 => opening.volumes.renew_keys(opening.disk.as_ref(), tenant),
-        flaws => Err(StoreError::Unsound {
-            path: path.to_owned(),
-            flaws,
-        }),
+    let access = match dry_run {
+        true => Access::Held,
+        false => Access::Exclusive,
     };
-    let plan = renewed.map(|()| plan(&opening));
-    let plan = match plan {
-        Ok(plan) => plan,
-        Err(error) => {
+    let (volumes, disk) = open_volumes(path, options, access)?;
+    let mut opening: Opening<Whole> = Opening::new(volumes, disk, options)?;
+    let plan = match renewed(path, &mut opening, tenant, dry_run) {
+        Ok(plan) if !dry_run => plan,
+        outcome => {
             opening.give_up();
-            return Err(error);
+            return outcome.map(|plan| planned(&plan));
         }
     };
     let done = Compaction::begin(opening, plan, &[], options)?.run(progress)?;
@@ -69,13 +62,39 @@ pub fn rekey(
     Ok(done)
 }
 
+/// Renews the keys, as a plan in a dry run, and plans the moves.
+fn renewed(
+    path: &Path,
+    opening: &mut Opening<Whole>,
+    tenant: Option<&str>,
+    dry_run: bool,
+) -> Result<Plan, StoreError> {
+    let Some(keys) = opening.volumes.keys().cloned() else {
+        return Err(StoreError::Usage(format!(
+            "{}: the store is not encrypted, and has no keys to renew",
+            path.display()
+        )));
+    };
+    if !opening.recovery.damage.is_empty() {
+        return Err(StoreError::Unsound {
+            path: path.to_owned(),
+            flaws: opening.recovery.damage.len(),
+        });
+    }
+    if dry_run {
+        let ring = opening.volumes.keys_to_renew(tenant)?;
+        return Ok(plan(opening, |slot| ring.renewed(slot).is_some()));
+    }
+    opening.volumes.renew_keys(opening.disk.as_ref(), tenant)?;
+    Ok(plan(opening, |slot| keys.is_renewed(slot)))
+}
+
 /// All pages of former keys, in the order in which they should lie.
-fn plan(opening: &Opening<Whole>) -> Plan {
-    let keys = opening.volumes.keys().map(Arc::as_ref);
+fn plan(opening: &Opening<Whole>, is_former: impl Fn(NonZeroU16) -> bool) -> Plan {
     let has_former_key = |page: &Found<Whole>| {
         let found = opening.index.locate(page.slot, &page.extra.key);
         let seal = found.and_then(|found| found.proof.seal);
-        seal.is_some_and(|seal| keys.is_some_and(|keys| keys.is_renewed(seal.slot)))
+        seal.is_some_and(|seal| is_former(seal.slot))
     };
     let sizes = sizes(&opening.recovery.recovered.namespaces);
     let steps = order(&opening.pages).into_iter().map(|step| step.page);

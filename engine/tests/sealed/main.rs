@@ -468,13 +468,19 @@ fn a_renewal_gives_tenants_new_keys_and_leaves_no_page_with_a_former_one() {
     let sample = Sample::new();
     let mut progress = |_, _| ControlFlow::Continue(());
     assert_eq!(sample.slots(), BTreeMap::from([(2, 80), (3, 80)]));
-    let done = rekey(sample.path(), &options(1), Some("a"), &mut progress).unwrap();
+    let before = sample.bytes();
+    for (tenant, pages) in [(Some("b"), 80), (None, 160)] {
+        let planned = rekey(sample.path(), &options(1), tenant, true, &mut progress).unwrap();
+        assert_eq!((planned.planned_pages, planned.moved_pages), (pages, 0));
+    }
+    assert!(before == sample.bytes());
+    let done = rekey(sample.path(), &options(1), Some("a"), false, &mut progress).unwrap();
     assert_eq!((done.planned_pages, done.left_pages), (80, 0));
     assert_eq!(sample.slots(), BTreeMap::from([(3, 80), (4, 80)]));
     let former = sample.copies()[0].as_ref().unwrap().slots[1].state;
     assert!(matches!(former, SlotState::Erased(_)));
     sample.all_hit(1);
-    let done = rekey(sample.path(), &options(1), None, &mut progress).unwrap();
+    let done = rekey(sample.path(), &options(1), None, false, &mut progress).unwrap();
     assert_eq!((done.planned_pages, done.left_pages), (160, 0));
     // The namespaces without a tenant have a key too. The order of the three is left to chance.
     let slots: Vec<_> = sample.slots().into_iter().collect();
@@ -485,7 +491,7 @@ fn a_renewal_gives_tenants_new_keys_and_leaves_no_page_with_a_former_one() {
     drop(survey);
     sample.all_hit(1);
     for (wrong, tenant) in [(2, None), (1, Some("none"))] {
-        rekey(sample.path(), &options(wrong), tenant, &mut progress).unwrap_err();
+        rekey(sample.path(), &options(wrong), tenant, false, &mut progress).unwrap_err();
     }
     sample.all_hit(1);
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use larder_engine::{CreateOptions, Created, PageStore, PutStatus, Refusal, Store};
 use larder_format::{BLOCK_BYTES, HEADER_BLOCKS, Namespace, PageShape};
+use larder_offline::superblock_to_save;
 
 use crate::bench;
 use crate::failure::Failure;
@@ -58,7 +59,14 @@ pub fn create_missing(
         ))
     });
     if there? {
-        return Ok(false);
+        return match superblock_to_save(path) {
+            Ok(superblock) if superblock.keyring != 0 => Err(Failure::environment(format!(
+                "{}: the store is encrypted, and a replay takes no such store: give another \
+                 --store",
+                path.display()
+            ))),
+            _ => Ok(false),
+        };
     }
     let planned = create(path, &options.clone().with(|o| o.dry_run = true))?;
     let page_blocks = u64::from(shape.page_blocks()) + 1;

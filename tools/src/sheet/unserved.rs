@@ -2,19 +2,23 @@
 
 use std::path::Path;
 
-use larder_offline::survey::{Survey, SurveyError, SurveyOptions};
+use larder_offline::survey::{Encryption, Sealed, Survey, SurveyError, SurveyOptions};
 
 use super::page::{Page, Section, Table};
 use super::served::{bytes_chart, percent};
 use crate::failure::Failure;
-use crate::findings::{Finding, condition};
+use crate::findings::{Finding, condition, is_locked};
 use crate::report::{LISTED_MAX, count};
 use crate::size::{ByteSize, date};
 
 /// The page, and whether the store is damaged. `why` is the reason why no process serves it.
 pub fn page(path: &Path, why: &str) -> Result<(Page, bool), Failure> {
     let title = format!("Larder store {}", path.display());
-    let survey = match Survey::new(path, &SurveyOptions::default()) {
+    let options = SurveyOptions {
+        sealed: Sealed::Locked,
+        ..SurveyOptions::default()
+    };
+    let survey = match Survey::new(path, &options) {
         Ok(survey) => survey,
         Err(error @ SurveyError::NoSuperblock { .. }) => {
             let mut damage = Section::new("Incidents");
@@ -31,21 +35,29 @@ pub fn page(path: &Path, why: &str) -> Result<(Page, bool), Failure> {
     let findings = Finding::all_of(&survey);
     let is_damaged = !findings.is_empty();
     let (live, usable) = (survey.live_bytes(), survey.usable_bytes());
+    let pages = match survey.encryption {
+        Encryption::Locked { pages } => {
+            let pages = pages.map_or_else(|| "?".to_owned(), |pages| pages.to_string());
+            format!("{pages}, encrypted: their names and sizes need the key of the store")
+        }
+        Encryption::None | Encryption::Unlocked => format!(
+            "{}, {} of {} usable ({})",
+            survey.live().len(),
+            ByteSize(live),
+            ByteSize(usable),
+            percent(live as f64, usable.saturating_sub(live) as f64)
+        ),
+    };
+    let mut sections = vec![incidents(&findings)];
+    if !is_locked(&survey) {
+        sections.insert(0, namespaces(&survey)?);
+    }
     let page = Page {
         title,
         facts: vec![
             ("State", format!("{}; {why}", condition(&survey))),
             ("Created", date(survey.created_unix_s())),
-            (
-                "Pages",
-                format!(
-                    "{}, {} of {} usable ({})",
-                    survey.live().len(),
-                    ByteSize(live),
-                    ByteSize(usable),
-                    percent(live as f64, usable.saturating_sub(live) as f64)
-                ),
-            ),
+            ("Pages", pages),
             (
                 "Not here",
                 "hits, the curve, latencies and evictions: an owner counts them while it serves \
@@ -53,7 +65,7 @@ pub fn page(path: &Path, why: &str) -> Result<(Page, bool), Failure> {
                     .to_owned(),
             ),
         ],
-        sections: vec![namespaces(&survey)?, incidents(&findings)],
+        sections,
         ..Page::default()
     };
     Ok((page, is_damaged))

@@ -328,6 +328,20 @@ fn damage_is_among_the_incidents() {
     );
 }
 
+/// Its report takes no key, and has what is known without it.
+#[test]
+fn an_encrypted_store_without_a_process_has_a_report() {
+    let directory = directory();
+    let at = |name: &str| directory.path().join(name);
+    let (key, store) = (at("key"), at("store"));
+    ends(&["key", "make", text(&key)], 0);
+    let create = ["create", text(&store), "--size", "128MiB", "--key-file"];
+    ends(&[&create[..], &[text(&key)]].concat(), 0);
+    let html = std::fs::read_to_string(report(&store, 0)).unwrap();
+    assert!(html.contains("encrypted: their names") && html.contains("No damage"));
+    assert!(!html.contains("Namespaces"), "{html}");
+}
+
 #[test]
 fn a_report_replaces_no_file_and_refuses_what_is_no_store() {
     let directory = directory();

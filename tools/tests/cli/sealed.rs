@@ -14,8 +14,10 @@ use larder_engine::{GetPage, PutPage};
 use super::*;
 
 mod archives;
+mod memory;
 mod names;
 mod remotes;
+mod replays;
 
 const PARTS: [u32; 2] = [8192, 5000];
 const SIZE: [&str; 4] = ["--size", "16MiB", "--segment-size", "256KiB"];
@@ -379,12 +381,16 @@ fn without_the_key_the_structures_are_shown_and_checked() {
         &["no key is given: namespaces, records, pages are not checked"],
     );
     says(&["inspect", &store, "--segments"], 0, &["sealed"]);
-    fails(&["inspect", &store, "--namespaces"], 2, &["need its key"]);
+    fails(&["inspect", &store, "--namespaces"], 3, &["need its key"]);
     says(
         &["verify", &store],
         0,
         &["can be checked without the key is sound"],
     );
+    let said = ends(&["verify", &store, "--deep"], 0);
+    let said = String::from_utf8(said.stdout).unwrap();
+    let last = said.lines().last().unwrap();
+    assert!(last.contains("NO PAGE WAS CHECKED") && last.contains("--key-file"));
     let checked = json(&["verify", &store, "--deep"]);
     assert!(checked["deep"].is_null() && checked["damaged"] == false);
     let deep = json(&["verify", &store, "--deep", "--key-file", &key]);
@@ -463,7 +469,7 @@ fn a_rotation_has_the_new_key_open_the_store_and_writes_no_page() {
     let store = place.store("store", Some(&key));
     let before = fs::read(&store).unwrap();
     let rotate = ["key", "rotate", &store, "--new-key-file", &new];
-    fails(&rotate, 2, &["name the present key"]);
+    fails(&rotate, 3, &["name the present key"]);
     fails(
         &[&rotate[..], &["--key-file", &new]].concat(),
         3,
@@ -499,11 +505,33 @@ fn a_renewal_of_keys_encrypts_all_pages_anew() {
     let place = Place::new();
     let key = place.key("key");
     let store = place.store("store", Some(&key));
-    let before = fs::read(&store).unwrap();
     let rekey = ["compact", &store, "--key-file", &key, "--rekey"];
     let wrong = [&rekey[..], &["--tenant", "of no page"]].concat();
     fails(&wrong, 2, &["no tenant of this name"]);
-    served(&store, Some(&key), || fails(&rekey, 3, &["in use"]));
+    let new = place.key("new");
+    let rotate = [
+        "key",
+        "rotate",
+        &store,
+        "--key-file",
+        &key,
+        "--new-key-file",
+        &new,
+    ];
+    served(&store, Some(&key), || {
+        for command in [&rekey[..], &rotate] {
+            let said = fails(command, 3, &["in use", "stop"]);
+            assert!(!said.contains("--online"), "{said}");
+        }
+    });
+    let before = fs::read(&store).unwrap();
+    let plan = json(&[&rekey[..], &["--dry-run"]].concat());
+    assert_eq!(plan["in_place"]["planned_pages"], keys().len());
+    assert_eq!(
+        (&plan["rekeyed"], &plan["dry_run"]),
+        (&true.into(), &true.into())
+    );
+    assert!(before == fs::read(&store).unwrap());
     let done = json(&rekey);
     let pages = keys().len();
     assert_eq!(done["rekeyed"], true);

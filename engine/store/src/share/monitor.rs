@@ -152,7 +152,7 @@ impl Inner {
         past.owner = client.remote.owner_pid();
         if client.remote.is_sealed() && self.options.wrapping.is_none() && !past.is_told {
             past.is_told = true;
-            tracing::warn!(
+            tracing::info!(
                 path = %self.path.display(),
                 "the store is encrypted, and this process has no key of it: it never takes the \
                  store over"

@@ -328,11 +328,33 @@ impl Volumes {
         self.change_keyring(disk, |keys| keys.without_former_keys(tenant, run))
     }
 
+    /// The keyring that [`Volumes::renew_keys`] would write.
+    ///
+    /// # Errors
+    /// As there, but for writes.
+    pub fn keys_to_renew(&self, tenant: Option<&str>) -> Result<Keyring, StoreError> {
+        let unix_s = processes::unix_ms() / 1000;
+        let (_, next) = self.changed(|keys| keys.with_new_keys(tenant, unix_s))?;
+        Ok(next)
+    }
+
     fn change_keyring(
         &mut self,
         disk: &dyn Disk,
         change: impl FnOnce(&Keys) -> Result<Keyring, KeyringError>,
     ) -> Result<(), StoreError> {
+        let (keys, next) = self.changed(change)?;
+        let sync = |volumes: &Volumes, volume| volumes.sync_one(disk, volume);
+        self.set_keyring(disk, next.copy(), sync)?;
+        keys.settle(next);
+        Ok(())
+    }
+
+    /// The keys, and the keyring that follows.
+    fn changed(
+        &self,
+        change: impl FnOnce(&Keys) -> Result<Keyring, KeyringError>,
+    ) -> Result<(Arc<Keys>, Keyring), StoreError> {
         let path = self.first_path();
         let keys = self.keys.clone().ok_or_else(|| not_encrypted(&path))?;
         let next = change(&keys).map_err(|error| match error {
@@ -346,10 +368,7 @@ impl Volumes {
                 reason: error.to_string(),
             },
         })?;
-        let sync = |volumes: &Volumes, volume| volumes.sync_one(disk, volume);
-        self.set_keyring(disk, next.copy(), sync)?;
-        keys.settle(next);
-        Ok(())
+        Ok((keys, next))
     }
 
     /// Writes the keyring to all places that lack it: it completes a change that a crash cut short,
