@@ -3,26 +3,21 @@
 //! The names of runs show no tenant. So an object of each namespace is opened, which says whose the
 //! namespace is.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use larder_engine::format::Fingerprint;
 use larder_format::TENANT_FIELD;
-use larder_remote::{Keyring, Listed, Remote, Trust};
+use larder_remote::{Keyring, Remote, Trust};
 use larder_seal::NO_TENANT;
 use serde::Serialize;
 
 use super::left_out::LeftOut;
-use super::place::{PlaceArgs, Writes};
+use super::place::{PlaceArgs, Writes, by_namespace};
 use super::reports::size_of_runs;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::report::Lines;
-
-/// Objects of a namespace that are opened before it is left out.
-const OPENED_MAX: usize = 8;
 
 /// Longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -125,13 +120,14 @@ impl ErasedRemote {
         let (place, remote) = (&self.place, self.remote.as_ref());
         let left_out = &mut removed.unreadable;
         let listed = place.list(remote, None, left_out, || interrupt.is_raised())?;
-        let mut spaces: BTreeMap<Fingerprint, Vec<Listed>> = BTreeMap::new();
-        for object in listed {
-            spaces.entry(object.run.namespace).or_default().push(object);
-        }
         let mut writes = Writes::default();
-        for objects in spaces.values() {
-            match self.tenant_of(objects)? {
+        for objects in by_namespace(listed).values() {
+            let namespace = place.namespace_of(remote, objects, &self.trust)?;
+            let of = namespace.as_ref().map(|namespace| {
+                let tenant = namespace.fields().extra.get(TENANT_FIELD);
+                tenant.map_or(NO_TENANT, String::as_str)
+            });
+            match of {
                 Some(of) if of != tenant => continue,
                 Some(_) => {}
                 None => {
@@ -162,17 +158,5 @@ impl ErasedRemote {
         removed.interrupted |= interrupt.is_raised();
         writes.end()?;
         Ok(removed)
-    }
-
-    /// The tenant of a namespace; `None` if none of its objects shows it.
-    fn tenant_of(&self, objects: &[Listed]) -> Result<Option<String>, Failure> {
-        for object in objects.iter().take(OPENED_MAX) {
-            let remote = self.remote.as_ref();
-            if let Some(outline) = self.place.outline(remote, &object.run, &self.trust)? {
-                let tenant = outline.namespace.fields().extra.get(TENANT_FIELD).cloned();
-                return Ok(Some(tenant.unwrap_or_else(|| NO_TENANT.to_owned())));
-            }
-        }
-        Ok(None)
     }
 }

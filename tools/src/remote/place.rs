@@ -1,12 +1,12 @@
 //! The remote that a command names: its arguments, and the objects in it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use larder_engine::format::Fingerprint;
+use larder_engine::format::{Fingerprint, Namespace};
 use larder_remote::agent::CONNECTIONS_MAX;
 use larder_remote::run::{self, OUTLINE_BYTES, Outline};
 use larder_remote::{
@@ -23,6 +23,18 @@ const RETRIES: usize = 3;
 
 /// Failed writes in a row that are a fault of the remote.
 const FAILURES_MAX: u32 = 5;
+
+/// Objects of a namespace that are opened to learn its fields.
+const OPENED_MAX: usize = 8;
+
+/// Objects by the names of their namespaces.
+pub fn by_namespace(listed: Vec<Listed>) -> BTreeMap<Fingerprint, Vec<Listed>> {
+    let mut all: BTreeMap<Fingerprint, Vec<Listed>> = BTreeMap::new();
+    for object in listed {
+        all.entry(object.run.namespace).or_default().push(object);
+    }
+    all
+}
 
 /// The remote of a command.
 #[derive(Args, Clone, Debug)]
@@ -131,6 +143,21 @@ impl PlaceArgs {
             Ok(begin) => Ok(begin.and_then(|begin| run::outline(&begin, run, trust))),
             Err(error) => self.reason(remote, error).map(|_| None),
         }
+    }
+
+    /// The namespace of objects with one name of a namespace; `None` if none of the first opens.
+    pub fn namespace_of(
+        &self,
+        remote: &dyn Remote,
+        objects: &[Listed],
+        trust: &Trust,
+    ) -> Result<Option<Namespace>, Failure> {
+        for object in objects.iter().take(OPENED_MAX) {
+            if let Some(outline) = self.outline(remote, &object.run, trust)? {
+                return Ok(Some(outline.namespace));
+            }
+        }
+        Ok(None)
     }
 
     /// The reason to leave an object out, if the remote itself does not fail.

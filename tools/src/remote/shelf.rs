@@ -1,24 +1,35 @@
 //! `larder remote ls` and `verify`: the objects of a remote, without a store.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
+use std::path::PathBuf;
 
-use clap::Args;
-use larder_engine::format::Fingerprint;
-use larder_remote::{RunName, Trust, run};
+use clap::{ArgGroup, Args};
+use larder_engine::format::Namespace;
+use larder_format::TENANT_FIELD;
+use larder_remote::{Keyring, RunName, Trust, run};
 use serde::Serialize;
 
 use super::left_out::LeftOut;
-use super::place::{Fetched, PlaceArgs, TrustArgs};
+use super::place::{Fetched, PlaceArgs, TrustArgs, by_namespace};
 use super::reports::size_of_runs;
 use crate::failure::{Ending, Failure};
 use crate::interrupt::Interrupt;
 use crate::report::{self, Lines, Report, count};
 
 /// List the namespaces of a remote
+///
+/// With the key of the nodes also their models and tenants: reads the begin of an object of each.
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("trust").args(["key_file", "unsigned"])))]
 pub struct LsArgs {
     #[command(flatten)]
     place: PlaceArgs,
+    /// The file with the key of the nodes: shows models and tenants
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// Shows models and tenants of a remote without keys
+    #[arg(long)]
+    unsigned: bool,
     /// Print one JSON document
     #[arg(long)]
     json: bool,
@@ -33,9 +44,11 @@ struct LsReport {
     unreadable: LeftOut,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
 struct NamespaceRow {
     fingerprint: String,
+    model: Option<String>,
+    tenant: Option<String>,
     runs: u64,
     bytes: u64,
     newest_unix_s: u64,
@@ -47,7 +60,13 @@ impl Report for LsReport {
     fn lines(&self) -> Lines {
         let mut lines = Lines::default();
         for row in &self.namespaces {
-            lines.row(row.fingerprint.as_str(), size_of_runs(row.runs, row.bytes));
+            let size = size_of_runs(row.runs, row.bytes);
+            let of = |name: &Option<String>, kind: &str| match name {
+                Some(name) => format!(", {kind} {name}"),
+                None => String::new(),
+            };
+            let (model, tenant) = (of(&row.model, "model"), of(&row.tenant, "tenant"));
+            lines.row(row.fingerprint.as_str(), format!("{size}{model}{tenant}"));
         }
         lines.row("In all", size_of_runs(self.runs, self.bytes));
         self.unreadable.lines(&mut lines);
@@ -62,18 +81,31 @@ impl Report for LsReport {
 pub fn ls(args: &LsArgs) -> Result<Ending, Failure> {
     let remote = args.place.open()?;
     let mut unreadable = LeftOut::default();
-    let mut rows: BTreeMap<Fingerprint, NamespaceRow> = BTreeMap::new();
-    for object in args
-        .place
-        .list(remote.as_ref(), None, &mut unreadable, || false)?
-    {
-        let row = rows.entry(object.run.namespace).or_default();
-        row.fingerprint = object.run.namespace.to_string();
-        row.runs += 1;
-        row.bytes += object.bytes;
-        row.newest_unix_s = row.newest_unix_s.max(object.created_unix_s);
+    let trust = match (&args.key_file, args.unsigned) {
+        (Some(path), _) => Some(Trust::Sealed(Keyring::load(path)?)),
+        (None, true) => Some(Trust::Unsigned),
+        (None, false) => None,
+    };
+    let place = &args.place;
+    let listed = place.list(remote.as_ref(), None, &mut unreadable, || false)?;
+    let mut namespaces = Vec::new();
+    for (fingerprint, objects) in by_namespace(listed) {
+        let namespace = match &trust {
+            Some(trust) => place.namespace_of(remote.as_ref(), &objects, trust)?,
+            None => None,
+        };
+        let fields = namespace.as_ref().map(Namespace::fields);
+        namespaces.push(NamespaceRow {
+            fingerprint: fingerprint.to_string(),
+            model: fields.map(|fields| fields.model.clone()),
+            tenant: fields.and_then(|fields| fields.extra.get(TENANT_FIELD).cloned()),
+            runs: objects.len() as u64,
+            bytes: objects.iter().map(|object| object.bytes).sum(),
+            newest_unix_s: objects
+                .iter()
+                .fold(0, |newest, object| newest.max(object.created_unix_s)),
+        });
     }
-    let namespaces: Vec<NamespaceRow> = rows.into_values().collect();
     let report = LsReport {
         remote: args.place.url.clone(),
         runs: namespaces.iter().map(|row| row.runs).sum(),

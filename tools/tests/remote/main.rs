@@ -318,8 +318,19 @@ fn namespaces_are_chosen_listed_and_pruned() {
     assert_eq!(shared.remote("prune", None, &young, 0)["removed_runs"], 0);
     // As `larder remote ls` shows it.
     let shown = shared.space(EVEN);
-    let rows = listed["namespaces"].as_array().unwrap();
-    assert!(rows.iter().any(|row| row["fingerprint"] == shown.as_str()));
+    let row_of = |listed: &Value| {
+        let rows = listed["namespaces"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["fingerprint"] == shown.as_str());
+        row.unwrap().clone()
+    };
+    assert_eq!(row_of(&listed)["model"], Value::Null);
+    let key = shared.key_file("key");
+    let with_key = shared.remote("ls", None, &["--key-file", text(&key)], 0);
+    let row = row_of(&with_key);
+    assert_eq!(
+        (&row["model"], &row["tenant"]),
+        (&json!("even"), &Value::Null)
+    );
     let one = ["--namespace", shown.as_str()];
     let dry = [&one[..], &["--dry-run"]].concat();
     assert_eq!(shared.remote("prune", None, &dry, 0)["removed_runs"], 3);
