@@ -276,3 +276,34 @@ fn two_copies_of_a_store_never_repeat_a_salt() {
         }
     }
 }
+
+/// Another implementation of HMAC-SHA256 and AES-256-GCM has made these bytes, as the documentation
+/// of the module says.
+#[test]
+fn a_page_is_encrypted_as_it_is_documented() {
+    let slot = NonZeroU16::new(7).unwrap();
+    let key = TenantKey::taken(&Vault::new(), slot, |key| {
+        *key = std::array::from_fn(|at| u8::try_from(at).unwrap());
+        Ok::<(), VaultError>(())
+    });
+    let name = PageName {
+        namespace: Fingerprint::from_bytes([0x11; 16]),
+        key: PageKey::from_bytes([0x22; 32]),
+        blocks: 3,
+        stored: 1,
+    };
+    let mut random = |bytes: &mut [u8]| {
+        bytes.fill(0x33);
+        Ok(())
+    };
+    let mut bytes: Vec<u8> = (0..BLOCK_BYTES)
+        .map(|at| u8::try_from(at % 251).unwrap())
+        .collect();
+    let mut salts = Salts::of(&mut random, 1);
+    let seal = key.unwrap().seal(&mut salts, &name, &mut bytes, |_| ());
+    let seal = seal.unwrap();
+    let hex = |bytes: &[u8]| -> String { bytes.iter().map(|byte| format!("{byte:02x}")).collect() };
+    assert_eq!((seal.slot, seal.salt), (slot, [0x33; 12]));
+    assert_eq!(hex(&bytes[..16]), "4f085d97aa9cfa3125a614139a4b201c");
+    assert_eq!(hex(&seal.tag), "b04f1e8f592c29f80a9fb113feea81f3");
+}
