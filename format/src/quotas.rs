@@ -294,6 +294,23 @@ impl Quotas {
             })
     }
 
+    /// The generation of a copy with encrypted groups, for a reader without their key.
+    ///
+    /// # Errors
+    /// As for [`Quotas::decode`].
+    pub fn check_locked(copy: &[u8], store: StoreId) -> Result<u64, Damage> {
+        let mut blocks = copy.chunks(BLOCK_BYTES);
+        let first = Head::decode(blocks.next().unwrap_or_default(), store);
+        let (first, _) = first.map_err(|damage| not_blank(damage, copy))?;
+        for (index, block) in (0..first.blocks).zip(copy.chunks(BLOCK_BYTES)) {
+            let (head, _) = Head::decode(block, store)?;
+            if head != (Head { index, ..first }) {
+                return Err(field("index", head.index));
+            }
+        }
+        Ok(first.generation)
+    }
+
     /// The quotas of a copy that was read from this store. A copy of zeros is
     /// [`Damage::Blank`]. What lies behind the blocks of the row is of no account: it is left by a
     /// longer row.
@@ -307,13 +324,7 @@ impl Quotas {
         }
         let mut blocks = copy.chunks(BLOCK_BYTES);
         let first = blocks.next().unwrap_or_default();
-        let mut row = match Row::decode(first, store) {
-            // Zeros before other bytes are no copy that was never written.
-            Err(Damage::Blank(_)) if copy.iter().any(|byte| *byte != 0) => {
-                return Err(Damage::Magic(Structure::Quotas));
-            }
-            row => row?,
-        };
+        let mut row = Row::decode(first, store).map_err(|damage| not_blank(damage, copy))?;
         if row.index != 0 {
             return Err(field("index", row.index));
         }
@@ -366,6 +377,44 @@ impl Quota {
     }
 }
 
+/// The damage of the first block of a copy. Zeros before other bytes are no copy that was never
+/// written.
+fn not_blank(damage: Damage, copy: &[u8]) -> Damage {
+    match damage {
+        Damage::Blank(structure) if copy.iter().any(|byte| *byte != 0) => Damage::Magic(structure),
+        damage => damage,
+    }
+}
+
+/// The header of one block of a copy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Head {
+    generation: u64,
+    index: u16,
+    blocks: u16,
+}
+
+impl Head {
+    /// The header, and a reader behind the position of the block in its row.
+    fn decode(block: &[u8], store: StoreId) -> Result<(Head, Reader<'_>), Damage> {
+        let mut reader = frame::open(block, Structure::Quotas)?;
+        let claimed = StoreId::from_bytes(reader.array()?);
+        if claimed != store {
+            let expected = store;
+            return Err(Damage::Elsewhere(Elsewhere::Store { claimed, expected }));
+        }
+        let head = Head {
+            generation: reader.u64()?,
+            index: reader.u16()?,
+            blocks: reader.u16()?,
+        };
+        match (1..=BLOCKS_MAX).contains(&usize::from(head.blocks)) {
+            true => Ok((head, reader)),
+            false => Err(field("blocks", head.blocks)),
+        }
+    }
+}
+
 /// One block of a copy.
 struct Row {
     generation: u64,
@@ -376,20 +425,14 @@ struct Row {
 
 impl Row {
     fn decode(block: &[u8], store: StoreId) -> Result<Row, Damage> {
-        let mut reader = frame::open(block, Structure::Quotas)?;
-        let claimed = StoreId::from_bytes(reader.array()?);
-        if claimed != store {
-            let expected = store;
-            return Err(Damage::Elsewhere(Elsewhere::Store { claimed, expected }));
-        }
-        let generation = reader.u64()?;
-        let index = reader.u16()?;
-        let blocks = reader.u16()?;
+        let (head, mut reader) = Head::decode(block, store)?;
+        let Head {
+            generation,
+            index,
+            blocks,
+        } = head;
         let groups = reader.u16()?;
         reader.reserved(2 + NONCE_BYTES + TAG_BYTES)?;
-        if !(1..=BLOCKS_MAX).contains(&usize::from(blocks)) {
-            return Err(field("blocks", blocks));
-        }
         if usize::from(groups) > GROUPS_PER_BLOCK {
             return Err(field("groups", groups));
         }

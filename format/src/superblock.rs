@@ -30,7 +30,8 @@
 //!     212      8  clock_ms         the clock of the store at a moment, see `Clock`
 //!     220      8  clock_unix_ms    the time of day at that moment
 //!     228      8  keyring          its generation; 0: the store is not encrypted
-//!     236     20  zero
+//!     236      8  quotas           their generation; 0: none were ever set
+//!     244     12  zero
 //!     256    224  each volume:
 //!             16    id
 //!              4    segments
@@ -66,12 +67,14 @@ const RESERVED_BEFORE: usize = FEATURES_AT - PROLOGUE_BYTES - (2 * 16 + 2 * 8 + 
 const HISTORY_BYTES: usize = 2 * 8 + 4;
 const CLOCK_BYTES: usize = 2 * 8;
 const KEYRING_BYTES: usize = 8;
+const QUOTAS_BYTES: usize = 8;
+const STATED_BYTES: usize = KEYRING_BYTES + QUOTAS_BYTES;
 const RESERVED_BEHIND: usize =
-    FIXED_BYTES - FEATURES_AT - FEATURES_BYTES - HISTORY_BYTES - CLOCK_BYTES - KEYRING_BYTES;
+    FIXED_BYTES - FEATURES_AT - FEATURES_BYTES - HISTORY_BYTES - CLOCK_BYTES - STATED_BYTES;
 const ENTRY_BYTES: usize = 16 + 4 + 2 + 2 + VOLUME_PATH_BYTES_MAX;
 const FLAG_LOST: u16 = 1;
 
-const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 20 && ENTRY_BYTES == 224);
+const _: () = assert!(RESERVED_BEFORE == 4 && RESERVED_BEHIND == 12 && ENTRY_BYTES == 224);
 const _: () = assert!(FIXED_BYTES + VOLUMES_MAX * ENTRY_BYTES <= BLOCK_BYTES);
 
 /// Whether a process has the store open.
@@ -177,6 +180,9 @@ pub struct Superblock {
     /// The least generation of the keyring, if the store is encrypted; else 0. An older keyring is
     /// none of the store.
     pub keyring: u64,
+    /// The least generation of the quotas, in the superblock of the first volume. Older quotas are
+    /// not those of the store.
+    pub quotas: u64,
     /// Blocks per segment, the same on all volumes.
     pub segment_blocks: u32,
     /// Features of the store, and the release that wrote this.
@@ -305,6 +311,7 @@ impl Superblock {
         writer.u64(self.clock.store_ms);
         writer.u64(self.clock.unix_ms);
         writer.u64(self.keyring);
+        writer.u64(self.quotas);
         writer.reserved(RESERVED_BEHIND);
         self.volumes
             .iter()
@@ -352,6 +359,7 @@ impl Superblock {
             unix_ms: reader.u64()?,
         };
         let keyring = reader.u64()?;
+        let quotas = reader.u64()?;
         reader.reserved(RESERVED_BEHIND)?;
         if unclosed.is_none() && before_unix_s != 0 {
             return Err(invalid("unclosed_unix_s", before_unix_s));
@@ -388,6 +396,7 @@ impl Superblock {
             },
             clock,
             keyring,
+            quotas,
             segment_blocks,
             features,
             volumes,

@@ -160,6 +160,7 @@ pub fn fresh(volumes: &[u32], segment_blocks: u32) -> Image {
         history: History::default(),
         clock: Clock::default(),
         keyring: 0,
+        quotas: 0,
         segment_blocks,
         features: Features::default(),
         volumes: entries.clone(),

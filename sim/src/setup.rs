@@ -456,6 +456,7 @@ pub fn superblocks(
         history: History::default(),
         clock: Clock::default(),
         keyring: 0,
+        quotas: 0,
         segment_blocks,
         features: Features::default(),
         volumes: volumes.clone(),

@@ -25,7 +25,7 @@ use crate::size::{self, ByteSize};
 ///
 /// Without a group it lists the quotas. A quota replaces the former one of its group.
 ///
-/// Exit codes: 0 done, 2 usage or a refused change, 3 environment.
+/// Exit codes: 0 done, 1 the quotas cannot be read, 2 usage or a refused change, 3 environment.
 #[derive(Args, Debug)]
 pub struct QuotaArgs {
     /// The store: its first volume, or a backend's directory
@@ -205,7 +205,7 @@ pub fn run(args: &QuotaArgs) -> Result<Ending, Failure> {
         quotas,
     };
     report::print(&document, args.json)?;
-    Ok(Ending::Done)
+    Ok(Ending::Done.or_findings(document.quotas.fault.is_some()))
 }
 
 #[cfg(test)]

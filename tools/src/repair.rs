@@ -82,10 +82,15 @@ impl RepairReport {
         self.remaining_damage.is_empty() && self.reasons.is_empty() && !self.has_plans()
     }
 
+    /// Structures outside of segments, and headers.
+    fn structures(&self) -> u64 {
+        let done = &self.done;
+        done.superblocks + done.keyrings + done.quotas + done.headers + done.statements
+    }
+
     /// Whether something would have been done.
     fn has_plans(&self) -> bool {
-        let structures = self.done.superblocks + self.done.headers + self.done.statements;
-        let things = structures + self.done.emptied_segments + self.done.dropped_pages;
+        let things = self.structures() + self.done.emptied_segments + self.done.dropped_pages;
         self.dry_run && (things > 0 || !self.given_up_volumes.is_empty())
     }
 
@@ -94,6 +99,8 @@ impl RepairReport {
             dry_run: true,
             done: Repaired {
                 superblocks: plan.superblocks.len() as u64,
+                keyrings: plan.keyrings,
+                quotas: plan.quotas,
                 headers: plan.headers.len() as u64,
                 statements: plan.statements.len() as u64,
                 emptied_segments: plan.segments.len() as u64,
@@ -144,8 +151,7 @@ impl RepairReport {
     /// Whether every planned step was refused for a reason.
     fn is_refused(&self) -> bool {
         let pages = self.done.moved_pages + self.done.dropped_pages + self.done.unfinished_pages;
-        let structures = self.done.superblocks + self.done.headers + self.done.statements;
-        let things = structures + self.done.emptied_segments + pages;
+        let things = self.structures() + self.done.emptied_segments + pages;
         !self.reasons.is_empty() && things == 0 && self.given_up_volumes.is_empty()
     }
 

@@ -60,6 +60,10 @@ pub struct Repair {
     pub superblocks: Vec<usize>,
     /// Bad copies of the keyring.
     pub keyrings: u64,
+    /// Bad copies of the quotas.
+    pub quotas: u64,
+    /// The quotas are lost: no repair brings them back.
+    pub has_lost_quotas: bool,
     /// Segments with a bad copy of their header.
     pub headers: Vec<SegmentName>,
     /// Volumes whose closing statement is written anew.
@@ -83,6 +87,8 @@ pub struct Repaired {
     pub superblocks: u64,
     /// Copies of the keyring written again.
     pub keyrings: u64,
+    /// Copies of the quotas written again.
+    pub quotas: u64,
     /// Header copies written again.
     pub headers: u64,
     /// Closing statements written anew, because the volumes held something else.
@@ -163,6 +169,10 @@ impl Repair {
                 },
                 _,
             ) => self.keyrings += 1,
+            (FlawReason::Quotas { other_is_good, .. }, _) => match other_is_good {
+                true => self.quotas += 1,
+                false => self.has_lost_quotas = true,
+            },
             (FlawReason::LostContents { .. } | FlawReason::ClosingStatement(_), _) => {
                 self.statements.push(flaw.volume);
             }
@@ -182,7 +192,8 @@ impl Repair {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.superblocks.is_empty()
-            && self.keyrings == 0
+            && self.keyrings + self.quotas == 0
+            && !self.has_lost_quotas
             && self.headers.is_empty()
             && self.statements.is_empty()
             && self.segments.is_empty()
@@ -227,11 +238,18 @@ pub fn repair(
     plan: &Repair,
     progress: &mut Progress<'_>,
 ) -> Result<Repaired, StoreError> {
-    let (volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
+    let (mut volumes, disk) = open_volumes(path, options, Access::Exclusive)?;
     let spots = spots_in(&volumes);
+    if plan.quotas > 0
+        && let Some(error) = volumes.mend_quotas(disk.as_ref()).unwrap_or_else(Some)
+    {
+        disk.shutdown();
+        return Err(error);
+    }
     let mut done = Repaired {
         superblocks: plan.superblocks.len() as u64,
         keyrings: plan.keyrings,
+        quotas: plan.quotas,
         statements: plan.statements.len() as u64,
         ..Repaired::default()
     };

@@ -207,6 +207,7 @@ impl Survey {
                 return Err(error.into());
             }
         };
+        opening.quotas(disk.as_ref(), &bodies, condition);
         let mut survey = Survey {
             condition,
             holder: opening.holder(),

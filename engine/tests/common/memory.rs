@@ -124,6 +124,7 @@ pub fn superblock(run: Run, state: OpenState, segments: u32, segment_blocks: u32
         history: History::default(),
         clock: Clock::default(),
         keyring: 0,
+        quotas: 0,
         segment_blocks,
         features: Features::default(),
         volumes: vec![VolumeEntry {

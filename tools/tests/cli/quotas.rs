@@ -99,7 +99,7 @@ fn quotas_that_cannot_be_read_are_told_and_can_be_set_anew() {
     says(&["stat", at], 0, &["the quotas cannot be read"]);
     assert!(doctor(&[at]).contains("the quotas cannot be read"));
     says(&["stat", at, "--check"], 1, &["the quotas cannot be read"]);
-    says(&["quota", at], 0, &["the quotas cannot be read"]);
+    says(&["quota", at], 1, &["the quotas cannot be read"]);
     fails(
         &["quota", at, "--model", "tiny", "--min", "2MiB"],
         2,
@@ -188,4 +188,79 @@ fn an_owner_sets_the_quotas_of_its_command_line() {
     fails(&["serve", at, "--quota", "tiny"], 2, &["is not a quota"]);
     let huge = ["serve", at, "--quota", "model=tiny,min=1TiB"];
     fails(&huge, 2, &["half of the usable room"]);
+}
+
+/// Lost quotas are never taken for none, whatever the volume has in their place.
+#[test]
+fn quotas_that_were_lost_are_damage_until_they_are_removed() {
+    let directory = directory();
+    let (path, key) = (store_in(&directory), directory.path().join("key"));
+    json(&["key", "make", text(&key)]);
+    let sealed = directory.path().join("sealed");
+    json(&[
+        "create",
+        text(&sealed),
+        "--size",
+        "128MiB",
+        "--key-file",
+        text(&key),
+    ]);
+    let with_key = ["--key-file", text(&key)];
+    for (path, with) in [(&path, &[][..]), (&sealed, &with_key)] {
+        let at = text(path);
+        let run = |words: &[&'static str], code| {
+            let (command, options) = words.split_first().unwrap();
+            report(&[&[command, at][..], options, with].concat(), code)
+        };
+        let set = ["quota", "--tenant", "t", "--max", "1MiB"];
+        let offsets = quotas_offsets(std::fs::metadata(path).unwrap().len());
+        let lose = |byte: u8, copies: &[u64]| {
+            for offset in copies {
+                support::overwrite(path, *offset, &[byte; 48 << 10]);
+            }
+        };
+        assert_eq!(run(&["verify"], 0)["damage"], serde_json::json!([]));
+        for byte in [0, 0xee] {
+            // One copy of three: an open for writing, or a repair, writes it anew.
+            run(&set, 0);
+            lose(byte, &offsets[1..2]);
+            let found = run(&["verify"], 1);
+            assert_eq!(found["damage"][0]["kind"], "quotas", "{found}");
+            assert_eq!(run(&["verify", "--repair"], 0)["repair"]["quotas"], 1);
+            assert_eq!(run(&["quota"], 0)["groups"][0]["name"], "t");
+            // All copies.
+            lose(byte, &offsets);
+            let found = run(&["verify"], 1);
+            assert_eq!(found["damage"].as_array().unwrap().len(), 3, "{found}");
+            // Without the key, too.
+            report(&["verify", at], 1);
+            let kept = run(&["verify", "--repair"], 1);
+            assert_eq!(kept["repair"]["remaining_damage"][0]["kind"], "quotas");
+            assert!(run(&["quota"], 1)["fault"].is_string());
+            fails(
+                &[&["quota", at][..], &set[1..], with].concat(),
+                2,
+                &["--clear"],
+            );
+            run(&["quota", "--clear"], 0);
+            run(&set, 0);
+            assert_eq!(run(&["verify"], 0)["damaged"], false);
+        }
+        // Copies of former quotas.
+        let copies: Vec<Vec<u8>> = offsets
+            .iter()
+            .map(|offset| {
+                let mut copy = vec![0; 48 << 10];
+                let file = std::fs::File::open(path).unwrap();
+                file.read_exact_at(&mut copy, *offset).unwrap();
+                copy
+            })
+            .collect();
+        run(&["quota", "--tenant", "t", "--max", "2MiB"], 0);
+        for (offset, copy) in offsets.iter().zip(&copies) {
+            support::overwrite(path, *offset, copy);
+        }
+        assert_eq!(run(&["verify"], 1)["damage"][0]["kind"], "quotas");
+        assert!(run(&["quota"], 1)["fault"].is_string());
+    }
 }

@@ -169,6 +169,14 @@ pub enum FlawReason {
         /// Whether another copy can be used.
         other_is_good: bool,
     },
+    /// A copy of the quotas.
+    #[error("copy of the quotas: {reason}")]
+    Quotas {
+        /// The fault.
+        reason: String,
+        /// Whether another copy can be used.
+        other_is_good: bool,
+    },
     /// A copy of a segment's header.
     #[error("header copy: {reason}")]
     Header {
@@ -220,6 +228,7 @@ impl FlawReason {
             FlawReason::Stale { .. } => "volume_stale",
             FlawReason::Superblock { .. } => "superblock",
             FlawReason::Keyring { .. } => "keyring",
+            FlawReason::Quotas { .. } => "quotas",
             FlawReason::Header { .. } => "header",
             FlawReason::LostSegment(_) => "lost_segment",
             FlawReason::Descriptor(_) => "descriptor",
@@ -273,6 +282,10 @@ impl FlawReason {
             FlawReason::Keyring {
                 other_is_good: true,
                 ..
+            }
+            | FlawReason::Quotas {
+                other_is_good: true,
+                ..
             } => {
                 "another copy is good, nothing is lost: the next open for writing, or `larder \
                  verify --repair`, writes all anew"
@@ -280,6 +293,10 @@ impl FlawReason {
             FlawReason::Keyring { .. } => {
                 "without its keyring no page of the store can be read: bring back all volumes, or \
                  a copy of them that is whole; else create the store anew"
+            }
+            FlawReason::Quotas { .. } => {
+                "no quota is in force, and no page is lost: `larder quota --clear` removes all, \
+                 then set each anew"
             }
             FlawReason::Header {
                 other_is_good: true,

@@ -10,9 +10,10 @@ use larder_store::keys::Unopened;
 use larder_store::recovery::scan::Bodies;
 use larder_store::recovery::{Found, Whole};
 use larder_store::volume::keyrings::{Copies, not_encrypted, unlocked};
+use larder_store::volume::quotas;
 
 use super::facts::{Condition, Flaw, FlawReason, Sealed, SurveyOptions};
-use super::volumes::{Opening, VolumeState};
+use super::volumes::{Opening, VolumeFacts, VolumeState};
 use super::{Page, Survey};
 
 impl Opening {
@@ -73,6 +74,47 @@ impl Opening {
                 }
                 Ok(Bodies::Locked)
             }
+        }
+    }
+}
+
+impl Opening {
+    /// Adds the faults of the quotas, which lie in the first volume.
+    pub(super) fn quotas(&mut self, disk: &dyn Disk, bodies: &Bodies, condition: Condition) {
+        let is_whole = |facts: &&VolumeFacts| facts.state == VolumeState::Present;
+        let first = self.facts.first().filter(is_whole);
+        let Some(bytes) = first.and_then(|facts| facts.bytes) else {
+            return;
+        };
+        let own = self.opened.first().and_then(Option::as_ref);
+        let superblock = own.and_then(|opened| opened.superblock.as_ref());
+        let keys = match bodies {
+            Bodies::Sealed(keys) => Some(keys),
+            Bodies::Clear | Bodies::Locked => None,
+        };
+        let superblock = superblock.unwrap_or(&self.reference);
+        let (state, bad) = quotas::survey(disk, superblock, bytes, keys);
+        let other_is_good = state.fault().is_none();
+        // The owner of a store in use may be writing them.
+        if condition == Condition::InUse && other_is_good {
+            return;
+        }
+        if bad.is_empty()
+            && let Some(reason) = state.fault()
+        {
+            let reason = reason.to_owned();
+            let reason = FlawReason::Quotas {
+                reason,
+                other_is_good,
+            };
+            self.flaws.push(Flaw::of_volume(0, reason));
+        }
+        for copy in bad {
+            let reason = FlawReason::Quotas {
+                reason: copy.reason,
+                other_is_good,
+            };
+            self.flaws.push(Flaw::at(0, copy.offset, reason));
         }
     }
 }

@@ -261,6 +261,7 @@ impl Plan {
                 history: History::default(),
                 clock: Clock::default(),
                 keyring: keyring.as_ref().map_or(0, |copy| copy.generation),
+                quotas: 0,
                 segment_blocks: self.geometry.segment_blocks(),
                 features: Features::default().written_here(),
                 volumes: entries.clone(),

@@ -5,10 +5,12 @@
 //! or the new ones: the first write harms no copy that counts, unless all three are equal, and
 //! then two of these are left.
 //!
-//! Quotas are unreadable if no copy is whole and a copy was ever complete. The first change of all
-//! writes copy A before any other. So a damaged copy A beside two blank ones is a first change that
-//! a crash cut short, and there are no quotas yet. A copy that the device does not read is never
-//! taken for one.
+//! Then the superblock states their generation. Quotas are unreadable if it states one, and each
+//! copy is older or not whole.
+//!
+//! As long as it states none, no change of quotas is complete. The first change of all writes copy
+//! A before any other. So a damaged copy A beside two blank ones is a first change that a crash cut
+//! short, and there are no quotas yet. A copy that the device does not read is never taken for one.
 
 use std::sync::Arc;
 
@@ -16,7 +18,7 @@ use larder_base::memory::AlignedBuf;
 use larder_base::system::files;
 use larder_disk::mailbox::{ReadAt, WriteAt, read_all, sync_all};
 use larder_disk::{Disk, DiskError};
-use larder_format::{Damage, QUOTAS_BYTES, Quota, Quotas, StoreId, quotas_offsets};
+use larder_format::{Damage, QUOTAS_BYTES, Quota, Quotas, StoreId, Superblock, quotas_offsets};
 
 use super::{Volume, Volumes};
 use crate::error::{StoreError, io_error};
@@ -60,6 +62,15 @@ impl QuotaState {
     }
 }
 
+/// A copy that is not as it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadCopy {
+    /// Its offset in the first volume.
+    pub offset: u64,
+    /// What is wrong.
+    pub reason: String,
+}
+
 /// Why a copy cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Fault {
@@ -89,27 +100,70 @@ impl Copies {
         }))
     }
 
+    /// The same of an encrypted store without its keys, as far as they are readable: generations.
+    fn locked(bytes: [Result<Vec<u8>, DiskError>; 3], store: StoreId) -> Copies {
+        Copies(bytes.map(|copy| {
+            let copy = copy.map_err(Fault::Unreadable)?;
+            let generation = Quotas::check_locked(&copy, store).map_err(Fault::Damaged)?;
+            let list = Vec::new();
+            Ok(Quotas { generation, list })
+        }))
+    }
+
     /// The whole copy that counts.
     fn newest(&self) -> Option<&Quotas> {
         let whole = self.0.iter().flatten();
         whole.max_by_key(|quotas| quotas.generation)
     }
 
-    fn state(&self) -> QuotaState {
+    /// The quotas of a store whose superblock states this generation.
+    fn state(&self, stated: u64) -> QuotaState {
         if let Some(newest) = self.newest() {
-            return QuotaState::Known(newest.clone());
+            let found = newest.generation;
+            return match found < stated {
+                true => QuotaState::Unreadable(format!(
+                    "their newest whole copy has generation {found}, and the superblock states \
+                     {stated}"
+                )),
+                false => QuotaState::Known(newest.clone()),
+            };
         }
-        let is_blank =
-            |copy: &Result<Quotas, Fault>| matches!(copy, Err(Fault::Damaged(Damage::Blank(_))));
         let is_unread = |copy: &Result<Quotas, Fault>| matches!(copy, Err(Fault::Unreadable(_)));
         let [first, others @ ..] = &self.0;
-        if others.iter().all(is_blank) && !is_unread(first) {
+        if stated == 0 && others.iter().all(is_blank) && !is_unread(first) {
             return QuotaState::default();
         }
-        let bad = self.0.iter().filter(|copy| !is_blank(copy));
+        let bad = self.0.iter().filter(|copy| stated > 0 || !is_blank(copy));
         let mut faults = bad.filter_map(|copy| copy.as_ref().err());
         let fault = faults.next().map(ToString::to_string);
         QuotaState::Unreadable(fault.unwrap_or_default())
+    }
+
+    /// The copies that are not as they were written. One that is a generation behind was left by a
+    /// crash, as blank ones are before a first change is complete. Before the first change there is
+    /// nothing to lose.
+    fn bad(&self, offsets: [u64; 3], stated: u64) -> Vec<BadCopy> {
+        let is_of_none = |newest: &Quotas| newest.generation == 0;
+        if stated == 0 && self.newest().is_some_and(is_of_none) {
+            return Vec::new();
+        }
+        let newest = self.newest().map_or(stated, |newest| newest.generation);
+        let bad = offsets.into_iter().zip(&self.0);
+        let bad = bad.filter_map(|(offset, copy)| {
+            let reason = match copy {
+                Err(_) if stated == 0 && is_blank(copy) => return None,
+                Err(fault) => fault.to_string(),
+                Ok(copy) if copy.generation.saturating_add(1) < newest.max(stated) => format!(
+                    "it is of generation {}, and generation {} was written: writes to it were \
+                     lost",
+                    copy.generation,
+                    newest.max(stated)
+                ),
+                Ok(_) => return None,
+            };
+            Some(BadCopy { offset, reason })
+        });
+        bad.collect()
     }
 
     /// The copies in the order in which a writer replaces them.
@@ -125,6 +179,43 @@ impl Copies {
         let newest = self.newest();
         newest.is_some_and(|newest| self.0.iter().any(|copy| copy.as_ref() != Ok(newest)))
     }
+}
+
+fn is_blank(copy: &Result<Quotas, Fault>) -> bool {
+    matches!(copy, Err(Fault::Damaged(Damage::Blank(_))))
+}
+
+/// The state of the quotas of a closed store, for a reader that writes nothing, and the copies that
+/// are not as they were written. `bytes` is the length of the first volume. Without the keys of an
+/// encrypted store the quotas themselves are not known.
+pub fn survey(
+    disk: &dyn Disk,
+    superblock: &Superblock,
+    bytes: u64,
+    keys: Option<&Arc<Keys>>,
+) -> (QuotaState, Vec<BadCopy>) {
+    let offsets = quotas_offsets(bytes);
+    let copies = read(disk, offsets);
+    let copies = match keys {
+        None if superblock.keyring != 0 => Copies::locked(copies, superblock.store),
+        keys => Copies::of(copies, superblock.store, keys),
+    };
+    let stated = superblock.quotas;
+    (copies.state(stated), copies.bad(offsets, stated))
+}
+
+/// The copies at these offsets of the first volume.
+fn read(disk: &dyn Disk, offsets: [u64; 3]) -> [Result<Vec<u8>, DiskError>; 3] {
+    let reads = offsets.map(|offset| ReadAt {
+        volume: FIRST,
+        offset,
+        bytes: QUOTAS_BYTES,
+    });
+    let mut read = read_all(disk, &reads).into_iter();
+    reads.map(|_| match read.next() {
+        Some(bytes) => bytes.map(|bytes| bytes.to_vec()),
+        None => Err(DiskError::Shutdown),
+    })
 }
 
 impl Volume {
@@ -148,7 +239,8 @@ impl Volume {
             Ok(buffer[..done].to_vec())
         };
         let copies = quotas_offsets(self.bytes).map(read);
-        Some(Copies::of(copies, self.superblock.store, None).state())
+        let copies = Copies::of(copies, self.superblock.store, None);
+        Some(copies.state(self.superblock.quotas))
     }
 }
 
@@ -160,7 +252,7 @@ fn os(error: std::io::Error) -> DiskError {
 impl Volumes {
     #[cfg(test)]
     fn quotas(&self, disk: &dyn Disk) -> QuotaState {
-        self.copies(disk).state()
+        self.copies(disk).state(self.quotas_generation())
     }
 
     /// The quotas of a store that is opened, to be written to or not. Before anything else is
@@ -169,11 +261,11 @@ impl Volumes {
     /// # Errors
     /// A sync failed.
     pub(crate) fn open_quotas(
-        &self,
+        &mut self,
         disk: &dyn Disk,
         writes: bool,
     ) -> Result<QuotaState, StoreError> {
-        let state = self.copies(disk).state();
+        let state = self.copies(disk).state(self.quotas_generation());
         let path = self.first_path();
         if let Some(fault) = state.fault() {
             tracing::error!(
@@ -188,17 +280,14 @@ impl Volumes {
     }
 
     fn copies(&self, disk: &dyn Disk) -> Copies {
-        let reads = self.quota_places().map(|offset| ReadAt {
-            volume: FIRST,
-            offset,
-            bytes: QUOTAS_BYTES,
-        });
-        let mut read = read_all(disk, &reads).into_iter();
-        let bytes = reads.map(|_| match read.next() {
-            Some(bytes) => bytes.map(|bytes| bytes.to_vec()),
-            None => Err(DiskError::Shutdown),
-        });
-        Copies::of(bytes, self.superblock().store, self.keys.as_ref())
+        let copies = read(disk, self.quota_places());
+        Copies::of(copies, self.superblock().store, self.keys.as_ref())
+    }
+
+    /// The generation that the superblock of the first volume states.
+    fn quotas_generation(&self) -> u64 {
+        let first = self.list[FIRST].as_ref();
+        first.map_or(0, |volume| volume.superblock.quotas)
     }
 
     fn quota_places(&self) -> [u64; 3] {
@@ -213,13 +302,14 @@ impl Volumes {
     /// [`StoreError::Quotas`], and the error of the system: then a later open may find the old ones
     /// or these.
     pub fn set_quotas(
-        &self,
+        &mut self,
         disk: &dyn Disk,
         list: Vec<Quota>,
         sync: impl Fn() -> Result<(), StoreError>,
     ) -> Result<Quotas, StoreError> {
         let copies = self.copies(disk);
         let last = copies.newest().map_or(0, |newest| newest.generation);
+        let last = last.max(self.quotas_generation());
         let quotas = Quotas {
             generation: last.saturating_add(1),
             list,
@@ -228,21 +318,30 @@ impl Volumes {
             self.write_quotas(disk, &quotas, at)?;
             sync()?;
         }
+        self.state_quotas(disk, quotas.generation, |_| sync())?;
         Ok(quotas)
     }
 
     /// Completes a change that a crash cut short, and repairs single copies. Returns the error of a
     /// copy that cannot be written.
     ///
+    /// A generation that is not stated yet is written again: a failed sync may have lost the copies
+    /// that were read.
+    ///
     /// # Errors
     /// A sync failed.
-    pub fn mend_quotas(&self, disk: &dyn Disk) -> Result<Option<StoreError>, StoreError> {
+    pub fn mend_quotas(&mut self, disk: &dyn Disk) -> Result<Option<StoreError>, StoreError> {
+        let stated = self.quotas_generation();
         let copies = self.copies(disk);
-        let Some(newest) = copies.newest().filter(|_| copies.some_lag()) else {
+        let Some(newest) = copies.newest().filter(|of| of.generation >= stated) else {
             return Ok(None);
         };
+        let is_stated = newest.generation == stated;
+        if is_stated && !copies.some_lag() {
+            return Ok(None);
+        }
         for at in copies.order() {
-            if copies.0[at].as_ref() == Ok(newest) {
+            if is_stated && copies.0[at].as_ref() == Ok(newest) {
                 continue;
             }
             if let Err(error) = self.write_quotas(disk, newest, at) {
@@ -250,7 +349,8 @@ impl Volumes {
             }
             self.sync_first(disk)?;
         }
-        Ok(None)
+        let stated = self.state_quotas(disk, newest.generation, |volumes| volumes.sync_first(disk));
+        Ok(stated.err())
     }
 
     fn sync_first(&self, disk: &dyn Disk) -> Result<(), StoreError> {
@@ -327,7 +427,8 @@ mod tests {
             let mut writes = 0;
             for models in models {
                 let found = read(&copies);
-                prop_assert_eq!(found.state(), QuotaState::Known(old.clone()));
+                let state = found.state(old.generation);
+                prop_assert_eq!(state, QuotaState::Known(old.clone()));
                 let new = quotas(old.generation + 1, models);
                 let bytes = new.encode(STORE).unwrap();
                 for at in found.order() {
@@ -337,7 +438,7 @@ mod tests {
                             let range = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
                             copies[at][range.clone()].copy_from_slice(&bytes[range]);
                         }
-                        let found = read(&copies).state();
+                        let found = read(&copies).state(old.generation);
                         let [old, new] = [old, new].map(QuotaState::Known);
                         prop_assert!(found == old || found == new);
                         return Ok(());
@@ -357,7 +458,9 @@ mod tests {
         let blank = vec![0; QUOTAS_BYTES];
         let mut bad = whole.clone();
         bad[100] ^= 1;
-        let state = |copies: [&Vec<u8>; 3]| read(&copies.map(Clone::clone)).state();
+        let stated =
+            |copies: [&Vec<u8>; 3], generation| read(&copies.map(Clone::clone)).state(generation);
+        let state = |copies| stated(copies, 0);
         let is_unreadable = |state: QuotaState| state.fault().is_some() && state.list().is_empty();
         assert!(is_unreadable(state([&bad, &bad, &bad])));
         assert!(is_unreadable(state([&bad, &bad, &blank])));
@@ -372,7 +475,13 @@ mod tests {
         // A copy that the device does not read may be anything.
         let eio = || Err(DiskError::Os(libc::EIO));
         let copies = Copies::of([eio(), Ok(blank.clone()), Ok(blank)], STORE, None);
-        assert!(is_unreadable(copies.state()));
+        assert!(is_unreadable(copies.state(0)));
+        // Once quotas were set, they are somewhere: lost ones are not none, and old ones not they.
+        let blank = vec![0; QUOTAS_BYTES];
+        assert!(is_unreadable(stated([&blank, &blank, &blank], 1)));
+        assert!(is_unreadable(stated([&bad, &blank, &blank], 1)));
+        assert!(is_unreadable(stated([&whole, &whole, &whole], 5)));
+        assert_eq!(stated([&whole, &blank, &bad], 4), known);
     }
 
     /// The volumes of a store, alone, and their disk.
@@ -400,20 +509,24 @@ mod tests {
             file.write_all_at(&[1; 512], offset).unwrap();
         };
         let list = |models| quotas(1, models).list;
-        let set = |volumes: &Volumes, disk: &dyn Disk, models| {
-            let sync = || volumes.sync_first(disk);
+        let set = |volumes: &mut Volumes, disk: &dyn Disk, models| {
+            let sync = || {
+                let synced = sync_all(disk, &[FIRST]);
+                assert!(synced.iter().all(Result::is_ok));
+                Ok(())
+            };
             volumes.set_quotas(disk, list(models), sync).unwrap()
         };
         {
-            let (volumes, disk) = open(path);
+            let (mut volumes, disk) = open(path);
             assert_eq!(volumes.quotas(&*disk), QuotaState::default());
-            assert_eq!(set(&volumes, &*disk, 2).generation, 1);
-            assert_eq!(set(&volumes, &*disk, 40).generation, 2);
+            assert_eq!(set(&mut volumes, &*disk, 2).generation, 1);
+            assert_eq!(set(&mut volumes, &*disk, 40).generation, 2);
             disk.shutdown();
         }
         wreck(0);
         wreck(2);
-        let (volumes, disk) = open(path);
+        let (mut volumes, disk) = open(path);
         assert_eq!(volumes.quotas(&*disk).list(), list(40));
         assert_eq!(volumes.open_quotas(&*disk, true).unwrap().list(), list(40));
         disk.shutdown();
@@ -423,7 +536,7 @@ mod tests {
         create(path, &options(178 << 20, true)).unwrap();
         wreck(0);
         wreck(1);
-        let (volumes, disk) = open(path);
+        let (mut volumes, disk) = open(path);
         assert_eq!(volumes.open_quotas(&*disk, false).unwrap().list(), list(40));
         wreck(2);
         let state = volumes.open_quotas(&*disk, true).unwrap();
@@ -431,7 +544,7 @@ mod tests {
         let first = volumes.list[FIRST].as_ref().unwrap();
         assert_eq!(first.quotas_beside_owner(), Some(state));
         // Set anew.
-        set(&volumes, &*disk, 1);
+        set(&mut volumes, &*disk, 1);
         assert_eq!(volumes.quotas(&*disk).list(), list(1));
         disk.shutdown();
     }

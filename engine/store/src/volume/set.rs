@@ -506,6 +506,21 @@ impl Volumes {
         Ok(())
     }
 
+    /// States the generation of the quotas in the superblock of the first volume.
+    pub(super) fn state_quotas(
+        &mut self,
+        disk: &dyn Disk,
+        generation: u64,
+        sync: impl Fn(&Volumes) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let first = self.list[0].as_ref();
+        if first.is_none_or(|first| first.superblock.quotas == generation) {
+            return Ok(());
+        }
+        let change = |superblock: &mut Superblock| superblock.quotas = generation;
+        self.update_one(disk, 0, change, sync)
+    }
+
     fn update_one(
         &mut self,
         disk: &dyn Disk,

@@ -81,6 +81,7 @@ pub fn add(path: &Path, new: &Path, options: &CreateOptions<'_>) -> Result<Creat
         volume: index,
         generation: 1,
         keyring: keyring.map_or(0, |keyring| keyring.generation),
+        quotas: 0,
         holder: this_holder(),
         features: superblock.features.written_here(),
         ..added.clone()
