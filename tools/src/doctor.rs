@@ -106,6 +106,9 @@ struct DoctorReport {
     /// The archive that was written.
     #[serde(serialize_with = "crate::report::paths")]
     bundle: Option<PathBuf>,
+    /// Whether it has lines of a log.
+    #[serde(skip)]
+    has_log: bool,
 }
 
 impl Report for DoctorReport {
@@ -127,9 +130,10 @@ impl Report for DoctorReport {
         }
         if let Some(bundle) = &self.bundle {
             let path = bundle.display();
-            lines.text(format!(
-                "Archive: {path}; read its log.txt before you send it"
-            ));
+            lines.text(match self.has_log {
+                true => format!("Archive: {path}; read its log.txt before you send it"),
+                false => format!("Archive: {path}"),
+            });
         }
         lines
     }
@@ -146,6 +150,7 @@ pub fn run(args: &DoctorArgs, program: &Program) -> Result<Ending, Failure> {
         path: args.path.clone(),
         facts,
         bundle: None,
+        has_log: args.log.is_some(),
     };
     if let Some(archive) = &args.bundle {
         let found = report::document(&document)?;

@@ -42,8 +42,10 @@ stat.json           `larder stat --json`, or the reason why there is none
 log.txt             the last lines of the log, if one was named
 
 Salts, tenants, models, buckets, paths, hosts and credentials are replaced by words in brackets.
-Logs are free text: read log.txt before you send the archive.
 ";
+
+/// Of an archive with lines of a log.
+const README_OF_LOG: &str = "Logs are free text: read log.txt before you send the archive.\n";
 
 /// Writes the archive. An existing file is not replaced. `answers`: the volumes may be read.
 ///
@@ -78,6 +80,7 @@ pub(super) fn write(
         stat::document(&store).unwrap_or_else(|failure| json!({ "reason": failure.to_string() }));
     bucket_values(&stat, &mut redactor);
     quota_names(&mut stat, &mut redactor);
+    model_names(&mut stat, &mut redactor);
     let configuration = json!({
         "store": geometry,
         "environment": variables(),
@@ -89,7 +92,8 @@ pub(super) fn write(
         ("doctor.json", doctor),
         ("stat.json", stat),
     ];
-    let mut entries = vec![("README.txt", README.to_owned())];
+    let of_log = if log.is_some() { README_OF_LOG } else { "" };
+    let mut entries = vec![("README.txt", format!("{README}{of_log}"))];
     for (name, document) in documents {
         entries.push((name, format!("{:#}\n", redactor.document(document))));
     }
@@ -199,6 +203,25 @@ fn quota_names(stat: &mut Value, redactor: &mut Redactor) {
             redactor.knows(group["name"].as_str().unwrap_or_default(), &kind);
             group["name"] = format!("[{kind}]").into();
         }
+    }
+}
+
+/// Models of namespaces. Without the key of an encrypted store its owner alone knows them.
+fn model_names(stat: &mut Value, redactor: &mut Redactor) {
+    match stat {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value {
+                    Value::String(model) if name == "model" => {
+                        redactor.knows(model, "model");
+                        "[model]".clone_into(model);
+                    }
+                    other => model_names(other, redactor),
+                }
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|one| model_names(one, redactor)),
+        _ => {}
     }
 }
 

@@ -629,6 +629,12 @@ fn written(place: &Place, key: Option<&str>, new: Option<&str>) -> BTreeSet<&'st
             Some(_) => assert_eq!(told, BTreeSet::from(["model"])),
             None => assert_eq!(told, BTreeSet::from(["fingerprint", "model", "tenant"])),
         }
+        let bundle = ["doctor", &store, "--bundle", &at("served.tar")];
+        let said = larder(&bundle).output().unwrap().stdout;
+        assert!(!String::from_utf8(said).unwrap().contains("log.txt"));
+        let bundled = needles.found_in(&fs::read(at("served.tar")).unwrap());
+        let fingerprint = key.is_none().then_some("fingerprint");
+        assert_eq!(bundled, fingerprint.into_iter().collect());
         // A recording has names of models, for its replay.
         fs::remove_file(at("traffic")).unwrap();
         found
