@@ -45,8 +45,9 @@
 //!
 //! An encrypted archive has a clear head. The bodies of all other blocks are encrypted, and so are
 //! the payloads, with a key that is random for the archive and wrapped in its head. The tag of the
-//! wrap covers the identity of the archive and the head ([`ArchiveHead::named`]). The tag of a body
-//! covers its header, so that no block stands in another place or archive. This crate has no
+//! wrap covers the version, the identity of the archive and the head ([`ArchiveHead::named`]). The
+//! tag of a body covers its header, so that no block stands in another place or archive. An
+//! encrypted namespace has zeros behind it: lengths tell nothing of names. This crate has no
 //! cipher: [`ArchiveWriter::seal`] and [`ArchiveReader::sealed_item`] take one.
 //!
 //! Invariants of the items that a reader returns: exactly one head, first; pages only after a
@@ -61,19 +62,22 @@
 //! checksums are not signatures, and anyone who can write a plain archive can store any bytes under
 //! any key.
 
+mod layout;
+
 use std::num::NonZeroU16;
 
 use crate::bytes::{Reader, Writer};
-use crate::consts::{BLOCK_BYTES, BLOCK_BYTES_U64};
+use crate::consts::{BLOCK_BYTES, BLOCK_BYTES_U64, FORMAT_VERSION};
 use crate::error::{Damage, Elsewhere, Structure};
-use crate::frame::{self, PROLOGUE_BYTES};
+use crate::frame;
 use crate::ids::{ArchiveId, StoreId};
 use crate::key::{KeyPrefix, PageKey};
 use crate::keyring::{KeyWrap, WRAP_BYTES};
 use crate::namespace::{Fingerprint, NAMESPACE_BYTES_MAX, Namespace};
 use crate::record::Seal;
-use crate::sealed::{MetadataSeal, NONCE_BYTES, Sealable, TAG_BYTES};
+use crate::sealed::MetadataSeal;
 use crate::shape::PAGE_BYTES_LIMIT;
+use layout::{Layout, PAGE_RESERVED, PLAIN, SEALABLE, SEALED};
 
 /// Maximum number of pages listed in one block of a plain archive.
 pub const ARCHIVED_PAGES_MAX: usize = PLAIN.pages_max;
@@ -81,29 +85,7 @@ pub const ARCHIVED_PAGES_MAX: usize = PLAIN.pages_max;
 /// Maximum number of pages listed in one block of an encrypted archive.
 pub const SEALED_PAGES_MAX: usize = SEALED.pages_max;
 
-const NONCE_AT: usize = PROLOGUE_BYTES + 16 + 8 + 2 + 2 + 4;
-const PLAIN: Layout = {
-    let (zero_bytes, page_bytes) = (NONCE_BYTES, 64);
-    Layout {
-        zero_bytes,
-        header_bytes: NONCE_AT + zero_bytes,
-        page_bytes,
-        pages_max: (BLOCK_BYTES - NONCE_AT - zero_bytes) / page_bytes,
-    }
-};
-const SEALED: Layout = {
-    let zero_bytes = NONCE_BYTES + TAG_BYTES;
-    let page_bytes = PLAIN.page_bytes + SALT_BYTES + TAG_BYTES + PAGE_RESERVED;
-    Layout {
-        zero_bytes,
-        header_bytes: NONCE_AT + zero_bytes,
-        page_bytes,
-        pages_max: (BLOCK_BYTES - NONCE_AT - zero_bytes) / page_bytes,
-    }
-};
 const HEAD_BYTES: usize = 16 + 3 * 8;
-const SALT_BYTES: usize = 12;
-const PAGE_RESERVED: usize = 4;
 const FLAG_PARENT: u8 = 1;
 const BODY_HEAD: u16 = 1;
 const BODY_NAMESPACE: u16 = 2;
@@ -111,28 +93,11 @@ const BODY_UNNAMED: u16 = 3;
 const BODY_PAGES: u16 = 4;
 const BODY_END: u16 = 5;
 
-const SEALABLE: Sealable = Sealable {
-    structure: Structure::Archive,
-    nonce_at: NONCE_AT,
-    body_at: SEALED.header_bytes,
-};
-
 const _: () = assert!(ARCHIVED_PAGES_MAX == 62 && SEALED_PAGES_MAX == 41);
 const _: () = assert!(PLAIN.header_bytes == 80 && SEALED.header_bytes == 96);
 const _: () = assert!(1 + 3 + 4 + 32 + 12 + 4 + 8 == PLAIN.page_bytes && SEALED.page_bytes == 96);
 const _: () = assert!(SEALED.header_bytes + NAMESPACE_BYTES_MAX <= BLOCK_BYTES);
 const _: () = assert!(PLAIN.header_bytes + HEAD_BYTES + WRAP_BYTES <= BLOCK_BYTES);
-
-/// Of the blocks of an archive.
-#[derive(Clone, Copy)]
-struct Layout {
-    /// Bytes behind the fields of the header, which are zero in a clear block.
-    zero_bytes: usize,
-    header_bytes: usize,
-    page_bytes: usize,
-    /// Pages of a block.
-    pages_max: usize,
-}
 
 /// The head of an archive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,12 +116,14 @@ pub struct ArchiveHead {
 }
 
 impl ArchiveHead {
-    /// What the tag of the wrap covers, besides the key that wraps: the archive, and all else of
-    /// its head.
+    /// What the tag of the wrap covers, besides the key that wraps: the version, the archive, and
+    /// all else of its head.
     #[must_use]
-    pub fn named(&self, archive: ArchiveId) -> [u8; 16 + HEAD_BYTES] {
-        let mut bytes = [0; 16 + HEAD_BYTES];
+    pub fn named(&self, archive: ArchiveId) -> [u8; 4 + 16 + HEAD_BYTES] {
+        let mut bytes = [0; 4 + 16 + HEAD_BYTES];
         let mut writer = Writer::new(&mut bytes);
+        // A reader takes an encrypted archive of this version alone.
+        writer.u32(FORMAT_VERSION);
         writer.bytes(archive.as_bytes());
         self.write(&mut writer);
         bytes
@@ -475,7 +442,15 @@ impl ArchiveReader {
         reader.reserved(2)?;
         let count = reader.u32()?;
         let layout = self.course.layout();
-        reader.reserved(layout.zero_bytes)?;
+        reader.reserved(layout.zero_bytes).map_err(|damage| {
+            // In an encrypted archive these bytes are a nonce.
+            let is_behind_head = self.course.head.is_some();
+            if is_behind_head {
+                Damage::Disowned
+            } else {
+                damage
+            }
+        })?;
         let expected = self.archive.unwrap_or(archive);
         if archive != expected {
             return Err(Damage::Elsewhere(Elsewhere::Archive {
@@ -490,6 +465,12 @@ impl ArchiveReader {
             }));
         }
         let item = read_body(reader, (kind, count), layout)?;
+        let version = frame::version_of(block);
+        if let ArchiveItem::Head(ArchiveHead { wrap: Some(_), .. }) = item
+            && version != FORMAT_VERSION
+        {
+            return Err(Damage::Version { found: version });
+        }
         self.course.pass(&item)?;
         self.archive = Some(archive);
         Ok(item)
@@ -516,7 +497,11 @@ fn sizes(item: &ArchiveItem, layout: Layout) -> (u32, u32) {
             (wraps, HEAD_BYTES.saturating_add(bytes))
         }
         ArchiveItem::Namespace(ArchivedNamespace::Whole(namespace)) => {
-            (namespace.encode().len(), namespace.encode().len())
+            let bytes = match layout.hides_lengths {
+                true => NAMESPACE_BYTES_MAX,
+                false => namespace.encode().len(),
+            };
+            (bytes, bytes)
         }
         ArchiveItem::Namespace(ArchivedNamespace::Unnamed { .. }) => (0, 20),
         ArchiveItem::Pages(pages) => (pages.len(), pages.len().saturating_mul(layout.page_bytes)),
@@ -587,7 +572,11 @@ fn read_body(
             if encoding.len() != count as usize {
                 return Err(damaged("count", count));
             }
-            let namespace = ArchivedNamespace::Whole(Namespace::decode(encoding)?);
+            let namespace = match layout.hides_lengths {
+                true => Namespace::decode_padded(encoding)?,
+                false => Namespace::decode(encoding)?,
+            };
+            let namespace = ArchivedNamespace::Whole(namespace);
             return Ok(ArchiveItem::Namespace(namespace));
         }
         BODY_PAGES => return read_pages(reader.rest(), count, layout).map(ArchiveItem::Pages),
@@ -613,6 +602,9 @@ fn read_body(
         other => return Err(damaged("body", other)),
     };
     let surplus = reader.rest().len() as u64;
+    if matches!(item, ArchiveItem::Head(_)) && surplus == WRAP_BYTES as u64 {
+        return Err(Damage::Disowned);
+    }
     if surplus != 0 {
         let (_, known) = sizes(&item, layout);
         let found = u64::from(known).saturating_add(surplus);

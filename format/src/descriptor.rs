@@ -139,11 +139,7 @@ impl DescriptorBlock {
                     records.len().saturating_mul(RECORD_BYTES),
                 )
             }
-            Body::Namespace(namespace) => (
-                BODY_NAMESPACE,
-                namespace.encode().len(),
-                namespace.encode().len(),
-            ),
+            Body::Namespace(_) => (BODY_NAMESPACE, NAMESPACE_BYTES_MAX, NAMESPACE_BYTES_MAX),
         };
         let mut writer = frame::begin(out);
         writer.bytes(header.store.as_bytes());
@@ -337,7 +333,7 @@ fn read_namespace(body: &[u8], count: u32) -> Result<Namespace, Damage> {
     if body.len() != count as usize {
         return Err(damaged("count", count));
     }
-    Ok(Namespace::decode(body)?)
+    Ok(Namespace::decode_padded(body)?)
 }
 
 fn damaged(field: &'static str, value: impl Into<u64>) -> Damage {

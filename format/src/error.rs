@@ -123,6 +123,12 @@ pub enum Damage {
     /// The body is not encrypted with the key of its store or archive.
     #[error("its body does not open with its key: a writer without the key changed it")]
     Sealed,
+    /// A body that is encrypted, in an archive whose head states no key.
+    #[error(
+        "it is of an encrypted archive, and the head states no key: a writer without the key \
+         changed the head"
+    )]
+    Disowned,
     /// The namespace in the block is not valid.
     #[error("its namespace is not valid: {0}")]
     Namespace(#[from] NamespaceError),

@@ -25,7 +25,8 @@ use crate::error::{Damage, Structure};
 pub(crate) type Block = [u8; BLOCK_BYTES];
 
 const MAGIC_BYTES: usize = 8;
-const CRC_AT: usize = MAGIC_BYTES + 4 + 4;
+/// Offset of the CRC, behind magic, version and length.
+pub(crate) const CRC_AT: usize = MAGIC_BYTES + 4 + 4;
 const CRC_BYTES: usize = 4;
 
 /// Bytes of the prologue.
@@ -94,6 +95,12 @@ impl Reader<'_> {
             Err(Damage::Reserved)
         }
     }
+}
+
+/// The version that the prologue of a block states.
+pub(crate) fn version_of(block: &[u8]) -> u32 {
+    let stated = block.get(MAGIC_BYTES..).and_then(<[u8]>::first_chunk);
+    stated.map_or(0, |bytes| u32::from_le_bytes(*bytes))
 }
 
 /// Zeroes a block and returns a writer of the structure's own fields. [`seal`] completes the block.

@@ -35,7 +35,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::bytes::{Overrun, Reader};
+use crate::bytes::{Overrun, Reader, all_zero};
 use crate::consts::PARTS_MAX;
 use crate::ids::identity;
 use crate::shape::{PageShape, ShapeError};
@@ -48,7 +48,8 @@ pub const NAMESPACE_BYTES_MAX: usize = 3800;
 const ENCODING_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"LARDERNS";
-const HEADER_BYTES: usize = MAGIC.len() + 4 + 4;
+const LENGTH_AT: usize = MAGIC.len() + 4;
+const HEADER_BYTES: usize = LENGTH_AT + 4;
 /// Bytes of an encoding without the part sizes and texts.
 const FIXED_BYTES: usize = HEADER_BYTES + 4 + 3 * 8 + 1 + 2;
 
@@ -342,6 +343,22 @@ impl Namespace {
             Ok(namespace)
         } else {
             Err(NamespaceError::NotCanonical)
+        }
+    }
+
+    /// Decodes an encoding with zeros behind it.
+    ///
+    /// # Errors
+    /// The bytes are not the canonical encoding of a namespace, or others are behind it.
+    pub(crate) fn decode_padded(bytes: &[u8]) -> Result<Namespace, NamespaceError> {
+        let length = bytes.get(LENGTH_AT..).and_then(<[u8]>::first_chunk);
+        let length = length.map_or(0, |bytes| u32::from_le_bytes(*bytes)) as usize;
+        let (own, behind) = bytes
+            .split_at_checked(length)
+            .ok_or(NamespaceError::Short)?;
+        match all_zero(behind) {
+            true => Namespace::decode(own),
+            false => Err(NamespaceError::NotCanonical),
         }
     }
 }

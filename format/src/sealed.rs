@@ -6,7 +6,7 @@
 use crate::bytes::{Reader, Writer};
 use crate::consts::BLOCK_BYTES;
 use crate::error::{Damage, Structure};
-use crate::frame::{self, PROLOGUE_BYTES};
+use crate::frame::{self, CRC_AT, PROLOGUE_BYTES};
 
 /// Bytes of a nonce.
 pub(crate) const NONCE_BYTES: usize = 24;
@@ -33,7 +33,7 @@ const CLEAR: MetadataSeal = MetadataSeal {
 /// A structure whose body can be encrypted.
 pub(crate) struct Sealable {
     pub(crate) structure: Structure,
-    /// Offset of nonce and tag. The tag covers the header between the prologue and these.
+    /// Offset of nonce and tag. The tag covers all before these but the CRC.
     pub(crate) nonce_at: usize,
     /// Offset of the body.
     pub(crate) body_at: usize,
@@ -49,7 +49,7 @@ impl Sealable {
     ) -> Result<(), E> {
         let length = self.length_of(block);
         let (header, body) = self.split(block, length);
-        let sealed = seal(self.named(header), body);
+        let sealed = seal(&self.named(header), body);
         let seal = sealed.inspect_err(|_| block.fill(0))?;
         self.write(block, &seal);
         frame::seal(block, self.structure, length);
@@ -71,7 +71,7 @@ impl Sealable {
         };
         let length = self.length_of(block);
         let (header, body) = self.split(block, length);
-        if seal == CLEAR || !open(self.named(header), body, &seal) {
+        if seal == CLEAR || !open(&self.named(header), body, &seal) {
             return Err(Damage::Sealed);
         }
         self.write(block, &CLEAR);
@@ -87,10 +87,12 @@ impl Sealable {
         stated.clamp(self.body_at as u32, BLOCK_BYTES as u32)
     }
 
-    fn named<'b>(&self, header: &'b [u8]) -> &'b [u8] {
-        header
-            .get(PROLOGUE_BYTES..self.nonce_at)
-            .unwrap_or_default()
+    /// What the tag covers of the header: magic, version and length, and the structure's own
+    /// fields.
+    fn named(&self, header: &[u8]) -> Vec<u8> {
+        let prologue = header.get(..CRC_AT).unwrap_or_default();
+        let own = header.get(PROLOGUE_BYTES..self.nonce_at);
+        [prologue, own.unwrap_or_default()].concat()
     }
 
     /// The header of a block, and its body of this length with the header.

@@ -294,7 +294,7 @@ fn an_encrypted_archive_is_read_as_it_was_written_and_shows_its_head_alone() {
         assert_ne!(block[96..112], clear[96..112]);
     }
     // Neither form is taken for the other one.
-    assert_eq!(read(&blocks), Err(Damage::Reserved));
+    assert_eq!(read(&blocks), Err(Damage::Disowned));
     assert_eq!(read_sealed(&clear), Err(Damage::Sealed));
     let plain = archive_items();
     let mixed = [&items[..2], &plain[2..]].concat();

@@ -68,6 +68,30 @@ fn a_block_that_is_changed_moved_or_clear_does_not_open() {
 }
 
 #[test]
+fn the_length_of_a_namespace_is_in_no_clear_field() {
+    let header = |tenant: &str| {
+        let mut block = namespace_block();
+        let Body::Namespace(namespace) = &mut block.body else {
+            panic!("another body");
+        };
+        let mut fields = namespace.fields().clone();
+        fields.extra.insert("tenant".to_owned(), tenant.to_owned());
+        *namespace = Namespace::new(fields).unwrap();
+        let bytes = sealed(&block);
+        let mut opened = bytes;
+        DescriptorBlock::unseal(&mut opened, open).unwrap();
+        assert_eq!(decode_block(&opened), Ok(block));
+        // Other bytes behind it are no namespace.
+        let at = 160 + NAMESPACE_BYTES_MAX - 1;
+        let other = patched(&opened, at, &[1]);
+        let found = refused(DescriptorBlock::check(&other));
+        assert_eq!(found, Damage::Namespace(NamespaceError::NotCanonical));
+        [&bytes[..16], &bytes[20..84]].concat()
+    };
+    assert_eq!(header("a"), header(&"long ".repeat(40)));
+}
+
+#[test]
 fn a_block_that_was_not_encrypted_is_blank() {
     let mut block = encode_block(&records_block());
     let refused = DescriptorBlock::seal(&mut block, |_, _| Err(7));

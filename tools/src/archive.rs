@@ -220,7 +220,7 @@ impl Fault {
     pub fn is_forged(&self) -> bool {
         matches!(
             self.reason,
-            FaultReason::Structure(Damage::Sealed) | FaultReason::Sealed(_)
+            FaultReason::Structure(Damage::Sealed | Damage::Disowned) | FaultReason::Sealed(_)
         )
     }
 }

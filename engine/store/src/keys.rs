@@ -376,16 +376,14 @@ impl Keys {
     /// Encrypts the groups of an encoded copy of the quotas.
     pub(crate) fn seal_quotas(&self, copy: &mut [u8]) -> Result<(), SealError> {
         Quotas::seal(copy, |named, groups| {
-            let label = quotas_label(named);
-            self.master.seal(&mut random, &label, groups)
+            self.master.seal(&mut random, named, groups)
         })
     }
 
     /// Decrypts the groups of a copy of the quotas.
     pub(crate) fn open_quotas(&self, copy: &mut [u8]) -> Result<(), Damage> {
         Quotas::unseal(copy, |named, groups, seal| {
-            let label = quotas_label(named);
-            self.master.open(seal, &label, groups).is_ok()
+            self.master.open(seal, named, groups).is_ok()
         })
     }
 
@@ -543,12 +541,6 @@ impl Tenant {
 /// Whether a time is after the erasure of a tenant, if there was one.
 fn is_behind(made_unix_s: u64, erased_until: u64) -> bool {
     erased_until == 0 || made_unix_s > erased_until
-}
-
-/// What the tag of a block of quotas covers besides its groups. Blocks of descriptors have labels
-/// of another length.
-fn quotas_label(named: &[u8]) -> Vec<u8> {
-    [&b"larder quotas 1"[..], named].concat()
 }
 
 /// Above the generations of this run, and of all before it.

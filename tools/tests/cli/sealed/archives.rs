@@ -143,12 +143,42 @@ fn a_changed_archive_gives_the_pages_before_the_change_and_only_wrong_bytes_are_
         );
         assert_eq!((&found["pages_put"], hits(&taker, None)), (&0.into(), 0));
     }
+    // The version of a block: a former one has the same content.
+    for block in [1, 2] {
+        changed(&|bytes| {
+            bytes[block * BLOCK + 8] = 1;
+            with_crc(bytes, block);
+        });
+        let found = report(&import, 1);
+        assert_eq!((&found["forged"], hits(&taker, None)), (&true.into(), 0));
+    }
+    changed(&|bytes| {
+        bytes[8] = 1;
+        with_crc(bytes, 0);
+    });
+    fails(&import, 3, &["format version 1"]);
     // The head.
     changed(&|bytes| {
         bytes[96] ^= 1;
         with_crc(bytes, 0);
     });
     fails(&import, 3, &["its head does not open with its key"]);
+    // A head that states no key: of the same length, and of a plain archive.
+    changed(&|bytes| {
+        bytes[52] = 0;
+        with_crc(bytes, 0);
+    });
+    says(&import, 1, &["encrypted", "changed the head"]);
+    changed(&|bytes| {
+        bytes[12..16].copy_from_slice(&120_u32.to_le_bytes());
+        bytes[52] = 0;
+        bytes[120..BLOCK].fill(0);
+        with_crc(bytes, 0);
+    });
+    let found = report(&["import", &taker, &archive], 1);
+    let (damaged, forged) = (&found["damaged"], &found["forged"]);
+    assert_eq!((damaged, forged), (&false.into(), &true.into()));
+    assert_eq!(hits(&taker, None), 0);
     // Wrong bytes, in a structure and in a payload.
     changed(&|bytes| bytes[2 * BLOCK + 100] ^= 0x20);
     let found = report(&import, 1);
