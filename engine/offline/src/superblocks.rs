@@ -129,10 +129,16 @@ pub fn restore(
         let (path, saved) = (path.to_owned(), saved.store);
         return Err(RestoreError::Nothing { path, saved });
     }
-    let destroyed = volumes.iter().filter(|volume| volume.whole.is_none());
-    let destroyed = destroyed.count();
     let mut newest = saved.clone();
     newest.keyring = keyring_of(&volumes, saved)?;
+    // One that states no keyring of an encrypted store was changed by a writer without the key.
+    let is_sealed = newest.keyring != 0;
+    let is_own = |whole: &Superblock| (whole.keyring != 0) == is_sealed;
+    let destroyed = volumes.iter().filter(|volume| {
+        let whole = volume.whole.as_ref();
+        !whole.is_some_and(is_own)
+    });
+    let destroyed = destroyed.count();
     if destroyed > 0 && !dry_run {
         for volume in &volumes {
             let run = volume.newest_run(saved)?;
@@ -140,6 +146,7 @@ pub fn restore(
             if let Some(whole) = &volume.whole {
                 newest.run = newest.run.max(whole.run);
                 newest.generation = newest.generation.max(whole.generation);
+                newest.quotas = newest.quotas.max(whole.quotas);
             }
         }
         if newest.run.next().is_none() {

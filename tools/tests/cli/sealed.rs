@@ -14,6 +14,7 @@ use larder_engine::{GetPage, PutPage};
 use super::*;
 
 mod archives;
+mod disowned;
 mod memory;
 mod names;
 mod remotes;

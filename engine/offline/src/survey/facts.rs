@@ -292,7 +292,8 @@ impl FlawReason {
             }
             FlawReason::Keyring { .. } => {
                 "without its keyring no page of the store can be read: bring back all volumes, or \
-                 a copy of them that is whole; else create the store anew"
+                 a copy of them that is whole, or superblocks with `larder superblock restore`; \
+                 else create the store anew"
             }
             FlawReason::Quotas { .. } => {
                 "no quota is in force, and no page is lost: `larder quota --clear` removes all, \

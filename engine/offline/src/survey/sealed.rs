@@ -27,18 +27,22 @@ impl Opening {
     ) -> Result<Bodies, StoreError> {
         let superblocks = self.superblocks().map(|superblock| superblock.keyring);
         let stated = superblocks.fold(self.reference.keyring, u64::max);
-        if stated == 0 {
-            return match &options.sealed {
-                Sealed::Unlocked(_) => Err(not_encrypted(path)),
-                Sealed::Refused | Sealed::Locked => Ok(Bodies::Clear),
-            };
-        }
         // The end of a file that was cut is another place.
         let volumes = self.facts.iter().enumerate();
         let whole = volumes.filter(|(_, facts)| facts.state == VolumeState::Present);
         let lengths = whole.filter_map(|(index, facts)| Some((index, facts.bytes?)));
         let copies = Copies::read(disk, lengths, self.reference.store);
-        let counting = copies.counting(stated);
+        let disowned = copies.disowned(stated);
+        if stated == 0 && disowned.is_none() {
+            return match &options.sealed {
+                Sealed::Unlocked(_) => Err(not_encrypted(path)),
+                Sealed::Refused | Sealed::Locked => Ok(Bodies::Clear),
+            };
+        }
+        let counting = match disowned {
+            Some(reason) => Err(reason),
+            None => copies.counting(stated),
+        };
         if let Sealed::Refused = &options.sealed {
             return Err(StoreError::Sealed(path.to_owned()));
         }

@@ -93,6 +93,17 @@ impl Copies {
         }
     }
 
+    /// Why the store is encrypted although its superblocks state no keyring, if it is: its volumes
+    /// have one. A writer without the key changed the superblocks.
+    pub fn disowned(&self, stated: u64) -> Option<String> {
+        let has_one = self.0.iter().any(|(_, copy)| copy.is_ok());
+        (stated == 0 && has_one).then(|| {
+            "the superblocks state none, and the volumes have one: a writer without the key \
+             changed the superblocks"
+                .to_owned()
+        })
+    }
+
     /// The copies that are not as they were written, beside `newest`. One that is a generation
     /// behind was left by a crash.
     pub fn bad(&self, newest: Option<&KeyringCopy>) -> Vec<BadCopy> {
@@ -166,10 +177,24 @@ impl Volumes {
             return Ok(());
         }
         let Some(newest) = newest? else {
+            self.refuse_disowned(disk)?;
             return Err(not_encrypted(&path));
         };
         self.keys = Some(Arc::new(unlocked(&path, newest, wrapping)?));
         Ok(())
+    }
+
+    /// Refuses a store that is encrypted although its superblocks state no keyring: what is written
+    /// to it as to a plain one destroys its pages, and is in clear.
+    ///
+    /// # Errors
+    /// [`StoreError::Keyring`].
+    pub(crate) fn refuse_disowned(&self, disk: &dyn Disk) -> Result<(), StoreError> {
+        let disowned = self
+            .keyring_copies(disk)
+            .disowned(self.keyring_generation());
+        let path = self.first_path();
+        disowned.map_or(Ok(()), |reason| Err(StoreError::Keyring { path, reason }))
     }
 
     /// Whether this process fits an owner whose store is encrypted or not, with the key that it

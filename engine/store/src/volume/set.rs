@@ -240,7 +240,13 @@ impl Volumes {
         let Some(wrapping) = &options.wrapping else {
             let mut volumes = Volumes::open(path, elsewhere, access, degraded)?;
             let disk = volumes.open_disk(options, common, OWNER)?;
-            return Ok((volumes, disk));
+            return match volumes.refuse_disowned(disk.as_ref()) {
+                Ok(()) => Ok((volumes, disk)),
+                Err(error) => {
+                    disk.shutdown();
+                    Err(error)
+                }
+            };
         };
         if options
             .beneath
