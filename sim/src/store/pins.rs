@@ -35,6 +35,12 @@ impl State {
             let Some(slot) = epoch.slots[known.namespace] else {
                 continue;
             };
+            if index
+                .locate(slot, &known.key)
+                .is_some_and(|found| found.unproven)
+            {
+                self.leases.note_unproven(NamespaceId(slot.0), &known.key);
+            }
             let is_sure = self.pins.sure.get(&name) == Some(&version);
             let is_kept = index.kept(slot, known.key.prefix()).is_some();
             if is_kept && self.pins.asked.contains(&name) {

@@ -42,6 +42,8 @@ struct Book {
     counted: BTreeSet<Page>,
     /// Pinned pages that are certain.
     pinned: BTreeSet<Page>,
+    /// Pages that the opening found unproven. A put may take the place of one, and of its pin.
+    unproven: BTreeSet<Page>,
     /// Pages that have left.
     departed: u64,
     /// Begins and ends of calls that may end leases, and begins of calls that take leases.
@@ -100,6 +102,7 @@ impl Book {
     fn left(&mut self, left: Page, why: Departure) {
         let lease = self.leases.remove(&left);
         let is_counted = self.counted.remove(&left) | self.pinned.remove(&left);
+        self.unproven.remove(&left);
         self.departed += 1;
         if why == Departure::Evicted {
             self.evictions += 1;
@@ -144,6 +147,7 @@ impl Leases {
         book.leases.clear();
         book.counted.clear();
         book.pinned.clear();
+        book.unproven.clear();
         book.uses.clear();
         book.asked = 0;
         book.named = None;
@@ -231,10 +235,19 @@ impl Leases {
         }
     }
 
+    /// The opening has found this page unproven.
+    pub fn note_unproven(&mut self, namespace: NamespaceId, key: &PageKey) {
+        lock(&self.book)
+            .unproven
+            .insert(page(namespace, key.prefix()));
+    }
+
     /// These pages are pinned.
     pub fn pin(&mut self, namespace: NamespaceId, keys: &[PageKey]) {
+        let book = &mut *lock(&self.book);
         let pages = keys.iter().map(|key| page(namespace, key.prefix()));
-        lock(&self.book).pinned.extend(pages);
+        let certain = pages.filter(|page| !book.unproven.contains(page));
+        book.pinned.extend(certain);
     }
 
     /// Pins of these pages may be taken back from now on.
