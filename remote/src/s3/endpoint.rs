@@ -51,7 +51,7 @@ pub(super) fn check(endpoint: &str) -> Result<Uri, PlaceError> {
     }
 }
 
-/// Whether pages travel in the clear to another machine.
+/// Whether requests travel in the clear to another machine.
 pub(super) fn is_open(endpoint: &Uri) -> bool {
     let host = endpoint.host().unwrap_or_default();
     let address = host.trim_start_matches('[').trim_end_matches(']').parse();

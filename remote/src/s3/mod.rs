@@ -123,7 +123,8 @@ impl S3 {
             && endpoint::is_open(&endpoint::check(&endpoint)?)
         {
             tracing::warn!(
-                "pages of s3://{} travel in the clear to {endpoint}: use an endpoint with https",
+                "requests for s3://{} travel in the clear to {endpoint}, and the pages of a remote \
+                 without keys: use an endpoint with https",
                 place.bucket
             );
         }
