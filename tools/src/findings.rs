@@ -217,21 +217,22 @@ pub fn not_checked(survey: &Survey) -> &'static [&'static str] {
     }
 }
 
-/// Refuses an encrypted store beside a remote without keys, which would have its pages in clear.
+/// Whether a store is encrypted. Refuses one beside a remote without keys, which would have its
+/// pages in clear.
 ///
 /// # Errors
 /// The store is encrypted, and the remote is not. Other obstacles are found later.
-pub fn check_remote(path: &Path, trust: &Trust) -> Result<(), Failure> {
-    match superblock_to_save(path) {
-        Ok(superblock) if superblock.keyring != 0 && !trust.encrypts() => {
-            Err(Failure::usage(format!(
-                "{}: the store is encrypted, and an unsigned remote has pages in clear: give it a \
-                 key with --key-file",
-                path.display()
-            )))
-        }
-        _ => Ok(()),
+pub fn check_remote(path: &Path, trust: &Trust) -> Result<bool, Failure> {
+    let superblock = superblock_to_save(path);
+    let is_encrypted = superblock.is_ok_and(|superblock| superblock.keyring != 0);
+    if is_encrypted && !trust.encrypts() {
+        return Err(Failure::usage(format!(
+            "{}: the store is encrypted, and an unsigned remote has pages in clear: give it a key \
+             with --key-file",
+            path.display()
+        )));
     }
+    Ok(is_encrypted)
 }
 
 /// The state of an encrypted store, for people.

@@ -1,6 +1,6 @@
 //! The options that name the key of an encrypted store.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use clap::Args;
@@ -81,6 +81,21 @@ pub struct StoreKeyArgs {
 }
 
 impl StoreKeyArgs {
+    /// Refuses to go on without the key of an encrypted store.
+    ///
+    /// # Errors
+    /// No option names it.
+    pub fn require(&self, path: &Path) -> Result<(), Failure> {
+        match self.as_key().is_given() {
+            true => Ok(()),
+            false => Err(Failure::environment(format!(
+                "{}: the store is encrypted, and no key is given: name it with --store-key-file or \
+                 --store-key-command; --key-file is the key of the remote",
+                path.display()
+            ))),
+        }
+    }
+
     /// The same as the options of other commands.
     pub fn as_key(&self) -> KeyArgs {
         KeyArgs {

@@ -108,7 +108,10 @@ impl Report for PullReport {
 pub fn run(args: &PullArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let trust = args.trust.load()?;
-    check_remote(&args.path, &trust)?;
+    let is_served = || larder_engine::report(&args.path).is_ok();
+    if check_remote(&args.path, &trust)? && !is_served() {
+        args.store_key.require(&args.path)?;
+    }
     let wrapping = args.store_key.as_key().read()?;
     let remote = args.place.open()?;
     let mut between = Between::new(&args.path, &args.place);

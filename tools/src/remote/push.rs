@@ -106,7 +106,9 @@ impl Report for PushReport {
 pub fn run(args: &PushArgs) -> Result<Ending, Failure> {
     let interrupt = Interrupt::watch();
     let trust = args.trust.load()?;
-    check_remote(&args.path, &trust)?;
+    if check_remote(&args.path, &trust)? {
+        args.store_key.require(&args.path)?;
+    }
     let store = StoreArgs::with_key(&args.path, &args.volumes, args.store_key.as_key());
     let survey = match store.look(|options| options)? {
         Look::Store(survey) => survey,

@@ -41,7 +41,7 @@ fn runs_of_an_encrypted_store_show_nothing_and_reach_other_stores() {
         "256",
     ];
     let push = [&push[..], &of_remote].concat();
-    fails(&push, 3, &["is encrypted"]);
+    fails(&push, 3, &["is encrypted", "--store-key-file"]);
     let with_key = [&push[..], &["--store-key-file", &key]].concat();
     let pushed = json(&with_key);
     assert_eq!(pushed["runs_pushed"], 6);
@@ -65,6 +65,10 @@ fn runs_of_an_encrypted_store_show_nothing_and_reach_other_stores() {
         let with = |option: &'static str| key.map_or_else(Vec::new, |key| vec![option, key]);
         json(&[&["create", &taker][..], &SIZE, &with("--key-file")].concat());
         let pull = ["remote", "pull", &taker, &url];
+        if key.is_some() {
+            let without = [&pull[..], &of_remote].concat();
+            fails(&without, 3, &["is encrypted", "--store-key-file"]);
+        }
         let pull = [&pull[..], &of_remote, &with("--store-key-file")].concat();
         assert_eq!(json(&pull)["pages_put"], keys().len());
         assert_eq!(json(&pull)["present_runs"], 6);
