@@ -246,6 +246,48 @@ fn a_change_that_was_cut_short_is_completed_by_the_next_open() {
     disk.shutdown();
 }
 
+/// The sync of a device that fails.
+fn no_sync(_: &Volumes, _: usize) -> Result<(), StoreError> {
+    Err(StoreError::NoRoom)
+}
+
+#[test]
+fn a_change_that_failed_is_completed_before_the_next_one() {
+    let sample = Sample::new();
+    let first = sample.set(1, 3);
+    let [second, third] = [2, 3].map(|generation| keyring(first.store, generation, 90));
+    let (mut volumes, disk) = sample.open();
+    for next in [&second, &third] {
+        let failed = volumes.set_keyring(disk.as_ref(), next, no_sync);
+        assert!(failed.is_err());
+    }
+    let places = || (0..2).flat_map(|volume| (0..3).map(move |place| (volume, place)));
+    let copies = |of: &KeyringCopy| {
+        let is_of = |(volume, place): &(usize, usize)| sample.bytes(*volume, *place) == of.encode();
+        places().filter(is_of).count()
+    };
+    assert_eq!((copies(&first), copies(&second)), (5, 1));
+    let sync = |volumes: &Volumes, volume| volumes.sync_one(disk.as_ref(), volume);
+    volumes.set_keyring(disk.as_ref(), &third, sync).unwrap();
+    assert_eq!(copies(&third), 6);
+    disk.shutdown();
+}
+
+#[test]
+fn damaged_copies_are_replaced_before_the_last_whole_one() {
+    let sample = Sample::new();
+    let first = sample.set(1, 3);
+    let (mut volumes, disk) = sample.open();
+    for (volume, place) in [(0, 0), (0, 1), (0, 2), (1, 0), (1, 2)] {
+        sample.write(volume, place, &[0xee; KEYRING_BYTES]);
+    }
+    let next = keyring(first.store, 2, 90);
+    let failed = volumes.set_keyring(disk.as_ref(), &next, no_sync);
+    assert!(failed.is_err());
+    assert_eq!(sample.bytes(1, 1), first.encode());
+    disk.shutdown();
+}
+
 /// A disk that keeps what a power loss leaves.
 #[derive(Default)]
 struct Kept {
