@@ -5,13 +5,14 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder_base::fork::Origin;
 use larder_base::runtime::{Instant, thread};
 use larder_engine::{OpenOptions, PageStore, Store};
-use larder_offline::survey::{Survey, SurveyOptions};
+use larder_offline::survey::{Sealed, Survey, SurveyOptions};
+use larder_seal::WrappingKey;
 
 use crate::agent::{Admission, Agent, AgentOptions, CLOSE_PATIENCE, CONNECTIONS_MAX, Levels};
 use crate::error::PlaceError;
@@ -139,6 +140,7 @@ impl L4Config {
         Ok(Some(L4 {
             levels: Arc::new(Levels(agents?)),
             resumed_tokens: self.is_through.then_some(self.run_tokens),
+            wrapping: OnceLock::new(),
             origin: Origin::here(),
         }))
     }
@@ -186,12 +188,17 @@ pub struct L4 {
     levels: Arc<Levels>,
     /// Tokens of a run, if runs of a former owner are to be published.
     resumed_tokens: Option<u32>,
+    /// The key of the store, if it is encrypted.
+    wrapping: OnceLock<WrappingKey>,
     origin: Origin,
 }
 
 impl L4 {
     /// These options, over the remotes.
     pub fn beneath(&self, options: OpenOptions) -> OpenOptions {
+        if let Some(key) = &options.wrapping {
+            self.wrapping.get_or_init(|| key.clone());
+        }
         options.over(self.levels.clone())
     }
 
@@ -207,7 +214,9 @@ impl L4 {
             if let Some(run_tokens) = self.resumed_tokens {
                 let (agent, volume) = (Arc::clone(agent), volume.to_owned());
                 let thread = thread::Builder::new().name("larder-resume".to_owned());
-                thread.spawn(move || offer_all(&agent, &volume, run_tokens))?;
+                let sealed = self.wrapping.get().cloned();
+                let sealed = sealed.map_or(Sealed::Refused, Sealed::Unlocked);
+                thread.spawn(move || offer_all(&agent, &volume, sealed, run_tokens))?;
             }
         }
         Ok(())
@@ -237,11 +246,15 @@ impl Drop for L4 {
 
 /// Offers an agent the runs that the store has when its use begins: a former owner may have ended
 /// before it published them.
-fn offer_all(agent: &Agent, path: &Path, run_tokens: u32) {
+fn offer_all(agent: &Agent, path: &Path, sealed: Sealed, run_tokens: u32) {
     if !agent.wait_for_use() {
         return;
     }
-    let survey = match Survey::new(path, &SurveyOptions::default()) {
+    let options = SurveyOptions {
+        sealed,
+        ..SurveyOptions::default()
+    };
+    let survey = match Survey::new(path, &options) {
         Ok(survey) => survey,
         Err(error) => {
             tracing::warn!(
@@ -255,10 +268,11 @@ fn offer_all(agent: &Agent, path: &Path, run_tokens: u32) {
         let Some(namespace) = &facts.record else {
             continue;
         };
-        let pages = pages_of_run(namespace, run_tokens).get();
+        let namespace = namespace.plain();
+        let pages = pages_of_run(&namespace, run_tokens).get();
         let (runs, _) = whole_runs(&survey, at, pages);
         let mut runs = runs.iter().map(|run| run_pages(run));
-        if !runs.all(|run| agent.offer(namespace, run)) {
+        if !runs.all(|run| agent.offer(&namespace, run)) {
             return;
         }
     }

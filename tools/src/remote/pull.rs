@@ -85,6 +85,10 @@ impl Report for PullReport {
         }
         if self.refused_pages > 0 {
             lines.row("Refused", count(self.refused_pages, "page"));
+            lines.text(
+                "A store refuses pages of a tenant that it has erased since they were made, and \
+                 pages beyond a quota.",
+            );
         }
         if self.faulty_runs + self.faulty_pages > 0 {
             rows! { lines:

@@ -170,6 +170,19 @@ fn encrypted_stores_share_runs_and_take_none_of_a_tenant_that_they_erased() {
 }
 
 #[test]
+fn runs_of_a_former_owner_of_an_encrypted_store_are_published() {
+    let shared = Shared::new();
+    let first = Node::encrypted(&shared, &[]);
+    first.put(EVEN, &chain(1, 4));
+    let key = first.home.path.with_file_name("store-key");
+    let key = ["--key-file", text(&key)];
+    let second = first.restarted(&shared, &[&THROUGH[..], &key].concat());
+    second.reaches("published_runs", 1);
+    let name = names(&shared.key_file(), EVEN).name(&chain(1, 4)[3]);
+    assert_eq!(shared.objects(), [shared.file_of(&name)]);
+}
+
+#[test]
 fn a_missing_remote_is_named_and_the_store_works() {
     let shared = Shared::new();
     shared.remove();
