@@ -208,7 +208,7 @@ impl Keyring {
 }
 
 impl Trust {
-    /// Whether pages are encrypted in the remote, and names do not show what they are of.
+    /// Whether pages are encrypted in the remote, and names are keyed hashes.
     #[must_use]
     pub fn encrypts(&self) -> bool {
         matches!(self, Trust::Sealed(_))

@@ -131,7 +131,7 @@ pub fn restore(
     }
     let mut newest = saved.clone();
     newest.keyring = keyring_of(&volumes, saved)?;
-    // One that states no keyring of an encrypted store was changed by a writer without the key.
+    // A writer without the key may have changed a superblock: it states no keyring then.
     let is_sealed = newest.keyring != 0;
     let is_own = |whole: &Superblock| (whole.keyring != 0) == is_sealed;
     let destroyed = volumes.iter().filter(|volume| {

@@ -69,7 +69,7 @@ impl RunNames {
         std::iter::once(self.name(last)).chain(others)
     }
 
-    /// What is known of the names of a run by the first bytes of the key of its last page.
+    /// The identities of the names of a run, by the first bytes of the key of its last page.
     #[must_use]
     pub fn ids(&self, last: KeyPrefix) -> Vec<RunId> {
         if self.keys.is_empty() {

@@ -328,7 +328,7 @@ fn damage_is_among_the_incidents() {
     );
 }
 
-/// Its report takes no key, and has what is known without it.
+/// Its report takes no key, and shows the facts that need none.
 #[test]
 fn an_encrypted_store_without_a_process_has_a_report() {
     let directory = directory();

@@ -184,8 +184,8 @@ impl Volumes {
         Ok(())
     }
 
-    /// Refuses a store that is encrypted although its superblocks state no keyring: what is written
-    /// to it as to a plain one destroys its pages, and is in clear.
+    /// Refuses a store that is encrypted although its superblocks state no keyring: a write
+    /// to it as to a plain store is in clear, and destroys its pages.
     ///
     /// # Errors
     /// [`StoreError::Keyring`].

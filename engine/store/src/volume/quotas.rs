@@ -67,7 +67,7 @@ impl QuotaState {
 pub struct BadCopy {
     /// Its offset in the first volume.
     pub offset: u64,
-    /// What is wrong.
+    /// The fault.
     pub reason: String,
 }
 
@@ -139,8 +139,8 @@ impl Copies {
         QuotaState::Unreadable(fault.unwrap_or_default())
     }
 
-    /// The copies that are not as they were written. One that is a generation behind was left by a
-    /// crash, as blank ones are before a first change is complete. Before the first change there is
+    /// The copies that are not as they were written. A crash leaves copies that are a generation
+    /// behind, and blank ones before a first change is complete. Before the first change there is
     /// nothing to lose.
     fn bad(&self, offsets: [u64; 3], stated: u64) -> Vec<BadCopy> {
         let is_of_none = |newest: &Quotas| newest.generation == 0;

@@ -30,7 +30,7 @@ struct Reach {
     is_end: bool,
 }
 
-/// What is known of a run.
+/// The state of a run, as far as the agent knows it.
 enum Found {
     Arriving(RunName),
     Known(RunName),
