@@ -115,9 +115,7 @@ pub fn run(args: &EraseArgs) -> Result<Ending, Failure> {
         erased_keys: erasure.slots,
         erased_pages: erasure.pages,
         waits_for: erasure.waits_for.into_iter().map(keyholder).collect(),
-        removed: remote
-            .map(|remote| remote.remove(&args.tenant))
-            .transpose()?,
+        removed: remote.map(|remote| remote.remove(&args.tenant)),
     };
     report::print(&report, args.json)?;
     let is_partial = report.removed.as_ref().is_some_and(Removed::is_partial);

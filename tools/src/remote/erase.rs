@@ -42,26 +42,30 @@ pub struct ErasedRemoteArgs {
     remote_ca_file: Option<PathBuf>,
 }
 
-/// What was removed.
+/// The result of a removal.
 #[derive(Serialize)]
 pub struct Removed {
     remote: String,
     removed_runs: u64,
     removed_bytes: u64,
     unreadable: LeftOut,
+    problem: Option<String>,
     interrupted: bool,
 }
 
 impl Removed {
     /// Whether runs of the tenant may be left.
     pub fn is_partial(&self) -> bool {
-        self.interrupted || !self.unreadable.is_empty()
+        self.interrupted || self.problem.is_some() || !self.unreadable.is_empty()
     }
 
     pub fn lines(&self, lines: &mut Lines) {
         let removed = size_of_runs(self.removed_runs, self.removed_bytes);
         lines.row("Removed", format!("{removed} of {}", self.remote));
         self.unreadable.lines(lines);
+        if let Some(problem) = &self.problem {
+            lines.row("Problem", problem.as_str());
+        }
         if self.is_partial() {
             lines.text("Runs of the tenant may be left in the remote: run the command again.");
         }
@@ -104,19 +108,29 @@ pub struct ErasedRemote {
 }
 
 impl ErasedRemote {
-    /// Removes all runs of a tenant.
-    ///
-    /// # Errors
-    /// The remote fails.
-    pub fn remove(&self, tenant: &str) -> Result<Removed, Failure> {
+    /// Removes all runs of a tenant, as far as the remote lets it.
+    pub fn remove(&self, tenant: &str) -> Removed {
         let interrupt = Interrupt::watch();
         let mut removed = Removed {
             remote: self.place.url.clone(),
             removed_runs: 0,
             removed_bytes: 0,
             unreadable: LeftOut::default(),
+            problem: None,
             interrupted: false,
         };
+        let failed = self.remove_all(tenant, &interrupt, &mut removed).err();
+        removed.problem = failed.map(|failure| failure.to_string());
+        removed.interrupted |= interrupt.is_raised();
+        removed
+    }
+
+    fn remove_all(
+        &self,
+        tenant: &str,
+        interrupt: &Interrupt,
+        removed: &mut Removed,
+    ) -> Result<(), Failure> {
         let (place, remote) = (&self.place, self.remote.as_ref());
         let left_out = &mut removed.unreadable;
         let listed = place.list(remote, None, left_out, || interrupt.is_raised())?;
@@ -131,8 +145,9 @@ impl ErasedRemote {
                 Some(of) if of != tenant => continue,
                 Some(_) => {}
                 None => {
-                    let reason =
-                        "no object of this namespace opens, so that its tenant is not known";
+                    let reason = "no object of this namespace opens: name the key file of the \
+                                  nodes, with both keys while they are rotated; `larder remote \
+                                  prune --faulty` removes objects that no node takes";
                     removed.unreadable.add(&objects[0].run, reason);
                     continue;
                 }
@@ -155,8 +170,6 @@ impl ErasedRemote {
                 }
             }
         }
-        removed.interrupted |= interrupt.is_raised();
-        writes.end()?;
-        Ok(removed)
+        writes.end()
     }
 }

@@ -138,6 +138,12 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> std::io::Result<()
             name.eq_ignore_ascii_case("content-length")
                 .then(|| value.parse::<usize>().unwrap())
         });
+        let range = head.iter().find_map(|line| {
+            let (name, value) = line.split_once(": ")?;
+            let (from, last) = value.strip_prefix("bytes=")?.split_once('-')?;
+            let is_range = name.eq_ignore_ascii_case("range");
+            is_range.then(|| (from.parse().unwrap(), last.parse().unwrap()))
+        });
         let mut body = vec![0; length.unwrap_or(0)];
         reader.read_exact(&mut body)?;
         if state.lock().unwrap().is_stopped {
@@ -146,7 +152,16 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> std::io::Result<()
         state.lock().unwrap().requests += 1;
         let mut request = head[0].split(' ');
         let (method, target) = (request.next().unwrap(), request.next().unwrap());
-        let (status, length, content) = answer(method, target, body, &mut state.lock().unwrap());
+        let (status, length, content) = {
+            let state = &mut state.lock().unwrap();
+            match range.and_then(|range| part(method, target, range, state)) {
+                Some(part) => part,
+                None => {
+                    let (status, length, content) = answer(method, target, body, state);
+                    (status.to_owned(), length, content)
+                }
+            }
+        };
         let head = format!(
             "HTTP/1.1 {status}\r\nDate: {DATE}\r\nETag: \"a\"\r\nLast-Modified: {DATE}\r\n\
              Content-Length: {length}\r\n\r\n"
@@ -159,6 +174,25 @@ fn serve(mut connection: &TcpStream, state: &Mutex<State>) -> std::io::Result<()
             return Ok(());
         }
     }
+}
+
+/// The answer to a request for a part of an object that has no rule.
+fn part(
+    method: &str,
+    target: &str,
+    (from, last): (usize, usize),
+    state: &State,
+) -> Option<(String, usize, Vec<u8>)> {
+    let mut rules = state.rules.iter();
+    if rules.any(|(of, part, _)| *of == method && target.contains(part)) {
+        return None;
+    }
+    let (object, _) = state.objects.get(target.trim_start_matches("/b/"))?;
+    let end = object.len().min(last + 1);
+    let content = object.get(from..end)?.to_vec();
+    let place = format!("bytes {from}-{}/{}", end - 1, object.len());
+    let status = format!("206 Partial Content\r\nContent-Range: {place}");
+    Some((status, content.len(), content))
 }
 
 /// The status, the length and the content.

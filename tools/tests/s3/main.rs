@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod erasure;
 mod fake;
 mod faults;
 #[path = "../transfer/home.rs"]

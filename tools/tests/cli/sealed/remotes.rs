@@ -10,6 +10,11 @@ fn remote(place: &Place) -> (String, String) {
     (format!("file://{directory}"), key)
 }
 
+/// Puts the runs of a store into a new remote.
+fn push_new<'a>(store: &'a str, url: &'a str) -> [&'a str; 7] {
+    ["remote", "push", store, url, "--new", "--run-tokens", "256"]
+}
+
 /// The names and the bytes of everything below a directory.
 fn all_of(directory: &Path) -> Vec<u8> {
     let mut all = Vec::new();
@@ -31,16 +36,7 @@ fn runs_of_an_encrypted_store_show_nothing_and_reach_other_stores() {
     let (url, shared) = remote(&place);
     let store = place.store("store", Some(&key));
     let of_remote = ["--key-file", &shared];
-    let push = [
-        "remote",
-        "push",
-        &store,
-        &url,
-        "--new",
-        "--run-tokens",
-        "256",
-    ];
-    let push = [&push[..], &of_remote].concat();
+    let push = [&push_new(&store, &url)[..], &of_remote].concat();
     fails(&push, 3, &["is encrypted", "--store-key-file"]);
     let with_key = [&push[..], &["--store-key-file", &key]].concat();
     let pushed = json(&with_key);
@@ -88,16 +84,7 @@ fn an_erased_tenant_is_removed_from_the_remote_and_does_not_come_back() {
     let (url, shared) = remote(&place);
     let store = place.store("store", Some(&key));
     let of_remote = ["--key-file", &shared, "--store-key-file", &key];
-    let push = [
-        "remote",
-        "push",
-        &store,
-        &url,
-        "--new",
-        "--run-tokens",
-        "256",
-    ];
-    json(&[&push[..], &of_remote].concat());
+    json(&[&push_new(&store, &url)[..], &of_remote].concat());
     let erase = ["erase", &store, "--tenant", TENANT, "--key-file", &key];
     json(&erase);
     // A node refuses runs of a tenant that it erased.
